@@ -45,10 +45,47 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
 #[cfg(test)]
 mod tests {
     use flow_runtime::registry::Registry;
+    use flow_runtime::spec::yaml::parse_text;
 
     #[test]
     fn all_kinds_are_documented_and_refuse_unknown_settings() {
         let registry = Registry::new(super::all()).unwrap();
         assert_eq!(registry.faults(), Vec::<String>::new());
+    }
+
+    /// Whether a setting of the first level may hold a text, alone or in a list.
+    fn takes_text(schema: &serde_json::Value) -> bool {
+        let is_text = |schema: &serde_json::Value| match &schema["type"] {
+            serde_json::Value::String(kind) => kind == "string" && schema.get("enum").is_none(),
+            serde_json::Value::Array(kinds) => kinds.iter().any(|kind| kind == "string"),
+            _ => false,
+        };
+        is_text(schema) || (schema["type"] == "array" && is_text(&schema["items"]))
+    }
+
+    #[test]
+    fn settings_that_take_no_urls_refuse_them_by_name() {
+        let mut refused = 0;
+        for kind in super::all() {
+            let schema = kind.schema();
+            let Some(properties) = schema["properties"].as_object() else {
+                continue;
+            };
+            for (name, property) in properties.iter().filter(|(_, property)| takes_text(property)) {
+                let is_open = kind.url_settings().iter().any(|(open, _)| open == name);
+                let is_sql = kind.sql_settings().contains(&name.as_str());
+                let value = match property["type"] == "array" {
+                    true => "['s3://bucket/key']",
+                    false => "'s3://bucket/key'",
+                };
+                // Other settings are missing, which is told later.
+                let error = kind.parse(&parse_text(&format!("{{{name}: {value}}}")).unwrap()).err();
+                let message = error.map(|error| error.message).unwrap_or_default();
+                let is_refused = message.contains(&format!("`{name}")) && message.contains("takes no URL");
+                assert_eq!(is_refused, !is_open && !is_sql, "{}.{name}: {message}", kind.name());
+                refused += u32::from(is_refused);
+            }
+        }
+        assert!(refused > 20, "only {refused} settings were looked at");
     }
 }

@@ -31,7 +31,6 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::Parser;
 use flow_runtime::registry::{AnyKind, Registry};
 
 use arguments::{Arguments, Command, EvaluateCommand};
@@ -39,7 +38,7 @@ use failure::{Exit, Failure};
 
 /// Runs the command line with these stage kinds.
 pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match arguments::parse(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(error) => {
             // Nothing is left to tell the user with if this cannot be printed.

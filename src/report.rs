@@ -8,7 +8,8 @@ use flow_evaluation::page::STYLE;
 use flow_runtime::event::{Event, Events, StageOutcome};
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::spec::SwitchedOff;
-use flow_runtime::store::{StoreError, write_atomically};
+use flow_runtime::store::{StoreError, path_in_set, write_atomically};
+use flow_storage::{Location, Storage};
 use maud::{Markup, PreEscaped, html};
 use serde_json::{Value, json};
 
@@ -288,12 +289,8 @@ impl Seen {
         let mut insets = Vec::new();
         for (_, folder, files) in &self.exports {
             for file in files.iter().filter(|file| file.ends_with(".html")) {
-                let path = Path::new(folder).join(file);
-                if std::fs::metadata(&path).is_ok_and(|found| found.len() > MAX_INSET) {
-                    continue;
-                }
                 // A page that cannot be read is still where the list of files says.
-                let Ok(page) = std::fs::read_to_string(&path) else {
+                let Some(page) = read_page(&Path::new(folder).join(file)) else {
                     continue;
                 };
                 if let (Some(start), Some(end)) = (page.find("<main>"), page.rfind("</main>"))
@@ -304,6 +301,24 @@ impl Seen {
             }
         }
         insets
+    }
+}
+
+/// A page of an export, also in object storage; none if it cannot be read or is too large.
+fn read_page(path: &Path) -> Option<String> {
+    match Location::of_path(&path_in_set(path).ok()?).ok()? {
+        Location::Local(path) => {
+            let is_large = std::fs::metadata(&path).is_ok_and(|found| found.len() > MAX_INSET);
+            if is_large {
+                None
+            } else {
+                std::fs::read_to_string(&path).ok()
+            }
+        }
+        Location::Object(url) => {
+            let bytes = Storage::global().read(&url, MAX_INSET).ok()?;
+            String::from_utf8(bytes.to_vec()).ok()
+        }
     }
 }
 

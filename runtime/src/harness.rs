@@ -308,6 +308,7 @@ impl<K: Kind> Harness<K> {
             &body.manifest(),
             crate::Digest::of(b"harness"),
             "harness",
+            &self.scratch,
         )?;
         body.write(&mut set)?;
         if let Some(why) = set.without_rows() {

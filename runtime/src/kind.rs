@@ -19,6 +19,7 @@ use crate::out::Out;
 use crate::partition::Partition;
 use crate::reject::RejectClass;
 use crate::store::{Artifact, ExportSet, FileRange};
+use crate::url_use::UrlUse;
 
 /// A stage kind. Implemented by a unit struct; registered with [`crate::registry::kind`].
 pub trait Kind: Send + Sync + 'static {
@@ -33,6 +34,9 @@ pub trait Kind: Send + Sync + 'static {
     /// Settings, on any level, whose texts are SQL: references to parameters in them are never pasted into the text but
     /// become `$name`, and their values are entries of the setting `params`, which such a kind has.
     const SQL_SETTINGS: &'static [&'static str] = &[];
+    /// Settings (of the first level, with all below them) whose texts may be URLs. A URL in any other setting is refused: it
+    /// would be taken for the path of a folder called `s3:`.
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[];
     type Settings: DeserializeOwned + Serialize + schemars::JsonSchema + Clone + Send + Sync + 'static;
 
     /// Ports, schemas and how the stage takes part in a run. Pure: reads no data, so that `flow check`

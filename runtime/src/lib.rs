@@ -37,6 +37,7 @@ pub mod spec;
 pub mod store;
 mod suggest;
 mod switched_off;
+mod url_use;
 
 pub use available_memory::available_memory;
 pub use context::Context;
@@ -51,10 +52,11 @@ pub use kind::{
 pub use out::Out;
 pub use partition::Partition;
 pub use read_once::ReadOnce;
-pub use regular_file::{open_regular_file, open_regular_file_or_open_pipe, read_regular_file};
+pub use regular_file::{open_input_file, open_regular_file, open_regular_file_or_open_pipe, read_regular_file};
 pub use reject::{Reject, RejectClass, UNREADABLE};
 pub use row_number::ROW;
 pub use run_error::RunError;
 pub use secret::Secret;
 pub use shared::Shared;
 pub use store::{Artifact, ExportSet, FileRange, RejectSet};
+pub use url_use::{NO_URL_HELP, UrlUse, no_url, url_scheme};

@@ -1,14 +1,15 @@
-//! Files that a local stage writes into a folder of the user's, some for each partition: written, told as rows, and looked
-//! after when the next run is planned.
+//! Files that a local stage writes into a folder of the user's or into object storage, some for each partition: written, told as
+//! rows, and looked after when the next run is planned.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{AsArray, Int64Array, RecordBatch, StringArray, UInt32Array};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, UInt32Array};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use flow_storage::{Location, ObjectUrl, Storage};
 
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -27,59 +28,87 @@ const MOST_NOTES: u64 = 1 << 20;
 pub struct OutputFile {
     /// The name of its format, for the rows.
     pub format: &'static str,
+    /// In object storage its URL.
     pub path: PathBuf,
     pub bytes: Vec<u8>,
 }
 
-/// Columns of the rows: `_row, format, path, bytes, digest`.
-pub fn schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![
+/// Columns of the rows: `_row, format, path, bytes, digest`, and `etag` where `out`, which the files go to, is a URL.
+pub fn schema(out: &Path) -> SchemaRef {
+    let mut fields = vec![
         Field::new(ROW, DataType::UInt32, false),
         Field::new("format", DataType::Utf8, false),
         Field::new("path", DataType::Utf8, false),
         Field::new("bytes", DataType::Int64, false),
         Field::new("digest", DataType::Utf8, false),
-    ]))
+    ];
+    if flow_storage::is_url(out) {
+        fields.push(Field::new("etag", DataType::Utf8, true));
+    }
+    Arc::new(Schema::new(fields))
 }
 
-/// Writes the files of a partition, each as a whole, and gives a row for each. They are noted in `scratch`, the stage's
+/// Writes the files of a partition, each as a whole, into `out` or below it, and gives a row for each. They are noted in `scratch`, the stage's
 /// [scratch folder](crate::Context::scratch), before: [`Notes`] tells them from files of others when the process is killed
 /// before the rows are committed.
 ///
 /// # Errors
 /// When a path is not UTF-8, or a file or a folder above it cannot be written.
-pub fn write(files: &[OutputFile], scratch: &Path) -> Result<RecordBatch, StageError> {
+pub fn write(files: &[OutputFile], out: &Path, scratch: &Path) -> Result<RecordBatch, StageError> {
     let mut paths = Vec::with_capacity(files.len());
+    let mut locations = Vec::with_capacity(files.len());
     for file in files {
-        let path = file.path.to_str().ok_or_else(|| {
+        let location = Location::of_path(&file.path).map_err(StageError::failed)?;
+        let path = location.to_path();
+        let path = path.to_str().ok_or_else(|| {
             let message = format!(
                 "{} is not UTF-8, as names of files in tables must be",
                 file.path.display()
             );
             StageError::failed(message).with_help("give the folder another name")
         })?;
-        paths.push(path);
+        paths.push(path.to_owned());
+        locations.push(location);
     }
     let digests: Vec<String> = files.iter().map(|file| Digest::of(&file.bytes).to_hex()).collect();
     // Without the note the files would be taken for those of others, which costs a question, no file.
-    let _ = note(scratch, paths.iter().copied().zip(digests.iter().map(String::as_str)));
-    for file in files {
-        write_file(&file.path, &file.bytes)?;
+    let _ = note(
+        scratch,
+        paths.iter().map(String::as_str).zip(digests.iter().map(String::as_str)),
+    );
+    let mut etags = Vec::with_capacity(files.len());
+    for (file, location) in files.iter().zip(&locations) {
+        etags.push(match location {
+            Location::Local(path) => {
+                write_file(path, &file.bytes)?;
+                None
+            }
+            Location::Object(url) => write_object(Storage::global(), url, &file.bytes)?,
+        });
     }
     let rows = UInt32Array::from_iter_values((0..).take(files.len()));
     let formats = files.iter().map(|file| file.format);
     // Lengths of what is in memory are below 2^63.
     let sizes = files.iter().map(|file| file.bytes.len() as i64);
-    Ok(RecordBatch::try_new(
-        schema(),
-        vec![
-            Arc::new(rows),
-            Arc::new(StringArray::from_iter_values(formats)),
-            Arc::new(StringArray::from(paths)),
-            Arc::new(Int64Array::from_iter_values(sizes)),
-            Arc::new(StringArray::from(digests)),
-        ],
-    )?)
+    let schema = schema(out);
+    let mut columns: Vec<ArrayRef> = vec![
+        Arc::new(rows),
+        Arc::new(StringArray::from_iter_values(formats)),
+        Arc::new(StringArray::from(paths)),
+        Arc::new(Int64Array::from_iter_values(sizes)),
+        Arc::new(StringArray::from(digests)),
+    ];
+    if schema.fields().len() > columns.len() {
+        columns.push(Arc::new(StringArray::from(etags)));
+    }
+    Ok(RecordBatch::try_new(schema, columns)?)
+}
+
+/// Writes an object, and gives its ETag.
+fn write_object(storage: &Storage, url: &ObjectUrl, bytes: &[u8]) -> Result<Option<String>, StageError> {
+    let put = storage.put(url, bytes.to_vec()).and_then(|()| storage.stat(url));
+    let stat = put.map_err(|error| StageError::failed(error).with_help("a rerun goes on here"))?;
+    Ok(stat.etag)
 }
 
 /// Appends paths and digests of files to the notes, if the folder is there.
@@ -139,22 +168,82 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
     write_atomically(path, bytes).map_err(|error| StageError::failed(error).with_help(help))
 }
 
-/// The partitions of which a file is gone or changed, with the reason: what a kind's `missing_outputs` gives. The files are
-/// read by up to `threads` threads.
+/// The partitions of which a file in `out` or below it is gone or changed, with the reason: what a kind's `missing_outputs`
+/// gives. Files are read by up to `threads` threads; in object storage, one listing tells size and ETag of all.
 ///
 /// # Errors
-/// When the rows cannot be read.
-pub fn missing(committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
+/// When the rows cannot be read, or object storage cannot be listed.
+pub fn missing(committed: &Artifact, out: &Path, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
+    let objects = match Location::of_path(out).map_err(StageError::failed)? {
+        Location::Object(url) => Some(Objects::list(Storage::global(), &url)?),
+        Location::Local(_) => None,
+    };
+    let columns: &[&str] = match objects {
+        Some(_) => &["path", "bytes", "etag"],
+        None => &["path", "digest"],
+    };
     let partitions: Vec<&Partition> = committed.partitions().collect();
     let why = on_threads(&partitions, threads, |partition| {
-        for batch in committed.read(partition, Some(&["path", "digest"]))? {
-            if let Some(why) = missing_file(&batch?)? {
+        for batch in committed.read(partition, Some(columns))? {
+            let batch = batch?;
+            let missing = match &objects {
+                Some(objects) => objects.missing(&batch)?,
+                None => missing_file(&batch)?,
+            };
+            if let Some(why) = missing {
                 return Ok(Some(((*partition).clone(), why)));
             }
         }
         Ok(None)
     });
     why.into_iter().filter_map(Result::transpose).collect()
+}
+
+/// Objects below a prefix, as a listing has them.
+#[derive(Debug, Default)]
+pub struct Objects(HashMap<String, (u64, Option<String>)>);
+
+impl Objects {
+    /// Those below a URL.
+    ///
+    /// # Errors
+    /// When it cannot be listed.
+    pub fn list(storage: &Storage, below: &ObjectUrl) -> Result<Objects, StageError> {
+        let listed = storage.list(below).map_err(StageError::failed)?;
+        let object = |entry: flow_storage::Entry| (entry.url.to_string(), (entry.stat.size, entry.stat.etag));
+        Ok(Objects(listed.into_iter().map(object).collect()))
+    }
+
+    /// What is wrong with an object that was written with so many bytes and, where that is known, this ETag.
+    pub fn fault(&self, url: &str, bytes: i64, etag: Option<&str>) -> Option<String> {
+        let Some((size, found)) = self.0.get(url) else {
+            return Some(format!("{url} is gone"));
+        };
+        if i64::try_from(*size) != Ok(bytes) {
+            return Some(format!("{url} has {size} bytes instead of {bytes}"));
+        }
+        match (etag, found) {
+            (Some(etag), Some(found)) if etag != found => {
+                Some(format!("{url} is another than the one that was written"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Of the first row, by the columns `path`, `bytes` and `etag`.
+    fn missing(&self, rows: &RecordBatch) -> Result<Option<String>, StageError> {
+        let text = |name: &str| rows.column_by_name(name)?.as_string_opt::<i32>();
+        let sizes = rows.column_by_name("bytes");
+        let sizes = sizes.and_then(|sizes| sizes.as_primitive_opt::<Int64Type>());
+        let (Some(paths), Some(etags), Some(sizes)) = (text("path"), text("etag"), sizes) else {
+            return Err(StageError::failed("the rows of written files have other columns"));
+        };
+        let fault = |row: usize| {
+            let etag = etags.is_valid(row).then(|| etags.value(row));
+            self.fault(paths.value(row), sizes.value(row), etag)
+        };
+        Ok((0..rows.num_rows()).find_map(fault))
+    }
 }
 
 /// What is wrong with the first file that is not as it was written: it may have been written anew by a run with other
@@ -191,8 +280,8 @@ mod tests {
             path: place.path().join(name),
             bytes: b"hello\n".to_vec(),
         };
-        let rows = write(&[file("below/a.txt"), file("b.txt")], place.path()).unwrap();
-        assert_eq!((rows.num_rows(), rows.schema()), (2, schema()));
+        let rows = write(&[file("below/a.txt"), file("b.txt")], place.path(), place.path()).unwrap();
+        assert_eq!((rows.num_rows(), rows.schema()), (2, schema(place.path())));
         assert_eq!(
             std::fs::read_to_string(place.path().join("below/a.txt")).unwrap(),
             "hello\n"
@@ -207,7 +296,9 @@ mod tests {
         assert!(missing_file(&rows.project(&[0]).unwrap()).is_err());
         // A file stands where a folder should be.
         std::fs::write(place.path().join("file"), "").unwrap();
-        let error = write(&[file("file/c.txt")], place.path()).unwrap_err().to_string();
+        let error = write(&[file("file/c.txt")], place.path(), place.path())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("cannot make the folder"), "{error}");
     }
 
@@ -222,14 +313,14 @@ mod tests {
                 path: place.path().join(&name),
                 bytes: name.clone().into_bytes(),
             };
-            let rows = write(&[file], Path::new("")).unwrap();
+            let rows = write(&[file], place.path(), Path::new("")).unwrap();
             partitions.push((Partition::new(&name), vec![rows]));
         }
-        let committed = Artifact::in_memory(schema(), partitions).unwrap();
+        let committed = Artifact::in_memory(schema(place.path()), partitions).unwrap();
         std::fs::remove_file(place.path().join("07")).unwrap();
         std::fs::write(place.path().join("11"), "12").unwrap();
         for threads in [1, 4] {
-            let missing = missing(&committed, threads).unwrap();
+            let missing = missing(&committed, place.path(), threads).unwrap();
             let named: Vec<&str> = missing.keys().map(Partition::as_str).collect();
             assert_eq!(named, ["07", "11"]);
             assert!(missing[&Partition::new("07")].ends_with("is gone"));
@@ -247,7 +338,7 @@ mod tests {
         assert!(!Notes::read(scratch.path()).hold(&place.path().join("a")));
         // The second cannot be written.
         std::fs::create_dir(place.path().join("b")).unwrap();
-        write(&[file("a", "one"), file("b", "two")], scratch.path()).unwrap_err();
+        write(&[file("a", "one"), file("b", "two")], place.path(), scratch.path()).unwrap_err();
         let holds = |name: &str| Notes::read(scratch.path()).hold(&place.path().join(name));
         assert!(holds("a") && !holds("b") && !holds("c"));
         // Whoever writes there later.
@@ -256,10 +347,10 @@ mod tests {
         // A line that was cut short, and many lines.
         let notes = scratch.path().join(NOTES);
         std::fs::write(&notes, b"\n[\"x\", \"").unwrap();
-        write(&[file("a", "three")], scratch.path()).unwrap();
+        write(&[file("a", "three")], place.path(), scratch.path()).unwrap();
         assert!(holds("a"));
         std::fs::write(&notes, vec![b'\n'; MOST_NOTES as usize + 1]).unwrap();
-        write(&[file("a", "four")], scratch.path()).unwrap();
+        write(&[file("a", "four")], place.path(), scratch.path()).unwrap();
         assert!(holds("a") && std::fs::metadata(&notes).unwrap().len() < 1000);
     }
 
@@ -273,7 +364,7 @@ mod tests {
             path: place.path().join(std::ffi::OsStr::from_bytes(b"\xff")).join("a"),
             bytes: Vec::new(),
         };
-        let error = write(&[file], place.path()).unwrap_err().to_string();
+        let error = write(&[file], place.path(), place.path()).unwrap_err().to_string();
         assert!(error.contains("is not UTF-8"), "{error}");
     }
 }

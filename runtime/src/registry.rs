@@ -11,9 +11,11 @@ use crate::inputs::{InputPort, Inputs, OutputPort};
 use crate::kind::{Body, Kind, Shape};
 use crate::partition::Partition;
 use crate::reject::ID_COLUMN;
+use crate::spec::url_settings;
 use crate::spec::yaml::{self, Mapping, TypedError, Value};
 use crate::store::Artifact;
 use crate::suggest::did_you_mean;
+use crate::url_use::UrlUse;
 
 /// A stage kind without its type: what the list in the binary holds.
 pub trait AnyKind: Send + Sync {
@@ -25,6 +27,10 @@ pub trait AnyKind: Send + Sync {
     fn outputs(&self) -> &'static [OutputPort];
     /// See [`Kind::SQL_SETTINGS`].
     fn sql_settings(&self) -> &'static [&'static str];
+    /// See [`Kind::URL_SETTINGS`].
+    fn url_settings(&self) -> &'static [(&'static str, UrlUse)] {
+        &[]
+    }
     /// The JSON schema of the kind's settings.
     fn schema(&self) -> serde_json::Value;
     /// The kind's doc text: the doc comment of its settings struct.
@@ -81,6 +87,10 @@ impl<K: Kind> AnyKind for Typed<K> {
         K::SQL_SETTINGS
     }
 
+    fn url_settings(&self) -> &'static [(&'static str, UrlUse)] {
+        K::URL_SETTINGS
+    }
+
     fn schema(&self) -> serde_json::Value {
         schemars::generate::SchemaSettings::draft2020_12()
             .into_generator()
@@ -98,9 +108,14 @@ impl<K: Kind> AnyKind for Typed<K> {
     }
 
     fn parse(&self, with: &Value) -> Result<Arc<dyn AnySettings>, TypedError> {
-        let settings: K::Settings = match with {
-            Value::Null => yaml::typed(&Value::Mapping(Mapping::new()))?,
-            other => yaml::typed(other)?,
+        let settings: Result<K::Settings, TypedError> = match with {
+            Value::Null => yaml::typed(&Value::Mapping(Mapping::new())),
+            other => yaml::typed(other),
+        };
+        let settings = match (settings, url_settings::refused(with, K::URL_SETTINGS, K::SQL_SETTINGS)) {
+            (Err(unknown), _) if unknown.part == yaml::Part::Key => return Err(unknown),
+            (_, Some(refused)) => return Err(refused),
+            (settings, None) => settings?,
         };
         Ok(Arc::new(TypedSettings::<K>(settings)))
     }
@@ -234,7 +249,13 @@ impl Registry {
             if kind.docs().trim().is_empty() {
                 faults.push(format!("{name}: its settings struct has no doc comment"));
             }
-            schema_faults(name, &kind.schema(), &mut faults);
+            let schema = kind.schema();
+            for (setting, _) in kind.url_settings() {
+                if schema["properties"].get(setting).is_none() {
+                    faults.push(format!("{name}: it has no setting `{setting}`, which may be a URL"));
+                }
+            }
+            schema_faults(name, &schema, &mut faults);
             port_faults(kind.as_ref(), &mut faults);
         }
         faults

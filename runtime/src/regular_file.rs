@@ -8,7 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Opens a file to be read.
+use flow_storage::{InputFile, Location};
+
+/// Opens a file of this machine to be read.
 ///
 /// # Errors
 /// If it cannot be opened, or is no regular file.
@@ -26,16 +28,27 @@ pub fn open_regular_file(path: &Path) -> io::Result<File> {
     Err(io::Error::other(format!("it is {found}, not a regular file")))
 }
 
-/// Opens a file that is read once, from its beginning to its end: a regular file, or a pipe without a name that this process has
+/// Opens a file to be read, on this machine or, by its URL, in object storage.
+///
+/// # Errors
+/// If it cannot be opened, or is no regular file.
+pub fn open_input_file(path: &Path) -> io::Result<InputFile> {
+    match Location::of_path(path)? {
+        Location::Local(path) => open_regular_file(&path).map(InputFile::Local),
+        Location::Object(url) => InputFile::open_object(&url),
+    }
+}
+
+/// Opens a file that is read once, from its beginning to its end: one that [`open_input_file`] opens, or a pipe without a name that this process has
 /// open already.
 ///
 /// # Errors
 /// If it cannot be opened, or is neither.
-pub fn open_regular_file_or_open_pipe(path: &Path) -> io::Result<File> {
+pub fn open_regular_file_or_open_pipe(path: &Path) -> io::Result<InputFile> {
     if is_open_pipe(path) {
-        return File::open(path);
+        return File::open(path).map(InputFile::Local);
     }
-    open_regular_file(path)
+    open_input_file(path)
 }
 
 /// Whether a path is that of a pipe which this process has open already, such as `/dev/fd/63` of a shell's `<(...)`: opening
@@ -51,13 +64,13 @@ pub(crate) fn is_open_pipe(path: &Path) -> bool {
     target.is_some_and(|target| target.as_os_str().as_bytes().starts_with(b"pipe:["))
 }
 
-/// All bytes of a file.
+/// All bytes of a file, on this machine or in object storage.
 ///
 /// # Errors
 /// If it cannot be read, or is no regular file.
 pub fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open_regular_file(path)?.read_to_end(&mut bytes)?;
+    open_input_file(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

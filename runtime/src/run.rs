@@ -18,6 +18,8 @@ mod summary;
 use std::sync::Arc;
 use std::time::Instant;
 
+use flow_storage::Storage;
+
 use crate::dataflow::job::Signals;
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -129,6 +131,12 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         events.send(Event::Warning {
             stage: None,
             message: error.to_string(),
+        });
+    }
+    let asked = Storage::global().counts();
+    if asked.requests() > 0 {
+        events.send(Event::Note {
+            message: format!("object storage: {asked}"),
         });
     }
     let seconds = started.elapsed().as_secs_f64();

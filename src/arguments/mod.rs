@@ -7,10 +7,12 @@ mod recordings;
 mod run;
 mod serve;
 mod ui;
+mod urls;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use flow_kernels::device::DeviceChoice;
 
 pub use evaluate::{EvaluateCommand, EvaluateDiarizationArguments, Normalize};
@@ -36,6 +38,14 @@ pub use ui::UiArguments;
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Reads the command line. A URL where an argument is a path of this machine is an error of its own.
+pub fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Arguments, clap::Error> {
+    let mut command = Arguments::command();
+    let matches = command.try_get_matches_from_mut(words)?;
+    urls::refuse(&command, &matches)?;
+    Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 /// The version, the commit and the features that this program was built from; the build script makes it.

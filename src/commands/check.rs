@@ -11,6 +11,7 @@ use flow_runtime::StageError;
 use flow_runtime::plan::Options;
 use flow_runtime::registry::Registry;
 use flow_runtime::spec::{Checked, CheckedStage, Diagnostic};
+use flow_storage::Location;
 
 use super::checked;
 use crate::arguments::CheckArguments;
@@ -74,8 +75,18 @@ fn missing_sources(checked: &Checked) -> Vec<Diagnostic> {
     let mut found = Vec::new();
     for (index, stage) in checked.stages.iter().enumerate() {
         for (setting, path) in stage.settings.sources() {
-            if path.as_os_str().is_empty() || path.exists() || !seen.insert(path.clone()) {
+            if path.as_os_str().is_empty() || !seen.insert(path.clone()) {
                 continue;
+            }
+            match Location::of_path(&path) {
+                // Nothing is asked of a server here.
+                Ok(Location::Object(_)) => continue,
+                Ok(Location::Local(path)) if path.exists() => continue,
+                Ok(Location::Local(_)) => {}
+                Err(error) => {
+                    found.push(checked.diagnose(index, &StageError::setting(setting, error)));
+                    continue;
+                }
             }
             let hub = match path.to_str().and_then(HubReference::meant) {
                 Some(meant) if HUB_SETTINGS.contains(&setting) => {

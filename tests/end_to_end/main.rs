@@ -31,6 +31,8 @@ mod serve_soak;
 mod served;
 mod speaker_words;
 mod speakers;
+mod storage;
+mod storage_out;
 mod supply_chain;
 mod synthesize;
 mod tokenizer;

@@ -18,6 +18,7 @@ use crate::registry::{AnyKind, AnySettings, Registry};
 use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
 use crate::switched_off::SwitchedOff;
+use crate::url_use::url_scheme;
 
 /// A pipeline whose settings are typed and whose schemas are known: what is planned and run.
 pub struct Checked {
@@ -473,7 +474,11 @@ fn with_origin_of_value(stage: &Stage, below_with: &Steps, help: Option<String>)
     match (put_in, help) {
         (None, help) => help,
         (Some(put_in), help) => {
-            let said = format!("`${{{}}}` is {} ({})", put_in.param, put_in.value, put_in.given_by);
+            // A user, a password or a signature may stand there.
+            let is_secret =
+                url_scheme(put_in.value.trim_matches(['"', '\''])).is_some_and(|_| put_in.value.contains(['@', '?']));
+            let value = if is_secret { "a URL" } else { &put_in.value };
+            let said = format!("`${{{}}}` is {value} ({})", put_in.param, put_in.given_by);
             Some(help.map_or(said.clone(), |help| format!("{help}; {said}")))
         }
     }

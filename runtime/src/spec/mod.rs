@@ -16,6 +16,7 @@ mod substitute;
 mod test_case;
 #[cfg(test)]
 mod tests;
+pub(crate) mod url_settings;
 pub mod yaml;
 
 pub use crate::suggest::{did_you_mean, nearest};

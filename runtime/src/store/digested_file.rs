@@ -1,12 +1,15 @@
 //! A file that is digested by whoever reads it, so that it is read once.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use flow_storage::{Location, Storage};
+
 use super::StoreError;
+use super::file_state::FileState;
 use crate::digest::Digest;
 use crate::open_regular_file;
 
@@ -14,10 +17,14 @@ use crate::open_regular_file;
 const PIECE: u64 = 1 << 20;
 
 /// A file that is read from its beginning to its end, and digested on the way. To be handed to [`crate::Out::digested`].
+///
+/// An object in object storage is read once, in large ranges, into a file without a name in [`Storage::cache_folder`], which is gone
+/// when it was digested.
 pub struct DigestedFile {
     file: File,
     path: PathBuf,
-    before: Metadata,
+    before: FileState,
+    is_object: bool,
     opened: SystemTime,
     hasher: blake3::Hasher,
     at: u64,
@@ -28,12 +35,23 @@ impl DigestedFile {
     /// If the file is not there or cannot be opened, or is no file (a folder, a pipe).
     pub fn open(path: &Path) -> io::Result<Self> {
         let opened = SystemTime::now();
-        let file = open_regular_file(path)?;
-        let before = file.metadata()?;
+        let (file, before, is_object) = match Location::of_path(path)? {
+            Location::Local(path) => {
+                let file = open_regular_file(&path)?;
+                let before = FileState::of_file(&file.metadata()?);
+                (file, before, false)
+            }
+            Location::Object(url) => {
+                let object = Storage::global().open(&url)?;
+                let file = object.download(&Storage::global().cache_folder())?;
+                (file, FileState::of_object(object.stat()), true)
+            }
+        };
         Ok(DigestedFile {
             file,
             path: path.to_path_buf(),
             before,
+            is_object,
             opened,
             hasher: blake3::Hasher::new(),
             at: 0,
@@ -42,10 +60,10 @@ impl DigestedFile {
 
     /// In bytes, when it was opened.
     pub fn length(&self) -> u64 {
-        self.before.len()
+        self.before.size
     }
 
-    /// The file itself, for a look at parts of it.
+    /// The file itself (of an object, its copy), for a look at parts of it.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -76,12 +94,11 @@ impl DigestedFile {
         Ok(())
     }
 
-    /// Reads what is left. Gives the digest of all bytes, what the file system said of the file when it was opened, and
-    /// when that was.
+    /// Reads what is left. Gives the digest of all bytes, what was said of the file when it was opened, and when that was.
     ///
     /// # Errors
     /// If it cannot be read, or was changed since it was opened.
-    pub(super) fn finish(mut self) -> Result<(PathBuf, Metadata, SystemTime, Digest), StoreError> {
+    pub(super) fn finish(mut self) -> Result<(PathBuf, FileState, SystemTime, Digest), StoreError> {
         let end = self.length();
         let rest = if self.at < end {
             self.read(end, 0).map(drop)
@@ -91,8 +108,8 @@ impl DigestedFile {
         let after = rest
             .and_then(|()| self.file.metadata())
             .map_err(|error| StoreError::io("read", &self.path, error))?;
-        let stamp = |of: &Metadata| (of.len(), of.mtime(), of.mtime_nsec(), of.ctime(), of.ctime_nsec());
-        if stamp(&after) != stamp(&self.before) {
+        // A copy is of one state of its object.
+        if !self.is_object && FileState::of_file(&after) != self.before {
             let changing = io::Error::other("it changes while it is read; wait until it is written");
             return Err(StoreError::io("digest", &self.path, changing));
         }
@@ -122,8 +139,8 @@ mod tests {
                 let read = file.read(part[0] as u64, part[1] - part[0]).unwrap();
                 prop_assert!(read == bytes[part[0]..part[1]]);
             }
-            let (_, metadata, _, digest) = file.finish().unwrap();
-            prop_assert_eq!((metadata.len(), digest), (length as u64, Digest::of(&bytes)));
+            let (_, state, _, digest) = file.finish().unwrap();
+            prop_assert_eq!((state.size, digest), (length as u64, Digest::of(&bytes)));
         }
     }
 

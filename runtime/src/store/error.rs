@@ -56,6 +56,11 @@ pub enum StoreError {
     /// A folder that receives a set of files and holds those of another stage or of somebody else.
     #[error("{} holds files of something else ({found}), which would be removed or overwritten", path.display())]
     OtherSet { path: PathBuf, found: String },
+    /// Object storage knows no locks: two exports came to their end at the same time.
+    #[error("another run has written the set in {folder} while this one did")]
+    SetMeanwhile { folder: String },
+    #[error(transparent)]
+    Storage(#[from] flow_storage::StorageError),
 }
 
 /// Who holds a lock, as far as the lock file tells.
@@ -140,6 +145,9 @@ impl StoreError {
             }
             StoreError::OtherRecipe { path, .. } => format!("remove {} and run again", folder_of(path)),
             StoreError::OtherSet { .. } => "name another folder, or move what is there".to_string(),
+            StoreError::SetMeanwhile { .. } => {
+                "run again once the other run has ended, or name another folder".to_string()
+            }
             StoreError::Foreign { .. } => "name a new or empty folder with --state".to_string(),
             _ => return None,
         };

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
+use flow_storage::{Location, Stat, Storage};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
@@ -10,27 +11,35 @@ use super::atomic::{self, Files};
 use super::file_digest::read_digest;
 use super::foreign_parquet::ForeignParquet;
 use super::lock::{Lock, new_token};
+use super::object_set::{self, ObjectSet};
 use super::recovery::TEMPORARY;
 use super::sources::SourceDigests;
 use super::versioned_json;
 use crate::digest::Digest;
 use crate::failpoints;
 
-/// Version of `flow.json`.
-const EXPORT_VERSION: u64 = 1;
+/// Newest version of `flow.json` that is known: the one of sets in object storage.
+pub(super) const EXPORT_VERSION: u64 = 2;
+/// Version of `flow.json` in a folder.
+const FOLDER_VERSION: u64 = 1;
 /// Says of what a set consists; a set without it is not whole. Sets that share a folder have names of their own.
 const MANIFEST: &str = "flow.json";
 const LOCK: &str = ".flow-lock";
 /// How names of folders of files in the making begin, after [`TEMPORARY`].
 const WAITING: &str = "export-";
+/// The folder of files that go to object storage, in a stage's scratch folder.
+const UPLOADS: &str = "uploads";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Manifest {
-    version: u64,
+pub(super) struct Manifest {
+    pub version: u64,
     /// Digest of what the set was made from.
-    key: Digest,
-    files: BTreeMap<String, FileEntry>,
+    pub key: Digest,
+    /// Below which of its prefixes the files lie: in object storage alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
+    pub files: BTreeMap<String, FileEntry>,
 }
 
 impl versioned_json::Versioned for Manifest {
@@ -39,11 +48,28 @@ impl versioned_json::Versioned for Manifest {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FileEntry {
-    digest: Digest,
-    bytes: u64,
+pub(super) struct FileEntry {
+    pub digest: Digest,
+    pub bytes: u64,
+    /// Of the object, in object storage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
+    /// Rows of a parquet file, in object storage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
+}
+
+impl FileEntry {
+    /// Whether an object is the one that was written, as far as its size and ETag tell.
+    pub(super) fn is_same(&self, found: &Stat) -> bool {
+        let same_etag = match (&self.etag, &found.etag) {
+            (Some(own), Some(found)) => own == found,
+            _ => true,
+        };
+        self.bytes == found.size && same_etag
+    }
 }
 
 /// Whether an export has to be made again.
@@ -78,6 +104,9 @@ pub enum FileInSet {
 /// # Errors
 /// If the description or the file cannot be read, or a newer flow wrote it.
 pub fn file_in_set(folder: &Path, manifest: &str, name: &str) -> Result<FileInSet, StoreError> {
+    if let Location::Object(url) = Location::of_path(folder)? {
+        return object_set::file_in_set(Storage::global(), &url, manifest, name);
+    }
     let Some(set) = read_manifest(&folder.join(manifest))? else {
         let entries = std::fs::read_dir(folder).map_err(|e| StoreError::io("list the folder", folder, e))?;
         let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -121,16 +150,26 @@ pub struct ExportSet {
     folder: PathBuf,
     /// Name of the set's `flow.json`.
     manifest: String,
-    /// Where files lie until the set is finished; inside the folder, so that renaming is on one file system.
+    /// Where files lie until the set is finished; inside the folder, so that renaming is on one file system. Of a set that goes
+    /// to object storage in the stage's scratch folder.
     waiting: PathBuf,
     key: Digest,
     names: BTreeMap<String, PathBuf>,
     guarded: Vec<Guarded>,
     /// Why a set without a row is likely not meant.
     without_rows: Option<String>,
-    files: Files,
-    /// Knows the name of the waiting folder. Dropped last: the folder is let go after it has been cleaned up.
-    lock: Lock,
+    /// Dropped last: a folder is let go after it has been cleaned up.
+    target: Target,
+}
+
+/// Where the set goes.
+enum Target {
+    Folder {
+        files: Files,
+        /// Knows the name of the waiting folder.
+        lock: Lock,
+    },
+    Objects(ObjectSet),
 }
 
 impl ExportSet {
@@ -145,6 +184,10 @@ impl ExportSet {
         key: &Digest,
         sources: &SourceDigests,
     ) -> Result<ExportStatus, StoreError> {
+        let folder = match Location::of_path(folder)? {
+            Location::Object(url) => return object_set::status(Storage::global(), &url, manifest, key),
+            Location::Local(folder) => folder,
+        };
         let manifest_path = folder.join(manifest);
         let manifest = match read_manifest(&manifest_path) {
             Ok(Some(manifest)) => manifest,
@@ -159,6 +202,13 @@ impl ExportSet {
         };
         if manifest.key != *key {
             return Ok(ExportStatus::Outdated);
+        }
+        if manifest.prefix.is_some() {
+            // Copied here from object storage: files lie elsewhere than they would here.
+            let file = manifest_path.file_name().unwrap_or_default();
+            return Ok(ExportStatus::Changed {
+                file: file.to_string_lossy().into_owned(),
+            });
         }
         for (name, entry) in &manifest.files {
             let changed = || Ok(ExportStatus::Changed { file: name.clone() });
@@ -177,13 +227,45 @@ impl ExportSet {
         Ok(ExportStatus::Whole)
     }
 
-    /// Begins a set. The folder is made if it is not there, and locked; the folder of temporary files that a crash
-    /// left, by the name that was written down before it was made, is removed. Nothing else is, whatever its name.
+    /// Begins a set in a folder, or at a URL in object storage. A folder is made if it is not there, and locked; the folder of
+    /// temporary files that a crash left, by the name that was written down before it was made, is removed. Nothing else is,
+    /// whatever its name. Files for object storage are made in `scratch`, where no other export may be at the same time.
     ///
     /// # Errors
     /// [`StoreError::Held`] if another run exports there.
-    pub fn begin(folder: &Path, manifest: &str, key: Digest, run: &str) -> Result<ExportSet, StoreError> {
-        ExportSet::begin_with(folder, manifest, key, run, Files::default())
+    pub fn begin(
+        folder: &Path,
+        manifest: &str,
+        key: Digest,
+        run: &str,
+        scratch: &Path,
+    ) -> Result<ExportSet, StoreError> {
+        match Location::of_path(folder)? {
+            Location::Local(folder) => ExportSet::begin_with(&folder, manifest, key, run, Files::default()),
+            Location::Object(url) => {
+                let files = Files::default();
+                let waiting = scratch.join(UPLOADS);
+                if waiting.is_dir() {
+                    std::fs::remove_dir_all(&waiting).map_err(|e| StoreError::io("remove", &waiting, e))?;
+                }
+                files.create_folder(&waiting)?;
+                let target = Target::Objects(ObjectSet::begin(Storage::global(), &url, manifest, scratch)?);
+                Ok(ExportSet::new(folder, manifest, waiting, key, target))
+            }
+        }
+    }
+
+    fn new(folder: &Path, manifest: &str, waiting: PathBuf, key: Digest, target: Target) -> ExportSet {
+        ExportSet {
+            folder: folder.to_path_buf(),
+            manifest: manifest.to_string(),
+            waiting,
+            key,
+            names: BTreeMap::new(),
+            guarded: Vec::new(),
+            without_rows: None,
+            target,
+        }
     }
 
     pub(super) fn begin_with(
@@ -201,7 +283,7 @@ impl ExportSet {
         let manifest_path = folder.join(manifest);
         match read_manifest(&manifest_path) {
             Err(error @ StoreError::Newer { .. }) => return Err(error),
-            Err(StoreError::Damaged { .. }) if is_foreign(&manifest_path) => {
+            Err(StoreError::Damaged { .. }) if is_foreign(&std::fs::read(&manifest_path).unwrap_or_default()) => {
                 return Err(StoreError::OtherSet {
                     path: folder.to_path_buf(),
                     found: manifest.to_string(),
@@ -214,20 +296,11 @@ impl ExportSet {
         let waiting = folder.join(&name);
         lock.note(&[&name])?;
         files.create_new_folder(&waiting)?;
-        Ok(ExportSet {
-            folder: folder.to_path_buf(),
-            manifest: manifest.to_string(),
-            waiting,
-            key,
-            names: BTreeMap::new(),
-            guarded: Vec::new(),
-            without_rows: None,
-            files,
-            lock,
-        })
+        let target = Target::Folder { files, lock };
+        Ok(ExportSet::new(folder, manifest, waiting, key, target))
     }
 
-    /// The folder that receives the set.
+    /// The folder that receives the set; a URL in object storage.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -248,7 +321,10 @@ impl ExportSet {
             });
         }
         if let Some(folder) = path.parent() {
-            self.files.create_folder(folder)?;
+            match &self.target {
+                Target::Folder { files, .. } => files.create_folder(folder)?,
+                Target::Objects(_) => Files::default().create_folder(folder)?,
+            }
         }
         self.names.insert(normal, path.clone());
         Ok(path)
@@ -277,6 +353,9 @@ impl ExportSet {
 
     /// What was guarded and became too few (where it was 100 rows at least). Files of the old set that cannot be read are left out of account.
     pub fn shrunk(&self) -> Vec<Shrunk> {
+        if let Target::Objects(set) = &self.target {
+            return self.fewer_than(|guarded| set.rows_before(&guarded.names));
+        }
         // Without it (somebody removed it, or an export was cut short) the files that stand there count.
         let old = read_manifest(&self.folder.join(&self.manifest)).ok().flatten();
         let of_old = |guarded: &Guarded| {
@@ -284,8 +363,13 @@ impl ExportSet {
             let names = guarded.names.iter().filter(is_old);
             names.filter_map(|name| rows_of(&self.folder.join(name))).sum::<u64>()
         };
+        self.fewer_than(of_old)
+    }
+
+    /// What is guarded and has far fewer rows than `before` says.
+    fn fewer_than(&self, before: impl Fn(&Guarded) -> u64) -> Vec<Shrunk> {
         let shrunk = |guarded: &Guarded| {
-            let (before, now) = (of_old(guarded), guarded.rows);
+            let (before, now) = (before(guarded), guarded.rows);
             let too_few = (now as f64) < before as f64 * (1.0 - guarded.most);
             (before >= FEW_ROWS && too_few).then_some(Shrunk {
                 what: guarded.what,
@@ -298,12 +382,21 @@ impl ExportSet {
 
     /// Puts the set in place: everything is brought to the disk, the old `flow.json` is removed, all files get
     /// their names, files of the old set that the new one does not have are removed, and the new `flow.json` is
-    /// written. Gives the names of the files, sorted.
+    /// written. In object storage the files are written beside those of the old set, then `flow.json` is replaced, and the old
+    /// set is deleted. Gives the names of the files, sorted.
     ///
     /// # Errors
     /// If a file that was asked for was not written, or the disk does not take it. The folder then either is as
-    /// it was, or has no `flow.json`.
+    /// it was, or has no `flow.json`; in object storage the old set stands.
     pub fn finish(self) -> Result<Vec<String>, StoreError> {
+        match &self.target {
+            Target::Folder { files, .. } => self.finish_folder(files)?,
+            Target::Objects(set) => set.finish(self.key, &self.names)?,
+        }
+        Ok(self.names.keys().cloned().collect())
+    }
+
+    fn finish_folder(&self, to: &Files) -> Result<(), StoreError> {
         let manifest_path = self.folder.join(&self.manifest);
         let old = read_manifest(&manifest_path).ok().flatten();
         if let Some(old) = &old
@@ -321,53 +414,67 @@ impl ExportSet {
             let bytes = std::fs::metadata(path)
                 .map_err(|e| StoreError::io("look at", path, e))?
                 .len();
-            entries.insert(name.clone(), FileEntry { digest, bytes });
+            entries.insert(
+                name.clone(),
+                FileEntry {
+                    digest,
+                    bytes,
+                    etag: None,
+                    rows: None,
+                },
+            );
             let target = self.folder.join(name);
             if target.is_dir() {
                 let error = std::io::Error::from(std::io::ErrorKind::IsADirectory);
                 return Err(StoreError::io("write", &target, error));
             }
         }
-        self.files.sync_all(&self.names.values().cloned().collect::<Vec<_>>())?;
-        self.files.remove(&manifest_path)?;
-        self.files.sync_folder(&self.folder)?;
+        to.sync_all(&self.names.values().cloned().collect::<Vec<_>>())?;
+        to.remove(&manifest_path)?;
+        to.sync_folder(&self.folder)?;
         let mut folders = std::collections::BTreeSet::from([self.folder.clone()]);
         for (name, path) in &self.names {
             let target = self.folder.join(name);
             if let Some(parent) = target.parent()
                 && folders.insert(parent.to_path_buf())
             {
-                self.files.create_folder(parent)?;
+                to.create_folder(parent)?;
             }
-            self.files.rename(path, &target)?;
+            to.rename(path, &target)?;
             failpoints::hit(failpoints::EXPORT_RENAMING, &[]);
         }
-        self.remove_left_over(old, &entries)?;
+        self.remove_left_over(to, old, &entries)?;
         for folder in &folders {
-            self.files.sync_folder(folder)?;
+            to.sync_folder(folder)?;
         }
         let manifest = Manifest {
-            version: EXPORT_VERSION,
+            version: FOLDER_VERSION,
             key: self.key,
+            prefix: None,
             files: entries,
         };
         // Beside the other files in the making, so that no crash leaves a name that was not written down.
         let manifest = versioned_json::to_json(&manifest_path, &manifest)?;
-        let prepared = self.files.prepare(&self.waiting.join(MANIFEST), &manifest)?;
-        self.files.rename(&prepared, &manifest_path)?;
-        self.files.sync_folder(&self.folder)?;
+        let prepared = to.prepare(&self.waiting.join(MANIFEST), &manifest)?;
+        to.rename(&prepared, &manifest_path)?;
+        to.sync_folder(&self.folder)?;
         failpoints::hit(failpoints::EXPORT_DONE, &[]);
-        Ok(self.names.keys().cloned().collect())
+        Ok(())
     }
 
     /// Removes what only the old set had, unless somebody has changed it since.
-    fn remove_left_over(&self, old: Option<Manifest>, new: &BTreeMap<String, FileEntry>) -> Result<(), StoreError> {
+    fn remove_left_over(
+        &self,
+        to: &Files,
+        old: Option<Manifest>,
+        new: &BTreeMap<String, FileEntry>,
+    ) -> Result<(), StoreError> {
         for (name, entry) in old.map(|manifest| manifest.files).unwrap_or_default() {
             let Ok(relative) = plain_name(&name) else { continue };
             let path = self.folder.join(relative);
             let is_file = std::fs::symlink_metadata(&path).is_ok_and(|m| m.is_file() && m.len() == entry.bytes);
             if !new.contains_key(&name) && is_file && read_digest(&path).is_ok_and(|digest| digest == entry.digest) {
-                self.files.remove(&path)?;
+                to.remove(&path)?;
             }
         }
         Ok(())
@@ -376,15 +483,17 @@ impl ExportSet {
 
 impl Drop for ExportSet {
     fn drop(&mut self) {
-        if std::fs::remove_dir_all(&self.waiting).is_ok() {
+        if std::fs::remove_dir_all(&self.waiting).is_ok()
+            && let Target::Folder { lock, .. } = &self.target
+        {
             // If this cannot be written, the next export looks for a folder that is not there.
-            let _ = self.lock.note(&[]);
+            let _ = lock.note(&[]);
         }
     }
 }
 
 /// How many rows a parquet file says it has.
-fn rows_of(path: &Path) -> Option<u64> {
+pub(super) fn rows_of(path: &Path) -> Option<u64> {
     let metadata = ForeignParquet::open(path).ok()?.metadata().ok()?;
     u64::try_from(metadata.metadata().file_metadata().num_rows()).ok()
 }
@@ -396,11 +505,10 @@ fn read_manifest(path: &Path) -> Result<Option<Manifest>, StoreError> {
     }
 }
 
-/// Whether a file that has the name of a set's `flow.json`, and is none, was written by somebody else. One of ours that was
-/// edited has some of its fields; one that was cut short begins as ours do.
-fn is_foreign(path: &Path) -> bool {
-    let text = std::fs::read(path).unwrap_or_default();
-    match serde_json::from_slice::<serde_json::Value>(&text) {
+/// Whether the text of a file that has the name of a set's `flow.json`, and is none, was written by somebody else. One of ours
+/// that was edited has some of its fields; one that was cut short begins as ours do.
+pub(super) fn is_foreign(text: &[u8]) -> bool {
+    match serde_json::from_slice::<serde_json::Value>(text) {
         Ok(value) => value["version"].is_null() || (value["key"].is_null() && value["files"].is_null()),
         Err(_) => !b"{\"version\":".starts_with(&text[..text.len().min(11)]),
     }

@@ -1,13 +1,12 @@
 //! Parquet files that others made, and that may be damaged.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::{DataType, Field, FieldRef, Fields};
 use bytes::Bytes;
+use flow_storage::{InputFile, StorageError};
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups, RowSelection,
 };
@@ -19,7 +18,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::thrift::{Fault, number_in_struct};
-use crate::open_regular_file;
+use crate::open_input_file;
 
 /// Bytes at the end of a file that say how long its metadata are: a number of four, and a mark.
 const TAIL: u64 = 8;
@@ -50,14 +49,14 @@ pub struct ForeignParquet {
 /// tell it from damage.
 #[derive(Debug)]
 struct Noting {
-    file: File,
+    file: InputFile,
     failed: OnceLock<String>,
 }
 
 impl Noting {
     fn note<T>(&self, read: io::Result<T>) -> io::Result<T> {
         read.inspect_err(|error| {
-            if error.raw_os_error().is_some() {
+            if error.raw_os_error().is_some() || StorageError::in_io(error).is_some() {
                 let _ = self.failed.set(error.to_string());
             }
         })
@@ -70,9 +69,9 @@ impl ForeignParquet {
     /// # Errors
     /// When it cannot be opened, or is no regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = open_regular_file(path)?;
+        let file = open_input_file(path)?;
         Ok(ForeignParquet {
-            length: file.metadata()?.len(),
+            length: file.length()?,
             file: Arc::new(Noting {
                 file,
                 failed: OnceLock::new(),
@@ -423,6 +422,8 @@ impl Read for FromPlace {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
     use arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
     use arrow::datatypes::Int64Type;

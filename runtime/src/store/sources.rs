@@ -1,20 +1,21 @@
 //! Digests of source files, with a note of size, time and inode that spares reading a file again.
 
 use std::collections::BTreeMap;
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use flow_storage::{InputFile, Location, Storage, StorageError, is_url};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::atomic::{self, Files};
 use super::digested_file::DigestedFile;
 use super::file_digest::{digest_to_end, read_digest};
+use super::file_state::FileState;
 use super::tombstone;
 use super::versioned_json;
 use crate::digest::Digest;
@@ -36,6 +37,9 @@ const SOURCES_VERSION: u64 = 2;
 /// tick of the file system's clock would not show.
 const SETTLED: Duration = Duration::from_secs(2);
 
+/// Objects that are digested at the same time: their threads wait for answers most of the time.
+const OBJECTS_AT_ONCE: usize = 32;
+
 /// All digests, as of the end of the last run.
 const FILE: &str = "sources.json";
 /// Those that the run in hand made, one to a line.
@@ -43,8 +47,8 @@ const JOURNAL: &str = "sources.jsonl";
 
 /// Digests of files outside the store. Cheap to clone; clones share what they know.
 ///
-/// A note is a shortcut and no more: without it, or if size, times or inode differ from it, the
-/// file is read again. Digests say nothing of paths and times.
+/// A note is a shortcut and no more: without it, or if size, times or inode (of an object: size, ETag or version) differ from
+/// it, the file is read again. Digests say nothing of paths and times.
 #[derive(Clone, Default)]
 pub struct SourceDigests {
     shared: Arc<SharedNotes>,
@@ -67,6 +71,9 @@ struct Note {
     /// Moves with every change of the file or of what is said of it, and nobody can set it.
     #[serde(default)]
     ctime_ns: i64,
+    /// Of an object: its ETag and version, in place of inode and times.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<Digest>,
     digest: Digest,
     /// When the file was first seen as it is (seconds since 1970, by this machine's clock), where it may have been changed
     /// just before: such a note is not trusted. If the file is read again and is still as it was, the next one is.
@@ -75,34 +82,43 @@ struct Note {
 }
 
 impl Note {
-    fn of(metadata: &Metadata, digest: Digest) -> Self {
-        let nanoseconds = |seconds: i64, rest: i64| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
+    fn of(state: &FileState, digest: Digest) -> Self {
         Note {
-            size: metadata.len(),
-            mtime_ns: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
-            inode: metadata.ino(),
-            ctime_ns: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
+            size: state.size,
+            mtime_ns: state.mtime_ns,
+            inode: state.inode,
+            ctime_ns: state.ctime_ns,
+            version: state.version,
             digest,
             seen: None,
         }
     }
 
-    fn fits(&self, metadata: &Metadata) -> bool {
-        let now = Note::of(metadata, self.digest);
-        (self.size, self.mtime_ns, self.inode, self.ctime_ns) == (now.size, now.mtime_ns, now.inode, now.ctime_ns)
+    fn fits(&self, state: &FileState) -> bool {
+        let noted = FileState {
+            size: self.size,
+            mtime_ns: self.mtime_ns,
+            inode: self.inode,
+            ctime_ns: self.ctime_ns,
+            version: self.version,
+        };
+        noted == *state
     }
 }
 
 /// Whether whoever changes a file from now on leaves another modification time than the file has. The modification time
-/// itself may lie in the future, if somebody set it or if the file server's clock is ahead.
-fn is_settled(metadata: &Metadata, known: Option<&Note>, now: SystemTime) -> bool {
+/// itself may lie in the future, if somebody set it or if the file server's clock is ahead. An object with an ETag has another one
+/// after each change.
+fn is_settled(state: &FileState, known: Option<&Note>, now: SystemTime) -> bool {
+    if state.version.is_some() {
+        return true;
+    }
     let age = |at: SystemTime| now.duration_since(at).is_ok_and(|age| age >= SETTLED);
-    let changed = u64::try_from(metadata.ctime()).map(|at| SystemTime::UNIX_EPOCH + Duration::from_secs(at));
     let seen = known
-        .filter(|note| note.fits(metadata))
+        .filter(|note| note.fits(state))
         .and_then(|note| note.seen)
         .map(|at| SystemTime::UNIX_EPOCH + Duration::from_secs(at));
-    metadata.modified().is_ok_and(age) || changed.is_ok_and(age) || seen.is_some_and(age)
+    age(state.modified()) || state.changed().is_some_and(age) || seen.is_some_and(age)
 }
 
 #[derive(Serialize, Deserialize)]
@@ -225,10 +241,10 @@ impl SourceDigests {
     /// # Errors
     /// If the file cannot be looked at, or is no file.
     pub fn known(&self, path: &Path) -> Result<Option<Digest>, StoreError> {
-        let Some(metadata) = look(path)? else {
+        let Some(state) = look(path)? else {
             return Self::of_absent(path).map(Some);
         };
-        Ok(name_of(path).and_then(|name| self.noted(&name, &metadata)))
+        Ok(name_of(path).and_then(|name| self.noted(&name, &state)))
     }
 
     /// The digest of a file's bytes, read if need be; [`SourceDigests::absent`] if it is not there.
@@ -301,6 +317,10 @@ impl SourceDigests {
     /// The digests of many files as [`SourceDigests::digest_or_why_not`] gives them, read by up to `threads` threads,
     /// in the order of `paths`.
     pub fn digest_all(&self, paths: &[PathBuf], threads: usize) -> Vec<Result<Digest, StoreError>> {
+        let threads = match paths.iter().any(is_url) {
+            true => threads.max(OBJECTS_AT_ONCE),
+            false => threads,
+        };
         on_threads(paths, threads, |path| {
             self.digest_or_why_not(path).map(|(digest, _)| digest)
         })
@@ -311,20 +331,20 @@ impl SourceDigests {
     /// # Errors
     /// If the rest of the file cannot be read, or it was changed since it was opened.
     pub fn note_read(&self, file: DigestedFile) -> Result<(PathBuf, Digest), StoreError> {
-        let (path, metadata, opened, digest) = file.finish()?;
+        let (path, state, opened, digest) = file.finish()?;
         if let Some(name) = name_of(&path) {
-            self.note(name, &metadata, opened, digest);
+            self.note(name, &state, opened, digest);
         }
         Ok((path, digest))
     }
 
-    /// Notes the digest of a file that was as `metadata` says when reading it began, and that was not changed since.
-    fn note(&self, name: String, metadata: &Metadata, began: SystemTime, digest: Digest) {
-        let mut note = Note::of(metadata, digest);
+    /// Notes the digest of a file that was as `state` says when reading it began, and that was not changed since.
+    fn note(&self, name: String, state: &FileState, began: SystemTime, digest: Digest) {
+        let mut note = Note::of(state, digest);
         let mut notes = self.notes();
         let known = notes.get(&name).copied();
-        if !is_settled(metadata, known.as_ref(), began) {
-            let earlier = known.filter(|known| known.fits(metadata)).and_then(|known| known.seen);
+        if !is_settled(state, known.as_ref(), began) {
+            let earlier = known.filter(|known| known.fits(state)).and_then(|known| known.seen);
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             note.seen = Some(earlier.unwrap_or(now.map_or(0, |now| now.as_secs() + 1)));
         }
@@ -354,11 +374,11 @@ impl SourceDigests {
         }
     }
 
-    fn noted(&self, name: &str, metadata: &Metadata) -> Option<Digest> {
+    fn noted(&self, name: &str, state: &FileState) -> Option<Digest> {
         let notes = self.notes();
         notes
             .get(name)
-            .filter(|note| note.seen.is_none() && note.fits(metadata))
+            .filter(|note| note.seen.is_none() && note.fits(state))
             .map(|note| note.digest)
     }
 
@@ -409,15 +429,27 @@ fn is_of_the_file(error: &StoreError) -> bool {
 }
 
 /// Whether a file is to blame for an error of reading it, and not this process, which may open no more files or has no
-/// memory left: the next file would then fail as well.
+/// memory left, or may not use the bucket: the next file would then fail as well.
 pub fn is_fault_of_the_file(error: &io::Error) -> bool {
+    if let Some(error) = StorageError::in_io(error) {
+        return error.is_of_the_object();
+    }
     !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// What the file system says of a file; none if it is not there.
-fn look(path: &Path) -> Result<Option<Metadata>, StoreError> {
+/// What the file system, or object storage, says of a file; none if it is not there.
+fn look(path: &Path) -> Result<Option<FileState>, StoreError> {
+    let failed = |error: StorageError| StoreError::io("look at", path, error.into());
+    let path = match Location::of_path(path).map_err(failed)? {
+        Location::Object(url) => {
+            let found = Storage::global().look(&url).map_err(failed)?;
+            return Ok(found.as_ref().map(FileState::of_object));
+        }
+        Location::Local(path) => path,
+    };
+    let path = path.as_path();
     match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_file() => Ok(Some(metadata)),
+        Ok(metadata) if metadata.is_file() => Ok(Some(FileState::of_file(&metadata))),
         // Opening a pipe would wait for ever.
         Ok(_) => Err(StoreError::io("read", path, io::Error::other("it is not a file"))),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
@@ -427,11 +459,14 @@ fn look(path: &Path) -> Result<Option<Metadata>, StoreError> {
 
 /// The name under which a file is noted; none for paths that are not Unicode, which are read each time.
 fn name_of(path: &Path) -> Option<String> {
+    if let Ok(Location::Object(url)) = Location::of_path(path) {
+        return Some(url.to_string());
+    }
     std::path::absolute(path).ok()?.into_os_string().into_string().ok()
 }
 
 fn read_range_digest(range: &FileRange) -> io::Result<Digest> {
-    let mut file = File::open(&range.path)?;
+    let mut file = InputFile::open(&range.path)?;
     file.seek(SeekFrom::Start(range.offset))?;
     digest_to_end(file.take(range.size))
 }

@@ -4,6 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use flow_storage::is_url;
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
@@ -39,11 +40,15 @@ fn note_of(path: &Path) -> Option<PathBuf> {
 
 /// Whether the file was deleted by [`remove_source`] and nothing has taken its place.
 pub fn has_tombstone(path: &Path) -> bool {
-    !path.exists() && note_of(path).is_some_and(|note| note.is_file())
+    !is_url(path) && !path.exists() && note_of(path).is_some_and(|note| note.is_file())
 }
 
 /// The digest that a deleted file had; none if it was not deleted by [`remove_source`].
 pub(super) fn digest(path: &Path) -> Result<Option<Digest>, StoreError> {
+    // Objects are not deleted by this program.
+    if is_url(path) {
+        return Ok(None);
+    }
     let Some(note) = note_of(path) else { return Ok(None) };
     match atomic::read(&note)? {
         Some(bytes) => Ok(Some(

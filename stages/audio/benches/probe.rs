@@ -97,6 +97,7 @@ fn main() {
 
     // In turns: a file system that has just removed many files is slower at making new ones, for both. The tar lies in
     // the page cache for both. First as far as the page cache, then to the disk, as `audio.extract` does it.
+    let source = flow_storage::InputFile::open(&path).expect("the tar that was just written");
     for to_disk in [false, true] {
         let (mut copied, mut peer) = (Best::default(), Best::default());
         for round in 0..ROUNDS {
@@ -106,7 +107,7 @@ fn main() {
             let target = Target::open(&ours).expect("a folder");
             let place = |member: &&tar::Member| {
                 let content = Content::Copy(Range {
-                    file: &file,
+                    file: &source,
                     path: &path,
                     offset: member.offset,
                     size: member.size,

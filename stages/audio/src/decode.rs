@@ -1,10 +1,9 @@
 //! From the bytes of a recording to what a model hears: one channel, 16 kHz, `f32`.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use flow_runtime::open_regular_file;
+use flow_runtime::open_input_file;
+use flow_storage::InputFile;
 
 use crate::error::AudioError;
 use crate::part::mixed;
@@ -40,12 +39,12 @@ pub fn read_range(path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioE
         path: path.to_owned(),
         source,
     };
-    let file = open_regular_file(path).map_err(failed)?;
+    let file = open_input_file(path).map_err(failed)?;
     read_open_range(&file, path, offset, size)
 }
 
 /// [`read_range`] of a file that is open already; `path` is for messages.
-pub fn read_open_range(file: &File, path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioError> {
+pub fn read_open_range(file: &InputFile, path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioError> {
     let failed = |source| AudioError::Read {
         path: path.to_owned(),
         source,
@@ -58,7 +57,7 @@ pub fn read_open_range(file: &File, path: &Path, offset: u64, size: u64) -> Resu
         });
     }
     // Compared before the buffer is made: a size is only a claim.
-    let length = file.metadata().map_err(failed)?.len();
+    let length = file.length().map_err(failed)?;
     if offset.checked_add(size).is_none_or(|end| end > length) {
         return Err(AudioError::PastEnd {
             path: path.to_owned(),
@@ -77,8 +76,8 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, AudioError> {
         path: path.to_owned(),
         source,
     };
-    let file = open_regular_file(path).map_err(failed)?;
-    let size = file.metadata().map_err(failed)?.len();
+    let file = open_input_file(path).map_err(failed)?;
+    let size = file.length().map_err(failed)?;
     read_open_range(&file, path, 0, size)
 }
 

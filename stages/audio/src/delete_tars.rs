@@ -13,6 +13,7 @@ use flow_runtime::{
     Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Partition,
     RejectSet, Shape, StageError,
 };
+use flow_storage::InputFile;
 use rayon::ThreadPool;
 use rayon::prelude::*;
 use schemars::JsonSchema;
@@ -289,6 +290,7 @@ fn doubt(tar_path: &Path, members: &HashMap<String, Member>, files: &[Extracted]
     if !unchanged {
         return Some("it changed since it was probed".into());
     }
+    let tar = InputFile::Local(tar);
     // The first in the order of the files, whichever thread finds one.
     let doubts: Vec<String> = files
         .par_iter()
@@ -331,7 +333,7 @@ fn bring_to_disk(path: &Path) -> io::Result<()> {
     }
 }
 
-fn file_doubt(tar: &File, tar_path: &Path, members: &HashMap<String, Member>, file: &Extracted) -> Option<String> {
+fn file_doubt(tar: &InputFile, tar_path: &Path, members: &HashMap<String, Member>, file: &Extracted) -> Option<String> {
     let path = file.path.display();
     let Some(member) = members.get(&file.name).filter(|member| member.status == "ok") else {
         return Some(format!("{path}: `audio.probe` knows no good member of its name"));

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use flow_runtime::store::DigestedFile;
+use flow_storage::is_url;
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
@@ -58,14 +59,21 @@ pub fn tar_of(
         path: path.to_owned(),
         source,
     };
-    match std::fs::metadata(path) {
-        Ok(metadata) if !metadata.is_file() => {
-            return Ok(Some((missing("what has the name of the tar is no file"), None)));
+    if !is_url(path) {
+        match std::fs::metadata(path) {
+            Ok(metadata) if !metadata.is_file() => {
+                return Ok(Some((missing("what has the name of the tar is no file"), None)));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Some((missing("no tar"), None))),
+            _ => {}
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Some((missing("no tar"), None))),
-        _ => {}
     }
-    let file = DigestedFile::open(path).map_err(failed)?;
+    let file = match DigestedFile::open(path) {
+        Err(error) if is_url(path) && error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Some((missing("no tar"), None)));
+        }
+        file => file.map_err(failed)?,
+    };
     let mut headers = BufReader::with_capacity(512, file.file());
     let listing = tar::list(&mut headers, file.length()).map_err(failed)?;
     let members = listing.last_of_each_name();

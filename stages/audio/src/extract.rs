@@ -1,5 +1,6 @@
 //! The kind `audio.extract`.
 
+mod destination;
 mod missing_outputs;
 mod placing;
 mod wanted;
@@ -13,16 +14,17 @@ use arrow::compute::{concat_batches, filter_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, RejectClass, Shape, StageError,
+    Port, Progress, RejectClass, Shape, StageError, UrlUse,
 };
+use flow_storage::Location;
 use rayon::ThreadPool;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::AudioError;
-use crate::place::Target;
 use crate::probe::decoding_pool;
 use crate::shards::Shard;
+use destination::Destination;
 use placing::{Kept, Place};
 use wanted::Refusal;
 pub(crate) use wanted::{Member, members_by_name};
@@ -64,7 +66,8 @@ pub(crate) use wanted::{Member, members_by_name};
 pub struct ExtractSettings {
     /// Folder that holds `<lang>/<shard_id>/` folders.
     pub shards: PathBuf,
-    /// Folder that receives the recordings; empty for beside the tars.
+    /// Folder that receives the recordings; empty for beside the tars. May be in object storage (`s3://bucket/folder`, see
+    /// docs/storage.md).
     #[serde(default)]
     pub audio: PathBuf,
     /// How recordings are kept: `as_is`, `flac` (others are encoded) or `tar` (in their tars, nothing is written).
@@ -144,6 +147,7 @@ impl Kind for Extract {
         "rows",
         "the rows, with where the recording of each lies",
     )];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("shards", UrlUse::Read), ("audio", UrlUse::Write)];
     type Settings = ExtractSettings;
 
     fn shape(settings: &ExtractSettings, inputs: &Inputs) -> Result<Shape, StageError> {
@@ -169,8 +173,18 @@ impl Kind for Extract {
 
     fn open(settings: &ExtractSettings, context: &Context) -> Result<Body, StageError> {
         let pool = decoding_pool(context)?;
+        // `file:///data` is `/data` from here on.
+        let plain = |setting: &'static str, path: &Path| {
+            let location = Location::of_path(path).map_err(|error| StageError::setting(setting, error))?;
+            Ok::<_, StageError>(location.to_path())
+        };
+        let settings = ExtractSettings {
+            shards: plain("shards", &settings.shards)?,
+            audio: plain("audio", &settings.audio)?,
+            ..settings.clone()
+        };
         Ok(Body::Local(Box::new(Extractor {
-            settings: settings.clone(),
+            settings,
             pool,
             target: None,
             pending: HashMap::new(),
@@ -191,7 +205,7 @@ impl Kind for Extract {
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         if settings.watch && settings.store != Store::Tar {
-            missing_outputs::missing_outputs(committed, threads)
+            missing_outputs::missing_outputs(settings.target(), committed, threads)
         } else {
             Ok(BTreeMap::new())
         }
@@ -216,7 +230,7 @@ struct Extractor {
     settings: ExtractSettings,
     pool: ThreadPool,
     /// Opened with the first partition that has rows.
-    target: Option<Target>,
+    target: Option<Destination>,
     pending: HashMap<Partition, Waiting>,
 }
 
@@ -247,7 +261,7 @@ impl Operator for Extractor {
         } else {
             let target = match self.target.take() {
                 Some(target) => target,
-                None => Target::open(self.settings.target()).map_err(cannot_write)?,
+                None => Destination::open(self.settings.target()).map_err(cannot_write)?,
             };
             let target = self.target.insert(target);
             let place = Place {

@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use flow_storage::InputFile;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -36,7 +36,7 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 /// The bytes that a recording is copied from.
 #[derive(Clone, Copy)]
 pub struct Range<'a> {
-    pub file: &'a File,
+    pub file: &'a InputFile,
     /// For messages.
     pub path: &'a Path,
     pub offset: u64,
@@ -59,7 +59,7 @@ impl Content<'_> {
     }
 
     /// Gives the bytes piece by piece until `take` returns false.
-    fn each_piece(&self, mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>) -> Result<(), AudioError> {
+    pub(crate) fn each_piece(&self, mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>) -> Result<(), AudioError> {
         match self {
             Content::Copy(range) => each_piece(*range, take),
             Content::Bytes(bytes) => bytes
@@ -183,7 +183,7 @@ impl Target {
         let Some((file, size)) = open_plain(&folder, name, &path)? else {
             return Ok(None);
         };
-        read_open_range(&file, &path, 0, size).map(Some)
+        read_open_range(&file.into(), &path, 0, size).map(Some)
     }
 
     /// Whether a plain file with the same bytes is there.

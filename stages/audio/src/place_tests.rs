@@ -3,10 +3,10 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-fn source(folder: &Path, bytes: &[u8]) -> (File, PathBuf) {
+fn source(folder: &Path, bytes: &[u8]) -> (InputFile, PathBuf) {
     let path = folder.join("source.tar");
     fs::write(&path, bytes).unwrap();
-    (File::open(&path).unwrap(), path)
+    (InputFile::open(&path).unwrap(), path)
 }
 
 #[test]

@@ -125,6 +125,7 @@ impl Kind for Probe {
         ),
         OutputPort::new("tars", "one row for each shard: what its tar is"),
     ];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("shards", flow_runtime::UrlUse::Read)];
     type Settings = ProbeSettings;
 
     fn shape(settings: &ProbeSettings, _: &Inputs) -> Result<Shape, StageError> {
@@ -185,7 +186,7 @@ impl Prober {
             AudioFrom::Files => false,
             // Where there is neither, it is the tar that is missing.
             AudioFrom::Auto => {
-                shard.tar().is_file()
+                flow_storage::is_file(&shard.tar())
                     || has_tombstone(&shard.tar())
                     || shards::recordings(shard).is_ok_and(|recordings| recordings.is_empty())
             }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use flow_runtime::store::TOMBSTONE_SUFFIX;
 
+use flow_storage::{Location, Storage, StorageError, folders_two_levels_below, is_url};
+
 use crate::error::AudioError;
 
 /// One shard: `<shards>/<lang>/<shard_id>/`.
@@ -45,6 +47,12 @@ impl Shard {
 
 /// All shards in byte order of (`lang`, `shard_id`). Files, and links to folders, are stepped over.
 pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
+    if is_url(shards) {
+        return list_objects(shards).map_err(|error| AudioError::Read {
+            path: shards.to_owned(),
+            source: error.into(),
+        });
+    }
     let mut found = Vec::new();
     for lang in folders_in(shards)? {
         for folder in folders_in(&shards.join(&lang))? {
@@ -61,6 +69,20 @@ pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
         }
     }
     Ok(found)
+}
+
+/// The shards below a prefix of object storage.
+fn list_objects(shards: &Path) -> Result<Vec<Shard>, StorageError> {
+    let Location::Object(url) = Location::of_path(shards)? else {
+        return Ok(Vec::new());
+    };
+    let found = folders_two_levels_below(Storage::global(), &url)?;
+    let shard = |(lang, shard_id): (String, String)| Shard {
+        folder: shards.join(&lang).join(&shard_id),
+        lang,
+        shard_id,
+    };
+    Ok(found.into_iter().map(shard).collect())
 }
 
 fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
@@ -82,6 +104,12 @@ fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
 /// Files below a shard's folder that may be recordings: (name relative to the folder, size), by name. The
 /// shard's own files, links, and files that an interrupted extraction left behind are stepped over, as are notes of deleted tars.
 pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
+    if is_url(&shard.folder) {
+        return recording_objects(shard).map_err(|error| AudioError::Read {
+            path: shard.folder.clone(),
+            source: error.into(),
+        });
+    }
     let mut found = Vec::new();
     let mut pending = vec![(shard.folder.clone(), String::new())];
     while let Some((folder, prefix)) = pending.pop() {
@@ -110,6 +138,22 @@ pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
                     found.push((format!("{prefix}{name}"), entry.metadata().map_err(failed)?.len()));
                 }
             }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn recording_objects(shard: &Shard) -> Result<Vec<(String, u64)>, StorageError> {
+    let Location::Object(url) = Location::of_path(&shard.folder)? else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    for entry in Storage::global().list_and_remember(&url)? {
+        let name = entry.url.below(&url).unwrap_or_default();
+        let own = crate::member_name::is_shard_file(name, &shard.shard_id);
+        if !own && !name.is_empty() && !name.ends_with(TOMBSTONE_SUFFIX) {
+            found.push((name.to_string(), entry.stat.size));
         }
     }
     found.sort();

@@ -1,12 +1,11 @@
 //! The bytes of a recording in a file, which are read where a decoder asks for them.
 
-use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flow_runtime::open_regular_file;
+use flow_runtime::open_input_file;
+use flow_storage::InputFile;
 use symphonia::core::io::MediaSource;
 
 use crate::error::AudioError;
@@ -18,7 +17,7 @@ use crate::streamed_wav::header_with_sizes;
 /// The bytes of a recording, read where they are asked for.
 #[derive(Clone)]
 pub(crate) struct StoredBytes {
-    pub file: Arc<File>,
+    pub file: Arc<InputFile>,
     pub offset: u64,
     pub size: u64,
     /// Why reading failed, if it did: decoders do not say.
@@ -31,8 +30,8 @@ impl StoredBytes {
             path: path.to_owned(),
             source,
         };
-        let file = open_regular_file(path).map_err(failed)?;
-        let length = file.metadata().map_err(failed)?.len();
+        let file = open_input_file(path).map_err(failed)?;
+        let length = file.length().map_err(failed)?;
         let (offset, size) = range.unwrap_or((0, length));
         if offset.checked_add(size).is_none_or(|end| end > length) {
             return Err(AudioError::PastEnd {

@@ -2,7 +2,7 @@
 
 mod sample;
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use flow_runtime::{
     Body, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Reject, RejectClass,
     Shape, Source, SourcePartition, StageError,
 };
+use flow_storage::InputFile;
 use rayon::ThreadPool;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -90,6 +91,7 @@ impl Kind for WebDataset {
     const VERSION: u32 = 1;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "one row for each recording with a text")];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("source", flow_runtime::UrlUse::Text)];
     type Settings = WebDatasetSettings;
 
     fn shape(settings: &WebDatasetSettings, _: &Inputs) -> Result<Shape, StageError> {
@@ -179,7 +181,7 @@ impl Source for Reader {
                 source,
             })
         };
-        let file = match File::open(&path) {
+        let file = match InputFile::open(&path).and_then(InputFile::into_local) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 out.reject_partition("missing_tar", RejectClass::Fault, path.display().to_string());
@@ -189,6 +191,7 @@ impl Source for Reader {
         };
         let length = file.metadata().map_err(failed)?.len();
         let listing = tar::list(&mut BufReader::with_capacity(512, &file), length).map_err(failed)?;
+        let file = InputFile::Local(file);
         if let End::Cut(why) = &listing.end {
             out.reject_partition("tar_truncated", RejectClass::Fault, why);
         }

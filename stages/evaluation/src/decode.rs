@@ -213,6 +213,7 @@ impl Kind for EvaluationDecode {
         "transcripts",
         "one row for each recording: reference, hypothesis, their words and characters with the errors, where the audio is",
     )];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("shards", flow_runtime::UrlUse::Read)];
     type Settings = DecodeSettings;
 
     fn shape(settings: &DecodeSettings, inputs: &Inputs) -> Result<Shape, StageError> {

@@ -8,7 +8,7 @@ use arrow::array::{Array, AsArray};
 use arrow::datatypes::Int64Type;
 use flow_runtime::{
     Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Shape,
-    StageError,
+    StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -60,7 +60,7 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReportSettings {
-    /// Folder that receives the page.
+    /// Folder that receives the page; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: String,
     /// Utterances to list among those with the most errors.
     #[serde(default = "default_worst")]
@@ -166,6 +166,7 @@ impl Kind for EvaluationReport {
             ]),
     ];
     const OUTPUTS: &'static [OutputPort] = &[];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write), ("shards", UrlUse::Text)];
     type Settings = ReportSettings;
 
     fn shape(settings: &ReportSettings, _: &Inputs) -> Result<Shape, StageError> {

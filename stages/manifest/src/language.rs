@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use flow_runtime::open_regular_file;
+use flow_runtime::open_input_file;
 use flow_runtime::spec::yaml;
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +69,7 @@ impl Languages {
     /// # Errors
     /// When the file cannot be read or is no language table.
     pub fn from_file(path: &Path) -> Result<Languages, ManifestError> {
-        let text = open_regular_file(path).and_then(io::read_to_string);
+        let text = open_input_file(path).and_then(io::read_to_string);
         let text = text.map_err(|e| ManifestError::io(path, e))?;
         Languages::parse(&text).map_err(|e| ManifestError::Languages(format!("{}: {e}", path.display())))
     }

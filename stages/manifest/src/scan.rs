@@ -68,6 +68,10 @@ impl Kind for Scan {
         "rows",
         "one for each row of the shards' metadata, beside what their index says",
     )];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("shards", flow_runtime::UrlUse::Read),
+        ("source", flow_runtime::UrlUse::Text),
+    ];
     type Settings = ScanSettings;
 
     fn shape(_: &ScanSettings, _: &Inputs) -> Result<Shape, StageError> {

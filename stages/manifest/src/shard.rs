@@ -13,6 +13,7 @@ use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::store::ForeignParquet;
 use flow_runtime::{ROW, UNREADABLE};
+use flow_storage::{Location, Storage, StorageError, folders_two_levels_below};
 use parquet::arrow::ProjectionMask;
 
 use crate::columns::constant;
@@ -30,12 +31,18 @@ pub struct Listing {
     pub links: Vec<PathBuf>,
 }
 
-/// Lists the folders exactly two levels below `root`. Files are stepped over, links are not followed.
+/// Lists the folders exactly two levels below `root`. Files are stepped over, links are not followed. Below a prefix of object
+/// storage, those in which an object lies.
 ///
 /// # Errors
 /// When `root` or a folder in it cannot be read, or a folder's name is not UTF-8.
 pub fn list_shards(root: &Path) -> Result<Listing, ManifestError> {
     let mut listing = Listing::default();
+    let failed = |error: StorageError| ManifestError::io(root, error.into());
+    if let Location::Object(url) = Location::of_path(root).map_err(failed)? {
+        listing.shards = folders_two_levels_below(Storage::global(), &url).map_err(failed)?;
+        return Ok(listing);
+    }
     for (lang, folder) in folders(root, &mut listing.links)? {
         for (shard_id, _) in folders(&folder, &mut listing.links)? {
             listing.shards.push((lang.clone(), shard_id));

@@ -147,6 +147,7 @@ impl Kind for Sql {
     .count(InputCount::Many)];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the columns that the query selects")];
     const SQL_SETTINGS: &'static [&'static str] = &["query", "join", "when", "detail"];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("languages", flow_runtime::UrlUse::Read)];
     type Settings = SqlSettings;
 
     fn shape(settings: &SqlSettings, inputs: &Inputs) -> Result<Shape, StageError> {

@@ -189,6 +189,7 @@ impl Kind for Table {
     const VERSION: u32 = 2;
     const INPUTS: &'static [flow_runtime::InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of the file, in its order")];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("path", flow_runtime::UrlUse::Read)];
     type Settings = TableSettings;
 
     fn shape(settings: &TableSettings, _: &Inputs) -> Result<Shape, StageError> {

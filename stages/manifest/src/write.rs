@@ -10,7 +10,7 @@ use flow_runtime::event::Event;
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::{
     Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition, RejectSet, Shape,
-    StageError,
+    StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ const STATISTICS: &str = "statistics.json";
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteSettings {
-    /// Folder that receives the files.
+    /// Folder that receives the files; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: PathBuf,
     /// The folder of shards, which stands before `tar_path`. Nothing is added where it is empty.
     #[serde(default)]
@@ -129,6 +129,11 @@ impl Kind for Write {
         InputPort::whole("val", "rows for `val_manifest_v2.parquet`").optional(),
     ];
     const OUTPUTS: &'static [OutputPort] = &[];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[
+        ("out", UrlUse::Write),
+        ("shards", UrlUse::Text),
+        ("audio", UrlUse::Text),
+    ];
     type Settings = WriteSettings;
 
     fn shape(settings: &WriteSettings, inputs: &Inputs) -> Result<Shape, StageError> {

@@ -9,6 +9,7 @@ use arrow::array::{Array, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use flow_runtime::{Artifact, StageError};
+use flow_storage::is_url;
 use serde::Serialize;
 
 use crate::columns;
@@ -63,7 +64,10 @@ impl<'s> Extracted<'s> {
 
     /// A path from the current directory, as the manifest calls it.
     pub(crate) fn seen(&self, path: &Path) -> Result<String, StageError> {
-        let seen = match self.linked {
+        if is_url(path) {
+            return Ok(path.to_string_lossy().into_owned());
+        }
+        let seen = match self.linked || is_url(self.out) {
             true => std::path::absolute(path),
             false => seen_from(self.out, path),
         };
@@ -237,6 +241,14 @@ mod tests {
             call("audio", "../out"),
             here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap()
         );
+        // A manifest in object storage names files of this machine by their whole paths, and objects by their URLs.
+        assert_eq!(
+            call("audio", "s3://bucket/out"),
+            here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap()
+        );
+        for out in ["s3://bucket/out", "out"] {
+            assert_eq!(call("s3://bucket/audio", out), "s3://bucket/audio/hi/hi_1/a/b.flac");
+        }
         // From behind a link `..` leads elsewhere.
         let folder = tempfile::tempdir_in(".").unwrap();
         let folder = folder.path().strip_prefix(&here).unwrap_or(folder.path());

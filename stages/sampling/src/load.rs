@@ -182,6 +182,7 @@ impl Kind for Load {
         "batches",
         "one partition for each step: the micro-batches of all ranks, with signals and texts",
     )];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("shards", flow_runtime::UrlUse::Read)];
     type Settings = LoadSettings;
 
     fn shape(settings: &LoadSettings, inputs: &Inputs) -> Result<Shape, StageError> {

@@ -11,7 +11,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::event::Event;
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, RejectSet, Shape,
-    Source, SourcePartition, StageError, open_regular_file,
+    Source, SourcePartition, StageError, open_input_file,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -134,6 +134,7 @@ impl Kind for Plan {
         OutputPort::new("summary", "figures of the plan"),
         OutputPort::new("languages", "what balancing does to each language"),
     ];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("manifest", flow_runtime::UrlUse::Read)];
     type Settings = PlanSettings;
 
     fn shape(settings: &PlanSettings, inputs: &Inputs) -> Result<Shape, StageError> {
@@ -202,7 +203,7 @@ impl Source for Planner {
         let mut files = Vec::new();
         if self.settings.has_file() {
             let manifest = &self.settings.manifest;
-            if let Err(error) = open_regular_file(manifest) {
+            if let Err(error) = open_input_file(manifest) {
                 return Err(StageError::setting(
                     "manifest",
                     format!("cannot read {}: {error}", manifest.display()),
@@ -318,7 +319,7 @@ fn digest_of_file(path: &Path) -> Result<String, StageError> {
             why: format!("{error}"),
         })
     };
-    let mut file = open_regular_file(path).map_err(failed)?;
+    let mut file = open_input_file(path).map_err(failed)?;
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0u8; 1 << 20];
     loop {

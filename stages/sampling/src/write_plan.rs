@@ -7,8 +7,9 @@ use std::sync::Arc;
 use arrow::array::AsArray;
 use arrow::datatypes::Schema;
 use flow_runtime::{
-    Body, ColumnType, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, ROW, Shape, StageError,
+    Body, ColumnType, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, ROW, Shape, StageError, UrlUse,
 };
+use flow_storage::Location;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::metadata::KeyValue;
@@ -35,13 +36,20 @@ use crate::plan_batches::batches_schema;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteSettings {
-    /// The file to write.
+    /// The file to write; may be in object storage (`s3://bucket/folder/file`, see docs/storage.md).
     pub out: PathBuf,
 }
 
 impl WriteSettings {
     /// Folder and name of the file.
     fn parts(&self) -> Result<(PathBuf, String), StageError> {
+        if let Location::Object(url) =
+            Location::of_path(&self.out).map_err(|error| StageError::setting("out", error))?
+        {
+            let folder = url.parent();
+            let folder = folder.ok_or_else(|| StageError::setting("out", format!("`{url}` names no file")))?;
+            return Ok((folder.to_string().into(), url.name().to_owned()));
+        }
         let name = self.out.file_name().and_then(|name| name.to_str());
         let name = name.ok_or_else(|| StageError::setting("out", format!("`{}` names no file", self.out.display())))?;
         let folder = match self.out.parent() {
@@ -67,6 +75,7 @@ impl Kind for WritePlan {
             .columns(&[("manifest_digest", ColumnType::AnyText)]),
     ];
     const OUTPUTS: &'static [OutputPort] = &[];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write)];
     type Settings = WriteSettings;
 
     fn shape(settings: &WriteSettings, _: &Inputs) -> Result<Shape, StageError> {
@@ -143,4 +152,23 @@ fn schema_without_row(schema: &Schema) -> Schema {
             .cloned()
             .collect::<Vec<_>>(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_of_a_url_is_one_in_the_bucket() {
+        let parts = |out: &str| WriteSettings { out: out.into() }.parts().ok();
+        let expected = |folder: &str, name: &str| Some((PathBuf::from(folder), name.to_string()));
+        assert_eq!(
+            parts("s3://bucket/plan/a.parquet"),
+            expected("s3://bucket/plan", "a.parquet")
+        );
+        assert_eq!(parts("s3://bucket/a.parquet"), expected("s3://bucket", "a.parquet"));
+        assert_eq!(parts("s3://bucket"), None);
+        assert_eq!(parts("plan/a.parquet"), expected("plan", "a.parquet"));
+        assert_eq!(parts("a.parquet"), expected(".", "a.parquet"));
+    }
 }

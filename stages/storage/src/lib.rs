@@ -1,1 +1,33 @@
 //! Files in object storage: what lies behind `s3://`, `gs://`, `az://` and `https://`.
+//!
+//! A [`Location`] is what a user writes. [`Storage`] lists, reads and writes objects; its calls wait for the answer, and may be
+//! made from any thread, the threads of timely, rayon and tokio among them. [`InputFile`] is a file to be read, on this machine or
+//! in object storage.
+//!
+//! Settings and rows keep a URL in the field that holds a path otherwise: [`is_url`] tells them apart.
+
+mod aws_profile;
+mod client;
+mod counters;
+mod error;
+mod input_file;
+mod list;
+mod location;
+mod object_reader;
+mod object_writer;
+mod open_bucket;
+mod storage;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use counters::StorageCounts;
+pub use error::{StorageError, StorageFault};
+pub use input_file::{InputFile, is_file};
+pub use list::{Entry, Folder, folders_two_levels_below};
+pub use location::{Location, ObjectUrl, Scheme, is_url};
+pub use object_reader::ObjectReader;
+pub use object_writer::ObjectWriter;
+pub use storage::{Stat, Storage};
+
+#[cfg(test)]
+mod tests;

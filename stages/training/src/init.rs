@@ -44,6 +44,12 @@ pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
 
 /// What to say of a model that is not there.
 pub fn not_there(model: &str) -> String {
+    if ["s3://", "gs://", "az://", "https://"]
+        .iter()
+        .any(|scheme| model.starts_with(scheme))
+    {
+        return format!("{model}: models are read from this machine or the Hugging Face hub; copy it here first");
+    }
     let mut message = format!("{model} is not there");
     if let Some(meant) = HubReference::meant(model) {
         message.push_str(&format!("; a model of the Hugging Face hub is written {meant}"));

@@ -6,6 +6,7 @@ use flow_evaluation::hub_token::hub_with_token;
 use flow_hub::HubReference;
 use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
 use flow_model::tokenizer::Tokenizer;
+use flow_runtime::store::path_in_set;
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Secret, Shape, Source, SourcePartition,
     StageError, read_regular_file,
@@ -103,6 +104,10 @@ impl Kind for ReadTokenizer {
     const VERSION: u32 = 1;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("tokenizer", flow_runtime::UrlUse::Read),
+        ("from_nothing", flow_runtime::UrlUse::Read),
+    ];
     type Settings = ReadTokenizerSettings;
 
     fn shape(settings: &ReadTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {
@@ -177,7 +182,13 @@ impl Source for Reader {
 impl Reader {
     /// Where the tokenizer is read from now: its file is then in the key, whatever `init` is.
     fn origin(&self) -> Result<Origin, StageError> {
-        let origin = self.settings.source()?;
+        let origin = match self.settings.source()? {
+            Origin::File(path, setting) => {
+                let path = path_in_set(&path).map_err(|error| StageError::setting(setting, error))?;
+                Origin::File(path, setting)
+            }
+            other => other,
+        };
         let is_elsewhere = match &origin {
             Origin::File(..) => false,
             Origin::Model(path) => !path.exists(),

@@ -9,6 +9,7 @@ use arrow::datatypes::Schema;
 use flow_hub::HubReference;
 use flow_kernels::device::DeviceChoice;
 use flow_runtime::read_regular_file;
+use flow_runtime::store::path_in_set;
 use flow_sampling::SamplingRecord;
 use flow_sampling::plan::Packing;
 use serde_json::{Value, json};
@@ -220,10 +221,11 @@ impl ResolvedSettings {
             return Ok(None);
         }
         let failed = |e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}"));
-        let read = self
-            .tokenizer_read
-            .get(path, || read_regular_file(Path::new(path)))
-            .map_err(failed)?;
+        let read = || {
+            let file = path_in_set(Path::new(path)).map_err(std::io::Error::other)?;
+            read_regular_file(&file)
+        };
+        let read = self.tokenizer_read.get(path, read).map_err(failed)?;
         Ok(Some(read.to_vec()))
     }
 

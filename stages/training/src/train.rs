@@ -66,6 +66,10 @@ impl Kind for TrainingTrain {
             .columns(TOKENIZER_COLUMNS),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("model", "the checkpoint that is handed on")];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("tokenizer", flow_runtime::UrlUse::Read),
+        ("shards", flow_runtime::UrlUse::Read),
+    ];
     type Settings = TrainSettings;
 
     fn shape(settings: &TrainSettings, inputs: &Inputs) -> Result<Shape, StageError> {

@@ -12,6 +12,7 @@ use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
 use flow_runtime::event::Event;
+use flow_runtime::store::path_in_set;
 use flow_runtime::{
     Artifact, Body, ColumnType, Context, InputCount, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
     ReadOnce, Shape, Source, SourcePartition, StageError, read_regular_file,
@@ -133,7 +134,9 @@ impl TrainTokenizerSettings {
         let path = Path::new(&self.extend);
         let refuse = |why: String| StageError::setting("extend", why);
         if path.extension().is_some_and(|ending| ending == "model") {
-            return read_regular_file(path).map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)));
+            let read = path_in_set(path).map_err(std::io::Error::other);
+            let read = read.and_then(|path| read_regular_file(&path));
+            return read.map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)));
         }
         tokenizer_of_model("extend", path)
     }
@@ -279,6 +282,7 @@ impl Kind for TrainTokenizer {
     .count(InputCount::Many)
     .columns(&[("text", ColumnType::AnyText)])];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("extend", flow_runtime::UrlUse::Read)];
     type Settings = TrainTokenizerSettings;
 
     fn shape(settings: &TrainTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {

@@ -7,7 +7,7 @@ use flow_evaluation::report::MODEL_COLUMNS;
 use flow_model::Weights;
 use flow_model::checkpoint::{Format, OpenModel};
 use flow_runtime::{
-    Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError,
+    Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ use crate::file_set;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteModelSettings {
-    /// Folder that receives the archive.
+    /// Folder that receives the archive; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: String,
     /// Its name before `.nemo`.
     #[serde(default = "default_name")]
@@ -57,6 +57,7 @@ impl Kind for WriteModel {
     const INPUTS: &'static [InputPort] =
         &[InputPort::whole("model", "the model of a training.train").columns(MODEL_COLUMNS)];
     const OUTPUTS: &'static [OutputPort] = &[];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write)];
     type Settings = WriteModelSettings;
 
     fn shape(settings: &WriteModelSettings, _: &Inputs) -> Result<Shape, StageError> {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError};
+use flow_runtime::{Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError, UrlUse};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +27,7 @@ use crate::train_tokenizer::{TOKENIZER_COLUMNS, read_tokenizer_files};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteTokenizerSettings {
-    /// Folder that receives the files.
+    /// Folder that receives the files; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: String,
     /// Their name before `.model` and `.vocab`.
     #[serde(default = "default_name")]
@@ -47,6 +47,7 @@ impl Kind for WriteTokenizer {
     const INPUTS: &'static [InputPort] =
         &[InputPort::whole("tokenizer", "of a tokenizer.train or a tokenizer.read").columns(TOKENIZER_COLUMNS)];
     const OUTPUTS: &'static [OutputPort] = &[];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write)];
     type Settings = WriteTokenizerSettings;
 
     fn shape(settings: &WriteTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {

@@ -8,7 +8,7 @@ use arrow::compute::concat_batches;
 use flow_runtime::output_files::{self, OutputFile};
 use flow_runtime::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, Shape, StageError,
+    Port, Progress, Shape, StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,7 @@ use crate::{Format, LineLimits, Transcript};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteSettings {
-    /// Folder that receives the files.
+    /// Folder that receives the files; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: PathBuf,
     /// Formats to write: `txt`, `json`, `srt`, `vtt`, `tsv`, `ctm`, `jsonl`, `parquet`.
     #[serde(default = "only_text")]
@@ -133,6 +133,7 @@ impl Kind for Write {
             .columns(&[("diarization_s", ColumnType::Float64), ("total_s", ColumnType::Float64)]),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("files", "one row for each file that was written")];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write)];
     type Settings = WriteSettings;
 
     fn shape(settings: &WriteSettings, _: &Inputs) -> Result<Shape, StageError> {
@@ -147,7 +148,7 @@ impl Kind for Write {
         }
         let files = Port {
             name: "files".into(),
-            schema: output_files::schema(),
+            schema: output_files::schema(&settings.out),
         };
         Ok(Shape {
             expensive: true,
@@ -175,11 +176,11 @@ impl Kind for Write {
     }
 
     fn missing_outputs(
-        _: &WriteSettings,
+        settings: &WriteSettings,
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing(committed, threads)
+        output_files::missing(committed, &settings.out, threads)
     }
 }
 
@@ -252,7 +253,7 @@ impl Operator for Writer {
                 bytes: format.write(&transcript, &limits)?,
             });
         }
-        out.send(0, output_files::write(&files, &self.scratch)?);
+        out.send(0, output_files::write(&files, &self.settings.out, &self.scratch)?);
         Ok(Progress::Done)
     }
 }

@@ -77,9 +77,9 @@ fn an_export_is_whole_or_visibly_not() {
     ));
     std::fs::remove_file(folder.join("flow.json")).unwrap();
 
-    let mut set = ExportSet::begin(&folder, "flow.json", key(3), "one").unwrap();
+    let mut set = ExportSet::begin(&folder, "flow.json", key(3), "one", Path::new("")).unwrap();
     assert!(
-        ExportSet::begin(&folder, "flow.json", key(3), "two")
+        ExportSet::begin(&folder, "flow.json", key(3), "two", Path::new(""))
             .err()
             .unwrap()
             .is_held()
@@ -120,7 +120,7 @@ fn export_child() {
     let Ok(folder) = std::env::var("FLOW_TEST_EXPORT_CHILD") else {
         return;
     };
-    let mut set = ExportSet::begin(Path::new(&folder), "flow.json", key(1), "killed").unwrap();
+    let mut set = ExportSet::begin(Path::new(&folder), "flow.json", key(1), "killed", Path::new("")).unwrap();
     std::fs::write(set.file("a").unwrap(), "half").unwrap();
     signal_hook::low_level::raise(signal_hook::consts::SIGKILL).unwrap();
 }
@@ -237,7 +237,7 @@ fn a_set_that_would_shrink_is_seen_before_it_is_in_place() {
     let root = TempDir::new().unwrap();
     let folder = root.path();
     let begin = |version, rows: [u32; 2]| {
-        let mut set = ExportSet::begin(folder, "flow.json", key(version), "test").unwrap();
+        let mut set = ExportSet::begin(folder, "flow.json", key(version), "test", Path::new("")).unwrap();
         for (name, rows) in ["a.parquet", "b.parquet"].into_iter().zip(rows) {
             rows_file(&set.file(name).unwrap(), rows);
         }

@@ -5,14 +5,25 @@ use std::path::Path;
 
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
+use flow_runtime::output_files::Objects;
 use flow_runtime::{Artifact, Partition, StageError};
+use flow_storage::{Location, Storage};
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 
 use super::{BYTES_COLUMN, PATH_COLUMN};
 
 /// The partitions with files that are gone or of another size, and the first of each.
-pub(super) fn missing_outputs(committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
+/// In object storage one listing of `target` tells.
+pub(super) fn missing_outputs(
+    target: &Path,
+    committed: &Artifact,
+    threads: usize,
+) -> Result<BTreeMap<Partition, String>, StageError> {
+    let objects = match Location::of_path(target).map_err(StageError::failed)? {
+        Location::Object(url) => Some(Objects::list(Storage::global(), &url)?),
+        Location::Local(_) => None,
+    };
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads.max(1))
         .build()
@@ -28,11 +39,11 @@ pub(super) fn missing_outputs(committed: &Artifact, threads: usize) -> Result<BT
                 return Err(StageError::failed("the rows of audio.extract have other columns"));
             };
             for (path, size) in paths.iter().zip(sizes).filter_map(|(path, size)| path.zip(size)) {
-                let why = match std::fs::symlink_metadata(Path::new(path)) {
-                    Ok(file) if file.is_file() && i64::try_from(file.len()) == Ok(size) => continue,
-                    Ok(file) if file.is_file() => format!("{path} has {} bytes instead of {size}", file.len()),
-                    _ => format!("{path} is gone"),
+                let fault = match &objects {
+                    Some(objects) => objects.fault(path, size, None),
+                    None => fault(path, size),
                 };
+                let Some(why) = fault else { continue };
                 count += 1;
                 first.get_or_insert(why);
             }
@@ -48,4 +59,13 @@ pub(super) fn missing_outputs(committed: &Artifact, threads: usize) -> Result<BT
     };
     let found: Vec<_> = pool.install(|| partitions.par_iter().map(look).collect::<Result<_, _>>())?;
     Ok(found.into_iter().flatten().collect())
+}
+
+/// What is wrong with a file that was written with so many bytes.
+fn fault(path: &str, size: i64) -> Option<String> {
+    match std::fs::symlink_metadata(Path::new(path)) {
+        Ok(file) if file.is_file() && i64::try_from(file.len()) == Ok(size) => None,
+        Ok(file) if file.is_file() => Some(format!("{path} has {} bytes instead of {size}", file.len())),
+        _ => Some(format!("{path} is gone")),
+    }
 }

@@ -1,13 +1,14 @@
 //! Puts the wanted recordings of one shard where they belong.
 
-use std::fs::File;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flow_runtime::UNREADABLE;
 use flow_runtime::store::has_tombstone;
+use flow_storage::{InputFile, is_file};
 use rayon::prelude::*;
 
+use super::destination::Destination;
 use super::wanted::{Job, Refusal};
 use super::{ExtractSettings, Store};
 use crate::decode::read_open_range;
@@ -15,7 +16,7 @@ use crate::error::AudioError;
 use crate::flac;
 use crate::flac_encode::encode;
 use crate::format::Format;
-use crate::place::{Content, Range, Target};
+use crate::place::{Content, Range};
 use crate::recording;
 use crate::shards::Shard;
 use crate::space;
@@ -33,14 +34,14 @@ pub(super) struct Kept {
 
 pub(super) struct Place<'a> {
     pub shard: &'a Shard,
-    pub target: &'a Target,
+    pub target: &'a Destination,
     pub settings: &'a ExtractSettings,
 }
 
 /// Places within the tar (or the files that are there) instead of files.
 pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept, Refusal>> {
     let tar = shard.tar();
-    let tar_stands = tar.is_file();
+    let tar_stands = is_file(&tar);
     let point = |job: &Job<'_>| {
         let (name, offset) = if job.member.in_tar {
             (format!("{}.tar", shard.shard_id), job.member.offset)
@@ -73,7 +74,7 @@ impl Place<'_> {
     /// Places all jobs, on the threads of the current pool. An error is one of the disk, not of a recording.
     pub fn all(&self, jobs: &[Job<'_>]) -> Result<Vec<Result<Kept, Refusal>>, AudioError> {
         let tar_path = self.shard.tar();
-        let tar = match File::open(&tar_path) {
+        let tar = match InputFile::open(&tar_path) {
             Ok(tar) => Ok(tar),
             // Deleted after an extraction: what was wanted then is there.
             Err(_) if has_tombstone(&tar_path) => {
@@ -123,15 +124,13 @@ impl Place<'_> {
         Ok(placed)
     }
 
-    fn path(&self, job: &Job<'_>) -> PathBuf {
-        let below = [self.shard.lang.as_str(), &self.shard.shard_id, &job.name()].join("/");
-        self.settings.target().join(below)
-    }
-
     /// Whether a file that may be the right one is there: it costs no room.
     fn may_stand(&self, job: &Job<'_>) -> bool {
-        let there = std::fs::symlink_metadata(self.path(job));
-        there.is_ok_and(|file| file.is_file() && (job.encode || file.len() == job.member.size))
+        let name = job.name();
+        let below = [self.shard.lang.as_str(), &self.shard.shard_id, &name];
+        let size = (!job.encode).then_some(job.member.size);
+        let path = self.target.path(self.settings.target(), &below);
+        path.map_or(true, |path| self.target.has_room_for(&path, size))
     }
 
     /// Most bytes that the file can have.
@@ -147,15 +146,16 @@ impl Place<'_> {
     fn one(
         &self,
         job: &Job<'_>,
-        tar: Result<&File, &Refusal>,
+        tar: Result<&InputFile, &Refusal>,
         tar_path: &Path,
     ) -> Result<Result<Kept, Refusal>, AudioError> {
-        let path = self.path(job).to_string_lossy().into_owned();
         let name = job.name();
         let below: Vec<&str> = [self.shard.lang.as_str(), &self.shard.shard_id]
             .into_iter()
             .chain(name.split('/'))
             .collect();
+        let path = self.target.path(self.settings.target(), &below)?;
+        let path = path.to_string_lossy().into_owned();
         let kept = |size, made| Kept {
             path,
             offset: 0,
@@ -184,7 +184,7 @@ impl Place<'_> {
                     return Ok(Ok(kept(job.member.size, false)));
                 }
                 source_path = self.shard.folder.join(job.components.join("/"));
-                opened = File::open(&source_path).map_err(|source| AudioError::Read {
+                opened = InputFile::open(&source_path).map_err(|source| AudioError::Read {
                     path: source_path.clone(),
                     source,
                 })?;

@@ -1,8 +1,9 @@
 //! One sample of a WebDataset tar: the members that share a name, and what they say.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::Path;
+
+use flow_storage::InputFile;
 
 use super::WebDatasetSettings;
 use crate::decode::read_open_range;
@@ -92,7 +93,7 @@ impl Sample<'_> {
     /// Reads and decodes the sample. An error is one of the disk.
     pub fn judge(
         &self,
-        tar: &File,
+        tar: &InputFile,
         tar_path: &Path,
         settings: &WebDatasetSettings,
     ) -> Result<Result<Row, Refusal>, AudioError> {

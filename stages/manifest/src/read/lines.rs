@@ -1,12 +1,12 @@
 //! NeMo's manifests: one JSON object to a line.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flow_runtime::{Partition, SourcePartition, StageError, open_regular_file};
+use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
+use flow_storage::InputFile;
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 
@@ -232,7 +232,7 @@ impl LineManifest {
     ) -> Result<(), ManifestError> {
         let (path, _) = &self.files[block.file];
         let mut read = || -> io::Result<()> {
-            let mut reader = BufReader::with_capacity(1 << 16, File::open(path)?);
+            let mut reader = BufReader::with_capacity(1 << 16, InputFile::open(path)?);
             reader.seek(SeekFrom::Start(block.start))?;
             let (mut at, mut number) = (block.start, block.first_line);
             let mut line = Vec::new();
@@ -276,7 +276,7 @@ fn add_folder(line: &[u8], tarred: bool, folders: &mut FolderLanguages) {
 
 /// Blocks of whole lines of a file. `each` is given all lines that are not too long.
 fn blocks_of(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<Vec<Block>> {
-    let mut reader = BufReader::with_capacity(1 << 20, open_regular_file(path)?);
+    let mut reader = BufReader::with_capacity(1 << 20, open_input_file(path)?);
     let (mut blocks, mut start, mut at, mut lines, mut first_line) = (Vec::new(), 0, 0, 0, 1);
     let mut line = Vec::new();
     loop {

@@ -4,8 +4,10 @@ use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use flow_runtime::StageError;
+use flow_storage::{Location, Stat, Storage, is_url};
 use rayon::prelude::*;
 
 use super::recordings::Wanted;
@@ -39,7 +41,42 @@ impl FileLook {
     /// # Errors
     /// When the file cannot be looked at.
     pub fn of(path: &Path) -> io::Result<Self> {
-        std::fs::metadata(path).map(|metadata| FileLook::from(&metadata))
+        match Location::of_path(path)? {
+            Location::Local(path) => std::fs::metadata(path).map(|metadata| FileLook::from(&metadata)),
+            Location::Object(url) => match Storage::global().look(&url)? {
+                Some(stat) => Ok(FileLook::of_object(&stat)),
+                None => Err(io::ErrorKind::NotFound.into()),
+            },
+        }
+    }
+
+    /// The ETag stands in place of the inode, and of the time.
+    fn of_object(stat: &Stat) -> Self {
+        let etag = stat.etag.as_deref().or(stat.version.as_deref());
+        let since = stat.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let number = |etag: &str| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&blake3::hash(etag.as_bytes()).as_bytes()[..8]);
+            u64::from_le_bytes(bytes)
+        };
+        FileLook {
+            size: stat.size,
+            mtime: match etag {
+                Some(_) => 0,
+                None => i128::try_from(since.as_nanos()).unwrap_or(i128::MAX),
+            },
+            ctime: 0,
+            inode: etag.map_or(0, number),
+        }
+    }
+
+    /// Of a path that leads to a file; none of what is no file or cannot be looked at.
+    fn of_file(path: &Path) -> Option<Self> {
+        if is_url(path) {
+            return FileLook::of(path).ok();
+        }
+        let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
+        metadata.as_ref().map(FileLook::from)
     }
 
     /// # Errors
@@ -91,6 +128,9 @@ impl Eyes {
     }
 
     fn folder_is_there(&mut self, file: &Path) -> bool {
+        if is_url(file) {
+            return true;
+        }
         // The current directory is there.
         let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
             return true;
@@ -111,8 +151,7 @@ fn remembered(last: &mut Option<(PathBuf, Option<FileLook>)>, path: &Path) -> Op
         Some((known, look)) if known == path => *look,
         _ => {
             // Links are followed: folders of recordings are often made of them.
-            let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
-            let look = metadata.as_ref().map(FileLook::from);
+            let look = FileLook::of_file(path);
             *last = Some((path.to_path_buf(), look));
             look
         }

@@ -251,6 +251,13 @@ impl Kind for Read {
         "rows",
         "the rows of the manifest, or those of the input",
     )];
+    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("manifest", flow_runtime::UrlUse::Read),
+        ("audio", flow_runtime::UrlUse::Read),
+        ("shards", flow_runtime::UrlUse::Read),
+        ("tars", flow_runtime::UrlUse::Read),
+        ("source", flow_runtime::UrlUse::Text),
+    ];
     type Settings = ReadSettings;
 
     fn shape(settings: &ReadSettings, inputs: &Inputs) -> Result<Shape, StageError> {

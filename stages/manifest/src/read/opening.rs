@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_runtime::{Partition, SourcePartition, StageError};
+use flow_runtime::store::path_in_set;
+use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
+use flow_storage::is_url;
 
 use super::ReadSettings;
 use super::files::{Format, expand, format_of};
@@ -159,8 +161,19 @@ fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
         path: pattern.into(),
         why,
     })?;
-    let files: Vec<PathBuf> = files.into_iter().map(PathBuf::from).collect();
-    match files.iter().find(|file| !(file.is_file() || file.is_dir())) {
+    let in_set = |file: String| {
+        path_in_set(file.as_ref()).map_err(|error| ManifestError::Manifest {
+            path: file.into(),
+            why: error.to_string(),
+        })
+    };
+    let files: Vec<PathBuf> = files.into_iter().map(in_set).collect::<Result<_, _>>()?;
+    for file in files.iter().filter(|file| is_url(file)) {
+        // Why it cannot be read is said here: rights, the bucket, credentials.
+        open_input_file(file).map_err(|error| ManifestError::io(file, error))?;
+    }
+    let is_there = |file: &PathBuf| is_url(file) || file.is_file() || file.is_dir();
+    match files.iter().find(|file| !is_there(file)) {
         None => Ok(files),
         Some(missing) => Err(ManifestError::Manifest {
             path: missing.clone(),

@@ -2,6 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use flow_storage::is_url;
+
 use super::recordings::Wanted;
 use super::rows::{Refusal, refuse};
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
@@ -22,6 +24,12 @@ pub struct Places {
 impl Places {
     /// For a path as NeMo gives it: relative to the manifest, or else to the current directory.
     pub fn of_path(&self, path: &str) -> Wanted {
+        if is_url(path) {
+            return Wanted {
+                files: vec![path.into()],
+                member: None,
+            };
+        }
         let mut files = vec![self.below_folder(path)];
         if Path::new(path).is_relative() && files[0] != Path::new(path) {
             files.push(path.into());
@@ -40,6 +48,11 @@ impl Places {
         {
             (folder, rest) = (parent, above);
         }
+        if is_url(folder) {
+            // A key has no part `.`.
+            let parts = rest.components().filter(|part| *part != Component::CurDir);
+            return folder.join(parts.collect::<PathBuf>());
+        }
         folder.join(rest)
     }
 
@@ -48,7 +61,10 @@ impl Places {
         if unsafe_name(member) || names_shard_file(member, shard_id) {
             return Err(refuse("unsafe_name", format!("{member:?}")));
         }
-        let tar = self.shards.join(tar_path);
+        let tar = match is_url(tar_path) {
+            true => tar_path.into(),
+            false => self.shards.join(tar_path),
+        };
         let bare = strip_dot_slash(member);
         let beside = tar.parent().map(Path::to_path_buf).unwrap_or_default();
         let mut files = Vec::new();
@@ -98,6 +114,9 @@ mod tests {
         assert_eq!(of("o1", true, "../../a.wav"), "../a.wav");
         assert_eq!(of("../o1", true, "../../a.wav"), "../../a.wav");
         assert_eq!(of("o1", true, "au/../a.wav"), "o1/au/../a.wav");
+        assert_eq!(of("s3://bucket/o1", true, "../au/a.wav"), "s3://bucket/au/a.wav");
+        assert_eq!(of("s3://bucket/o1", true, "./au/a.wav"), "s3://bucket/o1/au/a.wav");
+        assert_eq!(of("s3://bucket/o1", true, "gs://other/a.wav"), "gs://other/a.wav");
         // From behind a link `..` leads elsewhere.
         assert_eq!(of("link", false, "../a.wav"), "link/../a.wav");
     }

@@ -1,7 +1,6 @@
 //! Finds the recordings that manifests name: as files, or as members of a tar.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +8,7 @@ use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
 use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::StageError;
+use flow_storage::{InputFile, is_file};
 
 use super::rows::{ManifestRow, Refusal, refuse};
 
@@ -107,7 +107,7 @@ impl Recordings {
         let look = self.look || wanted.files.is_empty();
         for file in &wanted.files {
             // Links are followed: folders of recordings are often made of them.
-            if !look || std::fs::metadata(file).is_ok_and(|metadata| metadata.is_file()) {
+            if !look || is_file(file) {
                 return Ok(Ok((file.clone(), None)));
             }
         }
@@ -164,13 +164,14 @@ impl Members {
 
 /// The inner error says why there is nothing to find in the tar.
 fn list(path: &Path) -> Result<Result<Members, String>, StageError> {
-    let length = match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_file() => metadata.len(),
-        Ok(_) => return Ok(Err("not a file".into())),
-        Err(_) => return Ok(Err("no such tar".into())),
-    };
+    if !is_file(path) {
+        let why = if path.exists() { "not a file" } else { "no such tar" };
+        return Ok(Err(why.into()));
+    }
     let failed = |error: std::io::Error| StageError::failed(format!("{}: {error}", path.display()));
-    let mut reader = BufReader::new(File::open(path).map_err(failed)?);
+    let file = InputFile::open(path).and_then(InputFile::into_local).map_err(failed)?;
+    let length = file.metadata().map_err(failed)?.len();
+    let mut reader = BufReader::new(file);
     let listing = tar::list(&mut reader, length).map_err(failed)?;
     let mut members = Members {
         by_name: HashMap::new(),

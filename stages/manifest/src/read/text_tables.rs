@@ -5,7 +5,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::{Partition, SourcePartition, StageError, open_regular_file};
+use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
 use rayon::prelude::*;
 
 use super::decoded_text::DecodedText;
@@ -446,7 +446,7 @@ fn is_quoted(path: &Path) -> bool {
 /// What is not UTF-8 is replaced, and refused line by line.
 fn read_text(path: &Path) -> Result<DecodedText, ManifestError> {
     let mut bytes = Vec::new();
-    let read = open_regular_file(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
+    let read = open_input_file(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     if bytes.len() as u64 > LARGEST_TABLE {
         return Err(ManifestError::Manifest {

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-use flow_runtime::open_regular_file;
+use flow_runtime::open_input_file;
 
 use super::decoded_text::DecodedText;
 use super::rows::{Refusal, refuse};
@@ -52,7 +52,7 @@ fn spaced(text: &str) -> String {
 /// Where it cannot be read or is too large.
 pub fn lines_of(path: &Path) -> Result<DecodedText, ManifestError> {
     let mut bytes = Vec::new();
-    let read = open_regular_file(path).and_then(|file| file.take(LARGEST_LIST + 1).read_to_end(&mut bytes));
+    let read = open_input_file(path).and_then(|file| file.take(LARGEST_LIST + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     if bytes.len() as u64 > LARGEST_LIST {
         return Err(ManifestError::Manifest {

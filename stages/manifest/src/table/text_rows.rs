@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use arrow::datatypes::SchemaRef;
-use flow_runtime::{Out, Reject, RejectClass, StageError, open_regular_file};
+use flow_runtime::{Out, Reject, RejectClass, StageError, open_input_file};
 use serde_json::{Map, Value};
 
 use super::cells::{Cell, Rows, of_json, of_text, type_of};
@@ -27,7 +27,7 @@ type Refusal = (&'static str, String);
 fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> {
     let of_path = |error| ManifestError::io(path, error);
     let mut bytes = Vec::new();
-    let file = open_regular_file(path).map_err(of_path)?;
+    let file = open_input_file(path).map_err(of_path)?;
     file.take(most).read_to_end(&mut bytes).map_err(of_path)?;
     let size = bytes.len() as u64;
     Ok((DecodedText::of(bytes), size))
@@ -36,7 +36,7 @@ fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> 
 /// The first line of a file that is not blank.
 fn first_line(path: &Path) -> Result<String, ManifestError> {
     let of_path = |error| ManifestError::io(path, error);
-    let mut reader = BufReader::new(open_regular_file(path).map_err(of_path)?.take(LARGEST_HEAD));
+    let mut reader = BufReader::new(open_input_file(path).map_err(of_path)?.take(LARGEST_HEAD));
     loop {
         let mut line = Vec::new();
         if reader.read_until(b'\n', &mut line).map_err(of_path)? == 0 {

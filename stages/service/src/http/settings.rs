@@ -248,14 +248,19 @@ impl ServeSettings {
         let mut settings = read.unwrap_or_default();
         let folder = file.parent().unwrap_or(Path::new(""));
         let paths = [
-            &mut settings.http.keys,
-            &mut settings.http.tls_cert,
-            &mut settings.http.tls_key,
-            &mut settings.http.upload_folder,
-            &mut settings.engine.known_speakers,
+            ("http.keys", &mut settings.http.keys),
+            ("http.tls_cert", &mut settings.http.tls_cert),
+            ("http.tls_key", &mut settings.http.tls_key),
+            ("http.upload_folder", &mut settings.http.upload_folder),
+            ("engine.known_speakers", &mut settings.engine.known_speakers),
         ];
-        for path in paths.into_iter().flatten() {
-            *path = folder.join(&path);
+        for (name, path) in paths {
+            let Some(path) = path else { continue };
+            if path.to_string_lossy().contains("://") {
+                let why = "a path of this machine is needed, not a URL".to_owned();
+                return Err(wrong(format!("`{name}`: "), why));
+            }
+            *path = folder.join(&*path);
         }
         for model in &mut settings.engine.models {
             // What is on the hub is named by a reference, and has no folder.
@@ -313,6 +318,7 @@ mod tests {
         for (text, place) in [
             ("http:\n  max_uplod: 3\n", "max_uplod"),
             ("http:\n  max_upload: many\n", "`http.max_upload`"),
+            ("http:\n  upload_folder: s3://bucket/uploads\n", "`http.upload_folder`"),
             ("http:\n  max_upload: -1\n", "`http.max_upload`"),
             ("http:\n  trusted_proxies: [proxy]\n", "`http.trusted_proxies[0]`"),
             ("engine:\n  models: [{name: a}]\n", "engine.models"),

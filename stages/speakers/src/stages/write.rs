@@ -7,7 +7,7 @@ use arrow::array::RecordBatch;
 use flow_runtime::output_files::{self, OutputFile};
 use flow_runtime::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, Shape, StageError,
+    Port, Progress, Shape, StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -67,7 +67,7 @@ impl Format {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteSettings {
-    /// Folder that receives the files.
+    /// Folder that receives the files; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: PathBuf,
     /// Formats to write: `rttm`, `json`.
     #[serde(default = "only_rttm")]
@@ -112,6 +112,7 @@ impl Kind for Write {
             .columns(&[("recording", ColumnType::Text), ("damaged_at", ColumnType::Float64)]),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("files", "one row for each file that was written")];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write)];
     type Settings = WriteSettings;
 
     fn shape(settings: &WriteSettings, _: &Inputs) -> Result<Shape, StageError> {
@@ -124,7 +125,7 @@ impl Kind for Write {
         }
         let files = Port {
             name: "files".into(),
-            schema: output_files::schema(),
+            schema: output_files::schema(&settings.out),
         };
         Ok(Shape {
             expensive: true,
@@ -146,11 +147,11 @@ impl Kind for Write {
     }
 
     fn missing_outputs(
-        _: &WriteSettings,
+        settings: &WriteSettings,
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing(committed, threads)
+        output_files::missing(committed, &settings.out, threads)
     }
 }
 
@@ -199,7 +200,7 @@ impl Operator for Writer {
                 bytes: text.into_bytes(),
             });
         }
-        out.send(0, output_files::write(&files, &self.scratch)?);
+        out.send(0, output_files::write(&files, &self.settings.out, &self.scratch)?);
         Ok(Progress::Done)
     }
 }

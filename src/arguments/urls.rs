@@ -1,0 +1,63 @@
+//! Arguments that are paths of this machine take no URLs.
+
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Command};
+use flow_runtime::{NO_URL_HELP, no_url, url_scheme};
+
+/// Refuses the first path that is a URL.
+///
+/// # Errors
+/// When there is one; it names the argument.
+pub fn refuse(command: &Command, matches: &ArgMatches) -> Result<(), clap::Error> {
+    for id in matches.ids() {
+        // What is no path has another type, and groups have one of their own.
+        let Ok(Some(mut paths)) = matches.try_get_many::<PathBuf>(id.as_str()) else {
+            continue;
+        };
+        let Some(scheme) = paths.find_map(|path| url_scheme(path.to_str()?)) else {
+            continue;
+        };
+        let argument = command.get_arguments().find(|argument| argument.get_id() == id);
+        let name = argument.map_or_else(|| id.to_string(), ToString::to_string);
+        let message = format!("{}; {NO_URL_HELP}\n", no_url(&name, scheme));
+        return Err(clap::Error::raw(ErrorKind::ValueValidation, message));
+    }
+    let Some((name, below)) = matches.subcommand() else {
+        return Ok(());
+    };
+    match command.find_subcommand(name) {
+        Some(command) => refuse(command, below),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+
+    #[test]
+    fn urls_where_paths_are_meant_are_refused_by_name() {
+        for (words, name) in [
+            ("flow run p.yaml --state s3://hush/state", "--state <DIR>"),
+            ("flow run s3://hush/p.yaml", "<PIPELINE>"),
+            (
+                "flow run p.yaml --config a.yaml --config gs://hush/b.yaml",
+                "--config <FILE>",
+            ),
+            ("flow rejects p.yaml --state az://hush", "--state <DIR>"),
+            ("flow transcribe a.wav --state file:///tmp/state", "--state <DIR>"),
+            ("flow transcribe a.wav --out s3://hush/out", "--out <DIR>"),
+            ("flow model convert a.nemo s3://hush/b.nemo", "<TO>"),
+        ] {
+            let error = parse(words.split(' ')).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(&format!("{name} takes no URL")), "{words}: {text}");
+            assert!(!text.contains("hush"), "{text}");
+            assert_eq!(error.exit_code(), 2);
+        }
+        // Values of parameters are looked at where settings are read.
+        parse("flow run p.yaml --set out=s3://hush/out".split(' ')).unwrap();
+    }
+}

@@ -1,0 +1,157 @@
+//! Listings of prefixes.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+
+use crate::client::{CUT_ANSWERS, Client, key_of, pause};
+use crate::error::{StorageError, StorageFault, is_cut};
+use crate::location::{ObjectUrl, Scheme};
+use crate::storage::{Stat, Storage};
+
+/// Prefixes that are listed at the same time.
+const AT_ONCE: usize = 16;
+
+/// An object in a listing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub url: ObjectUrl,
+    pub stat: Stat,
+}
+
+/// What lies right below a prefix, sorted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Folder {
+    pub folders: Vec<ObjectUrl>,
+    pub objects: Vec<Entry>,
+}
+
+/// Names of the folders exactly two levels below a prefix in which objects lie, each once, sorted. The listing is remembered
+/// ([`Storage::list_and_remember`]).
+///
+/// # Errors
+/// When it cannot be listed.
+pub fn folders_two_levels_below(storage: &Storage, url: &ObjectUrl) -> Result<Vec<(String, String)>, StorageError> {
+    let mut found = BTreeSet::new();
+    for entry in storage.list_and_remember(url)? {
+        let mut parts = entry.url.below(url).unwrap_or_default().splitn(3, '/');
+        if let (Some(outer), Some(inner), Some(_)) = (parts.next(), parts.next(), parts.next()) {
+            found.insert((outer.to_string(), inner.to_string()));
+        }
+    }
+    Ok(found.into_iter().collect())
+}
+
+impl Client {
+    fn can_list(&self, url: &ObjectUrl) -> Result<(), StorageError> {
+        match url.scheme() {
+            Scheme::Https | Scheme::Http => {
+                let said = "what lies below an address of a web server cannot be listed; name files";
+                Err(StorageError::of(StorageFault::Unsupported, &url.to_string(), said))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What lies right below `url`.
+    pub async fn list_folder(&self, url: &ObjectUrl) -> Result<Folder, StorageError> {
+        self.can_list(url)?;
+        let key = key_of(url)?;
+        let mut attempt = 0;
+        let listed = loop {
+            match tokio::time::timeout(self.limits.whole(), self.store.list_with_delimiter(Some(&key))).await {
+                Ok(Ok(listed)) => break listed,
+                Ok(Err(error)) if is_cut(&error) && attempt < CUT_ANSWERS => {}
+                Ok(Err(error)) => return Err(self.fault(url, &error)),
+                Err(_) => return Err(self.timed_out(url)),
+            }
+            attempt += 1;
+            pause(attempt).await;
+        };
+        let mut folders: Vec<ObjectUrl> = listed
+            .common_prefixes
+            .iter()
+            .map(|prefix| url.with_key(prefix.as_ref()))
+            .collect();
+        folders.sort_unstable();
+        let mut objects: Vec<Entry> = listed.objects.iter().map(|meta| entry(url, meta)).collect();
+        // A prefix itself may be an object without bytes, made by programs that show folders.
+        objects.retain(|entry| entry.url.key() != url.key());
+        objects.sort_unstable_by(|a, b| a.url.cmp(&b.url));
+        Ok(Folder { folders, objects })
+    }
+
+    /// All objects below `url`, in pages.
+    async fn list_pages(&self, url: &ObjectUrl) -> Result<Vec<Entry>, StorageError> {
+        let key = key_of(url)?;
+        let mut stream = self.store.list(Some(&key));
+        let mut found: Vec<Entry> = Vec::new();
+        let mut attempt = 0;
+        loop {
+            // The limit is one of a page: entries of a page come at once.
+            match tokio::time::timeout(self.limits.whole(), stream.next()).await {
+                Err(_) => return Err(self.timed_out(url)),
+                Ok(None) => return Ok(found),
+                Ok(Some(Ok(meta))) => found.push(entry(url, &meta)),
+                Ok(Some(Err(error))) if is_cut(&error) && attempt < CUT_ANSWERS => {
+                    attempt += 1;
+                    pause(attempt).await;
+                    stream = match found.last() {
+                        Some(last) => self.store.list_with_offset(Some(&key), &key_of(&last.url)?),
+                        None => self.store.list(Some(&key)),
+                    };
+                }
+                Ok(Some(Err(error))) => return Err(self.fault(url, &error)),
+            }
+        }
+    }
+
+    /// All objects below `url`, sorted by key. The prefixes right below it are listed at the same time.
+    pub async fn list(self: Arc<Self>, url: ObjectUrl) -> Result<Vec<Entry>, StorageError> {
+        let folder = self.list_folder(&url).await?;
+        let below = futures::stream::iter(folder.folders)
+            .map(|prefix| {
+                let client = Arc::clone(&self);
+                async move { client.list_pages(&prefix).await }
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_concat()
+            .await?;
+        let mut found = folder.objects;
+        found.extend(below);
+        without_folders(&mut found);
+        found.sort_unstable_by(|a, b| a.url.cmp(&b.url));
+        Ok(found)
+    }
+}
+
+/// Drops objects without bytes that have the name of a prefix of others.
+fn without_folders(found: &mut Vec<Entry>) {
+    let empty: HashSet<&str> = found
+        .iter()
+        .filter(|entry| entry.stat.size == 0)
+        .map(|entry| entry.url.key())
+        .collect();
+    if empty.is_empty() {
+        return;
+    }
+    let mut folders = HashSet::new();
+    for entry in found.iter() {
+        let mut key = entry.url.key();
+        while let Some((parent, _)) = key.rsplit_once('/') {
+            if empty.contains(parent) {
+                folders.insert(parent.to_string());
+            }
+            key = parent;
+        }
+    }
+    found.retain(|entry| entry.stat.size > 0 || !folders.contains(entry.url.key()));
+}
+
+fn entry(below: &ObjectUrl, meta: &object_store::ObjectMeta) -> Entry {
+    Entry {
+        url: below.with_key(meta.location.as_ref()),
+        stat: Stat::of(meta),
+    }
+}

@@ -1,0 +1,202 @@
+//! An object that is read like a file: in ranges that grow while it is read from one end to the other.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use crate::client::{Begun, begin};
+use crate::error::{StorageError, StorageFault};
+use crate::location::ObjectUrl;
+use crate::storage::{Stat, Storage};
+
+/// The first range that is asked for, and objects of up to this size whole. In bytes.
+const FIRST: u64 = 256 << 10;
+
+/// The largest range that is asked for at once. Two of them are held while an object is read in order. In bytes.
+const LARGEST: u64 = 8 << 20;
+
+/// Ranges of a download that are under way at the same time.
+const DOWNLOAD_RANGES: usize = 4;
+
+/// An object that is read at places. Clones share what they read ahead.
+///
+/// All bytes are of the object as it was when it was opened: once it is changed, reading fails. It holds two ranges of at most
+/// 8 MiB.
+#[derive(Clone)]
+pub struct ObjectReader {
+    storage: Storage,
+    url: ObjectUrl,
+    stat: Stat,
+    window: Arc<Mutex<Window>>,
+    at: u64,
+}
+
+/// What was read last, and what will be needed next if reading goes on in order.
+#[derive(Default)]
+struct Window {
+    start: u64,
+    bytes: Bytes,
+    ahead: Option<(Range<u64>, Begun<Bytes>)>,
+}
+
+impl Window {
+    fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+}
+
+impl ObjectReader {
+    pub(crate) fn new(storage: Storage, url: ObjectUrl, stat: Stat) -> Self {
+        ObjectReader {
+            storage,
+            url,
+            stat,
+            window: Arc::default(),
+            at: 0,
+        }
+    }
+
+    pub fn url(&self) -> &ObjectUrl {
+        &self.url
+    }
+
+    /// What storage said of the object when it was opened.
+    pub fn stat(&self) -> &Stat {
+        &self.stat
+    }
+
+    fn begin(&self, range: Range<u64>) -> Result<Begun<Bytes>, StorageError> {
+        let (client, url, stat) = (self.storage.client(&self.url)?, self.url.clone(), self.stat.clone());
+        begin(async move {
+            let whole = range.start == 0 && range.end == stat.size;
+            let got = client.get(&url, (!whole).then_some(range), Some(&stat)).await?;
+            Ok(got.1)
+        })
+    }
+
+    fn get(&self, range: Range<u64>) -> Result<Bytes, StorageError> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let got = self.begin(range).and_then(Begun::wait);
+        got.inspect_err(|_| self.storage.forget(&self.url))
+    }
+
+    /// Reads some of the bytes at `offset`: none at the end of the object.
+    ///
+    /// # Errors
+    /// When they cannot be read, or the object was changed.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        if offset >= self.stat.size || buffer.is_empty() {
+            return Ok(0);
+        }
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        if !(window.start..window.end()).contains(&offset) {
+            self.move_to(&mut window, offset, buffer.len() as u64)?;
+        }
+        let bytes = &window.bytes[(offset - window.start) as usize..];
+        let length = bytes.len().min(buffer.len());
+        buffer[..length].copy_from_slice(&bytes[..length]);
+        Ok(length)
+    }
+
+    /// Makes the window begin at `offset` (or hold it), with `wanted` bytes if that many are left and allowed.
+    fn move_to(&self, window: &mut Window, offset: u64, wanted: u64) -> Result<(), StorageError> {
+        let in_order = offset == window.end() && window.end() > 0;
+        let length_before = window.bytes.len() as u64;
+        let ahead = window.ahead.take().filter(|(range, _)| range.contains(&offset));
+        let (start, bytes) = match ahead {
+            Some((range, begun)) => {
+                let got = begun.wait().inspect_err(|_| self.storage.forget(&self.url))?;
+                (range.start, got)
+            }
+            None if self.stat.size <= FIRST => (0, self.get(0..self.stat.size)?),
+            None => {
+                let usual = if in_order { 4 * length_before } else { FIRST };
+                let length = usual.max(wanted).min(LARGEST);
+                (
+                    offset,
+                    self.get(offset..offset.saturating_add(length).min(self.stat.size))?,
+                )
+            }
+        };
+        window.start = start;
+        window.bytes = bytes;
+        // The next range is asked for while this one is used.
+        let end = window.end();
+        if in_order && end < self.stat.size {
+            let length = (4 * window.bytes.len() as u64).clamp(FIRST, LARGEST);
+            let range = end..end.saturating_add(length).min(self.stat.size);
+            window.ahead = self.begin(range.clone()).ok().map(|begun| (range, begun));
+        }
+        Ok(())
+    }
+
+    /// The bytes in `range`, by one request of their own: nothing is read ahead.
+    ///
+    /// # Errors
+    /// When they cannot be read, the object ends before them, or it was changed.
+    pub fn read_range(&self, range: Range<u64>) -> Result<Bytes, StorageError> {
+        if range.start > range.end || range.end > self.stat.size {
+            let said = format!(
+                "bytes {} to {} were asked for of {}",
+                range.start, range.end, self.stat.size
+            );
+            return Err(StorageError::of(StorageFault::Other, &self.url.to_string(), &said));
+        }
+        self.get(range)
+    }
+
+    /// Copies the whole object into a new file without a name in `folder`, in large ranges of which some are under way at the same
+    /// time. The file is gone with its last descriptor.
+    ///
+    /// # Errors
+    /// When the object cannot be read or was changed, or the file cannot be written.
+    pub fn download(&self, folder: &Path) -> io::Result<File> {
+        let mut file = tempfile::tempfile_in(folder)?;
+        let mut begun = std::collections::VecDeque::new();
+        let mut next = 0;
+        loop {
+            while begun.len() < DOWNLOAD_RANGES && next < self.stat.size {
+                let end = next.saturating_add(LARGEST).min(self.stat.size);
+                begun.push_back(self.begin(next..end)?);
+                next = end;
+            }
+            let Some(range) = begun.pop_front() else { break };
+            let bytes = range.wait().inspect_err(|_| self.storage.forget(&self.url))?;
+            file.write_all(&bytes)?;
+        }
+        file.seek(SeekFrom::Start(0))?;
+        Ok(file)
+    }
+}
+
+impl Read for ObjectReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.read_at(buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for ObjectReader {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::End(by) => self.stat.size.checked_add_signed(by),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        };
+        self.at = at.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a place before the beginning"))?;
+        Ok(self.at)
+    }
+}
+
+impl std::fmt::Debug for ObjectReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ObjectReader({})", self.url)
+    }
+}

@@ -1,0 +1,241 @@
+//! Makes the client of a bucket from the environment.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpStream};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::http::HttpBuilder;
+use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
+
+use crate::aws_profile;
+use crate::counters::{Counters, CountingConnector};
+use crate::error::{StorageError, StorageFault, of_client};
+use crate::location::{ObjectUrl, Scheme, is_loopback};
+
+/// Time and retries of requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Of one request with its answer.
+    pub request: Duration,
+    /// After a request first failed, it is sent again for so long.
+    pub retry: Duration,
+    /// Most times that a request is sent again.
+    pub retries: usize,
+}
+
+impl Limits {
+    /// # Errors
+    /// When a variable holds no whole number of seconds.
+    pub fn of(environment: &BTreeMap<String, String>) -> Result<Limits, StorageError> {
+        let number = |name: &str, default: u64| match environment.get(name) {
+            None => Ok(default),
+            Some(text) => text
+                .trim()
+                .parse()
+                .ok()
+                .filter(|number| (1..=86_400).contains(number))
+                .ok_or_else(|| {
+                    let message = format!("the environment variable {name} must be a whole number from 1 to 86400");
+                    StorageError::new(StorageFault::Other, message)
+                }),
+        };
+        Ok(Limits {
+            request: Duration::from_secs(number("FLOW_STORAGE_TIMEOUT_SECONDS", 60)?),
+            retry: Duration::from_secs(number("FLOW_STORAGE_RETRY_SECONDS", 120)?),
+            retries: number("FLOW_STORAGE_RETRIES", 10)? as usize,
+        })
+    }
+
+    /// After which a request with all its retries is given up.
+    pub fn whole(&self) -> Duration {
+        self.retry + 2 * self.request
+    }
+
+    fn retry_config(&self) -> RetryConfig {
+        RetryConfig {
+            backoff: BackoffConfig {
+                init_backoff: Duration::from_millis(100),
+                max_backoff: Duration::from_secs(15),
+                base: 2.0,
+            },
+            max_retries: self.retries,
+            retry_timeout: self.retry,
+        }
+    }
+
+    fn request_text(&self) -> String {
+        format!("{} seconds", self.request.as_secs())
+    }
+}
+
+/// Values of the environment that must not stand in a message.
+pub(crate) fn secrets(environment: &BTreeMap<String, String>) -> Vec<String> {
+    let is_secret = |name: &str| {
+        let of_cloud = ["AWS_", "GOOGLE_", "AZURE_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix));
+        of_cloud && ["KEY", "SECRET", "TOKEN", "SAS"].iter().any(|word| name.contains(word)) && !name.ends_with("_FILE")
+    };
+    let long = environment
+        .iter()
+        .filter(|(name, value)| is_secret(name) && value.len() >= 4);
+    long.map(|(_, value)| value.clone()).collect()
+}
+
+/// The client of the bucket of `url`.
+pub(crate) fn open(
+    url: &ObjectUrl,
+    environment: &BTreeMap<String, String>,
+    limits: &Limits,
+    counters: &Arc<Counters>,
+    secrets: &mut Vec<String>,
+) -> Result<Arc<dyn ObjectStore>, StorageError> {
+    let connector = CountingConnector(Arc::clone(counters));
+    let bucket_url = url.with_key("").to_string();
+    let built = match url.scheme() {
+        Scheme::S3 => {
+            let environment = with_profile(environment);
+            *secrets = self::secrets(&environment);
+            check_s3_credentials(&bucket_url, &environment)?;
+            let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
+                .iter()
+                .find_map(|name| environment.get(*name));
+            let allow_http = endpoint.is_some_and(|endpoint| is_loopback_http(endpoint));
+            let mut builder = AmazonS3Builder::new()
+                .with_config(
+                    AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
+                    limits.request_text(),
+                )
+                .with_config(
+                    AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp),
+                    allow_http.to_string(),
+                );
+            for (key, value) in keys::<AmazonS3ConfigKey>(&environment, "AWS_") {
+                builder = builder.with_config(key, value);
+            }
+            builder
+                .with_bucket_name(url.bucket())
+                .with_retry(limits.retry_config())
+                .with_http_connector(connector)
+                .build()
+                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+        }
+        Scheme::Gs => {
+            let allow_http = environment
+                .get("GOOGLE_BASE_URL")
+                .is_some_and(|endpoint| is_loopback_http(endpoint));
+            let mut builder = GoogleCloudStorageBuilder::new()
+                .with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), limits.request_text())
+                .with_config(
+                    GoogleConfigKey::Client(ClientConfigKey::AllowHttp),
+                    allow_http.to_string(),
+                );
+            if let Some(path) = environment.get("SERVICE_ACCOUNT") {
+                builder = builder.with_service_account_path(path);
+            }
+            for (key, value) in keys::<GoogleConfigKey>(environment, "GOOGLE_") {
+                builder = builder.with_config(key, value);
+            }
+            builder
+                .with_bucket_name(url.bucket())
+                .with_retry(limits.retry_config())
+                .with_http_connector(connector)
+                .build()
+                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+        }
+        Scheme::Az => {
+            let endpoint = ["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]
+                .iter()
+                .find_map(|name| environment.get(*name));
+            let allow_http = endpoint.is_some_and(|endpoint| is_loopback_http(endpoint));
+            let mut builder = MicrosoftAzureBuilder::new()
+                .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), limits.request_text())
+                .with_config(
+                    AzureConfigKey::Client(ClientConfigKey::AllowHttp),
+                    allow_http.to_string(),
+                );
+            for (key, value) in keys::<AzureConfigKey>(environment, "AZURE_") {
+                builder = builder.with_config(key, value);
+            }
+            builder
+                .with_container_name(url.bucket())
+                .with_retry(limits.retry_config())
+                .with_http_connector(connector)
+                .build()
+                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+        }
+        Scheme::Https | Scheme::Http => {
+            let options = ClientOptions::new()
+                .with_timeout(limits.request)
+                .with_allow_http(url.scheme() == Scheme::Http);
+            HttpBuilder::new()
+                .with_url(&bucket_url)
+                .with_client_options(options)
+                .with_retry(limits.retry_config())
+                .with_http_connector(connector)
+                .build()
+                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+        }
+    };
+    built.map_err(|error| of_client(&bucket_url, &error, secrets))
+}
+
+/// What the environment sets of a cloud's client, by its usual names.
+fn keys<K: FromStr>(environment: &BTreeMap<String, String>, prefix: &str) -> Vec<(K, String)> {
+    let of_cloud = environment.iter().filter(|(name, _)| name.starts_with(prefix));
+    let parsed = of_cloud.filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.clone())));
+    parsed.collect()
+}
+
+/// The environment, and what the profile of the AWS command line sets beside it. Keys are taken from one of the two.
+fn with_profile(environment: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut all = environment.clone();
+    let has_keys = environment.contains_key("AWS_ACCESS_KEY_ID");
+    for (name, value) in aws_profile::settings(environment) {
+        let is_region = name == "AWS_REGION" && environment.contains_key("AWS_DEFAULT_REGION");
+        let is_endpoint = name == "AWS_ENDPOINT_URL" && environment.contains_key("AWS_ENDPOINT");
+        let is_key = !matches!(name.as_str(), "AWS_REGION" | "AWS_ENDPOINT_URL");
+        if !(is_region || is_endpoint || is_key && has_keys) {
+            all.entry(name).or_insert(value);
+        }
+    }
+    all
+}
+
+/// Says at once that there are no credentials, where the client would wait for the metadata service of a cloud's machine.
+fn check_s3_credentials(bucket_url: &str, environment: &BTreeMap<String, String>) -> Result<(), StorageError> {
+    let given = [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_METADATA_ENDPOINT",
+    ];
+    let is_true = |name: &str| {
+        environment
+            .get(name)
+            .is_some_and(|value| value.eq_ignore_ascii_case("true"))
+    };
+    if given.iter().any(|name| environment.contains_key(*name)) || is_true("AWS_SKIP_SIGNATURE") {
+        return Ok(());
+    }
+    let service = SocketAddr::from(([169, 254, 169, 254], 80));
+    if !is_true("AWS_EC2_METADATA_DISABLED") && TcpStream::connect_timeout(&service, Duration::from_secs(1)).is_ok() {
+        return Ok(());
+    }
+    let said = "neither in the environment nor in ~/.aws, and this is no machine of AWS; AWS_SKIP_SIGNATURE=true reads public buckets";
+    Err(StorageError::of(StorageFault::Credentials, bucket_url, said))
+}
+
+fn is_loopback_http(endpoint: &str) -> bool {
+    let host = endpoint
+        .strip_prefix("http://")
+        .map(|rest| rest.split('/').next().unwrap_or(rest));
+    host.is_some_and(is_loopback)
+}

@@ -1,0 +1,406 @@
+//! Object storage as the rest of the program uses it: calls that wait for their answer.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use object_store::{CopyMode, CopyOptions, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+
+use crate::client::{Client, key_of, wait};
+use crate::counters::{Counters, StorageCounts};
+use crate::error::{StorageError, StorageFault};
+use crate::list::{Entry, Folder};
+use crate::location::{ObjectUrl, Scheme};
+use crate::object_reader::ObjectReader;
+use crate::object_writer::ObjectWriter;
+use crate::open_bucket::{self, Limits};
+
+/// What storage says of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// In bytes.
+    pub size: u64,
+    /// In whole seconds, as HTTP tells it.
+    pub modified: SystemTime,
+    /// Another one after each change, as far as the storage has them. Without `"` around it.
+    pub etag: Option<String>,
+    /// Where the bucket keeps versions.
+    pub version: Option<String>,
+}
+
+impl Stat {
+    pub(crate) fn of(meta: &object_store::ObjectMeta) -> Stat {
+        let seconds = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
+        Stat {
+            size: meta.size,
+            modified: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+            etag: meta.e_tag.as_deref().map(|etag| etag.trim_matches('"').to_string()),
+            version: meta.version.clone(),
+        }
+    }
+
+    /// Whether two looks at an object saw the same bytes: by ETag where both have one, by time otherwise.
+    pub fn is_same(&self, other: &Stat) -> bool {
+        self.size == other.size
+            && match (&self.etag, &other.etag) {
+                (Some(a), Some(b)) => a == b,
+                _ => self.modified == other.modified,
+            }
+    }
+
+    /// The ETag, where a request may be bound to it.
+    pub(crate) fn strong_etag(&self) -> Option<&str> {
+        self.etag
+            .as_deref()
+            .filter(|etag| !etag.starts_with("W/") && !etag.is_empty())
+    }
+}
+
+/// Object storage of all kinds, with one client for each bucket. Cheap to clone.
+#[derive(Clone)]
+pub struct Storage(Arc<Shared>);
+
+struct Shared {
+    environment: BTreeMap<String, String>,
+    limits: Result<Limits, StorageError>,
+    counters: Arc<Counters>,
+    clients: Mutex<HashMap<(Scheme, String), Arc<Client>>>,
+    remembered: Mutex<Remembered>,
+}
+
+/// What listings told of objects.
+#[derive(Default)]
+struct Remembered {
+    /// Each with when it was listed.
+    prefixes: Vec<(ObjectUrl, Instant)>,
+    stats: HashMap<ObjectUrl, Stat>,
+}
+
+/// A listing of a prefix is used for so long by whoever asks for another one.
+const LISTING_AGE: Duration = Duration::from_secs(60);
+
+/// Most objects that are remembered beside those of listings.
+const MOST_OPENED: usize = 1_000_000;
+
+impl Storage {
+    /// That of the process, set by its environment.
+    pub fn global() -> &'static Storage {
+        static GLOBAL: OnceLock<Storage> = OnceLock::new();
+        GLOBAL.get_or_init(|| {
+            let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+                Some((name.into_string().ok()?, value.into_string().ok()?))
+            };
+            Storage::with_environment(std::env::vars_os().filter_map(text))
+        })
+    }
+
+    /// One that is set by these variables in place of the environment's.
+    pub fn with_environment(variables: impl IntoIterator<Item = (String, String)>) -> Storage {
+        let environment: BTreeMap<String, String> = variables.into_iter().collect();
+        Storage(Arc::new(Shared {
+            limits: Limits::of(&environment),
+            environment,
+            counters: Arc::default(),
+            clients: Mutex::default(),
+            remembered: Mutex::default(),
+        }))
+    }
+
+    /// Requests and bytes so far.
+    pub fn counts(&self) -> StorageCounts {
+        self.0.counters.counts()
+    }
+
+    pub(crate) fn client(&self, url: &ObjectUrl) -> Result<Arc<Client>, StorageError> {
+        let name = (url.scheme(), url.bucket().to_string());
+        let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = clients.get(&name) {
+            return Ok(Arc::clone(client));
+        }
+        let limits = self.0.limits.clone()?;
+        let mut secrets = open_bucket::secrets(&self.0.environment);
+        let store = open_bucket::open(url, &self.0.environment, &limits, &self.0.counters, &mut secrets)?;
+        let client = Arc::new(Client {
+            store,
+            limits,
+            counters: Arc::clone(&self.0.counters),
+            secrets,
+        });
+        clients.insert(name, Arc::clone(&client));
+        Ok(client)
+    }
+
+    fn remembered(&self) -> MutexGuard<'_, Remembered> {
+        self.0.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what a listing told of an object.
+    pub(crate) fn forget(&self, url: &ObjectUrl) {
+        let mut remembered = self.remembered();
+        remembered.stats.remove(url);
+        remembered.prefixes.retain(|(prefix, _)| !below(prefix, url));
+    }
+
+    /// What lies right below a prefix. One that has nothing below it is not there, which shows in an empty [`Folder`] alone.
+    ///
+    /// # Errors
+    /// When it cannot be listed.
+    pub fn list_folder(&self, url: &ObjectUrl) -> Result<Folder, StorageError> {
+        let (client, url) = (self.client(url)?, url.clone());
+        wait(async move { client.list_folder(&url).await })
+    }
+
+    /// All objects below a prefix, sorted by key.
+    ///
+    /// # Errors
+    /// When it cannot be listed.
+    pub fn list(&self, url: &ObjectUrl) -> Result<Vec<Entry>, StorageError> {
+        let (client, url) = (self.client(url)?, url.clone());
+        wait(client.list(url))
+    }
+
+    /// As [`Storage::list`]; [`Storage::look`] then answers from this listing, without a request, until the object is written or
+    /// found to be changed. One of the minute before is used again.
+    ///
+    /// # Errors
+    /// When it cannot be listed.
+    pub fn list_and_remember(&self, url: &ObjectUrl) -> Result<Vec<Entry>, StorageError> {
+        {
+            let remembered = self.remembered();
+            let mut listings = remembered.prefixes.iter();
+            let covers = |prefix: &ObjectUrl| prefix == url || below(prefix, url);
+            if listings.any(|(prefix, at)| covers(prefix) && at.elapsed() < LISTING_AGE) {
+                let known = remembered.stats.iter().filter(|(known, _)| below(url, known));
+                let mut entries: Vec<Entry> = known
+                    .map(|(url, stat)| Entry {
+                        url: url.clone(),
+                        stat: stat.clone(),
+                    })
+                    .collect();
+                entries.sort_unstable_by(|a, b| a.url.cmp(&b.url));
+                return Ok(entries);
+            }
+        }
+        let began = Instant::now();
+        let entries = self.list(url)?;
+        let mut remembered = self.remembered();
+        remembered.stats.retain(|known, _| !below(url, known));
+        for entry in &entries {
+            remembered.stats.insert(entry.url.clone(), entry.stat.clone());
+        }
+        remembered.prefixes.retain(|(prefix, _)| prefix != url);
+        remembered.prefixes.push((url.clone(), began));
+        Ok(entries)
+    }
+
+    /// What is said of an object; none if it is not there. It may be from a listing of this process.
+    ///
+    /// # Errors
+    /// When the object cannot be looked at.
+    pub fn look(&self, url: &ObjectUrl) -> Result<Option<Stat>, StorageError> {
+        {
+            let remembered = self.remembered();
+            if let Some(stat) = remembered.stats.get(url) {
+                return Ok(Some(stat.clone()));
+            }
+            if remembered.prefixes.iter().any(|(prefix, _)| below(prefix, url)) {
+                return Ok(None);
+            }
+        }
+        match self.stat(url) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(error) if error.fault == StorageFault::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What storage says of an object now.
+    ///
+    /// # Errors
+    /// When it is not there or cannot be looked at.
+    pub fn stat(&self, url: &ObjectUrl) -> Result<Stat, StorageError> {
+        let (client, url) = (self.client(url)?, url.clone());
+        wait(async move {
+            let key = key_of(&url)?;
+            let meta = client.limited(&url, client.store.head(&key)).await?;
+            Ok(Stat::of(&meta))
+        })
+    }
+
+    /// All bytes of an object of at most `most` bytes.
+    ///
+    /// # Errors
+    /// When it is not there, cannot be read, or is larger.
+    pub fn read(&self, url: &ObjectUrl, most: u64) -> Result<Bytes, StorageError> {
+        let found = match self.look(url)? {
+            Some(found) => found,
+            None => return Err(StorageError::of(StorageFault::NotFound, &url.to_string(), "")),
+        };
+        if found.size > most {
+            let said = format!("{} bytes, and {most} are allowed", found.size);
+            return Err(StorageError::of(StorageFault::TooLarge, &url.to_string(), &said));
+        }
+        self.get(url, None, &found)
+    }
+
+    /// The bytes of an object in `range`, of the object that `found` was told of.
+    ///
+    /// # Errors
+    /// When they cannot be read, the object ends before them, or it was changed since.
+    pub fn read_range(&self, url: &ObjectUrl, range: Range<u64>, found: &Stat) -> Result<Bytes, StorageError> {
+        if range.start > range.end || range.end > found.size {
+            let said = format!(
+                "bytes {} to {} were asked for of {}",
+                range.start, range.end, found.size
+            );
+            return Err(StorageError::of(StorageFault::Other, &url.to_string(), &said));
+        }
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        self.get(url, Some(range), found)
+    }
+
+    fn get(&self, url: &ObjectUrl, range: Option<Range<u64>>, found: &Stat) -> Result<Bytes, StorageError> {
+        let (client, address, of) = (self.client(url)?, url.clone(), found.clone());
+        let got = wait(async move { client.get(&address, range, Some(&of)).await });
+        got.map(|(_, bytes)| bytes).inspect_err(|_| self.forget(url))
+    }
+
+    /// Opens an object to be read. It is looked at first, and what is read is of the object as it was then.
+    ///
+    /// # Errors
+    /// When it is not there or cannot be looked at.
+    pub fn open(&self, url: &ObjectUrl) -> Result<ObjectReader, StorageError> {
+        match self.look(url)? {
+            Some(found) => {
+                let mut remembered = self.remembered();
+                if remembered.stats.len() < MOST_OPENED && !remembered.stats.contains_key(url) {
+                    // Who opens it again needs no other look: once it is changed, reading says so.
+                    remembered.stats.insert(url.clone(), found.clone());
+                }
+                drop(remembered);
+                Ok(ObjectReader::new(self.clone(), url.clone(), found))
+            }
+            None => Err(StorageError::of(StorageFault::NotFound, &url.to_string(), "")),
+        }
+    }
+
+    /// The folder for copies of objects that are being read: `FLOW_STORAGE_CACHE`, or that of the system for temporary files.
+    pub fn cache_folder(&self) -> PathBuf {
+        let named = self
+            .0
+            .environment
+            .get("FLOW_STORAGE_CACHE")
+            .filter(|named| !named.is_empty());
+        named.map_or_else(std::env::temp_dir, PathBuf::from)
+    }
+
+    /// Writes an object whole, in place of one that is there.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn put(&self, url: &ObjectUrl, bytes: impl Into<Bytes>) -> Result<(), StorageError> {
+        self.put_with(url, bytes.into(), PutMode::Overwrite)
+    }
+
+    /// Writes an object whole where there is none.
+    ///
+    /// # Errors
+    /// [`StorageFault::AlreadyExists`] when there is one; when it cannot be written.
+    pub fn put_if_absent(&self, url: &ObjectUrl, bytes: impl Into<Bytes>) -> Result<(), StorageError> {
+        self.put_with(url, bytes.into(), PutMode::Create)
+    }
+
+    fn put_with(&self, url: &ObjectUrl, bytes: Bytes, mode: PutMode) -> Result<(), StorageError> {
+        can_write(url)?;
+        self.forget(url);
+        let (client, url) = (self.client(url)?, url.clone());
+        wait(async move {
+            let key = key_of(&url)?;
+            let options = PutOptions::from(mode);
+            let put = client.store.put_opts(&key, PutPayload::from(bytes), options);
+            client.limited(&url, put).await.map(drop)
+        })
+    }
+
+    /// Begins to write an object in parts. It is there with [`ObjectWriter::finish`], whole, or not at all.
+    ///
+    /// # Errors
+    /// For locations that are read only, and when there is no client for the bucket.
+    pub fn create(&self, url: &ObjectUrl) -> Result<ObjectWriter, StorageError> {
+        can_write(url)?;
+        Ok(ObjectWriter::new(self.clone(), self.client(url)?, url.clone()))
+    }
+
+    /// Deletes an object. One that is not there is deleted already.
+    ///
+    /// # Errors
+    /// When it cannot be deleted.
+    pub fn delete(&self, url: &ObjectUrl) -> Result<(), StorageError> {
+        can_write(url)?;
+        self.forget(url);
+        let (client, url) = (self.client(url)?, url.clone());
+        let deleted = wait(async move {
+            let key = key_of(&url)?;
+            client.limited(&url, client.store.delete(&key)).await
+        });
+        match deleted {
+            Err(error) if error.fault == StorageFault::NotFound => Ok(()),
+            deleted => deleted,
+        }
+    }
+
+    /// Copies an object, within a bucket without its bytes passing through this machine.
+    ///
+    /// # Errors
+    /// When one cannot be read, or the other not written.
+    pub fn copy(&self, from: &ObjectUrl, to: &ObjectUrl) -> Result<(), StorageError> {
+        /// The largest object that S3 copies at once.
+        const LARGEST_COPY: u64 = 5 << 30;
+        can_write(to)?;
+        self.forget(to);
+        let found = self.stat(from)?;
+        let same_bucket = (from.scheme(), from.bucket()) == (to.scheme(), to.bucket());
+        if same_bucket && found.size <= LARGEST_COPY {
+            let (client, from, to) = (self.client(to)?, from.clone(), to.clone());
+            return wait(async move {
+                let (from_key, to_key) = (key_of(&from)?, key_of(&to)?);
+                let options = CopyOptions::new().with_mode(CopyMode::Overwrite);
+                client
+                    .limited(&from, client.store.copy_opts(&from_key, &to_key, options))
+                    .await
+            });
+        }
+        let mut reader = ObjectReader::new(self.clone(), from.clone(), found);
+        let mut writer = self.create(to)?;
+        let failed = |error: std::io::Error| match StorageError::in_io(&error) {
+            Some(error) => error.clone(),
+            None => StorageError::of(StorageFault::Other, &to.to_string(), &error.to_string()),
+        };
+        std::io::copy(&mut reader, &mut writer).map_err(failed)?;
+        writer.finish()
+    }
+}
+
+/// Whether `url` lies below `prefix`.
+fn below(prefix: &ObjectUrl, url: &ObjectUrl) -> bool {
+    url.below(prefix).is_some()
+}
+
+fn can_write(url: &ObjectUrl) -> Result<(), StorageError> {
+    match url.scheme() {
+        Scheme::Https | Scheme::Http => {
+            let said = "addresses of web servers are read only";
+            Err(StorageError::of(StorageFault::Unsupported, &url.to_string(), said))
+        }
+        _ if url.key().is_empty() => {
+            let said = "it names a bucket, and no object in it";
+            Err(StorageError::of(StorageFault::Location, &url.to_string(), said))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,294 @@
+//! A server of object storage for tests: S3's protocol over a folder, on a free port of this machine, with faults on demand.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use hyper::body::{Frame, Incoming};
+use hyper::header::CONTENT_LENGTH;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use s3s::Body;
+use s3s::auth::SimpleAuth;
+use s3s::service::{S3Service, S3ServiceBuilder};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+use crate::storage::Storage;
+
+/// The key that the server knows.
+pub const ACCESS_KEY_ID: &str = "test-key";
+/// Its secret.
+pub const SECRET_ACCESS_KEY: &str = "test-secret-hush";
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The connection is cut without an answer.
+    Drop,
+    /// This status, with the body that S3 gives with it.
+    Status(u16),
+    /// Half of the answer's body comes, then the connection is cut.
+    Truncate,
+    /// The answer comes later by so much.
+    Delay(Duration),
+}
+
+/// Which requests have a fault.
+#[derive(Clone, Debug)]
+pub struct FaultRule {
+    pub fault: Fault,
+    /// What the path with the query of a request must have in it (`/bucket/key?...`); empty for every request.
+    pub path: String,
+    /// The method, or none for all.
+    pub method: Option<&'static str>,
+    /// So many requests that fit go well first,
+    pub after: u64,
+    /// and of those that follow, so many have the fault.
+    pub times: u64,
+}
+
+impl FaultRule {
+    /// Every request whose path has `path` in it.
+    pub fn always(fault: Fault, path: &str) -> FaultRule {
+        FaultRule {
+            fault,
+            path: path.into(),
+            method: None,
+            after: 0,
+            times: u64::MAX,
+        }
+    }
+
+    /// The first `times` requests whose path has `path` in it.
+    pub fn first(times: u64, fault: Fault, path: &str) -> FaultRule {
+        FaultRule {
+            times,
+            ..FaultRule::always(fault, path)
+        }
+    }
+}
+
+#[derive(Default)]
+struct Rules {
+    /// Each with the number of requests that fitted.
+    rules: Vec<(FaultRule, u64)>,
+    /// Of each path: how often each method was asked for.
+    requests: BTreeMap<String, u64>,
+}
+
+impl Rules {
+    fn of_request(&mut self, method: &Method, path: &str) -> Option<Fault> {
+        *self.requests.entry(format!("{method} {path}")).or_default() += 1;
+        for (rule, fitted) in &mut self.rules {
+            if path.contains(&rule.path) && rule.method.is_none_or(|wanted| wanted == method.as_str()) {
+                *fitted += 1;
+                if *fitted > rule.after && *fitted - rule.after <= rule.times {
+                    return Some(rule.fault);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A running server. It ends when it is dropped.
+pub struct TestServer {
+    address: SocketAddr,
+    root: PathBuf,
+    rules: Arc<Mutex<Rules>>,
+    /// Ends the server with it.
+    _runtime: Runtime,
+}
+
+impl TestServer {
+    /// Serves the folders in `root` as buckets, on a free port.
+    ///
+    /// # Errors
+    /// When the folder cannot be used, or no port is free.
+    pub fn start(root: &Path) -> io::Result<TestServer> {
+        TestServer::start_at(root, SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    /// As [`TestServer::start`], at this address.
+    ///
+    /// # Errors
+    /// When the folder cannot be used, or the address is taken.
+    pub fn start_at(root: &Path, address: SocketAddr) -> io::Result<TestServer> {
+        let files = s3s_fs::FileSystem::new(root).map_err(|error| io::Error::other(format!("{error:?}")))?;
+        let mut builder = S3ServiceBuilder::new(files);
+        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY_ID, SECRET_ACCESS_KEY));
+        let service = builder.build();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("s3-server")
+            .enable_all()
+            .build()?;
+        let listener = runtime.block_on(TcpListener::bind(address))?;
+        let address = listener.local_addr()?;
+        let rules: Arc<Mutex<Rules>> = Arc::default();
+        runtime.spawn(serve(listener, service, Arc::clone(&rules)));
+        Ok(TestServer {
+            address,
+            root: root.to_path_buf(),
+            rules,
+            _runtime: runtime,
+        })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The folder whose folders are buckets.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The variables of the environment of a process that is to use the server.
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let pairs = [
+            ("AWS_ENDPOINT_URL", format!("http://{}", self.address)),
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY_ID.into()),
+            ("AWS_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY.into()),
+            ("AWS_REGION", "us-east-1".into()),
+            ("FLOW_STORAGE_RETRY_SECONDS", "20".into()),
+            ("FLOW_STORAGE_TIMEOUT_SECONDS", "10".into()),
+            ("FLOW_STORAGE_RETRIES", "6".into()),
+        ];
+        pairs
+            .into_iter()
+            .map(|(name, value)| (name.to_string(), value))
+            .collect()
+    }
+
+    /// A client of its own that uses the server.
+    pub fn storage(&self) -> Storage {
+        Storage::with_environment(self.environment())
+    }
+
+    /// Adds a fault; the first rule that fits a request counts.
+    pub fn fault(&self, rule: FaultRule) {
+        self.lock().rules.push((rule, 0));
+    }
+
+    /// Takes all faults away, and forgets what was asked for.
+    pub fn clear(&self) {
+        *self.lock() = Rules::default();
+    }
+
+    /// How often requests came whose method and path (`GET /bucket/key?...`) have `what` in them.
+    pub fn requests(&self, what: &str) -> u64 {
+        let rules = self.lock();
+        rules
+            .requests
+            .iter()
+            .filter(|(name, _)| name.contains(what))
+            .map(|(_, times)| times)
+            .sum()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Rules> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn serve(listener: TcpListener, service: S3Service, rules: Arc<Mutex<Rules>>) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
+        let (service, rules) = (service.clone(), Arc::clone(&rules));
+        tokio::spawn(async move {
+            let answer = service_fn(|request| answer(request, service.clone(), Arc::clone(&rules)));
+            // A connection that was cut on purpose is an error here.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), answer)
+                .await;
+        });
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    service: S3Service,
+    rules: Arc<Mutex<Rules>>,
+) -> Result<Response<Body>, io::Error> {
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or("/", |path| path.as_str())
+        .to_string();
+    let fault = rules
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .of_request(request.method(), &path);
+    let is_head = request.method() == Method::HEAD;
+    match fault {
+        Some(Fault::Drop) => return Err(io::Error::other("cut on purpose")),
+        Some(Fault::Status(status)) => return Ok(refusal(status, is_head)),
+        Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
+        Some(Fault::Truncate) | None => {}
+    }
+    let answer = service.call(request.map(Body::from)).await;
+    let answer = answer.map_err(|error| io::Error::other(format!("{error:?}")))?;
+    if fault == Some(Fault::Truncate) && !is_head {
+        return truncated(answer).await;
+    }
+    Ok(answer)
+}
+
+fn refusal(status: u16, is_head: bool) -> Response<Body> {
+    let code = match status {
+        403 => "AccessDenied",
+        404 => "NoSuchKey",
+        429 | 503 => "SlowDown",
+        _ => "InternalError",
+    };
+    let body = if is_head {
+        Body::empty()
+    } else {
+        Body::from(format!(
+            "<Error><Code>{code}</Code><Message>On purpose.</Message></Error>"
+        ))
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response
+}
+
+/// The answer with half of its body, and the length of the whole.
+async fn truncated(answer: Response<Body>) -> Result<Response<Body>, io::Error> {
+    let (mut head, mut body) = answer.into_parts();
+    let mut bytes = Vec::new();
+    while let Some(piece) = body.next().await {
+        bytes.extend_from_slice(&piece.map_err(io::Error::other)?);
+    }
+    head.headers.insert(CONTENT_LENGTH, bytes.len().into());
+    bytes.truncate(bytes.len() / 2);
+    let body = CutBody(Some(bytes.into()));
+    Ok(Response::from_parts(head, Body::http_body(body)))
+}
+
+/// Gives its bytes, and fails then.
+struct CutBody(Option<Bytes>);
+
+impl hyper::body::Body for CutBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        Poll::Ready(Some(match self.0.take() {
+            Some(bytes) => Ok(Frame::data(bytes)),
+            None => Err(io::Error::other("cut on purpose")),
+        }))
+    }
+}

@@ -1,0 +1,281 @@
+//! Against a server of S3's protocol on this machine.
+
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::time::Duration;
+
+use crate::testing::{Fault, FaultRule, SECRET_ACCESS_KEY, TestServer};
+use crate::{Location, ObjectUrl, Storage, StorageFault};
+
+fn url(text: &str) -> ObjectUrl {
+    match Location::parse(text).unwrap() {
+        Location::Object(url) => url,
+        Location::Local(path) => panic!("{} is a path", path.display()),
+    }
+}
+
+/// A server with the bucket `bucket`, and its folder.
+fn server() -> (tempfile::TempDir, TestServer) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("bucket")).unwrap();
+    let server = TestServer::start(folder.path()).unwrap();
+    (folder, server)
+}
+
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * at / 7 + at) as u8).collect()
+}
+
+fn write(folder: &tempfile::TempDir, key: &str, bytes: &[u8]) {
+    let path = folder.path().join("bucket").join(key);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn prefixes_are_listed_whole_and_by_folder() {
+    let (folder, server) = server();
+    let storage = server.storage();
+    // More than a page of a thousand.
+    for at in 0..1_050 {
+        write(&folder, &format!("shards/hi/{at:04}/a"), b"x");
+    }
+    write(&folder, "shards/ta/0000/क ख+%20.tar", b"tar");
+    write(&folder, "shards/readme", b"r");
+    write(&folder, "shards-not/x", b"r");
+    let all = storage.list_and_remember(&url("s3://bucket/shards")).unwrap();
+    assert_eq!(all.len(), 1_052);
+    assert!(all.is_sorted_by(|a, b| a.url < b.url));
+    let folder_of = storage.list_folder(&url("s3://bucket/shards")).unwrap();
+    assert_eq!(
+        folder_of.folders,
+        [url("s3://bucket/shards/hi"), url("s3://bucket/shards/ta")]
+    );
+    assert_eq!(folder_of.objects.len(), 1);
+    assert_eq!(
+        storage
+            .list_folder(&url("s3://bucket/shards/hi"))
+            .unwrap()
+            .folders
+            .len(),
+        1_050
+    );
+    // What was listed needs no further request, whether it is there or not.
+    let before = storage.counts().requests();
+    let odd = url("s3://bucket/shards/ta/0000/क ख+%20.tar");
+    assert_eq!(storage.look(&odd).unwrap().unwrap().size, 3);
+    assert_eq!(storage.look(&url("s3://bucket/shards/none")).unwrap(), None);
+    assert_eq!(storage.counts().requests(), before);
+    assert_eq!(&storage.read(&odd, 10).unwrap()[..], b"tar");
+    assert!(storage.list(&url("s3://bucket/none")).unwrap().is_empty());
+    storage.delete(&odd).unwrap();
+    storage.delete(&odd).unwrap();
+    assert_eq!(storage.look(&odd).unwrap(), None);
+}
+
+#[test]
+fn an_object_is_read_like_a_file() {
+    let (folder, server) = server();
+    let storage = server.storage();
+    let all = bytes(3_000_017);
+    write(&folder, "large", &all);
+    write(&folder, "empty", b"");
+    let mut reader = storage.open(&url("s3://bucket/large")).unwrap();
+    let mut read = Vec::new();
+    reader.read_to_end(&mut read).unwrap();
+    assert!(read == all);
+    // Ranges grow: few requests for many bytes.
+    assert!(storage.counts().get <= 6, "{:?}", storage.counts());
+    let mut part = vec![0; 1_000];
+    for at in [2_999_017u64, 5, 1_500_000, 1_500_500] {
+        reader.seek(SeekFrom::Start(at)).unwrap();
+        reader.read_exact(&mut part).unwrap();
+        assert!(part == all[at as usize..at as usize + 1_000], "{at}");
+    }
+    reader.seek(SeekFrom::End(-1)).unwrap();
+    assert_eq!(reader.read(&mut part).unwrap(), 1);
+    assert_eq!(reader.read(&mut part).unwrap(), 0);
+    assert!(reader.seek(SeekFrom::Current(-4_000_000)).is_err());
+    assert!(reader.read_range(10..20).unwrap() == all[10..20]);
+    assert!(reader.read_range(3_000_000..3_000_018).is_err());
+    let mut copy = Vec::new();
+    reader.download(folder.path()).unwrap().read_to_end(&mut copy).unwrap();
+    assert!(copy == all);
+    let mut empty = storage.open(&url("s3://bucket/empty")).unwrap();
+    assert_eq!(empty.read(&mut part).unwrap(), 0);
+    assert_eq!(
+        storage.read(&url("s3://bucket/large"), 100).unwrap_err().fault,
+        StorageFault::TooLarge
+    );
+}
+
+#[test]
+fn an_object_that_changes_is_not_mixed_with_the_one_before() {
+    let (folder, server) = server();
+    let storage = server.storage();
+    write(&folder, "a", &vec![1; 1_000_000]);
+    let mut reader = storage.open(&url("s3://bucket/a")).unwrap();
+    reader.read_exact(&mut [0; 10]).unwrap();
+    write(&folder, "a", &vec![2; 1_000_000]);
+    reader.seek(SeekFrom::Start(900_000)).unwrap();
+    let error = reader.read(&mut [0; 10]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("s3://bucket/a: it was changed while it is read"),
+        "{error}"
+    );
+}
+
+#[test]
+fn faults_that_pass_are_waited_for() {
+    let (folder, server) = server();
+    let storage = server.storage();
+    let all = bytes(700_000);
+    write(&folder, "a/b", &all);
+    for fault in [
+        Fault::Drop,
+        Fault::Status(503),
+        Fault::Status(429),
+        Fault::Status(500),
+        Fault::Truncate,
+        Fault::Delay(Duration::from_millis(300)),
+    ] {
+        server.clear();
+        server.fault(FaultRule::first(2, fault, "bucket"));
+        assert_eq!(storage.list(&url("s3://bucket/a")).unwrap().len(), 1, "{fault:?}");
+        server.clear();
+        server.fault(FaultRule::first(2, fault, "/bucket/a/b"));
+        assert!(
+            storage.read(&url("s3://bucket/a/b"), u64::MAX).unwrap() == all,
+            "{fault:?}"
+        );
+        server.clear();
+        server.fault(FaultRule::first(2, fault, "/bucket/new"));
+        storage.put(&url("s3://bucket/new"), all.clone()).unwrap();
+        assert!(fs::read(folder.path().join("bucket/new")).unwrap() == all, "{fault:?}");
+    }
+    assert!(storage.counts().failed >= 8, "{:?}", storage.counts());
+}
+
+#[test]
+fn faults_that_stay_are_errors_that_name_the_object_and_no_secret() {
+    let (folder, server) = server();
+    write(&folder, "a", b"a");
+    let with = |name: &str, value: &str| {
+        let environment = server.environment().into_iter().filter(|(set, _)| set != name);
+        Storage::with_environment(environment.chain([(name.to_string(), value.to_string())]))
+    };
+    let storage = with("FLOW_STORAGE_RETRIES", "2");
+    let read = |storage: &Storage, key: &str| storage.read(&url(key), 100).unwrap_err();
+    assert_eq!(read(&storage, "s3://bucket/none").fault, StorageFault::NotFound);
+    let error = storage.list(&url("s3://missing/a")).unwrap_err();
+    assert_eq!(error.fault, StorageFault::NoSuchBucket, "{error}");
+    server.fault(FaultRule::always(Fault::Status(403), "/bucket/a"));
+    let error = read(&storage, "s3://bucket/a");
+    assert_eq!(error.fault, StorageFault::PermissionDenied);
+    assert!(
+        error.to_string().starts_with("s3://bucket/a: permission denied"),
+        "{error}"
+    );
+    server.clear();
+    server.fault(FaultRule::always(Fault::Status(503), "/bucket/a"));
+    let error = read(&storage, "s3://bucket/a");
+    assert!(
+        error.to_string().contains("s3://bucket/a") && error.to_string().contains("503"),
+        "{error}"
+    );
+    assert!(error.fault == StorageFault::Unavailable && !error.is_of_the_object());
+    server.clear();
+    server.fault(FaultRule::always(Fault::Drop, "/bucket/a"));
+    assert_eq!(read(&storage, "s3://bucket/a").fault, StorageFault::Unavailable);
+    server.clear();
+    let wrong = with("AWS_SECRET_ACCESS_KEY", "wrong-secret-hush");
+    let error = wrong.list(&url("s3://bucket/a")).unwrap_err();
+    assert_eq!(error.fault, StorageFault::Credentials, "{error}");
+    assert!(!error.to_string().contains("hush") && !error.to_string().contains(SECRET_ACCESS_KEY));
+    let none = Storage::with_environment([("AWS_EC2_METADATA_DISABLED".to_string(), "true".to_string())]);
+    let error = read(&none, "s3://bucket/a");
+    assert_eq!(error.fault, StorageFault::Credentials);
+    server.fault(FaultRule::always(Fault::Delay(Duration::from_secs(600)), "/bucket/a"));
+    let slow = Storage::with_environment(slow_environment(&server));
+    assert_eq!(read(&slow, "s3://bucket/a").fault, StorageFault::TimedOut);
+    let bad = with("FLOW_STORAGE_RETRIES", "many");
+    let error = read(&bad, "s3://bucket/a").to_string();
+    assert_eq!(
+        error,
+        "the environment variable FLOW_STORAGE_RETRIES must be a whole number from 1 to 86400"
+    );
+}
+
+fn slow_environment(server: &TestServer) -> Vec<(String, String)> {
+    let mut environment = server.environment();
+    environment.retain(|(name, _)| !name.starts_with("FLOW_STORAGE_"));
+    environment.push(("FLOW_STORAGE_TIMEOUT_SECONDS".into(), "1".into()));
+    environment.push(("FLOW_STORAGE_RETRY_SECONDS".into(), "1".into()));
+    environment.push(("FLOW_STORAGE_RETRIES".into(), "1".into()));
+    environment
+}
+
+#[test]
+fn an_object_is_written_whole_or_not_at_all() {
+    let (folder, server) = server();
+    let storage = server.storage();
+    let all = bytes((40 << 20) + 5);
+    let large = url("s3://bucket/out/large");
+    // Given up: nothing is there, and no upload stays.
+    let mut writer = storage.create(&large).unwrap();
+    writer.write_all(&all).unwrap();
+    drop(writer);
+    assert_eq!(storage.look(&large).unwrap(), None);
+    assert_eq!(server.requests("DELETE /bucket/out/large?uploadId="), 1);
+    // A part that cannot be written.
+    let failing = Storage::with_environment(server.environment().into_iter().map(
+        |(name, value)| match name.as_str() {
+            "FLOW_STORAGE_RETRIES" => (name, "1".to_string()),
+            _ => (name, value),
+        },
+    ));
+    server.fault(FaultRule::always(Fault::Status(500), "partNumber=2"));
+    let mut writer = failing.create(&large).unwrap();
+    let written = writer.write_all(&all).map_err(|error| error.to_string());
+    assert!(written.is_err() || writer.finish().is_err());
+    assert_eq!(storage.look(&large).unwrap(), None);
+    server.clear();
+    server.fault(FaultRule::first(1, Fault::Drop, "partNumber=2"));
+    let mut writer = storage.create(&large).unwrap();
+    for piece in all.chunks(1_000_003) {
+        writer.write_all(piece).unwrap();
+    }
+    assert_eq!(storage.look(&large).unwrap(), None);
+    writer.finish().unwrap();
+    assert!(fs::read(folder.path().join("bucket/out/large")).unwrap() == all);
+
+    let small = url("s3://bucket/out/small");
+    let mut writer = storage.create(&small).unwrap();
+    writer.write_all(b"first").unwrap();
+    writer.finish().unwrap();
+    assert_eq!(
+        storage.put_if_absent(&small, "second").unwrap_err().fault,
+        StorageFault::AlreadyExists
+    );
+    assert_eq!(&storage.read(&small, 10).unwrap()[..], b"first");
+    storage.put_if_absent(&url("s3://bucket/out/new"), "new").unwrap();
+    storage.copy(&small, &url("s3://bucket/copy")).unwrap();
+    assert_eq!(fs::read(folder.path().join("bucket/copy")).unwrap(), b"first");
+    let web = url("https://host/a");
+    assert_eq!(storage.put(&web, "a").unwrap_err().fault, StorageFault::Unsupported);
+    assert_eq!(storage.list(&web).unwrap_err().fault, StorageFault::Unsupported);
+    assert_eq!(
+        storage.put(&url("s3://bucket"), "a").unwrap_err().fault,
+        StorageFault::Location
+    );
+}
+
+#[test]
+fn calls_may_come_from_threads_of_another_runtime() {
+    let (folder, server) = server();
+    write(&folder, "a", b"a");
+    let storage = server.storage();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let read = runtime.block_on(async move { storage.read(&url("s3://bucket/a"), 10) });
+    assert_eq!(&read.unwrap()[..], b"a");
+}
