@@ -1,5 +1,5 @@
-//! Files that a local stage writes into a folder of the user's, some for each partition: written, told as rows, and looked
-//! after when the next run is planned.
+//! Files that a local stage writes into a folder of the user, for each partition: writing them, the rows that describe
+//! them, and the check for missing or changed files when the next run is planned.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
@@ -19,7 +19,7 @@ use crate::store::{Artifact, on_threads, write_atomically};
 /// The file of notes in a stage's scratch folder.
 const NOTES: &str = "output_files.jsonl";
 
-/// Notes of more bytes are dropped: those that count are of the few files that no record names yet.
+/// A larger file of notes is started anew: notes matter only for the few files that no record names yet.
 const MOST_NOTES: u64 = 1 << 20;
 
 /// A file to write.
@@ -42,9 +42,9 @@ pub fn schema() -> SchemaRef {
     ]))
 }
 
-/// Writes the files of a partition, each as a whole, and gives a row for each. They are noted in `scratch`, the stage's
-/// [scratch folder](crate::Context::scratch), before: [`Notes`] tells them from files of others when the process is killed
-/// before the rows are committed.
+/// Writes the files of a partition, each atomically, and gives a row for each. They are noted in `scratch`, the stage's
+/// [scratch folder](crate::Context::scratch), first: if the process is killed before the rows are committed, [`Notes`]
+/// distinguishes them from files of other programs.
 ///
 /// # Errors
 /// When a path is not UTF-8, or a file or a folder above it cannot be written.
@@ -61,7 +61,7 @@ pub fn write(files: &[OutputFile], scratch: &Path) -> Result<RecordBatch, StageE
         paths.push(path);
     }
     let digests: Vec<String> = files.iter().map(|file| Digest::of(&file.bytes).to_hex()).collect();
-    // Without the note the files would be taken for those of others, which costs a question, no file.
+    // Without the note the files would be taken for those of another program; none is lost by that.
     let _ = note(scratch, paths.iter().copied().zip(digests.iter().map(String::as_str)));
     for file in files {
         write_file(&file.path, &file.bytes)?;
@@ -103,7 +103,7 @@ fn note<'a>(scratch: &Path, files: impl Iterator<Item = (&'a str, &'a str)>) -> 
     notes.sync_data()
 }
 
-/// Files that a stage was about to write, as its scratch folder has them noted.
+/// The files that a stage was about to write, from the notes in its scratch folder.
 #[derive(Debug, Default)]
 pub struct Notes(BTreeSet<(PathBuf, String)>);
 
@@ -115,7 +115,7 @@ impl Notes {
         Notes(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
     }
 
-    /// Whether the file at a path, spelled as it was written, is one of them, byte for byte.
+    /// Whether the notes hold this path, spelled as it was noted, with the digest of the bytes that the file has now.
     pub fn hold(&self, path: &Path) -> bool {
         let known = self.0.range((path.to_owned(), String::new())..);
         let known: Vec<&str> = known
@@ -157,8 +157,8 @@ pub fn missing(committed: &Artifact, threads: usize) -> Result<BTreeMap<Partitio
     why.into_iter().filter_map(Result::transpose).collect()
 }
 
-/// What is wrong with the first file that is not as it was written: it may have been written anew by a run with other
-/// settings. `files` has the columns `path` and `digest`.
+/// Describes the first file that is missing or changed (a run with other settings may have overwritten it). `files` has
+/// the columns `path` and `digest`.
 ///
 /// # Errors
 /// When it has others.
@@ -250,7 +250,7 @@ mod tests {
         write(&[file("a", "one"), file("b", "two")], scratch.path()).unwrap_err();
         let holds = |name: &str| Notes::read(scratch.path()).hold(&place.path().join(name));
         assert!(holds("a") && !holds("b") && !holds("c"));
-        // Whoever writes there later.
+        // Another program writes there later.
         std::fs::write(place.path().join("a"), "other").unwrap();
         assert!(!holds("a"));
         // A line that was cut short, and many lines.

@@ -1,4 +1,4 @@
-//! Refused rows with their values as JSON.
+//! Rejected rows with their values as JSON.
 
 use std::fmt::Write;
 
@@ -19,8 +19,8 @@ const SEGMENT: &str = "segment_id";
 /// Gives rejects of the rows at `positions`, one at a time: `_row` and `segment_id` where the batch has them, and all other
 /// columns as a JSON object, in the order of the schema.
 ///
-/// Numbers that JSON has not are strings (`"NaN"`, `"inf"`, `"-inf"`), binary is hexadecimal, and lists of
-/// floats (signals, features) are left out: they are the bulk of a batch and say nothing to a reader.
+/// Numbers that JSON does not have are strings (`"NaN"`, `"inf"`, `"-inf"`), binary is hexadecimal, and lists of floats
+/// (signals, features) are left out because of their size.
 pub(crate) fn rejects(
     batch: &RecordBatch,
     positions: &[usize],
@@ -42,7 +42,7 @@ pub(crate) fn rejects(
         None => None,
     };
     let segments: Option<&StringArray> = segments.as_ref().and_then(|column| column.as_string_opt());
-    // Dictionaries are looked up once and not for each row.
+    // Downcasts the column and its dictionary once and not for each row.
     let mut columns = Vec::with_capacity(batch.num_columns());
     for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
         if field.name() == ROW || field.name() == SEGMENT || is_signal(column.data_type()) {

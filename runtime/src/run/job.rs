@@ -15,7 +15,7 @@ use crate::run_error::RunError;
 use crate::spec::{LimitAction, RejectLimit};
 use crate::store::SnapshotWriter;
 
-/// Bytes in flight with which a worker is never out of work: more than this would make nothing faster.
+/// Bytes in flight for each worker: enough that no worker waits for input; more would not be faster.
 const ENOUGH_FOR_A_WORKER: u64 = 256 << 20;
 
 pub(super) fn region_job(
@@ -29,7 +29,7 @@ pub(super) fn region_job(
     let left = (partitions.len() as u64).saturating_sub(start).max(1);
     let workers = state.workers().min(usize::try_from(left).unwrap_or(usize::MAX));
     let share = available_memory().map(|bytes| bytes / 8);
-    // What feeds a log are training steps with their audio, much larger than the rows of a shard.
+    // The partitions that feed a log are training steps with their audio, much larger than the rows of a shard.
     let (in_flight, bytes) = match nodes.iter().any(|node| node.is_log) {
         true => ((2 * workers).max(4), share),
         false => {
@@ -59,7 +59,7 @@ pub(super) fn region_job(
     }
 }
 
-/// A node made ready; what depends on the run's partitions is filled in by the caller.
+/// The job of a node; the caller fills in what depends on the run's partitions.
 pub(super) fn node_job(
     state: &mut PlanState,
     node: usize,

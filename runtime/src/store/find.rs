@@ -23,7 +23,7 @@ pub struct FoundRow {
     pub values: String,
 }
 
-/// By what a row is found: its columns of these names, where it has them.
+/// The columns by which a row is found, where it has them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RowNames<'r> {
     pub segment_id: Option<&'r str>,
