@@ -1,4 +1,4 @@
-//! Where tensors lie and are computed on.
+//! Devices: where tensors are stored and computed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -42,7 +42,7 @@ impl fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Whether this program can compute on it, wherever it runs.
+    /// Whether this program was built with support for it (not whether this machine has one).
     pub fn check(self) -> Result<()> {
         if self != Self::Cpu && !cfg!(feature = "cuda") {
             return Err(Error::Input(format!(
@@ -77,8 +77,8 @@ fn cuda(number: usize) -> Result<Device> {
     Ok(device)
 }
 
-/// Keeps memory that tensors gave back for the next ones. Otherwise the driver takes it at every wait for the device, of
-/// which a training step has many, and maps it anew.
+/// Keeps freed memory in the pool for the next tensors. Otherwise the driver returns it to the system at every
+/// synchronisation, of which a training step has many, and maps it again.
 #[cfg(feature = "cuda")]
 fn keep_memory(device: &candle_core::CudaDevice) {
     use candle_core::cuda_backend::cudarc::driver::{result, sys};
@@ -91,7 +91,7 @@ fn keep_memory(device: &candle_core::CudaDevice) {
             result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast())
         })
     };
-    // A device without such a pool is slower, and that is all.
+    // A failure is ignored: a device without such a pool is only slower.
     let _ = kept;
 }
 

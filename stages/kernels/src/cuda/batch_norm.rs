@@ -24,13 +24,13 @@ pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     let arguments = [Read(&sums), Write(&rounded), Int(width), Int(rows)];
     launch("column_mean", Grid::elements(width), &arguments)?;
     let squares = moment(Some(&rounded))?;
-    // All is under way before the first of these waits for the device.
+    // All kernels are launched before the first of these waits for the device.
     let means = |sums: Tensor| -> Result<Vec<f64>> {
         let sums = sums.to_vec1::<f64>()?;
         Ok(sums.iter().map(|sum| sum / rows as f64).collect())
     };
     let (mean, squares, rounded) = (means(sums)?, means(squares)?, rounded.to_vec1::<f32>()?);
-    // About the mean as f32 has it; the rest of the mean is taken off.
+    // About the mean rounded to f32; the variance is corrected by the rounding error of the mean.
     let away = |((square, mean), rounded): ((&f64, &f64), &f32)| square - (mean - f64::from(*rounded)).powi(2);
     let variance = squares.iter().zip(&mean).zip(&rounded).map(away).collect();
     Ok((mean, variance))

@@ -24,7 +24,7 @@ thread_local! {
     static LAUNCHES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Does `work` with emulation on, or off within it. For tests: it panics where there is no C++ compiler.
+/// Runs `work` with emulation switched on or off. For tests: panics where there is no C++ compiler.
 pub fn with<R>(on: bool, work: impl FnOnce() -> R) -> R {
     super::with_launcher(on.then_some(launch as super::Launcher), work)
 }
@@ -63,7 +63,7 @@ fn library() -> &'static Library {
         std::fs::write(&source, text).unwrap();
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let output = Command::new(&compiler)
-            // A jump between fibers is none that the fortified longjmp knows.
+            // The fortified longjmp refuses jumps between fibers.
             .args([
                 "-std=c++17",
                 "-O2",
