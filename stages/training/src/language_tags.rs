@@ -25,9 +25,9 @@ use crate::train_tokenizer::{TOKENIZER_COLUMNS, TokenizerInput};
 ///
 /// `rows` have a column `text` and a column `lang`, the tokenizer comes of a `tokenizer.read` or a `tokenizer.train`. With
 /// `tags: auto` a text without a tag gets that of its language (`<|hi|> ...`) where the tokenizer has a piece for it, and a
-/// text that begins with the tag of its row's language, for which the tokenizer has no piece, loses it: it would be learned
-/// letter by letter. Other tags stay. So it does not matter whether rows come of shards, whose texts are tagged, or of
-/// manifests and folders, whose texts mostly are not. Nothing else of a row changes.
+/// text that begins with the tag of its row's language, for which the tokenizer has no piece, loses it, as it would be
+/// learned letter by letter. Other tags stay. So it does not matter whether rows come of shards, whose texts are
+/// tagged, or of manifests and folders, whose texts mostly are not. Nothing else of a row changes.
 ///
 /// # Example
 ///
@@ -96,7 +96,7 @@ struct Tagger {
     tags: LanguageTags,
     context: Context,
     tokenizer: TokenizerInput,
-    /// Whether it was said that rows of no known language get no tag.
+    /// Whether the warning that rows of unknown languages get no tag was sent.
     told: bool,
 }
 
@@ -138,7 +138,7 @@ impl Tagger {
                 Some(tagged)
             })
             .collect();
-        // The whole vocabulary is looked through for it.
+        // Searches the whole vocabulary.
         let untagged = !self.told
             && tags == LanguageTags::Auto
             && languages.iter().flatten().any(|language| language == UNDETERMINED)
