@@ -1,4 +1,4 @@
-//! Where the recordings of rows are, as a manifest that is written says it.
+//! Where the recordings of rows are, for written manifests.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ pub(crate) fn of_read(schema: &Schema) -> bool {
     OF_READ.iter().all(|(name, _)| schema.field_with_name(name).is_ok())
 }
 
-/// Whether rows have a column of what else a manifest says.
+/// Whether rows have the column `extra`.
 pub(crate) fn with_extra(schema: &Schema) -> bool {
     schema
         .field_with_name(EXTRA)
@@ -41,7 +41,7 @@ pub(crate) fn check(input: &Input) -> Result<(), StageError> {
     Ok(())
 }
 
-/// The columns that are read of rows: those of a manifest first.
+/// The columns of rows that are read: those of a manifest first.
 pub(crate) fn columns_of(schema: &Schema) -> Vec<&'static str> {
     let mut names = MANIFEST_COLUMNS.to_vec();
     let there = OF_READ.map(|(name, _)| name);
@@ -83,7 +83,7 @@ pub(crate) struct Place {
     pub file: Option<String>,
     /// The tar that the row names, with the folder of shards before it.
     pub tar_path: Rc<str>,
-    /// Where the row begins in the recording, in seconds; none for its beginning.
+    /// Start of the row in the recording, in seconds; none for its beginning.
     pub offset: Option<f64>,
 }
 

@@ -35,9 +35,9 @@ struct Line<'r> {
 pub struct Extracted<'s> {
     /// Empty: beside the tars.
     pub audio: &'s Path,
-    /// The folder that the manifest will lie in.
+    /// The folder of the manifest.
     pub out: &'s Path,
-    /// `out` leads through a symbolic link, so that its parent is not the folder that is named before it.
+    /// `out` contains a symbolic link, so that its parent is not the folder before it in the path.
     linked: bool,
 }
 
@@ -58,7 +58,7 @@ impl<'s> Extracted<'s> {
         self.seen(&path)
     }
 
-    /// A path from the current directory, as the manifest calls it.
+    /// A path relative to the current directory, as written in the manifest.
     pub(crate) fn seen(&self, path: &Path) -> Result<String, StageError> {
         let seen = match self.linked {
             true => std::path::absolute(path),
@@ -71,7 +71,7 @@ impl<'s> Extracted<'s> {
     }
 }
 
-/// `path` (from the current directory) as it is called from within `folder`.
+/// `path` (relative to the current directory) relative to `folder`.
 fn seen_from(folder: &Path, path: &Path) -> std::io::Result<PathBuf> {
     if path.is_absolute() {
         return Ok(path.to_path_buf());
@@ -81,7 +81,7 @@ fn seen_from(folder: &Path, path: &Path) -> std::io::Result<PathBuf> {
         match part {
             Component::Normal(_) => up.push(".."),
             Component::CurDir => {}
-            // What lies above is not known by name.
+            // The names of folders above the current directory are not known.
             _ => return std::path::absolute(path),
         }
     }
@@ -161,13 +161,13 @@ pub fn write_lines(
     Ok(())
 }
 
-/// Puts what `extra` says into the JSON object `line`, but what the line says already.
+/// Adds the members of `extra` to the JSON object `line`, except keys that the line has.
 fn add_members(line: &mut Vec<u8>, extra: &str) -> Result<(), serde_json::Error> {
     let members = extra::members(extra)?;
     if !members.is_empty() {
         line.pop();
         line.push(b',');
-        // Line breaks can only stand between values.
+        // Line breaks can only occur between values.
         let text = extra::object(&members).replace(['\n', '\r'], " ");
         line.extend_from_slice(&text.as_bytes()[1..]);
     }
@@ -196,7 +196,7 @@ mod tests {
             call("audio", "../out"),
             here.join("audio/hi/hi_1/a/b.flac").to_str().unwrap()
         );
-        // From behind a link `..` leads elsewhere.
+        // After a symbolic link `..` is another folder.
         let folder = tempfile::tempdir_in(".").unwrap();
         let folder = folder.path().strip_prefix(&here).unwrap_or(folder.path());
         std::fs::create_dir(folder.join("real")).unwrap();

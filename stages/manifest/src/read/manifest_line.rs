@@ -1,4 +1,4 @@
-//! One line of a manifest, found by its number: for those who ask what became of it.
+//! Finds one line of a manifest by its number, for `flow trace`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
@@ -14,11 +14,11 @@ use crate::error::ManifestError;
 /// A line of a manifest of JSON lines, or of a table as text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ManifestLine {
-    /// As it stands in the file, without its end.
+    /// The text of the line, without its line end.
     pub line: String,
-    /// The segment that `manifest.read` makes of it; none where it makes no row of it.
+    /// The segment id of its row in `manifest.read`; none where it has no row.
     pub segment_id: Option<String>,
-    /// The path of the recording that it names, without the root and `.` and `..` that it begins with; none where it names none.
+    /// The path of its recording, without a leading root, `.` and `..`; none where it names none.
     pub recording: Option<String>,
 }
 
@@ -105,7 +105,7 @@ mod tests {
         std::fs::write(at("spaces.csv"), "path,text\n \t\n\na.wav,x\n").unwrap();
         assert_eq!(found("spaces.csv", 4).unwrap().line, "a.wav,x");
         assert!(found("spaces.csv", 2).is_err());
-        // A field with a line break makes two lines of one row.
+        // A field with a line break: one row on two lines.
         std::fs::write(at("t.csv"), "path,text\na.wav,\"x\ny\"\nhi/b.wav,z\n").unwrap();
         assert_eq!(found("t.csv", 4).unwrap().segment_id.as_deref(), Some("hi/b"));
         assert_eq!(found("t.csv", 4).unwrap().line, "hi/b.wav,z");

@@ -1,4 +1,4 @@
-//! What the path of a recording says about its row, where the manifest does not.
+//! Names of a row from the path of its recording, where the manifest has none.
 
 use std::path::{Component, Path};
 
@@ -39,9 +39,9 @@ pub fn named(file: &str, start: Option<f64>) -> Named {
 /// The code of BCP 47 for an undetermined language.
 pub const UNDETERMINED: &str = "und";
 
-/// The language of a row: the one that the manifest says, else the one of the setting, else that of the folder, where folders
-/// are named like languages, else the one in a tag that the text begins with; empty where nothing tells. A setting of
-/// [`UNDETERMINED`] counts last, where nothing else tells.
+/// The language of a row: that of the manifest, else that of the setting, else that of the folder, where folders are
+/// named like languages, else that of a tag at the beginning of the text; otherwise empty. A setting of
+/// [`UNDETERMINED`] applies last, where all others are missing.
 pub fn language(said: Option<&str>, setting: &str, folder: Option<&str>, text: &str) -> String {
     let said = said.filter(|lang| !lang.is_empty()).map(str::to_string);
     let named = said
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(language(None, "", Some("Hi"), "<|ta|> x"), "hi");
         assert_eq!(language(None, "", None, "<|ta|> x"), "ta");
         assert_eq!(language(None, "", None, "x"), "");
-        // Undetermined is what nothing else tells.
+        // `und` applies where all others are missing.
         assert_eq!(language(Some("de"), "und", Some("hi"), "<|ta|> x"), "de");
         assert_eq!(language(None, "und", Some("hi"), "<|ta|> x"), "hi");
         assert_eq!(language(None, "und", None, "<|ta|> x"), "ta");

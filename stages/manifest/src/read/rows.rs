@@ -1,4 +1,4 @@
-//! Rows as `manifest.read` gives them, and lines that it refuses.
+//! Rows of `manifest.read`, and lines that it rejects.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,8 +12,7 @@ use super::row_rules::{RowRules, is_language_code};
 use super::sample::KeptRows;
 use crate::extra::EXTRA;
 
-/// Rows that are handed on at a time, and bytes of text after which it is fewer of them: a column of texts counts its
-/// bytes in 32 bits.
+/// Rows per batch, and bytes of text that end a batch early: a column of texts has 32-bit offsets.
 const CHUNK: usize = 8_192;
 const CHUNK_BYTES: usize = 64 << 20;
 /// Most bytes of text that a partition may have: stages after this one hold it as a whole.
@@ -34,7 +33,7 @@ const TEXTS: [&str; 8] = [
     "audio_path",
 ];
 
-/// `_row`, the columns of a manifest, where the recording is, and what else the manifest says.
+/// `_row`, the columns of a manifest, the place of the recording, and `extra`.
 pub fn read_schema() -> SchemaRef {
     let field = |name: &str, data_type, nullable| Field::new(name, data_type, nullable);
     let mut fields = vec![field(ROW, DataType::UInt32, false)];
@@ -64,7 +63,7 @@ pub fn refuse(reason: &'static str, detail: impl Into<String>) -> Refusal {
     }
 }
 
-/// A setting says no.
+/// A rule of the settings.
 pub fn refuse_by_rule(reason: &'static str, detail: impl Into<String>) -> Refusal {
     Refusal {
         class: RejectClass::Rule,
@@ -126,7 +125,7 @@ impl ManifestRow {
             ));
         }
         if !is_language_code(&self.lang) {
-            // Of a wrong column this may be anything.
+            // Truncated, since a wrong column may contain anything.
             let shown: String = self.lang.chars().take(SHOWN_OF_A_LANGUAGE).collect();
             let field = match self.lang_field {
                 "" => "the tag that its text begins with".to_string(),
@@ -160,9 +159,9 @@ pub struct Rows<'a> {
     most_bytes: usize,
     /// Number of the next row.
     next: u32,
-    /// Where in the manifest the row is: the file, and the number of the line, from 1.
+    /// The row's place in the manifest: the file, and the number of the line, from 1.
     place: Option<(String, u64)>,
-    /// Where rows are only looked at, those that are kept for it.
+    /// When sampling, the rows that are kept.
     kept: Option<KeptRows>,
 }
 
@@ -193,13 +192,13 @@ impl<'a> Rows<'a> {
         Rows { rules, ..self }
     }
 
-    /// The rows that come now are those of this file, which has lines.
+    /// Sets the file of the following rows.
     pub fn begin_file(&mut self, path: &Path) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         self.place = Some((name, 0));
     }
 
-    /// The row that comes next begins at this line of the file, from 1.
+    /// Sets the line of the next row, from 1.
     pub fn at_line(&mut self, number: u64) {
         if let Some((_, line)) = &mut self.place {
             *line = number;
@@ -262,7 +261,7 @@ impl<'a> Rows<'a> {
         let found = match found {
             Ok((row, _)) if self.all_bytes.saturating_add(row.bytes()) > self.most_bytes => {
                 let detail = self.with_place(format!("the partition has more than {} bytes of text", self.most_bytes));
-                // Its values are what there is too much of.
+                // Without its values, which are too much text.
                 let values = serde_json::json!({"text_bytes": row.text.len()}).to_string();
                 self.out.reject(Reject {
                     row: Some(number),
@@ -293,7 +292,7 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// The row as the rules have it, with its recording.
+    /// Applies the rules to a row, and finds its recording.
     pub(super) fn found(&mut self, mut row: ManifestRow) -> Result<Result<(ManifestRow, Found), Refusal>, StageError> {
         row.lang = self.rules.language(row.lang);
         if let Err(refusal) = row.check() {
