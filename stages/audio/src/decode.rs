@@ -1,4 +1,4 @@
-//! From the bytes of a recording to what a model hears: one channel, 16 kHz, `f32`.
+//! Decodes the bytes of a recording to the input of a model: one channel, 16 kHz, `f32`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -44,7 +44,7 @@ pub fn read_range(path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioE
     read_open_range(&file, path, offset, size)
 }
 
-/// [`read_range`] of a file that is open already; `path` is for messages.
+/// [`read_range`] of an open file; `path` is for messages.
 pub fn read_open_range(file: &File, path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioError> {
     let failed = |source| AudioError::Read {
         path: path.to_owned(),
@@ -57,7 +57,7 @@ pub fn read_open_range(file: &File, path: &Path, offset: u64, size: u64) -> Resu
             limit: MAX_RECORDING_BYTES,
         });
     }
-    // Compared before the buffer is made: a size is only a claim.
+    // Compared with the file before the buffer is allocated, since the size may be wrong.
     let length = file.metadata().map_err(failed)?.len();
     if offset.checked_add(size).is_none_or(|end| end > length) {
         return Err(AudioError::PastEnd {

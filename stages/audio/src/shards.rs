@@ -43,7 +43,7 @@ impl Shard {
     }
 }
 
-/// All shards in byte order of (`lang`, `shard_id`). Files, and links to folders, are stepped over.
+/// All shards in byte order of (`lang`, `shard_id`). Files, and links to folders, are skipped.
 pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
     let mut found = Vec::new();
     for lang in folders_in(shards)? {
@@ -80,7 +80,7 @@ fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
 }
 
 /// Files below a shard's folder that may be recordings: (name relative to the folder, size), by name. The
-/// shard's own files, links, and files that an interrupted extraction left behind are stepped over, as are notes of deleted tars.
+/// shard's own files, links, files that an interrupted extraction left behind and notes of deleted tars are skipped.
 pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
     let mut found = Vec::new();
     let mut pending = vec![(shard.folder.clone(), String::new())];

@@ -181,7 +181,7 @@ impl Kind for Plan {
         })))
     }
 
-    /// The manifest is known by its contents, not by its path.
+    /// The manifest is identified by its contents, not by its path.
     fn identity(settings: &PlanSettings) -> serde_json::Value {
         serde_json::json!({
             "packing": settings.packing(),
@@ -191,7 +191,7 @@ impl Kind for Plan {
     }
 }
 
-/// Says which column an input lacks.
+/// Checks that an input has the needed columns.
 struct Planner {
     settings: PlanSettings,
     context: Context,
@@ -286,7 +286,8 @@ impl Planner {
     }
 }
 
-/// What a user can change stands at its setting. Where rows are missing, the commonest reason of `rejects` is named.
+/// Errors that a setting can fix name the setting. Where there are no rows, the most frequent reason of `rejects` is
+/// named.
 pub(crate) fn refused(error: SamplingError, rejects: &RejectSet) -> StageError {
     match error {
         SamplingError::Setting { name, why } => StageError::setting(name, format!("`{name}`: {why}")),

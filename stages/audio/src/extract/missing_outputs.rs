@@ -1,4 +1,4 @@
-//! Whether extracted files are still there.
+//! Checks that extracted files still exist.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::{BYTES_COLUMN, PATH_COLUMN};
 
-/// The partitions with files that are gone or of another size, and the first of each.
+/// The partitions with files that are missing or have another size, each with the first such file.
 pub(super) fn missing_outputs(committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads.max(1))

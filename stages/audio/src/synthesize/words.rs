@@ -1,4 +1,4 @@
-//! When two sentences count as the same words, and which sentences manifests hold already.
+//! Normal forms by which sentences are compared, and the sentences of existing manifests.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -37,7 +37,7 @@ fn without_tag(text: &str) -> &str {
     }
 }
 
-/// Whether a character is punctuation, or one that is not seen: no part of a word.
+/// Whether a character is punctuation or invisible, and so no part of a word.
 pub fn is_silent(c: char) -> bool {
     c.is_ascii_punctuation()
         || (c.is_control() && !c.is_whitespace())

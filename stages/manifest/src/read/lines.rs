@@ -34,7 +34,7 @@ const FILE_NAME: &str = "file_name";
 
 /// Manifests of lines, cut into blocks.
 pub struct LineManifest {
-    /// And how each looked before it was cut.
+    /// The metadata of each before it was divided.
     files: Vec<(PathBuf, FileLook)>,
     blocks: Vec<(Partition, Block)>,
     rules: LineRules,
