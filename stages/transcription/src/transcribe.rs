@@ -83,7 +83,7 @@ impl Kind for Transcribe {
         })))
     }
 
-    /// Where recordings and the model are does not matter, nor on what and in which batches the model is computed.
+    /// Without the paths of recordings and model, the device and the batch size.
     fn identity(settings: &TranscribeSettings) -> Value {
         let mut identity = json!({
             "channels": settings.channels,
@@ -146,7 +146,7 @@ impl Source for Transcriber {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let model = OpenModel::files(&self.settings.model).map_err(|error| StageError::setting("model", error))?;
         for file in &model {
-            // Else each recording would be refused for it.
+            // Checked here, or each recording would be rejected for it.
             let unreadable = |error| StageError::setting("model", format!("cannot read {}: {error}", file.display()));
             open_regular_file(file).map_err(unreadable)?;
         }
@@ -209,7 +209,7 @@ impl Source for Transcriber {
         let recognized = recognizer
             .transcribe_again(first, &recording, &settings, &|| cancel.is_set())
             .map_err(|error| error.of(&listed.recording.file))?;
-        // None: the run is being given up, and so is this partition.
+        // None: the run is being aborted.
         let recognized = recognized.ok_or_else(stopped)?;
         let metadata = Metadata {
             source_file: listed.recording.file,
@@ -238,7 +238,7 @@ fn seconds(samples: u64) -> f64 {
     samples as f64 / f64::from(SAMPLE_RATE)
 }
 
-/// What a recognizer is loaded by: model, number type, device, decoding.
+/// The key of a loaded recognizer: model, number type, device, decoding.
 type Loaded = (PathBuf, Weights, String, DecodingOptions);
 
 /// The recognizer of these settings, which all workers of a run share: it is loaded by the first that needs it.

@@ -79,7 +79,7 @@ pub struct SynthesizeSettings {
     /// spoken: compared by their words, without language tag, punctuation and case.
     #[serde(default)]
     pub exclude: Vec<PathBuf>,
-    /// What only validation speaks.
+    /// Voices and sentences that occur in validation only.
     #[serde(default)]
     pub held_out: HeldOut,
     /// Variants of the voices, of `espeak-ng --voices=variant`; each clip has one.
@@ -103,7 +103,7 @@ pub struct SynthesizeSettings {
     /// Longest clip in seconds; longer ones are rejected.
     #[serde(default = "max_duration")]
     pub max_duration: f64,
-    /// Noise over clips.
+    /// Noise that is added to clips.
     #[serde(default)]
     pub noise: NoiseSettings,
     /// Reverberation of clips.
@@ -120,7 +120,7 @@ pub struct SynthesizeSettings {
     pub(crate) known: ReadOnce<Known>,
 }
 
-/// What only validation speaks.
+/// Voices and sentences that occur in validation only.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HeldOut {
@@ -132,7 +132,7 @@ pub struct HeldOut {
     pub hours: f64,
 }
 
-/// Noise over clips.
+/// Noise that is added to clips.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NoiseSettings {
