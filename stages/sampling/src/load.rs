@@ -97,9 +97,9 @@ pub struct LoadSettings {
     pub token_boundaries: Vec<u32>,
     /// Seed of the random order. Epoch e uses `seed + e`.
     pub seed: i64,
-    /// Speeds at which a recording may be played, one of which is drawn for each utterance in each epoch; `[0.9, 1.0,
-    /// 1.1]` is usual where data is scarce. Pitch changes with speed. 0.5 to 2; a speed under 1 makes a micro-batch as
-    /// much longer than `max_batch_seconds`.
+    /// Factors of speed perturbation, one of which is drawn for each utterance in each epoch; `[0.9, 1.0, 1.1]` is
+    /// usual where data is scarce. Pitch changes with speed. 0.5 to 2; a factor below 1 makes a micro-batch longer than
+    /// `max_batch_seconds` accordingly.
     pub speeds: Vec<f64>,
     /// Train on so many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
     /// one. Left out: all.
