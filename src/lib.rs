@@ -1,4 +1,4 @@
-//! The command line of `flow`: arguments, commands, and what the screen shows.
+//! The command line of `flow`: arguments, commands, and the screen.
 //!
 //! A binary with stage kinds of its own is one line:
 //!
@@ -42,7 +42,7 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Nothing is left to tell the user with if this cannot be printed.
+            // If this cannot be printed, there is no way to report it.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() {
                 Exit::Usage.code()
@@ -51,7 +51,7 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
             });
         }
     };
-    // A bug ends with a code of its own, so that a script can tell it from a stage that failed.
+    // A bug has a separate exit code, so that scripts can distinguish it from a failed stage.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let mut out = std::io::BufWriter::new(std::io::stdout().lock());
         let exit = execute(arguments, kinds, &mut out)?;
@@ -80,7 +80,7 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
 
 fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Write) -> Result<Exit, Failure> {
     let registry = Registry::new(kinds).map_err(|error| Failure::Bug(error.to_string()))?;
-    // What programs read keeps its bytes.
+    // Output for programs is not escaped.
     let is_for_programs = match &arguments.command {
         Command::Plan(arguments) => arguments.json,
         Command::Log(arguments) => arguments.json,

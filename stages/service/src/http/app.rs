@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state that all requests share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -31,7 +31,7 @@ pub enum Phase {
     Closing,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub struct Shared {
     pub settings: HttpSettings,
     pub keys: Keys,

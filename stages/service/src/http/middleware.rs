@@ -55,7 +55,7 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         CorsLayer::new()
             .allow_origin(origin)
             .allow_methods([Method::GET, Method::POST])
-            // `*` for headers that clients add; `Authorization` must be named explicitly.
+            // Allows the requested headers: clients add their own, and `*` would not include `Authorization`.
             .allow_headers(AllowHeaders::mirror_request())
             .expose_headers([IGNORED, REQUEST_ID, RETRY_AFTER]),
     )

@@ -263,7 +263,7 @@ async fn load(app: App, phase: watch::Sender<Phase>, engine: EngineSettings, liv
             let routes = live::routes(Arc::new(engine.clone()), live)
                 .fallback(not_found)
                 .method_not_allowed_fallback(wrong_method);
-            // Nobody else sets them.
+            // Both are set only here.
             let _ = app.live.set(routes);
             let _ = app.engine.set(engine);
             return;
