@@ -148,7 +148,7 @@ fn segment_ids(run: &PastRun, stages: &[StageRecords]) -> Result<BTreeSet<String
 const FORMS: &str = "name it as SEGMENT, LANG/SHARD/SEGMENT, by the path of its recording, as TAR::MEMBER, or as the line of a \
                      manifest, FILE:LINE";
 
-/// A search: the segment and the partition.
+/// What is searched for, and in which partition.
 #[derive(Debug, PartialEq)]
 struct Search {
     /// None: in all partitions.

@@ -288,7 +288,7 @@ impl RunPort {
     }
 }
 
-/// Whether a snapshot is of the stage or of its `apply`. The keys and decisions of a global stage are internal.
+/// Whether a snapshot belongs to the stage; those of the keys and decisions of a global stage are internal.
 fn is_of(part: &str, stage: &str) -> bool {
     stage_of(part) == stage && !part.ends_with(":keys") && !part.ends_with(":decide")
 }

@@ -1,8 +1,8 @@
 //! A recording of any format that can be decoded: the verdict on it, and its samples.
 //!
 //! FLAC is checked by [`crate::flac`]. Samples of other formats are converted to integers, so that the samples, their
-//! hash, and a FLAC made of them agree: lossy codecs, A-law and 16-bit PCM have 16 bits, wider and floating-point PCM
-//! 24.
+//! hash, and a FLAC made of them agree: 16 bits for lossy codecs, A-law and 16-bit PCM, 24 bits for wider and
+//! floating-point PCM.
 
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
