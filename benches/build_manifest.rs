@@ -1,9 +1,9 @@
-//! Building manifests of a metadata-only corpus (scan, filter, clean, correct tags, deduplicate, split, write), beside
-//! the same work in polars, DuckDB and pandas, each as a process of its own on the same machine.
+//! Building manifests of a metadata-only corpus (scan, filter, clean, correct tags, deduplicate, split, write),
+//! compared with the same work in polars, DuckDB and pandas, each in a separate process on the same machine.
 //!
-//! `cargo bench --bench build_manifest -- ROWS SHARDS` (500,000 rows in 200 shards if not said). The corpus is made
-//! from a seed below `work/bench` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their packages.
-//! Prints wall and CPU seconds, peak memory, rows kept, and the ratio to `flow`.
+//! `cargo bench --bench build_manifest -- ROWS SHARDS` (default: 500,000 rows in 200 shards). The corpus is made from a
+//! seed below `work/bench` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their packages. Prints wall
+//! and CPU seconds, peak memory, rows kept, and the ratio to `flow`.
 
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
@@ -188,7 +188,7 @@ fn rows_of(path: &Path) -> i64 {
     reader.metadata().file_metadata().num_rows()
 }
 
-/// Reads all files of a folder, so that none of those that are measured has to wait for the disk more than another.
+/// Reads all files of a folder, so that all measured programs have a warm page cache.
 fn warm(folder: &Path) {
     for entry in std::fs::read_dir(folder).expect("the corpus can be read") {
         let path = entry.expect("the corpus can be read").path();
@@ -230,19 +230,19 @@ fn main() {
         load.trim()
     );
 
-    // The shard that is to change: as it was first, also where an earlier run of this program changed it.
+    // The shard to be changed, restored to its original state if an earlier run of this benchmark changed it.
     let touched = work.join("shards/en/en_00000");
     let vocabulary = words(&mut SplitMix64::new(0), LANGUAGES[0].2, LANGUAGES[0].3);
     let each = rows_of(&touched.join("metadata.parquet")) as usize;
     let shard_of = |seed| shard(&touched, 0, "en_00000", each, &vocabulary, seed);
     shard_of(1);
     let (state, out) = (work.join("state"), work.join("out"));
-    // What is left from the last time goes in the end: in the minutes after thousands of files were removed, ext4 takes
-    // several times as long to create others.
+    // Files of the last round are removed at the end: for some minutes after thousands of files were removed, ext4
+    // takes several times as long to create files.
     let aside = work.join("aside");
     std::fs::create_dir_all(&aside).expect("the folder of the corpus can be written");
     for folder in ["state", "out"] {
-        // Or it is not there.
+        // It may not exist.
         let _ = std::fs::rename(work.join(folder), aside.join(folder));
     }
     let flow = |_: &str| {

@@ -1,12 +1,13 @@
-//! `flow serve` with 1, 4, 16 and 64 clients, and short clips beside a long recording; services that do the same by NeMo and
-//! onnx-asr in the same run on the same machine, each as a process of its own with two threads.
+//! `flow serve` with 1, 4, 16 and 64 clients, and with short clips during a long recording, compared with services that
+//! use NeMo and onnx-asr, in the same run on the same machine, each in a separate process with two threads.
 //!
-//! `cargo bench --bench serve -- ROUNDS` (1 if not said; the best of each counts). The clips, 2 to 12 seconds long, are made of
-//! the bundled corpus from a seed. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their packages and fastapi, uvicorn and
-//! python-multipart; onnx-asr also needs NeMo, which exports the model for it. A service that runs already, `speaches` for
-//! one, is measured where `FLOW_BENCH_SERVICE` is its address (`http://127.0.0.1:8000`) and `FLOW_BENCH_SERVICE_MODEL` its model.
-//! Prints clips and seconds of audio for each second, percentiles of the time to the answer, and the two marks as ratios:
-//! throughput of 16 clients to that of one, and the 95th percentile beside a long recording to that without.
+//! `cargo bench --bench serve -- ROUNDS` (default 1; the best of each counts). The clips, 2 to 12 seconds long, are cut
+//! from the bundled corpus by a seed. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their packages and
+//! fastapi, uvicorn and python-multipart; onnx-asr also needs NeMo, which exports the model for it. A running service,
+//! such as `speaches`, is measured if `FLOW_BENCH_SERVICE` is its address (`http://127.0.0.1:8000`) and
+//! `FLOW_BENCH_SERVICE_MODEL` its model. Prints clips and seconds of audio for each second, percentiles of the response
+//! time, and two ratios with targets: throughput of 16 clients to that of one, and the 95th percentile during a long
+//! recording to that without.
 
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
@@ -43,16 +44,16 @@ const CLIENTS: [usize; 4] = [1, 4, 16, 64];
 /// The longest time for an answer, and for a peer to load its model.
 const LIMIT: Duration = Duration::from_secs(1200);
 
-/// More clips in a second with 16 clients than with one, at least so many times.
+/// Target: least ratio of the throughput of 16 clients to that of one.
 const THROUGHPUT_MARK: f64 = 1.5;
-/// The 95th percentile of short clips beside a long recording, to that without, at most.
+/// Target: largest ratio of the 95th percentile of short clips during a long recording to that without.
 const LATENCY_MARK: f64 = 3.0;
 
-/// A service, and what it is asked for.
+/// A service, and its requests.
 struct Service {
     name: &'static str,
     url: String,
-    /// None: it was there before.
+    /// None: it was already running.
     process: Option<Served>,
     /// Sent as the field `model`.
     model: Option<String>,
@@ -79,7 +80,7 @@ impl Level {
         self.latencies.len() as f64 / self.wall
     }
 
-    /// The smallest latency that at least so many percent of the requests do not exceed.
+    /// The percentile of the latencies.
     fn percentile(&self, percent: usize) -> f64 {
         let rank = (self.latencies.len() * percent).div_ceil(100).max(1);
         self.latencies.get(rank - 1).copied().unwrap_or(f64::NAN)
@@ -164,7 +165,7 @@ fn level(
     })
 }
 
-/// Sends a long recording again and again until it is told to stop, and then goes without an answer.
+/// Sends a long recording repeatedly until it is stopped, and then disconnects without waiting for the response.
 fn send_long(service: &Service, request: &[u8], sent: &AtomicBool, stop: &AtomicBool) -> Result<usize, String> {
     let address = service.url.trim_start_matches("http://");
     let failed = |error: std::io::Error| format!("the long recording: {error}");
@@ -215,13 +216,13 @@ fn mark(met: bool) -> &'static str {
     if met { "met" } else { "missed" }
 }
 
-/// Measures a service, and prints what was found.
+/// Measures a service, and prints the results.
 fn measure(service: &Service, clips: &[Clip], corpus: &[Vec<f32>], rounds: usize) -> Result<(), String> {
     let forms = forms(service, clips);
     let texts: Vec<OnceLock<String>> = clips.iter().map(|_| OnceLock::new()).collect();
     let different = AtomicUsize::new(0);
     let run = |clients, requests| level(service, clips, &forms, (clients, requests), &texts, &different);
-    // The texts of the clips alone; what is allocated and found out once is no part of the times.
+    // A warm-up, which gives the texts of the clips alone.
     run(1, CLIPS)?;
     let mut one: Option<f64> = None;
     for clients in CLIENTS {
@@ -329,7 +330,7 @@ fn main() {
     if serves && nemo {
         let mut command = peer("serve_nemo.py", root);
         command.arg(root.join("configs/models/small.nemo"));
-        // It hears a recording as a whole: its memory grows with the square of the length.
+        // It processes a recording as a whole: its memory grows with the square of the length.
         processes.push(("NeMo", command, 10));
     }
     // The folder of the other benchmark, which exports it as well.

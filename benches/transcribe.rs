@@ -1,5 +1,5 @@
-//! Transcribing an hour in one file and 500 short files with the bundled model, beside NeMo and onnx-asr with the same
-//! model, each as a process of its own on the same machine, with two threads.
+//! Transcribing an hour in one file and 500 short files with the bundled model, compared with NeMo and onnx-asr with
+//! the same model, each in a separate process on the same machine, with two threads.
 //!
 //! `cargo bench --bench transcribe -- ROUNDS` (1 if not said; the best of each counts). The recordings are made of those of
 //! the bundled corpus below `work/bench/transcribe` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their
@@ -28,7 +28,7 @@ const LOW: [&str; 2] = ["bf16", "int8"];
 const LONG: usize = 3600 * RATE;
 const CUT: usize = 20 * RATE;
 
-/// A set of recordings. Peers, which do not look for speech, are given the long one in cuts.
+/// A set of recordings. Peers, which do not detect speech, get the long one in segments.
 struct Workload {
     name: &'static str,
     flow: &'static str,
@@ -40,7 +40,7 @@ fn write_wav(path: &Path, samples: &[f32]) {
     fs::write(path, wav(samples)).expect("a recording can be written");
 }
 
-/// Makes the recordings, and says how many seconds each set has.
+/// Makes the recordings, and returns the seconds of each set.
 fn workloads(root: &Path, work: &Path) -> [Workload; 3] {
     let clips = clips(root);
     let short = |number: usize| &clips[number % clips.len()];

@@ -1,9 +1,8 @@
-//! The program as end-to-end tests run it that end it at a given point: as `flow` is, but with failpoints that the
-//! environment sets.
+//! `flow` with failpoints that are set by environment variables, for end-to-end tests that kill it at a given point.
 //!
 //! - `FLOW_KILL_AT=name[:n]` kills the process when it passes a point of the store (`flow_runtime::failpoints`) for the n-th
 //!   time.
-//! - `FLOW_HANG_AT=rank:step` lets that rank stop for ever before that optimizer step, as one whose device no longer answers.
+//! - `FLOW_HANG_AT=rank:step` makes that rank hang before that optimizer step, like one whose device does not respond.
 
 use std::process::ExitCode;
 use std::time::Duration;

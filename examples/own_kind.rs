@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     flow::main(kinds)
 }
 
-/// Refuses rows that are spoken faster than anybody speaks.
+/// Rejects rows with an impossible speaking rate.
 ///
 /// # What it does
 ///
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 struct SpeedSettings {
-    /// Words in a second that are still believed.
+    /// Highest plausible number of words per second.
     max_words_per_second: f64,
 }
 

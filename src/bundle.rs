@@ -1,5 +1,5 @@
-//! What the program carries: the pipelines, their configurations with the small model, and the small corpus. So it does its
-//! main job wherever it is copied to.
+//! Files that are embedded in the program: the pipelines, their configurations with the small model, and the small
+//! corpus, so that a copied binary is complete.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ static RECORDINGS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/tests/data/g
 static SENTENCES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/tests/data/golden/data/mini");
 pub static CORPUS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/tests/data/corpus/mini");
 
-/// Where each folder lies in the repository, and so in a copy of it.
+/// The path of each folder in the repository, and in extracted copies.
 static FOLDERS: [(&str, &Dir<'static>); 5] = [
     ("pipelines", &PIPELINES),
     ("configs", &CONFIGS),
@@ -62,8 +62,8 @@ pub fn pipeline(name: &str) -> io::Result<Option<PathBuf>> {
     Err(refused.unwrap_or_else(|| io::Error::other("there is no folder for them")))
 }
 
-/// Folders for what is kept, the best one first: `$XDG_CACHE_HOME/flow` or `~/.cache/flow`, and one for temporary files, which
-/// is made when it is asked for.
+/// Candidate cache folders, the best first: `$XDG_CACHE_HOME/flow` or `~/.cache/flow`, and one for temporary files,
+/// which is created on demand.
 fn cache_folders() -> impl Iterator<Item = PathBuf> {
     let set = |name| {
         std::env::var_os(name)
@@ -80,16 +80,16 @@ fn user() -> u32 {
     unsafe { libc::getuid() }
 }
 
-/// A folder that only this user can write, below one that everybody can; none if somebody else was there first.
+/// A folder that only this user can write, below a world-writable one; none if another user created it first.
 fn private_folder(below: &Path, user: u32) -> Option<PathBuf> {
     let folder = below.join(format!("flow-{user}"));
-    // What stands there is looked at next.
+    // An existing folder is checked next.
     let _ = fs::DirBuilder::new().mode(0o700).create(&folder);
     let found = fs::symlink_metadata(&folder).ok()?;
     (found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0).then_some(folder)
 }
 
-/// The folder below `cache` that holds this program's files, which are written if it is not there.
+/// The folder below `cache` with this program's files, which are written if it does not exist.
 fn copy_in(cache: &Path) -> io::Result<PathBuf> {
     let all: Vec<(PathBuf, &File<'static>)> = FOLDERS
         .iter()
@@ -105,7 +105,7 @@ fn copy_in(cache: &Path) -> io::Result<PathBuf> {
         hash.update(file.contents());
     }
     let name = format!("bundle-{}", &hash.finalize().to_hex()[..16]);
-    // What somebody changed is left alone, since others may be reading it: the next name is taken.
+    // A modified copy is left alone, since other processes may be reading it: the next name is tried.
     for number in 0..100 {
         let folder = match number {
             0 => cache.join(&name),
@@ -117,7 +117,7 @@ fn copy_in(cache: &Path) -> io::Result<PathBuf> {
             for (path, file) in &all {
                 write(&beside.path().join(path), file.contents())?;
             }
-            // Where another process was first, the name is not free any more, and what it wrote is looked at below.
+            // If another process was first, the rename fails, and its copy is checked below.
             if fs::rename(beside.path(), &folder).is_ok() {
                 drop(beside.keep());
             }
@@ -185,7 +185,7 @@ mod tests {
         let cache = tempfile::tempdir().expect("a folder");
         let folder = copy_in(cache.path()).expect("written");
         assert_eq!(copy_in(cache.path()).expect("it stands"), folder);
-        // What was changed, and what was put among it, is neither used nor removed.
+        // A copy with changed or additional files is neither used nor removed.
         let pipeline = folder.join("pipelines/finetune.yaml");
         fs::write(&pipeline, b"other").expect("written");
         let second = copy_in(cache.path()).expect("written");

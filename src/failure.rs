@@ -1,4 +1,4 @@
-//! Why a command failed, how it is shown, and exit codes.
+//! Errors of commands, their messages, and exit codes.
 
 use std::fmt::Write;
 use std::io;
@@ -23,11 +23,11 @@ pub enum Exit {
     Held,
     /// `plan --exit-code`: something would run. `run`: ended past a reject limit that only warns.
     Noted,
-    /// A bug of ours.
+    /// A bug in flow.
     Bug,
     /// Ended by a signal of this number.
     Interrupted(i32),
-    /// As process 0 of the run ended, with this exit code.
+    /// The exit code of process 0 of the run.
     As(u8),
 }
 
@@ -46,7 +46,7 @@ impl Exit {
     }
 }
 
-/// Why a command could not do its work.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error(transparent)]
@@ -66,10 +66,10 @@ pub enum Failure {
     /// Process 0 ended the run, and why.
     #[error("process 0 ended the run: {message}")]
     Ended { code: u8, message: String },
-    /// A file of the state directory that is not what it should be, or rejects that cannot be read.
+    /// A damaged file of the state directory, or rejects that cannot be read.
     #[error("{message}")]
     Unreadable { message: String },
-    /// Standard output or a file of the user's.
+    /// Standard output or a file of the user could not be written.
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
     #[error("this is a bug in flow: {0}")]
@@ -122,14 +122,14 @@ impl Failure {
                 RunError::Internal { .. } => Exit::Bug,
             },
             Failure::Store(error) => store_exit(error),
-            // Whoever read standard output (`flow plan | head`) has seen enough.
+            // The reader of standard output has closed it (`flow plan | head`).
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Done,
             Failure::Unreadable { .. } | Failure::Output(_) | Failure::Join(_) => Exit::Failed,
             Failure::Bug(_) => Exit::Bug,
         }
     }
 
-    /// What the user sees; empty where there is nothing to say.
+    /// The message for the user; may be empty.
     pub fn render(&self, style: Style) -> String {
         match self {
             Failure::Pipeline(diagnostics) => {
@@ -159,7 +159,7 @@ fn store_exit(error: &StoreError) -> Exit {
 
 fn render_run(error: &RunError, checked: &Checked, style: Style) -> String {
     match error {
-        // What is wrong with the pipeline is shown in its text; what broke while running is not found there.
+        // Errors of the pipeline are shown in its text; failures while running have no place there.
         RunError::Stage {
             stage,
             error: wrong @ (StageError::Setting { .. } | StageError::Input { .. } | StageError::Refused { .. }),

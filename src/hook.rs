@@ -18,10 +18,10 @@ pub fn for_code(arguments: &RunArguments, code: u8, began: bool) -> Option<(&'st
     Some((option, command.as_deref()?))
 }
 
-/// Runs a command by `sh -c` with a text on its standard input, and waits for its end. What is to be said of it, if
-/// anything: the exit code of the run stays as it is.
+/// Runs a command by `sh -c` with a text on its standard input, and waits for its end. Returns a message, if there is
+/// one; the exit code of the run does not change.
 pub fn run(option: &str, command: &str, input: &str) -> Option<String> {
-    // The run is over, and with it whoever listened to signals: now they end the program again.
+    // The run's signal handlers are gone: restores the default actions, so that signals end the program.
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // Under nohup it stays ignored.
         if is_ignored(signal) {
@@ -43,7 +43,8 @@ fn status(command: &str, input: &str) -> std::io::Result<ExitStatus> {
         .arg(command)
         .stdin(Stdio::piped())
         .spawn()?;
-    // Dropped when it is written, so that the command comes to the end of its input. One that does not read it closes it.
+    // Closed after writing, so that the command sees the end of its input. A command that does not read it causes an
+    // error, which is ignored.
     if let Some(mut stdin) = child.stdin.take() {
         let _ = stdin.write_all(input.as_bytes());
     }

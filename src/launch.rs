@@ -1,5 +1,5 @@
-//! Which of several processes this one is, and where the others are: from a file of hosts, or from what Slurm or torchrun
-//! say in the environment. Nothing is taken from the environment unless `--launch` asks for it.
+//! The number of this process and the addresses of the others: from a file of hosts, or from the environment variables
+//! of Slurm or torchrun, which are read only with `--launch`.
 
 use std::io;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub struct Launch {
     /// Where this process listens, if that is set.
     pub port: Option<u16>,
     pub timeout: Duration,
-    /// Where all this was read, for the screen.
+    /// The source of these values, for the screen.
     pub read_from: String,
 }
 
@@ -67,7 +67,7 @@ pub fn read(arguments: &ProcessArguments, variables: Variables) -> Result<Option
     Ok(launch)
 }
 
-/// What to say where this process was started as one of several and was not told to be one.
+/// A note where the environment suggests several processes but `--launch` was not given.
 pub fn unheeded(variables: Variables) -> Option<String> {
     let of = |own: &str, all: &str| {
         let (own, all) = (variables(own)?, variables(all)?);
@@ -165,7 +165,7 @@ fn from_slurm(arguments: &ProcessArguments, variables: Variables) -> Result<Laun
             "name the machines with --hosts FILE --process I instead",
         )
     })?;
-    // Another one for each job step, so that two on the same nodes do not meet.
+    // A different port for each job step, so that two on the same nodes do not collide.
     let of = |name: &str| variables(name).and_then(|id| id.parse::<u64>().ok()).unwrap_or(0);
     let step = of("SLURM_JOB_ID").wrapping_mul(31).wrapping_add(of("SLURM_STEP_ID"));
     Ok(Launch {
@@ -325,7 +325,7 @@ mod tests {
             told(&launched(Launcher::Torchrun, &torchrun).unwrap()),
             (1, 2, "10.0.0.1:29501".into())
         );
-        // Inside a job of Slurm torchrun is what started the process itself.
+        // Inside a Slurm job torchrun is the direct launcher.
         let both = [&slurm[..], &torchrun[..]].concat();
         assert_eq!(launched(Launcher::Auto, &both).unwrap().processes, 2);
         assert_eq!(launched(Launcher::Auto, &slurm).unwrap().processes, 4);
@@ -343,7 +343,7 @@ mod tests {
             let message = launched(launch, variables).unwrap_err();
             assert!(message.contains(said), "{message}");
         }
-        // Never by accident, and never in silence.
+        // Not without `--launch`, and with a note.
         let of = |name: &str| {
             both.iter()
                 .find(|(known, _)| *known == name)

@@ -1,4 +1,4 @@
-//! The command line of `flow`: arguments, commands, and what the screen shows.
+//! The command line of `flow`: arguments, commands, and the screen.
 //!
 //! A binary with stage kinds of its own is one line:
 //!
@@ -41,7 +41,7 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
     let arguments = match arguments::parse(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Nothing is left to tell the user with if this cannot be printed.
+            // If this cannot be printed, there is no way to report it.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() {
                 Exit::Usage.code()
@@ -50,7 +50,7 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
             });
         }
     };
-    // A bug ends with a code of its own, so that a script can tell it from a stage that failed.
+    // A bug has a separate exit code, so that scripts can distinguish it from a failed stage.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let mut out = std::io::BufWriter::new(std::io::stdout().lock());
         let exit = execute(arguments, kinds, &mut out)?;

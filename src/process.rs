@@ -1,4 +1,4 @@
-//! What holds for the whole process and is set before anything else: the allocator, and the number of threads.
+//! Process-wide settings that are made before anything else: the allocator, and the number of threads.
 
 use flow_model::allocation::Counted;
 use mimalloc::MiMalloc;
@@ -9,18 +9,18 @@ static ALLOCATOR: Counted<MiMalloc> = Counted(MiMalloc);
 /// Number of mimalloc's option `purge_delay` in all of its versions 2 and 3.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
-/// Milliseconds after which freed memory goes back to the system. Training frees and asks for the same large tensors at
-/// every step; with mimalloc's own 10 ms half of the processor's time went into clearing pages that had just been given
-/// away. A corpus of millions of rows goes through the same memory stage after stage, some ten seconds each.
+/// Milliseconds after which freed memory is returned to the system. Training frees and allocates the same large tensors
+/// at every step; with mimalloc's default of 10 ms half of the CPU time was spent on clearing pages that had just been
+/// returned. A corpus of millions of rows goes through the same memory stage after stage, some ten seconds each.
 const KEEP_MILLISECONDS: std::ffi::c_long = 60_000;
 
 /// Bytes up to which the C library's allocator keeps freed memory, and takes blocks from what it keeps. Zstandard makes a
-/// context of some hundred kilobytes for every column chunk and frees it again; as the C library is set up by itself, each
-/// time that takes and gives back pages, which the kernel has to clear. 32 MiB is the most that it takes for the latter.
+/// context of some hundred kilobytes for every column chunk and frees it again; with the C library's defaults each time
+/// pages are mapped and unmapped, which the kernel has to clear. 32 MiB is the largest value of the mmap threshold.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const KEEP_BYTES: std::ffi::c_int = 32 << 20;
 
-/// The variable by which rayon, and candle's matrix products, are told how many threads to use.
+/// The variable with the number of threads of rayon and of candle's matrix products.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// Sets up the process. To be called first in `main`.
@@ -59,7 +59,7 @@ mod tests {
         }
     }
 
-    /// Alone in this program's tests, so that no other thread reads the environment.
+    /// The only test of this program, so that no other thread reads the environment.
     #[test]
     fn freed_memory_is_kept_and_the_number_of_threads_is_told_unless_the_environment_says_otherwise() {
         let asked = std::env::var("MIMALLOC_PURGE_DELAY").ok();

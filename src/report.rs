@@ -26,7 +26,7 @@ const SUMMARY_VERSION: u32 = 1;
 /// Largest page of a stage that is taken into the report.
 const MAX_INSET: u64 = 16 << 20;
 
-/// What the page shows, gathered while the run goes on.
+/// The content of the page, collected from the run's events.
 #[derive(Clone, Default)]
 pub struct Report {
     seen: Arc<Mutex<Seen>>,
@@ -51,7 +51,7 @@ struct Seen {
 }
 
 impl Report {
-    /// Gathers `events` from now on.
+    /// Collects `events` from now on.
     pub fn listen(events: &Events) -> Report {
         let report = Report::default();
         let seen = Arc::clone(&report.seen);
@@ -78,8 +78,8 @@ impl Report {
         !self.seen.lock().unwrap_or_else(PoisonError::into_inner).run.is_empty()
     }
 
-    /// What was gathered of the run of the pipeline in `file`, for programs; see the guide. `code` is the exit code, and
-    /// `error` what is said of a failure, or empty.
+    /// The summary of the run of the pipeline in `file`, for programs; see the guide. `code` is the exit code, and
+    /// `error` the message of a failure, or empty.
     pub fn summary(&self, file: &Path, state: &Path, code: u8, error: &str) -> Value {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let began = !seen.run.is_empty();
@@ -120,7 +120,7 @@ impl Report {
     }
 }
 
-/// Where the page of a run lies.
+/// The path of a run's page.
 fn page_path(state: &Path, run: &str) -> PathBuf {
     state.join("runs").join(run).join(PAGE)
 }
@@ -146,7 +146,7 @@ impl Seen {
             Event::Warning { stage, message } => {
                 self.warnings.push((stage.clone().unwrap_or_default(), message.clone()));
             }
-            // A run that goes on after failures tells of each.
+            // With `--keep-going` there may be several failures.
             Event::RunFailed { message, .. } => {
                 self.failure = Some(match self.failure.take() {
                     Some(before) => format!("{before}\n{message}"),
@@ -284,7 +284,7 @@ impl Seen {
         } }
     }
 
-    /// What stages wrote as pages of their own: the part between `<main>` and `</main>`.
+    /// Pages that stages wrote: the part between `<main>` and `</main>`.
     fn insets(&self) -> Vec<String> {
         let mut insets = Vec::new();
         for (_, folder, files) in &self.exports {

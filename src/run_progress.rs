@@ -1,4 +1,4 @@
-//! How far the stages of a run came, as its events say: for `flow status`, the report, and the commands at a run's end.
+//! The progress of a run's stages, from its events: for `flow status`, the report, and the commands at a run's end.
 
 use flow_runtime::event::{Event, StageFailure, StageOutcome};
 use flow_runtime::reject::ReasonCount;
@@ -12,7 +12,7 @@ pub struct RunProgress {
     pub stages: Vec<StageProgress>,
 }
 
-/// How far a stage came. Its partitions are those of all its parts, as the run itself counts them.
+/// The progress of a stage. Its partitions are those of all its parts, as the run itself counts them.
 #[derive(Default)]
 pub struct StageProgress {
     pub name: String,
@@ -86,7 +86,7 @@ impl RunProgress {
         &mut self.stages[at]
     }
 
-    /// Notes what an event says of a stage.
+    /// Updates the progress by an event.
     pub fn take(&mut self, event: &Event) {
         match event {
             Event::StageStarted {
@@ -98,8 +98,8 @@ impl RunProgress {
                 let at = self.stage(stage);
                 at.kind.clone_from(kind);
                 let part = at.part(stage);
-                // One that begins again after a failure runs what is left, and not what it has done; what failed stays
-                // among what was to run.
+                // A stage that begins again after a failure runs the remaining partitions; failed partitions stay in
+                // the number of those to run.
                 part.to_run = part.to_run.max(part.done + run);
                 part.reused = *reused;
             }
@@ -122,7 +122,7 @@ impl RunProgress {
                     at.rejects = add_up(at.rejects.iter().chain(reasons));
                 }
             }
-            // A stage with a log of its own commits no partitions; its figures say where it is.
+            // A log stage commits no partitions; its figures have its progress.
             Event::StageFigures { stage, figures } => {
                 if let Some((step, _)) = figures::steps(figures) {
                     let part = self.stage(stage).part(stage);
@@ -139,7 +139,7 @@ impl RunProgress {
             } => {
                 let at = self.stage(stage);
                 if *outcome == StageOutcome::Done {
-                    // Exports, and the decisions of global stages, are told by their end alone.
+                    // Exports, and the decisions of global stages, only have an event at their end.
                     at.parts
                         .iter_mut()
                         .for_each(|part| part.done = part.done.max(part.to_run));

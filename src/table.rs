@@ -2,8 +2,8 @@
 
 use flow_runtime::escape::escape_line;
 
-/// Lines of a table with a head. Columns of numbers (and `-` or `?` for none) stand to the right, others to the
-/// left, two blanks apart, without blanks at the ends of lines. A cell stays on its line, whatever it holds.
+/// Lines of a table with a head. Columns of numbers (and `-` or `?` for none) are right-aligned, others left-aligned,
+/// two spaces apart, without trailing spaces. Line breaks in a cell are escaped.
 pub fn lines(rows: &[Vec<String>]) -> Vec<String> {
     let shown = |row: &Vec<String>| row.iter().map(|cell| escape_line(cell).into_owned()).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
@@ -34,7 +34,7 @@ pub fn lines(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// A count with its thousands apart: `1,234,567`.
+/// A count with thousands separators: `1,234,567`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! What users of NeMo and Hugging Face call the parameters of the pipelines that `flow` carries.
+//! Names of parameters in NeMo and Hugging Face, and the parameters of the bundled pipelines that correspond to them.
 
 use flow_runtime::spec::UsualNames;
 

@@ -1,15 +1,16 @@
-//! Standard output for people: nothing that comes from the user's data reaches the terminal as a command to it.
+//! Standard output for people: escapes control characters of the user's data, so that the terminal does not interpret
+//! them.
 
 use std::io::{self, Write};
 
 use flow_runtime::escape::escape_lines;
 
-/// Passes text on with what a terminal would obey made visible; ends of lines and tabs stay.
+/// Writes text with control characters escaped; line ends and tabs stay.
 pub struct Visible<'a>(pub &'a mut dyn Write);
 
 impl Write for Visible<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Text comes in whole pieces: everything here is written with the macros of formatting.
+        // Each write is valid UTF-8, as all output is made with formatting macros.
         let text = String::from_utf8_lossy(bytes);
         self.0.write_all(escape_lines(&text).as_bytes())?;
         Ok(bytes.len())

@@ -4,13 +4,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// What a process took.
+/// Time and memory of a process.
 pub struct Measured {
     /// Seconds from its start to its end.
     pub wall: f64,
     /// Seconds of all its threads, the system's included.
     pub cpu: f64,
-    /// The most memory that it had resident.
+    /// Peak resident memory.
     pub mebibytes: f64,
     /// The last line that it printed.
     pub said: String,
@@ -48,7 +48,7 @@ pub fn python() -> String {
     std::env::var("FLOW_BENCH_PYTHON").unwrap_or_else(|_| "python3".into())
 }
 
-/// Whether that Python has a package; says so if not.
+/// Whether that Python has a package; prints a note if not.
 pub fn installed(package: &str) -> bool {
     let python = python();
     let mut import = Command::new(&python);

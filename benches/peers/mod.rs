@@ -27,7 +27,7 @@ pub fn peer(script: &str, root: &Path) -> Command {
     command
 }
 
-/// Whether the folder `onnx` holds the model as onnx-asr reads it; NeMo, if it is there, exports it if it was not before.
+/// Whether the folder `onnx` has the model in onnx-asr's format; if not, NeMo exports it, if installed.
 pub fn exported(root: &Path, onnx: &Path, nemo: bool) -> bool {
     let export = || {
         let mut export = peer("transcribe_nemo.py", root);

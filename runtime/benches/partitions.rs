@@ -1,5 +1,5 @@
-//! What the number of partitions costs: a first run, a plan and a run with nothing changed, a setting changed and changed
-//! back. The rows are few, so that what is measured is what the runtime does for each partition.
+//! The cost of partitions: a first run, a plan and a run without changes, with a changed setting and changed back. The
+//! partitions have few rows, so the runtime's overhead per partition is measured.
 //!
 //! `cargo bench --workspace --bench partitions [-- 10000 100000]`
 

@@ -1,5 +1,5 @@
-//! What the store costs for a corpus of 2,000 shards: committing a stage's partitions, and finding them again
-//! when nothing has changed. Beside it, what a record file of its own for each partition would cost.
+//! The cost of the store for a corpus of 2,000 shards: committing a stage's partitions, and finding them again when
+//! nothing has changed; compared with one record file per partition.
 //!
 //! `cargo bench -p flow-runtime --bench store [-- FOLDER]`: FOLDER is where the disk to be measured is.
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Bytes that this process may still use: what the system has available, or less where a control group (a container) sets
-/// a limit. None where the system does not say.
+/// Bytes that this process may still use: the memory that the system has available, or less where a control group (a
+/// container) sets a limit. None where the system does not report it.
 pub fn available_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
     let system = meminfo.as_deref().and_then(available_in);
@@ -29,7 +29,7 @@ fn available_in(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// A file that holds one number; `max` stands for no limit.
+/// The number that a file holds; none for `max`, which means no limit.
 fn number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -50,7 +50,7 @@ mod tests {
         ] {
             assert_eq!(available_in(wrong), None, "{wrong}");
         }
-        // This very system, wherever the tests run.
+        // The machine that runs the tests.
         assert!(available_memory().is_none_or(|bytes| bytes > 1 << 20));
     }
 }

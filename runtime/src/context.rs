@@ -25,7 +25,7 @@ pub struct Context {
     pub workers: usize,
     /// Threads this body may use beside its worker (for rayon and the like): its share of the one budget.
     pub threads: usize,
-    /// A folder of the stage's own below the state directory, for what may be lost at any time.
+    /// A folder of this stage below the state directory, for files that may be deleted at any time.
     pub scratch: PathBuf,
     pub events: Events,
     pub cancel: Cancel,
@@ -43,20 +43,20 @@ impl Context {
     /// The rows of the input `name`, which the kind declares as required and reads as a whole.
     ///
     /// # Errors
-    /// When it is not there: a fault of the kind.
+    /// When it was not given, which is a bug in the kind.
     pub fn required(&self, name: &str) -> Result<&Artifact, StageError> {
         self.input(name)
             .ok_or_else(|| StageError::failed(format!("the input `{name}` was not given")))
     }
 
-    /// The inputs that stand for the declared input `port` and are read as a whole, with their rows.
+    /// The inputs bound to the declared input `port` that are read as a whole, with their rows.
     pub fn whole(&self, port: &str) -> impl Iterator<Item = (&Input, &Artifact)> {
         let inputs = self.inputs.iter().zip(self.artifacts.iter());
         inputs
             .filter_map(move |(input, artifact)| Some((input, artifact.as_ref()?)).filter(|_| input.port.name == port))
     }
 
-    /// Tells the screen and the event log about figures of the stage's own.
+    /// Sends figures of the stage (step, loss, ...) as an event to the screen and the event log.
     pub fn report(&self, figures: serde_json::Value) {
         self.events.send(Event::StageFigures {
             stage: self.stage.clone(),
@@ -65,7 +65,7 @@ impl Context {
     }
 }
 
-/// Set once, when the run has to end (a failure elsewhere, a second Ctrl-C). Long work looks at it.
+/// Set once, when the run has to end (a failure elsewhere, a second Ctrl-C). Long work checks it regularly.
 #[derive(Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 

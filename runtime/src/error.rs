@@ -5,8 +5,8 @@ use crate::secret::Secrets;
 /// Why a stage cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
-    /// A setting is wrong. `path` is where it stands below `with` (`rejects[1].when`); `offset` is the
-    /// line and column (from 1) within a text setting such as SQL.
+    /// A setting is wrong. `path` is its path below `with` (`rejects[1].when`); `offset` is the line and column (from
+    /// 1) within a text setting such as SQL.
     #[error("{message}")]
     Setting {
         path: String,

@@ -1,11 +1,12 @@
-//! Text of the user's data, as it is shown to a person: what a terminal would obey is made visible.
+//! Escapes text of the user's data before it is shown: control characters that a terminal would interpret become
+//! visible.
 //!
 //! Names of files, members of archives, texts and whatever quotes them may hold escape codes that move the cursor, colour
 //! what follows or set the title, and characters that turn the direction of writing around. Files and JSON keep them.
 
 use std::borrow::Cow;
 
-/// Whether a terminal would do something else than to show the character.
+/// Whether a terminal interprets the character instead of showing it.
 fn is_obeyed(c: char) -> bool {
     c.is_control()
         // Ends of lines and paragraphs; embedding, overriding and isolating of directions.
@@ -17,7 +18,7 @@ pub fn escape_line(text: &str) -> Cow<'_, str> {
     shown(text, is_obeyed)
 }
 
-/// The same for a text of ours that may have several lines, and columns apart by tabs: these stay.
+/// The same for a message of several lines: line breaks and tabs stay.
 pub fn escape_lines(text: &str) -> Cow<'_, str> {
     shown(text, |c| is_obeyed(c) && c != '\n' && c != '\t')
 }
@@ -37,7 +38,7 @@ fn shown(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// The text with question marks for such characters, as many bytes as before: what points into the text still does.
+/// Replaces such characters by question marks, one for each byte, so that byte offsets into the text remain valid.
 pub(crate) fn mask(text: &str) -> Cow<'_, str> {
     let is_replaced = |c: char| is_obeyed(c) && c != '\n' && c != '\r' && c != '\t';
     if !text.contains(is_replaced) {

@@ -1,5 +1,4 @@
-//! What happens in a run, as events: the screen, `--progress json`, `--events` and the run's log are all
-//! written from these.
+//! Events of a run. The screen, `--progress json`, `--events` and the run's log are all written from them.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,10 +8,10 @@ use crate::reject::ReasonCount;
 use crate::secret::Secrets;
 use crate::switched_off::SwitchedOff;
 
-/// Version of the event format; stands in every `run_started`.
+/// Version of the event format; part of every `run_started`.
 pub const EVENT_VERSION: u32 = 1;
 
-/// How a stage came out of a run.
+/// The outcome of a stage in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StageOutcome {
@@ -27,7 +26,7 @@ pub enum StageOutcome {
 }
 
 impl StageOutcome {
-    /// As users read it.
+    /// The outcome in words, for people.
     pub fn as_str(self) -> &'static str {
         match self {
             StageOutcome::Done => "done",
@@ -38,7 +37,7 @@ impl StageOutcome {
     }
 }
 
-/// What failed of a stage.
+/// A failure of a stage: of one partition, or of the whole stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageFailure {
     /// None where no partition is to blame.
@@ -59,8 +58,8 @@ pub enum Event {
         #[serde(default)]
         switched_off: Vec<SwitchedOff>,
     },
-    /// A stage begins: how many partitions will run and how many are reused. After a failure it begins again, where the run
-    /// goes on: then it runs what is left, and what this run has made is not reused.
+    /// A stage begins: how many partitions will run and how many are reused. With `--keep-going` it may begin again
+    /// after a failure, with the partitions that are left; those that this run has made do not count as reused.
     StageStarted {
         stage: String,
         kind: String,
@@ -163,7 +162,8 @@ fn hidden(event: Event, secrets: &Secrets) -> Event {
     };
     let before = json.clone();
     secrets.hide_in_json(&mut json);
-    // What has nothing to hide is sent as it is: numbers that JSON does not know would be lost.
+    // An event without secrets is sent unchanged: numbers that JSON does not have (NaN) would be lost in the
+    // conversion.
     if json == before {
         return event;
     }

@@ -1,5 +1,5 @@
-//! Named points at which a test stops or ends the process. Nothing is set in the program as it is shipped: a point then
-//! costs one load.
+//! Named points at which a test stops or ends the process. The released program sets no hook, and a point then costs
+//! one load.
 
 use std::sync::OnceLock;
 

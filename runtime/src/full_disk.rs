@@ -1,10 +1,10 @@
-//! What is said of a disk or a quota that is full.
+//! The message about a disk or quota that is full.
 
 use std::io;
 use std::path::Path;
 
-/// What to do about an error of writing `path`, where it is the system's number for a full disk (ENOSPC) or a used-up quota
-/// (EDQUOT): names the folder. None for other errors.
+/// The help for an error of writing `path` where it is ENOSPC (full disk) or EDQUOT (quota exceeded); names the folder.
+/// None for other errors.
 pub fn full_disk(path: &Path, error: &io::Error) -> Option<String> {
     let what = match error.kind() {
         // The number ENOSPC, and EDQUOT.
@@ -12,7 +12,7 @@ pub fn full_disk(path: &Path, error: &io::Error) -> Option<String> {
         io::ErrorKind::QuotaExceeded => "the quota of this user is used up",
         _ => return None,
     };
-    // A file that could not be made is not there, and its folder may not be either.
+    // The file may not exist, nor its folder.
     let folder = path.ancestors().skip(1).find(|folder| folder.is_dir());
     let folder = folder.unwrap_or(Path::new("."));
     Some(format!(
@@ -40,7 +40,7 @@ mod tests {
             assert!(said.contains(what) && said.contains(&named), "{said}");
         }
         assert_eq!(said(libc::EACCES), None);
-        // Words are not looked at.
+        // The text of an error does not matter.
         let words = io::Error::other("No space left on device (os error 28)");
         assert_eq!(full_disk(&path, &words), None);
         let here = full_disk(Path::new("file"), &io::Error::from_raw_os_error(libc::ENOSPC)).unwrap();

@@ -35,10 +35,11 @@ use crate::row_number::ROW;
 use crate::row_order::in_row_order;
 use crate::store::{Artifact, ExportSet, RejectSet};
 
-/// Processes of a run that are threads of this one, and meet over the network as others do. In their order; the first leads.
+/// Simulates several processes of a run by threads of this one, connected over the loopback network. In their order;
+/// the first is process 0.
 ///
 /// # Panics
-/// When they do not come together.
+/// When they cannot connect.
 pub fn joined_processes(count: usize) -> Vec<Arc<Processes>> {
     let free = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let port = free.local_addr().expect("an address").port();
@@ -66,7 +67,7 @@ pub fn joined_processes(count: usize) -> Vec<Arc<Processes>> {
         .collect()
 }
 
-/// A kind with its settings, and what it is fed.
+/// A kind with its settings and inputs.
 pub struct Harness<K: Kind> {
     settings: K::Settings,
     inputs: Vec<Fed>,
@@ -84,7 +85,7 @@ struct Fed {
     partitions: BTreeSet<Partition>,
 }
 
-/// What came out.
+/// The output of a run.
 #[derive(Debug)]
 pub struct Output {
     pub shape: Shape,
@@ -99,7 +100,7 @@ pub struct Output {
     pub result: Option<RecordBatch>,
 }
 
-/// How long a body may be `NotYet` without a sign of life.
+/// How long a body may be `NotYet` without waking the runtime.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl<K: Kind> Harness<K> {
@@ -159,7 +160,7 @@ impl<K: Kind> Harness<K> {
         self
     }
 
-    /// The folder that the body may use for what may be lost.
+    /// The scratch folder of the body.
     pub fn scratch(mut self, folder: impl Into<PathBuf>) -> Self {
         self.scratch = folder.into();
         self
@@ -187,7 +188,7 @@ impl<K: Kind> Harness<K> {
         K::shape(&self.settings, &self.bound()?.1)
     }
 
-    /// The inputs as the kind declares them: which one was fed, and what it is.
+    /// The declared inputs: which of them were fed, and their schemas.
     fn bound(&self) -> Result<(Vec<usize>, Inputs), StageError> {
         let offered: Vec<Offered<'_>> = self
             .inputs
@@ -386,7 +387,7 @@ impl Run {
         Ok(())
     }
 
-    /// Feeds the streamed inputs; what the body finishes later is waited for.
+    /// Feeds the streamed inputs, and waits for partitions that the body finishes later.
     fn operator<O: Operator + ?Sized>(&mut self, inputs: &[Fed], body: &mut O) -> Result<(), StageError> {
         let streamed = self.streamed.clone();
         let partitions: BTreeSet<Partition> = inputs

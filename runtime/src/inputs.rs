@@ -26,7 +26,7 @@ pub enum Reads {
     Whole,
 }
 
-/// Types that a column of an input may be asked for.
+/// Types that a declared input may require of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnType {
     Text,
@@ -39,7 +39,7 @@ pub enum ColumnType {
     Binary,
     /// Numbers of any kind, with or without a fraction.
     Number,
-    /// Whatever it is, the kind looks at it itself.
+    /// Any type; the kind checks it itself.
     Any,
 }
 
@@ -62,7 +62,7 @@ impl ColumnType {
         }
     }
 
-    /// As a reader of the reference calls it.
+    /// The name of the type in the reference pages.
     pub fn name(self) -> &'static str {
         match self {
             ColumnType::Text | ColumnType::AnyText => "text",
@@ -84,7 +84,7 @@ pub struct InputPort {
     pub count: InputCount,
     /// Sources and exports read all inputs whole, whatever stands here.
     pub reads: Reads,
-    /// Columns that it must have. Those that settings name are checked by [`crate::Kind::shape`].
+    /// Required columns. Those that settings name are checked by [`crate::Kind::shape`].
     pub columns: &'static [(&'static str, ColumnType)],
     /// For the reference page and for error messages: what it holds, and which kind gives it.
     pub doc: &'static str,
@@ -120,7 +120,7 @@ impl InputPort {
         InputPort { columns, ..self }
     }
 
-    /// Whether several inputs, under names of their own, may stand for it.
+    /// Whether several inputs, each with its own name, may be bound to it.
     pub fn is_many(&self) -> bool {
         self.count == InputCount::Many
     }
@@ -129,7 +129,7 @@ impl InputPort {
         matches!(self.count, InputCount::One | InputCount::Many)
     }
 
-    /// Whether `schema` has all columns that the input must have, and there are any.
+    /// Whether the input declares required columns and `schema` has all of them.
     pub(crate) fn is_told_by(&self, schema: &SchemaRef) -> bool {
         !self.columns.is_empty() && self.lacks(schema).is_none()
     }
@@ -170,7 +170,7 @@ pub struct Input {
     pub before: Vec<SchemaRef>,
 }
 
-/// All inputs of a stage, in the order in which its kind declares them. Those that stand for one declared input keep the
+/// All inputs of a stage, in the order in which its kind declares them. Those bound to the same declared input keep the
 /// order of `from`. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Inputs(Arc<[Input]>);
@@ -204,7 +204,7 @@ impl Inputs {
         })
     }
 
-    /// The inputs that stand for the declared input `port`.
+    /// The inputs bound to the declared input `port`.
     pub fn of(&self, port: &str) -> impl Iterator<Item = &Input> {
         self.iter().filter(move |input| input.port.name == port)
     }
@@ -218,7 +218,7 @@ impl Deref for Inputs {
     }
 }
 
-/// What `from` gives, before it is known which declared input it stands for.
+/// One entry of `from`, before it is bound to a declared input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offered<'a> {
     /// The key in `from: {name: stage.port}`; none for `from: stage.port` and in lists.
@@ -292,7 +292,7 @@ pub(crate) fn bind(
     Ok(bound.into_iter().map(|(_, place, input)| (place, input)).collect())
 }
 
-/// The declared input that an offered one stands for, with its place.
+/// The declared input to which an offered one is bound, with its index.
 fn port_of(
     kind: &str,
     ports: &'static [InputPort],
@@ -320,7 +320,7 @@ fn port_of(
             let mut required = ports.iter().enumerate().filter(|(_, port)| port.is_required());
             match (ports, required.next(), required.next()) {
                 ([_], ..) => {}
-                // The one that has to be there.
+                // The only required input.
                 (_, Some(only), None) if offered.len() == 1 || only.1.is_many() => return Ok(only),
                 _ => {
                     let message = format!("kind `{kind}` has several inputs, so each needs its name");
@@ -376,7 +376,7 @@ fn lacking(
     }
 }
 
-/// What `from` looks like.
+/// An example of `from`, for error messages.
 fn example(ports: &[InputPort]) -> String {
     if let [_] = ports {
         return "from: STAGE".into();

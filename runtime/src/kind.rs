@@ -59,9 +59,9 @@ pub trait Kind: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Whether the stage can be run at all, as far as its settings tell: that the program was built for a device which they
-    /// name, say, or that what stands of the stage's own log allows them. Asked when a run begins, before any stage runs, of
-    /// the stages that it will run; `flow check` and `flow plan` do not ask.
+    /// Checks whether the stage can run with these settings: for example that the program was built for the device that
+    /// they name, or that the stage's existing log allows them. Called when a run begins, before any stage runs, for
+    /// the stages that will run; `flow check` and `flow plan` do not call it.
     fn ready(_settings: &Self::Settings) -> Result<(), StageError> {
         Ok(())
     }
@@ -74,9 +74,9 @@ pub trait Kind: Send + Sync + 'static {
         Ok(false)
     }
 
-    /// Looks after what a local stage or a source left outside the state directory, say files in a folder of the user's.
-    /// `committed` are the rows of its first port that a run would reuse. Names the partitions whose files are
-    /// gone or changed, with the reason; they run again. Called when a run is planned; changes nothing.
+    /// Checks what a local stage or a source left outside the state directory, for example files in a folder of the
+    /// user. `committed` are the rows of its first port that a run would reuse. Returns the partitions whose files are
+    /// missing or changed, with the reason; they run again. Called when a run is planned; changes nothing.
     fn missing_outputs(
         _settings: &Self::Settings,
         _committed: &Artifact,
@@ -98,7 +98,7 @@ pub enum Role {
     Source,
     /// Computes partition p from partition p of its streamed inputs alone.
     Local,
-    /// Needs all partitions to decide, keeps the partitions of its rows (deduplication, split).
+    /// Needs all partitions to decide; each row stays in its partition (deduplication, split).
     Global,
     /// Keeps a log of its own (checkpoints), which says where to go on. Runs in the partition space of
     /// its streamed input, whose ordinals are its steps; not recorded by the runtime.
@@ -113,7 +113,7 @@ pub enum Conservation {
     /// Rows of input 0 = rows out over all ports + rejects + what `Out::merged` counted.
     /// For a source: what `Out::read` counted stands for the rows in.
     Rows,
-    /// The stage makes rows of another nature; nothing to compare.
+    /// The stage makes new rows that do not correspond to those of its input; nothing is compared.
     NewRows,
 }
 
@@ -124,12 +124,12 @@ pub struct Shape {
     pub outputs: Vec<Port>,
     /// Too expensive to compute again: outputs are stored even when only streamed stages read them.
     pub expensive: bool,
-    /// Runs only on inputs that are as the plan makes them, not on what `--only` and `--from` take as it stands: what it does
+    /// Runs only on inputs that are up to date, not on older results that `--only` and `--from` reuse: its effect
     /// cannot be undone, or is a check that others rely on.
     pub needs_current: bool,
     pub conservation: Conservation,
-    /// Names of inputs that stand for one declared under several names, and that a local stage reads whole in this pipeline
-    /// though the kind declares them as streamed.
+    /// Names of inputs bound to a declared input of [`InputCount::Many`](crate::inputs::InputCount::Many) that a local
+    /// stage reads whole in this pipeline although the kind declares them as streamed.
     pub whole: Vec<String>,
 }
 
@@ -200,7 +200,7 @@ pub struct SourcePartition {
     /// The files that this partition is made from, in a fixed order; one may be absent. Their contents
     /// (not their paths or times) are the input digest of the partition.
     pub files: Vec<PathBuf>,
-    /// What else decides the content, for partitions that are not (only) made of files.
+    /// What the content depends on beside files; part of the partition's input digest.
     pub extra: String,
 }
 
@@ -215,8 +215,8 @@ pub trait Source {
         false
     }
 
-    /// The parts of files that a partition is made from, beside its [`SourcePartition::files`], in a fixed order. Their
-    /// bytes belong to its input digest, too: for those who read a little of large files. Called after
+    /// The ranges of files that a partition is made from, beside its [`SourcePartition::files`], in a fixed order.
+    /// Their bytes are part of its input digest, too: for sources that read small parts of large files. Called after
     /// `partitions`, on the same body.
     fn ranges(&mut self, _partition: &Partition) -> Result<Vec<FileRange>, StageError> {
         Ok(Vec::new())
@@ -227,11 +227,11 @@ pub trait Source {
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError>;
 }
 
-/// Whether the stage is through with a partition.
+/// Whether the stage has finished a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     Done,
-    /// Work goes on beside the workers; [`Operator::poll`] will say when it is done.
+    /// The body goes on with it on threads of its own; [`Operator::poll`] reports when it is done.
     NotYet,
 }
 
@@ -265,7 +265,7 @@ pub trait Operator {
 /// Where a row of a global stage goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RowOutcome {
-    /// Out of this port, as it is.
+    /// To this port, unchanged.
     Port(usize),
     Rejected {
         reason: &'static str,
@@ -274,8 +274,8 @@ pub enum RowOutcome {
     },
 }
 
-/// Decides over all partitions, then applies the decisions partition by partition. Rows go on as they are: what
-/// a global stage stores is which rows of its input each port has, not the rows once more.
+/// Decides over all partitions, then applies the decisions partition by partition. Rows are passed on unchanged: a
+/// global stage stores which rows of its input each port has, not the rows themselves.
 pub trait Global {
     /// Schema of the key rows: `_row` and what the decision needs.
     fn key_schema(&self) -> SchemaRef;
@@ -289,8 +289,8 @@ pub trait Global {
     /// Projects rows to key rows: one for each row, in their order. Local. Where the stage takes rows from another global
     /// one, rows that do not come through that one are projected, too; `decide` is not shown them.
     fn keys(&mut self, partition: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError>;
-    /// Decisions for every partition of `keys`, sorted by `_row`. Rows on which there is nothing to say may be left out.
-    /// Key rows may be more than fit in memory with all their columns: read those that are needed, when they are needed.
+    /// Decisions for every partition of `keys`, sorted by `_row`. Rows without a decision may be left out. All columns
+    /// of the key rows together may not fit in memory: read only the columns that are needed.
     fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
     /// Applies the decisions of one partition: one outcome for each row, by its `_row`, ascending. Local.
     fn apply(
@@ -301,7 +301,7 @@ pub trait Global {
     ) -> Result<Vec<RowOutcome>, StageError>;
 }
 
-/// What a stage with a log of its own has done already.
+/// How far the log of a stage has progressed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LogPosition {
     /// Nothing left to do.

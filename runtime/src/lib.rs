@@ -1,5 +1,5 @@
-//! The runtime of `flow`: it reads a pipeline, plans what must run, runs it on timely dataflow, and keeps
-//! what was done. It knows nothing of speech, and is the only crate that names timely.
+//! The runtime of `flow`: reads a pipeline, plans what must run, runs it on timely dataflow, and stores the results. It
+//! is independent of speech, and the only crate that depends on timely.
 
 mod available_memory;
 pub mod context;

@@ -97,13 +97,13 @@ impl Out {
         });
     }
 
-    /// For a source: how many rows it read, so that the runtime can check that none vanished.
+    /// For a source: adds to the number of rows read, with which the runtime checks that none was lost.
     pub fn read(&mut self, rows: u64) {
         self.read.push((self.partition.clone(), rows));
     }
 
-    /// For a source that [`crate::Source::digests`] its files: one of them, read as far as it was of use. The runtime reads
-    /// the rest, and does not read the file a second time.
+    /// For a source that [digests](crate::Source::digests) its files itself: one of them, read as far as the source
+    /// needed. The runtime reads the rest of the file and does not read it a second time.
     pub fn digested(&mut self, file: DigestedFile) {
         self.digested.push(file);
     }

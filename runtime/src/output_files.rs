@@ -20,7 +20,7 @@ use crate::store::{Artifact, on_threads, write_atomically};
 /// The file of notes in a stage's scratch folder.
 const NOTES: &str = "output_files.jsonl";
 
-/// Notes of more bytes are dropped: those that count are of the few files that no record names yet.
+/// A larger file of notes is started anew: notes matter only for the few files that no record names yet.
 const MOST_NOTES: u64 = 1 << 20;
 
 /// A file to write.
@@ -132,7 +132,7 @@ fn note<'a>(scratch: &Path, files: impl Iterator<Item = (&'a str, &'a str)>) -> 
     notes.sync_data()
 }
 
-/// Files that a stage was about to write, as its scratch folder has them noted.
+/// The files that a stage was about to write, from the notes in its scratch folder.
 #[derive(Debug, Default)]
 pub struct Notes(BTreeSet<(PathBuf, String)>);
 
@@ -144,7 +144,7 @@ impl Notes {
         Notes(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
     }
 
-    /// Whether the file at a path, spelled as it was written, is one of them, byte for byte.
+    /// Whether the notes hold this path, spelled as it was noted, with the digest of the bytes that the file has now.
     pub fn hold(&self, path: &Path) -> bool {
         let known = self.0.range((path.to_owned(), String::new())..);
         let known: Vec<&str> = known
@@ -341,7 +341,7 @@ mod tests {
         write(&[file("a", "one"), file("b", "two")], place.path(), scratch.path()).unwrap_err();
         let holds = |name: &str| Notes::read(scratch.path()).hold(&place.path().join(name));
         assert!(holds("a") && !holds("b") && !holds("c"));
-        // Whoever writes there later.
+        // Another program writes there later.
         std::fs::write(place.path().join("a"), "other").unwrap();
         assert!(!holds("a"));
         // A line that was cut short, and many lines.

@@ -1,27 +1,28 @@
-//! Files that settings name, read once for all who ask.
+//! Files that settings name, read once and shared.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What was read from a file that a setting names, and the name. A field of the settings of a kind.
 ///
-/// A stage is asked several times what its settings mean: when the pipeline is checked, when keys are made, and on each
-/// worker. Were the file read each time, its digest could be in a key while other bytes are used. So whatever decides a
-/// stage's output is read through here: what is used is then what the key tells of.
+/// The settings of a stage are evaluated several times: when the pipeline is checked, when keys are made, and on each
+/// worker. If the file were read each time, a key could hold the digest of other bytes than those that are used. So
+/// every file that decides a stage's output is read through this type, and the bytes used are those whose digest is in
+/// the key.
 ///
 /// Clones share what was read. Under another name (a clone whose setting was changed) the file is read anew.
 pub struct ReadOnce<T>(Arc<Mutex<Option<Read<T>>>>);
 
-/// A name, and what was read from the file of that name.
+/// A file name, and what was read from that file.
 type Read<T> = (String, Arc<T>);
 
 impl<T> ReadOnce<T> {
-    /// What `read` gave for `name` the first time. Who asks meanwhile waits. An error is not kept.
+    /// What `read` returned for `name` the first time. Concurrent callers wait. An error is not kept.
     ///
     /// # Errors
     /// Those of `read`.
     pub fn get<E>(&self, name: &str, read: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        // A reader that panicked has left what stood before.
+        // A panic in `read` leaves the previous value.
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*held {
             Some((of, value)) if of == name => Ok(Arc::clone(value)),
@@ -40,8 +41,8 @@ impl<T> ReadOnce<T> {
         of_name.map(|(_, value)| Arc::clone(value))
     }
 
-    /// Lets go of what was read: who holds it goes on with it, who asks later reads anew. For what is large and is
-    /// known to be used as the plan was made.
+    /// Drops what was read: existing holders keep it, later callers read the file again. For large values whose digest
+    /// the caller compares with that of the plan.
     pub fn forget(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

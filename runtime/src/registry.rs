@@ -57,7 +57,7 @@ pub trait AnySettings: Send + Sync {
     fn missing_outputs(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError>;
 }
 
-/// Makes a kind ready for a list of kinds: `kind::<ManifestScan>()`.
+/// A kind as an entry for a list of kinds: `kind::<ManifestScan>()`.
 pub fn kind<K: Kind>() -> Box<dyn AnyKind> {
     Box::new(Typed::<K>(PhantomData))
 }
@@ -225,12 +225,12 @@ impl Registry {
         self.kinds.values()
     }
 
-    /// What to say of a kind that is not there.
+    /// The help for the name of a kind that does not exist.
     pub fn suggest(&self, name: &str) -> String {
         did_you_mean(name, self.kinds.keys().copied(), "kinds")
     }
 
-    /// What is wrong with the registered kinds themselves; a test of the binary demands that it is empty.
+    /// Mistakes in the declarations of the registered kinds; a test of the binary requires that there are none.
     ///
     /// Settings must refuse unknown keys (`#[serde(deny_unknown_fields)]`) on every level, every setting
     /// needs a doc comment, and so does the settings struct as a whole.
@@ -336,7 +336,7 @@ mod tests {
     struct Strict;
     struct Lax;
 
-    /// Settings that refuse what they do not know.
+    /// Settings that refuse unknown keys.
     #[derive(Clone, Serialize, Deserialize, schemars::JsonSchema)]
     #[serde(deny_unknown_fields, default)]
     struct StrictSettings {

@@ -1,4 +1,4 @@
-//! Files that users name are opened where they are regular files: opening a pipe waits until somebody writes to it, and a
+//! Opens files that users name, and only regular ones: opening a pipe blocks until another process writes to it, and a
 //! device may have no end.
 
 use std::ffi::OsStr;
@@ -51,8 +51,8 @@ pub fn open_regular_file_or_open_pipe(path: &Path) -> io::Result<InputFile> {
     open_input_file(path)
 }
 
-/// Whether a path is that of a pipe which this process has open already, such as `/dev/fd/63` of a shell's `<(...)`: opening
-/// it waits for nobody. Opening a pipe with a name waits for somebody who writes to it, though a descriptor may lead there, too.
+/// Whether a path is that of an unnamed pipe which this process has open already, such as `/dev/fd/63` of a shell's
+/// `<(...)`: opening it does not block. Opening a named pipe does, also by the path of a descriptor.
 pub(crate) fn is_open_pipe(path: &Path) -> bool {
     let descriptors = Path::new("/proc/self/fd");
     let descriptor = match path.parent() {
@@ -117,7 +117,7 @@ mod tests {
         let mut file = open_regular_file_or_open_pipe(Path::new(&path)).unwrap();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "text");
-        // Who opens a pipe with a name once more waits for a writer, who may be gone.
+        // Opening a named pipe again blocks until there is a writer, which may be gone.
         let folder = tempfile::tempdir().unwrap();
         let named = folder.path().join("pipe");
         assert!(

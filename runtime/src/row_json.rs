@@ -1,4 +1,4 @@
-//! Refused rows with their values as JSON.
+//! Rejected rows with their values as JSON.
 
 use std::fmt::Write;
 
@@ -16,8 +16,8 @@ use crate::row_number::ROW;
 /// Gives rejects of the rows at `positions`, one at a time: `_row` and `id_column` where the batch has them, and all other
 /// columns as a JSON object, in the order of the schema.
 ///
-/// Numbers that JSON has not are strings (`"NaN"`, `"inf"`, `"-inf"`), binary is hexadecimal, and lists of
-/// floats (signals, features) are left out: they are the bulk of a batch and say nothing to a reader.
+/// Numbers that JSON does not have are strings (`"NaN"`, `"inf"`, `"-inf"`), binary is hexadecimal, and lists of floats
+/// (signals, features) are left out because of their size.
 pub(crate) fn rejects(
     batch: &RecordBatch,
     id_column: &str,

@@ -1,4 +1,4 @@
-//! Putting the rows of a partition into their order.
+//! Sorts the rows of a partition.
 
 use arrow::array::RecordBatch;
 use arrow::compute::interleave_record_batch;
@@ -8,8 +8,8 @@ use crate::error::StageError;
 use crate::row_number::{ROW, row_numbers};
 use crate::store::ROW_GROUP;
 
-/// All rows by `_row` where the schema has it (rows of one number stay in the order in which they came),
-/// else in the order in which they came. Copies only if the rows do not come in order already.
+/// All rows, sorted by `_row` where the schema has it (a stable sort), otherwise in the order of arrival. Copies only
+/// if the rows are not in order already.
 pub(crate) fn in_row_order(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Vec<RecordBatch>, StageError> {
     let Ok(position) = schema.index_of(ROW) else {
         return Ok(batches);
@@ -32,7 +32,7 @@ pub(crate) fn in_row_order(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Res
     }
     order.sort_unstable();
     let batches: Vec<&RecordBatch> = batches.iter().collect();
-    // Piece by piece: the texts of a whole partition may be more than one array can hold.
+    // In chunks: the texts of a whole partition may exceed what one array can hold.
     let piece = |rows: &[(u32, usize, usize)]| {
         let places: Vec<(usize, usize)> = rows.iter().map(|(_, which, at)| (*which, *at)).collect();
         Ok(interleave_record_batch(&batches, &places)?)

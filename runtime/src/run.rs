@@ -80,7 +80,7 @@ pub fn listing(checked: &Arc<Checked>, options: &Options) -> Result<Digest, RunE
 /// processes end the run all the same.
 ///
 /// # Errors
-/// The first failure, or with `keep_going` all of them; what was committed stays, and is not done again by the next run.
+/// The first failure, or with `keep_going` all of them. Committed partitions stay, and the next run reuses them.
 pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result<RunSummary, RunError> {
     let started = Instant::now();
     let id = records::new_run_id();
@@ -121,12 +121,12 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         &mut run_counts,
     );
     let outcome = match (outcome, signals.lost()) {
-        // Where a stage found out first, it says what it was about.
+        // The error of a stage, if there is one, names the stage and is preferred.
         (outcome @ Err(RunError::Stage { .. }), _) | (outcome, None) => outcome,
         (_, Some(Loss { message, .. })) => Err(RunError::Process { message }),
     };
     let outcome = outcome.map_err(|error| error.hidden(&checked.pipeline.secrets));
-    // Digests of source files are a shortcut: a run that did its work does not fail for want of it.
+    // Digests of source files are a cache: a failure to write them does not fail the run.
     if let Err(error) = store.save_sources() {
         events.send(Event::Warning {
             stage: None,
@@ -211,7 +211,8 @@ fn finished(outcome: &str, seconds: f64, run_counts: &RunCounts) -> Event {
     }
 }
 
-/// Refuses at once what this program could not do hours later.
+/// Calls [`Kind::ready`](crate::Kind::ready) of all stages that will run, so that a run which cannot finish is refused
+/// at its start.
 fn ready(state: &PlanState, plan: &Plan) -> Result<(), RunError> {
     for (node, described) in state.graph.nodes.iter().enumerate() {
         let runs = |stage: &StagePlan| stage.run > 0 || stage.if_changed > 0 || stage.unknown_partitions;
@@ -252,7 +253,7 @@ fn run_regions(
         Err(error @ (RunError::Stage { .. } | RunError::Usage { .. } | RunError::Several { .. })) => {
             failures.push(error)
         }
-        // No failure of a stage, with an exit code of its own. Each failure before was told when it came.
+        // Not a failure of a stage, and with its own exit code. Earlier failures were reported when they happened.
         Err(error) => return Err(error),
     }
     Err(RunError::Several {
@@ -261,7 +262,7 @@ fn run_regions(
     })
 }
 
-/// Says which stages a run about some partitions leaves out.
+/// Reports which stages a run of some partitions leaves out.
 fn tell_left_out(events: &Events, plan: &Plan) {
     let left_out = plan.stages.iter().filter(|stage| stage.left_out.is_some());
     let left_out: Vec<&str> = left_out.map(|stage| stage.stage.as_str()).collect();
@@ -275,7 +276,7 @@ fn tell_left_out(events: &Events, plan: &Plan) {
     }
 }
 
-/// Says how a stage came out.
+/// Reports the outcome of a stage.
 fn tell_stage(state: &PlanState, summary: &StageSummary, (outcome, failures): (StageOutcome, Vec<StageFailure>)) {
     state.events.send(Event::StageFinished {
         stage: summary.stage.clone(),
@@ -304,7 +305,7 @@ fn run_all(
             return Err(RunError::Process { message });
         }
         region::run_on(state, region, id, snapshots, signals, run_counts)?;
-        // A shortcut for the next run, and no more.
+        // A cache for the next run only.
         let _ = state.store.append_sources();
         for node in state.graph.regions[region].nodes.clone() {
             let Some(summary) = limits::summarise(state, node, run_counts) else {

@@ -19,7 +19,7 @@ pub enum RunError {
         #[source]
         error: StageError,
     },
-    /// The command line names what is not there, or asks for what cannot be: exit code 2.
+    /// The command line names something that does not exist, or asks for something impossible: exit code 2.
     #[error("{message}")]
     Usage { message: String, help: Option<String> },
     /// The state directory: exit code 3 where another run holds it, else 1.
@@ -38,7 +38,7 @@ pub enum RunError {
         failures: Vec<RunError>,
         left_out: Vec<LeftOut>,
     },
-    /// Our bug: exit code 70.
+    /// A bug in the runtime: exit code 70.
     #[error("internal error: {message}")]
     Internal { message: String },
 }
@@ -54,7 +54,7 @@ pub struct LeftOut {
 
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // More names than these are not read; `flow plan --partitions` gives all.
+        // Most partitions that a message names; `flow plan --partitions` lists all.
         const NAMED: usize = 10;
         write!(f, "`{}`", self.stage)?;
         if self.partitions.is_empty() {
@@ -187,8 +187,8 @@ impl RunError {
     }
 }
 
-/// What to do about a full disk, where a library told a stage of it in words alone: they end as [`std::io::Error`] writes the
-/// system's number. Where the error itself is known, [`crate::full_disk()`] names the folder.
+/// The help for a full disk, where only the text of an error is known, which ends with the system's error number as
+/// [`std::io::Error`] writes it. Where the error itself is known, [`crate::full_disk()`] names the folder.
 fn disk_full(message: &str) -> Option<String> {
     // ENOSPC and, on Linux, EDQUOT.
     let is_full = [28, 122]

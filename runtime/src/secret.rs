@@ -1,9 +1,9 @@
 //! Values that are never shown: parameters with `secret: true`.
 //!
-//! Such a value is kept apart from the settings from the beginning. Where a pipeline names the parameter, a reference to it
-//! stands, a map of one key. Only a setting of the type [`Secret`] can read it: all others expect something else, and say so.
-//! So a plan, a recipe, a record or a message that shows settings shows the parameter's name, and the value itself can only
-//! be told by a kind that asks for it. What a kind says of it in an error or an event is taken out again, by its text.
+//! Such a value is never part of the settings. Where a pipeline names the parameter, the settings hold a reference to
+//! it, a map of one key, which only a setting of the type [`Secret`] accepts. So a plan, a recipe, a record or a
+//! message that shows settings shows the parameter's name. Only a kind that has such a setting gets the value; where it
+//! appears in the text of an error or an event, it is removed again.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -14,19 +14,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The key of the map that stands for a secret.
+/// The key of the map that refers to a secret.
 pub(crate) const REFERENCE: &str = "$secret";
 
 /// What is shown instead of a value.
 const HIDDEN: &str = "***";
 
-/// Shorter values, less white space at their ends, would be found by chance in what has nothing to do with them.
+/// Shorter values (without white space at their ends) are refused: they occur by chance in unrelated text.
 pub(crate) const SHORTEST: usize = 6;
 
 /// A setting that is never shown: a password, say, or a token. A pipeline gives it a parameter with `secret: true`.
 ///
-/// It is written (in recipes, plans and records) as the name of its parameter. A kind gives its value to whom it is for,
-/// and puts it into no row, no reject, no file, no argument of a program and no panic.
+/// It is written (in recipes, plans and records) as the name of its parameter. A kind passes its value only to the
+/// service that requires it, and never to a row, a reject, a file, an argument of a program or a panic.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     name: String,
@@ -65,7 +65,7 @@ struct Reference {
 }
 
 thread_local! {
-    /// Those of the pipeline whose settings are being read.
+    /// The secrets of the pipeline whose settings are being read on this thread.
     static IN_USE: RefCell<Option<Secrets>> = const { RefCell::new(None) };
 }
 
@@ -102,7 +102,7 @@ pub struct Secrets(Arc<Mutex<Vec<Named>>>);
 /// A name, and its value.
 type Named = (String, Arc<str>);
 
-/// Says the names alone.
+/// Shows the names only.
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.all().iter().map(|(name, _)| name)).finish()
@@ -138,7 +138,7 @@ impl Secrets {
         found.map(|(_, value)| Arc::clone(value))
     }
 
-    /// Lets settings that `read` reads on this thread have the values.
+    /// Makes the values available to [`Secret`] settings that `read` deserialises on this thread.
     pub fn while_reading<T>(&self, read: impl FnOnce() -> T) -> T {
         struct Before(Option<Secrets>);
         impl Drop for Before {
@@ -154,7 +154,7 @@ impl Secrets {
     pub fn hide<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let all = self.all();
         let mut values: Vec<&str> = all.iter().flat_map(|(_, value)| [&**value, value.trim()]).collect();
-        // A value may hold another one, which would leave the rest of it.
+        // Longest first: a value may contain another one, whose removal would leave the rest of it.
         values.sort_by_key(|value| Reverse(value.len()));
         let mut hidden = Cow::Borrowed(text);
         for value in values {
@@ -208,7 +208,7 @@ mod tests {
             format!("{secret:?} {secrets:?}"),
             "Secret(hub.token) [\"hub.token\", \"hub.token#2\"]"
         );
-        // Neither a text nor a name that is not there, nor outside of the pipeline.
+        // A plain text and an unknown name are errors, and so is a reference outside of the pipeline.
         assert!(read(r#""hunter22""#).is_err() && read(r#"{"$secret":"other"}"#).is_err());
         assert!(serde_json::from_str::<Secret>(r#"{"$secret":"hub.token"}"#).is_err());
     }

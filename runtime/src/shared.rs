@@ -1,9 +1,9 @@
-//! What is made once, and shared for as long as somebody holds it.
+//! Values that are made once, and shared while in use.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Values by what they are made of, for a `static`: the workers of a run share one that is costly to make. Nothing here holds
-/// a value, so that it is dropped with its last user, and made anew for the next.
+/// A cache of values by key, for a `static`: the workers of a run share a value that is costly to make. It holds weak
+/// references only, so a value is dropped with its last user and made again for the next.
 pub struct Shared<K, V>(Mutex<Vec<(K, Weak<V>)>>);
 
 impl<K: PartialEq, V> Shared<K, V> {
@@ -12,13 +12,13 @@ impl<K: PartialEq, V> Shared<K, V> {
         Shared(Mutex::new(Vec::new()))
     }
 
-    /// The value of `key` that somebody holds, or else what `make` gives. Who asks meanwhile waits, also for another key.
-    /// `make` may not ask again.
+    /// The value of `key` if it is in use, otherwise what `make` returns. Concurrent callers wait, also with another
+    /// key. `make` must not call this again (deadlock).
     ///
     /// # Errors
     /// Those of `make`, which are not kept.
     pub fn get<E>(&self, key: K, make: impl FnOnce() -> Result<V, E>) -> Result<Arc<V>, E> {
-        // A `make` that panicked has left what stood before.
+        // A panic in `make` leaves the cache as it was.
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shared.retain(|(_, value)| value.strong_count() > 0);
         let same = shared.iter().find(|(of, _)| *of == key);
@@ -56,7 +56,7 @@ mod tests {
         let (first, other) = (get("1").unwrap(), get("2").unwrap());
         assert!(Arc::ptr_eq(&first, &get("1").unwrap()) && (*first, *other) == (1, 2));
         assert_eq!(made.get(), 2);
-        // Of one that was let go nothing is left; the other stays.
+        // The value that was dropped is gone; the other stays.
         drop(first);
         let again = get("1").unwrap();
         assert!(Arc::ptr_eq(&other, &get("2").unwrap()) && *again == 1);
@@ -64,7 +64,7 @@ mod tests {
         // An error is not kept.
         assert!(get("x").is_err() && get("x").is_err());
         assert_eq!(made.get(), 5);
-        // Who panics leaves it to the next.
+        // After a panic the next caller makes the value.
         let panicking = || SHARED.get("3".to_owned(), || -> Result<u32, ()> { panic!("on purpose") });
         assert!(std::panic::catch_unwind(panicking).is_err());
         assert_eq!(*get("3").unwrap(), 3);

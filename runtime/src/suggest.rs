@@ -1,6 +1,6 @@
-//! What was probably meant.
+//! Suggestions for misspelt names.
 
-/// The candidate that is nearest to `name`, if one is near enough to be a slip of the keyboard.
+/// The candidate with the smallest edit distance to `name`, if it is small enough for a typing error.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let lower = name.to_lowercase();
     let allowed = ((name.chars().count() + 1) / 3).max(1);
@@ -43,7 +43,7 @@ pub fn nearest_first<'a>(name: &str, candidates: impl IntoIterator<Item = &'a st
 }
 
 fn list(names: &[&str]) -> String {
-    // A reader does not search a longer list for a slip.
+    // A longer list does not help the reader.
     const SHOWN: usize = 20;
     let mut text = names
         .iter()

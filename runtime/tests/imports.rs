@@ -1,4 +1,4 @@
-//! Imports between the modules of the crate run one way.
+//! Imports between the modules of the crate are acyclic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -77,7 +77,7 @@ fn no_module_imports_one_that_imports_it() {
         imports["run"].contains("plan") && imports["store"].contains("error"),
         "{imports:?}"
     );
-    // Modules that import none of those that are left are taken away, until nothing is left to take.
+    // Removes modules that import none of the remaining ones, until no more can be removed.
     while let Some(last) = imports
         .iter()
         .find(|(_, of)| !of.iter().any(|of| imports.contains_key(of)))

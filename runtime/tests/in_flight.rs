@@ -1,4 +1,4 @@
-//! How much memory a run takes beside what its stages hold themselves, counted by the allocator.
+//! The memory of a run beyond that of its stages, counted by the allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ fn count(bytes: i64) {
     MOST.fetch_max(held, Relaxed);
 }
 
-// SAFETY: every call is handed on as it is; counting touches plain atomics, which allocate nothing.
+// SAFETY: every call is forwarded unchanged; counting uses atomics, which allocate nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
@@ -60,7 +60,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What `work` gives, and the most bytes that it held at one time.
+/// The result of `work`, and its peak of allocated bytes.
 fn most_held<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = HELD.load(Relaxed);
     MOST.store(before, Relaxed);

@@ -6,30 +6,30 @@ use clap::{Args, Subcommand, ValueEnum};
 
 #[derive(Debug, Subcommand)]
 pub enum EvaluateCommand {
-    /// Error rates of who speaks when, and of who said which word, against a reference
+    /// Error rates of diarization, and of words with speakers, against a reference
     Diarization(EvaluateDiarizationArguments),
 }
 
 #[derive(Args, Debug)]
 pub struct EvaluateDiarizationArguments {
-    /// The reference, of one or several recordings: RTTM; or with words STM, SegLST (JSON) or what `flow transcribe
-    /// --diarize --format json` writes
+    /// The reference, of one or several recordings: RTTM; or with words STM, SegLST (JSON) or the output of `flow
+    /// transcribe --diarize --format json`
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub reference: Vec<PathBuf>,
-    /// What is scored, in any of these formats; words are scored where both sides have them
+    /// The hypothesis, in any of these formats; words are scored where both sides have them
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub hypothesis: Vec<PathBuf>,
     /// The parts of recordings that are scored: UEM; recordings that it does not name are left out
     #[arg(long, value_name = "UEM")]
     pub uem: Option<PathBuf>,
-    /// Seconds around each boundary of the reference that are left out, half before it and half after it (as
-    /// pyannote.metrics; twice what md-eval is given)
+    /// Seconds around each boundary of the reference that are excluded, half before it and half after it (as in
+    /// pyannote.metrics; twice the collar of md-eval)
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub collar: f64,
     /// Leave out where speakers of the reference overlap
     #[arg(long)]
     pub skip_overlap: bool,
-    /// What is done to words before they are compared, as by evaluation.report
+    /// Normalisation of words before they are compared, as in evaluation.report
     #[arg(long, value_name = "HOW", default_value = "none")]
     pub normalize: Normalize,
     /// With `--normalize whisper_basic`: drop diacritics
@@ -38,10 +38,10 @@ pub struct EvaluateDiarizationArguments {
     /// With `--normalize`: a space between any two letters
     #[arg(long)]
     pub split_letters: bool,
-    /// Write a page that shows who speaks when, and where that is wrong
+    /// Write an HTML page with timelines of speakers and errors
     #[arg(long, value_name = "FILE.html")]
     pub page: Option<PathBuf>,
-    /// Where the recordings are: the page plays them
+    /// The folder of the recordings, which the page plays
     #[arg(long, value_name = "FOLDER", requires = "page")]
     pub audio: Option<PathBuf>,
     /// One JSON object instead of a table
@@ -49,13 +49,13 @@ pub struct EvaluateDiarizationArguments {
     pub json: bool,
 }
 
-/// How texts are made alike before they are compared.
+/// Normalisation of texts before they are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Normalize {
     /// Case and punctuation count
     None,
-    /// Whisper's BasicTextNormalizer, which takes vowel signs for punctuation
+    /// Whisper's BasicTextNormalizer, which removes vowel signs like punctuation
     WhisperBasic,
     /// The same, but marks such as vowel signs stay
     KeepMarks,

@@ -1,4 +1,4 @@
-//! Arguments of the commands that look at past runs.
+//! Arguments of the commands about past runs.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::StateArguments;
 
-/// Which run to look at.
+/// Selects a run.
 #[derive(Args, Clone, Debug)]
 pub struct LookArguments {
     /// Look at runs of this pipeline only

@@ -67,42 +67,42 @@ pub enum Command {
     Test(TestArguments),
     /// Show the rows that stages refused, counted by stage and reason
     Rejects(RejectsArguments),
-    /// Show what became of a segment: where it went on, where it was refused and why, with its values
+    /// Show the path of a segment through the stages: where it passed, where it was rejected and why, with its values
     Lineage(LineageArguments),
     /// Show the stage kinds and their settings
     Kinds(KindsArguments),
     /// Draw a pipeline's stages and edges
     Graph(GraphArguments),
-    /// Show who runs in the state directory, and how far the last run came
+    /// Show which run holds the state directory, and the progress of the last run
     Status(LookArguments),
     /// Show the events of a run
     Log(LogArguments),
-    /// Transcribe recordings: text, subtitles, words with times; what was transcribed is not transcribed again
+    /// Transcribe recordings: text, subtitles, words with times; only new or changed recordings are transcribed
     #[command(after_help = TRANSCRIBE_EXIT_CODES)]
     Transcribe(TranscribeArguments),
-    /// Say who speaks when in recordings; what was diarized is not diarized again
+    /// Diarize recordings: who speaks when; only new or changed recordings are diarized
     #[command(after_help = DIARIZE_EXIT_CODES)]
     Diarize(DiarizeArguments),
-    /// Transcribe recordings over HTTP, as OpenAI's clients ask for it
+    /// Serve transcription over HTTP, with OpenAI's API
     Serve(Box<ServeArguments>),
-    /// Look at runs, rows, recordings and transcripts in a browser on this machine
+    /// Browse runs, rows, recordings and transcripts in a browser on this machine
     Ui(UiArguments),
     /// Score results against references
     #[command(subcommand)]
     Evaluate(EvaluateCommand),
-    /// Look at models on disk, convert and compare them
+    /// Show, convert and compare models on disk
     #[command(subcommand)]
     Model(ModelCommand),
-    /// Make n-gram language models for transcription
+    /// Build n-gram language models for transcription
     #[command(subcommand)]
     Lm(LmCommand),
-    /// Say how much memory training will need, what each switch would change, and the largest batch that fits
+    /// Predict the memory of a training, the effect of each memory setting, and the largest batch that fits
     Memory(MemoryArguments),
-    /// Make room: remove from the state directory what the last runs did not use
+    /// Garbage collection: remove from the state directory what the last runs did not use
     Gc(GcArguments),
-    /// Make a folder with a pipeline that runs as it is, to begin from
+    /// Create a project folder with a pipeline that runs without changes
     New(NewArguments),
-    /// Look whether this machine has what runs need: exit code 1 if something fails
+    /// Check that this machine has what runs need: exit code 1 if something fails
     Doctor(DoctorArguments),
     /// Print a completion script for a shell
     Completions(CompletionsArguments),
@@ -115,9 +115,9 @@ const DIARIZE_EXIT_CODES: &str = TRANSCRIBE_EXIT_CODES;
 
 #[derive(Args, Debug)]
 pub struct NewArguments {
-    /// The folder to make; it must not be there, or be empty
+    /// The folder to create; it must not exist, or be empty
     pub folder: PathBuf,
-    /// What to begin from
+    /// The template
     #[arg(long, value_name = "WHAT", default_value = "finetune")]
     pub like: Start,
     /// With `own-kind`: a clone of flow's repository, which the new program is built with
@@ -125,7 +125,7 @@ pub struct NewArguments {
     pub source: Option<PathBuf>,
 }
 
-/// What a new folder holds.
+/// Templates of a new folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Start {
     /// Shards to a fine-tuned model, with a small corpus and a small model
@@ -140,8 +140,8 @@ pub enum Start {
 pub struct MemoryArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
-    /// Memory of a device of each rank, as 8GB or 7.5GiB: says what would be there and what in host memory. Without it
-    /// training is to fit into what this machine has available. Exit code 4 if it does not fit
+    /// Memory of each rank's device, such as 8GB or 7.5GiB: shows the needs on the device and in host memory. Without
+    /// it the available memory of this machine is the limit. Exit code 4 if it does not fit
     #[arg(long, value_name = "SIZE", value_parser = crate::commands::memory::bytes)]
     pub device_memory: Option<u64>,
     /// The longest clip, in seconds; the stage's max_duration if not given
@@ -174,7 +174,7 @@ pub struct GcArguments {
     /// Keep what this many of the last runs of each pipeline had, and their folders
     #[arg(long, value_name = "RUNS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub keep: u32,
-    /// Only say what would be removed
+    /// Only show what would be removed
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -197,7 +197,7 @@ pub struct KindsArguments {
 pub struct GraphArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
-    /// In which form
+    /// The output format
     #[arg(long, default_value = "mermaid")]
     pub format: GraphFormat,
 }
@@ -214,10 +214,10 @@ pub struct DoctorArguments {
     /// One JSON object instead of lines
     #[arg(long)]
     pub json: bool,
-    /// Also compute with a small model that the program carries, and compare with NeMo's numbers
+    /// Also run a small bundled model, and compare with NeMo's results
     #[arg(long)]
     pub selftest: bool,
-    /// Where training is to run: `cpu`, `cuda` or `cuda:1`; what it needs must be there, and the self-test is computed there
+    /// The device for training: `cpu`, `cuda` or `cuda:1`; its driver must be available, and the self-test runs on it
     #[arg(long, default_value = "cpu")]
     pub device: DeviceChoice,
     #[command(flatten)]

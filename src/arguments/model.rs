@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 pub enum ModelCommand {
     /// Show a model's sizes, parameters, tokenizer and number types
     Info(ModelInfoArguments),
-    /// Write a model in another form or number type, or with another vocabulary
+    /// Write a model in another format or number type, or with another vocabulary
     Convert(ModelConvertArguments),
     /// Compare two models: exit code 0 if they are the same, 1 if they differ, 2 if one cannot be read
     Diff(ModelDiffArguments),
@@ -27,27 +27,27 @@ pub struct ModelInfoArguments {
 pub struct ModelConvertArguments {
     /// The model: a .nemo archive, a model folder, a Hugging Face folder or a Lightning .ckpt
     pub from: String,
-    /// What to write. A name that ends in `.nemo` is an archive, one without an ending a model folder
+    /// The path to write. A name that ends in `.nemo` is an archive, one without an ending a model folder
     pub to: PathBuf,
-    /// The form to write, where the name does not say it
+    /// The format to write, where it does not follow from the name
     #[arg(long, value_name = "FORM")]
     pub format: Option<ModelFormat>,
     /// The number type of the weights; as they are stored if not given
     #[arg(long, value_name = "TYPE")]
     pub dtype: Option<ModelDtype>,
-    /// A SentencePiece .model file: for a model that holds none, or another vocabulary
+    /// A SentencePiece .model file: for a model without one, or to change the vocabulary
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// How pieces begin that the new vocabulary has and the old one has not
+    /// How the rows of new pieces are initialised
     #[arg(long, value_name = "HOW", default_value = "mean", requires = "tokenizer")]
     pub new_pieces: NewPieces,
-    /// Seed of what begins at random
+    /// Seed of random initialisation
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub seed: u64,
-    /// Leave out the auxiliary CTC head, which serves training alone
+    /// Leave out the auxiliary CTC head, which is used in training only
     #[arg(long)]
     pub without_ctc: bool,
-    /// Replace what stands at the target
+    /// Replace an existing target
     #[arg(long)]
     pub force: bool,
 }
@@ -69,7 +69,8 @@ pub struct LmBuildArguments {
     /// Manifests with texts: Parquet files, and NeMo's with one JSON object to a line
     #[arg(required = true)]
     pub manifests: Vec<PathBuf>,
-    /// The model that the language model is for: a .nemo archive, a model folder, a Hugging Face folder or hf://OWNER/NAME
+    /// The acoustic model of the language model: a .nemo archive, a model folder, a Hugging Face folder or
+    /// hf://OWNER/NAME
     #[arg(
         long,
         value_name = "MODEL",
@@ -80,10 +81,10 @@ pub struct LmBuildArguments {
     /// Its tokenizer instead: a SentencePiece .model file
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// Tokens that n-grams are made of
+    /// Order of the n-grams, in tokens
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub order: u8,
-    /// What to write; what stands there is replaced
+    /// The file to write; an existing one is replaced
     #[arg(long, value_name = "FILE.arpa")]
     pub out: PathBuf,
 }
@@ -94,7 +95,7 @@ pub enum ModelFormat {
     Nemo,
     /// A folder as Hugging Face's transformers has it
     Hf,
-    /// A model folder of our own
+    /// flow's model folder
     Flow,
 }
 
@@ -109,6 +110,6 @@ pub enum ModelDtype {
 pub enum NewPieces {
     /// As the mean of the rows of the old pieces they are made of
     Mean,
-    /// At random, as in a model that begins from nothing
+    /// At random, as in a new model
     Random,
 }

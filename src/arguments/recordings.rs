@@ -17,7 +17,7 @@ pub struct TranscribeArguments {
     /// not given
     #[arg(long, value_name = "MODEL")]
     pub model: Option<String>,
-    /// What goes through the model at once
+    /// What the model processes at once
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub window: WindowMethod,
     /// Keep so many hypotheses (beam search); 0 or 1 for greedy search, the default
@@ -26,10 +26,10 @@ pub struct TranscribeArguments {
     /// An n-gram language model in the ARPA format, such as `flow lm build` writes (its weight: --set lm_weight=0.3)
     #[arg(long, value_name = "FILE")]
     pub lm: Option<PathBuf>,
-    /// Phrases that are to be heard more readily, one a line (their weight: --set boost_weight=1)
+    /// A file of phrases to boost, one per line (their weight: --set boost_weight=1)
     #[arg(long, value_name = "FILE")]
     pub boost: Option<PathBuf>,
-    /// What becomes of several channels
+    /// How to use several channels
     #[arg(long, value_name = "HOW", default_value = "mix")]
     pub channels: ChannelUse,
     /// Where the model is computed: cpu, cuda or cuda:1
@@ -57,7 +57,7 @@ pub struct DiarizeArguments {
     pub speakers: SpeakersArguments,
 }
 
-/// What commands that take recordings have in common.
+/// Arguments that commands on recordings share.
 #[derive(Args, Debug)]
 pub struct RecordingsArguments {
     /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, MP4 and M4A, QuickTime, Matroska, WebM): files, folders (all audio in them), patterns in quotes, or `-` for standard input
@@ -66,14 +66,14 @@ pub struct RecordingsArguments {
     /// The folder that receives the files; folders below an input keep their shape [default: .]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Print what is written, in the first of the formats; without --out no files are written
+    /// Print the results, in the first of the formats; without --out no files are written
     #[arg(long)]
     pub stdout: bool,
     /// The value of another parameter of the command's pipeline, such as max_duration: see pipelines/transcribe.yaml,
     /// pipelines/diarize.yaml, docs/transcription.md and docs/speakers.md
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// The state directory, which knows what was done already [default: .flow in the folder of --out]
+    /// The state directory, with the results of earlier runs [default: .flow in the folder of --out]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Worker threads; one per core if not given
@@ -87,7 +87,7 @@ pub struct RecordingsArguments {
     pub events: Option<PathBuf>,
 }
 
-/// Who may speak.
+/// Arguments about speakers.
 #[derive(Args, Debug)]
 pub struct SpeakersArguments {
     /// A pyannote pipeline in place of the bundled networks: hf://pyannote/speaker-diarization-3.1,
@@ -103,7 +103,7 @@ pub struct SpeakersArguments {
     /// Most speakers of a recording
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub max_speakers: Option<u16>,
-    /// Speakers whose names are known: JSON, {"NAME": "recording.wav", ...}; see docs/speakers.md
+    /// Known speakers: JSON, {"NAME": "recording.wav", ...}; see docs/speakers.md
     #[arg(long, value_name = "FILE")]
     pub known_speakers: Option<PathBuf>,
 }
@@ -131,7 +131,7 @@ impl From<Precision> for flow_model::Precision {
 pub enum WindowMethod {
     /// The same as vad
     Auto,
-    /// What lies between two pauses
+    /// Windows of speech between pauses
     Vad,
     /// Chunks of a fixed length, the decoder's state carried from one to the next
     Chunked,
@@ -139,7 +139,7 @@ pub enum WindowMethod {
     Full,
 }
 
-/// What becomes of the channels of a recording.
+/// How to use the channels of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ChannelUse {
     /// Their mean is transcribed

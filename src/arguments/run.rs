@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-/// Which pipeline, with which values.
+/// Selects a pipeline and the values of its parameters.
 #[derive(Args, Clone, Debug)]
 pub struct PipelineArguments {
     /// The pipeline file
@@ -18,17 +18,17 @@ pub struct PipelineArguments {
     pub set: Vec<String>,
 }
 
-/// What to run of it, and where.
+/// Selects the stages to run, and the state directory.
 #[derive(Args, Clone, Debug)]
 pub struct SelectionArguments {
-    /// Run this stage and what follows it, on what the stages before it last had (see --only)
+    /// Run this stage and all that follow it, on the last results of the stages before it (see --only)
     #[arg(long, value_name = "STAGE")]
     pub from: Option<String>,
-    /// Run what this stage needs, and it
+    /// Run this stage and all that it needs
     #[arg(long, value_name = "STAGE")]
     pub until: Option<String>,
-    /// Run this stage alone, on what the others last had in a complete run of this pipeline, even if the plan calls it stale
-    /// (stages that cannot be undone refuse that); may be given several times
+    /// Run this stage alone, on the last results of the others in a complete run of this pipeline, even if the plan
+    /// calls them stale (stages that cannot be undone refuse that); may be given several times
     #[arg(long, value_name = "STAGE")]
     pub only: Vec<String>,
     /// Run this stage (or `all`) even where nothing changed; may be given several times
@@ -61,12 +61,12 @@ pub struct RunArguments {
     pub selection: SelectionArguments,
     #[command(flatten)]
     pub processes: ProcessArguments,
-    /// Replace manifests by ones with far fewer rows than those that stand there, too (see `max_shrink`)
+    /// Also replace manifests by ones with far fewer rows (see `max_shrink`)
     #[arg(long)]
     pub allow_shrink: bool,
-    /// After a failure go on with the partitions and stages that do not depend on it; what does is left out and named, and
-    /// all failures are listed at the end (exit code 1). Work of the failed part of the pipeline that was in flight is done
-    /// again
+    /// After a failure continue with the partitions and stages that do not depend on it; those that do are left out and
+    /// named, and all failures are listed at the end (exit code 1). Partitions that were in flight in the failed part
+    /// of the pipeline are computed again
     #[arg(long)]
     pub keep_going: bool,
     /// Stay, and run the pipeline again each time its sources or its files have changed: partitions that come, change or go.
@@ -82,19 +82,20 @@ pub struct RunArguments {
     /// Write the events, one JSON object per line, to this file too
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
-    /// A shell command for the end of a run that did all its work (exit code 0 or 4); its standard input is a summary of
-    /// the run, one JSON object. Its own exit code changes nothing
+    /// A shell command for the end of a successful run (exit code 0 or 4); its standard input is a summary of the run,
+    /// one JSON object. Its own exit code has no effect
     #[arg(long, value_name = "CMD")]
     pub on_success: Option<String>,
-    /// Likewise, for a run that failed, was refused or interrupted; not where none began (a mistake in the pipeline, say)
+    /// Likewise, for a run that failed, was refused or interrupted; not where no run began (a mistake in the pipeline,
+    /// for example)
     #[arg(long, value_name = "CMD")]
     pub on_failure: Option<String>,
 }
 
-/// Over the options of several processes.
+/// Heading of the options for several processes.
 const PROCESSES: &str = "Several processes (only training ranks are spread; process 0 runs all other stages)";
 
-/// Which of several processes this is. Only training is spread over processes: process 0 runs the pipeline and feeds the
+/// Options for a run of several processes. Only training is distributed: process 0 runs the pipeline and feeds the
 /// training ranks of the others, which do nothing else.
 #[derive(Args, Clone, Debug)]
 pub struct ProcessArguments {
@@ -105,7 +106,8 @@ pub struct ProcessArguments {
     /// Which line of the file of hosts this process is; the first is 0
     #[arg(long, help_heading = PROCESSES, value_name = "I", requires = "hosts")]
     pub process: Option<u32>,
-    /// Read which process this is from the variables of what started it, which are not looked at otherwise
+    /// Read the number of this process and the address of process 0 from the launcher's environment variables, which
+    /// are ignored otherwise
     #[arg(long, help_heading = PROCESSES, value_name = "BY", conflicts_with = "hosts")]
     pub launch: Option<Launcher>,
     /// The port at which process 0 waits for the others, where the file of hosts names none [default: 24500; with Slurm
@@ -146,7 +148,7 @@ pub enum Progress {
     Auto,
     /// One bar per stage in work
     Bars,
-    /// One line per thing that happens
+    /// One line per event
     Plain,
     /// One JSON object per line
     Json,
@@ -175,7 +177,7 @@ pub struct PlanArguments {
 pub struct CheckArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
-    /// Also look whether the files are there, by making the plan, and decode some recordings of each manifest
+    /// Also check that the files exist, by making the plan, and decode some recordings of each manifest
     #[arg(long)]
     pub deep: bool,
     #[command(flatten)]

@@ -10,11 +10,11 @@ use super::Precision;
 /// What is given here counts more than the file of `--config`.
 #[derive(Args, Debug, Default)]
 pub struct ServeArguments {
-    /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME, with the name that clients call it by; may be
+    /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME, with its name for clients; may be
     /// given several times, and the first is used where a client names none. The bundled small model if none is given
     #[arg(long, value_name = "[NAME=]MODEL")]
     pub model: Vec<String>,
-    /// Let clients ask who speaks
+    /// Allow requests for diarization
     #[arg(long)]
     pub diarize: bool,
     /// A JSON file of names, each with a recording or an embedding of its voice; with --diarize
@@ -45,10 +45,10 @@ pub struct ServeArguments {
     /// Let pages of this origin call the service, such as `https://app.example`, or `*` for all; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
-    /// Without keys, answer to this name and to localhost, and to no others; may be given several times
+    /// Without keys, accept only this host name and localhost; may be given several times
     #[arg(long, value_name = "HOST")]
     pub allowed_host: Vec<String>,
-    /// Give requests for models that are not there the first one
+    /// Use the first model for requests that name an unknown one
     #[arg(long)]
     pub accept_any_model: bool,
     /// Print a line for each request on standard error
@@ -60,10 +60,10 @@ pub struct ServeArguments {
     /// Refuse larger requests, in MiB [default: 512]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub max_upload: Option<u64>,
-    /// Refuse requests while so many wait or run [default: 100]
+    /// Most requests that wait or run; more are refused [default: 100]
     #[arg(long, value_name = "N")]
     pub max_queue: Option<usize>,
-    /// When stopped, give requests that were taken so long, in seconds [default: 30]
+    /// When stopped, time for accepted requests to finish, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub drain_timeout: Option<f64>,
 }

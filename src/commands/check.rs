@@ -40,7 +40,7 @@ pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Writ
         ),
     };
     if arguments.deep {
-        // Making the plan lists every source and reads what the stages keep of their own.
+        // Making the plan lists every source and reads the stages' logs.
         let options = Options::new(&arguments.state.state);
         flow_runtime::run::plan(&checked, &options).map_err(|error| Failure::run(error, &checked))?;
         let without = manifests::look_at_manifests(&checked, out)?;
@@ -58,7 +58,7 @@ pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Writ
     Ok(Exit::Done)
 }
 
-/// What will probably go wrong, as far as it can be known without running.
+/// Warnings about likely failures, without running anything.
 fn warnings(checked: &Checked) -> Vec<Diagnostic> {
     let mut found = missing_sources(checked);
     found.extend(empty_ranges(checked));
@@ -69,7 +69,7 @@ fn warnings(checked: &Checked) -> Vec<Diagnostic> {
 /// Settings that name a model, which may be one of the hub.
 const HUB_SETTINGS: [&str; 3] = ["init", "model", "extend"];
 
-/// Files and folders that are not there, each once.
+/// Missing files and folders, each once.
 fn missing_sources(checked: &Checked) -> Vec<Diagnostic> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
@@ -104,7 +104,7 @@ fn missing_sources(checked: &Checked) -> Vec<Diagnostic> {
 /// Pairs of parameters that are the ends of a range, the lower one first.
 const RANGES: [(&str, &str); 1] = [("min_duration", "max_duration")];
 
-/// Ranges of parameters that hold nothing.
+/// Empty ranges of parameters.
 fn empty_ranges(checked: &Checked) -> Vec<Diagnostic> {
     let params = &checked.pipeline.params;
     let mut found = Vec::new();
@@ -130,7 +130,7 @@ fn empty_ranges(checked: &Checked) -> Vec<Diagnostic> {
     found
 }
 
-/// Training and validation rows that are to have nothing in common, and are read from the same manifest.
+/// Training and validation rows that must be disjoint but are read from the same manifest.
 fn same_manifest(checked: &Checked) -> Vec<Diagnostic> {
     let mut found = Vec::new();
     for stage in &checked.stages {

@@ -15,7 +15,7 @@ use crate::failure::{Exit, Failure};
 const DIARIZE: &str = "diarize";
 /// The stage of the pipeline that writes.
 const WRITE: &str = "write_turns";
-/// Parameters of the pipeline that options give.
+/// Parameters of the pipeline that options set.
 const OPTIONS: &[(&str, &str)] = &[
     ("input", "INPUT..."),
     ("out", "--out"),

@@ -121,7 +121,7 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
     Ok(Exit::Done)
 }
 
-/// What the options ask to be done to words.
+/// The normalisation of words by the options.
 fn normalizer(arguments: &EvaluateDiarizationArguments) -> Result<Normalizer, Failure> {
     let normalization = match arguments.normalize {
         Normalize::None => Normalization::None,
@@ -180,7 +180,7 @@ impl Score {
         figures
     }
 
-    /// What stands in the table after the name.
+    /// The columns of the table after the name.
     fn cells(&self, with_words: bool) -> Vec<String> {
         let mut cells = cells(&self.turns);
         if with_words {
@@ -250,7 +250,7 @@ fn scores<'a>(
     Ok((found, left_out))
 }
 
-/// What is wrong with a recording.
+/// The error of a recording.
 fn cannot_be_scored(name: &str, error: &flow_speakers::Error) -> Failure {
     Failure::usage(format!("{name}: {error}"), "see docs/speakers.md")
 }
@@ -286,7 +286,7 @@ fn percent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
 }
 
-/// What stands in the table about turns.
+/// The columns of the table about turns.
 fn cells(errors: &Errors) -> Vec<String> {
     let of_speech = |seconds: f64| match errors.total > 0.0 {
         true => percent(seconds / errors.total),
@@ -326,7 +326,7 @@ mod tests {
         let hypothesis = recordings(&[("a", 0.0, 8.0, "1"), ("c", 0.0, 1.0, "1")]);
         let plain = Scoring::default();
         let (found, left_out) = scores(&reference, &hypothesis, None, &plain).unwrap();
-        // Of `b` nothing was found.
+        // `b` has no turns in the hypothesis.
         fn ders<'a>(found: &[(&'a str, Score)]) -> Vec<(&'a str, f64)> {
             found.iter().map(|(name, score)| (*name, score.turns.der())).collect()
         }
@@ -352,7 +352,7 @@ mod tests {
         assert!(scores(&none, &some, None, &plain).is_err());
         let error = scores(&some, &other, None, &plain).unwrap_err().to_string();
         assert!(error.contains("(b)") && error.contains("(a)"), "{error}");
-        // Nothing was found: all of it is missed.
+        // No turns in the hypothesis: everything is missed.
         assert_eq!(scores(&some, &none, None, &plain).unwrap().0[0].1.turns.der(), 1.0);
     }
 }

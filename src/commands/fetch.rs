@@ -1,4 +1,4 @@
-//! Models that commands are given: those of the hub are fetched first, and standard error tells of the download.
+//! Models in command-line arguments: those of the hub are fetched first, with progress on standard error.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use flow_speakers::pyannote::Pipeline;
 use crate::arguments::{Progress, RecordingsArguments, SpeakersArguments};
 use crate::failure::Failure;
 
-/// A line about what takes its time, with what a terminal would obey made visible: it may hold what the hub said.
+/// A line of progress, with control characters escaped: it may contain text from the hub.
 pub fn tell(line: &str) {
     tell_to(&mut io::stderr(), line);
 }
 
 fn tell_to(screen: &mut dyn Write, line: &str) {
-    // A screen that cannot be written must not end the download.
+    // A failure to write to the screen must not end the download.
     let _ = writeln!(screen, "{}", escape_line(line));
 }
 
-/// The path of a model, which is fetched first where it is one of the hub. `speaks`: the download is told of.
+/// The path of a model, which is fetched first if it is one of the hub. `speaks`: with progress of the download.
 pub fn local_model(model: &str, speaks: bool) -> Result<PathBuf, Failure> {
     let mut progress = |line: &str| {
         if speaks {
@@ -32,8 +32,8 @@ pub fn local_model(model: &str, speaks: bool) -> Result<PathBuf, Failure> {
     flow_training::init::local_model(model, &mut progress).map_err(Failure::unreadable)
 }
 
-/// Fetches the pyannote pipeline that is named, where it is one of the hub, and says so: the run that comes after finds it in the
-/// hub's cache.
+/// Fetches the named pyannote pipeline if it is one of the hub, with progress: the following run finds it in the hub's
+/// cache.
 pub fn fetch_diarization_model(speakers: &SpeakersArguments, recordings: &RecordingsArguments) -> Result<(), Failure> {
     let Some(model) = &speakers.diarization_model else {
         return Ok(());
@@ -47,7 +47,7 @@ pub fn fetch_diarization_model(speakers: &SpeakersArguments, recordings: &Record
     };
     match Pipeline::find(model, None, &mut progress) {
         Err(Error::Hub { message, help }) => Err(Failure::usage(message, help)),
-        // What else is wrong with it the run says, as of any parameter.
+        // Other errors are reported by the run, as for any parameter.
         Ok(_) | Err(_) => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! `flow gc`: makes room in the state directory.
+//! `flow gc`: garbage collection of the state directory.
 
 use std::io::Write;
 

@@ -26,14 +26,14 @@ pub fn graph(arguments: &GraphArguments, registry: &Registry, out: &mut dyn Writ
     Ok(Exit::Done)
 }
 
-/// A stage as it is drawn.
+/// A stage in the drawing.
 pub struct Node {
     pub name: String,
     pub kind: String,
     pub role: Role,
     /// Producer and, where it has several ports, the name of the one that is read.
     pub inputs: Vec<(usize, Option<String>)>,
-    /// It takes no part: it is drawn pale, as are the edges to and from it.
+    /// It is switched off: drawn pale, like its edges.
     pub off: bool,
 }
 
@@ -75,7 +75,7 @@ fn nodes(checked: &Checked) -> Vec<Node> {
     nodes
 }
 
-/// Stages by the group they stand in, groups in the order of their names.
+/// Stages by group, groups in the order of their names.
 fn by_group(nodes: &[Node]) -> BTreeMap<&str, Vec<usize>> {
     let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (index, node) in nodes.iter().enumerate() {

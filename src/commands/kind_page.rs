@@ -83,7 +83,7 @@ fn outputs(page: &mut String, ports: &[OutputPort]) {
     page.push('\n');
 }
 
-/// A heading in a doc comment (`# What it does`) stands below the page's own.
+/// A heading in a doc comment (`# What it does`) is one level below the page's.
 fn lower_headings(text: &str) -> String {
     let mut in_code = false;
     let lines = text.lines().map(|line| {
@@ -167,7 +167,7 @@ fn choices(page: &mut String, schema: &Value) {
     page.push('\n');
 }
 
-/// A type in a reader's words.
+/// The name of a type for readers.
 fn type_of(schema: &Value) -> String {
     if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
         return reference.rsplit('/').next().unwrap_or(reference).to_string();

@@ -71,8 +71,8 @@ fn json(value: &serde_json::Value, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes `kinds/NAME.md` for every kind and `schema/pipeline.schema.json`; gives the paths. Pages of kinds that
-/// are no more are not removed.
+/// Writes `kinds/NAME.md` for every kind and `schema/pipeline.schema.json`; gives the paths. Pages of removed kinds are
+/// not deleted.
 fn write_docs(registry: &Registry, folder: &Path) -> Result<Vec<String>, Failure> {
     let mut files = vec![("schema".to_string(), "pipeline.schema.json".to_string(), {
         let mut text =

@@ -1,4 +1,4 @@
-//! `flow lineage`: what became of a segment, stage by stage.
+//! `flow lineage`: the path of a segment, stage by stage.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -41,7 +41,7 @@ pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit
     Ok(Exit::Done)
 }
 
-/// What became of what the user names, stage by stage; at least one step.
+/// The path of the segment that the user names, stage by stage; at least one step.
 fn steps(run: &PastRun, text: &str) -> Result<Vec<Step>, Failure> {
     first_found(run, &searches(text, &settings_of_readers(run)?)?, text)
 }
@@ -60,7 +60,8 @@ fn settings_of_readers(run: &PastRun) -> Result<Vec<ReadSettings>, Failure> {
     Ok(found)
 }
 
-/// What became of the segment of an id, stage by stage; at least one step. Ids come from data: nothing else is read into them.
+/// The path of the segment with this id, stage by stage; at least one step. The id comes from data and is not
+/// interpreted as anything else.
 pub fn steps_of_segment(run: &PastRun, id: &str) -> Result<Vec<Step>, Failure> {
     let search = Search {
         partition: None,
@@ -69,7 +70,7 @@ pub fn steps_of_segment(run: &PastRun, id: &str) -> Result<Vec<Step>, Failure> {
     first_found(run, &[search], id)
 }
 
-/// What the first of the searches finds that finds anything.
+/// The result of the first search that finds anything.
 fn first_found(run: &PastRun, searches: &[Search], text: &str) -> Result<Vec<Step>, Failure> {
     let plan = run.plan()?;
     let stages = stages_of(run, &plan)?;
@@ -98,7 +99,7 @@ fn first_found(run: &PastRun, searches: &[Search], text: &str) -> Result<Vec<Ste
 
 type StageRecords = (StageSnapshot, Vec<Arc<Record>>);
 
-/// What the stages had that the run used. The keys and decisions of a global stage are its own affair.
+/// The snapshots of the stages that the run used, without the keys and decisions of global stages, which are internal.
 fn stages_of(run: &PastRun, plan: &Plan) -> Result<Vec<StageRecords>, Failure> {
     let snapshots = run.snapshots()?;
     let mut stages = Vec::new();
@@ -164,7 +165,7 @@ fn segment_ids(run: &PastRun, stages: &[StageRecords]) -> Result<BTreeSet<String
 const FORMS: &str = "name it as SEGMENT, LANG/SHARD/SEGMENT, by the path of its recording, as TAR::MEMBER, or as the line of a \
                      manifest, FILE:LINE";
 
-/// What is looked for, and where.
+/// What is searched for, and in which partition.
 #[derive(Debug, PartialEq)]
 struct Search {
     /// None: in all partitions.
@@ -288,7 +289,7 @@ impl Wanted {
         }
     }
 
-    /// Whether a reject is of what is wanted, by its values.
+    /// Whether a reject is of the wanted segment, by its values.
     fn is_reject(&self, reject: &Reject) -> bool {
         let Ok(values) = serde_json::from_str::<serde_json::Value>(&reject.values) else {
             return self.is(&RowNames {
@@ -310,7 +311,7 @@ impl Wanted {
         }
     }
 
-    /// What of it is nearest to a segment's id.
+    /// The part of the argument that is nearest to a segment's id.
     fn last_name(&self) -> String {
         let stem = |path: &str| {
             let stem = Path::new(path).file_stem().unwrap_or_default();
@@ -328,7 +329,7 @@ impl Wanted {
 /// Whether a line of a manifest that could not be read names a file: its path, or the end of it, as a value of its own.
 fn names_file(line: &str, path: &str) -> bool {
     const ENDS: &[char] = &['"', '\'', ',', ';', '\t', '\r', '\n'];
-    // What is neither in a folder nor has an ending is a word like others.
+    // A name without folder and ending is treated as an ordinary word.
     path.contains(['/', '.'])
         && line.match_indices(path).any(|(at, _)| {
             let before = line[..at].chars().next_back();
@@ -373,7 +374,7 @@ impl Step {
     }
 }
 
-/// What a stage's record says of the segment: rows on its stored ports, and rejects.
+/// The segment in a stage's record: rows on its stored ports, and rejects.
 fn of_record(
     run: &PastRun,
     stage: &StageSnapshot,
@@ -451,7 +452,7 @@ mod tests {
             (r#"{"audio_filepath": "rec/aa.wav"}"#, "a.wav", false),
             (r#"{"audio_filepath": "rec/a.wav.bak"}"#, "a.wav", false),
             ("id\ta.wav\ttext", "a.wav", true),
-            // An id that was mistyped is no file.
+            // A mistyped id is no file.
             (r#"{"audio_filepath": "de", "lang": "de"}"#, "de", false),
         ] {
             assert_eq!(names_file(line, path), is, "{path} in {line}");

@@ -31,7 +31,8 @@ fn build(arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Fail
         let mut add = |text: &str| {
             let tokens = tokenizer.encode(text);
             if tokens.contains(&unknown) {
-                // The model never emits it: what stands around it would be counted as neighbours.
+                // Skipped: the model never emits the unknown token, and without it the tokens around it would count as
+                // neighbours.
                 with_unknown += 1;
             } else if let Err(error) = corpus.add(&tokens) {
                 failure.get_or_insert(error);

@@ -31,7 +31,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     let pipeline = &checked.pipeline;
     let mut settings = settings(&checked, arguments)?;
     if arguments.device_memory.is_some() && !settings.separate_memory() {
-        // Only what is reckoned goes by it; this program need not have been built for such a device.
+        // Only the prediction depends on the device; the program need not be built for it.
         settings.device = "cuda".into();
     }
     let separate = settings.separate_memory();
@@ -154,7 +154,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         };
         let (verdict, bytes, there) = (verdict(needed, here), gigabytes(needed), gigabytes(here));
         writeln!(out, "{of}{bytes} {verdict} {there} that are available now")?;
-        // Of the host that the training is for, nothing is known where a device is named.
+        // With a device given, the host of the training is unknown.
         fits = separate || needed <= here;
         if !separate {
             let share = here / u64::from(settings.ranks.max(1));
@@ -171,7 +171,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     Ok(if fits { Exit::Done } else { Exit::Noted })
 }
 
-/// What each switch would change.
+/// The effect of each setting.
 fn switches(
     out: &mut dyn Write,
     settings: &ResolvedSettings,

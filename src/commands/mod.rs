@@ -49,7 +49,7 @@ fn checked(arguments: &PipelineArguments, registry: &Registry) -> Result<Arc<Che
     Ok(Arc::new(spec::check(pipeline, registry)?))
 }
 
-/// What the arguments give besides the pipeline's file.
+/// The inputs from arguments, besides the pipeline's file.
 fn overrides(arguments: &PipelineArguments) -> Overrides {
     Overrides {
         configs: arguments.config.clone(),
@@ -66,7 +66,7 @@ fn pipeline_file(named: &Path) -> Result<PathBuf, Failure> {
     }
     let name = named.to_str().filter(|name| !name.contains('/'));
     let Some(name) = name else {
-        // As where the repository's path is written and there is no repository.
+        // For example the repository's path of a pipeline, outside a repository.
         let stem = named.file_stem().unwrap_or_default();
         return match bundle::pipelines().into_iter().find(|carried| stem == carried.as_str()) {
             Some(carried) => Err(Failure::usage(
@@ -76,7 +76,7 @@ fn pipeline_file(named: &Path) -> Result<PathBuf, Failure> {
             None => Ok(named.to_path_buf()),
         };
     };
-    // A pipeline of the user's own comes first.
+    // A file of the user takes precedence.
     let own = PathBuf::from(format!("{name}.yaml"));
     if own.exists() {
         return Ok(own);

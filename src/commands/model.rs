@@ -227,7 +227,7 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
     Ok(Exit::Done)
 }
 
-/// The form that a name asks for.
+/// The format that follows from a name.
 fn format_of(target: &Path) -> Result<Format, Failure> {
     match target.extension().and_then(|ending| ending.to_str()) {
         Some("nemo") => Ok(Format::Nemo),
@@ -240,7 +240,7 @@ fn format_of(target: &Path) -> Result<Format, Failure> {
 }
 
 fn compare(arguments: &ModelDiffArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    // What cannot be read must not be taken for a difference.
+    // An unreadable model must not count as a difference.
     let trouble = |failure: Failure| Failure::usage(failure.to_string(), "give two models that can be read");
     let first = open(&arguments.first).map_err(trouble)?;
     let second = open(&arguments.second).map_err(trouble)?;

@@ -1,4 +1,4 @@
-//! `flow new`: a folder to begin from.
+//! `flow new`: creates a project folder.
 
 use std::fs;
 use std::io::Write;
@@ -85,7 +85,7 @@ fn manifest() -> Files {
     files
 }
 
-/// A package that is built with flow's own crates, which lie in `source`.
+/// A package that depends on flow's crates in the folder `source`.
 fn own_kind(source: Option<&Path>) -> Result<Files, Failure> {
     let source = source.unwrap_or(Path::new("."));
     let wrong = |why: String| {
@@ -106,7 +106,7 @@ fn own_kind(source: Option<&Path>) -> Result<Files, Failure> {
     let (program, pipeline) = (text("examples/own_kind.rs")?, text("examples/own_kind.yaml")?);
     let lock = read("Cargo.lock")?;
     let source = source.canonicalize().map_err(|error| wrong(error.to_string()))?;
-    // The versions that flow itself is built with, so that its types are the same ones.
+    // The versions that flow itself uses, so that types are identical.
     let versions = workspace.lines().filter(|line| {
         let name = line.split_once(" =").map(|(name, _)| name);
         name.is_some_and(|name| ["arrow", "schemars", "serde"].contains(&name))

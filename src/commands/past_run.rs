@@ -1,4 +1,4 @@
-//! A run that was, or one that is going on, as it stands in the state directory.
+//! A finished or running run, as recorded in the state directory.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
@@ -24,7 +24,7 @@ pub struct PastRun {
     pub store: Store,
 }
 
-/// The runs that are looked for.
+/// The runs to search.
 struct Wanted {
     /// The pipeline's name.
     pipeline: String,
@@ -68,7 +68,7 @@ impl Wanted {
 
 /// Where the values of a run differ from those that are wanted: `limit=5 (not 7)`.
 fn differences(had: &Mapping, wanted: &Mapping) -> String {
-    // More would not be read in a line.
+    // Limited to keep the line readable.
     const SHOWN: usize = 3;
     let shown = |value: Option<&Value>| match value {
         Some(value) => serde_json::to_string(value).unwrap_or_default(),
@@ -152,7 +152,7 @@ impl PastRun {
                 continue;
             }
             let Some(values) = &wanted.values else { return Ok(run) };
-            // One that ended before it was planned left none.
+            // A run that ended before its plan left none.
             let Some(had) = run.values()? else { continue };
             if had == *values {
                 return Ok(run);
@@ -177,9 +177,9 @@ impl PastRun {
         })
     }
 
-    /// Says on standard error which run it is: what a command prints of it follows on standard output.
+    /// Prints on standard error which run it is; the command's output follows on standard output.
     pub fn announce(&self) {
-        // Whoever closed standard error does not want to know.
+        // Ignores a closed standard error.
         let _ = writeln!(io::stderr(), "{}", self.described());
     }
 
@@ -277,7 +277,7 @@ impl PastRun {
         Ok(plan)
     }
 
-    /// What the stages of the run had, as far as it came.
+    /// The snapshots of the run's stages.
     pub fn snapshots(&self) -> Result<RunSnapshots, Failure> {
         self.store.run_snapshots(&self.id)?.ok_or_else(|| {
             Failure::unreadable(format!(

@@ -4,7 +4,7 @@ use flow_runtime::registry::Registry;
 use flow_runtime::{InputCount, InputPort};
 use serde_json::{Map, Value, json};
 
-/// What stands for a value that a parameter gives.
+/// A reference to a parameter in place of a value.
 const REFERENCE: &str = "#/$defs/reference";
 /// A stage that an input reads, or several of which it reads one.
 const FIRST_OF: &str = "#/$defs/first_of";
@@ -192,7 +192,7 @@ fn from(ports: &[InputPort]) -> Value {
     json!({"anyOf": forms})
 }
 
-/// Points references to the kind's own definitions, and lets a parameter stand for every value.
+/// Prefixes references to the kind's definitions, and allows a parameter reference in place of every value.
 fn adapt(schema: &mut Value, kind: &str) {
     match schema {
         Value::Object(map) => {

@@ -106,7 +106,7 @@ fn show(plan: &Plan, partitions: bool, out: &mut dyn Write) -> Result<(), Failur
 
 /// The reasons to run, commonest first, with how often each was given.
 fn reasons(stage: &StagePlan) -> String {
-    // More would not be read in a table; `--partitions` gives all.
+    // Limited to keep the table readable; `--partitions` lists all.
     const SHOWN: usize = 3;
     if let Some(reason) = &stage.left_out {
         return format!("left out: {reason}");

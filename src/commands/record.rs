@@ -13,7 +13,7 @@ use super::rejects::stage_of;
 use crate::arguments::{LookArguments, StateArguments, TestArguments};
 use crate::failure::{Exit, Failure};
 
-/// As many rows of a partition are printed: a test should be read at a glance.
+/// Most rows of a partition that are printed, to keep tests short.
 const ROWS: usize = 5;
 
 /// By port, by partition.
@@ -117,7 +117,7 @@ fn rows_of(
 fn keeping(run: &PastRun, snapshots: &RunSnapshots) -> Result<String, Failure> {
     let mut names = Vec::new();
     for snapshot in &snapshots.stages {
-        // The keys and decisions of a global stage are its own affair.
+        // The keys and decisions of global stages are internal.
         if snapshot.stage.ends_with(":keys") || snapshot.stage.ends_with(":decide") {
             continue;
         }
@@ -151,19 +151,19 @@ fn text(recorded: &Recorded) -> String {
     text
 }
 
-/// A key of a YAML map: as it is where that is certain to be read as the same text.
+/// A key of a YAML map: unquoted where it is certain to be parsed as the same text.
 fn key(name: &str) -> String {
     let is_plain = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
         && !["null", "true", "false", "yes", "no", "on", "off", "y", "n"].contains(&name.to_lowercase().as_str());
     match is_plain {
         true => name.to_string(),
-        // A text cannot fail to become JSON.
+        // Serialising a text cannot fail.
         false => printable(&serde_json::to_string(name).unwrap_or_default()),
     }
 }
 
-/// JSON whose texts hold nothing that YAML refuses or reads as the end of a line, or that a terminal obeys.
+/// JSON with escapes for all characters that YAML refuses or treats as a line end, or that a terminal interprets.
 fn printable(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {

@@ -1,5 +1,5 @@
-//! What `flow transcribe` and `flow diarize` have in common: recordings that the command line names go through a pipeline that
-//! the program carries, which writes files about each of them.
+//! The common part of `flow transcribe` and `flow diarize`: a bundled pipeline processes the recordings of the command
+//! line and writes result files for each.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,28 +37,28 @@ pub struct WrittenFormat {
     pub stage: &'static str,
 }
 
-/// What a command does with recordings.
+/// A command on recordings.
 pub struct Work {
     /// The pipeline, by its name; its recordings are the parameter `input`, the folder for files is `out`.
     pub pipeline: &'static str,
-    /// What is written about a recording: `transcript`.
+    /// The name of the result: `transcript`.
     pub result: &'static str,
-    /// The stages that may refuse a recording, each with what was not done then: `transcribed`.
+    /// The stages that may reject a recording, each with the step that was not done: `transcribed`.
     pub stages: Vec<(&'static str, &'static str)>,
-    /// What is written, one format at least.
+    /// The formats to write, at least one.
     pub formats: Vec<WrittenFormat>,
     /// Parameters that options give, as `name=value`.
     pub set: Vec<String>,
     /// Parameters that options give or may give, each with its option.
     pub options: &'static [(&'static str, &'static str)],
-    /// Whether recordings or their channels are written about.
+    /// Whether results are for recordings or for their channels.
     pub channels: ChannelUse,
 }
 
-/// A recording that a stage refused.
+/// A recording that a stage rejected.
 struct Refused<'a> {
     name: String,
-    /// What was not done.
+    /// The step that was not done.
     done: &'a str,
     why: String,
 }
@@ -70,7 +70,7 @@ pub fn carried(name: &str) -> Result<PathBuf, Failure> {
     path.ok_or_else(|| Failure::Bug(format!("the pipeline {name} is missing")))
 }
 
-/// Does the work, and says on standard error which recordings were refused.
+/// Runs the pipeline, and reports rejected recordings on standard error.
 pub fn work(
     work: &Work,
     arguments: &RecordingsArguments,
@@ -79,7 +79,7 @@ pub fn work(
 ) -> Result<Exit, Failure> {
     let pipeline = carried(work.pipeline)?;
     let speaks = arguments.progress != Progress::None;
-    // What is read from standard input, and printed without being kept, lies in folders that go with this value.
+    // The temporary folder of standard input and of output that is only printed; deleted with this value.
     let (spooled, printed) = (TempDir::new()?, TempDir::new()?);
     let input = input(&arguments.input, spooled.path())?;
     let folder = match &arguments.out {
@@ -96,7 +96,7 @@ pub fn work(
             ));
         }
     }
-    // However it is spelled, it is the same folder.
+    // The same folder, however it is spelled.
     let real = fs::create_dir_all(&folder).and_then(|()| folder.canonicalize());
     let real = real.map_err(|error| {
         let message = format!("cannot make the folder {}: {error}", folder.display());
@@ -106,7 +106,7 @@ pub fn work(
         let message = format!("{} is not UTF-8", folder.display());
         return Err(Failure::usage(message, "give --out another name"));
     };
-    // Held until the end, so that the run lists nothing again. What cannot be listed is told by the run.
+    // Kept until the end, so that the run does not list again. Errors of listing are reported by the run.
     let listed = names(work, &input);
     if let Ok(listed) = &listed {
         refuse_files_of_others(work, arguments, listed, &folder, &real)?;
@@ -132,7 +132,7 @@ pub fn work(
     let run = last_run(work.pipeline, &state)?;
     for (stage, done) in &work.stages {
         for (name, why) in refused_by(&run, stage)? {
-            // What several stages cannot read is told once.
+            // A recording that several stages cannot read is reported once.
             if refused.iter().all(|refused| refused.name != name) {
                 refused.push(Refused { name, done, why });
             }
@@ -161,7 +161,7 @@ pub fn work(
         )?;
     }
     let path = |recording: &Recording| folder.join(format!("{}.{}", recording.name, work.formats[0].name));
-    // By this run: a file of an earlier one may stand there.
+    // Written by this run: a file of an earlier run may exist.
     let written = written_by(&run, work.formats[0].stage)?;
     let done: Vec<_> = listed
         .iter()
@@ -194,17 +194,17 @@ pub fn work(
     })
 }
 
-/// What is written about, with the names of the files.
+/// The recordings or channels, with the names of their result files.
 fn names(work: &Work, input: &[String]) -> Result<Arc<Vec<Listed>>, StageError> {
     shared_listed(input, work.channels)
 }
 
-/// Names of files as the value of a parameter: as they are, whatever stands in them.
+/// File names as the value of a parameter, with references escaped.
 pub fn json(texts: &[String]) -> serde_json::Value {
     texts.iter().map(|text| text.replace("${", "$${")).collect()
 }
 
-/// The parameters that say who may speak.
+/// The parameters about speakers.
 pub fn speakers(arguments: &SpeakersArguments) -> Result<Vec<String>, Failure> {
     let numbers = [
         ("num_speakers", arguments.num_speakers),
@@ -226,7 +226,7 @@ pub fn speakers(arguments: &SpeakersArguments) -> Result<Vec<String>, Failure> {
     Ok(set)
 }
 
-/// The state directory: where it is known what was done.
+/// The state directory.
 fn state(arguments: &RecordingsArguments, folder: &Path) -> StateArguments {
     StateArguments {
         state: arguments.state.clone().unwrap_or_else(|| folder.join(".flow")),
@@ -255,7 +255,7 @@ fn refuse_files_of_others(
         }
         let state = state(arguments, folder).state;
         leave_unwritten(stage, &state, &mut standing)?;
-        // A run that was killed wrote some that no record names.
+        // A killed run may have written files that no record names.
         if !standing.is_empty() {
             let notes = Notes::read(&state.join("scratch").join(stage));
             standing.retain(|path, _| !notes.hold(path));
@@ -274,15 +274,15 @@ fn refuse_files_of_others(
     Ok(())
 }
 
-/// Leaves of files those that a stage did not write in any run of a state directory, as far as that is known. Runs are looked
-/// at from the last one back, until no file is left: mostly the last one has them all.
+/// Keeps the files that no run of the state directory has written, as far as known. Runs are searched from the last one
+/// back until no file is left: usually the last one has all.
 fn leave_unwritten(stage: &str, state: &Path, files: &mut BTreeMap<PathBuf, String>) -> Result<(), Failure> {
     if !state.join("FORMAT").is_file() {
         return Ok(());
     }
     let store = Store::open(state, Access::Read)?;
     let mut records: BTreeMap<Digest, Records> = BTreeMap::new();
-    // Runs have most records in common.
+    // Runs share most records.
     let mut seen = BTreeSet::new();
     for id in store.runs()?.iter().rev() {
         let Some(snapshots) = store.run_snapshots(id)? else {
@@ -317,7 +317,7 @@ fn leave_unwritten(stage: &str, state: &Path, files: &mut BTreeMap<PathBuf, Stri
     Ok(())
 }
 
-/// The recordings that are meant, with standard input as a file in `folder`.
+/// The named recordings, with standard input as a file in `folder`.
 fn input(given: &[String], folder: &Path) -> Result<Vec<String>, Failure> {
     let mut input = given.to_vec();
     if let Some(place) = input.iter().position(|text| text == STDIN) {
@@ -413,7 +413,7 @@ fn last_run(pipeline: &str, state: &StateArguments) -> Result<PastRun, Failure> 
     })
 }
 
-/// The recordings about which a stage wrote files, as a run has it.
+/// The recordings for which a stage wrote files in a run.
 fn written_by(run: &PastRun, stage: &str) -> Result<BTreeSet<String>, Failure> {
     let snapshots = run.snapshots()?;
     let Some(snapshot) = snapshots.of(stage) else {
@@ -429,7 +429,7 @@ fn written_by(run: &PastRun, stage: &str) -> Result<BTreeSet<String>, Failure> {
     Ok(written)
 }
 
-/// The recordings of which a stage of a run says that they are damaged, and at which second.
+/// The recordings that a stage of a run reported as damaged, with the position in seconds.
 fn damaged_in(run: &PastRun, stage: &str) -> Result<Vec<(String, String)>, Failure> {
     let snapshots = run.snapshots()?;
     let Some(snapshot) = snapshots.of(stage) else {
@@ -446,7 +446,7 @@ fn damaged_in(run: &PastRun, stage: &str) -> Result<Vec<(String, String)>, Failu
     Ok(damaged)
 }
 
-/// The recordings that a stage refused in a run, and why; none where it took no part in it.
+/// The recordings that a stage rejected in a run, with reasons; none where it was switched off.
 fn refused_by(run: &PastRun, stage: &str) -> Result<Vec<(String, String)>, Failure> {
     let set = rejects::of_run(run, &run.plan()?, Some(stage))?;
     let mut refused: Vec<(String, String)> = Vec::new();

@@ -54,7 +54,7 @@ pub(super) fn stage_of(part: &str) -> &str {
     part.split(':').next().unwrap_or(part)
 }
 
-/// The rejects of the stages that a run used, as it had them.
+/// The rejects of the stages that a run used.
 pub(super) fn of_run(run: &PastRun, plan: &Plan, stage: Option<&str>) -> Result<RejectSet, Failure> {
     let snapshots = run.snapshots()?;
     let mut stages = Vec::new();
@@ -93,7 +93,7 @@ fn count(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was wrong with the first rejects of each reason, where they say.
+/// The details of the first rejects of each reason, where they have one.
 fn examples(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
     const EACH: u64 = 2;
     const LONGEST: usize = 300;
@@ -113,7 +113,7 @@ fn examples(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Recordings that stages could not load while a run trained, which are no rejects: their rows had gone on before.
+/// Recordings that could not be loaded during training, which are no rejects, as their rows had passed before.
 fn left_out(run: &PastRun, out: &mut dyn Write) -> Result<(), Failure> {
     const SHOWN: usize = 3;
     let mut stages: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
@@ -183,7 +183,7 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
             RejectSet::in_memory(chosen)
         }
     };
-    // The file appears whole or not at all. What has the temporary name already is not ours.
+    // Written atomically. An existing file of the temporary name belongs to another program.
     let mut numbers = 0u32..;
     let temporary = loop {
         let mut name = path.as_os_str().to_owned();
@@ -203,7 +203,7 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
     match written.and_then(|()| Ok(std::fs::rename(temporary, path)?)) {
         Ok(()) => Ok(()),
         Err(failure) => {
-            // Nothing more can be done for a file that cannot be removed.
+            // A failure to remove the file is ignored.
             let _ = std::fs::remove_file(temporary);
             Err(failure)
         }

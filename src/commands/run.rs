@@ -22,7 +22,8 @@ use crate::launch::{self, Launch};
 use crate::report::Report;
 use crate::screen::{self, Screen};
 
-/// A run that lost a process and does not come to its end within this time is ended: one of its own ranks hangs.
+/// Time after the loss of a process within which a run must end; otherwise one of its own ranks hangs, and the process
+/// is ended.
 const LAST_RESORT: Duration = Duration::from_secs(60);
 
 /// What becomes of the file of events.
@@ -96,7 +97,7 @@ pub fn run_once(
     outcome
 }
 
-/// The exit code of an outcome, and what is said of a failure.
+/// The exit code of an outcome, and the message of a failure.
 fn code_and_message(outcome: &Result<Exit, Failure>) -> (u8, String) {
     match outcome {
         Ok(exit) => (exit.code(), String::new()),
@@ -104,7 +105,7 @@ fn code_and_message(outcome: &Result<Exit, Failure>) -> (u8, String) {
     }
 }
 
-/// Runs the user's command for an outcome, when all that will be committed is.
+/// Runs the user's command for an outcome, after everything is committed.
 fn hook(arguments: &RunArguments, report: &Report, events: &Events, outcome: &Result<Exit, Failure>) {
     let (code, message) = code_and_message(outcome);
     let Some((option, command)) = hook::for_code(arguments, code, report.began()) else {
@@ -151,7 +152,7 @@ fn conduct(
     })
 }
 
-/// Refuses a pipeline in which several processes would have nothing to do, or whose ranks cannot be shared out over them.
+/// Refuses a pipeline without work for several processes, or whose ranks cannot be distributed over them.
 fn check_spread(checked: &Arc<Checked>, processes: usize) -> Result<(), Failure> {
     let mut spread = false;
     for stage in &checked.stages {
@@ -177,7 +178,7 @@ fn check_spread(checked: &Arc<Checked>, processes: usize) -> Result<(), Failure>
 /// What must be the same for all processes of a run: the pipeline with all its values, and the program.
 fn digest(checked: &Checked, registry: &Registry) -> Digest {
     let mut pipeline = checked.pipeline.clone();
-    // Where it lies does not matter.
+    // Without its path.
     pipeline.path = PathBuf::new();
     let kinds = registry
         .kinds()
@@ -186,7 +187,7 @@ fn digest(checked: &Checked, registry: &Registry) -> Digest {
     Digest::of_parts(parts.into_iter().chain(kinds))
 }
 
-/// What the digest is made of, by name: the first that differs is the first to be named.
+/// The parts of the digest, by name: the first difference is reported first.
 fn told_apart(checked: &Checked, registry: &Registry) -> Vec<(String, String)> {
     let mut all = checked.pipeline.values();
     all.push(("version of flow".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
@@ -226,7 +227,7 @@ fn come_together(
     Ok(processes)
 }
 
-/// The life of another process than 0: its training ranks work until process 0 ends the run.
+/// The main function of a process other than 0: its training ranks work until process 0 ends the run.
 fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -> Result<Exit, Failure> {
     let own = processes.process();
     let told = events.clone();
@@ -248,8 +249,8 @@ fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -
     }
 }
 
-/// Ends this process where a process was lost and the run does not end for that: a rank of this process that hangs would
-/// be waited for without end.
+/// Ends this process if another one was lost and the run does not end: a hanging rank of this process would be waited
+/// for indefinitely.
 #[allow(clippy::exit, reason = "a rank that hangs cannot be ended otherwise")]
 fn end_at_last(processes: &Arc<Processes>) {
     let processes = Arc::downgrade(processes);
@@ -270,6 +271,6 @@ fn end_at_last(processes: &Arc<Processes>) {
             thread::sleep(Duration::from_millis(500));
         }
     };
-    // Without it a run that hangs must be ended by hand.
+    // Without this thread a hanging run must be ended manually.
     let _ = thread::Builder::new().name("last-resort".into()).spawn(watch);
 }

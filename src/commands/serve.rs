@@ -18,7 +18,7 @@ use super::recordings::carried;
 use crate::arguments::{ServeArguments, VERSION};
 use crate::failure::{Exit, Failure};
 
-/// The model that is used where none is given, below the folder of what the program carries, and its name.
+/// The default model, relative to the bundled files, and its name.
 const BUNDLED: &str = "configs/models/small.nemo";
 const BUNDLED_NAME: &str = "small";
 
@@ -39,7 +39,7 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
         if let Some(reference) = model.path.to_str() {
             model.path = local_model(reference, true)?;
         }
-        // Those that are loaded later, too: whoever starts the service is told, and not a client.
+        // Also for models that are loaded later, so that errors are reported at the start and not to a client.
         if !model.path.exists() {
             let missing = not_there(&model.path.to_string_lossy());
             return Err(Failure::unreadable(format!("the model `{}`: {missing}", model.name)));
@@ -56,7 +56,7 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
     Ok(Exit::Done)
 }
 
-/// The settings of the file, with those of the command line in their place.
+/// The settings of the file, overridden by those of the command line.
 fn settings(arguments: &ServeArguments) -> Result<ServeSettings, SettingsError> {
     let mut settings = match &arguments.config {
         Some(file) => ServeSettings::read(file)?,
@@ -107,7 +107,7 @@ fn settings(arguments: &ServeArguments) -> Result<ServeSettings, SettingsError> 
 /// Reads `NAME=MODEL` or `MODEL`. Without a name it is that of the hub, OWNER/NAME, or that of the file or folder.
 fn named_model(given: &str) -> ModelSettings {
     let named = given.split_once('=').filter(|(name, model)| {
-        // A path may hold the sign, too.
+        // A path may contain `=`, too.
         !name.is_empty() && !name.contains(['/', '\\', ':']) && !model.is_empty() && !Path::new(given).exists()
     });
     let (name, model) = named.map_or_else(|| (model_name(given), given), |(name, model)| (name.to_owned(), model));

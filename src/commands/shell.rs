@@ -1,4 +1,5 @@
-//! `flow completions` and `flow man`: what shells and manuals read, made of the command line's own description.
+//! `flow completions` and `flow man`: completion scripts and manual pages, generated from the command line's
+//! definition.
 
 use std::io::Write;
 
@@ -10,7 +11,7 @@ use crate::failure::{Exit, Failure};
 /// The name of the program.
 const NAME: &str = "flow";
 
-/// The command line as manual pages have it: `flow help` is told by `flow --help`.
+/// The command line for manual pages: without `flow help`, which is the same as `flow --help`.
 fn described() -> Command {
     Arguments::command().disable_help_subcommand(true)
 }

@@ -1,4 +1,4 @@
-//! `flow status`: who runs, and how far the last run came.
+//! `flow status`: the running process, and the progress of the last run.
 
 use std::io::Write;
 
@@ -17,7 +17,7 @@ pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Fa
     let holder = Store::holder(&arguments.state.state);
     let mut ended = None;
     let mut progress = RunProgress::default();
-    // Stages and failures that the run told of at its end.
+    // Stages and failures in the event of the run's end.
     let mut told: Vec<(String, StageFailure)> = Vec::new();
     let mut order: Vec<String> = Vec::new();
     for (_, logged) in run.events()? {
@@ -45,7 +45,7 @@ pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Fa
         }
         progress.take(&event);
     }
-    // Those that the end of their stage alone told of: the run was cut short, or goes on.
+    // Failures that are only in the events of their stages: the run was interrupted, or is going on.
     for stage in &progress.stages {
         for failure in &stage.failures {
             if told.iter().any(|(of, told)| *of == stage.name && told == failure) {

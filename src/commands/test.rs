@@ -22,7 +22,7 @@ pub fn test(arguments: &TestArguments, registry: &Registry, out: &mut dyn Write)
         writeln!(out, "{}: no tests", path.display())?;
         return Ok(Exit::Done);
     }
-    // All mistakes are shown before anything runs; what is wrong with the pipeline itself is the same for each test.
+    // All mistakes are shown before anything runs; those of the pipeline itself are the same for each test.
     let (mut ready, mut found) = (Vec::new(), Vec::new());
     for test in chosen {
         match prepare(&path, &overrides(&arguments.pipeline), registry, test) {
@@ -65,7 +65,7 @@ fn choose<'t>(arguments: &TestArguments, tests: &'t [TestCase]) -> Result<Vec<&'
     Ok(tests.iter().filter(wanted).collect())
 }
 
-/// Runs a test and says what came of it; true if all is as expected.
+/// Runs a test and prints its result; true if it passed.
 fn run(test: &PreparedTest, out: &mut dyn Write) -> Result<bool, Failure> {
     let folder = tempfile::Builder::new()
         .prefix("flow-test-")
@@ -89,7 +89,7 @@ fn run(test: &PreparedTest, out: &mut dyn Write) -> Result<bool, Failure> {
         Err(error) => {
             let help = error.help();
             let failure = Failure::run(error, &test.checked);
-            // A test that is interrupted, or a stage that refuses to run, is no failed test.
+            // An interrupted test, or a stage that refuses to run, is not a failed test.
             if failure.exit() != Exit::Failed {
                 return Err(failure);
             }

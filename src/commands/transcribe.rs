@@ -22,7 +22,7 @@ const WRITE: &str = "write";
 /// The stages that diarize, and write turns as RTTM.
 const DIARIZE: &str = "diarize";
 const WRITE_TURNS: &str = "write_turns";
-/// Parameters of the pipeline that options give.
+/// Parameters of the pipeline that options set.
 const OPTIONS: &[(&str, &str)] = &[
     ("input", "INPUT..."),
     ("channels", "--channels"),
@@ -165,14 +165,14 @@ fn transcript_formats(given: &[String], diarize: bool) -> Result<Vec<WrittenForm
     Ok(formats)
 }
 
-/// Says what the bundled model is good for.
+/// Prints a note about the quality of the bundled model.
 fn tell_languages(pipeline: &Path) {
     let carried = pipeline.parent().and_then(Path::parent).unwrap_or(pipeline);
     let opened = OpenModel::open(&carried.join("configs/models/small.nemo"))
         .ok()
         .and_then(|opened| opened.tokenizer);
     let Some(tokenizer) = opened.and_then(|bytes| Tokenizer::from_bytes(&bytes).ok()) else {
-        // The run says what is wrong with it.
+        // The run reports the error.
         return;
     };
     let _ = writeln!(
@@ -205,7 +205,7 @@ mod tests {
         assert!(of(&["rttm"], false).is_err());
     }
 
-    /// So that no transcript takes the place of a recording: names are made without a look at formats.
+    /// No result file may overwrite a recording: names do not depend on formats.
     #[test]
     fn endings_of_all_formats_are_known_to_the_listing() {
         let formats = transcript_formats(&["txt".to_owned()], true).unwrap();

@@ -80,7 +80,7 @@ fn listen(wanted: Option<SocketAddr>) -> Result<TcpListener, Failure> {
     })
 }
 
-/// Told when a signal asks for the end.
+/// Notified by the signal handler.
 fn stop_on_signals() -> Result<oneshot::Receiver<()>, Failure> {
     let failed = |error: io::Error| Failure::unreadable(format!("cannot handle signals: {error}"));
     let (sender, receiver) = oneshot::channel();
@@ -89,7 +89,7 @@ fn stop_on_signals() -> Result<oneshot::Receiver<()>, Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hang_up)).map_err(failed)?;
     let wait = move || {
         if signals.forever().next().is_some() {
-            // The other end is there as long as anything is served.
+            // The receiver lives as long as the server.
             let _ = sender.send(());
         }
     };

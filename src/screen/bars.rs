@@ -87,7 +87,7 @@ impl Bars {
                 });
                 self.say(event);
             }
-            // The command says it at the end, with help.
+            // The command prints it at the end, with help.
             Event::RunFailed { .. } => {}
             Event::RunFinished { .. } => {
                 drop(stages);
@@ -98,13 +98,13 @@ impl Bars {
         }
     }
 
-    /// Takes all bars off the screen.
+    /// Clears all bars.
     pub fn clear(&self) {
         let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, bar) in std::mem::take(&mut *stages) {
             bar.bar.finish_and_clear();
         }
-        // A terminal that is gone has nothing to clear.
+        // Errors of a closed terminal are ignored.
         let _ = self.screen.clear();
     }
 

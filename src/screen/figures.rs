@@ -14,13 +14,12 @@ pub fn on_one_line(figures: &Value) -> String {
     parts.join(", ")
 }
 
-/// Whether figures are news (they have a `notice`), which are never left out, and not a state of affairs that the
-/// next figures replace.
+/// Whether figures are a notice, which is always shown, and not a state that the next figures replace.
 pub fn is_notice(figures: &Value) -> bool {
     figures.get("notice").is_some()
 }
 
-/// How far a stage is that keeps a log of its own, as its figures say: steps that are done, and in all.
+/// The progress of a log stage from its figures: steps done, and total.
 pub fn steps(figures: &Value) -> Option<(u64, u64)> {
     let number = |name: &str| figures.get(name)?.as_u64();
     Some((number("step")?, number("max_steps")?))
@@ -58,7 +57,7 @@ fn collect(value: &Value, name: &str, parts: &mut Vec<String>) {
             }
         }
         Value::Null => {}
-        // A list is for the log, not for a line.
+        // Lists are only in the log.
         Value::Array(items) => parts.push(format!("{name} [{}]", items.len())),
         Value::Number(number) if number.is_f64() => parts.push(
             format!("{name} {}", short(number.as_f64().unwrap_or(f64::NAN)))
@@ -70,7 +69,7 @@ fn collect(value: &Value, name: &str, parts: &mut Vec<String>) {
     }
 }
 
-/// Four digits that count.
+/// Four significant digits.
 fn short(number: f64) -> String {
     let size = number.abs();
     if size != 0.0 && !(1e-3..1e6).contains(&size) {

@@ -1,4 +1,4 @@
-//! What standard error shows while a run goes on.
+//! Progress of a run on standard error.
 
 mod bars;
 pub mod figures;
@@ -32,7 +32,7 @@ pub struct Screen {
     results: Arc<Mutex<Results>>,
 }
 
-/// What a run leaves on standard output.
+/// Output of a run for standard output.
 #[derive(Default)]
 pub struct Results {
     /// Tables that stages reported, in their order, as text.
@@ -57,7 +57,7 @@ impl Screen {
                 let mut plain = Plain::default();
                 events.listen(move |event| {
                     if let Some(line) = plain.line(event) {
-                        // A screen that cannot be written must not end the run.
+                        // A failure to write to the screen must not end the run.
                         let _ = writeln!(std::io::stderr(), "{line}");
                     }
                 });
@@ -77,7 +77,7 @@ impl Screen {
         Screen { bars, results }
     }
 
-    /// Clears the bars; gives what belongs on standard output.
+    /// Clears the bars; returns the text for standard output.
     pub fn close(self) -> Results {
         if let Some(bars) = &self.bars {
             bars.clear();

@@ -1,4 +1,4 @@
-//! Events in words.
+//! Events as text.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -147,7 +147,7 @@ pub fn failure(failure: &StageFailure) -> String {
     }
 }
 
-/// The first of what failed, and how much more there is.
+/// The first failure, and the number of others.
 fn first_of(failures: &[StageFailure]) -> Option<String> {
     let first = failure(failures.first()?);
     Some(match failures.len() - 1 {
@@ -158,7 +158,7 @@ fn first_of(failures: &[StageFailure]) -> Option<String> {
 
 /// `, 34 rejects: too_short 30, corrupt_audio 4 (fault)`, commonest first.
 fn reasons(rejects: &[ReasonCount]) -> String {
-    // The rest is what `flow rejects` is for.
+    // `flow rejects` shows the rest.
     const SHOWN: usize = 4;
     let total: u64 = rejects.iter().map(|reason| reason.rows).sum();
     if total == 0 {
@@ -198,20 +198,20 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// Plain lines for a log file or a pipe: not every commit and figure, but one in a while.
+/// Plain lines for a log file or a pipe, with rate-limited progress.
 #[derive(Default)]
 pub struct Plain {
     last: BTreeMap<String, Instant>,
 }
 
-/// How often a stage says how far it is.
+/// Interval of a stage's progress lines.
 const EVERY: Duration = Duration::from_secs(5);
 
 impl Plain {
     /// The line for an event, if it gets one.
     pub fn line(&mut self, event: &Event) -> Option<String> {
         match event {
-            // The command says it at the end, with help.
+            // The command prints it at the end, with help.
             Event::RunFailed { .. } => None,
             Event::StageFigures { figures, .. } if figures::is_notice(figures) => Some(sentence(event)),
             Event::Committed { stage, .. } | Event::StageFigures { stage, .. } => {

@@ -1,4 +1,4 @@
-//! Who may see the pages: requests for this machine's own names, from a browser that was given the token.
+//! Access control of the pages: requests for this machine's own names, from a browser with the token.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -17,16 +17,16 @@ use subtle::ConstantTimeEq;
 
 use super::{PageError, Shared};
 
-/// Nothing but what the program itself carries runs in a page, and nothing of any other server is asked for.
+/// Content-Security-Policy: pages only use files of this server.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; \
     connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// Who may see the pages.
 pub struct Access {
     token: String,
-    /// Sent with every form that changes something.
+    /// CSRF token, part of every form that changes something.
     form_token: String,
-    /// Cookies are those of a host, whatever the port: each server has a name of its own.
+    /// Name of the cookie. Cookies are shared by all ports of a host, so each server has its own name.
     cookie: String,
     callers: Callers,
 }
@@ -43,12 +43,12 @@ impl Access {
         })
     }
 
-    /// The address that opens the pages.
+    /// The URL that opens the pages.
     pub fn url(&self, address: SocketAddr) -> String {
         format!("http://{address}/?token={}", self.token)
     }
 
-    /// What a form that changes something holds.
+    /// The CSRF token for forms.
     pub fn form_token(&self) -> &str {
         &self.form_token
     }
@@ -107,7 +107,7 @@ impl Access {
 #[derive(Debug, PartialEq)]
 enum Admission {
     Page,
-    /// The token was in the address: it is put into a cookie, out of the browser's history.
+    /// The token was in the URL: it is stored in a cookie, and the redirect removes it from the browser's history.
     Cookie,
 }
 
@@ -123,7 +123,7 @@ fn random() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Lets through who may see the pages, and sets the headers that all responses have.
+/// Middleware: checks access, and sets the headers of all responses.
 pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
     let admission = app.access.check(request.method(), request.uri(), request.headers());
     let mut response = match admission {
@@ -192,7 +192,7 @@ mod tests {
             (&format!("/runs/1{}", &address[1..]), vec![own.clone()]),
             ("/", vec![own.clone(), (COOKIE, "flow_ui_8001=")]),
             ("/", vec![own.clone(), (COOKIE, &cookie.replace("8001", "8002"))]),
-            // A name that points here all of a sudden, and a page of another origin.
+            // DNS rebinding, and a page of another origin.
             ("/", vec![(HOST, "evil.example:8001"), with[1].clone()]),
             ("/", vec![own.clone(), with[1].clone(), (ORIGIN, "http://evil.example")]),
             ("/", vec![with[1].clone()]),

@@ -1,6 +1,6 @@
-//! What a person corrected: texts of segments, segments that are bad, and names of speakers. It is kept as a Parquet file to
-//! which rows are only added, and which a pipeline takes (`corrections` of `pipelines/build_manifest_v2.yaml`). Of several rows
-//! of a segment the last counts.
+//! Manual corrections: texts of segments, bad segments, and names of speakers. They are kept in a Parquet file to which
+//! rows are only added, and which a pipeline takes (`corrections` of `pipelines/build_manifest_v2.yaml`). Of several
+//! rows of a segment the last counts.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use super::{App, PageError, Shared, answer};
 
 /// The longest text that is taken, in letters.
 const MAX_LETTERS: usize = 5000;
-/// More than this was not typed by people.
+/// Largest file of corrections, in bytes.
 const MAX_ROWS: usize = 5_000_000;
 /// For others who add rows.
 const LOCK_TIME: Duration = Duration::from_secs(3);
@@ -36,7 +36,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Columns that hold what was said, the first that a row has.
 const TEXTS: [&str; 5] = ["text", "reference", "transcription_native", "clean", "norm"];
 
-/// What a row of the file corrects: the column `what`.
+/// Values of the column `what`.
 pub const TEXT: &str = "text";
 pub const SPEAKER: &str = "speaker";
 
@@ -47,7 +47,7 @@ pub struct Correction {
     pub what: String,
     /// The segment; of a speaker, the recording as its transcript names it.
     pub segment_id: String,
-    /// The text that stood there, or the name of the speaker.
+    /// The former text, or the label of the speaker.
     pub old_text: String,
     /// None where the text stays.
     pub new_text: Option<String>,
@@ -173,7 +173,7 @@ pub fn append(path: &Path, correction: &Correction, seen: Option<&str>) -> Resul
     Ok(())
 }
 
-/// Held while a row is added; the system lets go of it when the process ends.
+/// Held while a row is added; released by the system when the process ends.
 fn lock(path: &Path, patience: Duration) -> Result<File, PageError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
@@ -264,7 +264,7 @@ pub fn speaker_form(app: &App, recording: &str, speaker: &str, shown: &str, back
 /// Reads the fields of a form.
 ///
 /// # Errors
-/// In words, what is wrong with them.
+/// A message for the user.
 fn correction(fields: &[(String, String)], who: &str, at: String) -> Result<Correction, String> {
     let field = |name: &str| value_of(fields, name).unwrap_or_default();
     let what = field("what");

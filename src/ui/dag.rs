@@ -1,4 +1,4 @@
-//! The stages of a run as a drawing, with how far each came.
+//! A drawing of a run's stages, with their progress.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use crate::commands::graph::layout::{HEIGHT, WIDTH, layout};
 
 /// The largest frozen pipeline that is read.
 const MAX_SPEC: u64 = 16 << 20;
-/// Drawings of more stages than this would be seen by nobody.
+/// Most stages of a drawing.
 const MAX_NODES: usize = 400;
 
-/// How far a stage came, as it is drawn.
+/// The progress of a stage in the drawing.
 pub struct State {
     /// Of the style sheet.
     pub class: &'static str,

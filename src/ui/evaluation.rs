@@ -1,5 +1,5 @@
-//! Transcripts of an evaluation: error rates, the worst utterances with what was misheard in them and how they sound, and two
-//! evaluations side by side.
+//! Transcripts of an evaluation: error rates, the worst utterances with their errors and audio, and a comparison of two
+//! evaluations.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ use crate::table::{count, duration, plural};
 const KIND: &str = "evaluation.decode";
 /// Runs in which evaluations are looked for.
 const RUNS: usize = 30;
-/// Utterances with the most errors that are shown, and that words taken for others are counted in.
+/// Number of utterances with the most errors that are shown, and in which confusions of words are counted.
 const WORST: usize = 40;
 const COUNTED: usize = 2000;
 /// Pairs of words, and of letters, that are shown.
@@ -156,7 +156,7 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
     .await
 }
 
-/// What all rows of an evaluation come to.
+/// Totals of an evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     utterances: u64,
@@ -203,7 +203,7 @@ fn overall(table: &Table, filters: &[Filter]) -> Result<Rates, PageError> {
     Ok(rates)
 }
 
-/// The evaluations of a run with what they come to; None where they cannot be read: their own pages say why.
+/// The evaluations of a run with their totals; None where they cannot be read; their own pages show the error.
 pub fn rates_of_run(app: &App, run: &str) -> Vec<(TableRef, Option<Rates>)> {
     let tables = of_run(app, run).unwrap_or_default().into_iter();
     let with_rates = tables.map(|table| {
@@ -363,7 +363,7 @@ fn text(row: &PlacedRow, column: usize) -> &str {
     row.values[column].as_deref().unwrap_or_default()
 }
 
-/// What another model heard in the same segments, with its errors.
+/// Transcripts of another model for the same segments, with its errors.
 fn hypotheses(other: &Table, rows: &[PlacedRow]) -> Result<HashMap<String, (String, String)>, PageError> {
     let segments: Vec<String> = rows.iter().map(|row| text(row, 0).to_owned()).collect();
     let found = other.rows.page(&RowQuery {
@@ -421,10 +421,10 @@ fn worst_section(
     }
 }
 
-/// How often something was said and something else heard.
+/// Counts of confusions: reference and hypothesis.
 type Confused = Vec<((String, String), u64)>;
 
-/// Words, and letters within them, that were heard as others.
+/// Confused words, and letters within them.
 fn confused(rows: &[PlacedRow]) -> (Confused, Confused) {
     let (mut of_words, mut of_letters) = (HashMap::new(), HashMap::new());
     for row in rows {

@@ -1,5 +1,5 @@
-//! Filters, order and place of a page of rows, as they stand in an address: `f.COLUMN=VALUE` (is), `c.COLUMN=TEXT` (contains),
-//! `min.COLUMN=NUMBER`, `max.COLUMN=NUMBER`, `null.COLUMN=1`, `sort=COLUMN`, `desc=1`, `page=NUMBER`.
+//! Filters, order and position of a page of rows in the query of a URL: `f.COLUMN=VALUE` (is), `c.COLUMN=TEXT`
+//! (contains), `min.COLUMN=NUMBER`, `max.COLUMN=NUMBER`, `null.COLUMN=1`, `sort=COLUMN`, `desc=1`, `page=NUMBER`.
 
 use arrow::datatypes::{DataType, Schema};
 use flow_manifest::browse::{Filter, Test};
@@ -14,7 +14,7 @@ pub const LAST_PAGE: usize = 2000;
 /// Columns that a list shows at most.
 const COLUMNS: usize = 12;
 
-/// Columns whose values say what kind a row is of, in the order in which they are offered.
+/// Categorical columns, in the order in which they are offered.
 const KINDS: [&str; 13] = [
     "stage",
     "reason",
@@ -30,7 +30,7 @@ const KINDS: [&str; 13] = [
     "partition",
     "status",
 ];
-/// Columns that people read.
+/// Columns of text for people.
 const TEXTS: [&str; 12] = [
     "text",
     "reference",
@@ -45,7 +45,7 @@ const TEXTS: [&str; 12] = [
     "audio_filepath",
     "audio_path",
 ];
-/// Columns that are measured.
+/// Numeric columns.
 const NUMBERS: [&str; 9] = [
     "duration",
     "duration_s",
@@ -157,7 +157,7 @@ impl View {
     }
 }
 
-/// The columns of a table by what they are good for.
+/// The columns of a table by their use.
 #[derive(Debug, Default, PartialEq)]
 pub struct Columns {
     /// With few values each.

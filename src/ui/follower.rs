@@ -1,5 +1,5 @@
-//! A run as its events tell it, read on from where they were read before. However long the file of events, what is kept is
-//! bounded by the number of stages.
+//! The state of a run from its events, read incrementally. Memory is bounded by the number of stages, however long the
+//! file of events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::run_progress::{RunProgress, stage_of};
 use crate::screen::figures;
 use crate::screen::sentence::sentence;
 
-/// The longest event; a longer one is passed over.
+/// The longest event; longer ones are skipped.
 const MAX_LINE: usize = 8 << 20;
 const BLOCK: usize = 64 << 10;
 /// Warnings and latest events that are kept.
@@ -25,7 +25,7 @@ pub struct Follower {
     path: PathBuf,
     /// Of the end of what was read, in bytes.
     offset: u64,
-    /// The beginning of a line whose end is not there yet.
+    /// An incomplete line at the end of the file.
     partial: Vec<u8>,
     /// The line that is being read is longer than any event.
     too_long: bool,
@@ -34,9 +34,9 @@ pub struct Follower {
     pub stages: Vec<String>,
     pub switched_off: Vec<SwitchedOff>,
     pub progress: RunProgress,
-    /// Of each stage when it began and when it was last heard of.
+    /// For each stage, the times of its first and its last event.
     pub times: BTreeMap<String, (String, String)>,
-    /// What a stage last told of itself.
+    /// The last figures of a stage.
     pub figures: BTreeMap<String, String>,
     /// Stage, folder, files.
     pub exports: Vec<(String, String, Vec<String>)>,
@@ -66,7 +66,7 @@ impl Follower {
         }
     }
 
-    /// Reads what was written since the last time, and says whether there was anything.
+    /// Reads what was written since the last call; returns whether there was anything.
     ///
     /// # Errors
     /// If the file cannot be read. One that is not there yet is empty.
@@ -251,7 +251,7 @@ mod tests {
         file.write_all(ended.as_bytes()).unwrap();
         follower.advance().unwrap();
         assert_eq!(follower.ended.as_ref().map(|end| end.outcome.as_str()), Some("done"));
-        // A file that begins anew is another run's.
+        // A file that became shorter belongs to another run.
         File::create(&path).unwrap().write_all(started.as_bytes()).unwrap();
         follower.advance().unwrap();
         assert!(follower.ended.is_none() && follower.damaged == 0);

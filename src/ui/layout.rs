@@ -1,4 +1,4 @@
-//! What all pages have: the head, the way between pages, and small parts of them.
+//! The common parts of all pages: head, navigation, and small components.
 
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -7,7 +7,7 @@ use maud::{DOCTYPE, Markup, html};
 
 use super::App;
 
-/// The parts of the site that stand at the top of every page.
+/// The navigation at the top of every page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Section {
     Runs,
@@ -45,7 +45,7 @@ pub fn page(app: &App, section: Section, title: &str, main: &Markup) -> Response
     document(StatusCode::OK, title, &body)
 }
 
-/// A page that says why there is no other.
+/// An error page.
 pub fn error_page(status: StatusCode, message: &str) -> Response {
     let title = status.canonical_reason().unwrap_or("Error");
     let body = html! { main #main { h1 { (title) } p.failed role="alert" dir="auto" { (message) } p { a href="/" { "Back to the runs" } } } };

@@ -1,7 +1,7 @@
-//! `flow ui`: a state directory, its exports and other rows, looked at and listened to in a browser on this machine. Pages are
-//! made by the program; one style sheet and one script are all that a browser gets beside them.
+//! `flow ui`: a browser interface to a state directory, its exports and other rows, on this machine. Pages are rendered
+//! by the server, with one style sheet and one script.
 //!
-//! Nothing that an address holds is a path: it names runs, stages, ports and places of rows.
+//! URLs never contain file paths: they name runs, stages, ports and positions of rows.
 
 mod access;
 mod corrections;
@@ -44,18 +44,18 @@ use follower::Follower;
 use run_summary::RunSummary;
 use tables::{Pairs, Table, TableRef};
 
-/// Questions that are answered at once; others wait.
+/// Requests that are processed concurrently; others wait.
 const AT_ONCE: usize = 3;
 /// The largest form that is taken, as bytes.
 const MAX_FORM: usize = 128 << 10;
 
-/// What is looked at.
+/// The inputs of the interface.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     pub state: PathBuf,
     /// Parquet files and files of JSON lines.
     pub files: Vec<PathBuf>,
-    /// What paths of tars begin below, where that is not what a run was given.
+    /// The folder of shards, where it is not that of a run.
     pub shards: Option<PathBuf>,
     /// JSON transcripts, and folders of them.
     pub transcripts: Vec<PathBuf>,
@@ -65,7 +65,7 @@ pub struct Settings {
     pub corrections: Option<PathBuf>,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub struct App {
     settings: Settings,
     access: Access,
@@ -80,7 +80,7 @@ pub struct App {
 
 type Shared = Arc<App>;
 
-/// Why there is no page.
+/// Errors of a request.
 #[derive(Debug)]
 pub struct PageError {
     status: StatusCode,
@@ -99,12 +99,12 @@ impl PageError {
         PageError::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// What is asked for is not there.
+    /// Not found.
     fn absent(what: &str) -> PageError {
         PageError::new(StatusCode::NOT_FOUND, format!("there is no such {what}"))
     }
 
-    /// Files that are not what they should be: the page says so, and others are shown.
+    /// Damaged files: shown as an error page.
     fn unreadable(error: impl std::fmt::Display) -> PageError {
         PageError::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string())
     }
@@ -146,7 +146,7 @@ impl IntoResponse for PageError {
     }
 }
 
-/// Answers a request by work that reads files, on a thread for such work. A panic in it is one page's.
+/// Runs blocking work of a request on a separate thread. A panic only affects this request.
 async fn answer(app: &Shared, work: impl FnOnce(&App) -> Result<Response, PageError> + Send + 'static) -> Response {
     let permit = Arc::clone(&app.questions).acquire_owned().await;
     let worker = Arc::clone(app);
@@ -164,7 +164,7 @@ async fn answer(app: &Shared, work: impl FnOnce(&App) -> Result<Response, PageEr
     }
 }
 
-/// The pages, and the address that opens them.
+/// The router, and the URL that opens the pages.
 ///
 /// # Errors
 /// If the machine gives no random numbers.

@@ -1,4 +1,4 @@
-//! Pictures of a sound, of a size that does not depend on its length: its waveform as SVG and its spectrogram as PNG.
+//! Waveform (SVG) and spectrogram (PNG) of a sound, of a size independent of its length.
 
 use std::io::{self, Write};
 
@@ -117,7 +117,7 @@ fn chunk(file: &mut Vec<u8>, name: &[u8; 4], data: &[u8]) {
     file.extend_from_slice(&crc.sum().to_be_bytes());
 }
 
-/// Brighter from step to step, for people who see no colours, too.
+/// Increasing luminance, readable without colour vision.
 fn colour(level: u8) -> [u8; 3] {
     const STEPS: [[f32; 3]; 5] = [
         [8.0, 10.0, 34.0],

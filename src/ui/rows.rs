@@ -18,7 +18,7 @@ use super::{App, PageError, Shared, answer, corrections};
 use crate::commands::lineage;
 use crate::table::count;
 
-/// For a question about all rows.
+/// Timeout of a query over all rows.
 pub const TIME_LIMIT: Duration = Duration::from_secs(15);
 /// Longer values are cut in lists.
 const SHOWN_LETTERS: usize = 240;
@@ -34,7 +34,7 @@ const VALUES: usize = 200;
 /// The column of rejects that holds the values that the row had, as JSON.
 pub const REJECTED: &str = "values";
 
-/// Where a row stands in its table, as addresses say it.
+/// The position of a row in its table, in URLs.
 pub fn place_of(row: &PlacedRow) -> [(String, String); 2] {
     [
         ("part".to_owned(), row.part.to_string()),
@@ -53,11 +53,11 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
             sort: view.sort.clone(),
             columns: columns.shown.clone(),
             offset: view.page * PAGE_ROWS,
-            // One more tells whether there is another page.
+            // One more row shows whether there is another page.
             limit: PAGE_ROWS + 1,
             time_limit: TIME_LIMIT,
         };
-        // What cannot be answered leaves the form to be changed.
+        // After an error the form stays, to be changed.
         let found = table.rows.page(&query);
         let number = match (&found, view.filters.is_empty()) {
             (Err(_), _) => None,
@@ -188,7 +188,7 @@ fn is_path(value: &str) -> bool {
     value.len() <= 4096 && value.matches('/').count() >= 2 && !value.contains(char::is_whitespace)
 }
 
-/// A name, such as that of a segment, that is not to be broken.
+/// A name, such as that of a segment, that should not be wrapped.
 fn is_short_name(value: Option<&str>) -> bool {
     value.is_some_and(|value| value.len() <= 24 && !value.contains(char::is_whitespace))
 }
@@ -204,7 +204,7 @@ fn end_of_path(path: &str) -> String {
     cut(&format!("…{end}"))
 }
 
-/// A value as the page of its row shows it: whole, unless nobody would read it to its end.
+/// A value on the page of its row: complete unless very long.
 fn whole(value: &str) -> Cow<'_, str> {
     match value.char_indices().nth(SHOWN_OF_ROW) {
         None => value.into(),
@@ -285,7 +285,7 @@ pub async fn counts(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
     .await
 }
 
-/// A number without what computing with it left behind.
+/// A number without digits of rounding errors.
 fn rounded(number: &str) -> String {
     let number = number.parse::<f64>().unwrap_or(f64::NAN);
     ((number * 1e6).round() / 1e6).to_string()

@@ -1,4 +1,4 @@
-//! What lists say of a run: when it was, how it ended, rows and rejects, and the error rates of its evaluations.
+//! The summary of a run in lists: time, outcome, rows and rejects, and the error rates of its evaluations.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -32,8 +32,8 @@ pub struct RunSummary {
     pub rates: Vec<(TableRef, Option<Rates>)>,
 }
 
-/// What is said of the run of this name. With `figures`, rows, rejects and error rates are looked up where they are not known.
-/// What cannot be read is left out: the page of the run says why.
+/// The summary of the run of this name. With `figures`, rows, rejects and error rates are looked up where they are not
+/// cached. Unreadable parts are left out; the page of the run shows the error.
 pub fn summary(app: &App, id: &str, figures: bool) -> Arc<RunSummary> {
     let known = || app.summaries.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(summary) = known().get(id) {
@@ -50,7 +50,7 @@ pub fn summary(app: &App, id: &str, figures: bool) -> Arc<RunSummary> {
     let mut summary = if is_small { whole(&events) } else { ends(&events) };
     summary.rates = rates_of_run(app, id);
     let summary = Arc::new(summary);
-    // A run that is over stays as it is.
+    // A finished run does not change.
     if summary.outcome.is_some() {
         let mut known = known();
         if known.len() > 2 * SHOWN {

@@ -1,4 +1,4 @@
-//! Runs of the state directory: a list, and a page of each that follows it while it goes on.
+//! Runs of the state directory: a list, and a page of each with live updates.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +30,7 @@ pub const SHOWN: usize = 200;
 const LIST_TIME: Duration = Duration::from_millis(1500);
 /// Between looks at a run that goes on.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A report is one page; what is larger is none of ours.
+/// Largest report that is served.
 const MAX_REPORT: u64 = 256 << 20;
 
 /// The state directory, for looking.
@@ -39,7 +39,7 @@ pub fn store(app: &App) -> Result<Store, PageError> {
     if let Some(store) = &*known {
         return Ok(store.clone());
     }
-    // Opened once: that reads the digests of all source files, which no page needs anew.
+    // Opened once, since opening reads the digests of all source files.
     let store = Store::open(&app.settings.state, Access::Read)?;
     *known = Some(store.clone());
     Ok(store)
@@ -291,7 +291,7 @@ fn outcome_text(stage: &StageProgress) -> &'static str {
     stage.outcome.map_or("in work", StageOutcome::as_str)
 }
 
-/// What a stage's box says.
+/// The text of a stage's box.
 fn state_text(stage: &StageProgress, times: Option<&(String, String)>) -> String {
     let time = times.and_then(|(from, to)| seconds_between(from, to)).map(duration);
     let time = time.map_or(String::new(), |time| format!(", {time}"));

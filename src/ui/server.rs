@@ -1,4 +1,4 @@
-//! Connections: few at once, and with a time for the head of a request.
+//! The HTTP server: a limit of connections, and timeouts for request heads.
 
 use std::io;
 use std::pin::pin;
@@ -16,13 +16,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
 use tower::ServiceExt;
 
-/// Of one person's browser there are some six.
+/// One browser uses about six.
 const MAX_CONNECTIONS: usize = 64;
 const HEAD_TIME: Duration = Duration::from_secs(30);
-/// Where few places are left: connections that say nothing make room.
+/// Timeout for idle connections where few places are left.
 const SHORT_HEAD_TIME: Duration = Duration::from_secs(2);
 const MAX_HEAD: usize = 64 << 10;
-/// For what is at work when the end is asked for.
+/// Grace period for running requests at shutdown.
 const END_TIME: Duration = Duration::from_secs(3);
 /// After a connection could not be accepted (no file descriptor is left, say).
 const PAUSE: Duration = Duration::from_millis(100);
@@ -43,7 +43,7 @@ pub fn serve(listener: std::net::TcpListener, router: Router, stop: oneshot::Rec
         let _ = select(accepting, stop).await;
         Ok(())
     });
-    // What is being written has time to be; a question that nobody waits for any more is left.
+    // Responses being written get the grace period; abandoned queries are not waited for.
     runtime.shutdown_timeout(END_TIME);
     served
 }
@@ -85,7 +85,7 @@ async fn requests(stream: TcpStream, head_time: Duration, router: Router) {
         .header_read_timeout(head_time)
         .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service);
-    // How a connection ends is the browser's affair.
+    // Errors of connections are ignored.
     let _ = connection.await;
 }
 

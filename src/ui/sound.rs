@@ -1,5 +1,5 @@
-//! The recordings of rows: where they are, their samples, and how a browser gets and sees them. Only what a row of an opened
-//! table names is read, and only what decodes as a recording is sent.
+//! The recordings of rows: finding, decoding, and serving them. Only files named by a row of an opened table are read,
+//! and only decoded audio is sent.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -26,7 +26,7 @@ use super::{App, PageError, Shared, answer};
 const MAX_SECONDS: f64 = 900.0;
 /// For decoding one.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
-/// Sounds that stay decoded: a browser asks for parts, and for pictures.
+/// Number of decoded sounds in the cache, since a browser requests ranges and pictures.
 const REMEMBERED: usize = 4;
 
 /// Where the recording of a row is.
@@ -53,7 +53,7 @@ impl Place {
         names.iter().any(|name| schema.column_with_name(name).is_some())
     }
 
-    /// Where the recording of a row is, or why that is not known.
+    /// The place of a row's recording, or why it is unknown.
     pub fn of_row(row: &RecordBatch, table: &Table) -> Result<Place, String> {
         let clip = row
             .column_by_name("clip")
@@ -109,7 +109,7 @@ impl Place {
         }
     }
 
-    /// The place itself, or why there is no file at it.
+    /// Checks that there is a file at the place.
     pub fn found(self) -> Result<Place, String> {
         if let Place::Stored { path, .. } = &self {
             let name = path.display();
@@ -158,7 +158,7 @@ impl Place {
                 break;
             }
             if let Progress::Damaged(why) = progress {
-                // What is before the damage is heard.
+                // The part before the damage is used.
                 if samples.is_empty() {
                     return Err(format!("{}: {why}", path.display()));
                 }
@@ -212,7 +212,7 @@ fn clip(app: &App, pairs: &[(String, String)]) -> Result<Arc<Vec<f32>>, PageErro
     let samples = place.and_then(|place| place.samples());
     let samples = samples.map_err(|why| PageError::new(StatusCode::UNPROCESSABLE_ENTITY, why))?;
     let samples = Arc::new(samples);
-    // What stages of a run that goes on keep may change, and so may files.
+    // Results of a running run may change, and so may files.
     if samples.len() <= (60 * SAMPLE_RATE) as usize {
         let mut clips = app.clips.lock().unwrap_or_else(PoisonError::into_inner);
         clips.push((pairs.to_vec(), Arc::clone(&samples)));
@@ -282,8 +282,8 @@ pub fn part_of(bytes: &[u8], headers: &HeaderMap) -> Response {
     }
 }
 
-/// What `Range` asks for (RFC 9110, 14.2): None where it is not there or to be passed over, Some(None) where there are no such
-/// bytes, else the first and the last place.
+/// The header `Range` (RFC 9110, 14.2): None where it is absent or to be ignored, Some(None) where the range is not
+/// satisfiable, else the first and the last position.
 pub fn wanted_range(headers: &HeaderMap, length: usize) -> Option<Option<(usize, usize)>> {
     let spec = headers.get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?;
     let (first, last) = spec.split_once('-')?;

@@ -1,5 +1,5 @@
-//! Which rows can be looked at: what stages of runs kept, rejects, exported manifests, and files that the command line names.
-//! A page names one of these, and never a path.
+//! Tables that can be browsed: results of stages, rejects, exported manifests, and files of the command line. URLs name
+//! one of these, never a path.
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::PoisonError;
@@ -25,7 +25,7 @@ const REMEMBERED: usize = 4;
 /// Rows as a page names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableRef {
-    /// What a stage kept on a port in a run.
+    /// The rows of a stage's port in a run.
     Artifact { run: String, stage: String, port: String },
     /// The rejects of a run.
     Rejects { run: String },
@@ -152,15 +152,15 @@ impl TableRef {
 pub struct Table {
     pub rows: RowSet,
     pub title: String,
-    /// What paths of tars begin below.
+    /// The folder of shards.
     pub shards: Option<PathBuf>,
     /// The folder of the file that the rows are of.
     pub beside: Option<PathBuf>,
 }
 
-/// Opens a table; one that was opened lately is still open.
+/// Opens a table; recently used ones are cached.
 pub fn open(app: &App, table: &TableRef) -> Result<Table, PageError> {
-    // What stages kept of a run that goes on grows, and so does what is not of a run at all.
+    // Not cached: results of a running run may grow, and so may files of the command line.
     let is_settled = matches!(table, TableRef::Artifact { run, .. } | TableRef::Rejects { run } if is_over(app, run));
     let mut tables = app.tables.lock().unwrap_or_else(PoisonError::into_inner);
     if is_settled && let Some(at) = tables.iter().position(|(known, _)| known == table) {
@@ -282,14 +282,13 @@ pub struct RunPort {
 }
 
 impl RunPort {
-    /// A line of a list, which leads to the rows.
+    /// A line of a list, with a link to the rows.
     pub fn line(&self) -> Markup {
         html! { li { a href=(self.table.address()) { (self.table.title()) } " " span.quiet { (plural(self.rows, "row")) } } }
     }
 }
 
-/// Whether a snapshot is of the stage, whose parts have their names behind it. The keys and decisions of a global stage are
-/// its own affair.
+/// Whether a snapshot belongs to the stage; those of the keys and decisions of a global stage are internal.
 fn is_of(part: &str, stage: &str) -> bool {
     stage_of(part) == stage && !part.ends_with(":keys") && !part.ends_with(":decide")
 }
@@ -304,7 +303,7 @@ pub fn ports_of_run(app: &App, id: &str) -> Result<Vec<RunPort>, PageError> {
             continue;
         }
         let mut ports: Vec<(&str, u64)> = Vec::new();
-        // What is no longer there is said where the rows are opened.
+        // Missing data is reported when the rows are opened.
         let records = snapshot.among(&run.store.records(&snapshot.recipe)?);
         for record in &records {
             for (port, stored) in &record.ports {

@@ -1,4 +1,4 @@
-//! Curves of trainings, several laid over each other, followed while they go on.
+//! Curves of several trainings in one chart, with live updates.
 
 use std::convert::Infallible;
 use std::io::{BufRead, BufReader, Read};
@@ -48,7 +48,7 @@ fn trainings(app: &App) -> Result<Vec<Training>, PageError> {
                 continue;
             };
             let file = Path::new(folder).join("metrics.jsonl");
-            // A run that went on with a training has the same file.
+            // Runs that continued the same training share the file.
             if file.is_file() && !found.iter().any(|known| known.file == file) {
                 found.push(Training {
                     run: run.clone(),
@@ -115,7 +115,7 @@ fn curves(file: &Path) -> std::io::Result<[Points; CURVES.len()]> {
     }
 }
 
-/// How far a training is: its last step, and the last error rate of its validation, as the end of its figures says.
+/// The progress of a training: its last step and validation error rate, from the end of its metrics.
 fn latest(file: &Path) -> String {
     let lines = last_lines(file, None).map(|(_, lines)| lines).unwrap_or_default();
     let figures: Vec<Value> = lines
@@ -207,7 +207,7 @@ pub async fn follow(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
                 .iter()
                 .map(|training| training.file.metadata().map_or(0, |file| file.len()));
             let sizes: Vec<u64> = sizes.collect();
-            // Of a training that does not go on nothing is drawn again.
+            // Charts of a training that has ended are not drawn again.
             let has_grown = shown.is_some_and(|before| before != sizes);
             Some((sizes, has_grown.then(|| charts(&chosen).into_string())))
         });

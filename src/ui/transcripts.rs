@@ -1,4 +1,4 @@
-//! JSON transcripts of `flow transcribe`: read along with the recording, the word that is spoken lit.
+//! JSON transcripts of `flow transcribe`, shown with the recording; the spoken word is highlighted.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -37,11 +37,11 @@ const SHOWN_LETTERS: usize = 160;
 const MAX_BYTES: u64 = 64 << 20;
 /// Bytes of a recording in one answer; a browser asks for more.
 const PART: usize = 2 << 20;
-/// Words of which the model was less sure are marked.
+/// Confidence below which words are marked.
 const LOW: f64 = 0.5;
 const COLOURS: usize = 8;
 
-/// Transcripts by the names that pages call them by, and whether there are more.
+/// Transcripts by their names in URLs, and whether there are more.
 fn listed(app: &App) -> (Vec<(String, PathBuf)>, bool) {
     let given = &app.settings.transcripts;
     let mut found = Vec::new();
@@ -107,7 +107,7 @@ fn named(app: &App, pairs: &[(String, String)]) -> Result<(String, PathBuf, Tran
     Ok((name, path, transcript))
 }
 
-/// The recording that a transcript is of: below one of `folders`, where it was, or beside the transcript.
+/// The recording of a transcript: below one of `folders`, at its original path, or beside the transcript.
 fn recording(path: &Path, transcript: &Transcript, folders: &[PathBuf]) -> Result<PathBuf, String> {
     let source = PathBuf::from(&transcript.metadata.source_file);
     let stays_below = source
@@ -125,7 +125,7 @@ fn recording(path: &Path, transcript: &Transcript, folders: &[PathBuf]) -> Resul
             source.display()
         )
     })?;
-    // Whatever else a transcript may name is not sent.
+    // Other files that a transcript may name are not served.
     RecordingReader::open(&found, None, Channels::Mix).map_err(|error| format!("{}: {error}", found.display()))?;
     Ok(found)
 }
@@ -245,7 +245,7 @@ fn renamed(app: &App, recording: &str) -> Result<BTreeMap<String, String>, PageE
         return Ok(BTreeMap::new());
     };
     let all = corrections_of(file, SPEAKER, recording)?.into_iter();
-    // The last one counts; a name that was taken back is as it was.
+    // The last one counts; an empty name restores the label.
     Ok(all
         .map(|one| (one.old_text.clone(), one.new_text.unwrap_or(one.old_text)))
         .collect())
@@ -266,7 +266,7 @@ fn segment_of(segment: &Segment, speakers: &[String], renamed: &BTreeMap<String,
         p {
             button.time type="button" data-start=(segment.start) { (clock(segment.start)) }
             @if let Some(speaker) = &segment.speaker { " " b class={ "speaker" (colour(&segment.speaker)) } { (shown(speaker, renamed)) } }
-            // The words alone say in which direction they run.
+            // The text direction follows from the words.
             span.words dir="auto" { @if segment.words.is_empty() {
                 span.word data-start=(segment.start) data-end=(segment.end) { (segment.text) }
             } @else { @for word in &segment.words {
@@ -314,7 +314,7 @@ pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, header
     .await
 }
 
-/// A file part by part: a recording may be larger than the memory.
+/// Streams a file, since a recording may be larger than the memory.
 fn in_parts(path: PathBuf, length: u64) -> Body {
     let parts = futures::stream::unfold((path, 0u64), move |(path, first)| async move {
         if first >= length {

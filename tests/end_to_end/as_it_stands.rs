@@ -1,11 +1,11 @@
-//! Stages that are not run are taken as they stand: train rows stay train rows, whatever ran before.
+//! Unselected stages are reused with their last results: train rows stay train rows, whatever ran before.
 
 use std::process::Command;
 
 use crate::binary::{Workplace, expect_code, program, read_manifest, stderr};
 use crate::training::finetune;
 
-/// A run on what stands of another setting is told as it was, shards that are gone since included.
+/// A run on results of another setting is reported as it was, including shards that were removed since.
 #[test]
 fn what_was_taken_as_it_stands_is_told() {
     let place = Workplace::with_copy("micro");
@@ -20,7 +20,7 @@ fn what_was_taken_as_it_stands_is_told() {
     rejects.arg("rejects").arg("--state").arg(place.path("state"));
     let output = rejects.output().unwrap();
     expect_code(&output, 0);
-    // Which run it is, beside what is asked for.
+    // The note which run it is, beside the output.
     let said = stderr(&output);
     let state = format!(", state {}", place.path("state").display());
     assert!(
@@ -32,7 +32,7 @@ fn what_was_taken_as_it_stands_is_told() {
         let text = lineage(&place, &row.segment_id);
         assert!(text.contains("goes on (val)"), "{}:\n{text}", row.segment_id);
     }
-    // The forms in which a segment is told by other files.
+    // The forms in which other files name a segment.
     let row = &rows[0];
     let member = format!("{}::{}", row.tar_path, row.tar_member_name);
     for form in [member, row.tar_member_name.clone()] {

@@ -1,4 +1,4 @@
-//! Recordings: extracted, kept watch over, read from tars, deleted with their tars, and from WebDataset tars.
+//! Recordings: extraction, checks of extracted files, reading from tars, deletion of tars, and WebDataset tars.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -159,7 +159,7 @@ fn deleted_tars_count_as_unchanged() {
     let said = String::from_utf8_lossy(&rejects.stdout).into_owned();
     assert!(said.contains("missing_tar"), "{said}");
 
-    // Without the state directory the tars would have to be decoded again: said, not guessed.
+    // Without the state directory the tars would have to be decoded again, which is an error.
     fs::remove_dir_all(place.path("state")).unwrap();
     let output = command(&place, "run", &["delete=true"]).output().unwrap();
     expect_code(&output, 1);

@@ -1,4 +1,4 @@
-//! Away from the repository: pipelines by their names, by a path from elsewhere, and in a new folder.
+//! Outside of the repository: pipelines by name, by path from another folder, and in a new folder.
 
 use std::path::Path;
 use std::process::{Command, Output};

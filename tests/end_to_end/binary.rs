@@ -1,4 +1,4 @@
-//! Running the program, and reading what it wrote.
+//! Runs the program, and reads its output.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A corpus or a golden folder: the bundled one, or where the environment says.
+/// A corpus or a golden folder: the bundled one, or that of an environment variable.
 pub fn data(variable: &str, bundled: &str, name: &str) -> PathBuf {
     let root = match std::env::var_os(variable) {
         Some(root) => PathBuf::from(root),
@@ -28,7 +28,7 @@ pub fn golden(name: &str) -> PathBuf {
     data("FLOW_TEST_GOLDEN", "tests/data/golden/data", name)
 }
 
-/// A folder of its own for one test, with a state directory and an output folder in it.
+/// A temporary folder for one test, with a state directory and an output folder.
 pub struct Workplace {
     pub folder: TempDir,
     pub shards: PathBuf,
@@ -43,7 +43,7 @@ impl Workplace {
         }
     }
 
-    /// Reads the bundled shards, whatever the environment says: for what is known of these alone.
+    /// Reads the bundled shards, whatever the environment: for assertions that only hold for them.
     pub fn bundled(corpus_name: &str) -> Self {
         let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/corpus");
         Workplace {
@@ -107,8 +107,8 @@ pub fn program() -> Command {
     flow
 }
 
-/// The same command of the program that heeds `FLOW_KILL_AT` and `FLOW_HANG_AT`: `examples/flow_with_failpoints.rs`, which
-/// `cargo test` builds beside the tests.
+/// The same command of the program that supports `FLOW_KILL_AT` and `FLOW_HANG_AT`: `examples/flow_with_failpoints.rs`,
+/// which `cargo test` builds beside the tests.
 pub fn with_failpoints(command: &Command) -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_flow")).with_file_name("examples/flow_with_failpoints");
     assert!(
@@ -142,7 +142,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What the last run did, by its state directory: partitions that ran of each stage.
+/// The partitions of each stage that ran in the last run, from the state directory.
 pub fn ran(state: &Path) -> BTreeMap<String, u64> {
     let mut flow = program();
     flow.args(["log", "--json", "--state"]).arg(state);

@@ -1,4 +1,4 @@
-//! Commands that need no run: completions, manual pages, the version, and what the machine has.
+//! Commands that need no run: completions, manual pages, the version, and `flow doctor`.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -28,7 +28,7 @@ fn every_shell_gets_completions() {
     assert!(stderr(&output).contains("powershell"), "{}", stderr(&output));
 }
 
-/// What bash makes of the script, where there is a bash.
+/// Completions by bash, if it is installed.
 #[test]
 fn bash_completes_commands() {
     let script = stdout(&flow(&["completions", "bash"]));
@@ -162,7 +162,7 @@ fn the_machine_is_looked_at_and_nothing_is_changed() {
         let state = check["state"].as_str().unwrap();
         assert!(["ok", "warn", "fail"].contains(&state), "{check}");
         assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
-        // Whatever is wrong, somebody is told what to do.
+        // Every problem comes with help.
         assert!(state == "ok" || check["help"].is_string(), "{check}");
     }
     assert_eq!(checks[9]["found"], "from HF_TOKEN");

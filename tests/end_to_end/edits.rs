@@ -1,5 +1,5 @@
-//! Any sequence of edits of a corpus, each followed by a run, gives the bytes of a build from nothing, and writes
-//! again only what an edit touched.
+//! Any sequence of edits of a corpus, each followed by a run, gives the same bytes as a fresh build, and writes again
+//! only what an edit affects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -107,7 +107,7 @@ fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
     writer.close().unwrap();
 }
 
-/// Makes one shard on disk what it is in the corpus.
+/// Writes one shard of the corpus to disk.
 fn write_shard(shards: &Path, key: (u8, u8), rows: Option<&Vec<Row>>) {
     let folder = shards.join(name(key));
     if folder.exists() {
@@ -175,7 +175,7 @@ fn run(place: &Workplace) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// What stands in the exported files of each shard: all its lines, whatever the file.
+/// The lines of each shard in the exported files.
 fn by_shard(place: &Workplace) -> BTreeMap<String, BTreeSet<String>> {
     let mut shards: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for file in ["train_manifest_v2.parquet", "val_manifest_v2.parquet"] {

@@ -1,4 +1,4 @@
-//! A model that exists on a manifest: what the report says, and what it leaves for programs.
+//! An existing model on a manifest: the report, and its files for programs.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;

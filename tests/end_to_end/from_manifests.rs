@@ -1,4 +1,4 @@
-//! Training starts from manifests that exist: the tars are gone, and so is the rest of the corpus.
+//! Training from existing manifests, without the tars and the rest of the corpus.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -152,7 +152,7 @@ fn validation_alone_and_missing_manifests_are_refused() {
     assert!(stderr(&output).contains("none/a.jsonl"), "{}", stderr(&output));
 }
 
-/// `flow check --deep` says what would become of a manifest, and is no error.
+/// `flow check --deep` reports the expected rejects of a manifest, without an error.
 #[test]
 fn some_recordings_of_a_manifest_are_looked_at() {
     let place = without_corpus();
@@ -232,7 +232,7 @@ fn json_lines_and_statistics_say_what_the_tables_say() {
     );
 }
 
-/// Another way of writing changes texts, not which rows stay.
+/// Another Unicode form changes texts, but not which rows are kept.
 #[test]
 fn texts_are_composed_and_stripped_when_asked() {
     let texts = |settings: &[&str]| {

@@ -1,4 +1,4 @@
-//! What is read may change, go away or belong elsewhere: a run sees it, and says so.
+//! Inputs may change, be removed or not fit: a run detects and reports it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -88,7 +88,7 @@ fn move_time(path: &Path, seconds: u64) {
         .unwrap();
 }
 
-/// Recordings are part of what is evaluated, though a manifest only names them.
+/// Changes of recordings are detected, although a manifest only names them.
 #[test]
 fn recordings_that_change_are_evaluated_again() {
     let place = with_recordings();
@@ -127,7 +127,7 @@ fn recordings_that_change_are_evaluated_again() {
         assert!(ran["rows"] > 0, "{ran:?}");
         let in_tar = manifest == of_ours;
         assert_eq!(deleted, if in_tar { before.clone() } else { damaged });
-        // A plain file by its looks, of which nothing can be read: one row's reject, and no reason to lose the others.
+        // A regular file whose reading fails: one row's reject, without effect on the others.
         std::os::unix::fs::symlink("/proc/self/mem", &first_file).unwrap();
         let (_, unreadable) = evaluate(&place, &manifest);
         assert_eq!(unreadable.len() + 1, before.len());
@@ -177,7 +177,7 @@ fn delete_tars(shards: &Path) {
     }
 }
 
-/// A disk that is not mounted looks like a corpus without shards, or without tars. What was made stays.
+/// An unmounted disk looks like a corpus without shards, or without tars. Results are kept.
 #[test]
 fn what_is_missing_empties_no_manifest() {
     let mut place = Workplace::with_copy("micro");
@@ -237,7 +237,7 @@ fn train_on(place: &Workplace, train: &Path, val: &Path, settings: &[&str]) -> O
     finetune(place, &all).output().unwrap()
 }
 
-/// What is learned is not what is measured on, however the two came together.
+/// Training rows that are also validation rows are an error, however they came together.
 #[test]
 fn manifests_of_two_splits_are_not_read_together() {
     let place = Workplace::new("micro");

@@ -1,4 +1,4 @@
-//! A table of one's own, joined with the rows of shards; and runs about some shards alone, and past failures.
+//! A lookup table joined with the rows of shards; and runs of some shards only, and after failures.
 
 use std::collections::BTreeMap;
 use std::fs;

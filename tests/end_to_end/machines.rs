@@ -1,5 +1,5 @@
-//! Runs of several processes on this machine: the same bits as one process, and whoever dies, hangs or does not belong is
-//! named to all.
+//! Runs of several processes on this machine: the same bits as one process; processes that die, hang or do not belong
+//! to the run are named by all.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -108,8 +108,8 @@ fn wait_until(what: &str, is: impl Fn() -> bool) {
 /// Rank 1 hangs where checkpoints stand already, so that what follows does not depend on who is faster.
 const HANG: (&str, &str) = ("FLOW_HANG_AT", "1:6");
 
-/// Whichever process is killed, the other one names it and ends; started again, by other means, the two end with the bits
-/// of one process that was never stopped.
+/// If a process is killed, the other one names it and ends; after a restart with another launcher, the result is equal
+/// to the bit to that of one uninterrupted process.
 #[test]
 fn a_killed_process_is_named_and_two_processes_give_the_bits_of_one() {
     let steps = ["train.max_steps=8", "train.checkpoint_every=4"];
@@ -153,7 +153,7 @@ fn a_killed_process_is_named_and_two_processes_give_the_bits_of_one() {
     }
 }
 
-/// The commands of both processes, which are told who they are as Slurm or torchrun tells.
+/// The commands of both processes, with the environment variables of Slurm or torchrun.
 fn launched(place: &Workplace, settings: &[&str], slurm: bool) -> [Command; 2] {
     let port = free_port();
     [0, 1].map(|process: u32| {
@@ -205,7 +205,7 @@ fn a_rank_that_hangs_is_named_within_the_timeout() {
     assert!(has_step(&place, 8));
 }
 
-/// SIGUSR1 and SIGTERM that come to either process are for the whole run.
+/// SIGUSR1 and SIGTERM to either process apply to the whole run.
 #[test]
 fn signals_to_any_process_are_for_all() {
     let endless = [

@@ -47,7 +47,7 @@ fn an_overlay_may_come_through_a_pipe_of_the_shell() {
     );
 }
 
-/// Many mistakes do not read the file many times: what was quadratic took a minute.
+/// The time for many mistakes must not be quadratic, which took a minute.
 #[test]
 fn each_of_many_unknown_names_is_told_with_its_place() {
     let place = Workplace::new("micro");
@@ -102,7 +102,7 @@ fn the_shipped_overlays_are_right() {
     }
 }
 
-/// What training needs is told, and whether it fits.
+/// `flow memory` reports the needs of training, and whether they fit.
 #[test]
 fn memory_is_told_before_anything_runs() {
     let memory = |size: &str| {
@@ -202,7 +202,7 @@ fn a_typo_is_shown_with_file_line_and_a_suggestion() {
     }
 }
 
-/// What can be known without running is told by `flow check`, which does not run anything for it.
+/// `flow check` reports problems that are detectable without running anything.
 #[test]
 fn check_warns_of_what_will_go_wrong() {
     let place = Workplace::new("micro");

@@ -158,8 +158,8 @@ fn thousands(number: usize) -> String {
     }
 }
 
-/// A newcomer's first model has a joint network of another width than its prediction network; transformers has one width
-/// for both.
+/// The small model has a joint network of another width than its prediction network; transformers has one width for
+/// both.
 #[test]
 fn the_bundled_model_becomes_a_folder_of_transformers() {
     let place = Workplace::new("micro");

@@ -1,4 +1,4 @@
-//! `flow test`: the tests that pipelines hold, those that fail, and those that are wrong.
+//! `flow test`: passing, failing and invalid tests of pipelines.
 
 use std::path::Path;
 use std::process::Output;

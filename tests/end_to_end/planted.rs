@@ -1,4 +1,4 @@
-//! Every planted fault of the bundled corpora gets the treatment that `planted.json` demands.
+//! Every planted fault of the bundled corpora is handled as `planted.json` specifies.
 
 use std::collections::{BTreeMap, BTreeSet};
 

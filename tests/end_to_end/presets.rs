@@ -1,4 +1,4 @@
-//! The presets of `configs/`: each does what its name says, on a program that need not have been built for its device.
+//! The presets of `configs/`: each fits the device of its name, also if the program was not built for that device.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;

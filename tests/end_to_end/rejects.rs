@@ -1,4 +1,4 @@
-//! `flow rejects` tells of the run that it is asked about, whatever ran before in the same state directory.
+//! `flow rejects` shows the selected run, whatever ran before in the same state directory.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What ran once is not run again; what changed is; and the bytes never depend on how the work was done.
+//! Only changed partitions run again, and the bytes never depend on how the work was done.
 
 use std::time::Instant;
 

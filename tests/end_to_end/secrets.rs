@@ -1,4 +1,4 @@
-//! A secret parameter reaches whom it is for, and is found nowhere else.
+//! The value of a secret parameter reaches its service, and is found nowhere else.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ stages:
   decode: {uses: evaluation.decode, from: {rows: rows}, with: {model: "hf://nobody/nothing", hub_token: "${token}"}}
 "#;
 
-/// A hub that lets nobody in. What it is asked is added to the text.
+/// A hub that refuses all requests, which are appended to the text.
 fn hub(asked: &Arc<Mutex<String>>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());

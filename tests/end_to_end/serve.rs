@@ -1,4 +1,4 @@
-//! `flow serve`: from the line with its address to the end by a signal.
+//! `flow serve`: from start to shutdown by a signal.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! What users have against `flow serve`: the official clients of OpenAI's API, of which the newest are installed, and a browser.
+//! Clients of `flow serve`: the newest official clients of OpenAI's API, and a browser.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::served::{PATIENCE, Served};
 
 const KEY: &str = "sk-test";
 
-/// A service that asks for a key and takes 1 MiB at most, and the folder of its settings.
+/// A service that requires a key and accepts 1 MiB at most, and the folder of its settings.
 fn service() -> (Served, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("keys.txt"), KEY).unwrap();

@@ -1,5 +1,5 @@
-//! Thousands of requests of all kinds to one `flow serve`: nothing grows, nothing is left behind, and what clients get is what
-//! they get alone.
+//! Thousands of requests of all kinds to one `flow serve`: no leaks of memory or files, and every client gets the same
+//! response as without other clients.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use crate::served::{
 
 const REQUESTS: usize = 10_000;
 const CLIENTS: usize = 8;
-/// Requests between two looks at the process.
+/// Requests between two checks of the process.
 const ROUND: usize = 200;
 const SEED: u64 = 10_000;
 
@@ -26,7 +26,7 @@ const SEED: u64 = 10_000;
 /// Between rounds without a leak some 65 MiB lie, as what the allocator keeps depends on which requests come together.
 const MOST_GROWTH: u64 = 64 << 10;
 
-/// A request, and what it is answered when nobody else asks.
+/// A request, and its response without other requests.
 struct Case {
     name: String,
     content_type: String,
@@ -101,7 +101,7 @@ fn good(recordings: &[(String, Vec<u8>)]) -> Vec<Case> {
     cases
 }
 
-/// What nobody should send. Some of it is answered with a transcript of what could be read.
+/// Invalid and damaged requests. Some get a transcript of the readable part.
 fn hostile(recordings: &[(String, Vec<u8>)], draw: &mut SplitMix64) -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, bytes) in recordings {
@@ -177,7 +177,7 @@ fn ask(service: &Served, agent: &ureq::Agent, case: &Case) -> Answer {
     lasting(answer.unwrap_or_else(|error| panic!("{}: {error}\n{}", case.name, service.told())))
 }
 
-/// A client that does not wait for its answer, or asks for what it cannot have.
+/// A client that disconnects early, or sends invalid requests.
 fn go(service: &Served, cases: &[Case], draw: &mut SplitMix64) {
     let case = &cases[draw.below(cases.len())];
     let request = raw_post(&service.url, &case.content_type, &case.body);
@@ -242,7 +242,7 @@ fn client(service: &Served, good: &[Case], hostile: &[Case], count: usize, seed:
     }
 }
 
-/// What the process holds when nobody asks for anything.
+/// Resources of the idle process.
 #[derive(Default)]
 struct Held {
     /// KiB.

@@ -1,4 +1,4 @@
-//! A service as a process of its own, and its clients. `benches/serve.rs` uses this file as well.
+//! A service in a separate process, and its clients. Also used by `benches/serve.rs`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
@@ -18,7 +18,7 @@ pub const TRANSCRIPTIONS: &str = "/v1/audio/transcriptions";
 /// Between the parts of a form.
 const BOUNDARY: &str = "a-boundary-of-tests";
 
-/// What a request gives.
+/// The response to a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     pub status: u16,

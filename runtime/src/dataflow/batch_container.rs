@@ -24,8 +24,8 @@ pub(super) struct Routed {
     pub ordinal: u64,
     pub port: u16,
     pub batch: RecordBatch,
-    /// Says that its memory is taken until all who get the batch are through with it. What a source gave is counted until
-    /// it is written, and what comes from another process was counted there.
+    /// Counts the memory of the batch as in flight until every receiver has dropped it. None for batches of a source,
+    /// which are counted until they are written, and for batches from another process, which are counted there.
     pub reserved: Option<Arc<MemoryReservation>>,
 }
 
@@ -45,8 +45,8 @@ impl BatchContainer {
     }
 
     fn bytes(&self) -> &[u8] {
-        // A batch that exists in memory can be written to memory: its schema is its own and a Vec takes
-        // all bytes. Should it fail all the same, the panic ends the run through the worker's guard.
+        // Writing a batch to a Vec does not fail: the schema is that of the batch. Should it fail, the panic guard of
+        // the worker ends the run.
         self.encoded
             .get_or_init(|| encode(&self.items).expect("a batch in memory can be encoded as arrow ipc"))
     }
@@ -96,8 +96,8 @@ impl PushInto<Routed> for BatchContainer {
 /// Layout, all little-endian and padded to 8 bytes: count; per batch ordinal, port, length, IPC stream.
 impl ContainerBytes for BatchContainer {
     fn from_bytes(bytes: Bytes) -> Self {
-        // The bytes were written by `encode` in a peer of this very run; damage on the way is a panic that
-        // ends the run through the worker's guard.
+        // The bytes were written by `encode` in a peer of this run. Should they be damaged, the panic guard of the
+        // worker ends the run.
         let items = decode(&bytes).expect("batches from a peer can be decoded");
         BatchContainer {
             items,

@@ -1,5 +1,4 @@
-//! Commits what workers have written, in groups, on a thread of its own: bringing files to the disk is waiting, and
-//! a worker has better things to do.
+//! Commits what workers have written, in groups, on a separate thread, so that no worker waits for fsync.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -13,8 +12,8 @@ const GROUP: usize = 64;
 const GROUP_AGE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Commits whenever a group is full or old enough, until the other end of `working` is dropped or the run is to be
-/// left. What is left then is committed by the caller.
+/// Commits whenever a group is full or old enough, until the other end of `working` is dropped or the region is to be
+/// left. The caller commits the remaining partitions.
 pub(super) fn while_working(shared: &RegionState, working: &Receiver<()>) {
     let full = GROUP * shared.job.nodes.len().max(1);
     let mut last = Instant::now();
@@ -24,7 +23,7 @@ pub(super) fn while_working(shared: &RegionState, working: &Receiver<()>) {
             match catch_unwind(AssertUnwindSafe(|| shared.commit())) {
                 Ok(Ok(())) => {}
                 Ok(Err((node, error))) => shared.fail_stage(node, None, error),
-                // The workers go on until they are told.
+                // The workers stop once the failure is noted.
                 Err(panic) => shared.fail(Failure::Internal(panic_error(panic.as_ref()))),
             }
             last = Instant::now();

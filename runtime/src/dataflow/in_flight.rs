@@ -15,7 +15,7 @@ pub(crate) struct InFlight {
 struct InFlightState {
     /// By ordinal, until it is written.
     given: BTreeMap<u64, u64>,
-    /// By ordinal, as long as somebody has a [`MemoryReservation`] of it.
+    /// By ordinal, the bytes of all [`MemoryReservation`]s of the partition that were not dropped.
     reserved: BTreeMap<u64, u64>,
     /// Partitions that are being read.
     reading: u64,
@@ -34,7 +34,7 @@ impl InFlightState {
     }
 }
 
-/// Memory that a stage, or an edge between two, has of one partition. Dropping it says that it is free.
+/// Memory that a stage, or an edge between two stages, uses for one partition. Dropping it frees the amount.
 pub(crate) struct MemoryReservation {
     flight: Arc<InFlight>,
     ordinal: u64,
@@ -52,7 +52,7 @@ impl MemoryReservation {
         reserved
     }
 
-    /// It is so much now.
+    /// Sets the amount to `bytes`.
     pub fn resize(&mut self, bytes: u64) {
         if bytes == self.bytes {
             return;
@@ -75,8 +75,8 @@ impl Drop for MemoryReservation {
 }
 
 impl InFlight {
-    /// At most so many partitions, and so many bytes where a number is given. Bytes never hold back the oldest partition, or
-    /// nothing would go on, nor the one after it, which is read while that is worked on.
+    /// Allows at most `partitions`, and at most `bytes` where given. The limit of bytes never holds back the oldest
+    /// partition, or the run would stop, nor the one after it, which is read while the oldest is worked on.
     pub fn new(partitions: u64, bytes: Option<u64>) -> Self {
         InFlight {
             partitions,
@@ -85,10 +85,10 @@ impl InFlight {
         }
     }
 
-    /// Whether a partition may be read now, where all before `oldest` are written. Whoever is told so reads it, and then
-    /// calls [`InFlight::gave`].
+    /// Whether the partition `ordinal` may be read now; all before `oldest` are written. If true, the caller reads it
+    /// and then calls [`InFlight::gave`].
     ///
-    /// What is being read counts as much as the largest partition so far.
+    /// A partition that is being read counts as much as the largest one so far.
     pub fn take(&self, ordinal: u64, oldest: u64) -> bool {
         if ordinal.saturating_sub(oldest) >= self.partitions {
             return false;
@@ -104,7 +104,7 @@ impl InFlight {
         may
     }
 
-    /// A partition was read, and was so large.
+    /// Notes that a partition was read and takes `bytes`.
     pub fn gave(&self, ordinal: u64, bytes: u64) {
         if self.bytes.is_none() {
             return;
@@ -116,7 +116,7 @@ impl InFlight {
     }
 
     fn lock(&self) -> MutexGuard<'_, InFlightState> {
-        // Sums that are a little off, whatever panicked while they were added up, hold back a little more or less.
+        // A panic while the sums change leaves them slightly wrong at worst, which only shifts the limit.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What a region is given to run, and what its workers share while they run it.
+//! The description of a region that is to run, and the state that its workers share.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -63,7 +63,7 @@ pub(crate) struct StreamedInput {
     /// Position in the stage's `from`.
     pub position: usize,
     pub feed: Feed,
-    /// What stands stored of a node's port, and by ordinal whether it is read instead of made again.
+    /// The stored partitions of a node's port, and by ordinal whether they are read instead of computed again.
     pub stored: Option<(Artifact, Vec<bool>)>,
 }
 
@@ -94,9 +94,9 @@ pub(crate) struct NodeJob {
     pub source_partitions: Arc<BTreeMap<Partition, ListedPartition>>,
     /// For `apply`.
     pub decisions: Option<Arc<Decisions>>,
-    /// By ordinal: the node works on the partition in this run.
+    /// By ordinal: whether the node works on the partition in this run.
     pub active: Vec<bool>,
-    /// By ordinal: its record is to be written, under a key of these parts.
+    /// By ordinal: the parts of the key under which the partition is recorded; none where it is not.
     pub record: Vec<Option<Vec<KeyPart>>>,
     pub recipe: Digest,
     /// None for what feeds a log.
@@ -233,8 +233,9 @@ impl RegionState {
         });
     }
 
-    /// Notes that rows of a stage cannot be kept, and gives what its operator ends with. Unless the rows themselves are to
-    /// blame, the state directory failed and not the stage: that is noted first, so what the operator says later is not.
+    /// Notes that rows of a stage cannot be kept, and gives the error with which its operator ends. Unless the rows
+    /// themselves are the cause, the failure is one of the state directory. It is noted here, before the operator's
+    /// error, because only the first failure of a region is kept.
     pub fn fail_keeping(&self, error: KeepError) -> StageError {
         match error {
             KeepError::Stage(error) => error,
@@ -284,8 +285,8 @@ impl RegionState {
         }
     }
 
-    /// Digests the files of a source's partition, and its parts of files; files are read again in any case, if they are to
-    /// be read `afresh`.
+    /// Digests the files of a source's partition, and its ranges of files. With `afresh`, files are read even where
+    /// their digest is noted.
     pub fn digest_files(&self, listed: &ListedPartition, afresh: bool) -> Result<FilesDigest, StageError> {
         let sources = self.job.store.sources();
         let mut files = Vec::with_capacity(listed.partition.files.len());
@@ -442,7 +443,7 @@ impl RegionState {
             if let Some(limit) = described.fault_limit
                 && faults > limit
             {
-                // Others may commit while the rejects are read.
+                // Copied, so that the lock is free for commits while the rejects are read.
                 let own: Vec<Arc<Record>> = lock(&self.committed)
                     .iter()
                     .filter(|(of, _)| *of == node)
@@ -455,7 +456,7 @@ impl RegionState {
                 return Err((node, StageError::failed(message).with_help(LIMIT_HELP)));
             }
         }
-        // A shortcut for the next run, as when the run ends: not worth failing for.
+        // Digests of source files are a cache for the next run: a failure to write them is ignored.
         let _ = self.job.store.append_sources();
         Ok(())
     }
@@ -491,8 +492,8 @@ const SHOWN_OF_EACH: u64 = 2;
 /// Letters of a reject's detail that a message shows.
 const SHOWN_OF_A_DETAIL: usize = 200;
 
-/// That a stage is past its limit of rejects: the commonest reasons of class fault, and what was wrong with the first of
-/// each. `set` are the stage's rejects; where they cannot be read, the reasons have to do.
+/// The message that a stage is past its limit of rejects: the commonest reasons of class fault, each with its first
+/// reject. `set` are the stage's rejects; where they cannot be read, only the reasons are named.
 pub(crate) fn too_many(faults: u64, limit: &str, reasons: &[ReasonCount], set: &RejectSet) -> String {
     let mut commonest: Vec<&ReasonCount> = reasons
         .iter()

@@ -46,7 +46,7 @@ pub(crate) struct RegionDone {
     pub failure: Option<Failure>,
 }
 
-/// How long a worker sleeps at most when nothing calls it: whether the region is to be left is looked at in between.
+/// How long a worker without work sleeps at most before it checks whether the region is to be left.
 const NAP: Duration = Duration::from_millis(50);
 
 /// Runs a region to its end, to its first failure, or until a signal ended it. What was written is committed in
@@ -113,7 +113,7 @@ fn expected_sources(job: &RegionJob) -> Vec<u32> {
     expected
 }
 
-/// The life of one worker. Never panics: a panic here would leave its siblings waiting for ever.
+/// Runs one worker. Never panics: a panic here would leave the other workers waiting for ever.
 fn work(worker: &mut Worker, shared: &Arc<RegionState>) {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         build(worker, shared)?;
@@ -248,8 +248,8 @@ fn build(worker: &mut Worker, shared: &Arc<RegionState>) -> Result<(), (usize, S
     Ok(())
 }
 
-/// The ordinals of an artifact that a worker reads: those that fall to it, also where the node (a log) takes them
-/// elsewhere.
+/// The ordinals of an artifact that a worker reads: its own share, even where the node (a log) processes them on
+/// another worker.
 fn replayed_ordinals(shared: &RegionState, wanted: &[bool], worker: usize) -> Vec<u64> {
     let job = &shared.job;
     (job.start..job.partitions.len() as u64)

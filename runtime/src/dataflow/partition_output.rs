@@ -24,7 +24,8 @@ pub(crate) struct PartitionOutput {
     pub merged: u64,
     /// By port; none for ports that are not kept.
     pub buffers: Vec<Option<PortBuffer>>,
-    /// By port, where rows of the input go on as they are: ranges of their places in its partition.
+    /// By port, for stages that pass rows of their input on unchanged: the ranges of these rows in the input's
+    /// partition.
     pub selected: Vec<Option<Vec<RowRange>>>,
     pub rejects: PackedRejects,
     /// Says how much memory all of it takes.
@@ -49,8 +50,8 @@ impl PartitionOutput {
         }
     }
 
-    /// Checks that no row vanished or came from nowhere. `source` says that the stage has no input and
-    /// counts what it reads itself. A rejected partition stands for all the rows that are missing.
+    /// Checks that rows in = rows out + rejects + merged. `source`: the stage has no input, and the rows that it read
+    /// are the rows in. The reject of a whole partition accounts for all rows that are missing.
     pub fn check_conservation(&self, conservation: Conservation, source: bool) -> Result<(), StageError> {
         if conservation == Conservation::NewRows {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Rows of a port that is to be stored, while they come.
+//! Buffers the rows of a port that is to be stored.
 
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
@@ -7,8 +7,8 @@ use crate::error::StageError;
 use crate::row_number::{ROW, row_numbers};
 use crate::store::{ArtifactWriter, DataFileWriter, ROW_GROUP, StoreError};
 
-/// The rows of one port of one partition. As long as they come in the order of `_row`, what fills a row group is written
-/// at once; a row that comes late brings all of them back into memory.
+/// The rows of one port of one partition. As long as they arrive in the order of `_row`, each full row group is written
+/// at once; after a row out of order, all are read back into memory.
 #[derive(Default)]
 pub(crate) struct PortBuffer {
     /// Where row groups are written; none in tests of bodies.
@@ -99,8 +99,8 @@ impl PortBuffer {
     }
 }
 
-/// Whether the rows of `batch` are in order and come after `last`, which becomes the last of them. Without `_row`, the
-/// order is that in which they come.
+/// Whether the rows of `batch` are in order and come after `last`, which becomes the last of them. Rows without the
+/// column `_row` are always in order.
 fn follows(schema: &SchemaRef, batch: &RecordBatch, last: &mut u32) -> Result<bool, StageError> {
     let Ok(position) = schema.index_of(ROW) else {
         return Ok(true);
@@ -116,7 +116,7 @@ pub(crate) fn bytes_of(batch: &RecordBatch) -> usize {
     let of_column = |column: &dyn Array| {
         let whole = column.get_array_memory_size();
         match column.data_type() {
-            // Their slices share texts with others.
+            // Slices share their data buffers with other arrays.
             DataType::Utf8View | DataType::BinaryView => whole,
             _ => column
                 .to_data()
@@ -159,7 +159,7 @@ mod tests {
         numbers.chunks(7_000).map(batch).collect()
     }
 
-    /// Written as they come, brought back because one came late, or written at the end: the same file.
+    /// Rows written as they arrive, read back after a row out of order, or written at the end give the same file.
     #[test]
     fn what_is_written_as_it_comes_has_the_same_bytes() {
         let dir = tempfile::tempdir().unwrap();

@@ -139,7 +139,7 @@ impl Reader {
                         let files = ReadFiles {
                             shared: &self.shared,
                             described,
-                            // What is not there, or is no file, is for the runtime to look at.
+                            // A file that is missing, or no regular file, is reported by the runtime.
                             read_once: body.digests(&described.partition)
                                 && described.partition.files.iter().all(|file| file.is_file()),
                         };
@@ -168,11 +168,12 @@ impl Reader {
 
 type Capabilities = Option<(Capability<u64>, Capability<u64>)>;
 
-/// The sources of a worker. Whoever sees that more is written wakes them.
+/// Activators of a worker's sources: called when more partitions are written, so that the sources may read on.
 pub(super) type Sources = Rc<RefCell<Vec<Activator>>>;
 
-/// How long a source that is held back waits where nothing more is written: another worker may have found out meanwhile how
-/// large a partition is. Each time is a wake-up of the worker, which costs much in a virtual machine.
+/// How long a source that is held back waits before it asks again although nothing more was written: another worker may
+/// have finished reading a partition, whose size is then known. Each time wakes the worker, which is expensive in a
+/// virtual machine.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Gives the stream of batches, and one that carries nothing but the frontier of what was given.
@@ -238,7 +239,7 @@ pub(super) fn build<'scope>(
             shared.gave(ordinal);
             reader.todo.pop_front();
             move_to(&mut capabilities, reader.todo.front().copied());
-            // One partition per turn: what follows works it off before the next one is read.
+            // One partition per activation: the stages after it process it before the next one is read.
             activator.activate();
         }
     });

@@ -28,8 +28,8 @@ use crate::out::Out;
 use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
 
-/// How often a body that works beside the workers is asked even if it does not wake the runtime, and a log
-/// stage looks for signals.
+/// How often a body that works on threads of its own is polled even if it does not wake the runtime, and how often a
+/// log stage checks for signals.
 const ASK: Duration = Duration::from_millis(50);
 
 /// The right to send batches of a partition, and to keep it from counting as written.
@@ -56,7 +56,7 @@ pub(super) struct NodeOperator {
     own: VecDeque<u64>,
     /// For the first of `own`, and by it for all that follow.
     hold: Option<PartitionCapabilities>,
-    /// Complete at the inputs, but the body is not through.
+    /// Complete at the inputs, but not yet finished by the body.
     not_yet: BTreeMap<u64, PartitionCapabilities>,
     in_hand: BTreeMap<Partition, PartitionOutput>,
     stopped: bool,
@@ -194,7 +194,7 @@ impl NodeOperator {
         Ok(())
     }
 
-    /// Lets go of the first of `own`.
+    /// Removes the first of `own`.
     fn advance(&mut self) {
         self.own.pop_front();
         match (self.own.front(), &mut self.hold) {
@@ -214,7 +214,7 @@ impl NodeOperator {
         }
     }
 
-    /// Asks the body which of the partitions it works on beside the workers are done.
+    /// Asks the body which of the partitions that it processes on its own threads are done.
     fn poll(&mut self, send: Send) -> Result<(), (Option<u64>, StageError)> {
         if self.work.is_none() || (self.not_yet.is_empty() && self.in_hand.is_empty()) {
             return Ok(());
@@ -244,7 +244,7 @@ impl NodeOperator {
         Ok(())
     }
 
-    /// A log stage looks for signals itself. True: it has written its checkpoint, the region ends.
+    /// Checks for signals, on behalf of a log stage. True: the stage has written its checkpoint and the region ends.
     fn signals(&mut self) -> Result<bool, StageError> {
         let Some(work) = self.work.as_mut() else {
             return Ok(false);
@@ -284,7 +284,7 @@ impl NodeOperator {
             return Ok(());
         }
         for (input, routed) in batches {
-            // Let go of, like the batch, when the body is through.
+            // Dropped, like the batch, when the body has processed it.
             let Routed {
                 ordinal,
                 batch,

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use timely::scheduling::Activator;
 
-/// One call to come. An operator is called for other reasons too, and asks each time: were every wish a call of its own, which
-/// brings the next wish, there would be more of them with each partition.
+/// At most one scheduled call of an operator. An operator is also activated for other reasons and sets its timer each
+/// time; if each of these scheduled a call, which sets the timer again, their number would grow with every partition.
 pub(super) struct Timer {
     activator: Activator,
     after: Duration,
@@ -21,7 +21,7 @@ impl Timer {
         }
     }
 
-    /// Has the operator called again, unless that will be done anyway.
+    /// Schedules a call of the operator, unless one is scheduled already.
     pub fn set(&mut self) {
         if rings(&mut self.due, self.after, Instant::now()) {
             self.activator.activate_after(self.after);
@@ -29,7 +29,7 @@ impl Timer {
     }
 }
 
-/// Whether a call is to be asked for now, where the one that was asked for last is `due`.
+/// Whether a call has to be scheduled now; `due` is the time of the one scheduled last.
 fn rings(due: &mut Option<Instant>, after: Duration, now: Instant) -> bool {
     let asks = due.is_none_or(|due| due <= now);
     if asks {

@@ -21,14 +21,15 @@ pub(super) trait SourceFiles {
     /// Takes what the source has read itself. Gives the digest of the files, if these are all.
     fn note_read(&self, read: Vec<DigestedFile>) -> Result<Option<Digest>, StageError>;
 
-    /// The run is being given up.
+    /// Whether the run is being aborted.
     fn leaving(&self) -> bool;
 }
 
 /// What a source gives for a partition, and the digest of the files that it was made of.
 ///
-/// A partition with a file that cannot be read is refused under a digest of its own: whether the file can be read is
-/// found before the source reads, or afterwards, when the source fails. A fault that passes is given a second chance.
+/// A partition with a file that cannot be read is rejected under a separate digest. Whether the files can be read is
+/// checked before the source reads, or afterwards, when the source fails. After a failure that does not persist the
+/// source reads once more.
 ///
 /// # Errors
 /// Where the source fails though its files can be read, or they change while it reads them.
@@ -56,7 +57,7 @@ pub(super) fn give(
         let read = catch_panic(|| body.read(partition, &mut out));
         let failure = match read.and_then(|()| files.note_read(std::mem::take(&mut out.digested))) {
             Ok(own) => {
-                // Costs a look at the files' times, and another reading only if they moved.
+                // Compares the files' times, and reads the files again only if these changed.
                 let after = files.digest(false)?;
                 let read = before.as_ref().map(|before| before.digest).or(own);
                 if read == Some(after.digest) && after.unreadable.is_none() {
@@ -106,7 +107,7 @@ mod tests {
         }
     }
 
-    /// Files of which it is known what each look at them gives.
+    /// Files with a fixed result for each check.
     struct Known<F> {
         digest: F,
         read_by_source: bool,
@@ -160,7 +161,7 @@ mod tests {
     fn files_that_the_source_reads_itself_are_not_read_before() {
         let (given, asked) = attempt(0, &[file("good", false)], true);
         assert_eq!((given.unwrap().1, asked), (Digest::of(b"good"), 1));
-        // It failed: whether the file is to blame is looked at then.
+        // The source failed: only then it is checked whether the file is the cause.
         let (given, _) = attempt(1, &[file("none", true)], true);
         let (out, digest) = given.unwrap();
         assert_eq!((out.rejects.len(), digest), (1, Digest::of(b"none")));
@@ -239,7 +240,7 @@ mod tests {
                 .contains("changed while they were read")
         );
         assert_eq!(asked.get(), 4);
-        // Nobody waits for files when the run is being given up.
+        // Files are not waited for when the run is being aborted.
         asked.set(0);
         files.leaving = true;
         assert!(give(&mut Flaky(0), &Partition::new("p"), "id", &files).is_err());

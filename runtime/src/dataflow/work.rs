@@ -141,8 +141,8 @@ impl Work {
     }
 }
 
-/// Asks a global stage where the rows of a partition go, and gives out which rows each port has. `pieces` are the
-/// column `_row` as it is stored: ascending. Only refused rows are read whole.
+/// Asks a global stage for the outcome of each row of a partition, and selects the rows of each port. `pieces` are the
+/// chunks of the stored column `_row`, ascending. Only rejected rows are read with all columns.
 pub(crate) fn apply(
     body: &mut dyn Global,
     ports: usize,

@@ -1,4 +1,4 @@
-//! Values of a pipeline file as cells of Arrow columns.
+//! Converts values of a pipeline file to cells of Arrow columns.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Unfit {
         }
     }
 
-    /// The same, seen from what the value lies in.
+    /// The same with the path relative to the enclosing value.
     fn below(mut self, above: Steps) -> Unfit {
         self.steps = above.join(&self.steps);
         self
@@ -48,8 +48,8 @@ impl From<ArrowError> for Unfit {
     }
 }
 
-/// One value as an array of one row. A value that is left out is null, or the empty one of its type where null is not
-/// allowed: 0, false, an empty text, a list without items.
+/// One value as an array of one row. A missing value is null, or the default of its type where null is not allowed: 0,
+/// false, an empty text, an empty list.
 pub(super) fn cell(data_type: &DataType, nullable: bool, value: Option<&Value>) -> Result<ArrayRef, Unfit> {
     match value {
         None | Some(Value::Null) if nullable => Ok(new_null_array(data_type, 1)),
@@ -192,7 +192,7 @@ fn items(item: &FieldRef, values: &[Value]) -> Result<ArrayRef, Unfit> {
     Ok(joined(item.data_type(), &cells?)?)
 }
 
-/// Cells under each other.
+/// Concatenates cells to a column.
 pub(super) fn joined(data_type: &DataType, cells: &[ArrayRef]) -> Result<ArrayRef, ArrowError> {
     if cells.is_empty() {
         return Ok(new_empty_array(data_type));

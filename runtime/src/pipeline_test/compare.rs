@@ -1,4 +1,4 @@
-//! What stages gave in a test, held against what is expected.
+//! Compares the output of stages in a test with the expectations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::run_error::RunError;
 use crate::spec::{Checked, CheckedStage};
 use crate::store::{Artifact, Record, RunSnapshots, Store, add_up};
 
-/// Rows that are shown beyond those that are expected.
+/// Unexpected rows that are shown at most.
 const SHOWN: usize = 20;
 
-/// Columns of rows that are shown where their number alone is expected.
+/// Columns that are shown where only the number of rows is expected.
 const COLUMNS_SHOWN: usize = 6;
 
-/// Floats that differ by less than this share are the same: people write them with few digits.
+/// Relative tolerance of floats, as expectations are written with few digits.
 const TOLERANCE: f64 = 1e-6;
 
-/// What came of one expectation.
+/// The result of one expectation.
 pub(super) struct Came {
     pub rows: u64,
     /// Of the whole stage.
@@ -102,7 +102,7 @@ fn node_of(stage: &CheckedStage) -> String {
     }
 }
 
-/// By reason, the rows that a stage refused.
+/// The number of rejected rows by reason.
 fn rejects_of(
     stage: &CheckedStage,
     store: &Store,
@@ -133,7 +133,7 @@ fn artifact_of(
     Ok(store.artifact(&snapshot.recipe, &port.name, Arc::clone(&port.schema), &records)?)
 }
 
-/// One row that came: its partition, and its values as JSON.
+/// An actual row: its partition, and its values as JSON.
 struct CameRow {
     partition: String,
     values: Vec<String>,
@@ -158,7 +158,7 @@ fn first_rows(rows: &Artifact, columns: &[&str], limit: usize) -> Result<Vec<Cam
     Ok(first)
 }
 
-/// What is wrong, and a table of it.
+/// A message, and a table of the differences.
 type Difference = Option<(String, Vec<Vec<String>>)>;
 
 fn compare_rows(wanted: &Rows, rows: &Artifact) -> Result<Difference, StageError> {
@@ -202,7 +202,7 @@ fn counts(expected: u64, came: u64) -> String {
     }
 }
 
-/// How many of the expected rows are not those that came in their places, and all of them under each other.
+/// The number of expected rows that differ from the actual ones at their positions, and a table of both.
 fn row_by_row(expected: &ExpectedValues, came: &[CameRow]) -> (usize, Vec<Vec<String>>) {
     let head = ["", "partition"].into_iter().map(str::to_string);
     let mut table: Vec<Vec<String>> = vec![head.chain(expected.columns.iter().cloned()).collect()];
@@ -247,7 +247,7 @@ fn reject_table(expected: &BTreeMap<String, u64>, came: &BTreeMap<String, u64>) 
     table
 }
 
-/// Where rows may have gone.
+/// A hint on where missing rows may be.
 fn with_rejects(rejects: &BTreeMap<String, u64>) -> String {
     if rejects.is_empty() {
         return String::new();

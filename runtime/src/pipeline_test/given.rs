@@ -1,4 +1,4 @@
-//! The stage that stands for another one in a test: a source of rows that the test gives.
+//! The stage that replaces another one in a test: a source of the test's rows.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ impl AnyKind for GivenKind {
         &[]
     }
 
-    /// Those of the stage that it stands for, which no list can hold.
+    /// Ports of the replaced stage, which vary and so cannot be a constant.
     fn outputs(&self) -> &'static [OutputPort] {
         &[]
     }
@@ -97,8 +97,8 @@ impl AnySettings for GivenRows {
         Ok(false)
     }
 
-    /// Tells two such stages of a test apart. Each test has a state directory of its own, so that the rows need not be part
-    /// of it.
+    /// Distinguishes such stages of a test. Each test has its own state directory, so that the rows need not be part of
+    /// it.
     fn identity(&self) -> serde_json::Value {
         serde_json::json!({"stage": self.stage})
     }

@@ -1,5 +1,5 @@
-//! Runs the tests of a pipeline: some stages give rows of the test instead of running, those that are expected to give
-//! something run on them, and what they give is compared.
+//! Runs the tests of a pipeline: some stages are replaced by rows of the test, the stages with expectations run on
+//! them, and their output is compared.
 
 mod cell;
 mod compare;
@@ -29,25 +29,25 @@ pub struct PreparedTest {
     expected: Vec<Expected>,
 }
 
-/// What came of a test.
+/// The result of a test.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TestOutcome {
-    /// How many expectations there are.
+    /// Number of expectations.
     pub expectations: u64,
-    /// What the stages gave on the ports that are expected to give something, and refused.
+    /// The output and rejects of stages with expectations.
     pub rows: u64,
     pub rejects: u64,
-    /// Empty: all is as expected.
+    /// Differences; empty if the test passed.
     pub failures: Vec<TestFailure>,
 }
 
-/// What is not as expected.
+/// A difference from an expectation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TestFailure {
     /// Where the expectation stands.
     pub place: Place,
     pub message: String,
-    /// A head and rows, to be shown in columns; may be empty.
+    /// A table with header; may be empty.
     pub table: Vec<Vec<String>>,
 }
 

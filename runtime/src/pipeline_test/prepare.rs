@@ -1,5 +1,5 @@
-//! From a test as it is written to one that can run: its parameters put in, its rows under the schemas of their ports, and
-//! of the pipeline the stages that are needed.
+//! Prepares a test to run: resolves its parameters, converts its rows to the schemas of their ports, and selects the
+//! stages of the pipeline that are needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::spec::{
     TestCase, did_you_mean,
 };
 
-/// What a stage is expected to give.
+/// The expected output of a stage.
 pub(super) struct Expected {
     pub place: Place,
     /// As it is written: `split.train`.
@@ -67,7 +67,7 @@ pub fn prepare(
     })
 }
 
-/// Finds a stage and a port, or says what is wrong.
+/// Finds a stage and a port, or reports an error.
 fn find(
     checked: &Checked,
     test: &TestCase,
@@ -223,7 +223,7 @@ fn not_run(checked: &Checked, stage: usize, given: &BTreeMap<usize, Batches>) ->
         })
 }
 
-/// Which stages these need, they among them; what stages need that give rows of the test does not count.
+/// The stages that these need, including themselves, but not beyond stages that are replaced by rows.
 fn needed(checked: &Checked, stages: &BTreeSet<usize>, given: &BTreeMap<usize, Batches>) -> Vec<bool> {
     let mut needed = vec![false; checked.stages.len()];
     // Producers come before consumers.
@@ -238,8 +238,7 @@ fn needed(checked: &Checked, stages: &BTreeSet<usize>, given: &BTreeMap<usize, B
     needed
 }
 
-/// The pipeline of the test, and by the index of a stage its index there. Stages that something is expected of keep their
-/// rows, whoever reads them.
+/// The pipeline of the test, and the new index of each stage. Stages with expectations store their rows.
 fn reduced(
     checked: Checked,
     needed: &[bool],

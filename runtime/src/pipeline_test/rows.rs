@@ -1,4 +1,4 @@
-//! Lists of rows of a test: as batches of a port, and as what is compared.
+//! Lists of rows of a test: as batches of a port, and as expectations.
 
 use arrow::array::{ArrayRef, RecordBatch, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
@@ -10,7 +10,7 @@ use crate::row_number::ROW;
 use crate::spec::yaml::{Mapping, Part, Steps};
 use crate::spec::{Diagnostic, TestCase};
 
-/// Where rows stand, and what is wrong with them.
+/// The place of rows in the file, and a list for their errors.
 pub(super) struct Mistakes<'a> {
     pub test: &'a TestCase,
     /// Of the list of rows, from the test's name.
@@ -36,7 +36,7 @@ impl Mistakes<'_> {
     }
 }
 
-/// Rows under the schema of their port; none where something is wrong with them, which was said. `_row` counts on from the row
+/// Rows with the schema of their port; none where they have errors, which were reported. `_row` counts on from the row
 /// before, from 0 at first, where it is left out.
 pub(super) fn batch(schema: &SchemaRef, rows: &[Mapping], mistakes: &mut Mistakes<'_>) -> Option<RecordBatch> {
     let before = mistakes.found.len();
@@ -106,7 +106,7 @@ pub(super) struct ExpectedValues {
     pub rows: Vec<Vec<Option<String>>>,
 }
 
-/// Reads expected rows; what is wrong with them is said.
+/// Reads expected rows; errors are reported.
 pub(super) fn expected(schema: &SchemaRef, rows: &[Mapping], mistakes: &mut Mistakes<'_>) -> ExpectedValues {
     let names = || schema.fields().iter().map(|field| field.name().as_str());
     let named: Vec<_> = schema

@@ -39,7 +39,7 @@ fn group(count: usize) -> Vec<Arc<Processes>> {
         .collect()
 }
 
-/// Everything that process 0 says while it waits.
+/// All messages of process 0 while it waits.
 fn leader(join_as: Join) -> thread::JoinHandle<(Result<Arc<Processes>, JoinError>, String)> {
     thread::spawn(move || {
         let said = Mutex::new(String::new());
@@ -71,7 +71,7 @@ fn messages_go_straight_from_each_to_each_in_their_order() {
         }
         assert_eq!(next.iter().filter(|&&number| number == 50).count(), 2);
     }
-    // Process 0 tells how it ends, and nobody takes the others' leaving for a loss.
+    // Process 0 sends its outcome, and no process counts the others' leaving as a loss.
     let end = End {
         code: 4,
         message: "a limit".into(),
@@ -100,7 +100,7 @@ fn whoever_is_lost_is_named_to_all_others() {
         std::process::id()
     );
     assert_eq!(told.recv_timeout(SOON).unwrap().message, named);
-    // Another one than process 0 might have heard of the run's end, so that one is given time to tell.
+    // A process other than 0 might have ended because the run did, so process 0 gets time to report that.
     assert_eq!(group[1].outcome(Duration::ZERO), None);
     let until = Instant::now() + SOON;
     let loss = loop {
@@ -158,7 +158,7 @@ fn strangers_and_processes_of_other_runs_are_refused_and_the_right_one_is_let_in
         miscounted.contains("3 processes, process 0 that there are 2"),
         "{miscounted}"
     );
-    // Something that is no process of a run: what it says is not even looked at, however long it goes on.
+    // A client that is no process of a run: its data is dropped, however long it is.
     for said in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0xff; 100_000], b"flow"] {
         let mut connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
         // The other side may hang up in the middle.
@@ -226,7 +226,7 @@ fn who_comes_again_with_the_right_settings_is_let_in() {
     assert_eq!(leading.join().unwrap().0.unwrap().count(), 2);
 }
 
-/// Whatever a stranger sends as settings is compared within bounds, and those of another run are no reason to end.
+/// Settings from unknown clients are compared with bounded work, and those of another run do not end this one.
 #[test]
 fn settings_of_strangers_are_looked_at_within_bounds() {
     let own = settings(&[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")]);
@@ -320,7 +320,7 @@ fn silent_strangers_keep_nobody_out() {
     assert!(said.lines().count() < 40, "{said}");
 }
 
-/// A leader that lets go of a connection before it has heard it is asked again.
+/// If the leader closes a connection before it has read the greeting, the client connects again.
 #[test]
 fn who_is_not_heard_at_first_asks_again() {
     let busy = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -384,7 +384,7 @@ fn wrong_numbers_taken_ports_and_unreachable_hosts_are_said() {
     assert!(message.contains("is no process of a run"), "{message}");
 }
 
-/// Whatever a peer sends is a frame within bounds or an error; a length alone is not believed.
+/// Any bytes from a peer are a frame within limits or an error; nothing is allocated by a length alone.
 #[test]
 fn frames_of_hostile_peers_are_errors() {
     let frame = |kind: u8, length: u64, body: &[u8]| {

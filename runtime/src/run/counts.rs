@@ -18,8 +18,8 @@ impl RunCounts {
         *entry = (entry.0 + ran, entry.1 + reused);
     }
 
-    /// Sets how many partitions of a node stood when it began, where `standing` stand now: those that this run has made
-    /// are not among them.
+    /// Sets how many partitions of a node are reused, where `standing` are committed now: those that this run has made
+    /// do not count.
     pub fn set_reused(&mut self, node: usize, standing: u64) {
         let entry = self.by_node.entry(node).or_default();
         let reused = standing.saturating_sub(entry.0);

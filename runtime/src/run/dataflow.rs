@@ -40,10 +40,10 @@ pub(super) fn run(
             }
         }
     }
-    // Places of nodes in the region.
+    // By node, its index in the region.
     let place: BTreeMap<usize, usize> = nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
     let mut schedule = Schedule::new(&decided);
-    // What runs is fed by the nodes that stream into it, where their rows do not stand stored.
+    // Nodes that run are fed by the nodes that stream into them, unless the rows of these are stored.
     for (own, node) in nodes.iter().enumerate().rev() {
         for (input, producer) in streams(state, *node, &place) {
             let verdicts = by_partition(&decided[producer]);

@@ -1,4 +1,4 @@
-//! The life of a process that joined a run of another one.
+//! What a process does that joined the run of another one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,15 +11,15 @@ use crate::dataflow::job::Signals;
 use crate::processes::{End, Outcome, Processes};
 use crate::run_error::RunError;
 
-/// How often is looked for signals.
+/// How often signals are checked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Waits for the end of a run that process 0 conducts, while the stages' listeners do what they are asked. A signal that
-/// comes here is told to process 0, which ends the run for all; a second one ends this process at once. `given_up` may end
-/// it for a reason of its own.
+/// Waits for the end of a run that process 0 conducts, while the stages' listeners execute its messages. A signal to
+/// this process is forwarded to process 0, which ends the run for all; a second one ends this process at once.
+/// `given_up` may end the wait with an error.
 ///
 /// # Errors
-/// Where a process is lost, or `given_up` says so.
+/// Where a process is lost, or `given_up` returns an error.
 pub fn follow(
     processes: &Arc<Processes>,
     signals: bool,

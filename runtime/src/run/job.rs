@@ -15,7 +15,7 @@ use crate::run_error::RunError;
 use crate::spec::{LimitAction, RejectLimit};
 use crate::store::SnapshotWriter;
 
-/// Bytes in flight with which a worker is never out of work: more than this would make nothing faster.
+/// Bytes in flight for each worker: enough that no worker waits for input; more would not be faster.
 const ENOUGH_FOR_A_WORKER: u64 = 256 << 20;
 
 pub(super) fn region_job(
@@ -60,7 +60,7 @@ pub(super) fn region_job(
     }
 }
 
-/// A node made ready; what depends on the run's partitions is filled in by the caller.
+/// The job of a node; the caller fills in what depends on the run's partitions.
 pub(super) fn node_job(
     state: &mut PlanState,
     node: usize,

@@ -1,4 +1,4 @@
-//! What a stage did in all, and whether it rejected too much.
+//! The totals of a stage, and whether it is past its limit of rejects.
 
 use super::counts::RunCounts;
 use super::summary::StageSummary;
@@ -48,8 +48,8 @@ pub(super) fn check(state: &PlanState, node: usize, summary: &StageSummary) -> R
     let (past, said) = match limit.limit {
         RejectLimit::Count(count) => (faults > count, format!("{count}")),
         RejectLimit::Share(share) => {
-            // A partition that could not be read counts as one row, though its rows were never seen; where these are too
-            // many of all partitions, the stage is past its limit as well.
+            // A partition that could not be read counts as one row, since its number of rows is unknown. So the share
+            // of such partitions is compared with the limit, too.
             let records = state.nodes[node].settled.values();
             let unread = records
                 .filter(|record| record.rows_in == 0 && self::faults(record) > 0)

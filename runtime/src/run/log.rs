@@ -1,4 +1,4 @@
-//! Runs a stage that keeps a log of its own, with what feeds it, from the step at which its log stands.
+//! Runs a log stage, with the stages that feed it, from the step that its log has reached.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(super) fn run(
             jobs.push(job);
         }
         if step >= total {
-            // All steps are done, and something is left to be done with them.
+            // The log has all steps, but is not finished: only `complete` is left to be called.
             let context = state.context(log)?.ok_or_else(not_settled)?;
             let settings = Arc::clone(&state.stage(log).settings);
             catch_panic(|| match settings.open(&context)? {

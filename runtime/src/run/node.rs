@@ -1,4 +1,4 @@
-//! What each kind of region does with its nodes: tells of them, notes them, commits them.
+//! What every kind of region does with its nodes: reports them, writes their snapshots, commits their partitions.
 
 use crate::dataflow::job::Failure;
 use crate::digest::Digest;
@@ -10,14 +10,15 @@ use crate::plan::state::PlanState;
 use crate::run_error::RunError;
 use crate::store::{ArtifactWriter, Counts, PortRows, SnapshotWriter};
 
-/// Notes in the run's snapshots what a node has: all of it, or what is reused before the rest is made.
+/// Writes to the run's snapshots the records of a node: all of them, or those that are reused before the others are
+/// made.
 pub(super) fn note(state: &PlanState, node: usize, snapshots: &SnapshotWriter) -> Result<(), RunError> {
     let (described, node_state) = (&state.graph.nodes[node], &state.nodes[node]);
     let feeds_log = matches!(state.graph.regions[described.region].kind, RegionKind::Log { log } if log != node);
     if described.role == Role::Export || feeds_log {
         return Ok(());
     }
-    // Some partitions are no artifact that others may take as it stands, and of what is left out nothing is known.
+    // An incomplete set of partitions must not be reused as the stage's result, and of nodes left out nothing is known.
     if state.is_partial() && !state.selection.selected[node] {
         return Ok(());
     }

@@ -1,4 +1,5 @@
-//! Runs one region: decides, settles what is left out, and hands the rest to what fits the region.
+//! Runs one region: decides which partitions run, settles the nodes that are left out, and runs the others by the
+//! region's kind (dataflow, decide, log, export).
 
 use std::sync::Arc;
 
@@ -44,7 +45,7 @@ pub(super) fn run_on(
             stage,
             message: format!("{said}; the run goes on with what does not depend on it"),
         });
-        // What is in flight was told to leave off.
+        // The run is ending: partitions in flight are dropped.
         state.cancel = Cancel::default();
         for node in state.graph.regions[region].nodes.clone() {
             state.nodes[node].records = None;
@@ -63,7 +64,7 @@ fn run(
     let nodes = state.graph.regions[region].nodes.clone();
     let selected = nodes.iter().any(|node| state.selection.selected[*node]);
     if run_counts.ran > 0 || !state.failures.is_empty() {
-        // A stage before may have written under the very recipe of one of these.
+        // An earlier stage of this run may have written records under the recipe of one of these.
         nodes.iter().for_each(|node| state.nodes[*node].records = None);
     }
     let verdicts = state.decide(region)?;
@@ -107,9 +108,9 @@ fn run(
     Ok(snapshots.flush()?)
 }
 
-/// Refuses to run on artifacts of stages that are left out and do not have all of theirs, or not as they are needed.
+/// Refuses to run on artifacts of unselected stages that are incomplete or out of date.
 fn demand_artifacts(state: &PlanState, nodes: &[usize]) -> Result<(), RunError> {
-    // Those that run, and those that are left out but feed them.
+    // Nodes that run, and unselected nodes that feed them.
     let mut works: Vec<usize> = Vec::new();
     for &node in nodes.iter().rev() {
         let feeds = |reader: &usize| {
@@ -153,7 +154,7 @@ fn demand_artifacts(state: &PlanState, nodes: &[usize]) -> Result<(), RunError> 
     Ok(())
 }
 
-/// Refuses to run on what was taken as it stands, however far before the node.
+/// Refuses to run on results that may be out of date, however far upstream of the node.
 fn demand_current(state: &PlanState, node: usize) -> Result<(), RunError> {
     for upstream in state.graph.upstream(node) {
         let (described, node_state) = (&state.graph.nodes[upstream], &state.nodes[upstream]);

@@ -85,7 +85,7 @@ impl Schedule {
         self.tasks[node].iter().map(|task| *task == Task::Run).collect()
     }
 
-    /// By ordinal, whether `reader` reads what is stored of the partition, as `producer` does not run it.
+    /// By ordinal, whether `reader` reads the stored rows of the partition because `producer` does not run it.
     pub fn read_stored(&self, reader: usize, producer: usize) -> Vec<bool> {
         let pairs = self.tasks[reader].iter().zip(&self.tasks[producer]);
         pairs.map(|pair| pair == (&Task::Run, &Task::Reuse)).collect()
@@ -116,7 +116,7 @@ mod tests {
         schedule.feed(1, 0, |partition| partition.as_str() == "a");
         let schedule = schedule.only_run();
         let names: Vec<&str> = schedule.partitions().iter().map(Partition::as_str).collect();
-        // Nobody runs c; e is not the source's.
+        // No node runs c; the source does not have e.
         assert_eq!(names, ["a", "b", "d", "e"]);
         assert_eq!(schedule.run_by(0), [false, true, true, false]);
         assert_eq!(schedule.run_by(1), [true, true, false, true]);

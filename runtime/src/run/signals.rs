@@ -31,8 +31,8 @@ impl SignalHandlers {
             ];
             handlers.ids.extend(ids);
         }
-        // A terminal that is lost sends it, and so does the shell that ends with the terminal: the second one is no second
-        // wish. Under nohup it stays ignored.
+        // A closed terminal sends SIGHUP, and so does the shell that ends with it, so a second SIGHUP does not mean
+        // that the user asked twice. Under nohup it stays ignored.
         if !is_ignored(SIGHUP) {
             handlers
                 .ids
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn what_is_ignored_is_told_from_what_is_not() {
-        // Rust ignores it in every program; nothing here touches the other one.
+        // Rust ignores SIGPIPE in every program; SIGWINCH keeps its default action.
         assert!(is_ignored(libc::SIGPIPE));
         assert!(!is_ignored(libc::SIGWINCH));
     }

@@ -62,7 +62,7 @@ impl Checked {
         self.stages.iter().position(|stage| stage.name == name)
     }
 
-    /// The place in the pipeline that an error of a stage speaks of, also one found while running.
+    /// The place in the pipeline to which an error of a stage refers, also for errors found while running.
     pub fn diagnose(&self, stage: usize, error: &StageError) -> Diagnostic {
         match self.pipeline.stages.get(stage) {
             Some(stage) => diagnose(stage, error),
@@ -70,7 +70,7 @@ impl Checked {
         }
     }
 
-    /// What to say of a stage name (on the command line) that is not there.
+    /// The help for a stage name (on the command line) that does not exist.
     pub fn suggest(&self, name: &str) -> String {
         did_you_mean(name, self.stages.iter().map(|stage| stage.name.as_str()), "stages")
     }
@@ -126,7 +126,7 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
         let message = format!("every stage is switched off, `{}` since {}", off.stage, off.reason);
         found.push(Diagnostic::new(message));
     }
-    // What kinds say of their settings.
+    // Errors that the kinds found in their settings.
     for found in &mut found {
         found.message = pipeline.secrets.hide(&found.message).into_owned();
         found.help = found
@@ -142,13 +142,13 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
     })
 }
 
-/// What a stage comes to.
+/// The result of checking a stage.
 enum Outcome {
     /// With its place in [`Checked::stages`].
     Checked(usize, Box<CheckedStage>),
     /// It is switched off, for this reason.
     Off(String),
-    /// What is wrong with it, or with one above it, was reported.
+    /// It is wrong, or one upstream is; the error was reported.
     Wrong,
 }
 
@@ -199,7 +199,7 @@ fn check_stage(stage: &Stage, known: &Known, done: &[Outcome], index: usize, fou
         }
     });
     let produced = producers(stage, positions, done, found);
-    // Of a stage that is switched off only the form is checked: its settings may make no sense in this run.
+    // Of a stage that is switched off only the syntax is checked: its settings may be invalid in this run.
     if let Some(reason) = &stage.off {
         return Outcome::Off(reason.clone());
     }
@@ -266,7 +266,7 @@ fn check_stage(stage: &Stage, known: &Known, done: &[Outcome], index: usize, fou
         })
     });
     let inputs: Vec<CheckedInput> = inputs.collect();
-    // Nothing that it could read takes part.
+    // All its inputs are switched off.
     let missing = stage
         .from
         .iter()
@@ -314,7 +314,7 @@ fn unfit(stage: &Stage, declared: &dyn AnyKind, shape: &Shape, inputs: &[Checked
     }
 }
 
-/// What `from` of one input comes to.
+/// The result of checking one entry of `from`.
 struct Produced {
     /// Index into [`Checked::stages`].
     stage: usize,
@@ -353,8 +353,8 @@ fn choose(edge: &mut Edge, positions: &HashMap<String, usize>, done: &[Outcome])
     }
 }
 
-/// One for each edge, in the order of `from`, and none within where that stage is switched off; none at all where an edge is
-/// wrong, or comes from a stage that is.
+/// One entry for each edge, in the order of `from`: none where the producer is switched off. None as a whole where an
+/// edge is wrong, or its producer is.
 fn producers(
     stage: &Stage,
     positions: &HashMap<String, usize>,
@@ -364,8 +364,8 @@ fn producers(
     let mut inputs = Vec::new();
     let mut whole = true;
     for edge in &stage.from {
-        // Edges were resolved when the pipeline was read, producers first; what is not there now is a
-        // producer that failed its own check.
+        // Edges were resolved when the pipeline was read, producers first; a producer that is missing now has failed
+        // its own check.
         let producer = positions.get(edge.stage.as_str()).and_then(|index| done.get(*index));
         let (index, producer) = match producer {
             Some(Outcome::Checked(index, producer)) => (*index, producer),
@@ -433,7 +433,7 @@ fn other_port(
     };
     let outputs = &producer.shape.outputs;
     let port = outputs.iter().find(|port| wanted.is_told_by(&port.schema))?;
-    // As it is written in the file of this stage, without the group that both are in.
+    // The name as written in the file of this stage, without the group that both are in.
     let group = stage.name.rsplit_once('/').map(|(group, _)| format!("{group}/"));
     let written = group.and_then(|group| edge.stage.strip_prefix(&group));
     let written = written.unwrap_or(&edge.stage);

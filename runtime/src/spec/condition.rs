@@ -1,5 +1,5 @@
-//! `when: EXPRESSION` of stages and groups: a boolean over parameters. Our own since its operands are references with the
-//! types of their values, and every mistake has a line and a column.
+//! `when: EXPRESSION` of stages and groups: a boolean over parameters. The parser is written here since operands are
+//! references with the types of their values, and every mistake needs a line and a column.
 //!
 //! ```text
 //! or         = and {"or" and}
@@ -127,7 +127,7 @@ impl<L: Lookup> Parser<'_, '_, L> {
         self.joined("and", Self::not, |left, right| left && right)
     }
 
-    /// Operands joined by a word. Both sides are looked at always, so that a mistake is found whatever the values.
+    /// Operands joined by a word. Both sides are always evaluated, so that mistakes are found whatever the values.
     fn joined(
         &mut self,
         word: &str,
@@ -290,8 +290,7 @@ impl<L: Lookup> Parser<'_, '_, L> {
     }
 }
 
-/// How two values compare: none where they cannot be compared at all, and none within where they differ but neither is the
-/// larger one.
+/// The order of two values: `None` where they cannot be compared, `Some(None)` where they differ without an order.
 fn order(left: &Value, right: &Value) -> Option<Option<Ordering>> {
     match (left, right) {
         (Value::Null, Value::Null) => Some(Some(Ordering::Equal)),
@@ -395,7 +394,7 @@ mod tests {
             ("", (1, 1), "a value is missing"),
             ("true or", (1, 8), "a value is missing"),
             ("1.2.3 == 1", (1, 1), "`1.2.3` is no number"),
-            // The second side is looked at although the first one decides.
+            // The second side is evaluated although the first one decides.
             ("true or ${nothing}", (1, 9), "unknown parameter `nothing`"),
         ] {
             let mistake = evaluate(text, &mut Fixed).unwrap_err();
@@ -403,7 +402,7 @@ mod tests {
             let found = mistake.message.unwrap_or_default();
             assert!(found.starts_with(message), "{text}: {found}");
         }
-        // What is wrong itself was reported there.
+        // The mistake was reported where it is.
         assert_eq!(evaluate("${broken}", &mut Fixed).unwrap_err().message, None);
         let deep = "(".repeat(100_000);
         assert!(evaluate(&deep, &mut Fixed).is_err());

@@ -10,7 +10,7 @@ use crate::escape::{escape_line, escape_lines, mask};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Diagnostic {
     pub message: String,
-    /// None where the mistake stands in no file, as with `--set`.
+    /// None where the mistake is in no file, as with `--set`.
     pub place: Option<Place>,
     pub help: Option<String>,
 }
@@ -97,8 +97,8 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// The same for miette, whose message must not carry the place that its picture shows. It colours what it writes, so what
-/// comes from the user is made visible before.
+/// The diagnostic for miette: without the place in the message, as the picture shows it, and with the user's text
+/// escaped, as miette adds colours.
 #[derive(Debug)]
 struct Picture<'a> {
     message: Cow<'a, str>,
@@ -107,7 +107,7 @@ struct Picture<'a> {
     source: Option<Source<'a>>,
 }
 
-/// The text of a file, and what it is called.
+/// The text of a file, and its name.
 #[derive(Debug)]
 struct Source<'a> {
     name: String,
@@ -184,7 +184,7 @@ impl miette::SourceCode for Source<'_> {
     }
 }
 
-/// All that is wrong, in the order of the files.
+/// All diagnostics, in the order of the files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Diagnostics(pub Vec<Diagnostic>);
 
@@ -198,7 +198,7 @@ impl Diagnostics {
         }
     }
 
-    /// By file, in the order in which files first appear, then by line; what stands in no file comes first.
+    /// By file, in the order in which files first appear, then by line; diagnostics without a file come first.
     pub fn sorted(mut found: Vec<Diagnostic>) -> Diagnostics {
         let mut files: Vec<std::path::PathBuf> = Vec::new();
         for place in found.iter().filter_map(|diagnostic| diagnostic.place.as_ref()) {

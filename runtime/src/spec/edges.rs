@@ -8,16 +8,15 @@ use super::source::Place;
 use super::yaml::{self, Part, Steps, Value};
 use crate::suggest::did_you_mean;
 
-/// Names of stages, groups and inputs: what can stand in a file name, and before the `.` of a port.
+/// The form of names of stages, groups and inputs: fit for a file name, and without `.`, which separates a port.
 pub(super) fn is_stage_name(name: &str) -> bool {
     name.len() <= 64
         && name.starts_with(|c: char| c.is_ascii_alphabetic())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
-/// Reads `from`: one reference, a list, or a map of names to references, or to lists of them of which one is read. `group`
-/// (`manifest/`) goes before stage names.
-/// The error is where, from the head of `from`, and what.
+/// Reads `from`: one reference, a list, or a map of names to references, or to lists of them of which one is read.
+/// `group` (`manifest/`) is put before stage names. The error is the path below `from`, and the message.
 pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<Edge>, (Steps, String)> {
     let edges = match from {
         Value::Null => Vec::new(),
@@ -150,7 +149,7 @@ pub(super) fn order(stages: Vec<Stage>, found: &mut Vec<Diagnostic>) -> Vec<Stag
     }
     let mut placed = vec![false; stages.len()];
     let mut sequence = Vec::new();
-    // Stages are few; the first that is ready, again and again, keeps the order of the file.
+    // Repeatedly takes the first stage that is ready, which keeps the order of the file; quadratic, but stages are few.
     while let Some(next) =
         (0..stages.len()).find(|&index| !placed[index] && producers[index].iter().all(|&producer| placed[producer]))
     {
@@ -189,7 +188,7 @@ fn unknown_producer(stage: &Stage, edge: &Edge, stages: &[Stage]) -> Diagnostic 
         .help(help)
 }
 
-/// Every stage that is left waits for one that is left: walking back along such edges ends in a circle.
+/// Every remaining stage depends on a remaining one: following these edges backwards ends in a cycle.
 fn cycle(stages: &[Stage], producers: &[Vec<usize>], placed: &[bool]) -> Diagnostic {
     let mut path: Vec<usize> = Vec::new();
     let mut at = placed.iter().position(|placed| !placed).unwrap_or(0);
@@ -202,7 +201,7 @@ fn cycle(stages: &[Stage], producers: &[Vec<usize>], placed: &[bool]) -> Diagnos
     }
     let start = path.iter().position(|&index| index == at).unwrap_or(0);
     let mut circle: Vec<usize> = path[start..].to_vec();
-    // Begin with the stage that stands first in the file, so that the message does not depend on the walk.
+    // Begins with the stage that comes first in the file, so that the message is deterministic.
     circle.reverse();
     let first = circle
         .iter()

@@ -1,4 +1,4 @@
-//! The pipeline file: from YAML to a checked pipeline, with every mistake shown where it stands.
+//! The pipeline file: from YAML to a checked pipeline, with the place of every mistake.
 //!
 //! [`load`] reads a file, opens its includes and puts parameters in; [`check()`] types the settings of each
 //! stage and computes schemas.

@@ -26,8 +26,8 @@ pub(super) use {fit::brief, resolve::Scope};
 /// Reads an environment variable.
 pub type Environment = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// Names of parameters that users of other programs type, without groups and in lower case, and the last parts of the names
-/// of those that may be meant: `("learning_rate", &["lr", "phase1_lr"])`.
+/// Names of parameters in other programs, without groups and in lower case, each with the last parts of our parameters'
+/// names that may be meant: `("learning_rate", &["lr", "phase1_lr"])`.
 pub type UsualNames = &'static [(&'static str, &'static [&'static str])];
 
 /// What a user gives besides the pipeline file.
@@ -97,11 +97,11 @@ struct Param {
 #[derive(Default)]
 pub(super) struct Params {
     params: Vec<Param>,
-    /// What `${file_dir}` stands for.
+    /// The value of `${file_dir}`.
     file_dir: String,
     usual_names: UsualNames,
     secrets: Secrets,
-    /// Files in which values of secrets stand as text, or may stand under another name.
+    /// Files that contain values of secrets as text, or may contain them under a misspelt name.
     files_with_secrets: BTreeSet<PathBuf>,
 }
 
@@ -109,7 +109,7 @@ pub(super) struct Params {
 pub(super) struct GivenMap<'a> {
     pub map: &'a Mapping,
     pub source: &'a Arc<SourceFile>,
-    /// Where the map stands in its file.
+    /// Path of the map in its file.
     pub steps: Steps,
     /// What gives the values, in words.
     pub by: String,
@@ -117,7 +117,7 @@ pub(super) struct GivenMap<'a> {
     pub written: Option<&'a Mapping>,
 }
 
-/// Stands for the folder of the file that it is written in.
+/// The reference that is replaced by the folder of the file that contains it.
 pub(super) const FILE_DIR: &str = "file_dir";
 
 /// Characters of a value of the command line that are shown.
@@ -317,7 +317,7 @@ impl Params {
                     format!("parameter `{name}` has neither a `default` nor `required: true`"),
                     None,
                 );
-                // So that nothing more is said of it.
+                // Marked as wrong, so that no further error is reported for it.
                 default = Some(Value::Null);
             }
             _ => {}
@@ -418,7 +418,7 @@ impl Params {
                                 .wrong(message)
                                 .help("give it `${env:NAME}`, or a parameter that is secret, too"),
                         );
-                        // So that nothing more is said of it.
+                        // Marked as wrong, so that no further error is reported for it.
                         if let Some((index, _)) = self.find(&name) {
                             self.params[index].raw = Some(Value::Null);
                         }
@@ -460,7 +460,7 @@ impl Params {
         }
         let value = match self.declared(name) {
             _ if self.is_secret(name) => Value::String(text.to_string()),
-            // A text parameter takes the text as it stands, so that `--set shards=0042` is a folder.
+            // A text parameter takes the text unchanged, so that `--set shards=0042` is a folder.
             Some(Value::String(default)) if !substitute::is_lone_reference(default) => match yaml::parse_text(text) {
                 Ok(Value::String(unquoted)) if text.starts_with(['"', '\'']) => Value::String(unquoted),
                 _ => Value::String(text.to_string()),
@@ -473,7 +473,7 @@ impl Params {
                 }
             },
         };
-        // Nothing on the command line stands in a file; its paths are relative to the current directory.
+        // Values of the command line have no file; their paths are relative to the current directory.
         let mut value = value;
         self.put_file_dir(name, &mut value, ".");
         match self.give(
@@ -578,7 +578,7 @@ impl Params {
             _ if param.secret => Ok(value),
             None => Ok(value),
             Some(_) if has_reference(&value) => Ok(value),
-            // A map is laid over the value that stands, key by key.
+            // A map is merged into the present value, key by key.
             Some(default @ Value::Mapping(_)) => fit(default, param.raw.as_ref().unwrap_or(default), value),
             Some(default) => fit(default, default, value),
         };
@@ -601,8 +601,8 @@ fn lone_environment_at<'a>(root: &'a Mapping, steps: &Steps) -> Option<&'a str> 
     substitute::is_lone_environment(text).then_some(text)
 }
 
-/// The folder of a file: relative to the current directory if it lies below, else absolute; without symbolic links, so that
-/// `..` after it leads where it seems to.
+/// The folder of a file: relative to the current directory if it lies below, else absolute; symbolic links are
+/// resolved, so that a `..` after it leads to the expected folder.
 pub(super) fn file_dir(path: &Path) -> String {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
@@ -620,7 +620,7 @@ pub(super) fn file_dir(path: &Path) -> String {
     }
 }
 
-/// What a pipeline file says of a parameter.
+/// The declaration of a parameter in a pipeline file.
 struct Declared {
     name: String,
     default: Option<Value>,

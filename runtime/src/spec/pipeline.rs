@@ -20,9 +20,9 @@ pub struct Pipeline {
     pub params: Vec<ParamValue>,
     /// Producers before consumers; otherwise in the order of the file, groups first.
     pub stages: Vec<Stage>,
-    /// Those that do not take part. Known once the pipeline was checked; until then they stand among `stages`.
+    /// Stages that do not take part. Known once the pipeline was checked; until then they are part of `stages`.
     pub switched_off: Vec<SwitchedOff>,
-    /// The values of parameters with `secret: true`, which stand nowhere else.
+    /// The values of parameters with `secret: true`, which are kept nowhere else.
     pub secrets: Secrets,
 }
 
@@ -96,7 +96,7 @@ pub enum LimitAction {
     Warn,
 }
 
-/// Where something stands: a file and a path in it.
+/// A place in the pipeline: a file and a path in it.
 #[derive(Clone, Debug)]
 pub struct Origin {
     pub source: Arc<SourceFile>,
@@ -109,7 +109,7 @@ impl Origin {
     }
 }
 
-/// A group of parameters that is given to a stage whole.
+/// A group of parameters that is merged into a stage's settings (`<<`).
 #[derive(Clone, Debug)]
 pub(super) struct MergedGroup {
     /// Its members: names, values, and where these came from.

@@ -96,17 +96,17 @@ fn load_with(
     )
 }
 
-/// What may stand at the head of a pipeline file, beside `flow`.
+/// Keys at the top level of a pipeline file, beside `flow`.
 const KEYS: [&str; 5] = ["description", "params", "include", "stages", "tests"];
 
 struct Reader<'r> {
     registry: &'r Registry,
     environment: Environment,
     usual_names: UsualNames,
-    /// The files that are being read, from the outermost in: an include of one of them is a circle.
+    /// The files that are being read, outermost first: including one of them again is a cycle.
     open: Vec<(PathBuf, PathBuf)>,
     secrets: Secrets,
-    /// Files in which the value of a secret stands, or may stand.
+    /// Files that contain the value of a secret, or may contain one.
     unshown: BTreeSet<PathBuf>,
     found: Vec<Diagnostic>,
 }
@@ -130,7 +130,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// What was found wrong, without lines of files that hold secrets.
+    /// The diagnostics, without the text of files that contain secrets.
     fn into_found(self) -> Vec<Diagnostic> {
         let mut found = self.found;
         for place in found.iter_mut().filter_map(|diagnostic| diagnostic.place.as_mut()) {
@@ -221,7 +221,7 @@ impl Reader<'_> {
         let mut names = BTreeSet::new();
         let mut stages = self.includes(&document, entry("include"), &scope, group, &mut names);
         stages.extend(self.stages(&document, entry("stages"), &scope, group, &names));
-        // They are run by their own file alone, but their form is checked wherever the file is read.
+        // Tests run only with their own file, but their syntax is checked wherever the file is read.
         self.tests(&document, entry("tests"));
         if stages.is_empty() && self.found.is_empty() {
             self.found.push(
@@ -244,7 +244,7 @@ impl Reader<'_> {
             }
             return;
         };
-        // What stands elsewhere may be meant for a secret, too.
+        // Values under other names may be meant for a secret, too.
         let is_misplaced = |(key, value): (&Value, &Value)| match key.as_str() {
             Some("params") => !matches!(value, Value::Null | Value::Mapping(_)),
             Some("flow" | "description") => false,
@@ -375,7 +375,7 @@ impl Reader<'_> {
             );
             let read = read.into_iter().flat_map(|read| read.stages);
             stages.extend(read.map(|mut stage| {
-                // The outermost reason is the one to tell.
+                // The outermost reason is reported.
                 stage.off = off.clone().or(stage.off);
                 stage
             }));

@@ -12,10 +12,10 @@ pub struct SourceFile {
     /// As it was given, for the reader.
     pub path: PathBuf,
     pub text: String,
-    /// Where each line begins, in bytes. Like `places` made when it is asked for, since most files have no mistake, and kept,
-    /// so that many mistakes do not read the text many times.
+    /// Where each line begins, in bytes. Like `places` computed on first use, since most files have no mistake, and
+    /// cached, so that many mistakes do not scan the text many times.
     lines: OnceLock<Vec<usize>>,
-    /// Of a text that was read as YAML: others, such as one nested without a bottom, may keep the parser busy for ever.
+    /// Only for texts that were parsed as YAML: on others, such as extremely nested ones, the parser may not end.
     places: OnceLock<Option<PlaceIndex>>,
 }
 
@@ -63,7 +63,7 @@ impl SourceFile {
     }
 }
 
-/// A stretch of text in a file.
+/// A span of text in a file.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Place {
     pub source: Arc<SourceFile>,
@@ -75,7 +75,7 @@ pub struct Place {
     pub offset: usize,
     /// In bytes; within one line.
     pub length: usize,
-    /// False where the value of a secret stands in the file: then no message shows lines of it.
+    /// False where the file contains the value of a secret: then no message shows lines of it.
     pub is_shown: bool,
 }
 
@@ -108,8 +108,8 @@ impl Place {
         }
     }
 
-    /// The place of `steps`, or of the nearest thing above it that the text holds (what came from a
-    /// parameter does not stand there).
+    /// The place of `steps`, or of its nearest ancestor that the text holds (values of parameters are not part of the
+    /// text).
     pub fn of(source: &Arc<SourceFile>, steps: &Steps, part: Part) -> Place {
         let mut steps = steps.clone();
         let mut part = part;

@@ -10,10 +10,10 @@ use crate::secret::REFERENCE;
 
 /// Where references find their values.
 pub(super) trait Lookup {
-    /// The error is what to say as help; `None` when the parameter is itself wrong and that was said.
+    /// The error is the help text; `None` when the parameter is itself wrong and was reported.
     fn param(&mut self, name: &str) -> Result<Value, Option<String>>;
     fn environment(&mut self, name: &str) -> Option<String>;
-    /// Counts bytes that references bring in; false where they have become too many.
+    /// Counts bytes that references add; false where they have become too many.
     fn spend(&mut self, bytes: usize) -> bool;
 }
 
@@ -76,19 +76,19 @@ pub(super) fn is_lone_environment(text: &str) -> bool {
     )
 }
 
-/// What stands for the value of a secret parameter, wherever it is named.
+/// The reference to a secret parameter that takes the place of its value.
 pub(super) fn secret_reference(name: String) -> Value {
     Value::Mapping(Mapping::from_iter([(Value::from(REFERENCE), Value::from(name))]))
 }
 
-/// Whether a value stands for a secret.
+/// Whether a value is a reference to a secret.
 pub(super) fn is_secret(value: &Value) -> bool {
     value
         .as_mapping()
         .is_some_and(|map| map.len() == 1 && map.contains_key(REFERENCE))
 }
 
-/// What is given to a secret parameter.
+/// A value given to a secret parameter.
 pub(super) enum SecretText {
     Text(String),
     /// Another secret parameter.
@@ -202,7 +202,7 @@ struct Expansion<'a, L> {
     lookup: &'a mut L,
     problems: &'a mut Vec<Problem>,
     taken: &'a mut Vec<Taken>,
-    /// What references may still bring into this value.
+    /// Remaining size that references may add to this value.
     left: usize,
     too_large: bool,
 }
@@ -211,7 +211,7 @@ impl<L: Lookup> Expansion<'_, L> {
     /// The value `depth` levels down.
     fn value(&mut self, value: &Value, steps: &Steps, depth: usize) -> Value {
         match value {
-            // What is refused as a whole need not be gone through to its end.
+            // The value is refused already, so the rest of it is skipped.
             _ if self.too_large => Value::Null,
             Value::String(text) => self.text(text, steps, depth),
             Value::Sequence(items) => Value::Sequence(
@@ -303,7 +303,7 @@ impl<L: Lookup> Expansion<'_, L> {
         Value::String(whole)
     }
 
-    /// Counts what a reference brings in, and refuses what is too much.
+    /// Counts the size that a reference adds, and refuses what is too much.
     fn admit(&mut self, value: Value, depth: usize) -> Result<Value, Refused> {
         let Some(size) = size(&value, self.left, DEEPEST.saturating_sub(depth)) else {
             self.too_large = true;
@@ -358,7 +358,7 @@ fn size(value: &Value, left: usize, levels: usize) -> Option<usize> {
     (sum <= left).then_some(sum)
 }
 
-/// The text with `folder` in place of `${file_dir}`, and all other references as they stand; none where there is nothing to do.
+/// The text with `folder` in place of `${file_dir}`, and all other references unchanged; none where nothing changes.
 pub(super) fn with_file_dir(text: &str, folder: &str) -> Option<String> {
     let pieces = pieces(text).ok()?;
     if !pieces.iter().any(|(_, piece)| *piece == Piece::Param(FILE_DIR)) {

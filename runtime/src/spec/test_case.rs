@@ -1,5 +1,4 @@
-//! Tests of a pipeline as its file states them: rows that stages are to give instead of running, and what others then make
-//! of them.
+//! Tests as written in a pipeline file: rows that replace stages, and the expected output of others.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,12 +30,12 @@ pub struct TestRows {
     pub partitions: Vec<(Partition, Vec<Mapping>)>,
 }
 
-/// What a stage is expected to give. At least one of the two is said.
+/// The expected output of a stage. At least one of the two fields is given.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     pub port: PortName,
     pub rows: Option<ExpectedRows>,
-    /// How many rows the stage refuses for each reason; it gives no others.
+    /// The number of rejects for each reason; other reasons must not occur.
     pub rejects: Option<BTreeMap<String, u64>>,
 }
 

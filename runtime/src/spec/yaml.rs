@@ -1,4 +1,4 @@
-//! YAML is read here: documents, paths into them, and where a path stands in the text.
+//! Reading YAML: documents, paths into them, and the place of a path in the text.
 
 mod depth;
 mod doubled;
@@ -158,7 +158,7 @@ pub fn from_serializable(value: &impl serde::Serialize) -> Value {
     serde_yaml::to_value(value).unwrap_or(Value::Null)
 }
 
-/// What a value is, in a reader's words: `a whole number`.
+/// The type of a value, for messages: `a whole number`.
 pub fn describe(value: &Value) -> &'static str {
     match value {
         Value::Null => "nothing",
@@ -221,7 +221,7 @@ pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, TypedError> {
     })
 }
 
-/// Serde's messages in the words of the rest.
+/// Serde's messages in the terms of the other messages.
 fn plain_words(message: &str) -> (String, Option<String>) {
     let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     match names.split_first() {

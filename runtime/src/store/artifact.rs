@@ -36,7 +36,7 @@ pub(crate) struct ArtifactPart {
 pub(crate) enum Data {
     File {
         path: PathBuf,
-        /// The rows of the file that these are; all, if there is none.
+        /// The ranges of rows of the file that belong to the partition; none: all rows.
         selection: Option<Arc<Selection>>,
     },
     Memory(Vec<RecordBatch>),
@@ -137,8 +137,8 @@ impl Artifact {
         Ok(Batches { schema, source })
     }
 
-    /// The rows of one partition at these places (the first of a range and how many; ascending), to be stored
-    /// without writing them once more; none where the partition lies in memory or is not there.
+    /// The rows of one partition in these ranges (first row and count; ascending), as a selection that is stored
+    /// without copying them; none where the partition is in memory or does not exist.
     pub(crate) fn select(&self, partition: &Partition, ranges: &[RowRange], state: &Path) -> Option<Selection> {
         let part = self.inner.parts.get(partition)?;
         let Data::File { path, selection } = &part.data else {
@@ -159,8 +159,8 @@ impl Artifact {
         })
     }
 
-    /// Of rows that stand one for one for those of an artifact, in the same order: the ones for what `chosen`, a
-    /// selection of that artifact, has.
+    /// For an artifact whose rows correspond one to one to those of another, in the same order: the rows that
+    /// correspond to `chosen`, a selection of the other artifact.
     ///
     /// # Errors
     /// If a partition is not there, or does not have as many rows as what `chosen` selects from.

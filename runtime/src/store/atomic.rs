@@ -1,5 +1,5 @@
-//! The one place that writes files: every file is written whole under a temporary name, brought to the disk,
-//! and only then given the name under which it is looked for.
+//! The only module that writes files: every file is written completely under a temporary name, flushed (fsync), and
+//! only then renamed to its final name.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -11,21 +11,21 @@ use super::StoreError;
 use super::lock::{Lock, LostLock};
 use super::recovery::{Listing, TEMPORARY};
 
-/// Threads that bring files to the disk at the same time. The file system joins what is asked for together
-/// into few writes of its journal, so this is about waiting, not about processors.
+/// Threads that flush files concurrently. The file system combines concurrent flushes into few journal writes, so the
+/// number does not depend on the cores.
 const SYNC_THREADS: usize = 16;
 
 /// File operations. In tests they can be made to stop after any number of steps, as a crash would.
 #[derive(Clone, Default)]
 pub(crate) struct Files {
-    /// Of the lock under which the files are written: without it nothing is written any more.
+    /// The state of the lock under which the files are written: once it is lost, nothing more is written.
     lost: LostLock,
     #[cfg(test)]
     pub(crate) crash: Option<std::sync::Arc<super::crash::Crash>>,
 }
 
-/// Writes `bytes` as the file `path`, replacing what is there: whoever reads sees the old file or the new
-/// one, also after a crash.
+/// Writes `bytes` as the file `path`, replacing an existing one atomically: readers see the old file or the new one,
+/// also after a crash.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     Files::default().replace(path, bytes)
 }
@@ -80,12 +80,12 @@ impl Files {
         }
     }
 
-    /// Brings the content of a file to the disk.
+    /// Flushes the content of a file to the disk (fsync).
     pub(crate) fn sync(&self, path: &Path) -> Result<(), StoreError> {
         self.step(path)?;
         #[cfg(test)]
         if let Some(crash) = &self.crash {
-            // What reaches the disk is up to the test.
+            // In tests the simulated crash decides what reaches the disk.
             crash.synced(path);
             return Ok(());
         }
@@ -94,7 +94,7 @@ impl Files {
             .map_err(|e| StoreError::io("bring to the disk", path, e))
     }
 
-    /// Brings the contents of many files to the disk.
+    /// Flushes the contents of many files to the disk.
     pub(crate) fn sync_all(&self, paths: &[PathBuf]) -> Result<(), StoreError> {
         let share = paths.len().div_ceil(SYNC_THREADS).max(1);
         if paths.len() <= 1 || self.is_stepped() {
@@ -112,7 +112,7 @@ impl Files {
         })
     }
 
-    /// Brings the names in a folder to the disk.
+    /// Flushes a folder, so that the names in it survive a power failure.
     pub(crate) fn sync_folder(&self, folder: &Path) -> Result<(), StoreError> {
         self.step(folder)?;
         #[cfg(test)]
@@ -122,7 +122,7 @@ impl Files {
         }
         match File::open(folder).and_then(|file| file.sync_all()) {
             Ok(()) => Ok(()),
-            // Some network file systems know no flush of a folder; they are then in no need of one.
+            // Some network file systems do not support fsync of a folder, and do not need it.
             Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
             Err(e) => Err(StoreError::io("bring to the disk", folder, e)),
         }
@@ -140,18 +140,19 @@ impl Files {
     /// Gives the temporary file `from` the name `to`, unless that name is taken: then says false.
     pub(crate) fn rename_if_absent(&self, from: &Path, to: &Path) -> Result<bool, StoreError> {
         self.step(to)?;
-        // A link that is lost in a power cut is for the test as a renaming that is lost: the file stays under
-        // its temporary name, or under none.
+        // The test treats a link that is lost in a power failure like a lost rename: the file keeps its temporary name,
+        // or has none.
         #[cfg(test)]
         if let (Some(crash), false) = (&self.crash, to.exists()) {
             crash.renamed(from, to);
         }
         match std::fs::hard_link(from, to) {
             Ok(()) => {}
-            // Over a network, the answer to the first attempt may be lost and the second one find what the first did.
+            // On a network file system the reply to the first attempt may be lost, and the retry then finds the link
+            // that the first made.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_one_file(from, to) => {}
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
-            // File systems without hard links. The lock keeps others away, so looking first is enough.
+            // File systems without hard links. The lock excludes other writers, so checking first is enough.
             Err(e) if matches!(e.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied) => {
                 if to.exists() {
                     return Ok(false);
@@ -189,7 +190,7 @@ impl Files {
         std::fs::create_dir_all(path).map_err(|e| StoreError::io("create the folder", path, e))
     }
 
-    /// Writes `bytes` under a temporary name beside `path` and brings them to the disk.
+    /// Writes `bytes` under a temporary name beside `path` and flushes them to the disk.
     pub(crate) fn prepare(&self, path: &Path, bytes: &[u8]) -> Result<PathBuf, StoreError> {
         let (temporary, mut file) = self.create_temporary(folder_of(path))?;
         let written = self
@@ -213,7 +214,7 @@ impl Files {
         self.sync_folder(folder_of(path))
     }
 
-    /// Whether a test counts the steps; they then have to come in one order.
+    /// Whether a test counts the steps, which must then have a fixed order.
     fn is_stepped(&self) -> bool {
         #[cfg(test)]
         return self.crash.is_some();
@@ -222,7 +223,7 @@ impl Files {
     }
 }
 
-/// Whether two names are of one file.
+/// Whether two paths name the same file (device and inode).
 fn is_one_file(a: &Path, b: &Path) -> bool {
     match (a.symlink_metadata(), b.symlink_metadata()) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
@@ -256,7 +257,7 @@ pub(crate) fn list(folder: &Path) -> Result<Listing, StoreError> {
                 listing.insert(name, metadata.len());
             }
             Ok(_) => {}
-            // Gone between the listing and the look.
+            // Removed after the folder was listed.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(StoreError::io("look at", &entry.path(), e)),
         }

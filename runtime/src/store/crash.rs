@@ -1,4 +1,4 @@
-//! Crashes for tests: file operations that stop after a number of steps, and what a power cut takes away.
+//! Simulated crashes for tests: file operations that stop after a number of steps, and what a power failure loses.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -121,7 +121,7 @@ impl Crash {
         while let Some(undo) = state.undo.pop() {
             match undo {
                 Undo::Rename { from, to, replaced } => {
-                    // Not done at all, if the crash came between the note and the deed.
+                    // The operation was not done if the crash came after it was noted and before it was done.
                     match std::fs::rename(&to, &from) {
                         Ok(()) if state.unflushed.remove(&to) => {
                             state.unflushed.insert(from);

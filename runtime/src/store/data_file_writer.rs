@@ -1,4 +1,4 @@
-//! A data file whose row groups are written while rows still come.
+//! A data file whose row groups are written while rows still arrive.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use super::atomic::Files;
 use super::parquet_file::{self, Encoder, WrittenFile};
 use crate::error::StageError;
 
-/// Rows of one port of one partition, under a temporary name, with the bytes that writing them all at once would give.
-/// Dropping it removes the file.
+/// Writes the rows of one port of one partition to a temporary file, which gets the same bytes as if all rows were
+/// written at once. Dropping it removes the file.
 pub(crate) struct DataFileWriter {
     files: Files,
     path: PathBuf,
@@ -47,13 +47,13 @@ impl DataFileWriter {
         finished.map_err(|error| StoreError::parquet("write", &self.path, error))
     }
 
-    /// Ends the file. It is not brought to the disk yet.
+    /// Finishes the file. It is not flushed to the disk yet.
     pub(super) fn finish(mut self) -> Result<(PathBuf, WrittenFile), StoreError> {
         let written = self.end()?;
         Ok((std::mem::take(&mut self.path), written))
     }
 
-    /// All rows once more, in memory; the file goes.
+    /// Reads all rows back into memory and removes the file.
     pub fn read_back(mut self) -> Result<Vec<RecordBatch>, StageError> {
         let written = self.end()?;
         parquet_file::open(&self.path, written.bytes, &self.schema, None, None)?.collect()

@@ -1,4 +1,4 @@
-//! A file that is digested by whoever reads it, so that it is read once.
+//! A file that is digested while it is read, so that it is read once.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use super::file_state::FileState;
 use crate::digest::Digest;
 use crate::open_regular_file;
 
-/// Bytes that are read at once of what nobody asked for.
+/// Bytes per read of the parts that the caller does not need.
 const PIECE: u64 = 1 << 20;
 
 /// A file that is read from its beginning to its end, and digested on the way. To be handed to [`crate::Out::digested`].
@@ -68,7 +68,7 @@ impl DigestedFile {
         &self.file
     }
 
-    /// The bytes at `offset`. What lies before them and was not read yet is read on the way.
+    /// The bytes at `offset`. Bytes before them that were not read yet are read (and digested) first.
     ///
     /// # Errors
     /// If they cannot be read, the file ends before them, or they lie before what was read already.

@@ -17,7 +17,7 @@ pub enum StoreError {
         path: PathBuf,
         source: io::Error,
     },
-    /// Somebody else works there: exit code 3.
+    /// Another run holds the lock: exit code 3.
     #[error("{what} {} is held by {holder}", path.display())]
     Held {
         what: &'static str,
@@ -28,7 +28,7 @@ pub enum StoreError {
     Newer { path: PathBuf, found: u64, known: u64 },
     #[error("{} is damaged: {detail}", path.display())]
     Damaged { path: PathBuf, detail: String },
-    /// Two recipes with the same first 16 digits, or a file that was copied from elsewhere.
+    /// A folder belongs to another recipe with the same first 16 digits, or a file was copied from another folder.
     #[error("{} belongs to recipe {found}, not to {expected}", path.display())]
     OtherRecipe {
         path: PathBuf,
@@ -50,7 +50,7 @@ pub enum StoreError {
     ReadOnly { path: PathBuf },
     #[error("artifacts in {} are being written", path.display())]
     Busy { path: PathBuf },
-    /// A folder that is something else than what it is taken for.
+    /// A folder that is no state directory.
     #[error("{} is no state directory: it has no FORMAT file, but holds `{found}`", path.display())]
     Foreign { path: PathBuf, found: String },
     /// A folder that receives a set of files and holds those of another stage or of somebody else.

@@ -1,4 +1,4 @@
-//! Sets of files in folders of the user's: all of a set, or it is visibly not whole.
+//! Sets of files in folders of the user. A set is complete when its `flow.json` exists, which is written last.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -25,7 +25,7 @@ const FOLDER_VERSION: u64 = 1;
 /// Says of what a set consists; a set without it is not whole. Sets that share a folder have names of their own.
 const MANIFEST: &str = "flow.json";
 const LOCK: &str = ".flow-lock";
-/// How names of folders of files in the making begin, after [`TEMPORARY`].
+/// Prefix of the names of folders of unfinished files, after [`TEMPORARY`].
 const WAITING: &str = "export-";
 /// The folder of files that go to object storage, in a stage's scratch folder.
 const UPLOADS: &str = "uploads";
@@ -81,11 +81,11 @@ pub enum ExportStatus {
     Missing,
     /// Made from other inputs.
     Outdated,
-    /// A file is gone or was changed by somebody.
+    /// A file is missing or was changed.
     Changed { file: String },
 }
 
-/// What the description of a set says of a file beside it.
+/// What the description of a set (its `flow.json`) records of a file in the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileInSet {
     /// There is no description.
@@ -123,10 +123,10 @@ pub fn file_in_set(folder: &Path, manifest: &str, name: &str) -> Result<FileInSe
     Ok(if same { FileInSet::AsWritten } else { FileInSet::Changed })
 }
 
-/// Rows of a set that are too few to be guarded: a trial, of which one shard more or less is most.
+/// Sets with fewer rows are not guarded against shrinking: in a small trial, one shard fewer may remove most rows.
 const FEW_ROWS: u64 = 100;
 
-/// Rows of a set that must not become far fewer unnoticed.
+/// Guards the number of rows of a set against shrinking.
 struct Guarded {
     what: &'static str,
     /// Parquet files of the set.
@@ -156,7 +156,7 @@ pub struct ExportSet {
     key: Digest,
     names: BTreeMap<String, PathBuf>,
     guarded: Vec<Guarded>,
-    /// Why a set without a row is likely not meant.
+    /// Why a set without rows is probably a mistake.
     without_rows: Option<String>,
     /// Dropped last: a folder is let go after it has been cleaned up.
     target: Target,
@@ -192,7 +192,7 @@ impl ExportSet {
         let manifest = match read_manifest(&manifest_path) {
             Ok(Some(manifest)) => manifest,
             Ok(None) => return Ok(ExportStatus::Missing),
-            // Somebody edited it: the set is made again, which puts it right.
+            // It was edited: the set is made again, which repairs it.
             Err(StoreError::Damaged { .. }) => {
                 return Ok(ExportStatus::Changed {
                     file: manifest.to_string(),
@@ -278,8 +278,8 @@ impl ExportSet {
         files.create_folder(folder)?;
         let lock = Lock::take(&folder.join(LOCK), "the export folder", run)?;
         let files = files.under(&lock);
-        // A newer flow's set is not overwritten, nor a file of somebody else's that has the name. One of ours that was
-        // edited or cut short is.
+        // The set of a newer flow is not overwritten, nor a file of another program with this name. One of ours that
+        // was edited or truncated is.
         let manifest_path = folder.join(manifest);
         match read_manifest(&manifest_path) {
             Err(error @ StoreError::Newer { .. }) => return Err(error),
@@ -330,8 +330,8 @@ impl ExportSet {
         Ok(path)
     }
 
-    /// Says that the parquet files `names` of the set have `rows` together, of which no more than the share `most` (of 1) may
-    /// be missing against the set that stands in the folder. `what` names them to the user.
+    /// Declares that the parquet files `names` of the set have `rows` together; compared with the set in the folder, at
+    /// most the share `most` (0 to 1) may be missing. `what` names the rows in messages.
     pub fn guard_rows(&mut self, what: &'static str, names: Vec<String>, rows: u64, most: f64) {
         self.guarded.push(Guarded {
             what,
@@ -341,17 +341,19 @@ impl ExportSet {
         });
     }
 
-    /// Says that the set has no row, and why that is likely not meant: it is then written only where the user allows it.
+    /// Declares that the set has no rows, and why that is probably a mistake: it is then written only where the user
+    /// allows it.
     pub fn guard_empty(&mut self, why: String) {
         self.without_rows = Some(why);
     }
 
-    /// Why the set, which has no row, is likely not meant.
+    /// Why the set, which has no rows, is probably a mistake.
     pub fn without_rows(&self) -> Option<&str> {
         self.without_rows.as_deref()
     }
 
-    /// What was guarded and became too few (where it was 100 rows at least). Files of the old set that cannot be read are left out of account.
+    /// Guarded rows that became too few (only where the old set had at least 100). Files of the old set that cannot be
+    /// read do not count.
     pub fn shrunk(&self) -> Vec<Shrunk> {
         if let Target::Objects(set) = &self.target {
             return self.fewer_than(|guarded| set.rows_before(&guarded.names));
@@ -453,7 +455,7 @@ impl ExportSet {
             prefix: None,
             files: entries,
         };
-        // Beside the other files in the making, so that no crash leaves a name that was not written down.
+        // In the folder of unfinished files, so that a crash leaves no temporary file of unknown name.
         let manifest = versioned_json::to_json(&manifest_path, &manifest)?;
         let prepared = to.prepare(&self.waiting.join(MANIFEST), &manifest)?;
         to.rename(&prepared, &manifest_path)?;
@@ -514,7 +516,7 @@ pub(super) fn is_foreign(text: &[u8]) -> bool {
     }
 }
 
-/// Removes folders of exports that did not come to their end, by the names that were written down for them.
+/// Removes temporary folders of interrupted exports, by the names noted for them.
 fn remove_left(folder: &Path, names: &[String]) -> Result<(), StoreError> {
     for name in names {
         let token = name.strip_prefix(TEMPORARY).and_then(|rest| rest.strip_prefix(WAITING));
@@ -522,7 +524,7 @@ fn remove_left(folder: &Path, names: &[String]) -> Result<(), StoreError> {
             continue;
         }
         let path = folder.join(name);
-        // What is no folder was not made by us.
+        // Anything but a folder was not made by an export.
         if path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
             std::fs::remove_dir_all(&path).map_err(|e| StoreError::io("remove", &path, e))?;
         }

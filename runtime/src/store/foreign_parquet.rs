@@ -20,19 +20,19 @@ use parquet::file::serialized_reader::SerializedPageReader;
 use super::thrift::{Fault, number_in_struct};
 use crate::open_input_file;
 
-/// Bytes at the end of a file that say how long its metadata are: a number of four, and a mark.
+/// Bytes at the end of a file: the length of the metadata (4 bytes) and the magic number.
 const TAIL: u64 = 8;
 
 /// The number of the field of a page's header that says how many bytes the page has when it is decompressed.
 const UNCOMPRESSED_SIZE: i64 = 2;
 
-/// Most bytes of a page. Writers end pages at one megabyte, if they are not told otherwise.
+/// Most bytes of a page. By default writers end pages at one megabyte.
 const LARGEST_PAGE: i64 = 512 << 20;
 
-/// Longest header of a page that is looked at; texts that are least and greatest stand in it.
+/// Longest page header that is accepted; it may contain minimum and maximum texts.
 const LONGEST_HEADER: u64 = 64 << 20;
 
-/// A parquet file that is read by the parquet crate, with what that takes on trust looked at first:
+/// A parquet file that is read by the parquet crate, after checks of values that the crate does not validate:
 ///
 /// - Where more is read than there is, it gets an error. Skipping in the header of a page takes the end of a file for
 ///   numbers that were skipped, and where a damaged header speaks of two thousand million of them, that takes many minutes.
@@ -45,8 +45,7 @@ pub struct ForeignParquet {
     length: u64,
 }
 
-/// A file that notes the first time that the system could not read it. What the decoder makes of such an error does not
-/// tell it from damage.
+/// A file that notes its first I/O error. The decoder's error does not distinguish an I/O error from damage.
 #[derive(Debug)]
 struct Noting {
     file: InputFile,
@@ -79,7 +78,7 @@ impl ForeignParquet {
         })
     }
 
-    /// Why the system could not read the file, if it ever could not: what came of it is then no damage of the file.
+    /// The first I/O error, if there was one: the decoder's error is then not due to damage of the file.
     pub fn unreadable(&self) -> Option<&str> {
         self.file.failed.get().map(String::as_str)
     }
@@ -251,7 +250,7 @@ impl Pages {
     fn checked(&self, page: Page) -> Result<Page> {
         let values = u64::from(page.num_values());
         let most = match &page {
-            // Not one of them takes less than a byte.
+            // Each takes at least a byte.
             Page::DictionaryPage { buf, .. } => buf.len() as u64,
             _ => u64::try_from(self.values).unwrap_or(0),
         };
@@ -389,7 +388,7 @@ impl ChunkReader for ForeignParquet {
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
-        // Before so much memory is taken.
+        // Checked before this much memory is allocated.
         if start.checked_add(length as u64).is_none_or(|end| end > self.length) {
             return Err(ParquetError::EOF(format!(
                 "{length} bytes at {start} go beyond the end of the file, {}",

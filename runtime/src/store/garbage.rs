@@ -1,4 +1,4 @@
-//! Removing what no run wants any more.
+//! Garbage collection: removes what no run that is kept needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub struct GarbageSummary {
     pub kept: u64,
 }
 
-/// Of a run's plan, what its stages work under.
+/// The part of a run's plan that names the recipes of its stages.
 #[derive(Deserialize)]
 struct Planned {
     stages: Vec<PlannedStage>,
@@ -47,16 +47,16 @@ struct Folder {
     recipe: Digest,
     records: Vec<Arc<Record>>,
     data: Listing,
-    /// Bytes of the files that say what is committed.
+    /// Bytes of the files of records.
     noted: u64,
 }
 
-/// What the runs that are kept need.
+/// What the kept runs need.
 #[derive(Default)]
 struct Needed {
     /// Recipes that a plan names.
     recipes: BTreeSet<Digest>,
-    /// Recipes of which a run knew all that it needs: what its snapshots do not name may go.
+    /// Recipes of which a kept run has complete snapshots: records that no snapshot names may be removed.
     known: BTreeSet<Digest>,
     records: BTreeSet<(Digest, Partition, Digest)>,
     snapshots: BTreeSet<PathBuf>,
@@ -101,7 +101,7 @@ impl Store {
                 sum.artifacts += 1;
                 sum.bytes += folder.data.values().sum::<u64>() + folder.noted;
                 if !dry {
-                    // What names the artifact goes last: after a crash the rest is found again.
+                    // The files that name the artifact are removed last: after a crash the rest is found again.
                     let removed = match std::fs::remove_dir_all(data_folder(&folder.path)) {
                         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
                         _ => std::fs::remove_dir_all(&folder.path),
@@ -158,7 +158,7 @@ impl Store {
         let mut of_pipeline: BTreeMap<Option<PathBuf>, (usize, bool)> = BTreeMap::new();
         let (mut last, mut old) = (Vec::new(), Vec::new());
         for run in self.runs()?.into_iter().rev() {
-            // Runs that do not tell count as those of one more pipeline.
+            // Runs of an unknown pipeline count as runs of one more pipeline.
             let (pipeline, is_complete) = self.run_pipeline(&run)?.unzip();
             let (before, had_complete) = of_pipeline.entry(pipeline).or_default();
             *before += 1;
@@ -221,7 +221,7 @@ impl Store {
         for entry in entries {
             let entry = entry.map_err(|e| StoreError::io("list the folder", &artifacts, e))?;
             let path = entry.path().join("recipe.json");
-            // Without it the folder is not one of ours, or has just been begun and holds nothing yet.
+            // Without `recipe.json` the folder is not one of ours, or was just created and is empty.
             let Some(bytes) = atomic::read(&path)? else { continue };
             let Recipe { recipe, .. } = versioned_json::from_json(&path, &bytes, RECIPE_VERSION)?;
             let Ok(name) = entry.file_name().into_string() else {

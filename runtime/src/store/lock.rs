@@ -1,12 +1,12 @@
 //! Locks: one run per state directory, one export at a time per folder, one training per folder of checkpoints.
 //!
-//! The kernel's lock on the open file ends with its owner however that died, and between processes of one machine it
-//! is all that is needed. Some shared file systems keep it within a machine, though, so that two machines both get
-//! it. There the record in the file counts: it names its owner, and holds a number that a thread of the owner raises
-//! every few seconds. Whoever finds the record of another machine watches that number by its own clock (clocks of
-//! two machines are never compared): if it moves, the owner lives; if it stands still long enough, the owner is
-//! dead and the lock is taken over. An owner that was taken for dead, and finds another record in the file, writes
-//! nothing more.
+//! The kernel's lock on the open file ends with the process that holds it, and is sufficient between processes of one
+//! machine. Some shared file systems do not enforce it across machines, so that two machines could both get it. There
+//! the record in the file decides: it names the owner, and has a counter (a heartbeat) that a thread of the owner
+//! increments every few seconds. A process that finds the record of another machine watches the counter by its own
+//! clock (clocks of two machines are never compared): while the counter changes, the owner is alive; if it does not
+//! change for long enough, the owner is dead and the lock is taken over. An owner that was declared dead, and finds
+//! another record in the file, writes nothing more.
 
 mod machine;
 mod record;
@@ -27,18 +27,18 @@ use machine::{boot_id, is_of_one_machine};
 use record::LockRecord;
 pub(crate) use record::new_token;
 
-/// How long is waited for what.
+/// Intervals and timeouts of the lock.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
-    /// An owner raises its number this often.
+    /// How often an owner increments its counter.
     beat: Duration,
-    /// An owner whose number stands still for so long is dead. Twelve beats: it may be slow, not that slow.
+    /// An owner whose counter does not change for this long is dead: twelve heartbeats.
     stale: Duration,
-    /// How often the number of another owner is looked at.
+    /// How often the counter of another owner is read.
     look: Duration,
-    /// After a lock was taken from a dead owner, another machine that does the same has shown itself.
+    /// How long to wait after a takeover, so that another machine that takes the lock over at the same time is noticed.
     settle: Duration,
-    /// Whether files there are seen by one machine only; none: as the kind of the file system tells.
+    /// Whether only one machine can see the files; none: decided by the type of the file system.
     one_machine: Option<bool>,
 }
 
@@ -50,11 +50,11 @@ const PATIENCE: Patience = Patience {
     one_machine: None,
 };
 
-/// A record older than this by the file's time is not shown as that of a living owner. Nothing but a message depends on
-/// it, so clocks may differ.
+/// A record older than this, by the file's modification time, is not reported as that of a living owner. Only a message
+/// depends on it, so clocks may differ.
 const SHOWN: Duration = Duration::from_secs(600);
 
-/// A held lock; let go when dropped.
+/// A held lock; released when dropped.
 #[derive(Debug)]
 pub struct Lock {
     held: Arc<Held>,
@@ -71,7 +71,7 @@ struct Held {
     lost: LostLock,
 }
 
-/// Tells whether a lock was taken over by another machine, to which its owner seemed dead.
+/// Whether another machine has taken the lock over because this owner seemed dead.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LostLock(Arc<OnceLock<(&'static str, PathBuf, Holder)>>);
 
@@ -95,8 +95,8 @@ impl Lock {
     /// messages, `run` its user.
     ///
     /// # Errors
-    /// [`StoreError::Held`] if somebody has it. On a shared file system it may take a minute to tell that an owner on
-    /// another machine is dead.
+    /// [`StoreError::Held`] if another process has it. On a shared file system it may take a minute to find that an
+    /// owner on another machine is dead.
     pub fn take(path: &Path, what: &'static str, run: &str) -> Result<Lock, StoreError> {
         Lock::take_with(path, what, run, &PATIENCE)
     }
@@ -121,7 +121,7 @@ impl Lock {
             made = if is_new { Some(inode) } else { made };
             let by_kernel = match file.try_lock() {
                 Ok(()) => true,
-                // Someone who only asks who holds it (`holder_of`) holds it for an instant himself.
+                // A process that only asks for the holder (`holder_of`) holds the lock for a moment.
                 Err(TryLockError::WouldBlock) if refusals < 5 => {
                     refusals += 1;
                     thread::sleep(Duration::from_millis(10));
@@ -131,13 +131,14 @@ impl Lock {
                 Err(TryLockError::Error(error)) if has_no_locks(&error) => false,
                 Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", path, error)),
             };
-            // The owner before us may have removed the file between our opening and our locking it; then the
-            // lock is on a file that nobody else will ever open.
+            // The previous owner may have removed the file after it was opened here and before it was locked; the lock
+            // is then on an unlinked file.
             if !is_still_at(&file, path) {
                 continue;
             }
             let found = record::read(&file);
-            // Somebody may have looked in between; the file is this one's as long as nobody wrote to it.
+            // A `holder_of` elsewhere may have locked it meanwhile; the file still belongs to this process if its
+            // record was not changed.
             let is_new = made == Some(inode) && found.text().is_empty();
             let alone = one_machine && by_kernel;
             let is_free = is_new || alone || found.released || (by_kernel && found.is_of_boot(boot_id()));
@@ -155,7 +156,8 @@ impl Lock {
             let own = LockRecord::new(run, found.temporary.clone());
             own.write(&file).map_err(|e| StoreError::io("write", path, e))?;
             if !alone && !is_new {
-                // Another machine may have come to the same end at the same time; the record that stays counts.
+                // Another machine may have taken the lock over at the same time; the record that remains in the file
+                // decides.
                 thread::sleep(patience.settle);
                 if !own.is_at(path) {
                     continue;
@@ -182,21 +184,20 @@ impl Lock {
                     owner.beat();
                 }
             };
-            // Without the thread the lock is one that other machines may take over: better than none.
+            // Without the thread other machines may take the lock over, which is better than no lock.
             let thread = thread::Builder::new().name("lock".into()).spawn(beats).ok()?;
             Some((end, thread))
         });
         Lock { held, left, beating }
     }
 
-    /// Names that an owner before this one wrote down and did not take back: what it left in the folder, if they
-    /// are there.
+    /// Names that a previous owner noted and did not remove: temporary files that it left in the folder, if they exist.
     pub fn left(&self) -> &[String] {
         &self.left
     }
 
-    /// Writes down names of temporary files or folders, before they are made, in the place of those written down
-    /// before. Whoever takes the lock after a crash knows by them what is not the user's.
+    /// Notes names of temporary files or folders before they are made; replaces the names noted before. After a crash,
+    /// the next owner of the lock knows by them which files are not the user's.
     ///
     /// # Errors
     /// If the lock file cannot be written, or the lock is lost.
@@ -227,7 +228,7 @@ impl Held {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows that the owner lives, unless the lock is another's by now.
+    /// Increments the counter, unless the lock belongs to another owner by now.
     fn beat(&self) {
         let mut record = self.record();
         match record::at(&self.path) {
@@ -237,9 +238,10 @@ impl Held {
                     .0
                     .set((self.what, folder_of(&self.path).to_path_buf(), other.holder()));
             }
-            // Removed by somebody: nobody has it, so it is still ours. Whoever takes it makes a new file.
+            // The file was removed: no other process has the lock, so it is still held here. A process that takes it
+            // makes a new file.
             Ok(None) => {}
-            // What cannot be read or written now may be in five seconds; if not, others take the owner for dead.
+            // An I/O error may be gone at the next heartbeat; if not, others declare this owner dead.
             _ => {
                 record.beat += 1;
                 let _ = record.write(&self.file);
@@ -259,7 +261,7 @@ impl Drop for Lock {
         if !record.is_at(&held.path) {
             return;
         }
-        // Still locked here, so nobody else of this machine can have taken the file for theirs.
+        // The file is still locked here, so no other process of this machine can own it.
         let _ = if record.temporary.is_empty() {
             std::fs::remove_file(&held.path)
         } else {
@@ -270,7 +272,7 @@ impl Drop for Lock {
     }
 }
 
-/// Who holds the lock at `path` at this moment; none if it is free or was never there.
+/// Who holds the lock at `path` now; none if it is free or does not exist.
 pub(crate) fn holder_of(path: &Path) -> Option<Holder> {
     let file = OpenOptions::new().read(true).open(path).ok()?;
     let found = record::read(&file);
@@ -284,7 +286,7 @@ pub(crate) fn holder_of(path: &Path) -> Option<Holder> {
     }
 }
 
-/// What watching a record tells.
+/// The result of watching a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     Lives,
@@ -292,7 +294,7 @@ enum Owner {
     Unknown,
 }
 
-/// A record that is watched: its text when it was seen first, and when that was.
+/// A watched record: its text when it was first seen, and the time of that.
 #[derive(Default)]
 struct Watch {
     first: Option<(String, Instant)>,
@@ -311,7 +313,8 @@ impl Watch {
     }
 }
 
-/// Opens the lock file, and says whether this made it. None if it came and went meanwhile.
+/// Opens the lock file, and returns whether this call created it. None if it was created and removed by others
+/// meanwhile.
 fn open(path: &Path) -> Result<Option<(File, bool)>, StoreError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
@@ -327,12 +330,12 @@ fn open(path: &Path) -> Result<Option<(File, bool)>, StoreError> {
     }
 }
 
-/// Some file systems have none, some have them only while a service runs.
+/// Whether the error is that the file system has no locks, or none at the moment (a lock service that does not run).
 fn has_no_locks(error: &std::io::Error) -> bool {
     error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(libc::ENOLCK)
 }
 
-/// A link to nothing is there and cannot be opened, however often it is tried.
+/// A dangling symbolic link exists and cannot be opened: trying again does not help.
 fn is_dangling(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|found| found.is_symlink())
 }

@@ -1,4 +1,4 @@
-//! The store: what was done is kept here, as immutable files under atomic names.
+//! The store: keeps the results of runs, as immutable files that are renamed into place atomically.
 //!
 //! ```text
 //! FORMAT                      {"version":1}
@@ -14,9 +14,9 @@
 //! scratch/<stage>/            what may be lost at any time
 //! ```
 //!
-//! A partition is committed when a record file (or the index) names it; data files that no record names do
-//! not count. What follows from the files is decided by pure functions (`recovery`); every file is written by
-//! `atomic`. Reading needs no lock, also while a run is going on.
+//! A partition is committed when a record file (or the index) names it; data files that no record names are ignored.
+//! Which partitions are committed follows from the files by pure functions (`recovery`); every file is written by
+//! `atomic`. Reading needs no lock, also during a run.
 
 mod artifact;
 mod atomic;
@@ -89,7 +89,7 @@ pub const FORMAT: u64 = 1;
 /// Version of `recipe.json`.
 const RECIPE_VERSION: u64 = 1;
 
-/// For what a state directory is opened.
+/// The mode in which a state directory is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
     /// To run: it is made if it is not there, and locked until the last clone of the [`Store`] is dropped.
@@ -143,7 +143,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Held`] if another run has it, [`StoreError::Newer`] if a newer flow wrote it, and
-    /// [`StoreError::Damaged`] if it is a folder of something else.
+    /// [`StoreError::Damaged`] if it is not a state directory.
     pub fn open(dir: impl AsRef<Path>, access: Access) -> Result<Store, StoreError> {
         Store::open_with(dir.as_ref(), access, Files::default())
     }
@@ -200,12 +200,12 @@ impl Store {
         lock::holder_of(&dir.join("lock"))
     }
 
-    /// The digests of source files, with what earlier runs noted of them.
+    /// The digests of source files, including those that earlier runs noted.
     pub fn sources(&self) -> &SourceDigests {
         &self.inner.sources
     }
 
-    /// Writes down the digests of source files for the next run. Does nothing if opened for reading.
+    /// Writes the digests of source files for the next run. Does nothing if opened for reading.
     pub fn save_sources(&self) -> Result<(), StoreError> {
         match self.inner.lock {
             Some(_) => self.inner.sources.save(&self.inner.files, &self.inner.dir),
@@ -213,8 +213,8 @@ impl Store {
         }
     }
 
-    /// Writes down the digests of source files that were made since this was last called, so that a run that is killed
-    /// does not read those files again. Costs as much as there is that is new. Does nothing if opened for reading.
+    /// Appends the digests of source files that were made since the last call, so that the files need not be read again
+    /// after a run that was killed. Does nothing if opened for reading.
     pub(crate) fn append_sources(&self) -> Result<(), StoreError> {
         match self.inner.lock {
             Some(_) => self.inner.sources.append(&self.inner.dir),
@@ -236,7 +236,7 @@ impl Store {
         Ok(Records::new(*recipe, standing, lost))
     }
 
-    /// Parts the records into those whose selections select from files that are there, and the rest.
+    /// Separates the records whose selections refer to existing files from the others.
     fn with_their_files(&self, records: Vec<Arc<Record>>) -> (Vec<Arc<Record>>, Vec<LostRecord>) {
         let mut lost = Vec::new();
         let mut whole = Vec::with_capacity(records.len());
@@ -261,7 +261,7 @@ impl Store {
         (whole, lost)
     }
 
-    /// What a recipe was made of, as it was given to [`Store::writer`]; none for a recipe that never ran.
+    /// The identity of a recipe, as given to [`Store::writer`]; none for a recipe that never ran.
     pub fn identity(&self, recipe: &Digest) -> Result<Option<serde_json::Value>, StoreError> {
         let path = self.recipe_folder(recipe).join("recipe.json");
         let Some(bytes) = atomic::read(&path)? else {
@@ -421,8 +421,8 @@ impl Store {
         Ok(names.into_iter().collect())
     }
 
-    /// A folder for what a stage may lose at any time; made on the way. A group in the stage's name
-    /// (`manifest/dedup`) becomes a folder.
+    /// The scratch folder of a stage, for files that may be deleted at any time; created if needed. A group in the
+    /// stage's name (`manifest/dedup`) becomes a folder.
     pub fn scratch(&self, stage: &str) -> Result<PathBuf, StoreError> {
         let parts: Vec<&str> = stage.split('/').collect();
         if parts
@@ -454,8 +454,8 @@ fn other_recipe(path: PathBuf, found: &Digest, expected: &Digest) -> StoreError 
     }
 }
 
-/// Refuses a folder that holds other things: a state directory is made in an empty folder, or in one in which
-/// its making was cut short.
+/// Refuses a folder with other content: a state directory is created in an empty folder, or in one in which its
+/// creation was interrupted.
 fn refuse_foreign(dir: &Path) -> Result<(), StoreError> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -30,16 +30,16 @@ pub(crate) const ROW_GROUP: usize = 65_536;
 /// Rows of a batch when reading.
 const READ_ROWS: usize = 8_192;
 
-/// Values that are looked at to tell whether a text column repeats itself, and how many of them to tell that it does not.
+/// Values that are sampled to decide whether a text column has repeated values, and how many distinct ones mean that it
+/// has not.
 const SAMPLE: usize = 512;
 const ALL_DIFFERENT: usize = 64;
 
-/// Bytes that are digested and given to the file at once: the kernel does as much for each writing of a few bytes, and
-/// BLAKE3 is fast on many.
+/// Bytes per write and per update of the digest: few system calls, and BLAKE3 is fast on large inputs.
 const PIECE: usize = 1 << 20;
 
-/// Artifacts are written once and read a few times on the same machine: LZ4, which costs a fraction of Zstandard
-/// (whose contexts the library makes anew for every page), none for digests, which it cannot make shorter, and
+/// Artifacts are written once and read a few times on the same machine: LZ4, which costs a fraction of Zstandard (for
+/// which the library makes a new context for every page), no compression for digests, which are incompressible, and
 /// dictionaries only where texts repeat.
 fn properties(schema: &Schema, first: Option<&RecordBatch>) -> WriterProperties {
     let mut properties = WriterProperties::builder()
@@ -65,7 +65,7 @@ fn properties(schema: &Schema, first: Option<&RecordBatch>) -> WriterProperties 
     properties.build()
 }
 
-/// Whether the first texts of a column are mostly the same ones.
+/// Whether the first texts of a column repeat.
 fn repeats(column: &ArrayRef) -> bool {
     let Some(texts) = column.as_any().downcast_ref::<StringArray>() else {
         return false;
@@ -95,7 +95,7 @@ pub(crate) struct WrittenFile {
     pub bytes: u64,
 }
 
-/// Passes bytes on, and digests and counts them.
+/// Writes bytes through, and digests and counts them.
 struct Hashing<W> {
     inner: W,
     hasher: blake3::Hasher,
@@ -187,7 +187,8 @@ impl<W: Write + Send> Encoder<W> {
     }
 }
 
-/// Writes rows as parquet, each batch let go as soon as it is written. The batches must have the columns of `schema`.
+/// Writes rows as parquet; each batch is dropped as soon as it is written. The batches must have the columns of
+/// `schema`.
 pub(crate) fn encode<W: Write + Send>(
     sink: W,
     schema: &SchemaRef,
@@ -195,7 +196,7 @@ pub(crate) fn encode<W: Write + Send>(
 ) -> Result<WrittenFile, ParquetError> {
     let mut encoder = Encoder::new(sink, schema);
     if let [only] = batches.as_slice() {
-        // Cut without a copy.
+        // Sliced without a copy.
         encoder.rows = only.num_rows() as u64;
         for start in (0..only.num_rows()).step_by(ROW_GROUP) {
             encoder.write(&only.slice(start, ROW_GROUP.min(only.num_rows() - start)))?;
@@ -208,8 +209,8 @@ pub(crate) fn encode<W: Write + Send>(
     encoder.finish()
 }
 
-/// Gives batches the schema that was declared: metadata and "may be null" are those of the declaration,
-/// names and types must agree, and nulls may only be where the declaration lets them.
+/// Gives batches the declared schema: metadata and nullability are those of the declaration, names and types must
+/// agree, and nulls may occur only in nullable columns.
 pub(crate) fn conform(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Vec<RecordBatch>, ArrowError> {
     let mut conformed = Vec::with_capacity(batches.len());
     for batch in batches {

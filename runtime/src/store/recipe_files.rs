@@ -1,4 +1,4 @@
-//! Reading the files of a recipe, by whoever holds the lock or none.
+//! Reads the files of a recipe, with or without the lock.
 
 use std::path::{Path, PathBuf};
 
@@ -18,11 +18,11 @@ pub(super) struct RecipeFiles {
     pub groups: Vec<(GroupName, Group)>,
 }
 
-/// Reads a recipe's folder. A folder that is not there is one in which nothing lies.
+/// Reads a recipe's folder. A folder that does not exist counts as empty.
 ///
-/// The order matters to readers beside a running writer: groups are read before the index, and the index
-/// before the data is listed. A group that is gone by the time it is read stands in the index then, and data
-/// that a record names was there before the record.
+/// The order matters while a writer runs: groups are read before the index, and the index before the data is listed. A
+/// group that was removed before it is read is then in the index, and data files exist before the record that names
+/// them.
 pub(super) fn read_recipe_files(folder: &Path, recipe: &Digest) -> Result<RecipeFiles, StoreError> {
     let top = atomic::list(folder)?;
     let records = atomic::list(&records_folder(folder))?;

@@ -1,4 +1,4 @@
-//! What stands written about a committed partition of a stage.
+//! The record of a committed partition of a stage.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Record {
     pub partition: Partition,
     /// Digest of recipe and inputs.
     pub key: Digest,
-    /// Digest of each input, in the order that the plan gave them: tells which input changed.
+    /// Digest of each input, in the order of the plan: shows which input changed.
     pub inputs: Vec<Digest>,
     /// The stored ports. A port that was only streamed is not there.
     pub ports: BTreeMap<String, PortRecord>,
@@ -30,7 +30,7 @@ pub struct Record {
     pub rows_in: u64,
     /// Rows over all ports, stored or streamed.
     pub rows_out: u64,
-    /// Rows that a source says it read.
+    /// Rows that a source reported as read.
     pub read: u64,
     /// Rows merged into others on purpose.
     pub merged: u64,
@@ -46,12 +46,12 @@ pub struct PortRecord {
     pub rows: u64,
     /// Size of the file; 0 for a selection, which has none.
     pub bytes: u64,
-    /// The rows of another artifact's partition that these are, where they were not written once more.
+    /// The rows of another artifact's partition to which this port refers, where they were not copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selection: Option<Arc<Selection>>,
 }
 
-/// The place of the first of some rows, and how many they are.
+/// A range of rows: the first row, and the number of rows.
 pub type RowRange = (u32, u32);
 
 /// Rows of a data file that another recipe wrote.
@@ -80,7 +80,7 @@ impl Selection {
         Digest::of_parts([b"selection".as_slice(), self.file_digest.as_bytes(), &numbers])
     }
 
-    /// Whether the ranges are as they should be: ascending, apart, within the file.
+    /// Whether the ranges are valid: ascending, with gaps, within the file.
     pub(crate) fn is_valid(&self) -> bool {
         let mut end = 0u64;
         let mut first = true;
@@ -92,7 +92,7 @@ impl Selection {
         })
     }
 
-    /// Those of the selected rows that are at these ascending places among them.
+    /// A selection of this selection: `rows` are ascending positions among the selected rows.
     pub(crate) fn narrowed(&self, ranges: &[RowRange]) -> Vec<RowRange> {
         let mut narrowed = Ranges::default();
         let mut own = self.ranges.iter().copied();
@@ -117,7 +117,7 @@ impl Selection {
     }
 }
 
-/// Ranges in the making: what follows the last one is joined to it.
+/// Builds ranges: a range that follows directly on the last one is merged into it.
 #[derive(Default)]
 pub(crate) struct Ranges(pub Vec<RowRange>);
 
@@ -152,20 +152,20 @@ impl RejectRecord {
     }
 }
 
-/// What the runtime counted for one partition of one stage.
+/// The row counts of one partition of one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Rows of input 0.
     pub rows_in: u64,
     /// Rows over all ports, stored or streamed.
     pub rows_out: u64,
-    /// Rows that a source says it read.
+    /// Rows that a source reported as read.
     pub read: u64,
     pub merged: u64,
 }
 
 impl Record {
-    /// Names of the data files that must be there for this record to count, with their sizes in bytes.
+    /// Names of the data files that must exist for this record to be valid, with their sizes in bytes.
     pub(crate) fn files(&self) -> impl Iterator<Item = (String, u64)> + '_ {
         let ports = self
             .ports
@@ -181,8 +181,8 @@ impl Record {
 /// Stands for the port in the name of a file of rejects.
 pub(crate) const REJECTS: &str = "rejects";
 
-/// Name of a data file. It holds the digest of the content, so that a file under such a name never changes,
-/// and two partitions with one key and different rows do not meet in it.
+/// Name of a data file. It contains the digest of the content, so that a file of that name never changes, and two
+/// partitions with the same key and different rows have different files.
 pub(crate) fn data_file(key: &Digest, port: &str, digest: &Digest) -> String {
     let mut key = key.to_hex();
     key.truncate(32);
@@ -205,7 +205,7 @@ pub(crate) struct Group {
 pub(crate) struct Index {
     pub version: u32,
     pub recipe: Digest,
-    /// Groups up to this generation are in here.
+    /// Groups up to this generation are included.
     pub generation: u64,
     #[serde(with = "shared_records")]
     pub records: Vec<Arc<Record>>,
@@ -227,8 +227,8 @@ mod shared_records {
     }
 }
 
-/// Where a group stands in the order of commits. A generation is one writer's turn: from its opening (or its
-/// last index) to its next index.
+/// The position of a group in the order of commits. A generation lasts from the opening of a writer (or its last index)
+/// to its next index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GroupName {
     pub generation: u64,
@@ -258,7 +258,7 @@ pub struct Records {
     pub(crate) lost: Vec<LostRecord>,
 }
 
-/// A record that does not count, because a data file that it names is missing or has another size.
+/// A record that is ignored because a data file that it names is missing or has another size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostRecord {
     pub partition: Partition,
@@ -300,8 +300,8 @@ impl Records {
         self.by_partition.get(partition).map_or(&[], Vec::as_slice)
     }
 
-    /// The latest record of `partition`, whatever its key: what a plan compares with to say which input changed. It may
-    /// be another stage's of the same recipe, so nothing is read by it.
+    /// The latest record of `partition`, whatever its key. A plan compares with it to report which input changed. It
+    /// may be that of another stage with the same recipe, so no data is read by it.
     pub fn latest(&self, partition: &Partition) -> Option<&Arc<Record>> {
         self.of(partition).last()
     }
@@ -311,7 +311,7 @@ impl Records {
         self.by_partition.keys()
     }
 
-    /// Records that do not count since their data is gone; their partitions run again.
+    /// Records that are ignored because their data is missing; their partitions run again.
     pub fn lost(&self) -> &[LostRecord] {
         &self.lost
     }

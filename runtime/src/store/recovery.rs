@@ -1,4 +1,4 @@
-//! What the files of a recipe mean: what is committed, what is left over, what may be collected.
+//! Recovery: from the files of a recipe, what is committed, what is orphaned, and what may be removed.
 //!
 //! Pure functions over lists of files and records. Reading and writing are done by the callers.
 
@@ -10,9 +10,9 @@ use super::record::{Group, GroupName, Index, LostRecord, Record};
 /// Files of a folder: name to size in bytes.
 pub(crate) type Listing = BTreeMap<String, u64>;
 
-/// All records in the order of their commits. Of two with one (partition, key) the later stands, in the
-/// place of the later. Groups that the index holds already are passed over: they are left from a crash
-/// between the writing of the index and the removal of its groups.
+/// All records in the order of their commits. Of two with the same (partition, key) the later one counts. Groups that
+/// are part of the index are skipped: a crash between the writing of the index and the removal of its groups leaves
+/// them.
 pub(crate) fn merge(index: Option<Index>, mut groups: Vec<(GroupName, Group)>) -> Vec<Arc<Record>> {
     let merged_up_to = index.as_ref().map_or(0, |index| index.generation);
     groups.retain(|(name, _)| name.generation > merged_up_to);
@@ -33,7 +33,7 @@ pub(crate) fn merge(index: Option<Index>, mut groups: Vec<(GroupName, Group)>) -
     latest
 }
 
-/// Parts the records into those whose data files are all there with the size they should have, and the rest.
+/// Separates the records whose data files all exist with the recorded size from the others.
 pub(crate) fn complete_records(records: Vec<Arc<Record>>, data: &Listing) -> (Vec<Arc<Record>>, Vec<LostRecord>) {
     let mut whole = Vec::with_capacity(records.len());
     let mut lost = Vec::new();
@@ -66,7 +66,7 @@ pub(crate) fn next_generation(index: Option<u64>, groups: impl IntoIterator<Item
         + 1
 }
 
-/// Groups whose records the index holds.
+/// Groups whose records are in the index.
 pub(crate) fn superseded_groups(index: Option<u64>, groups: &[GroupName]) -> Vec<GroupName> {
     groups
         .iter()
@@ -75,7 +75,7 @@ pub(crate) fn superseded_groups(index: Option<u64>, groups: &[GroupName]) -> Vec
         .collect()
 }
 
-/// Data files that no record names: a crash left them between their renaming and the record of their group.
+/// Data files that no record names: left by a crash between their rename and the record of their group.
 pub(crate) fn orphans(data: &Listing, records: &[Arc<Record>]) -> Vec<String> {
     let named: BTreeSet<String> = records
         .iter()
@@ -88,8 +88,8 @@ pub(crate) fn orphans(data: &Listing, records: &[Arc<Record>]) -> Vec<String> {
         .collect()
 }
 
-/// Whether a file of the state directory is one that a writer had in hand: `.tmp-`, the number of a process, and a
-/// number. Only the holder of the lock may remove it.
+/// Whether a name in the state directory is that of a writer's temporary file: `.tmp-`, a process id, and a number.
+/// Only the holder of the lock may remove it.
 pub(crate) fn is_temporary(file: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     file.strip_prefix(TEMPORARY)
@@ -100,8 +100,8 @@ pub(crate) fn is_temporary(file: &str) -> bool {
 /// How names of temporary files begin.
 pub(crate) const TEMPORARY: &str = ".tmp-";
 
-/// What stands for (partition, key) after `new` is committed over `old`. Which ports are stored depends on
-/// what the run needed; ports stored before are kept if the rest says that both runs made the same rows.
+/// The record of (partition, key) after `new` is committed over `old`. Which ports are stored depends on what the run
+/// needed; ports stored before are kept if the rest of the record shows that both runs made the same rows.
 pub(crate) fn combine(old: &Record, mut new: Record) -> Record {
     let same_rows = (old.rows_in, old.rows_out, old.read, old.merged)
         == (new.rows_in, new.rows_out, new.read, new.merged)
@@ -169,8 +169,8 @@ mod tests {
     }
 
     proptest! {
-        /// However far an index has come, and whether or not the groups it holds are still there, in whatever
-        /// order they are listed: the last record of each (partition, key) stands.
+        /// At whatever point a crash comes while an index is written and its groups are removed, and in whatever order
+        /// files are listed: the last record of each (partition, key) counts.
         #[test]
         fn merging_gives_the_last_of_each(
             commits in prop::collection::vec(prop::collection::vec((0u8..4, 0u8..3, any::<u8>()), 1..4), 0..8),
@@ -194,8 +194,7 @@ mod tests {
             let generation = index.as_ref().map(|index| index.generation);
             prop_assert_eq!(superseded_groups(generation, &names).len(), indexed);
             prop_assert_eq!(next_generation(generation, names.iter().copied()), commits.len() as u64 + 1);
-            // Removal of superseded groups may have come any part of the way, and a power cut may bring back
-            // any of them.
+            // Any subset of the superseded groups may be removed, and a power failure may bring back any of them.
             let mut left: Vec<_> = groups
                 .iter()
                 .zip(0..)

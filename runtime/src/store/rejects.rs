@@ -145,7 +145,7 @@ impl RejectSet {
         }
     }
 
-    /// A set that lies in memory, for tests of exports. Stages keep the order in which they first appear.
+    /// A set in memory, for tests of exports. Stages keep the order in which they first appear.
     pub fn in_memory(rejects: Vec<(String, Partition, Reject)>) -> Self {
         let mut stages: Vec<(String, BTreeMap<Partition, Vec<Reject>>)> = Vec::new();
         for (stage, partition, reject) in rejects {
@@ -267,7 +267,7 @@ impl RejectSet {
             .collect()
     }
 
-    /// The commonest reason, with the stage that refused for it; of several the first.
+    /// The most frequent reason, with the stage that rejected for it; of several the first.
     pub fn commonest(&self) -> Option<(Arc<str>, ReasonCount)> {
         let mut commonest: Option<(Arc<str>, ReasonCount)> = None;
         for (stage, counts) in self.by_reason() {
@@ -280,7 +280,7 @@ impl RejectSet {
         commonest
     }
 
-    /// How many rows were refused and for which reason most of them, in words for a message.
+    /// How many rows were rejected, and the most frequent reason, as text for a message.
     pub fn in_words(&self) -> String {
         match self.commonest() {
             Some((stage, most)) => format!(

@@ -1,7 +1,7 @@
-//! Snapshots: of which records a stage's artifact was made up in a run.
+//! Snapshots: which records make up a stage's artifact in a run.
 //!
-//! Two stages may have one recipe (the same kind with the same settings, on other rows), and a partition may have
-//! records under several keys. Which of them a stage had, the records do not tell; a run notes it:
+//! Two stages may have the same recipe (the same kind with the same settings, on other rows), and a partition may have
+//! records under several keys. The records do not show which of them a stage used, so each run notes it:
 //!
 //! ```text
 //! snapshots/<digest>.json       partitions with their keys; named by its content, never changed
@@ -28,7 +28,7 @@ const SNAPSHOT_VERSION: u64 = 1;
 const SNAPSHOTS: &str = "snapshots.jsonl";
 const COMMITTED: &str = "committed.jsonl";
 
-/// What a stage had in a run.
+/// The snapshot of a stage in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageSnapshot {
     /// The stage's name; parts of a global stage are `NAME:keys`, `NAME:decide` and `NAME:apply`.
@@ -36,15 +36,15 @@ pub struct StageSnapshot {
     /// The name of its kind.
     pub kind: String,
     pub recipe: Digest,
-    /// False where the run ended, or has not come, before all partitions of the stage stood.
+    /// False where not all partitions of the stage were committed, as the run ended before or is still going on.
     pub complete: bool,
     /// The key of the record of each partition.
     pub keys: BTreeMap<Partition, Digest>,
 }
 
 impl StageSnapshot {
-    /// Those of `records` (of the snapshot's recipe) that the stage had, sorted by partition. Records whose data is gone
-    /// are left out.
+    /// Those of `records` (of the snapshot's recipe) that the snapshot names, sorted by partition. Records whose data
+    /// is missing are left out.
     pub fn among(&self, records: &Records) -> Vec<Arc<Record>> {
         self.keys
             .iter()
@@ -53,7 +53,7 @@ impl StageSnapshot {
     }
 }
 
-/// What the stages of a run had, as far as the run has come.
+/// The snapshots of all stages of a run, up to the present state of the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunSnapshots {
     /// In the order in which they were first noted.
@@ -152,7 +152,8 @@ impl Appended {
 }
 
 impl SnapshotWriter {
-    /// Notes the records of a stage: all of them, or (not `complete`) those that stand before the others are made.
+    /// Notes the records of a stage: all of them, or (not `complete`) those that are reused, before the others are
+    /// made.
     pub fn note<'a>(
         &self,
         stage: &str,
@@ -183,7 +184,7 @@ impl SnapshotWriter {
         })
     }
 
-    /// Notes partitions that were just committed. A power cut may cost these lines: no stage is complete by them.
+    /// Notes partitions that were just committed. A power failure may lose these lines: no stage is complete by them.
     pub fn note_committed(&self, stage: &str, recipe: &Digest, records: &[Arc<Record>]) -> Result<(), StoreError> {
         self.committed.append(&CommittedLine {
             stage: stage.to_string(),
@@ -192,7 +193,7 @@ impl SnapshotWriter {
         })
     }
 
-    /// Brings what was noted to the disk, and forgets what was committed one by one: every stage that is at work is
+    /// Flushes the list to the disk and empties `committed.jsonl`; called when every stage that was running is
     /// complete.
     pub fn flush(&self) -> Result<(), StoreError> {
         self.snapshots.change(|file| file.sync_data())?;
@@ -215,7 +216,7 @@ fn digest_of(recipe: &Digest, keys: &BTreeMap<Partition, Digest>) -> Digest {
 }
 
 impl Store {
-    /// Begins the lists of a run of the pipeline in the file `pipeline`.
+    /// Begins the lists of a run; `pipeline` is the file of its pipeline.
     pub(crate) fn snapshot_writer(&self, run: &str, pipeline: &Path) -> Result<SnapshotWriter, StoreError> {
         let folder = self.run_folder(run)?;
         let writer = SnapshotWriter {
@@ -230,13 +231,13 @@ impl Store {
         Ok(writer)
     }
 
-    /// What the stages of a run had, as far as the run came; none for a run that noted nothing.
+    /// The snapshots of a run's stages; none for a run that noted nothing.
     ///
     /// # Errors
-    /// If what the run noted is damaged or newer than this binary. A last line that was cut short is passed over.
+    /// If the notes are damaged or newer than this binary. A truncated last line is skipped.
     pub fn run_snapshots(&self, run: &str) -> Result<Option<RunSnapshots>, StoreError> {
         let folder = self.run_folder(run)?;
-        // Read first: a run that goes on forgets these once they are in the other file.
+        // Read first: a run that is going on removes these lines once they are in the other file.
         let committed: Vec<CommittedLine> = read_lines(&folder.join(COMMITTED), &mut |_| true)?;
         let Some(noted) = read_noted(&folder.join(SNAPSHOTS), None)? else {
             return Ok(None);
@@ -267,7 +268,7 @@ impl Store {
         Ok(Some(RunSnapshots { stages }))
     }
 
-    /// What a stage last had, all of it, in a run of the pipeline in the file `pipeline`.
+    /// The last complete snapshot of a stage in a run of the pipeline in the file `pipeline`.
     ///
     /// # Errors
     /// As [`Store::run_snapshots`].
@@ -283,7 +284,7 @@ impl Store {
                 continue;
             };
             let last = noted.lines.into_iter().rfind(|line| line.stage == stage);
-            // A run that did not come to the end of the stage leaves what the stage had before it.
+            // A run that did not complete the stage is skipped: the snapshot of an earlier run counts.
             if let Some(line) = last
                 && line.complete
                 && line.kind == kind
@@ -456,7 +457,7 @@ mod tests {
         first
             .note("clean", "sql", &recipe, true, [&record("a", 2), &record("b", 1)])
             .unwrap();
-        // What was committed one by one does not count beside the whole, also before it is forgotten.
+        // Lines of single commits are ignored once the stage is complete, also before they are removed.
         first.note_committed("clean", &recipe, &[record("c", 9)]).unwrap();
         assert_eq!(last().unwrap().keys.len(), 2);
         assert_eq!(
@@ -472,7 +473,7 @@ mod tests {
         );
         first.flush().unwrap();
 
-        // A run that was cut short, one of another pipeline, and one in which another kind has the name.
+        // A run that was interrupted, one of another pipeline, and one in which a stage of another kind has the name.
         begin("2", &pipeline)
             .note("clean", "sql", &recipe, false, [&record("z", 1)])
             .unwrap();

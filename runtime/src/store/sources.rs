@@ -1,4 +1,4 @@
-//! Digests of source files, with a note of size, time and inode that spares reading a file again.
+//! Digests of source files, cached by size, times and inode, so that unchanged files are not read again.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,8 +33,8 @@ pub struct FileRange {
 /// Version of `sources.json` and `sources.jsonl`.
 const SOURCES_VERSION: u64 = 2;
 
-/// A digest is trusted if the file was changed longer before it was read than this: a further change within the same
-/// tick of the file system's clock would not show.
+/// A digest is trusted if the file's last change was at least this long before it was read: a second change within the
+/// same tick of the file system's clock would not change the time.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// Objects that are digested at the same time: their threads wait for answers most of the time.
@@ -42,7 +42,7 @@ const OBJECTS_AT_ONCE: usize = 32;
 
 /// All digests, as of the end of the last run.
 const FILE: &str = "sources.json";
-/// Those that the run in hand made, one to a line.
+/// Digests made by the current run, one to a line.
 const JOURNAL: &str = "sources.jsonl";
 
 /// Digests of files outside the store. Cheap to clone; clones share what they know.
@@ -68,15 +68,15 @@ struct Note {
     size: u64,
     mtime_ns: i64,
     inode: u64,
-    /// Moves with every change of the file or of what is said of it, and nobody can set it.
+    /// Changes with every change of the file or its metadata, and cannot be set by programs.
     #[serde(default)]
     ctime_ns: i64,
     /// Of an object: its ETag and version, in place of inode and times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     version: Option<Digest>,
     digest: Digest,
-    /// When the file was first seen as it is (seconds since 1970, by this machine's clock), where it may have been changed
-    /// just before: such a note is not trusted. If the file is read again and is still as it was, the next one is.
+    /// When the file was first seen in this state (seconds since 1970, by this machine's clock), if it may have been
+    /// changed just before: such a note is not trusted. If a later reading finds the same state, its note is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seen: Option<u64>,
 }
@@ -161,24 +161,24 @@ impl SourceDigests {
         Digest::of_parts([b"flow: unreadable file".as_slice(), b""])
     }
 
-    /// What a file counts as that is not there: as it was, if it was deleted by [`super::remove_source`].
+    /// The digest of a missing file: its former digest if it was deleted by [`super::remove_source`].
     fn of_absent(path: &Path) -> Result<Digest, StoreError> {
         Ok(tombstone::digest(path)?.unwrap_or_else(Self::absent))
     }
 
-    /// Reads what earlier runs noted in the state directory `dir`.
+    /// Reads the notes of earlier runs in the state directory `dir`.
     pub(super) fn load(dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join(FILE);
         let mut notes = match atomic::read(&path)? {
             None => BTreeMap::new(),
             Some(bytes) => match versioned_json::from_json::<Stored>(&path, &bytes, SOURCES_VERSION) {
                 Ok(stored) => stored.files,
-                // Lost notes cost time, not truth.
+                // Without notes, files are only read again.
                 Err(StoreError::Damaged { .. }) => BTreeMap::new(),
                 Err(error) => return Err(error),
             },
         };
-        // Of a run that did not come to its end.
+        // The journal of a run that was interrupted.
         let path = dir.join(JOURNAL);
         let journal = atomic::read(&path)?;
         for line in journal.iter().flat_map(|bytes| bytes.split(|byte| *byte == b'\n')) {
@@ -226,7 +226,7 @@ impl SourceDigests {
             let version = SOURCES_VERSION;
             lines.extend(versioned_json::to_json(&path, &JournalLine { version, file, note })?);
         }
-        // Not brought to the disk: after a power cut the files are read again.
+        // Not flushed: after a power failure the files are read again.
         File::options()
             .create(true)
             .append(true)
@@ -265,7 +265,7 @@ impl SourceDigests {
         name: Option<String>,
         read: impl Fn() -> io::Result<Digest>,
     ) -> Result<Option<Digest>, StoreError> {
-        // A file that somebody is just replacing gets a second chance.
+        // A file that is being replaced at this moment is tried once more.
         for _ in 0..2 {
             let Some(before) = look(path)? else {
                 return Ok(None);
@@ -292,11 +292,11 @@ impl SourceDigests {
         Err(StoreError::io("digest", path, changing))
     }
 
-    /// As [`SourceDigests::digest`], for a file without which the rest goes on: where it cannot be read,
-    /// [`SourceDigests::unreadable`] and why.
+    /// As [`SourceDigests::digest`], for a file that is optional for the rest: where it cannot be read,
+    /// [`SourceDigests::unreadable`] and the reason.
     ///
     /// # Errors
-    /// Where not the file is to blame: this process may open no more files, or a newer flow left a note about it.
+    /// Where the file is not the cause: this process may open no more files, or a newer flow left a note about it.
     pub fn digest_or_why_not(&self, path: &Path) -> Result<(Digest, Option<StoreError>), StoreError> {
         match self.digest(path) {
             Ok(digest) => Ok((digest, None)),
@@ -305,7 +305,7 @@ impl SourceDigests {
         }
     }
 
-    /// Drops what is noted of a file: it is read when its digest is asked for next.
+    /// Removes the note of a file, so that the next request for its digest reads it.
     pub fn forget(&self, path: &Path) {
         if let Some(name) = name_of(path)
             && self.notes().remove(&name).is_some()
@@ -326,7 +326,7 @@ impl SourceDigests {
         })
     }
 
-    /// Ends the reading of a file by somebody else, and notes the digest that came of it, which is given with the path.
+    /// Finishes a [`DigestedFile`] that a caller has read, and notes its digest, which is returned with the path.
     ///
     /// # Errors
     /// If the rest of the file cannot be read, or it was changed since it was opened.
@@ -391,7 +391,7 @@ impl SourceDigests {
     }
 }
 
-/// What `work` gives for each item, in their order: done by up to `threads` threads, which take one item after the other.
+/// Calls `work` for each item on up to `threads` threads; the results are in the order of the items.
 pub(crate) fn on_threads<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let take = || {
@@ -497,15 +497,15 @@ mod tests {
         assert_eq!(digests.known(&path).unwrap(), Some(Digest::of(b"first")));
         digests.save(&Files::default(), folder.path()).unwrap();
 
-        // The shortcut believes the note, which shows that the file is not read.
+        // The note is trusted, which shows that the file is not read.
         let loaded = SourceDigests::load(folder.path()).unwrap();
         let time = std::fs::metadata(&path).unwrap().modified().unwrap();
         for note in loaded.notes().values_mut() {
             note.digest = Digest::of(b"as noted");
         }
         assert_eq!(loaded.digest(&path).unwrap(), Digest::of(b"as noted"));
-        // Same size, same time, same inode: set back by whoever unpacked it.
-        // The clock of a file system ticks every few milliseconds.
+        // Same size, time and inode: an unpacking program has set the time back. The clock of a file system ticks every
+        // few milliseconds.
         std::thread::sleep(Duration::from_millis(20));
         std::fs::write(&path, b"other").unwrap();
         File::options()
@@ -557,8 +557,7 @@ mod tests {
         let noted = Digest::of(b"as noted");
         digests.notes().values_mut().for_each(|note| note.digest = noted);
         assert_eq!(of(&wanted), [noted; 3]);
-        // Same size, same time, same inode: unpacked again.
-        // The clock of a file system ticks every few milliseconds.
+        // Same size, time and inode: unpacked again. The clock of a file system ticks every few milliseconds.
         std::thread::sleep(Duration::from_millis(20));
         std::fs::write(&path, b"abcdefghij").unwrap();
         let file = File::options().write(true).open(&path).unwrap();
@@ -672,7 +671,7 @@ mod tests {
         let ways: [(&str, &dyn Fn()); 4] = [
             ("not a file", &|| std::fs::create_dir(&path).unwrap()),
             ("symbolic links", &|| symlink(&path, &path).unwrap()),
-            // A plain file by its looks that gives an input/output error, to root as well.
+            // A regular file by its metadata whose reading gives an I/O error, also for root.
             ("os error 5", &|| symlink("/proc/self/mem", &path).unwrap()),
             ("a.tar.flow-removed", &|| {
                 std::fs::create_dir(folder.path().join("a.tar.flow-removed")).unwrap();

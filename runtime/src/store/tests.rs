@@ -1,4 +1,4 @@
-//! Tests of the store as a whole: what is committed stays, what is not leaves no trace.
+//! Tests of the whole store: committed partitions stay, others leave no trace.
 
 mod crashes;
 mod exports;
@@ -155,7 +155,7 @@ fn what_is_committed_is_read_back() {
         .write_partition(&b, key(1), vec![key(7)], ports, refused, counts)
         .unwrap();
     let second = write(&writer, "hi/a", 3, 4).unwrap();
-    // Nothing counts before the commit.
+    // Nothing is visible before the commit.
     assert!(store.records(&recipe(1)).unwrap().is_empty());
     let committed = writer.commit(vec![first, second]).unwrap();
     assert_eq!(

@@ -1,9 +1,8 @@
-//! Structs in Thrift's compact protocol, in which parquet writes its headers, looked at without trust before the parquet
-//! crate reads them.
+//! Validates structs in Thrift's compact protocol (parquet's headers) before the parquet crate reads them.
 
 use std::fmt;
 
-/// How deep structs and lists may lie in each other, as in the parquet crate.
+/// Most levels of nested structs and lists, as in the parquet crate.
 const DEPTH: u8 = 64;
 
 /// Most booleans in the lists of a struct, all together. In a list that is passed over they take no bytes, so that a few
@@ -13,9 +12,9 @@ const BOOLEANS: u64 = 1 << 16;
 /// What is wrong with a struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It goes on beyond the bytes.
+    /// It continues beyond the given bytes.
     Cut,
-    /// It cannot be one.
+    /// It is not valid.
     Nonsense(&'static str),
 }
 
@@ -54,7 +53,7 @@ pub(super) fn number_in_struct(bytes: &[u8], wanted: i64) -> Result<i64, Fault> 
     Ok(largest)
 }
 
-/// What was not looked at yet.
+/// The remaining bytes.
 struct Rest<'a> {
     bytes: &'a [u8],
     /// In the lists so far.

@@ -1,5 +1,5 @@
-//! Source files that were deleted on purpose once what they hold was kept elsewhere. A note beside such a file
-//! keeps its digest, so that it counts as unchanged for as long as nobody puts another file in its place.
+//! Source files that were deleted on purpose after their content was copied elsewhere. A note beside such a file keeps
+//! its digest, so that it counts as unchanged until another file takes its place.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::digest::Digest;
 
 /// Version of the note.
 const REMOVED_VERSION: u64 = 1;
-/// What the name of the note ends with, after the name of the file.
+/// Suffix of the note's name, after the name of the file.
 pub const TOMBSTONE_SUFFIX: &str = ".flow-removed";
 
 #[derive(Serialize, Deserialize)]
@@ -58,8 +58,8 @@ pub(super) fn digest(path: &Path) -> Result<Option<Digest>, StoreError> {
     }
 }
 
-/// Deletes a source file for good. Its digest is noted beside it first, so that whatever was made of it stands.
-/// Gives its size.
+/// Deletes a source file. Its digest is noted beside it first, so that results made from it remain valid. Returns its
+/// size.
 ///
 /// # Errors
 /// If the file cannot be read or removed, changes meanwhile, or the note cannot be written: then it stays.

@@ -1,4 +1,4 @@
-//! JSON files that say of which version they are.
+//! JSON files with a version number.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 
-/// A JSON file that says of which version it is.
+/// A JSON file with a version number.
 pub(super) trait Versioned: DeserializeOwned {
     fn version(&self) -> u64;
 }

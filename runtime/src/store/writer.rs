@@ -24,7 +24,7 @@ use crate::partition::Partition;
 use crate::reject::ID_COLUMN;
 use crate::reject::packed::PackedRejects;
 
-/// So many groups may stay beside an index, if they hold at most this part of all records.
+/// Most groups that may stay beside an index, if they hold at most this fraction of all records.
 const LEFT_GROUPS: usize = 16;
 const LEFT_SHARE: usize = 16;
 
@@ -35,7 +35,7 @@ pub struct PortRows {
     pub(crate) batches: Vec<RecordBatch>,
     /// Where all rows are written already. `batches` are then empty.
     pub(crate) file: Option<DataFileWriter>,
-    /// Where the rows are rows of a partition that stands already: which. `batches` are then empty.
+    /// Where the rows are a selection of a committed partition. `batches` are then empty.
     pub(crate) selection: Option<Selection>,
 }
 
@@ -73,7 +73,7 @@ struct State {
     /// Records in these groups.
     grouped: usize,
     has_index: bool,
-    /// All that stands committed, in the order of the commits.
+    /// All committed records, in the order of the commits.
     records: Vec<Arc<Record>>,
     places: BTreeMap<(Partition, Digest), usize>,
 }
@@ -95,7 +95,7 @@ impl State {
     }
 }
 
-/// A partition whose data lies under temporary names; nothing is committed yet. Dropping it removes them.
+/// A partition whose data is in temporary files; it is not committed yet. Dropping it removes them.
 #[must_use = "a partition that is not handed to `ArtifactWriter::commit` is not committed"]
 pub struct Pending {
     record: Option<Record>,
@@ -124,7 +124,7 @@ impl Drop for Pending {
 }
 
 impl ArtifactWriter {
-    /// Makes the folders of a recipe ready, and removes what a crash left in them. The caller holds the lock.
+    /// Creates the folders of a recipe, and removes what a crash left in them. The caller holds the lock.
     pub(super) fn open(files: Files, recipe: Digest, folder: PathBuf, identity: &[u8]) -> Result<Self, StoreError> {
         for each in [&folder, &data_folder(&folder), &records_folder(&folder)] {
             files.create_folder(each)?;
@@ -267,9 +267,9 @@ impl ArtifactWriter {
         Ok(pending)
     }
 
-    /// Commits partitions together: all of them stand when this returns, or, after a crash or an error, either
-    /// all or none. Gives the records that stand now, in the order of `group`. Partitions for which the same
-    /// record stands already cost nothing.
+    /// Commits partitions together: all of them when this returns, and after a crash or an error either all or none.
+    /// Returns their committed records, in the order of `group`. Partitions for which the same record is committed
+    /// already cost nothing.
     pub fn commit(&self, group: Vec<Pending>) -> Result<Vec<Arc<Record>>, StoreError> {
         let SharedWriter { files, folder, .. } = &*self.shared;
         let mut state = self.lock();
@@ -319,7 +319,7 @@ impl ArtifactWriter {
         Ok(result)
     }
 
-    /// Writes one group of records: all of them stand when this returns.
+    /// Writes one group of records: all of them are committed when this returns.
     fn write_group(&self, state: &mut State, records: &[Arc<Record>]) -> Result<(), StoreError> {
         let SharedWriter {
             files, recipe, folder, ..
@@ -370,7 +370,7 @@ impl ArtifactWriter {
                 });
             }
         }
-        // A few records are left beside a large index, which would take much longer to write than they to read.
+        // A few groups are left beside a large index, which takes much longer to write than they take to read.
         let is_small = state.groups.len() <= LEFT_GROUPS && state.grouped * LEFT_SHARE <= state.records.len();
         if state.has_index && is_small {
             return Ok(());
@@ -378,7 +378,7 @@ impl ArtifactWriter {
         self.write_index(&mut state)
     }
 
-    /// Keeps those of the records that `wanted` names, and removes the data of the others. Gives how many went.
+    /// Keeps the records that `wanted` names, and removes the data of the others. Returns how many were removed.
     pub(super) fn retain(&self, wanted: impl Fn(&Record) -> bool) -> Result<u64, StoreError> {
         let mut state = self.lock();
         let before = state.records.len();
@@ -389,7 +389,7 @@ impl ArtifactWriter {
             .collect();
         let gone = (before - state.records.len()) as u64;
         if gone > 0 {
-            // From here on the data has no name: a crash leaves files that the next writer removes.
+            // From here on no record names the data: after a crash the next writer removes the files.
             self.write_index(&mut state)?;
             let data = data_folder(&self.shared.folder);
             for orphan in recovery::orphans(&atomic::list(&data)?, &state.records) {
@@ -423,14 +423,13 @@ impl ArtifactWriter {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is changed only after a group or an index stands on the disk, so it is right whatever
-        // panicked while holding the lock.
+        // The state is changed only after a group or an index is on the disk, so it is valid also after a panic.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Reads what stands and removes what does not: temporary files, groups that the index holds, data files that
-/// no record names.
+/// Reads the committed records and removes leftovers: temporary files, groups that are in the index, data files that no
+/// record names.
 fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, StoreError> {
     let found = read_recipe_files(folder, recipe)?;
     let records = records_folder(folder);

@@ -1,4 +1,4 @@
-//! What tests do at failpoints.
+//! Actions of tests at failpoints.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// so that a test can look at what any crash leaves.
 ///
 /// # Panics
-/// When `points` has no such name: a crash test that kills nothing proves nothing.
+/// When `points` has no such name, as the test would kill nothing.
 pub fn kill_at(value: &str, points: &[&str]) -> impl Fn(&str) + Send + Sync + use<> {
     let (name, passes) = value.split_once(':').unwrap_or((value, "1"));
     let passes = passes.parse().ok().filter(|passes| *passes > 0);

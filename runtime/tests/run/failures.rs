@@ -32,7 +32,7 @@ fn a_failure_ends_the_run_with_names_and_hangs_nothing() {
             };
             assert_eq!((stage.as_str(), partition.as_ref().unwrap().as_str()), ("clean", "s07"));
             assert!(error.to_string().contains(said), "{error}");
-            // The lock is free again, and what was whole is not done again.
+            // The lock is free again, and complete partitions are not computed again.
             place.shard("s07", "4\n6\n8");
             let summary = place.run(&[]);
             assert_eq!(

@@ -53,7 +53,7 @@ fn chained(place: &Place, modulo: i64) -> String {
         .collect()
 }
 
-/// The second is told of the rows that came through the first alone, though its keys are made before that.
+/// The second stage only decides on rows that passed the first, although its keys are computed before that.
 #[test]
 fn one_behind_another() {
     for (workers, as_bytes) in [(1, false), (3, true)] {

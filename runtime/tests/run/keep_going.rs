@@ -180,7 +180,7 @@ fn a_stage_that_fails_as_a_whole_is_left_out_as_a_whole() {
     place.run(&[]);
 }
 
-/// The state directory is no stage: the run ends with what it says, as it is, whatever failed before.
+/// An error of the state directory is not a stage's failure: the run ends with this error, whatever failed before.
 #[test]
 fn a_state_directory_that_cannot_be_written_ends_the_run() {
     let breaking = "with: {breaks: \"${state}\"}";

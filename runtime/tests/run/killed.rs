@@ -1,4 +1,4 @@
-//! Runs that are killed or told to stop, in a process of their own.
+//! Runs in a child process that is killed or stopped by a signal.
 
 use super::logs::{log_of, training};
 use super::*;
@@ -82,7 +82,7 @@ fn child_by(
     command.spawn().unwrap()
 }
 
-/// A crash test whose point is misspelt would kill nothing, and prove nothing.
+/// A misspelt failpoint is an error, as the test would kill nothing.
 #[test]
 fn points_are_read_strictly() {
     let read = |value: &str| {

@@ -1,4 +1,4 @@
-//! Parameters whose values are shown nowhere.
+//! Parameters whose values are never shown.
 
 use super::*;
 

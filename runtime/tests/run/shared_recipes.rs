@@ -1,4 +1,4 @@
-//! Stages that have one recipe, on other rows: each is taken as it stands with its own rows, whatever ran before.
+//! Stages with the same recipe on different rows: each is reused with its own rows, whatever ran before.
 
 use super::*;
 

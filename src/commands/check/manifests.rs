@@ -13,13 +13,13 @@ use crate::table::{count, plural};
 
 /// Rows of each manifest whose recordings are decoded.
 const ROWS: usize = 48;
-/// For how long, for each manifest. A row in hand is finished.
+/// Time limit for each manifest. A row that was begun is finished.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Places that a line names.
 const PLACES: usize = 5;
 
-/// Looks at some rows of each manifest that a stage reads, and says what they are like and which would be refused. The names
-/// of the stages of whose manifests no row could be used.
+/// Checks some rows of each manifest that a stage reads, and prints their statistics and which would be rejected.
+/// Returns the names of the stages whose manifests have no usable row among them.
 pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<Vec<String>, Failure> {
     let mut without = Vec::new();
     for (index, stage) in checked.stages.iter().enumerate() {
@@ -43,7 +43,7 @@ pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<Vec<S
     Ok(without)
 }
 
-/// Whether every row that was looked at would be refused.
+/// Whether every checked row would be rejected.
 fn has_no_row(sample: &ManifestSample) -> bool {
     sample.refused > 0 && sample.layouts.is_empty() && !sample.is_cut
 }
@@ -105,7 +105,7 @@ fn lines(stage: &str, manifest: &str, sample: &ManifestSample) -> Vec<String> {
     lines
 }
 
-/// How many there are, and where the first of them are.
+/// Their number, and the places of the first.
 fn named(places: &[String]) -> Vec<String> {
     if places.is_empty() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Room and speed of the folders that runs write to.
+//! Checks free space and speed of the folders that runs write to.
 
 use std::ffi::CString;
 use std::io::Write;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use super::{Check, gigabytes};
 
-/// Room below which a run of some size ends in the middle, and below which nothing is worth beginning.
+/// Free space below which larger runs may fail (warning), and below which any run may (failure).
 const LITTLE: u64 = 5_000_000_000;
 const NONE: u64 = 50_000_000;
 /// Every commit is flushed: each group of partitions, and each checkpoint.
 const SLOW_FLUSH: Duration = Duration::from_millis(100);
-/// Flushes of which the middle one counts.
+/// Number of flushes; the median counts.
 const FLUSHES: usize = 5;
 
 /// The state directory, or, where it is not there yet, the folder that it would be made in.
@@ -75,14 +75,14 @@ fn told(folder: &str, room: u64, flush: Duration) -> String {
     )
 }
 
-/// The folder itself, or what is nearest above it and there.
+/// The folder itself, or its nearest existing ancestor.
 fn standing(folder: &Path) -> &Path {
     let there = folder.ancestors().find(|folder| folder.exists());
     // The last ancestor of a relative path is empty: the current directory.
     there.unwrap_or(Path::new("."))
 }
 
-/// Bytes that this user may still write, and the middle one of some times that it takes to bring a small file to the disk.
+/// Free bytes for this user, and the median time of flushing a small file.
 fn room_and_speed(folder: &Path) -> std::io::Result<(u64, Duration)> {
     let room = room(folder)?;
     let mut times = Vec::with_capacity(FLUSHES);

@@ -1,4 +1,4 @@
-//! The driver of CUDA devices, and NCCL: libraries that may or may not be there.
+//! Checks the driver of CUDA devices, and NCCL: libraries that may not be installed.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -9,7 +9,7 @@ use super::Check;
 const CUDA: &str = "CUDA driver";
 const NCCL: &str = "NCCL";
 
-/// A shared library. It stays loaded: drivers start threads of their own.
+/// A shared library. It stays loaded, since drivers start their own threads.
 struct Library(*mut c_void);
 
 impl Library {
@@ -23,7 +23,7 @@ impl Library {
         })
     }
 
-    /// The address of a function; none if the library has no such one.
+    /// The address of a function; none if the library does not have it.
     fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
         // SAFETY: the handle is that of a library that is loaded, and the name ends with a zero.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
@@ -56,11 +56,11 @@ unsafe fn number(function: *mut c_void) -> Result<c_int, c_int> {
     }
 }
 
-/// What the driver says of itself.
+/// The state of the driver.
 #[derive(Clone, Debug, PartialEq)]
 enum Driver {
     Missing,
-    /// It is there and cannot be used, with why.
+    /// It is installed and cannot be used, with the reason.
     Broken(String),
     /// Its version, as 13000 for 13.0, and how many devices it has.
     There {
@@ -91,7 +91,7 @@ fn look() -> Driver {
     match (version, devices) {
         (Some(Ok(version)), Some(devices)) => Driver::There {
             version,
-            // Without a device the driver does not begin, and counts none.
+            // Without a device the driver does not initialise, and the count is 0.
             devices: devices.unwrap_or(0),
         },
         _ => Driver::Broken("it does not say its version".into()),
@@ -163,7 +163,7 @@ pub fn nccl() -> Check {
     )
 }
 
-/// `version`: none where the library is not there, none within where it does not say its version.
+/// `version`: `None` where the library is missing, `Some(None)` where it has no version function.
 fn nccl_check(version: Option<Option<c_int>>, built: bool) -> Check {
     let found = match version {
         None => "not there (libnccl.so.2 cannot be loaded)".to_string(),
@@ -190,7 +190,7 @@ mod tests {
     use super::super::State;
     use super::*;
 
-    /// Whatever this machine has: none of these may crash.
+    /// None of these may crash, on any machine.
     #[test]
     fn libraries_are_looked_for() {
         assert!(Library::open(&[c"libno-such-library.so.77"]).is_none());

@@ -1,4 +1,4 @@
-//! Cores, memory, vector instructions, open files, programs beside this one.
+//! Checks cores, memory, vector instructions, limits of open files, and external programs.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ const FEW_FILES: u64 = 1024;
 
 pub fn cores() -> Check {
     let name = "cores";
-    // As the threads of a run are counted: by the cores that this process may run on, and whole ones of a quota.
+    // Counted as for the threads of a run: the cores that this process may run on, limited by a quota in whole cores.
     let usable = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     // SAFETY: the function takes a number and reads no memory of ours.
     let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
@@ -50,7 +50,7 @@ fn core_check(name: &str, usable: usize, online: Option<usize>, quota: Option<f6
     }
 }
 
-/// The cores' worth of time that the control group of the container has, by version 2 or 1.
+/// The CPU quota of the control group, version 2 or 1, in cores.
 fn quota(read: &dyn Fn(&str) -> Option<String>) -> Option<f64> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| *number > 0.0);
     if let Some(text) = read("/sys/fs/cgroup/cpu.max") {
@@ -84,7 +84,7 @@ pub fn memory() -> Check {
     ];
     let limit = limits.into_iter().find_map(|path| {
         let limit: u64 = std::fs::read_to_string(path).ok()?.trim().parse().ok()?;
-        // Version 1 writes a number beyond all memory where there is no limit.
+        // Version 1 has a very large number where there is no limit.
         (limit < 1 << 60).then_some(limit)
     });
     if let Some(limit) = limit {
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(low.found, "256 at once, at most any number");
         assert_eq!(low.help.as_deref(), Some("raise it: `ulimit -n 65536`"));
         assert!(file_check("f", 256, 256).help.unwrap().starts_with("ask"));
-        // This very system, wherever the tests run.
+        // The machine that runs the tests.
         assert!(!open_files().found.contains("cannot be read"));
     }
 

@@ -1,4 +1,4 @@
-//! `flow doctor`: whether this machine has what runs need.
+//! `flow doctor`: checks that this machine has what runs need.
 
 mod disk;
 mod gpu;
@@ -22,7 +22,7 @@ const DOCTOR_VERSION: u32 = 1;
 #[serde(rename_all = "snake_case")]
 enum State {
     Ok,
-    /// Something is slower than it need be, or a part of the program cannot be used.
+    /// Something is slower than necessary, or a part of the program cannot be used.
     Warn,
     /// Runs cannot work.
     Fail,
@@ -38,7 +38,7 @@ impl State {
     }
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Check {
     name: String,
@@ -74,7 +74,7 @@ impl Check {
     }
 }
 
-/// All that was looked at.
+/// All checks.
 #[derive(Serialize)]
 struct Report {
     version: u32,
@@ -128,7 +128,7 @@ fn shown(report: &Report) -> String {
         help,
     } in &report.checks
     {
-        // A text cannot fail to be written to.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{:4}  {name}: {}", state.name(), escape_line(found));
         if let Some(help) = help {
             let _ = writeln!(text, "      {help}");

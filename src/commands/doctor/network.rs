@@ -1,4 +1,4 @@
-//! The token for the Hugging Face hub, and whether the hub answers.
+//! Checks the token for the Hugging Face hub, and that the hub responds.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use flow_hub::{Hub, HubError};
 
 use super::Check;
 
-/// How long to wait for the hub: somebody waits for the answer.
+/// Timeout for the hub; short, as the command is interactive.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 const TOKEN: &str = "hub token";
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_reached_is_warned_of_and_offline_is_not_asked() {
-        // A port that nobody listens at: it was ours a moment ago.
+        // A port without a listener: it was bound here a moment ago.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let endpoint = format!("http://user:password@127.0.0.1:{port}");
         let [token, hub] = &checks(&[("HF_HOME", "/none"), ("HF_ENDPOINT", &endpoint)])[..] else {

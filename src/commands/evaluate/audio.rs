@@ -1,4 +1,4 @@
-//! Where a page finds the recordings that it plays.
+//! Addresses of the recordings that a page plays.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -58,7 +58,7 @@ pub fn address(folder: &Path, file: &Path) -> Result<String, Failure> {
     Ok(up.chain(down).collect::<Vec<_>>().join("/"))
 }
 
-/// What RFC 3986 calls unreserved stays.
+/// Unreserved characters (RFC 3986) stay.
 fn escaped(name: &[u8]) -> String {
     let mut text = String::new();
     for &byte in name {

@@ -20,7 +20,7 @@ use crate::failure::Failure;
 /// Turns of recordings, by their names.
 pub type Recordings = BTreeMap<String, Vec<Turn>>;
 
-/// Reference or hypothesis: what all of its files hold.
+/// The reference or the hypothesis, from all of its files.
 #[derive(Debug, Default)]
 pub struct Side {
     pub turns: Recordings,
@@ -58,8 +58,8 @@ impl Side {
         Ok(side)
     }
 
-    /// What is said in a recording. Nothing, where other recordings of this side have words and this one is not there; None
-    /// where words are not known.
+    /// The utterances of a recording. Empty where other recordings of this side have words and this one is missing;
+    /// None where words are not known.
     pub fn words(&self, recording: &str) -> Option<&[Utterance]> {
         match self.utterances.get(recording) {
             Some(utterances) => Some(utterances),
@@ -80,13 +80,13 @@ impl Side {
     }
 }
 
-/// What a file says about recordings.
+/// The content of a file, by recording.
 enum Content {
     Turns(Recordings),
     Utterances(BTreeMap<String, Vec<Utterance>>),
 }
 
-/// Reads a file; a byte order mark at its beginning is passed over. What is wrong in it is said with its name.
+/// Reads a file, skipping a byte-order mark. Errors name the file.
 pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>) -> Result<T, Failure> {
     let wrong = |error: &dyn Display| {
         Failure::usage(
@@ -137,7 +137,8 @@ fn parse(path: &Path, text: &str) -> Result<Content, String> {
     Ok(Content::Utterances(BTreeMap::from([(name, utterances)])))
 }
 
-/// Neighbouring words of one speaker; a segment without words is one utterance. Who has no speaker is [`UNKNOWN`].
+/// Utterances of consecutive words of one speaker; a segment without words is one utterance. Words without speaker have
+/// [`UNKNOWN`].
 fn utterances_of(segment: &Segment) -> Vec<Utterance> {
     let utterance = |start: f64, end: f64, speaker: &Option<String>, text: &str| Utterance {
         turn: Turn {

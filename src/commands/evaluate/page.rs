@@ -1,4 +1,4 @@
-//! The page of timelines: where it may be written, and what it shows.
+//! The page of timelines: checking its path, and its content.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use super::{HEAD, HEAD_OF_WORDS, Score, Uem, audio, cannot_be_scored};
 use crate::arguments::EvaluateDiarizationArguments;
 use crate::failure::Failure;
 
-/// With what a page begins, whatever the case.
+/// The beginning of a page, case-insensitive.
 const DOCTYPE: &[u8] = b"<!DOCTYPE html>";
 
 /// An error where the page would replace one of the inputs, or a file that is no page.
@@ -47,7 +47,7 @@ pub fn check_page(path: &Path, arguments: &EvaluateDiarizationArguments) -> Resu
     }
 }
 
-/// What a page is made of.
+/// The inputs of a page.
 pub struct PageData<'a> {
     pub all: &'a Score,
     pub recordings: &'a [(&'a str, Score)],
@@ -57,7 +57,7 @@ pub struct PageData<'a> {
     pub scoring: &'a Scoring,
 }
 
-/// Writes the page. Recordings that are not in the folder of `audio` are told on standard error.
+/// Writes the page. Recordings that are missing in the folder of `audio` are reported on standard error.
 pub fn write_page(path: &Path, audio: Option<&Path>, data: &PageData) -> Result<(), Failure> {
     let names: Vec<&str> = data.recordings.iter().map(|(name, _)| *name).collect();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -86,7 +86,7 @@ pub fn write_page(path: &Path, audio: Option<&Path>, data: &PageData) -> Result<
     Ok(())
 }
 
-/// What was measured: names and values.
+/// Measures: names and values.
 fn figures(score: &Score, data: &PageData) -> Vec<(String, String)> {
     let heads = HEAD[1..].iter().chain(&HEAD_OF_WORDS).map(|head| (*head).to_owned());
     heads.zip(score.cells(data.all.words.is_some())).collect()

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::cannot_be_scored;
 use crate::failure::Failure;
 
-/// Those of a recording, or of several.
+/// The errors of a recording, or of several.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WordErrors {
     pub cp: CpErrors,

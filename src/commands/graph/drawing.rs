@@ -7,7 +7,7 @@ use flow_runtime::Role;
 use super::Node;
 use super::layout::{HEIGHT, WIDTH, layout};
 
-/// The pipeline as SVG. `nodes` stand producers first.
+/// The pipeline as SVG. `nodes` are sorted producers first.
 pub fn svg(nodes: &[Node]) -> String {
     let layout = layout(nodes);
     let (width, height) = layout.size;
@@ -25,7 +25,7 @@ pub fn svg(nodes: &[Node]) -> String {
         );
     }
     for label in &layout.labels {
-        // The white edge of the letters parts them from lines behind.
+        // A white outline separates the letters from lines behind them.
         let _ = writeln!(
             text,
             "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"10\" fill=\"#666\" stroke=\"#fff\" stroke-width=\"3\" paint-order=\"stroke\">{}</text>",
@@ -67,7 +67,7 @@ pub fn svg(nodes: &[Node]) -> String {
     text
 }
 
-/// How what takes no part is drawn.
+/// Style of switched-off stages.
 fn pale(off: bool) -> &'static str {
     if off {
         " opacity=\"0.5\" stroke-dasharray=\"4 4\""

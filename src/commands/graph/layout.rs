@@ -1,6 +1,6 @@
-//! Where boxes, edges and labels of a drawing stand: Sugiyama's method. Boxes are in layers, each below all that it reads;
-//! an edge over several layers has a place of its own in each between; the order within a layer follows the mean place of the
-//! neighbours (barycentres), and so do the places, as far as the order lets them.
+//! Positions of boxes, edges and labels of a drawing, by Sugiyama's method. Boxes are in layers, each below all that it
+//! reads; an edge over several layers has a dummy item in each layer between; the order within a layer follows the mean
+//! position of the neighbours (barycentres), and so do the positions, within that order.
 
 use super::Node;
 
@@ -54,7 +54,7 @@ struct Item {
     below: Vec<usize>,
 }
 
-/// `nodes` stand producers first.
+/// `nodes` are sorted producers first.
 pub fn layout(nodes: &[Node]) -> Layout {
     let rows = rows(nodes);
     let item = |layer, half| Item {
@@ -94,7 +94,7 @@ pub fn layout(nodes: &[Node]) -> Layout {
         .fold(f64::INFINITY, f64::min);
     items.iter_mut().for_each(|item| item.centre += MARGIN - left);
 
-    // Where edges leave and enter boxes: side by side, in the order of where they lead.
+    // Ports of edges on boxes: side by side, in the order of their other ends.
     let slot = |node: usize, number: usize, of: usize| {
         items[node].centre - WIDTH / 2.0 + WIDTH * (number + 1) as f64 / (of + 1) as f64
     };
@@ -115,7 +115,7 @@ pub fn layout(nodes: &[Node]) -> Layout {
         .iter_mut()
         .for_each(|edges| edges.sort_by(|a, b| by_centre(&a.0, &b.0)));
 
-    // Labels of a layer stand in lanes below it, so that none lies over another.
+    // Labels of a layer are placed in lanes below it without overlaps.
     let mut labels: Vec<(usize, usize, Label)> = Vec::new();
     let mut lanes: Vec<Vec<f64>> = vec![Vec::new(); layers.len()];
     for (node, ports) in leave.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! From the bytes of a recording to what a model hears: one channel, 16 kHz, `f32`.
+//! Decodes the bytes of a recording to the input of a model: one channel, 16 kHz, `f32`.
 
 use std::path::Path;
 

@@ -33,20 +33,20 @@ use crate::tar;
 /// # What it does
 ///
 /// The input `members` is the port of `audio.probe`; all others, under names of your own, are the rows of every
-/// `audio.extract` that takes recordings from those tars (name them all: what an extraction still needs is lost
-/// otherwise). It runs when all of them are committed. A tar is deleted only if
+/// `audio.extract` that takes recordings from those tars (name them all, or recordings that an extraction still needs
+/// are lost). It runs when all of them are committed. A tar is deleted only if
 ///
 /// - at least one of its members was extracted, and no row was refused as `unsafe_path` or `name_taken`;
 /// - its members are where `audio.probe` found them;
 /// - every extracted file has the size that was committed, decodes, and has the samples that `audio.probe`
 ///   hashed; a copy also has the bytes of its member;
-/// - these files are on the disk, so that a power cut cannot take them.
+/// - these files are flushed to the disk, so that they survive a power failure.
 ///
-/// Beside the tar `<shard_id>.tar.flow-removed` is left, which keeps its digest: to `audio.probe` the tar counts
-/// as unchanged, and what was computed from it is not computed again. Members that no row wanted are lost.
-/// Rows of an `audio.extract` with `store: tar` need their tars, so that they are no input of it.
+/// The note `<shard_id>.tar.flow-removed` replaces the tar and keeps its digest: for `audio.probe` the tar counts as
+/// unchanged, and results computed from it are reused. Members that no row wanted are lost. Rows of an `audio.extract`
+/// with `store: tar` need their tars and are refused as input.
 ///
-/// `tars.jsonl` in the folder `out` says of each tar whether it is `deleted` or `kept`, and why.
+/// `tars.jsonl` in the folder `out` lists each tar as `deleted` or `kept`, with the reason.
 ///
 /// # Example
 ///
@@ -134,7 +134,7 @@ impl Kind for DeleteTars {
         })))
     }
 
-    /// Where the tars and the list are does not matter.
+    /// Without the paths of the tars and the list.
     fn identity(_: &DeleteTarsSettings) -> serde_json::Value {
         serde_json::json!({"delete": true})
     }
@@ -299,9 +299,8 @@ fn doubt(tar_path: &Path, members: &HashMap<String, Member>, files: &[Extracted]
     doubts.into_iter().next()
 }
 
-/// Why the files may not outlive a power cut; none once `flush` has brought all of them to the disk, and then one folder
-/// of each file system with all names. An extraction that was killed left them unflushed, and the next one found
-/// them standing.
+/// Why the files may not survive a power failure; none once `flush` has flushed all of them, and then one folder of
+/// each file system. An extraction that was killed may have left files unflushed, which the next one reused.
 fn unflushed(files: &[Extracted], flush: impl Fn(&Path) -> io::Result<()> + Sync) -> Option<String> {
     let failed = |path: &Path, error| format!("{} cannot be brought to the disk: {error}", path.display());
     let failures: Vec<String> = files
@@ -323,7 +322,7 @@ fn unflushed(files: &[Extracted], flush: impl Fn(&Path) -> io::Result<()> + Sync
         .find_map(|folder| flush(folder).err().map(|error| failed(folder, error)))
 }
 
-/// Of a folder: with all that is on its file system.
+/// For a folder: syncs its whole file system.
 fn bring_to_disk(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     if file.metadata()?.is_dir() {

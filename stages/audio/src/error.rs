@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use flow_runtime::store::is_fault_of_the_file;
 
-/// Error of this crate. One bad recording is told from a disk that fails: [`AudioError::is_fault_of_the_data`].
+/// Error of this crate. [`AudioError::is_fault_of_the_data`] distinguishes a bad recording from a failing disk.
 #[derive(Debug, thiserror::Error)]
 pub enum AudioError {
     #[error("cannot decode the audio: {0}")]
@@ -46,14 +46,14 @@ pub enum AudioError {
 }
 
 impl AudioError {
-    /// True where a file is there and cannot be read, for which it alone is to blame.
+    /// True where an existing file cannot be read, for a reason that concerns only this file.
     pub fn is_unreadable(&self) -> bool {
         matches!(self, AudioError::Read { source, .. }
             if source.kind() != std::io::ErrorKind::NotFound && is_fault_of_the_file(source))
     }
 
-    /// True where this one recording is to blame, false where reading or writing itself failed and would
-    /// fail again for the next one.
+    /// True where the recording is bad, false where reading or writing failed and would also fail for the next
+    /// recording.
     pub fn is_fault_of_the_data(&self) -> bool {
         !matches!(
             self,

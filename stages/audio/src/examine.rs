@@ -18,14 +18,14 @@ use crate::recording;
 use crate::shards::{self, Shard};
 use crate::tar::{self, End, MemberKind};
 
-/// What was found of one recording.
+/// The result for one recording.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Examined {
     /// Without leading `./`.
     pub name: String,
     /// `ok`, `not_regular_file`, `tar_truncated`, or a [`Status`].
     pub status: &'static str,
-    /// What is wrong, in words; empty where nothing is.
+    /// Description of the error; empty where there is none.
     pub detail: String,
     /// Where the bytes are: from the beginning of the tar, or 0 for a file.
     pub offset: u64,
@@ -34,7 +34,7 @@ pub struct Examined {
     pub verdict: Option<(Format, Verdict)>,
 }
 
-/// What was found of a shard.
+/// The result for a shard.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExaminedShard {
     /// `ok`, `tar_truncated` or `missing_tar`.
@@ -47,8 +47,8 @@ pub struct ExaminedShard {
 }
 
 /// Decodes every recording of a tar that is of one of `formats` once, on the threads of `pool`. The tar is read from its
-/// beginning to the last recording, and given back so that its digest needs no other reading; none where there is no
-/// tar. `stop` is asked before each recording; once true, the rest is left out and `None` given.
+/// beginning to the last recording, and returned with its digest state, so that it is read only once; none where there
+/// is no tar. `stop` is asked before each recording; once true, the rest is left out and `None` given.
 pub fn tar_of(
     path: &Path,
     formats: &[Format],

@@ -43,15 +43,15 @@ pub(crate) use wanted::{Member, members_by_name};
 /// to be those that `audio.probe` hashed; FLAC members are copied. With `store: tar` nothing is written at all:
 /// the rows say where in the tar their recordings are, and training reads them there.
 ///
-/// The rows go on with the columns `audio_path`, the path of the file, and `audio_bytes`, its size (with
-/// `store: tar`, with `tar_path`, `offset` and `size` in bytes). Rows are refused (class `fault`) as
-/// `unsafe_name` (also a member named like one of the shard's own files), `missing_member`, `unsafe_path` (a
-/// folder or a link is in the way), `name_taken` (two recordings would have one file), `missing_tar` (the tar was
-/// deleted after an extraction that did not want this row), `unreadable_file` (the shard is done again by the next
-/// run), or with the status that `audio.probe` gave the member.
+/// The rows get the columns `audio_path`, the path of the file, and `audio_bytes`, its size (with `store: tar`,
+/// `tar_path`, and `offset` and `size` in bytes). Rows are refused (class `fault`) as `unsafe_name` (also a member
+/// named like one of the shard's own files), `missing_member`, `unsafe_path` (a folder or a link is in the way),
+/// `name_taken` (two recordings would have one file), `missing_tar` (the tar was deleted after an extraction that did
+/// not want this row), `unreadable_file` (the next run tries the shard again), or with the status that `audio.probe`
+/// gave the member.
 ///
-/// Each run looks whether the files are still there with their sizes; a shard that lost some is done again. (Not
-/// what was refused as `missing_tar`: after a deleted tar was put back, `--force` this stage.)
+/// Each run checks that the files exist with their sizes; a shard with missing files is extracted again. (Not rows that
+/// were rejected as `missing_tar`: after a deleted tar was restored, `--force` this stage.)
 ///
 /// # Example
 ///
@@ -73,7 +73,7 @@ pub struct ExtractSettings {
     /// How recordings are kept: `as_is`, `flac` (others are encoded) or `tar` (in their tars, nothing is written).
     #[serde(default)]
     pub store: Store,
-    /// Whether each run looks if the files are still there (about a second for every few hundred thousand files).
+    /// Whether each run checks that the files still exist (about a second for a few hundred thousand files).
     #[serde(default = "yes")]
     pub watch: bool,
 }
@@ -104,7 +104,7 @@ impl ExtractSettings {
         }
     }
 
-    /// The columns that rows get, of which each takes the place of one of its name.
+    /// The columns that rows get; each replaces an existing one of its name.
     fn columns(&self) -> Vec<Field> {
         let field = |name: &str, data_type| Field::new(name, data_type, false);
         match self.store {
@@ -191,7 +191,7 @@ impl Kind for Extract {
         })))
     }
 
-    /// Where the files go is what this stage does, so the folder counts.
+    /// The folder is part of the identity, since the files are the output.
     fn identity(settings: &ExtractSettings) -> serde_json::Value {
         match settings.store {
             Store::Tar => serde_json::json!({"store": settings.store}),

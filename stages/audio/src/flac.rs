@@ -1,8 +1,7 @@
 //! FLAC: the verdict on a recording, and its samples.
 //!
-//! Metadata blocks are read here: a damaged comment or picture harms nobody, and only `STREAMINFO` goes on
-//! to the decoder. The decoder is a third party's and sees hostile input, so that a panic of it is caught
-//! and becomes a verdict.
+//! Metadata blocks are read here, and only `STREAMINFO` is passed to the decoder, so that a damaged comment or picture
+//! does no harm. The third-party decoder gets hostile input, so a panic in it is caught and becomes a verdict.
 
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -49,7 +48,7 @@ impl Status {
     }
 }
 
-/// What `STREAMINFO` says, or what another format has in its place.
+/// The contents of `STREAMINFO`, or the equivalent of another format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamInfo {
     /// In Hz.
@@ -89,7 +88,7 @@ pub(crate) fn new_hash(info: &StreamInfo) -> Sha256 {
     hash
 }
 
-/// Adds left-justified samples to the hash; `buffer` is used again and again.
+/// Adds left-justified samples to the hash; `buffer` is reused.
 pub(crate) fn add_to_hash(hash: &mut Sha256, samples: &[i32], buffer: &mut Vec<u8>) {
     buffer.clear();
     buffer.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));

@@ -1,6 +1,6 @@
 //! Writes FLAC: fixed predictors, partitioned Rice codes, the MD5 of the samples. RFC 9639.
 //!
-//! Small rather than best: some per cent larger than the reference encoder's files, and exact.
+//! Simple rather than optimal: files are a few per cent larger than the reference encoder's, and lossless.
 
 use md5::{Digest as _, Md5};
 
@@ -11,7 +11,7 @@ pub const MOST_RATE: u32 = 655_350;
 /// Frames in a block; the last one may be shorter.
 const BLOCK: usize = 4096;
 const MOST_ORDER: usize = 4;
-/// Parts of a block with a Rice parameter of their own: 2^6 at most.
+/// Partitions of a block, each with a Rice parameter: 2^6 at most.
 const MOST_PARTITION_ORDER: u32 = 6;
 /// Largest Rice parameter that the five-bit form can say (31 is an escape).
 const MOST_RICE: u32 = 30;
@@ -93,7 +93,7 @@ fn frame(number: u64, width: u32, planes: &[Vec<i32>]) -> Vec<u8> {
     bits.bytes
 }
 
-/// A frame's number, in the way of UTF-8 up to 36 bits.
+/// A frame's number in UTF-8's coding, extended to 36 bits.
 fn put_number(bits: &mut Bits, number: u64) {
     if number < 0x80 {
         return bits.put(number, 8);
@@ -136,7 +136,7 @@ fn put_samples(bits: &mut Bits, samples: &[i32], width: u32) {
     }
 }
 
-/// Differences of order 0 to 4: element n of order k stands for sample n + k. They have 28 bits at most.
+/// Differences of order 0 to 4: element n of order k belongs to sample n + k. They have 28 bits at most.
 fn residuals(plane: &[i32]) -> [Vec<i32>; MOST_ORDER + 1] {
     let mut orders: [Vec<i32>; MOST_ORDER + 1] = Default::default();
     orders[0] = plane.to_vec();
@@ -153,7 +153,7 @@ struct Rice {
     bits: u64,
 }
 
-/// Small numbers of either sign become small numbers.
+/// Zigzag coding: small numbers of either sign become small unsigned numbers.
 fn folded(residual: i32) -> u32 {
     ((residual << 1) ^ (residual >> 31)) as u32
 }

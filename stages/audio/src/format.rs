@@ -1,4 +1,4 @@
-//! Tells what a recording is by its first bytes; its name does not matter.
+//! Detects the format of a recording by its first bytes, not by its name.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ impl Format {
     }
 }
 
-/// What the first bytes say: a format, or in words what else it is.
+/// Detects the format; the error describes what else the bytes are.
 pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
     if bytes.starts_with(crate::flac::MARKER) {
         return Ok(Format::Flac);
@@ -62,7 +62,7 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
     if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WAVE") {
         return Ok(Format::Wav);
     }
-    // Movies of old begin without saying their type.
+    // Old QuickTime movies begin without a `ftyp` box.
     if let Some(b"ftyp" | b"moov" | b"mdat" | b"wide") = bytes.get(4..8) {
         return Ok(Format::M4a);
     }
@@ -95,7 +95,7 @@ pub fn id3_length(bytes: &[u8]) -> usize {
     stated_id3_length(bytes).min(bytes.len())
 }
 
-/// The length that an ID3v2 tag at the beginning gives itself, 0 if there is none.
+/// The length in the header of an ID3v2 tag at the beginning, 0 if there is none.
 pub(crate) fn stated_id3_length(bytes: &[u8]) -> usize {
     let Some(&[b'I', b'D', b'3', _, _, flags, a, b, c, d]) = bytes.first_chunk() else {
         return 0;
@@ -107,7 +107,7 @@ pub(crate) fn stated_id3_length(bytes: &[u8]) -> usize {
     10 + size + footer
 }
 
-/// The codec of an Ogg file stands at the beginning of the first page's packet.
+/// The codec of an Ogg file is named at the beginning of the first page's packet.
 fn ogg(bytes: &[u8]) -> Result<Format, &'static str> {
     let segments = bytes.get(26).map_or(0, |&count| usize::from(count));
     let packet = bytes.get(27 + segments..).unwrap_or_default();

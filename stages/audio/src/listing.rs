@@ -1,4 +1,4 @@
-//! Which recordings are meant: files, folders, and patterns of names.
+//! Lists recordings that users name: files, folders, and patterns.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -8,26 +8,27 @@ use std::sync::Arc;
 use flow_runtime::glob::path_fits;
 use flow_runtime::{Shared, StageError};
 
-/// A recording, and what files about it are called.
+/// A recording, and the name of result files about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recording {
-    /// The name of its transcripts and the like, less the ending that the format gives them: its path below the folder
-    /// that was named, without its own ending, with `/` between folders.
+    /// The name of its transcripts and other results, without their ending: its path below the named folder, without
+    /// its own ending, with `/` between folders.
     pub name: String,
     /// The same path with its ending.
     pub file: String,
-    /// Where it is; perhaps nothing is there.
+    /// Its path; the file may not exist.
     pub path: PathBuf,
 }
 
-/// Endings of files that are taken from folders, also of formats that cannot be decoded: those are told to the user.
+/// Endings of files that are taken from folders, including formats that cannot be decoded, which are reported to the
+/// user.
 const ENDINGS: [&str; 23] = [
     "aac", "aif", "aifc", "aiff", "amr", "caf", "flac", "m4a", "m4b", "mka", "mkv", "mov", "mp3", "mp4", "mpga", "oga",
     "ogg", "opus", "wav", "wave", "weba", "webm", "wma",
 ];
 
-/// Endings that formats of transcripts and diarizations give to files: what is written about `talk.json` is not to take
-/// its place. One list for all stages, so that a recording has the same name in each.
+/// Endings of result files: a result for `talk.json` must not overwrite it. One list for all stages, so that a
+/// recording has the same name in each.
 pub const ENDINGS_OF_RESULTS: [&str; 9] = ["txt", "json", "srt", "vtt", "tsv", "ctm", "jsonl", "parquet", "rttm"];
 
 /// Why recordings cannot be listed: what is wrong with the setting `input`.
@@ -84,7 +85,7 @@ pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
     Ok(named(found))
 }
 
-/// The same, listed once for as long as somebody holds what was found: the workers of a run share it.
+/// The same, cached while the result is in use: the workers of a run share it.
 ///
 /// # Errors
 /// As [`recordings`].
@@ -208,7 +209,7 @@ fn named(found: Found) -> Vec<Recording> {
             path,
         })
         .collect();
-    // A name with its ending may be the stem of another one, which then keeps its ending, too.
+    // A name with its ending may be equal to the stem of another one, which then keeps its ending, too.
     loop {
         let mut count: HashMap<String, usize> = HashMap::new();
         for recording in &recordings {
@@ -267,7 +268,7 @@ mod tests {
         ]);
         let root = place.path();
         assert_eq!(names(root, &["talks"]).unwrap(), ["2024/a", "2024/old", "b"]);
-        // A file is taken whatever its ending, and where it is not there; twice is once.
+        // A named file is taken whatever its ending, even if it does not exist; duplicates count once.
         assert_eq!(
             names(root, &["talks/notes.txt", "talks/b.wav", "talks/b.wav", "gone.flac"]).unwrap(),
             ["b", "gone", "notes.txt"]

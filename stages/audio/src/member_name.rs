@@ -38,7 +38,7 @@ pub fn safe_components<'a>(name: &'a str, shard_id: &str) -> Option<Vec<&'a str>
 
 /// Whether `file_name` is one of the files that make a shard.
 pub fn is_shard_file(file_name: &str, shard_id: &str) -> bool {
-    // The note of a deleted tar is as good as the tar.
+    // The note of a deleted tar counts like the tar.
     let file_name = file_name.strip_suffix(TOMBSTONE_SUFFIX).unwrap_or(file_name);
     file_name == "metadata.parquet"
         || file_name == "audio_index.parquet"

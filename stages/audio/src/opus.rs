@@ -21,7 +21,7 @@ pub(crate) struct OpusPackets {
     channels: usize,
     /// Frames to leave out at the beginning: the delay of the encoder.
     pub pre_skip: u64,
-    /// How many of them are still to be left out.
+    /// How many of them remain.
     left_out: u64,
     block: Vec<i16>,
 }
@@ -64,7 +64,7 @@ impl OpusPackets {
         } else {
             let layout = ChannelLayout::surround(channels.into(), family);
             let layout = layout.map_err(|_| unsupported("Opus with an unknown order of channels"))?;
-            // The decoder knows the usual order alone.
+            // The decoder only supports the default order.
             let usual = [layout.nb_streams as u8, layout.nb_coupled_streams as u8];
             let said = head.get(11..).unwrap_or_default().strip_prefix(&usual);
             if said.and_then(|mapping| mapping.get(..layout.mapping.len())) != Some(&layout.mapping[..]) {

@@ -1,12 +1,12 @@
 //! Part of a recording, decoded without the rest of it where the format lets us.
 //!
-//! Frames of FLAC and PCM say where they stand and need nothing of those before them, so that decoding begins at the
-//! frame in which the part begins. Lossy formats carry something over from block to block, and are decoded from the beginning
-//! to the end of the part, as are containers in which places are not counted in frames.
+//! Frames of FLAC and PCM have a position and do not depend on previous frames, so decoding begins at the frame in
+//! which the part begins. Lossy formats carry state from block to block and are decoded from the beginning to the end
+//! of the part, as are containers that do not count positions in frames.
 //!
-//! The samples are those that decoding the whole recording gives. What is promised of the recording is less: it must begin,
-//! and FLAC and PCM end, as the header says, and the frames that are decoded must be whole, but damage in others, and with it
-//! another MD5 than that of `STREAMINFO`, goes unnoticed.
+//! The samples are equal to those of decoding the whole recording. The checks are weaker: the recording must begin, and
+//! FLAC and PCM end, as the header says, and the decoded frames must be intact, but damage elsewhere, and so a wrong
+//! MD5 in `STREAMINFO`, is not detected.
 
 use std::io;
 use std::ops::Range;
@@ -22,16 +22,16 @@ use crate::recording_reader::{Channels, Progress, RecordingReader};
 use crate::resample::{NeededInput, needed_input, resample};
 use crate::stored_bytes::{StoredBytes, flac_info, open};
 
-/// How far the duration that a manifest gives may be from that of the recording and still mean the same, in seconds:
-/// durations are rounded. `pipelines/build_manifest_v2.yaml` lets metadata be off by as much.
+/// Tolerance between the durations of a manifest and of the recording, in seconds: durations are rounded.
+/// `pipelines/build_manifest_v2.yaml` uses the same tolerance.
 pub const TOLERANCE_SECONDS: f64 = 0.1;
 
 /// The samples of a manifest's row: those that [`decode`] gives of the whole recording, of any format that
 /// [`crate::recording`] knows, from `start` on for `seconds`. A row from the beginning that is as long as the recording, give
 /// or take [`TOLERANCE_SECONDS`], is all of it, decoded and checked as a whole; one that ends no more than that after the
 /// recording ends with it. The recording is the file, or the `range` (offset and size in bytes) of it. Longer than
-/// `max_seconds` is an error; of a recording that has to be decoded from the beginning, that is the length that it says it
-/// has, and what is decoded of it.
+/// `max_seconds` is an error; for a recording that has to be decoded from the beginning, this applies to the length in
+/// its header and to the decoded length.
 ///
 /// # Errors
 /// If the file cannot be read, the recording is no audio or damaged where it is decoded, or the row reaches past its end.
@@ -46,7 +46,7 @@ pub fn decode_row(
     let is_all = |length: f64| start == 0.0 && (seconds - length).abs() <= TOLERANCE_SECONDS;
     if stated(&bytes).is_some_and(is_all) {
         let whole = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
-        // What is far longer than its header says is refused.
+        // A recording that is far longer than its header says is refused.
         return decode(&whole, seconds * 2.0 + 30.0);
     }
     let wanted = sample_at(start)..sample_at(start + seconds);
@@ -113,7 +113,7 @@ fn header_seconds(bytes: &StoredBytes) -> Result<Option<f64>, Fault> {
     Ok((frames > 0 && rate > 0).then(|| frames as f64 / f64::from(rate)))
 }
 
-/// The sample at 16 kHz that stands at a time. Negative and NaN become 0, infinity the largest number.
+/// The index of the 16 kHz sample at a time in seconds. Negative and NaN become 0, infinity the largest number.
 fn sample_at(seconds: f64) -> u64 {
     (seconds * f64::from(SAMPLE_RATE)).round() as u64
 }
@@ -138,7 +138,7 @@ fn around(bytes: &StoredBytes, path: &Path, wanted: &Range<u64>, max_seconds: f6
         None
     } else {
         let decoded = catch_unwind(AssertUnwindSafe(|| alone(bytes, wanted)));
-        // Whatever goes wrong on the way to the part, the whole recording decides.
+        // After any error in decoding the part, the whole recording is decoded and decides.
         decoded.ok().and_then(Result::ok).flatten()
     };
     Ok(match alone {
@@ -165,11 +165,11 @@ fn around(bytes: &StoredBytes, path: &Path, wanted: &Range<u64>, max_seconds: f6
     })
 }
 
-/// Whether a recording is of a format that is decoded block by block where its parts cannot be decoded alone. FLAC and WAV of
-/// which that cannot be done either are decoded and checked whole.
+/// Whether a recording whose parts cannot be decoded alone is decoded block by block. FLAC and WAV recordings of this
+/// sort are decoded and checked whole.
 fn is_streamed(bytes: &StoredBytes) -> bool {
     let found = bytes.recognise();
-    // Whoever reads next is told again that the file cannot be read.
+    // The next read reports that the file cannot be read.
     bytes.take_failure();
     matches!(found, Ok(Ok(format)) if !matches!(format, Format::Flac | Format::Wav))
 }
@@ -177,10 +177,10 @@ fn is_streamed(bytes: &StoredBytes) -> bool {
 /// A recording that is decoded from its beginning, part after part.
 struct Pass {
     reader: RecordingReader,
-    /// What was decoded and is still needed.
+    /// Decoded samples that are still needed.
     around: Around,
     max_seconds: f64,
-    /// Why no more can be decoded, and where what was decoded before that ended.
+    /// Why no more can be decoded, and the end of the samples decoded before that.
     failed: Option<(u64, AudioError)>,
 }
 
@@ -325,8 +325,7 @@ struct Mono {
     decoded_frames: u64,
 }
 
-/// None where the format does not let us, or where the recording's own account of its frames does not hold, so that a
-/// place in it says nothing.
+/// None where the format does not support it, or where the recording's frame positions are inconsistent.
 fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault> {
     let mut head = [0; 64];
     let length = bytes.read_at(0, &mut head).map_err(broken)?;
@@ -349,14 +348,14 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
     let NeededInput { input, first_output } = needed_input(wanted.clone(), rate, SAMPLE_RATE);
     let mut samples = Vec::new();
     if input.start < total && !input.is_empty() {
-        // Anew: the reader of FLAC takes frames before those that it has seen for noise.
+        // Opened again: the FLAC reader treats frames before those that it has read as noise.
         blocks = open(bytes, format)?;
         blocks.seek(input.start)?;
         let mut next: Option<u64> = None;
         while next.is_none_or(|next| next < input.end) {
             let Some(block) = blocks.next_block()? else { break };
             decoded += block.frames;
-            // A place that was found is not before the one looked for, or a block is missing.
+            // The position found is after the one sought, or a block is missing.
             if next.map_or(block.first > input.start, |next| next != block.first) {
                 return Ok(None);
             }

@@ -1,7 +1,7 @@
-//! Puts recordings into a folder, and never outside it.
+//! Writes recordings into a folder, and never outside it.
 //!
 //! Every folder on the way is opened without following links, and the file is renamed into place within the
-//! folder that was opened. So neither a member's name nor a link that somebody planted leads elsewhere.
+//! folder that was opened. So neither a member's name nor a planted link leads outside.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::decode::read_open_range;
 use crate::error::AudioError;
 
-/// How the names of files in the making begin.
+/// Prefix of the names of temporary files.
 pub const TEMPORARY_PREFIX: &str = ".flow-tmp-";
 const PIECE: usize = 1 << 20;
 
@@ -30,7 +30,7 @@ pub struct Target {
     folders: Mutex<HashMap<String, std::sync::Arc<OwnedFd>>>,
 }
 
-/// Numbers the files in the making of this process: several targets may stand for one folder.
+/// Numbers the temporary files of this process: several targets may be the same folder.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// The bytes that a recording is copied from.
@@ -43,7 +43,7 @@ pub struct Range<'a> {
     pub size: u64,
 }
 
-/// What a file is to hold.
+/// The content of a file to be written.
 #[derive(Clone, Copy)]
 pub enum Content<'a> {
     Copy(Range<'a>),
@@ -114,7 +114,7 @@ impl Target {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             match rustix::fs::openat(&*folder, &temporary, flags, Mode::from_raw_mode(0o666)) {
                 Ok(file) => break (temporary, file),
-                // Of a process of the same number on another machine, which may be writing it.
+                // The temporary file may belong to a process with the same id on another machine.
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(judged(&path, errno)),
             }
@@ -123,13 +123,13 @@ impl Target {
             rustix::fs::renameat(&*folder, &temporary, &*folder, *name).map_err(|errno| judged(&path, errno))
         });
         if written.is_err() {
-            // The first error is the one to tell.
+            // The first error is reported.
             let _ = rustix::fs::unlinkat(&*folder, &temporary, AtFlags::empty());
         }
         written.map(|()| Placed::Written)
     }
 
-    /// Waits until what was placed is on the disk.
+    /// Flushes the written files to the disk.
     pub fn sync(&self) -> Result<(), AudioError> {
         let failed = |errno: Errno| AudioError::Write {
             path: self.path.clone(),
@@ -156,7 +156,7 @@ impl Target {
             folder =
                 rustix::fs::openat(&folder, *component, flags, Mode::empty()).map_err(|errno| judged(&path, errno))?;
         }
-        // One shard has one folder or a few; many would hold too many descriptors open.
+        // A shard has one folder or a few; more would keep too many descriptors open.
         if open.len() >= 64 {
             open.clear();
         }
@@ -211,7 +211,7 @@ fn open_plain(folder: &OwnedFd, name: &str, path: &Path) -> Result<Option<(File,
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
         Ok(file) => file,
-        // A link (LOOP) is replaced by the file, not followed; so is what cannot be read.
+        // A link (ELOOP) is replaced by the file, not followed; so is a file that cannot be read.
         Err(Errno::NOENT | Errno::LOOP | Errno::ACCESS | Errno::NXIO) => return Ok(None),
         Err(errno) => return Err(judged(path, errno)),
     };
@@ -262,7 +262,7 @@ fn each_piece(from: Range<'_>, mut take: impl FnMut(&[u8]) -> Result<bool, Audio
     Ok(())
 }
 
-/// Tells what this one name is to blame for from what would hit the next one too.
+/// Distinguishes errors of this name from errors that would affect the next one too.
 fn judged(path: &Path, errno: Errno) -> AudioError {
     let why = match errno {
         Errno::LOOP | Errno::NOTDIR => "a link or a file stands where a folder is needed",

@@ -26,19 +26,19 @@ pub enum AudioFrom {
     /// In its tar.
     #[default]
     Tar,
-    /// As files in its folder: extracted long ago, and the tar is gone.
+    /// As files in its folder: extracted earlier, without the tar.
     Files,
     /// In its tar where there is one, otherwise as files.
     Auto,
 }
 
-/// Decodes every recording once and notes what it found.
+/// Decodes every recording once and records the results.
 ///
 /// # What it does
 ///
 /// Every folder two levels below `shards`, `<lang>/<shard_id>`, is a partition. All members of its tar are
-/// decoded from beginning to end and held against their own checksums; no filter setting matters here, so a
-/// tar is decoded once in its life. Nothing is written to disk.
+/// decoded from beginning to end and compared with their own checksums. No filter setting affects this stage, so a tar
+/// is decoded only once. No files are written.
 ///
 /// Port `members`, one row per name of a member (the later one of a name counts, a leading `./` is left out):
 /// `_row, name, status, offset, size, sample_rate, channels, bits, frames, audio_hash, format, stored, detail`.
@@ -91,8 +91,9 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
     formats
 }
 
-/// Formats as they count for the output bytes. WAV has a number, which is raised where others than FLAC alone would have to be
-/// decoded again otherwise: since 2, one with 0xFFFFFFFF for the sizes in its header is read to its end, since 3 one with 0.
+/// The formats in the identity. WAV has a version number, which is raised for changes that affect WAV only, so that
+/// corpora of FLAC are not decoded again: since 2, a file with sizes of 0xFFFFFFFF in its header is read to its end,
+/// since 3 one with 0.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
         Format::Wav => "wav 3",
@@ -157,7 +158,7 @@ impl Kind for Probe {
         })))
     }
 
-    /// Recordings are known by their bytes; where they lie does not matter.
+    /// Recordings are identified by their bytes, not by their paths.
     fn identity(settings: &ProbeSettings) -> serde_json::Value {
         let formats = in_order(&settings.formats);
         serde_json::json!({"audio_from": settings.audio_from, "formats": formats_identity(&formats)})
@@ -216,7 +217,8 @@ impl Source for Prober {
             } else {
                 let files = match shards::recordings(&shard) {
                     Ok(files) => files,
-                    // A folder in the place of a file: one that cannot be read is refused, by its path and reason.
+                    // Or a folder in place of a file: a file that cannot be read is rejected, with its path and the
+                    // reason.
                     Err(error) if error.is_unreadable() => {
                         partitions.push(SourcePartition {
                             name,
@@ -268,7 +270,7 @@ impl Source for Prober {
         } else {
             examine::files_of(&shard, formats, &self.pool, &stop)
         };
-        // None: the run is being given up, and so is this partition.
+        // None: the run is being aborted.
         let examined = examined
             .map_err(StageError::failed)?
             .ok_or_else(|| StageError::failed("stopped"))?;
@@ -281,7 +283,7 @@ impl Source for Prober {
     }
 }
 
-/// What an input has that is the port `members` of an `audio.probe`, to read recordings from tars.
+/// The columns of the port `members` of an `audio.probe` that are needed to read recordings from tars.
 pub const MEMBER_COLUMNS: &[(&str, ColumnType)] = &[
     ("name", ColumnType::AnyText),
     ("offset", ColumnType::Number),

@@ -1,8 +1,8 @@
 //! A recording of any format that can be decoded: the verdict on it, and its samples.
 //!
-//! FLAC is judged by [`crate::flac`]. What other formats give is brought to whole numbers once, so that the
-//! samples, their hash, and a FLAC made of them are the same thing: lossy codecs, A-law and 16-bit PCM have
-//! 16 bits, wider and floating-point PCM 24.
+//! FLAC is checked by [`crate::flac`]. Samples of other formats are converted to integers, so that the samples, their
+//! hash, and a FLAC made of them agree: 16 bits for lossy codecs, A-law and 16-bit PCM, 24 bits for wider and
+//! floating-point PCM.
 
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +26,7 @@ use crate::format::{Format, id3_length, recognise};
 use crate::opus::OpusPackets;
 use crate::streamed_wav::header_with_sizes;
 
-/// FLAC holds no more.
+/// The most that FLAC supports.
 const MOST_CHANNELS: u32 = 8;
 /// Most frames in a packet. No encoder makes larger ones than FLAC may have.
 const MOST_PACKET: u64 = 1 << 16;
@@ -42,7 +42,7 @@ pub fn probe(bytes: &[u8], formats: &[Format]) -> Result<(Format, Verdict), Faul
             flac::probe(bytes).map(|verdict| (Format::Flac, verdict))
         }
         Ok(format) if formats.contains(&format) => judge(bytes, format).map(|verdict| (format, verdict)),
-        // Where FLAC alone is allowed, everything else is one thing.
+        // Where only FLAC is allowed, all other formats are `not_flac`.
         _ if formats == [Format::Flac] => Err(flac::fault(Status::NotFlac, "does not begin with `fLaC`")),
         Ok(format) => {
             let detail = format!("{}, which is not among the allowed `formats`", format.as_str());
@@ -146,8 +146,7 @@ fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<()
     blocks.check_end(frames)
 }
 
-/// Reads a recording block by block. The decoders are a third party's and see hostile input: a panic of them is for the
-/// caller to catch.
+/// Reads a recording block by block. The third-party decoders get hostile input: the caller must catch their panics.
 pub(crate) struct Blocks {
     reader: Box<dyn FormatReader>,
     decoder: Decoder,
@@ -155,9 +154,9 @@ pub(crate) struct Blocks {
     /// Frames that the header speaks of.
     pub promised: Option<u64>,
     lossy: bool,
-    /// What FLAC says of the width of its samples, which are decoded to 32 bits.
+    /// FLAC's bits per sample; samples are decoded to 32 bits.
     flac_bits: Option<u32>,
-    /// Of Opus in Ogg, whose reader leaves out damaged pages without a word.
+    /// For Opus in Ogg, whose reader silently skips damaged pages.
     finds_missing_pages: bool,
     /// Where the next packet begins, if none is missing.
     next_packet: Option<i64>,
@@ -187,7 +186,7 @@ pub(crate) struct Block<'a> {
 impl Blocks {
     /// Any format but FLAC.
     pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
-        // Of MP3 that can be sought, and without a tag that counts its frames, the reader guesses their number.
+        // For a seekable MP3 without a tag that has its number of frames, the reader estimates the number.
         let source = match format {
             Format::Mp3 => Box::new(ReadOnlySource::new(source)),
             _ => source,
@@ -220,7 +219,7 @@ impl Blocks {
             let detail = format!("{} with another codec than {name}", format.as_str());
             return Err(flac::fault(Status::UnsupportedFormat, detail));
         }
-        // Decoders make room for what the header says, before the first block shows that it cannot be.
+        // Decoders allocate by the header, before the first block shows that its values are impossible.
         let channels = parameters.channels.as_ref().map_or(0, |channels| channels.count());
         if channels > MOST_CHANNELS as usize {
             return Err(flac::fault(Status::UnsupportedFormat, format!("{channels} channels")));
@@ -367,7 +366,7 @@ impl Blocks {
     }
 }
 
-/// Notes the layout of the first block, and refuses one that has another, or one that cannot be.
+/// Notes the layout of the first block, and refuses blocks with another layout, or an impossible one.
 fn accept(layout: &mut Option<StreamInfo>, here: StreamInfo) -> Result<(), Fault> {
     let (rate, channels) = (here.sample_rate, here.channels);
     if *layout.get_or_insert_with(|| here.clone()) != here {
@@ -380,7 +379,7 @@ fn accept(layout: &mut Option<StreamInfo>, here: StreamInfo) -> Result<(), Fault
     Ok(())
 }
 
-/// The samples of a block as left-justified whole numbers of so many bits, interleaved.
+/// The samples of a block as left-justified integers of this many bits, interleaved.
 fn left_justified(
     block: &GenericAudioBufferRef<'_>,
     bits: u32,
@@ -416,7 +415,7 @@ fn bits_of(block: &GenericAudioBufferRef<'_>, lossy: bool) -> u32 {
     }
 }
 
-/// The nearest whole number of so many bits, left-justified; what is past full scale is cut off.
+/// Rounded to an integer of this many bits, left-justified; clipped at full scale.
 fn whole(value: f64, bits: u32) -> i32 {
     let scale = f64::from(1u32 << (bits - 1));
     let rounded = (value * scale).round().clamp(-scale, scale - 1.0);

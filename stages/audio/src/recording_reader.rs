@@ -12,7 +12,7 @@ use crate::recording::{Blocks, broken};
 use crate::resample::Resampler;
 use crate::stored_bytes::{StoredBytes, open};
 
-/// Which of its channels are heard of a recording.
+/// Which channels of a recording are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Channels {
     /// The mean of all.
@@ -22,12 +22,12 @@ pub enum Channels {
     One(u32),
 }
 
-/// What [`RecordingReader::read`] came to.
+/// The result of [`RecordingReader::read`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// There may be more.
     More,
-    /// The recording ends here, as it should.
+    /// The regular end of the recording.
     End,
     /// The recording cannot be decoded from here on, for this reason.
     Damaged(String),
@@ -36,8 +36,7 @@ pub enum Progress {
 /// Decodes a recording of any format that [`crate::recording`] knows, block by block, to 16 kHz mono in [-1, 1]. The samples
 /// are those of [`decode`](crate::decode::decode), to the bit.
 ///
-/// What is checked is what shows while it is decoded: frames that are missing, and whether the recording is as long as its
-/// header says; not the MD5 of a FLAC.
+/// Checked are missing frames, and that the recording is as long as its header says; not the MD5 of a FLAC.
 pub struct RecordingReader {
     path: PathBuf,
     bytes: StoredBytes,
@@ -129,7 +128,7 @@ impl RecordingReader {
         self.layout.channels
     }
 
-    /// The length in seconds that the recording says it has, if it does and its end was not reached.
+    /// The length in seconds from the header, if it has one and the end was not reached.
     pub fn stated_seconds(&self) -> Option<f64> {
         let frames = self.blocks.as_ref()?.promised.filter(|frames| *frames > 0)?;
         Some(frames as f64 / f64::from(self.layout.sample_rate))
@@ -180,7 +179,7 @@ impl RecordingReader {
             return Ok(());
         };
         if self.format == Format::Flac {
-            // Its reader leaves out damaged frames without a word.
+            // Its reader silently skips damaged frames.
             let first = *self.first.get_or_insert(block.first);
             if block.first != first.saturating_add(self.frames) {
                 return Err(broken("frames are missing or damaged"));

@@ -1,11 +1,9 @@
 //! Changes the sample rate with a windowed sinc.
 //!
 //! The filter is the default one of `torchaudio.functional.resample` (`sinc_interp_hann`, low-pass width 6,
-//! roll-off 0.99), so that a model sees the samples that it saw in its Python past: output m is
-//! `sum over u of x[u] * h(m / to - u / from)` with
-//! `h(t) = s * sinc(s t) * cos(pi s t / 12)^2 * (1 / from)` for `|s t| < 6`, else 0, and
-//! `s = 0.99 * min(from, to)`.
-//! Only the taps inside the window are computed, which makes it cheap at any ratio of rates.
+//! roll-off 0.99), so that a model gets the same samples as in Python: output m is `sum over u of x[u] * h(m / to - u /
+//! from)` with `h(t) = s * sinc(s t) * cos(pi s t / 12)^2 * (1 / from)` for `|s t| < 6`, else 0, and `s = 0.99 *
+//! min(from, to)`. Only the taps inside the window are computed, which makes it cheap at any ratio of rates.
 
 use std::ops::Range;
 
@@ -24,7 +22,7 @@ pub fn resampled_length(frames: u64, from: u32, to: u32) -> u64 {
     (frames * u64::from(to)).div_ceil(u64::from(from))
 }
 
-/// What of the input has to be there for some of the output samples to be what they are in the whole.
+/// The part of the input that determines some of the output samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NeededInput {
     /// Samples of the input; the last ones may lie past its end.
@@ -33,8 +31,8 @@ pub struct NeededInput {
     pub first_output: u64,
 }
 
-/// The part of a signal to be given to [`resample`], so that of what it gives, the samples `output` of the whole are
-/// right to the last bit: the part begins with a period of the filter, far enough before them.
+/// The part of a signal whose [`resample`] result has the samples `output` of the whole, equal to the bit: it begins
+/// with a period of the filter, far enough before them.
 pub fn needed_input(output: Range<u64>, from: u32, to: u32) -> NeededInput {
     if from == to {
         return NeededInput {
@@ -44,7 +42,7 @@ pub fn needed_input(output: Range<u64>, from: u32, to: u32) -> NeededInput {
     }
     let kernel = Kernel::new(from, to);
     let (phases, step) = (kernel.phases as u64, kernel.step as u64);
-    // Periods that half a window covers, and one for the sample's own place in its period.
+    // Periods covered by half a window, and one for the position of the sample in its period.
     let margin = (kernel.width as u64).div_ceil(step) + 1;
     let first = (output.start / phases).saturating_sub(margin);
     let last = (output.end / phases).saturating_add(margin + 1);
@@ -114,7 +112,7 @@ impl Resampler {
     }
 }
 
-/// The filter, and what of the input is still needed.
+/// The filter, and the input samples that are still needed.
 struct Filter {
     kernel: Kernel,
     /// The taps of all phases, one after the other; empty where they are too many.
@@ -186,7 +184,7 @@ impl Filter {
     /// Drops input samples that no output sample needs any more.
     fn forget(&mut self) {
         let done = self.window_start() - self.offset as i64;
-        // Moving the rest costs more than keeping a few.
+        // A few are kept, since moving the rest costs more.
         if let Ok(done) = usize::try_from(done)
             && done >= BLOCK
         {
@@ -222,7 +220,7 @@ fn weighted_sum(taps: &[f64], signal: &[f64], first: i64) -> f64 {
     (sums[0] + sums[1]) + (sums[2] + sums[3]) + rest
 }
 
-/// The filter for one pair of rates, in lowest terms: `phases` output samples stand against `step` input ones.
+/// The filter for one pair of rates, in lowest terms: `phases` output samples correspond to `step` input samples.
 struct Kernel {
     phases: usize,
     step: usize,
@@ -314,7 +312,7 @@ mod tests {
             usual in 0usize..8,
             signal in proptest::collection::vec(-1.0f32..1.0, 0..300),
         ) {
-            // Half of the cases at rates that occur, half anywhere.
+            // Half of the cases at common rates, half at any rate.
             let from = [8_000, 11_025, 22_050, 44_100].get(usual).copied().unwrap_or(from);
             let expected = direct(&signal, from, 16_000);
             let got = resample(signal, from, 16_000).unwrap();
@@ -326,7 +324,7 @@ mod tests {
         }
     }
 
-    /// The whole signal at once: what blocks are held against.
+    /// The whole signal at once, as the reference for blocks.
     fn at_once(signal: &[f32], from: u32, to: u32) -> Vec<f32> {
         let mut filter = Filter::new(from, to);
         filter.buffer = signal.iter().map(|&sample| f64::from(sample)).collect();

@@ -13,7 +13,7 @@ use crate::decode::SAMPLE_RATE;
 use crate::part::stated_seconds;
 use crate::recording_reader::{Channels, Progress, RecordingReader};
 
-/// Why a recording is refused: a name in snake case, and words.
+/// Why a recording is rejected: a reason in snake case, and a detail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub reason: &'static str,
@@ -29,29 +29,29 @@ impl Refusal {
         }
     }
 
-    /// Of a recording that is longer than the setting `max_duration`.
+    /// The refusal of a recording that is longer than the setting `max_duration`.
     pub fn too_long(path: &Path, max_seconds: f64) -> Self {
         let detail = format!(" is longer than {max_seconds} s (`max_duration`): cut it into parts");
         Refusal::new("too_long", path, detail)
     }
 }
 
-/// What becomes of a recording that cannot be decoded to its end.
+/// How to treat a recording that cannot be decoded to its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDamage {
-    /// What is before the damage is taken.
+    /// The samples before the damage are used.
     #[default]
     Keep,
     /// It is refused.
     Refuse,
 }
 
-/// Less than this before the damage is refused in any case, in samples: one second.
+/// Fewest samples before the damage that are used: one second.
 const LEAST_KEPT: u64 = SAMPLE_RATE as u64;
 
 impl OnDamage {
-    /// Says whether a recording is taken that is damaged behind so many samples at 16 kHz, for the reason `why`.
+    /// Whether a recording is used that is damaged, for the reason `why`, after `samples` samples at 16 kHz.
     ///
     /// # Errors
     /// Why it is refused.
@@ -72,12 +72,12 @@ impl OnDamage {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordingSamples {
     pub samples: Vec<f32>,
-    /// Whether these are what is before its damage.
+    /// Whether these are only the samples before its damage.
     pub damaged: bool,
 }
 
-/// Opens a recording. One that is not there, is empty, is no audio, or says itself that it is longer than `max_seconds` is a
-/// [`Refusal`].
+/// Opens a recording. One that does not exist, is empty, is no audio, or is longer than `max_seconds` by its header is
+/// a [`Refusal`].
 ///
 /// # Errors
 /// If the file is there and cannot be read.
@@ -128,7 +128,7 @@ pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal
     Ok(whole.map(|whole| whole.samples))
 }
 
-/// The same, where `on_damage` says what becomes of a recording that is damaged.
+/// The same, with `on_damage` for damaged recordings.
 ///
 /// # Errors
 /// As [`samples`].
@@ -163,12 +163,12 @@ pub fn samples_or_damage(
     Ok(Ok(RecordingSamples { samples, damaged }))
 }
 
-/// Held while a long recording is worked on (more than ten minutes, or 20 MB where its header does not say how long it is):
-/// those take much memory, and go one after the other. None for other recordings. While the lock is waited for, `is_stopped` is
-/// asked many times a second.
+/// Held while a long recording is processed (more than ten minutes, or 20 MB where its header has no length): these
+/// take much memory and are processed one at a time. None for other recordings. While waiting for the lock,
+/// `is_stopped` is polled.
 ///
 /// # Errors
-/// If `is_stopped` says so before the lock is had.
+/// If `is_stopped` becomes true before the lock is taken.
 pub fn lock_if_long(path: &Path, is_stopped: &dyn Fn() -> bool) -> Result<Option<MutexGuard<'static, ()>>, Stopped> {
     static LONG: Mutex<()> = Mutex::new(());
     let is_long = stated_seconds(path, None).map_or_else(
@@ -182,12 +182,12 @@ pub fn lock_if_long(path: &Path, is_stopped: &dyn Fn() -> bool) -> Result<Option
     }
 }
 
-/// A wait was ended before its time.
+/// The wait was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
 fn lock<'m>(mutex: &'m Mutex<()>, is_stopped: &dyn Fn() -> bool) -> Result<MutexGuard<'m, ()>, Stopped> {
-    // Much less than what the lock is held for.
+    // Much shorter than the lock is held.
     const EVERY: Duration = Duration::from_millis(20);
     loop {
         if is_stopped() {
@@ -195,7 +195,7 @@ fn lock<'m>(mutex: &'m Mutex<()>, is_stopped: &dyn Fn() -> bool) -> Result<Mutex
         }
         match mutex.try_lock() {
             Ok(guard) => return Ok(guard),
-            // Nothing lies under the lock that a panic could leave half done.
+            // The lock protects no data, so a panic leaves nothing inconsistent.
             Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => std::thread::sleep(EVERY),
         }
@@ -239,7 +239,7 @@ mod tests {
         let second = wav(16_000, &[0; 16_000]);
         assert_eq!(reason("a.wav", &second, 10.0), "ok");
         assert_eq!(reason("a.wav", &second, 0.5), "too_long");
-        // What lossy recordings say of their length counts as well.
+        // The length in the header of lossy recordings counts as well.
         for name in ["tone.m4a", "tone.ogg", "tone.opus"] {
             assert_eq!(reason(name, &test_data::tone(name), 0.5), "too_long", "{name}");
         }

@@ -45,7 +45,7 @@ impl Shard {
     }
 }
 
-/// All shards in byte order of (`lang`, `shard_id`). Files, and links to folders, are stepped over.
+/// All shards in byte order of (`lang`, `shard_id`). Files, and links to folders, are skipped.
 pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
     if is_url(shards) {
         return list_objects(shards).map_err(|error| AudioError::Read {
@@ -102,7 +102,7 @@ fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
 }
 
 /// Files below a shard's folder that may be recordings: (name relative to the folder, size), by name. The
-/// shard's own files, links, and files that an interrupted extraction left behind are stepped over, as are notes of deleted tars.
+/// shard's own files, links, files that an interrupted extraction left behind and notes of deleted tars are skipped.
 pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
     if is_url(&shard.folder) {
         return recording_objects(shard).map_err(|error| AudioError::Read {

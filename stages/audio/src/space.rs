@@ -1,4 +1,4 @@
-//! Whether a file system has room for what is to be written, asked before anything is.
+//! Checks that a file system has enough free space before anything is written.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,22 +6,22 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::AudioError;
 
-/// Left free on top of what is written: for the state directory, folders, and whoever else writes.
+/// Bytes left free beyond the written files: for the state directory, folders, and other programs.
 const SPARE: u64 = 64 << 20;
 
 /// Bytes that the workers of this process have asked for and not written yet.
 static RESERVED: AtomicU64 = AtomicU64::new(0);
-/// Looking and reserving are one step.
+/// One lock for checking and reserving.
 static LOOKING: Mutex<()> = Mutex::new(());
 
-/// Room that was found. What is left of it when dropped is given back.
+/// Reserved space. The unused rest is released when dropped.
 #[derive(Debug)]
 pub struct Room {
     left: AtomicU64,
 }
 
-/// Finds room for `needed` bytes in the folder `at`, besides what others of this process still have to write.
-/// Nothing needed is always there. A quota does not show here: it is met in writing.
+/// Reserves `needed` bytes in the folder `at`, in addition to what other workers of this process have reserved. Zero
+/// bytes always succeed. Quotas are not detected here, but when writing.
 pub fn reserve(at: &Path, needed: u64) -> Result<Room, AudioError> {
     let _one_at_a_time = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
     let room = Room {
@@ -37,7 +37,7 @@ pub fn reserve(at: &Path, needed: u64) -> Result<Room, AudioError> {
         let margin = SPARE.saturating_add(RESERVED.load(Ordering::Relaxed));
         let needed = needed.saturating_add(margin);
         if needed > free {
-            // Nothing was reserved yet, so nothing is to be given back.
+            // Nothing was reserved, so nothing is released.
             room.left.store(0, Ordering::Relaxed);
             return Err(AudioError::NoSpace {
                 path: at.to_owned(),
@@ -52,7 +52,7 @@ pub fn reserve(at: &Path, needed: u64) -> Result<Room, AudioError> {
 }
 
 impl Room {
-    /// So many bytes were written, or turned out not to be needed.
+    /// Releases bytes that were written, or turned out not to be needed.
     pub fn used(&self, bytes: u64) {
         let take = |left: u64| Some(left - left.min(bytes));
         // The closure always gives a number.

@@ -1,4 +1,4 @@
-//! The bytes of a recording in a file, which are read where a decoder asks for them.
+//! The bytes of a recording in a file, read on demand by a decoder.
 
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::format::{Format, HEAD, mpeg, recognise, stated_id3_length};
 use crate::recording::{Blocks, broken};
 use crate::streamed_wav::header_with_sizes;
 
-/// The bytes of a recording, read where they are asked for.
+/// The bytes of a recording, read on demand.
 #[derive(Clone)]
 pub(crate) struct StoredBytes {
     pub file: Arc<InputFile>,
     pub offset: u64,
     pub size: u64,
-    /// Why reading failed, if it did: decoders do not say.
+    /// The first I/O error, which decoders do not return.
     failure: Arc<Mutex<Option<io::Error>>>,
 }
 
@@ -61,12 +61,12 @@ impl StoredBytes {
         })
     }
 
-    /// The error that reading the file ended in, which is no fault of what it holds.
+    /// The I/O error, if there was one: the content of the file is then not the cause.
     pub fn take_failure(&self) -> Option<io::Error> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// What the first bytes say: a format, or in words what else it is.
+    /// Detects the format; the error describes what else the bytes are.
     pub fn recognise(&self) -> io::Result<Result<Format, &'static str>> {
         let mut head = vec![0; HEAD];
         let tag = self.id3_length();
@@ -189,7 +189,7 @@ pub(crate) fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault>
     Blocks::open(Box::new(bytes.source(head, from)), format)
 }
 
-/// What `STREAMINFO` says, its bytes, and where the frames begin.
+/// The parsed `STREAMINFO`, its bytes, and where the frames begin.
 pub(crate) fn flac_info(bytes: &StoredBytes) -> Result<(StreamInfo, [u8; 34], u64), Fault> {
     let mut at = MARKER.len() as u64;
     let mut info: Option<[u8; 34]> = None;

@@ -1,16 +1,17 @@
-//! WAV that was written to a pipe: its header was made before its length was known, and says 0xFFFFFFFF, as ffmpeg does, or 0.
+//! WAV that was written to a pipe: its header was written before its length was known, and has the size 0xFFFFFFFF,
+//! like ffmpeg's, or 0.
 
 use std::io::Read;
 
-/// Longest header that is looked through, in bytes.
+/// Longest header that is searched, in bytes.
 const LONGEST_HEADER: u64 = 1 << 20;
-/// What stands for a length that was not known.
+/// The size in place of an unknown one.
 const UNKNOWN: u32 = u32::MAX;
 
 /// The header of such a WAV, which ends where its samples begin, with the sizes that it would have if the samples end with the
 /// recording. `bytes` are those of the recording, `size` is how many there are. A header without sizes has 0xFFFFFFFF for that of
-/// the samples; or 0, and for that of the whole 0 or the length of the header alone. None where the header says its sizes, is
-/// no whole one, or the recording is larger than a WAV can say (4 GiB).
+/// the samples; or 0, and for that of the whole 0 or the length of the header alone. None where the header has its
+/// sizes, is incomplete, or the recording is larger than a WAV can be (4 GiB).
 pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u8>> {
     let mut header = Vec::new();
     // "RIFF", the size of what follows, "WAVE".
@@ -72,7 +73,7 @@ mod tests {
         with_sizes(whole, UNKNOWN, UNKNOWN)
     }
 
-    /// What stands for the size of a header alone.
+    /// The total size where only the header is counted.
     const HEADER: u32 = 36 + LIST.len() as u32;
 
     #[test]
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!(size as usize + 8, followed.len());
         assert_eq!(header(&followed), None);
         assert!(probe(&followed, &Format::ALL).is_err());
-        // Samples and no size of the whole: those that it says.
+        // A size of the samples and none of the whole: the former counts.
         assert_eq!(header(&with_sizes(&whole, 0, 6)), None);
     }
 }

@@ -34,9 +34,9 @@ use sentences::{Choice, Language, Side};
 pub use settings::{HeldOut, JoinedSettings, NoiseSettings, RoomSettings, SynthesizeSettings};
 use words::Excluded;
 
-/// Faults that a shard may have besides as many as it has clips.
+/// Faults that a shard may have in addition to one per clip.
 const FEW_FAULTS: usize = 10;
-/// Most clips that are made ahead of knowing whether they are wanted.
+/// Most clips that are made before it is known whether they are needed.
 const WAVE: u32 = 256;
 
 pub struct Synthesize;
@@ -80,7 +80,7 @@ impl Kind for Synthesize {
         })))
     }
 
-    /// What every shard depends on. What one shard depends on (its length, its language) is said with the shard.
+    /// The identity of all shards; that of one shard (its length, its language) is part of the shard.
     fn identity(settings: &SynthesizeSettings) -> serde_json::Value {
         let settings = settings.in_order();
         let mut identity = serde_json::json!({
@@ -201,7 +201,7 @@ impl Source for Synthesizer {
 
 impl Synthesizer {
     fn known(&self) -> Result<Arc<Known>, StageError> {
-        // The settings as a whole say which files these are.
+        // The identity of all settings identifies the set of files.
         let name = serde_json::to_string(&self.settings).map_err(StageError::failed)?;
         self.settings.known.get(&name, || self.read_files())
     }
@@ -231,7 +231,7 @@ impl Synthesizer {
         })
     }
 
-    /// Looks whether the program is there and has the voices; gives its version.
+    /// Checks that the program exists and has the voices; returns its version.
     fn check_program(&self, known: &Known) -> Result<String, StageError> {
         let failed = |error: AudioError| StageError::setting("program", error).with_help(espeak::INSTALL);
         let version = self.espeak.version().map_err(failed)?;
@@ -249,7 +249,7 @@ impl Synthesizer {
         }
         let variants = self.espeak.variants().map_err(failed)?;
         if let Some(number) = self.settings.variants.iter().position(|name| !variants.contains(name)) {
-            // espeak-ng itself would speak with the plain voice, and not say so.
+            // espeak-ng itself would silently use the plain voice.
             let message = format!("{version} has no variant `{}`", self.settings.variants[number]);
             let help = "see `espeak-ng --voices=variant`: what follows `!v/` there can be named";
             return Err(StageError::setting("variants", message).with_help(help));
@@ -257,7 +257,8 @@ impl Synthesizer {
         Ok(version)
     }
 
-    /// Shards that these settings do not make would be read with the others, and may say what is held out.
+    /// Refuses a folder with shards of other settings: they would be read with the others, and may contain held-out
+    /// sentences.
     fn refuse_other_shards(&self, planned: &BTreeMap<String, PlannedShard>) -> Result<(), StageError> {
         let out = &self.settings.out;
         if !out.exists() {
@@ -280,13 +281,13 @@ impl Synthesizer {
         })
     }
 
-    /// Speaks until there are so many seconds. Clips are made several at a time and counted in their order, so that it
-    /// does not matter how many that is.
+    /// Makes clips until they reach the shard's seconds. Clips are made in parallel and counted in their order, so that
+    /// the result does not depend on the number of threads.
     fn speak(&self, maker: &Maker<'_>, seconds: f64) -> Result<(Vec<Clip>, Vec<Refused>), StageError> {
         let stop = || self.context.cancel.is_set();
         let (mut clips, mut refused) = (Vec::new(), Vec::new());
         let (mut spoken, mut next, mut faults) = (0.0, 0u32, 0usize);
-        // What rounding leaves of a millisecond is not worth a clip.
+        // Less than a millisecond is a rounding error, not worth a clip.
         while spoken < seconds - 1e-3 {
             // Twice as many as are likely needed, at least where that is few.
             let each = match clips.len() {
@@ -297,7 +298,7 @@ impl Synthesizer {
             let numbers: Vec<u32> = (next..next.saturating_add(ahead.clamp(1, WAVE))).collect();
             next = next.saturating_add(numbers.len() as u32);
             let made = examine::each(&self.pool, &stop, &numbers, |number| maker.make(*number));
-            // None: the run is being given up, and so is this shard.
+            // None: the run is being aborted.
             let made = made.map_err(not_spoken)?.ok_or_else(|| StageError::failed("stopped"))?;
             for clip in made {
                 if spoken >= seconds - 1e-3 {
@@ -332,7 +333,7 @@ impl Synthesizer {
         Ok((clips, refused))
     }
 
-    /// Writes the files of a shard, `metadata.parquet` last: without it a shard is none.
+    /// Writes the files of a shard, `metadata.parquet` last: without it the folder is no valid shard.
     fn write(&self, shard: &PlannedShard, clips: &[Clip], out: &mut Out) -> Result<(), StageError> {
         let names: Vec<String> = clips.iter().map(Clip::member).collect();
         let members = names

@@ -1,8 +1,8 @@
 //! Lists the members of a tar without reading their data.
 //!
-//! Rules follow POSIX ustar and pax interchange, GNU long names, and what `tar -x` and Python's `tarfile`
-//! do where the formats leave room. A tar is never trusted: sizes are compared with the length of the file
-//! before anything is read, and extension headers have a size limit.
+//! Rules follow POSIX ustar and pax interchange, GNU long names, and the behaviour of `tar -x` and Python's `tarfile`
+//! where the formats are ambiguous. A tar is never trusted: sizes are compared with the length of the file before
+//! anything is read, and extension headers have a size limit.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -13,7 +13,7 @@ const EXTENSION_LIMIT: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberKind {
-    /// A plain file whose data lie in one piece.
+    /// A regular file with contiguous data.
     Regular,
     /// Link, directory, device, FIFO, sparse file or something newer.
     Other,
@@ -38,7 +38,7 @@ pub struct Member {
 pub enum End {
     /// With a zero block, or without one after a whole member.
     Whole,
-    /// In the middle of something; the text says of what.
+    /// Truncated; the text says in what.
     Cut(String),
 }
 
@@ -66,8 +66,7 @@ impl Listing {
     }
 }
 
-/// Lists the tar in `reader`, which has `length` bytes. Errors are those of reading; whatever stands in the
-/// tar gives a listing.
+/// Lists the tar in `reader`, which has `length` bytes. Errors are I/O errors only; any content gives a listing.
 pub fn list(reader: &mut (impl Read + Seek), length: u64) -> io::Result<Listing> {
     let mut walk = Walk {
         reader,
@@ -160,7 +159,7 @@ impl<R: Read + Seek> Walk<'_, R> {
         }
     }
 
-    /// The header that an extension header speaks of.
+    /// The header to which an extension header applies.
     fn header_after_extension(&mut self) -> Result<Header, Stop> {
         let at = self.at;
         if at >= self.length {
@@ -200,7 +199,7 @@ impl<R: Read + Seek> Walk<'_, R> {
                     if self.at == self.length {
                         return Ok(());
                     }
-                    // A global header may also stand at the very end.
+                    // A global header may also be the last entry.
                     let Some(next) = self.header()? else {
                         self.at = self.length;
                         return Ok(());
@@ -292,7 +291,7 @@ impl<R: Read + Seek> Walk<'_, R> {
     }
 }
 
-/// What is read of a header block.
+/// The fields of a header block that are used.
 struct Header {
     name: String,
     size: u64,
@@ -330,7 +329,7 @@ impl PaxRecords {
     /// Reads records of the form `LENGTH KEY=VALUE\n`; later ones win, an empty value takes one back.
     fn read(&mut self, data: &[u8]) -> Result<(), &'static str> {
         let mut rest = data;
-        // Padding with NULs is seen in the wild.
+        // Some writers pad with NULs.
         while rest.first().is_some_and(|&byte| byte != 0) {
             let space = rest
                 .iter()
@@ -382,7 +381,7 @@ fn up_to_nul(field: &[u8]) -> &[u8] {
     field.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// Names that are not UTF-8 cannot be named by a manifest; they only have to show up in the list.
+/// Lossy: names that are not UTF-8 cannot occur in a manifest; they only need to be listed.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

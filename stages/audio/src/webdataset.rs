@@ -31,19 +31,20 @@ use sample::{Row, Sample};
 ///
 /// Every `*.tar` below `shards`, at any depth, is a partition, named by its path without `.tar`. Members whose
 /// names are the same up to the first dot of the file name are one sample: a recording (`.flac`, `.wav`, `.mp3`,
-/// `.m4a` or `.ogg`), and its text, as `.txt`, or as the field `text_field` of a `.json`. Other members are
-/// stepped over, as are links to folders and names that begin with a dot. Each recording is decoded once, with the verdicts of `audio.probe`.
+/// `.m4a` or `.ogg`), and its text, as `.txt`, or as the field `text_field` of a `.json`. Other members are skipped, as
+/// are links to folders and names that begin with a dot. Each recording is decoded once, with the verdicts of
+/// `audio.probe`.
 ///
 /// One row per sample: `_row, segment_id, shard_id, text, duration, lang, tar_member_name, tar_path, source,
 /// offset, size, audio_hash`. `segment_id` is the common part of the names, `shard_id` the name of the tar
-/// without `.tar`, `duration` what was decoded, in seconds; `tar_path` is below `shards`, `offset` and `size` are
-/// bytes in the tar, so that `sampling.load` reads the recordings where they are. The text is as it stands, but
-/// for white space at its ends; clean and tag it in `sql`.
+/// without `.tar`, `duration` the decoded length in seconds; `tar_path` is below `shards`, `offset` and `size` are
+/// bytes in the tar, so that `sampling.load` reads the recordings where they are. The text is unchanged except for
+/// trimmed white space; clean and tag it in `sql`.
 ///
 /// Rejects, of class `fault`: `unsafe_name`, `missing_audio`, `several_recordings`, `missing_text`, `bad_text` (not
 /// UTF-8, or longer than 1 MiB), `bad_json` (no object, or a field that is no text), `missing_lang`, `empty_text`,
-/// and the verdicts of `audio.probe`. A tar that ends too early is one more: `tar_truncated`; so is one that is not
-/// there (`missing_tar`: a link that leads nowhere) or cannot be read (`unreadable_file`; the next run looks again).
+/// and the verdicts of `audio.probe`. A truncated tar is a reject, too (`tar_truncated`), and so is one that does not
+/// exist (`missing_tar`: a dangling link) or cannot be read (`unreadable_file`; the next run tries again).
 ///
 /// # Example
 ///
@@ -58,7 +59,7 @@ pub struct WebDatasetSettings {
     /// Formats to accept, told by content: `flac`, `wav`, `mp3`, `m4a`, `ogg`.
     #[serde(default = "only_flac")]
     pub formats: Vec<Format>,
-    /// Language of samples whose `.json` does not say; empty: they are `missing_lang`.
+    /// Language of samples whose `.json` has none; empty: these are rejected as `missing_lang`.
     #[serde(default)]
     pub lang: String,
     /// Field of the `.json` with the text, where there is no `.txt`.
@@ -67,7 +68,7 @@ pub struct WebDatasetSettings {
     /// Field of the `.json` with the language.
     #[serde(default = "lang")]
     pub lang_field: String,
-    /// What the column `source` says.
+    /// Value of the column `source`.
     #[serde(default = "webdataset")]
     pub source: String,
 }
@@ -118,7 +119,7 @@ impl Kind for WebDataset {
         })))
     }
 
-    /// Recordings are known by their bytes; where they lie does not matter.
+    /// Recordings are identified by their bytes, not by their paths.
     fn identity(settings: &WebDatasetSettings) -> serde_json::Value {
         serde_json::json!({
             "formats": formats_identity(&in_order(&settings.formats)),
@@ -269,7 +270,7 @@ fn tars_below(shards: &Path) -> Result<Vec<String>, AudioError> {
             let kind = entry.file_type().map_err(failed)?;
             let is_tar = entry.path().extension().is_some_and(|extension| extension == "tar");
             let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-            // A link that leads nowhere, or a pipe, is refused by name, and does not vanish.
+            // A dangling link, or a pipe, is rejected by name and not skipped silently.
             let wanted = kind.is_dir() || (is_tar && !entry.path().is_dir());
             if hidden || !wanted {
                 continue;

@@ -1,21 +1,21 @@
-//! Which words of a reference were heard, which as others, which not at all, and which were made up.
+//! Alignment of a hypothesis with its reference: matches, substitutions, deletions and insertions.
 
 /// One step from a reference to a hypothesis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit<'t> {
     Match(&'t str),
-    /// The word of the reference, and the one heard for it.
+    /// Substitution: the word of the reference, and that of the hypothesis.
     Substitution(&'t str, &'t str),
-    /// A word that was heard and not said.
+    /// Insertion: a word of the hypothesis only.
     Insertion(&'t str),
-    /// A word that was said and not heard.
+    /// Deletion: a word of the reference only.
     Deletion(&'t str),
 }
 
-/// More cells than this are not computed at once: texts of some two thousand words each.
+/// Most cells of a table: texts of some two thousand words each.
 const CELLS: usize = 4 << 20;
 
-/// The way a cell was reached from.
+/// The predecessor of a cell.
 #[derive(Clone, Copy, PartialEq)]
 enum Step {
     Diagonal,
@@ -23,8 +23,8 @@ enum Step {
     Deletion,
 }
 
-/// The edits of a shortest way from `reference` to `hypothesis`, in order: that way which [`crate::wer::edits`] counts. None
-/// for long texts.
+/// The edits of a shortest path from `reference` to `hypothesis`, in order: the path that [`crate::wer::edits`] counts.
+/// None for long texts.
 pub fn align<'t>(reference: &[&'t str], hypothesis: &[&'t str]) -> Option<Vec<Edit<'t>>> {
     let (mut row, mut column) = (0, 0);
     let edit = |step| match step {
@@ -100,7 +100,7 @@ pub(crate) fn distances<'t, T: PartialEq + 't, H: Iterator<Item = &'t T>>(
     errors
 }
 
-/// The steps of a shortest way, in order: that way which [`crate::wer::edits`] counts. None for long texts.
+/// The steps of a shortest path, in order: the path that [`crate::wer::edits`] counts. None for long texts.
 fn steps<T: PartialEq>(reference: &[T], hypothesis: &[T]) -> Option<Vec<Step>> {
     let height = reference.len() + 1;
     let cells = height

@@ -21,11 +21,11 @@ pub struct AudioRows {
     data: Dataset,
     /// Row numbers of the utterances, rising.
     rows: Vec<u32>,
-    /// What stands before the paths of tars; nothing where the rows have whole paths.
+    /// Folder that is put before the paths of tars; none where the rows have complete paths.
     shards: Option<PathBuf>,
 }
 
-/// Where an utterance comes from, for figures by source.
+/// The source of an utterance, for error rates by source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The column `dataset`, or else `source`; empty where there is neither.
@@ -34,7 +34,7 @@ pub struct Origin {
     pub shard: String,
 }
 
-/// Where the audio of an utterance is, as a manifest says it.
+/// The place of an utterance's audio, as in a manifest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AudioPlace {
     /// A file, from the current directory.
@@ -48,8 +48,8 @@ pub struct AudioPlace {
 }
 
 impl AudioRows {
-    /// Reads rows and chooses `per_language` of each language (0: all), always the same ones. `shards` stands
-    /// before every `tar_path`.
+    /// Reads rows and chooses `per_language` of each language (0: all), always the same ones. `shards` is put before
+    /// every `tar_path`.
     pub fn read(
         rows: &Artifact,
         members: Option<&Artifact>,
@@ -159,7 +159,7 @@ impl AudioRows {
         let places = self.rows.iter().filter_map(|&row| self.data.utterance(row)?.place);
         for place in places {
             match place {
-                // Utterances of one long recording mostly stand together.
+                // Utterances of one long recording are mostly adjacent.
                 Place::File(path) if files.last() != Some(&path) => files.push(path),
                 Place::File(_) => {}
                 Place::Range { file, offset, size } => ranges.push(FileRange {
@@ -198,7 +198,7 @@ impl AudioRows {
             }
         }
         let load = |all: Vec<usize>| -> Vec<(usize, Result<Vec<f32>, String>)> {
-            // Samples are not numbers of the model's: subnormal ones stay.
+            // Samples are not the model's numbers, so subnormal ones are kept.
             kept(|| match &all[..] {
                 [at] => vec![(*at, self.signal(indices[*at]))],
                 _ => {
@@ -218,7 +218,7 @@ impl AudioRows {
     }
 }
 
-/// The samples, if all are finite, or in words what is wrong.
+/// The samples, if all are finite, or an error text.
 fn finite(signal: Result<Vec<f32>, AudioError>) -> Result<Vec<f32>, String> {
     let signal = signal.map_err(|error| error.to_string())?;
     if signal.iter().any(|sample| !sample.is_finite()) {

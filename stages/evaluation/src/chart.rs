@@ -10,7 +10,7 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 26.0;
 
-/// Points of a line: x and y. What is not finite is left out.
+/// Points of a line: x and y. Points that are not finite are left out.
 pub type Points = Vec<(f64, f64)>;
 
 /// A line chart from y = 0 up. `show` writes a y value.
@@ -112,7 +112,7 @@ pub fn pairs(title: &str, names: [&str; 2], rows: &[(String, [f64; 2])], show: f
         return html! { p.quiet { (title) ": no figures" } };
     }
     let height = ROW * rows.len() as f64 + 8.0;
-    // Room for the figure behind the longest bar.
+    // Space for the value after the longest bar.
     let width_of = |value: f64| finite(value) / most * (WIDTH - LEFT - 64.0);
     html! {
         figure {
@@ -137,7 +137,7 @@ pub fn pairs(title: &str, names: [&str; 2], rows: &[(String, [f64; 2])], show: f
     }
 }
 
-/// At most some 600 points, each the mean of its neighbours: more than the eye can tell apart makes a page
+/// Downsamples to at most some 600 points, each the mean of its neighbours: more are not visible and make the page
 /// slow.
 fn thin(points: Points) -> Points {
     let size = points.len().div_ceil(600).max(1);

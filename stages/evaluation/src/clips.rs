@@ -26,7 +26,7 @@ pub fn worst(rows: &AudioRows, outcomes: &[Outcome], count: usize, bytes: usize)
     let mut clips = BTreeMap::new();
     let mut left = bytes;
     for index in order.into_iter().take(count) {
-        // It was read for transcription; what cannot be read any more has no clip.
+        // It was read for transcription before; if it cannot be read any more, there is no clip.
         let clip = rows.signal(index).ok().and_then(|signal| flac(&signal));
         if let Some(clip) = clip.filter(|clip| clip.len() <= left) {
             left -= clip.len();

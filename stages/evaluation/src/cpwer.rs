@@ -1,7 +1,7 @@
-//! Concatenated minimum-permutation word error rate (cpWER; Watanabe et al. 2020, CHiME-6), as meeteval counts it: the
-//! words of each speaker stand one after the other in order of time, and each speaker of the hypothesis is assigned to at
-//! most one of the reference so that there are the fewest errors in all. All words of a speaker of the reference who gets
-//! none are deletions, all words of a speaker of the hypothesis who is left over are insertions.
+//! Concatenated minimum-permutation word error rate (cpWER; Watanabe et al. 2020, CHiME-6), as meeteval computes it:
+//! the words of each speaker are concatenated in order of time, and each speaker of the hypothesis is assigned to at
+//! most one of the reference such that the total number of errors is minimal. All words of an unassigned speaker of the
+//! reference are deletions, all words of an unassigned speaker of the hypothesis are insertions.
 
 use std::ops::AddAssign;
 
@@ -12,13 +12,13 @@ use crate::alignment::distances;
 use crate::utterance::{SpeakerWords, check_length, numbered};
 use crate::wer::{EditCounts, edits};
 
-/// More speakers than this on one side are refused: the assignment takes time with their third power.
+/// More speakers than this on one side are refused: the time of the assignment grows with the third power.
 const MOST_SPEAKERS: usize = 1000;
 
 /// The errors of one recording, or of several added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpErrors {
-    /// Words of the reference, and the errors. Its rate is the cpWER.
+    /// Words of the reference, and the errors; the rate of both is the cpWER.
     pub words: EditCounts,
     /// By how many the reference has more speakers than the hypothesis, and the other way around.
     pub missed_speakers: u64,
@@ -36,8 +36,8 @@ impl AddAssign for CpErrors {
     }
 }
 
-/// The errors of the assignment with the fewest. Where several assignments have as few, it is one of them; how the errors
-/// fall apart into kinds depends on it. Too many speakers or words are an error.
+/// The errors of an optimal assignment. Where several are optimal it is one of them, on which the split of the errors
+/// into kinds depends. Too many speakers or words are an error.
 pub fn cp_errors(reference: &SpeakerWords, hypothesis: &SpeakerWords) -> Result<CpErrors> {
     let (rows, columns) = (reference.speakers.len(), hypothesis.speakers.len());
     if rows.max(columns) > MOST_SPEAKERS {
@@ -55,7 +55,7 @@ pub fn cp_errors(reference: &SpeakerWords, hypothesis: &SpeakerWords) -> Result<
         for ours in &said {
             for theirs in &heard {
                 let distance = distances(ours.iter(), || theirs.iter()).last().copied().unwrap_or(0);
-                // What is saved against leaving both alone: all deleted, all inserted.
+                // The errors saved compared with leaving both unassigned (all deleted, all inserted).
                 costs.push(f64::from(distance) - (ours.len() + theirs.len()) as f64);
             }
         }

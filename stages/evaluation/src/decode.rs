@@ -39,13 +39,12 @@ pub const BATCH_SECONDS: f64 = 120.0;
 /// # What it does
 ///
 /// `rows` are those with `segment_id`, `lang`, `text`, `duration` and the place of their audio, as
-/// `sampling.load` takes them; `model` is that of `training.train`, or left out where the setting `model` names
-/// one; `members`, where rows say only `tar_member_name`, is the port of an `audio.probe`. All are read
-/// whole. The output holds one row per utterance: what was said and what was heard, with the language tags apart,
-/// and the counts of words, characters and errors in each. The reference is scored as NeMo does: encoded and
-/// decoded by the model's tokenizer (as it is where the tokenizer does not know a character), and with no normalisation:
-/// normalised rates are made by `evaluation.report`, from the same texts. Utterances whose audio cannot be read are
-/// rejects.
+/// `sampling.load` takes them; `model` is the output of `training.train`, or left out where the setting `model` names
+/// one; `members`, where rows say only `tar_member_name`, is the port of an `audio.probe`. All are read whole. The
+/// output has one row per utterance: reference and hypothesis, with the language tags in separate columns, and the
+/// counts of words, characters and errors in each. The reference is scored as NeMo does: encoded and decoded by the
+/// model's tokenizer (as it is where the tokenizer does not know a character), and with no normalisation: normalised
+/// rates are made by `evaluation.report`, from the same texts. Utterances whose audio cannot be read are rejects.
 ///
 /// Each row also says where it comes from (`source`: the column `dataset`, or else `source`; `shard`: the partition,
 /// or the column `shard_id` where that names another) and where its audio is (`audio_path`, or `tar_path` below `shards`; `tar_offset` and
@@ -65,16 +64,16 @@ pub const BATCH_SECONDS: f64 = 120.0;
 pub struct DecodeSettings {
     /// Name of this set of utterances in the report.
     pub set: String,
-    /// Folder below which the tars are (the parameter `shards`); stands before every `tar_path`.
+    /// Folder below which the tars are (the parameter `shards`); it is put before every `tar_path`.
     pub shards: String,
     /// Utterances per language to transcribe, always the same ones; 0 for all.
     pub samples_per_language: usize,
     /// The model to transcribe with, where none comes from a `training.train`: a `.nemo` archive, a model folder such as
     /// a checkpoint, a Hugging Face folder, or a model of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`, which
-    /// is downloaded into the hub's own cache. Of a model of the hub its reference decides what is done again, not its bytes:
-    /// name a revision where it may change.
+    /// is downloaded into the hub's own cache. For a model of the hub the key has its reference, not its bytes: name a
+    /// revision where it may change.
     pub model: String,
-    /// Of so many utterances, those with the most errors, the audio is kept for the report; 0 for none.
+    /// Number of utterances, those with the most errors, whose audio is kept for the report; 0 for none.
     pub clips: usize,
     /// Most bytes of such audio, over all of them (10 s of speech are some 150 kB). One that does not fit any more is
     /// left out.
@@ -89,17 +88,17 @@ pub struct DecodeSettings {
     pub beam: usize,
     /// An n-gram language model over the model's tokens, in the ARPA format, such as `flow lm build` writes; empty for none.
     pub lm: PathBuf,
-    /// What its scores count, from 0 to 100.
+    /// Weight of its scores, from 0 to 100.
     pub lm_weight: f64,
-    /// A file of phrases that are to be heard more readily, one a line (a score of a phrase of its own after a tab; 1 is usual);
-    /// empty for none.
+    /// A file of phrases to boost, one per line (optionally with its own score after a tab; 1 is usual); empty for
+    /// none.
     pub boost: PathBuf,
-    /// What their scores count, from 0 to 100.
+    /// Weight of their scores, from 0 to 100.
     pub boost_weight: f64,
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     pub device: String,
-    /// A token for the Hugging Face hub, from a parameter with `secret: true`; as its other programs find it (`HF_TOKEN`,
-    /// or what `hf auth login` kept) if not given.
+    /// A token for the Hugging Face hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that
+    /// `hf auth login` stored.
     pub hub_token: Option<Secret>,
 }
 
@@ -272,7 +271,7 @@ impl Kind for EvaluationDecode {
         })))
     }
 
-    /// Where the tars are does not decide what they hold.
+    /// Without the folder of the tars, whose content counts.
     fn identity(settings: &DecodeSettings) -> Value {
         let mut identity = json!({
             "set": settings.set,
@@ -311,7 +310,8 @@ impl DecodeBody {
         fetched.map_err(hub_error)?.ok_or_else(|| StageError::failed("stopped"))
     }
 
-    /// The recordings that are transcribed. What they hold is no part of the rows, so it belongs to the key.
+    /// The recordings that are transcribed. Their content is not part of the rows, so their digests are part of the
+    /// key.
     fn recordings(&self) -> Result<Recordings, StageError> {
         let (rows, settings) = (self.context.required("rows")?, &self.settings);
         let members = self.context.input("members");
@@ -349,8 +349,8 @@ impl Source for DecodeBody {
     }
 
     fn ranges(&mut self, _: &Partition) -> Result<Vec<FileRange>, StageError> {
-        // Recordings in files of their own too: one that is not there or cannot be read is refused as a row, and no reason to
-        // refuse the others.
+        // Also for recordings in separate files: one that is missing or cannot be read makes its row a reject, not the
+        // others.
         let recordings = self.recordings()?;
         let whole = recordings.files.into_iter().map(|path| (path, 0, u64::MAX));
         let ranges = whole.chain(recordings.ranges);

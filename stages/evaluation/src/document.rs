@@ -1,8 +1,8 @@
-//! The skeleton that all pages have: one HTML file without other files.
+//! The frame of all report pages: one self-contained HTML file.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-/// A whole page. `style` and `script` stand in it as they are: they must come from the program, not from its input.
+/// A complete page. `style` and `script` are inserted unescaped: they must come from the program, not from its input.
 pub fn document(title: &str, style: &str, main: &Markup, script: Option<&str>) -> String {
     let markup = html! {
         (DOCTYPE)

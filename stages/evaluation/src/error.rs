@@ -13,7 +13,7 @@ pub enum EvaluationError {
     Data { message: String },
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: std::io::Error },
-    /// The run was asked to end.
+    /// The run was cancelled.
     #[error("ended before it was done")]
     Cancelled,
     #[error("the page cannot be drawn: {0}")]
@@ -44,8 +44,8 @@ impl EvaluationError {
     }
 }
 
-/// The error where nothing is left that could be scored: what is missing, and the commonest reason of the rows that were
-/// refused before.
+/// The error where there is nothing to score: what is missing, and the most frequent reason of the rows that were
+/// rejected before.
 pub fn nothing_to_score(what: impl std::fmt::Display, rejects: &RejectSet) -> StageError {
     StageError::failed(format!("{what} ({})", rejects.in_words()))
         .with_help("`flow rejects` shows what was refused; or look at how the rows are split and chosen")

@@ -36,7 +36,7 @@ pub struct Worst {
     pub clip: Option<Vec<u8>>,
 }
 
-/// What figures are made by.
+/// Settings of the figures.
 #[derive(Clone, Debug)]
 pub struct Measure {
     pub normalizer: Normalizer,
@@ -54,7 +54,7 @@ pub fn worse(a: (EditCounts, &str, &str), b: (EditCounts, &str, &str)) -> Orderi
         .then_with(|| (a.1, a.2).cmp(&(b.1, b.2)))
 }
 
-/// A set while its rows come in.
+/// A set while its rows are collected.
 #[derive(Default)]
 struct Growing {
     figures: SetFigures,
@@ -115,7 +115,7 @@ pub fn read_sets(input: &Artifact, measure: &Measure) -> Result<Vec<SetFigures>,
     }
     let finish = |(name, mut set): (String, Growing)| {
         keep_worst(&mut set.figures.worst, measure.worst);
-        // A source that is the same everywhere tells nothing.
+        // A source that is the same for all rows is no information.
         let by_source = set.by_source.len() > 1;
         SetFigures {
             name,
@@ -153,15 +153,15 @@ fn keep_worst(list: &mut Vec<Worst>, keep: usize) {
     list.truncate(keep);
 }
 
-/// Which tag was heard for which.
+/// The confusion matrix of language tags.
 pub struct Confusion<'s> {
-    /// All tags that were said or heard; the empty one, last, stands for none.
+    /// All tags of references and hypotheses; the empty one, last, means no tag.
     pub heard: Vec<&'s str>,
-    /// For each tag of a reference how often each of `heard` was heard.
+    /// For each tag of a reference, how often each of `heard` was recognised.
     pub rows: Vec<(&'s str, Vec<u64>)>,
 }
 
-/// Which tag was heard for which; nothing where no reference has a tag or all were heard right.
+/// The confusion matrix of tags; none where no reference has a tag or all are correct.
 pub fn confusion(scores: &Scores) -> Option<Confusion<'_>> {
     if scores.overall.wrong_tags == 0 {
         return None;

@@ -1,12 +1,12 @@
-//! The hub, for stages that may have a token of their own.
+//! The hub, for stages with a setting for its token.
 
 use flow_hub::{Hub, HubError, HubToken};
 use flow_runtime::Secret;
 
-/// The hub of the environment, asked with `token` where one is given, else with that of the environment.
+/// The hub of the environment, with `token` where one is given, else with that of the environment.
 ///
 /// # Errors
-/// Where no variable says which folder the hub's cache is in.
+/// Where no environment variable gives the folder of the hub's cache.
 pub fn hub_with_token(token: Option<&Secret>) -> Result<Hub, HubError> {
     let mut hub = Hub::from_environment()?;
     if let Some(token) = token {

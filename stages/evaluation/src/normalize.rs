@@ -1,5 +1,5 @@
-//! Texts made alike before they are compared: what Whisper's `BasicTextNormalizer` does, and the same without loss of
-//! vowel signs.
+//! Normalisation of texts before they are compared: Whisper's `BasicTextNormalizer`, and a variant that keeps vowel
+//! signs.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -12,24 +12,24 @@ use unicode_segmentation::UnicodeSegmentation;
 
 use crate::wer::is_white_space;
 
-/// What is done to both texts before they are compared.
+/// Normalisation of both texts before they are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Normalization {
-    /// Nothing: case and punctuation count.
+    /// None: case and punctuation count.
     #[default]
     None,
     /// Whisper's `BasicTextNormalizer`, for every language: lower case, bracketed text removed, NFKC, and a space for each
-    /// character of the categories M, S and P (marks, symbols, punctuation). M takes in the vowel signs and viramas of
-    /// the Indic scripts: it cuts their words into single letters, so that the rate is no word error rate any more. Published figures
-    /// are often made so; compare with those only. English is not treated apart (Whisper's `EnglishTextNormalizer` also rewrites
-    /// numbers, contractions and British spelling).
+    /// character of the categories M, S and P (marks, symbols, punctuation). M includes the vowel signs and viramas of
+    /// the Indic scripts: their words are split into single letters, so that the rate is no word error rate any more.
+    /// Published figures are often computed this way; compare with those only. English has no special rules (Whisper's
+    /// `EnglishTextNormalizer` also rewrites numbers, contractions and British spelling).
     WhisperBasic,
     /// As `whisper_basic`, but marks stay: words of every script stay words.
     KeepMarks,
 }
 
-/// A way to make texts alike, ready for use.
+/// A normaliser with its options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Normalizer {
     pub normalization: Normalization,
@@ -59,7 +59,7 @@ const MORE_DIACRITICS: [(char, &str); 16] = [
     ('Ł', "L"),
 ];
 
-/// Patterns of fixed text, which a test compiles.
+/// Constant patterns, which a test compiles.
 static BRACKETS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"[<\[][^>\]]*[>\]]").ok());
 static PARENTHESES: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\(([^)]+?)\)").ok());
 static MARKS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"[\p{M}\p{S}\p{P}]").ok());
@@ -85,8 +85,8 @@ impl Normalizer {
         Ok(())
     }
 
-    /// The text made alike, or the text itself with [`Normalization::None`]. One space may stand at either end, as
-    /// Whisper leaves it.
+    /// The normalised text, or the text itself with [`Normalization::None`]. There may be one space at either end, as
+    /// in Whisper.
     pub fn apply<'t>(&self, text: &'t str) -> Cow<'t, str> {
         if self.normalization == Normalization::None {
             return Cow::Borrowed(text);

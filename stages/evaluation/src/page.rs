@@ -10,19 +10,19 @@ use crate::figures::SetFigures;
 use crate::normalize::Normalizer;
 use crate::set_section::set_section;
 
-/// All that the page shows.
+/// The content of the page.
 #[derive(Clone, Debug, Default)]
 pub struct PageData {
     pub model: Option<ModelFigures>,
     pub sets: Vec<SetFigures>,
-    /// What the normalised rates of the sets were made by.
+    /// The normalisation of the sets' normalised rates.
     pub normalizer: Normalizer,
     pub curves: Curves,
     /// Train rows by language: name, utterances, seconds.
     pub languages: Vec<(String, u64, f64)>,
     /// Train rows by duration: label and utterances.
     pub durations: Vec<(String, u64)>,
-    /// What the sampler's plan of an epoch emits.
+    /// The languages of the sampler's plan of an epoch.
     pub mixture: Option<Mixture>,
     /// Rejects: stage, reason, class, rows.
     pub rejects: Vec<(String, String, String, u64)>,
@@ -52,11 +52,11 @@ pub struct ModelFigures {
     pub path: String,
     pub step: i64,
     pub digest: String,
-    /// Which of the checkpoints it is, in words; empty where that is not said.
+    /// Description of the checkpoint; empty where there is none.
     pub which: String,
 }
 
-/// What `metrics.jsonl` says, over steps.
+/// The curves of `metrics.jsonl`, over steps.
 #[derive(Clone, Debug, Default)]
 pub struct Curves {
     pub loss: Points,
@@ -66,11 +66,11 @@ pub struct Curves {
     pub wer: Points,
     pub cer: Points,
     pub gradient_norm: Points,
-    /// What each evaluation while training found, in order.
+    /// The evaluations during training, in order.
     pub evaluations: Vec<Evaluated>,
     /// Steps skipped because they had no finite loss and gradient.
     pub skipped: u64,
-    /// Steps skipped because nothing of them could be loaded.
+    /// Steps skipped because no utterance of them could be loaded.
     pub not_loaded: u64,
     /// How often a recording was left out of a step because it could not be loaded.
     pub left_out: u64,
@@ -90,12 +90,12 @@ pub struct Evaluated {
     /// Whether the encoder was frozen in the steps before; none before the first step.
     pub frozen: Option<bool>,
     pub overall: f64,
-    /// TDT loss; none in figures of a time when it was not computed.
+    /// TDT loss; none in metrics of older versions, which did not compute it.
     pub loss: Option<f64>,
     pub languages: BTreeMap<String, f64>,
 }
 
-/// A vocabulary that training began by changing.
+/// A change of the vocabulary at the beginning of training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VocabularyFigures {
     pub pieces: u64,
@@ -295,7 +295,7 @@ fn corpus(data: &PageData) -> Markup {
     }
 }
 
-/// Languages that the mixture draws; the table of the training data has them all.
+/// Most languages in the chart of the mixture; the table of the training data has them all.
 const DRAWN: usize = 40;
 
 fn mixture_section(mixture: &Mixture) -> Markup {
@@ -428,7 +428,7 @@ mod tests {
         assert!(page.contains("ek &lt;b&gt;do") && !page.contains("<b>do"));
         assert!(page.contains("data:audio/flac;base64,ZkxhQw=="));
         assert!(page.contains("heard as") && page.contains(">ur<"));
-        // The number of rejected rows leads to their table.
+        // The number of rejected rows links to their table.
         assert!(page.contains("<a href=\"#rejected-on-the-way\">1,234</a>"), "{page}");
         assert_eq!(page.matches("id=\"rejected-on-the-way\"").count(), 1);
         assert!(!page.contains("<script") && !page.contains("http"));
@@ -461,7 +461,7 @@ mod tests {
         ] {
             assert!(drawn.contains(figure), "{figure}: {drawn}");
         }
-        // The most speech stands on top.
+        // Languages with the most speech come first.
         assert!(drawn.find(">en<") < drawn.find(">as<"));
         mixture.balance = "order".into();
         assert!(mixture_section(&mixture).into_string().contains("every row comes once"));

@@ -1,4 +1,4 @@
-//! Which recordings are transcribed, noted so that the next plan need not read the rows.
+//! A note of the recordings that are transcribed, so that the next plan need not read the rows.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub struct Recordings {
 
 #[derive(Serialize, Deserialize)]
 struct Notes {
-    /// What the rows were chosen by and from.
+    /// The identity of the rows and of their selection.
     of: Value,
     recordings: Recordings,
 }
@@ -36,8 +36,8 @@ impl Recordings {
         }
     }
 
-    /// Those that `scratch` has a note of under `of`, else those that `choose` finds, which are then noted if there is such
-    /// a folder.
+    /// The recordings noted in `scratch` under `of`, else those that `choose` finds, which are then noted if the folder
+    /// exists.
     ///
     /// # Errors
     /// Those of `choose`.
@@ -56,7 +56,7 @@ impl Recordings {
             of: of.clone(),
             recordings: choose()?,
         };
-        // A note that cannot be written costs time when the next run is planned, nothing else.
+        // A failure to write the note only costs time when the next run is planned.
         if let (true, Ok(text)) = (scratch.is_dir(), serde_json::to_vec(&notes)) {
             let _ = write_atomically(&path, &text);
         }

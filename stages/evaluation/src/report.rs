@@ -1,4 +1,4 @@
-//! The kind `evaluation.report`: gathers what a run made and writes the report page.
+//! The kind `evaluation.report`: writes the report page of a training run.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -25,7 +25,7 @@ use crate::transcript_lines::write_all;
 const PAGE: &str = "report.html";
 /// ... of the same figures for programs, ...
 const SCORES: &str = "scores.json";
-/// ... and of what was heard, as NeMo writes it.
+/// ... and of the transcripts in NeMo's format.
 const TRANSCRIPTS: &str = "transcripts.jsonl";
 /// Bounds of the bars of the duration histogram, in seconds.
 const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30.0];
@@ -34,20 +34,20 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 ///
 /// # What it does
 ///
-/// Takes any number of inputs and knows them by their columns: transcripts of `evaluation.decode`, the
-/// `model` of `training.train` (whose curves are read from `metrics.jsonl` beside the checkpoint), train
-/// rows with `text`, `duration` and `lang`, and the port `languages` of `sampling.plan`. The page `report.html` shows
-/// error rates by language, by duration and by source, which language tags were heard for which, the worst utterances
-/// (with a player, where `evaluation.decode` kept their audio: it is in the page itself), the curves, language shares, what
-/// an epoch emits of each language beside what the manifest holds, durations, padding, and what was rejected where and why.
-/// The short tables are also told to the screen. `scores.json` beside the page holds all error rates for programs, and
-/// `transcripts.jsonl` the transcripts as NeMo writes them: `audio_filepath`, `duration`, `text` (the reference as it is
-/// scored), `pred_text`, `lang`, `segment_id`, `set`, `source`; where the audio is in a tar, `audio_filepath` is the tar,
-/// and `tar_offset` and `tar_size` say where in it, in bytes.
+/// Takes any number of inputs and identifies them by their columns: transcripts of `evaluation.decode`, the `model` of
+/// `training.train` (whose curves are read from `metrics.jsonl` beside the checkpoint), train rows with `text`,
+/// `duration` and `lang`, and the port `languages` of `sampling.plan`. The page `report.html` shows error rates by
+/// language, by duration and by source, the confusion of language tags, the worst utterances (with a player, where
+/// `evaluation.decode` kept their audio: it is in the page itself), the curves, language shares in an epoch and in the
+/// manifest, durations, padding, and the rejects by stage and reason. The short tables are also shown on the screen.
+/// `scores.json` beside the page holds all error rates for programs, and `transcripts.jsonl` the transcripts as NeMo
+/// writes them: `audio_filepath`, `duration`, `text` (the reference as it is scored), `pred_text`, `lang`,
+/// `segment_id`, `set`, `source`; where the audio is in a tar, `audio_filepath` is the tar, and `tar_offset` and
+/// `tar_size` say where in it, in bytes.
 ///
-/// Error rates count case and punctuation, as NeMo's do. With `normalize` the rates of normalised texts stand beside
-/// them. A source is the column `dataset` of the rows that were decoded, or else `source`; where that is the same for
-/// all, it is the shard.
+/// Error rates count case and punctuation, as NeMo's do. With `normalize` the rates of normalised texts are shown
+/// beside them. A source is the column `dataset` of the rows that were decoded, or else `source`; where that is the
+/// same for all, it is the shard.
 ///
 /// # Example
 ///
@@ -65,7 +65,7 @@ pub struct ReportSettings {
     /// Utterances to list among those with the most errors.
     #[serde(default = "default_worst")]
     pub worst: usize,
-    /// What is done to texts before they are compared once more, for rates that stand beside the plain ones.
+    /// Normalisation of texts for a second set of rates beside the plain ones.
     #[serde(default)]
     pub normalize: Normalization,
     /// With `normalize: whisper_basic`: drop diacritics (category Mn after NFKD, and strokes as in `ø`), as the option of
@@ -76,11 +76,11 @@ pub struct ReportSettings {
     /// languages that put no spaces between words.
     #[serde(default)]
     pub split_letters: bool,
-    /// Upper edges of the ranges of duration that have rates of their own, in seconds; an utterance on an edge falls into
-    /// the range above it.
+    /// Upper edges of the ranges of duration with separate rates, in seconds; an utterance on an edge falls into the
+    /// range above it.
     #[serde(default = "default_bounds")]
     pub duration_bounds: Vec<f64>,
-    /// Folder below which the tars are (the parameter `shards`); stands before their paths in `transcripts.jsonl`.
+    /// Folder below which the tars are (the parameter `shards`); put before their paths in `transcripts.jsonl`.
     #[serde(default)]
     pub shards: PathBuf,
 }
@@ -259,14 +259,14 @@ impl Export for ReportBody {
     }
 }
 
-/// What an input has that is the model of a `training.train`.
+/// Columns of an input that is the model of a `training.train`.
 pub const MODEL_COLUMNS: &[(&str, ColumnType)] = &[
     ("path", ColumnType::AnyText),
     ("step", ColumnType::Int64),
     ("digest", ColumnType::AnyText),
 ];
 
-/// What is wrong with transcripts, if there are none or a set of them has no word of reference.
+/// The error where there are no transcripts, or a set of them has no reference words.
 fn without_words(sets: &[SetFigures]) -> Option<String> {
     let empty = sets.iter().find(|set| set.scores.overall.words.units == 0);
     match empty {
@@ -340,7 +340,7 @@ fn read_rows(input: &Artifact, data: &mut PageData) -> Result<(), StageError> {
     Ok(())
 }
 
-/// What a `sampling.plan` says about an epoch; nothing where it planned no rows.
+/// The languages of an epoch from a `sampling.plan`; none where it planned no rows.
 fn read_mixture(input: &Artifact) -> Result<Option<Mixture>, StageError> {
     let mut mixture: Option<Mixture> = None;
     for item in input.batches(None) {
@@ -374,7 +374,7 @@ fn read_mixture(input: &Artifact) -> Result<Option<Mixture>, StageError> {
     Ok(mixture)
 }
 
-/// Reads the training figures. A file that is not there, or a line that was cut off, leaves gaps.
+/// Reads the training metrics. A missing file or a truncated line leaves gaps.
 fn read_curves(path: &Path) -> Curves {
     let mut curves = Curves::default();
     let mut frozen = None;
@@ -424,10 +424,10 @@ fn read_curves(path: &Path) -> Curves {
                     random: number("random"),
                 });
             }
-            // Counted anew each time that training begins.
+            // Counted again each time that training begins.
             Some("long_texts") => {
                 curves.long_texts = value["over"].as_u64().unwrap_or(0);
-                // Lines that do not say it are of a time when all were cut.
+                // Lines without the field are of older versions, which truncated all.
                 curves.truncated = value["long_texts"] != "reject";
             }
             _ => {}

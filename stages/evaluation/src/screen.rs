@@ -7,7 +7,7 @@ use crate::normalize::{Normalization, Normalizer};
 use crate::page::{Evaluated, ModelFigures, PageData, chosen, percent, when};
 use crate::wer::Score;
 
-/// Tables with more rows or columns than this are left to the page.
+/// Larger tables are shown in the page only.
 const SHORT: usize = 16;
 
 /// The error rates as tables for the screen.
@@ -79,7 +79,7 @@ fn rates<'a>(
     json!({ "table": { "title": format!("{title}: {set}"), "columns": columns, "rows": rows } })
 }
 
-/// Which tags were heard for which, where some were wrong and the table is short.
+/// The confusion of tags, where some were wrong and the table is short.
 fn tags(set: &SetFigures) -> Option<Value> {
     let Confusion { heard, rows } = confusion(&set.scores)?;
     if heard.len() > SHORT {
@@ -104,7 +104,7 @@ fn tags(set: &SetFigures) -> Option<Value> {
     Some(json!({ "table": { "title": format!("Language tags: {}", set.name), "columns": columns, "rows": rows } }))
 }
 
-/// How the word error rate of each language went, where training began from a model.
+/// The word error rate of each language over time, where training began from a model.
 pub fn course(evaluations: &[Evaluated]) -> Option<Value> {
     let columns = chosen(evaluations);
     let first = columns.first().filter(|first| first.step == 0)?;

@@ -173,7 +173,7 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// What became of words that stand together, in one of the two texts.
+/// The mark of a run of words in one of the two texts.
 #[derive(Clone, Copy, PartialEq)]
 enum Mark {
     None,
@@ -184,7 +184,7 @@ enum Mark {
 
 /// Reference and hypothesis, with the words marked in which they differ. Long texts are cut, and very long ones have no marks.
 pub fn compared<'t>(reference: &'t str, hypothesis: &'t str) -> Markup {
-    // The tags are compared apart: errors of words are counted without them.
+    // Tags are compared separately: word errors are counted without them.
     let ((_, said_text), (_, heard_text)) = (split_tag(reference), split_tag(hypothesis));
     let Some(edits) = align(&words(said_text), &words(heard_text)) else {
         return html! {
@@ -219,7 +219,7 @@ pub fn compared<'t>(reference: &'t str, hypothesis: &'t str) -> Markup {
     }
 }
 
-/// Words that stand together and have the same mark are in one element. No more characters than of a text that is cut.
+/// Adjacent words with the same mark share one element. At most as many characters as of a truncated text.
 fn marked(words: &[(&str, Mark)]) -> Markup {
     let mut left = CLIPPED;
     let mut shown: Vec<(&str, Mark)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Transcripts with speakers as others write them: STM (segment time mark, NIST) and SegLST (segment-wise long-form speech
+//! Readers of transcripts with speakers: STM (segment time mark, NIST) and SegLST (segment-wise long-form speech
 //! transcription annotation, JSON), the formats of meeteval and of the CHiME challenges.
 
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ use crate::utterance::Utterance;
 /// Times beyond this many seconds (31 years) are refused.
 const MAX_SECONDS: f64 = 1e9;
 
-/// What NIST's scoring tools leave out of the score.
+/// The mark of segments that NIST's scoring tools exclude.
 const IGNORED: &str = "ignore_time_segment_in_scoring";
 
-/// The utterances of each recording, by its name, in the order of the file. A line has the recording, the channel, which is
-/// not looked at, the speaker, start and end in seconds, and the words; a label in angle brackets before them, such as
-/// `<o,f0,male>`, is passed over. Empty lines and comments (`;`) are, too. Alternatives (`{ a / b }`) are read as words. A line
-/// that lacks fields, without numbers in their places, that ends before it starts, or that is to be left out of the score
-/// is an error that names it.
+/// The utterances of each recording, by its name, in the order of the file. A line has the recording, the channel
+/// (ignored), the speaker, start and end in seconds, and the words; a label in angle brackets before them, such as
+/// `<o,f0,male>`, is skipped. Empty lines and comments (`;`) are, too. Alternatives (`{ a / b }`) are read as words. A
+/// line with missing or invalid fields, that ends before it starts, or that is excluded from scoring is an error that
+/// names it.
 pub fn read_stm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>> {
     let mut recordings: BTreeMap<String, Vec<Utterance>> = BTreeMap::new();
     for (line, text) in (1..).zip(text.lines()) {
@@ -69,7 +69,7 @@ pub fn read_stm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>> {
     Ok(recordings)
 }
 
-/// A label is one field in angle brackets with a comma in it. The tag of a language, `<|hi|>`, is none, nor is `<unk>`.
+/// A label is one field in angle brackets that contains a comma; the language tag `<|hi|>` and `<unk>` are not labels.
 fn without_label(text: &str) -> &str {
     let end = text.find(char::is_whitespace).unwrap_or(text.len());
     let first = &text[..end];

@@ -1,5 +1,5 @@
-//! The boxes of a timeline: who speaks when in the reference and in the hypothesis, and where they differ. However long a
-//! recording is, there are only so many boxes.
+//! The boxes of a timeline: the speakers over time in the reference and in the hypothesis, and the errors. The number
+//! of boxes is bounded, however long a recording is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,18 +7,18 @@ use flow_speakers::error_stretches::ErrorStretch;
 
 use crate::utterance::Utterance;
 
-/// Speakers of a lane that have a row of their own; all others share one more.
+/// Speakers of a lane with their own row; all others share one more.
 const ROWS: usize = 12;
-/// Whose a box is that was made of boxes of several speakers.
+/// The speaker of a box that was merged from several speakers.
 const SEVERAL: &str = "several";
 /// Characters of a text that are shown.
 const SHOWN: usize = 300;
 
-/// A recording, and what is known of it.
+/// A recording with its reference, hypothesis and measures.
 #[derive(Clone, Debug, Default)]
 pub struct RecordingTimeline {
     pub name: String,
-    /// What was measured: names and values.
+    /// Measures: names and values.
     pub figures: Vec<(String, String)>,
     /// Utterances; of turns without words the texts are empty.
     pub reference: Vec<Utterance>,
@@ -38,16 +38,16 @@ pub struct Row {
     pub colour: usize,
 }
 
-/// A stretch of time in a row, in seconds, and what is said of it.
+/// A span of time in a row, in seconds, with its text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimelineBox {
     pub start: f64,
     pub end: f64,
     pub row: usize,
     pub colour: usize,
-    /// Boxes that were drawn as one.
+    /// Number of boxes merged into this one.
     pub count: usize,
-    /// Who, or which kind of error.
+    /// The speaker, or the kind of error.
     pub who: String,
     pub text: String,
 }
@@ -187,8 +187,8 @@ fn who_is_wrong(stretch: &ErrorStretch) -> String {
     })
 }
 
-/// No more boxes than `limit`, if there are so few rows: boxes of a row become one where the gaps between them are smallest.
-/// One of several speakers, who share a row, is [`SEVERAL`]'s; its text is the first one.
+/// Merges boxes until there are at most `limit` (or one for each row): boxes of a row with the smallest gaps between
+/// them. A box merged from several speakers, who share a row, belongs to [`SEVERAL`]; its text is the first one.
 fn joined(mut boxes: Vec<TimelineBox>, limit: usize) -> Vec<TimelineBox> {
     boxes.sort_by(|a, b| a.row.cmp(&b.row).then(a.start.total_cmp(&b.start)));
     let mut gaps: Vec<(f64, usize)> = Vec::new();
@@ -221,7 +221,7 @@ fn joined(mut boxes: Vec<TimelineBox>, limit: usize) -> Vec<TimelineBox> {
     fewer
 }
 
-/// The beginning of a long text.
+/// A long text, truncated.
 fn clipped(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{} …", &text[..end]),

@@ -1,5 +1,5 @@
 //! The page of `flow evaluate diarization`: one HTML file with the timelines of recordings, without other files but the
-//! recordings themselves. It is read without scripts; the one it has plays a recording from where one clicks.
+//! recordings themselves. It works without scripts; its script plays a recording from the clicked position.
 
 use maud::{Markup, html};
 
@@ -17,13 +17,13 @@ const SECOND: f64 = 14.0;
 const WIDTH: f64 = 30_000.0;
 const ROW: f64 = 18.0;
 const GAP: f64 = 12.0;
-/// Colours of speakers; more than these begin anew.
+/// Number of colours of speakers; they repeat for more.
 const COLOURS: usize = 10;
 
 /// What the page shows.
 #[derive(Clone, Debug, Default)]
 pub struct TimelinePage {
-    /// What was measured of all recordings together: names and values.
+    /// Measures over all recordings: names and values.
     pub all: Vec<(String, String)>,
     /// The timelines of the first of these are drawn.
     pub recordings: Vec<RecordingTimeline>,
@@ -65,7 +65,7 @@ fn table(data: &TimelinePage) -> Markup {
     }
 }
 
-/// Where times are on a timeline.
+/// Maps times to positions on a timeline.
 struct Scale {
     from: f64,
     /// Pixels of a second.
@@ -195,7 +195,7 @@ fn clock(seconds: f64, digits: usize) -> String {
     text
 }
 
-/// What there is room for beside a timeline.
+/// A label, truncated to the space beside a timeline.
 fn short(label: &str) -> String {
     match label.char_indices().nth(26) {
         Some((end, _)) if label.chars().count() > 27 => format!("{}…", &label[..end]),

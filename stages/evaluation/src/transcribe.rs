@@ -22,7 +22,7 @@ pub struct Utterance {
     pub duration: f64,
 }
 
-/// What became of one utterance.
+/// The result for one utterance.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Transcript {
@@ -36,10 +36,10 @@ pub enum Outcome {
     Unreadable { why: String },
 }
 
-/// Gives the signals of the utterances at some indices (16 kHz mono), or says why there is none.
+/// Gives the signals of the utterances at some indices (16 kHz mono), or why there is none.
 pub type Load<'a> = dyn Fn(&[usize]) -> Vec<Result<Vec<f32>, String>> + Sync + 'a;
 
-/// Transcribes utterances. Outcomes stand in the order of the utterances and do not depend on the number of threads.
+/// Transcribes utterances. Outcomes are in the order of the utterances and do not depend on the number of threads.
 ///
 /// At most `batch_seconds` of audio, padding included, are in memory and in the model at once (one longer
 /// utterance goes alone).
@@ -80,7 +80,7 @@ pub fn transcribe_with_losses(
     };
     let recognize = &mut |indices: &[usize], signals: &[&[f32]]| {
         let targets: Vec<Option<Vec<u32>>> = indices.iter().map(|&index| target(index)).collect();
-        // One that is not to be counted goes through with an empty target.
+        // Utterances that do not count get an empty target.
         let counted: Vec<bool> = targets.iter().map(Option::is_some).collect();
         let targets: Vec<Vec<u32>> = targets.into_iter().map(Option::unwrap_or_default).collect();
         let (hypotheses, losses) = install(|| model.transcribe_with_losses(signals, &targets))?;

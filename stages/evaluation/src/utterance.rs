@@ -1,4 +1,4 @@
-//! Transcripts that say who spoke: what is compared by [`crate::cpwer`] and [`crate::wder`].
+//! Transcripts with speakers, which [`crate::cpwer`] and [`crate::wder`] compare.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,7 +8,7 @@ use flow_speakers::turns::{Turn, joined, sort};
 use crate::normalize::Normalizer;
 use crate::wer::words;
 
-/// What a speaker says from one time to another.
+/// An utterance of one speaker, with its start and end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Utterance {
     pub turn: Turn,
@@ -31,8 +31,8 @@ pub fn turns(utterances: &[Utterance]) -> Vec<Turn> {
     all
 }
 
-/// The utterances that count where parts of a recording are scored: those that have time in common with one of them, whole,
-/// as meeteval has it.
+/// The utterances that are scored where only parts of a recording are: those that overlap with one of the parts, as a
+/// whole, as in meeteval.
 pub fn within(utterances: &[Utterance], parts: &[(f64, f64)]) -> Vec<Utterance> {
     let counts = |utterance: &&Utterance| {
         let Turn { start, end, .. } = utterance.turn;
@@ -53,7 +53,7 @@ pub struct SpeakerWords {
 }
 
 impl SpeakerWords {
-    /// Words are what stands between white space after normalisation. A language tag before a text is no word.
+    /// Words are separated by white space after normalisation. A language tag before a text is no word.
     pub fn new(utterances: &[Utterance], normalizer: &Normalizer) -> Self {
         let mut speakers: Vec<String> = utterances.iter().map(|u| u.turn.speaker.clone()).collect();
         speakers.sort_unstable();
@@ -74,7 +74,7 @@ impl SpeakerWords {
     }
 }
 
-/// The words of two recordings as numbers, equal where the words are: comparing them is quick.
+/// The words of two recordings as numbers, equal where the words are, which are fast to compare.
 pub(crate) fn numbered<'t>(reference: &'t SpeakerWords, hypothesis: &'t SpeakerWords) -> [Vec<u32>; 2] {
     let mut numbers: HashMap<&'t str, u32> = HashMap::new();
     [reference, hypothesis].map(|side| {

@@ -11,7 +11,7 @@ use crate::error::{EvaluationError, nothing_to_score};
 use crate::transcribe::{UtteranceLoss, scores, transcribe_with_losses};
 use crate::wer::{Scores, words};
 
-/// What an evaluation of the validation sample found.
+/// The result of an evaluation of the validation sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ValidationMetrics {
     pub scores: Scores,
@@ -39,8 +39,8 @@ impl ValidationSet {
         })
     }
 
-    /// Finds out whether the sample can be scored: it reads recordings until one can be read. `rejects` are those of the
-    /// stages before.
+    /// Checks that the sample can be scored: reads recordings until one can be read. `rejects` are those of the stages
+    /// before.
     ///
     /// # Errors
     /// Where there are no rows, none with a word in its text, or none whose recording can be read.

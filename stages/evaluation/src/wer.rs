@@ -1,6 +1,6 @@
 //! Word and character error rates, as NeMo counts them: the sum of edit distances over the sum of
-//! reference units, with no normalisation of the text (case and punctuation count); and beside them, where it is asked
-//! for, the same of texts that were made alike first.
+//! reference units, with no normalisation of the text (case and punctuation count); and optionally the same after
+//! normalisation of both texts.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use flow_audio::language_tag::split_tag;
 
 use crate::normalize::{Normalization, Normalizer};
 
-/// What it takes to turn a hypothesis into its reference.
+/// The edits that turn a reference into its hypothesis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EditCounts {
     /// Words or characters of the reference.
@@ -139,12 +139,12 @@ pub struct UtteranceScore {
     pub tags: (Option<String>, Option<String>),
 }
 
-/// Scores one utterance without its language tags, which are compared apart.
+/// Scores one utterance without its language tags, which are compared separately.
 pub fn score(reference: &str, hypothesis: &str) -> UtteranceScore {
     score_with(reference, hypothesis, &Normalizer::default())
 }
 
-/// As [`score`], and the texts compared once more after normalisation, less white space at their ends.
+/// As [`score`], and also after normalisation, trimmed.
 pub fn score_with(reference: &str, hypothesis: &str, normalizer: &Normalizer) -> UtteranceScore {
     let (reference_tag, reference) = split_tag(reference);
     let (hypothesis_tag, hypothesis) = split_tag(hypothesis);
@@ -197,7 +197,7 @@ impl Score {
     }
 }
 
-/// Scores by language and over all, and which tag was taken for which.
+/// Scores by language and over all, and the confusion of tags.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
     pub overall: Score,
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(scores.tag_confusion.get(&("hi".into(), "hi".into())), Some(&1));
     }
 
-    /// The normalised figures stand beside the plain ones and do not change them.
+    /// The normalised rates do not change the plain ones.
     #[test]
     fn normalised_rates_stand_beside_the_plain_ones() {
         let normalizer = Normalizer {
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!((both.words.units, both.words.errors()), (2, 3));
         let (words, characters) = *both.normalized.expect("normalised counts");
         assert_eq!((words.units, words.errors()), (2, 1));
-        // The space that is left of the full stop is no character.
+        // The space that replaces the full stop does not count as a character.
         assert_eq!((characters.units, characters.errors()), (8, 3));
         assert_eq!(plain.normalized, None);
     }

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-/// Why a model of the hub could not be had.
+/// Why a model could not be fetched from the hub.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// A text that begins with `hf://` names no model.
+    /// A text that begins with `hf://` is no valid reference.
     #[error("{message}")]
     Reference { message: String },
-    /// The hub or the cache does not give what was asked for; `help` says what to do.
+    /// The hub or the cache did not deliver a file; `help` says what to do.
     #[error("{message}")]
     Unavailable { message: String, help: String },
     /// A file of the cache could not be read or written.

@@ -1,4 +1,4 @@
-//! Where the hub is, and how a model is fetched from it.
+//! The hub's address and cache, and fetching of models.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl Hub {
     /// `HF_HUB_CACHE` or `HF_HOME`, `HF_HUB_OFFLINE`.
     ///
     /// # Errors
-    /// Where no variable says which folder the cache is in.
+    /// Where no variable gives the folder of the cache.
     pub fn from_environment() -> Result<Self, HubError> {
         Self::from_variables(|name| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
     }
@@ -101,7 +101,7 @@ impl Hub {
     /// not in the cache is downloaded. None: `progress` cancelled it.
     ///
     /// # Errors
-    /// Where the hub does not give the model and the cache does not hold it, or the cache cannot be written.
+    /// Where the hub does not deliver the model and the cache does not have it, or the cache cannot be written.
     pub fn fetch(&self, reference: &HubReference, progress: Progress<'_>) -> Result<Option<PathBuf>, HubError> {
         let cache = Cache::new(&self.cache, reference);
         if let Some(path) = self.cached_path(&cache, reference)?

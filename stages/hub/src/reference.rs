@@ -20,7 +20,7 @@ impl HubReference {
     /// Parses `hf://OWNER/NAME[@REVISION][/FILE]`; none for a text that does not begin with `hf://`.
     ///
     /// # Errors
-    /// Where the rest is no such reference, or a name could lead out of the cache.
+    /// Where the rest is no valid reference, or a name could lead outside the cache.
     pub fn parse(text: &str) -> Option<Result<Self, HubError>> {
         let rest = text.strip_prefix("hf://")?;
         Some(Self::read(rest).ok_or_else(|| HubError::Reference {
@@ -28,7 +28,7 @@ impl HubReference {
         }))
     }
 
-    /// What to write for a text that is no path which is there, but can be the `OWNER/NAME` of a model of the hub.
+    /// A suggestion for a text that is no existing path, but may be the `OWNER/NAME` of a model of the hub.
     pub fn meant(text: &str) -> Option<String> {
         let is_file = ["nemo", "ckpt", "model", "safetensors", "bin", "pt"];
         let (owner, name) = text.split_once('/')?;

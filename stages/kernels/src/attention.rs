@@ -1,7 +1,7 @@
 //! Parts of relative-position attention beside its matrix products.
 //!
-//! Heads come first, (H, B, T, k): then the products with the positional table, which all sequences share, are one
-//! matrix product per head.
+//! Heads are the first dimension, (H, B, T, k), so that the products with the positional table, which all sequences
+//! share, are one matrix product per head.
 
 use std::ops::Range;
 
@@ -126,10 +126,10 @@ pub struct Scores<'a> {
     pub scale: f64,
     /// Keys at most this many frames away, if limited.
     pub band: Option<usize>,
-    /// The frames of the queries, and of the keys, which hold all that one of these queries sees.
+    /// The frames of the queries, and of the keys, which include all keys that one of these queries sees.
     pub queries: Range<usize>,
     pub keys: Range<usize>,
-    /// Positional scores stand for keys from this many frames before a query to as many after it.
+    /// Positional scores belong to keys from this many frames before a query to as many after it.
     pub reach: usize,
 }
 

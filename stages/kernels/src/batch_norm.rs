@@ -21,7 +21,7 @@ pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
         let rounded: Vec<T> = mean.iter().map(|&mean| T::of(mean)).collect();
         let rounded = &rounded[..width];
         let squares = column_means(xs, width, Some(rounded));
-        // About the mean as T has it; the rest of the mean is taken off.
+        // About the mean rounded to T; the variance is corrected by the rounding error of the mean.
         let variance = squares
             .iter()
             .zip(mean.iter().zip(rounded))
@@ -63,7 +63,7 @@ fn column_means<T: Float>(xs: &[T], width: usize, about: Option<&[T]>) -> Vec<f6
     sums.iter().map(|sum| sum / rows as f64).collect()
 }
 
-/// What normalises a column: `z = (x - mean) * inverse * weight + bias`; all (C).
+/// The parameters of the normalisation of each column, all (C): `z = (x - mean) * inverse * weight + bias`.
 pub struct Normaliser<'a> {
     pub mean: &'a Tensor,
     /// `1 / sqrt(variance + 1e-5)`.
@@ -131,7 +131,7 @@ pub fn normalise_silu_backward(
         let (mean, inverse): (&[T], &[T]) = (&mean[..width], &inverse[..width]);
         let (factor, offset) = (&factor[..width], &offset[..width]);
         let rows = xs.len() / width;
-        // dz first, in the place of dx; and the sums of dz (x - mean) and dz.
+        // First dz, in the memory of dx; and the sums of dz (x - mean) and dz.
         let (mut out, sums) = rows_and_sums(rows, width, 2 * width, |rows, out: &mut [T], sums| multiversion!({
             let (dw, db) = sums.split_at_mut(width);
             for (row, out) in rows.zip(out.chunks_exact_mut(width)) {

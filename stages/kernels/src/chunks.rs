@@ -1,5 +1,5 @@
-//! Results made chunk by chunk, on all threads. Chunks depend on the size of the data alone, and partial sums are added in
-//! order.
+//! Computes results chunk by chunk, on all threads. Chunks depend only on the size of the data, and partial sums are
+//! added in order, so results do not depend on the number of threads.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -33,10 +33,10 @@ pub(crate) fn sum_over_rows<T: Float>(
     total(&partial, width)
 }
 
-/// Zeros where nothing was written yet.
+/// Fills uninitialised memory with zeros.
 ///
-/// Whoever fills a new tensor does so chunk by chunk, with the chunk zeroed just before: the zeros are then still in
-/// the cache when they are overwritten, where `vec![0.0; n]` would send them through memory.
+/// New tensors are filled chunk by chunk, each chunk zeroed just before: the zeros are then still in the cache when
+/// they are overwritten, whereas those of `vec![0.0; n]` go through memory.
 fn zeroed<T: Float>(chunk: &mut [MaybeUninit<T>]) -> &mut [T] {
     chunk.fill(MaybeUninit::new(T::zero()));
     // SAFETY: every element was written just now.
@@ -55,7 +55,7 @@ pub fn by_chunks<T: Float>(len: usize, chunk: usize, fill: impl Fn(usize, &mut [
     out
 }
 
-/// A block as it is put where nothing was written yet.
+/// A block of values that is copied to uninitialised memory.
 #[inline(always)]
 fn written_as<T: Float>(values: [T; LANES]) -> [MaybeUninit<T>; LANES] {
     let mut out = [MaybeUninit::uninit(); LANES];
@@ -73,8 +73,8 @@ unsafe fn written<T: Float>(values: &mut [MaybeUninit<T>]) -> &mut [T] {
     unsafe { &mut *(values as *mut [MaybeUninit<T>] as *mut [T]) }
 }
 
-/// What `f` makes of the elements at one place of slices of one length, in chunks of `chunk`; `finish(first, chunk)` may
-/// change a chunk while it is still in the cache.
+/// Element-wise `f` over slices of equal length, in chunks of `chunk`; `finish(first, chunk)` may change a chunk while
+/// it is still in the cache.
 pub(crate) fn mapped<T: Float, const N: usize>(
     slices: [&[T]; N],
     chunk: usize,
@@ -93,8 +93,8 @@ pub(crate) fn mapped<T: Float, const N: usize>(
                 for (here, slice) in here.iter_mut().zip(slices) {
                     *here = &slice[first..][..out.len()];
                 }
-                // Block by block: the compiler makes no vector code where it looks at each index, or where what `f` holds might
-                // be what was written last.
+                // Block by block: the compiler does not vectorise loops with bounds checks, or where captures of `f`
+                // may alias the output.
                 let (blocks, rest) = out.as_chunks_mut::<LANES>();
                 let done = blocks.len() * LANES;
                 for (at, out) in blocks.iter_mut().enumerate() {

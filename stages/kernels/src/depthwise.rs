@@ -22,7 +22,7 @@ fn by_tap<T: Float>(weight: &[T], channels: usize) -> Vec<T> {
 const TOGETHER: usize = 3;
 
 /// `out[c] += sum over taps of weight[tap][c] * rows[t + tap - half][c]`, for one frame; with `flip`, of
-/// `rows[t + half - tap]`. `outside` stands for rows before and after the sequence.
+/// `rows[t + half - tap]`. `outside` replaces rows before and after the sequence.
 #[inline(always)]
 fn frame<T: Float>(out: &mut [T], sequence: &[T], outside: &[T], t: usize, taps: &[T], flip: bool) {
     let channels = out.len();

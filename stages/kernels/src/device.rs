@@ -1,4 +1,4 @@
-//! Where tensors lie and are computed on.
+//! Devices: where tensors are stored and computed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,7 +44,7 @@ impl fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Whether this program can compute on it, wherever it runs.
+    /// Whether this program was built with support for it (not whether this machine has one).
     pub fn check(self) -> Result<()> {
         if self != Self::Cpu && !cfg!(feature = "cuda") {
             return Err(Error::Input(format!(
@@ -159,7 +159,7 @@ fn keep_memory(device: &candle_core::CudaDevice) {
             result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast())
         })
     };
-    // A device without such a pool is slower, and that is all.
+    // A failure is ignored: a device without such a pool is only slower.
     let _ = kept;
 }
 

@@ -130,8 +130,8 @@ pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
     })
 }
 
-/// Gradient of [`silu`] with respect to `h`, given that of its result, in whose memory it is computed on a CPU:
-/// nobody else may need `dy` any more.
+/// Gradient of [`silu`] with respect to `h`, given `dy`, that of its result. On a CPU it is computed in the memory of
+/// `dy`, which must not be used afterwards.
 pub fn silu_backward(h: &Tensor, dy: Tensor, mask: Option<DropMask>) -> Result<Tensor> {
     on_gpu!(h, elementwise::silu_backward(h, &dy, mask));
     let (h, dy) = (h.contiguous()?, dy.contiguous()?);

@@ -1,4 +1,4 @@
-//! Sums over rows that share a place: the gradient of an embedding.
+//! Sums rows by index: the gradient of an embedding.
 
 use candle_core::Tensor;
 

@@ -6,7 +6,7 @@ pub enum Error {
     /// A tensor operation failed (shape, device or data type).
     #[error("tensor operation: {0}")]
     Tensor(#[from] candle_core::Error),
-    /// What the caller gave cannot be used (a shape, a data type, a device).
+    /// An argument is invalid (a shape, a data type, a device).
     #[error("{0}")]
     Input(String),
 }

@@ -18,7 +18,7 @@ pub struct Cell {
     pub state: usize,
     /// The next target token, if any is left.
     pub label: Option<usize>,
-    /// Place of the cell in the list of all cells of the batch; names the elements of the dropout mask.
+    /// Index of the cell in the list of all cells of the batch; determines the elements of the dropout mask.
     pub index: usize,
 }
 
@@ -32,7 +32,7 @@ pub struct CellTerms {
     pub label: f64,
 }
 
-/// What the gradient of one cell's logits is made of.
+/// The terms of the gradient of one cell's logits.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CellGradient {
     pub normaliser: f64,
@@ -163,7 +163,7 @@ pub fn logit_gradient(
                 let logits = &logits[rows[i] * width..][..width];
                 let factor = T::of(gradient.factor);
                 let occupancy = T::of(gradient.blank + gradient.label);
-                // Split, so that large logits lose nothing: e^(x - n) with n rounded once.
+                // Split, so that large logits keep their precision: e^(x - n) with n rounded once.
                 let normaliser = T::of(gradient.normaliser);
                 let (out_tokens, out_durations) = out.split_at_mut(tokens);
                 let inputs = logits[..tokens].iter().zip(&bias[..tokens]);

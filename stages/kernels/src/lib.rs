@@ -1,15 +1,14 @@
-//! What a network computes with: kernels that candle lacks or does slowly, one file each, as functions from tensors to
-//! tensors. Nothing here knows of a model, its parameters or what its tensors stand for.
+//! Kernels of neural networks that candle lacks or executes slowly, one file each, as functions from tensors to
+//! tensors. Nothing here depends on a model or its parameters.
 //!
 //! The CPU side works on contiguous slices, generic over f32 and f64, and shares rows or channels out over rayon's
 //! threads. Work is always cut by the size of the data, never by the number of threads, and partial sums are added in
 //! order, so the result is the same for any number of threads.
 //!
-//! For tensors on a CUDA device, each function hands its work to the one of its name in `cuda`, by the line that it begins
-//! with.
+//! For tensors on a CUDA device, the first line of each function dispatches to the function of the same name in `cuda`.
 //!
-//! Around them is what they lean on: the [device] that tensors lie on, the [threads] that compute, which count [subnormal
-//! numbers](subnormals) as zeros, and [random numbers](noise) that do not depend on the order in which they are drawn.
+//! Also here: the [device] of tensors, the [threads] that compute, which treat [subnormal numbers](subnormals) as
+//! zeros, and [random numbers](noise) that do not depend on the order in which they are drawn.
 
 pub mod adamw;
 pub mod attention;
@@ -170,7 +169,7 @@ macro_rules! dispatch {
     };
 }
 
-/// Does the work of a function by the one of that name in `cuda` where a tensor lies on a device.
+/// Calls the function of the same name in `cuda` where a tensor is on a device.
 macro_rules! on_gpu {
     ($tensor:expr, $($call:tt)+) => {
         if $crate::cuda::holds($tensor) {
@@ -185,12 +184,12 @@ pub fn is_gpu(device: &Device) -> bool {
     cuda::is_for(device)
 }
 
-/// Does something that is done on the CPU whatever the device, with tensors on the CPU.
+/// Runs an operation that always runs on the CPU, with tensors on the CPU.
 pub fn on_cpu<R>(work: impl FnOnce() -> R) -> R {
     cuda::without_emulation(work)
 }
 
-/// An error in a thread that emulates a device: a kernel for the CPU would not work there.
+/// An error in a thread that emulates a device: on a real device the CPU kernel would not work.
 fn no_device() -> Result<()> {
     if cuda::is_emulated() {
         return Err(Error::Input(

@@ -148,7 +148,7 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
         let mut d_gates = vec![0.0 as T; steps * size * 4];
         let mut d_cell = vec![0.0 as T; size];
         let nothing = vec![0.0 as T; size];
-        // What the step after says about this step's output.
+        // The gradient that the next step passes to this step's output.
         let mut d_later = nothing.clone();
         let rows = rows_per_chunk(4 * width);
         for step in (0..steps).rev() {

@@ -1,4 +1,4 @@
-//! Randomness that depends on a seed and a position alone: dropout, dither, initial weights.
+//! Random numbers that depend only on a seed and a position: dropout, dither, initial weights.
 //!
 //! Every number is a hash of (seed, position), so a mask can be made again in the backward pass instead of being kept,
 //! and by any number of threads.
@@ -29,7 +29,7 @@ impl Noise {
         self
     }
 
-    /// A generator for a named purpose; does not move this one.
+    /// A generator for a named purpose; does not advance this one.
     pub fn derive(&self, name: &str) -> Self {
         // FNV-1a over the name, then mixed with the seed.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
@@ -95,7 +95,7 @@ impl DropMask {
         })
     }
 
-    /// What a kernel on a device makes the mask again from.
+    /// Key and threshold, from which a kernel on a device computes the mask.
     pub(crate) fn key_and_threshold(&self) -> (u64, u64) {
         (self.key, self.threshold)
     }

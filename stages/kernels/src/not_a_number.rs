@@ -1,5 +1,4 @@
-//! A value that is not a number comes out of every kernel that it goes into: a mistake must not be trained on as if it
-//! were a zero.
+//! Tests that every kernel propagates NaN: training must not continue with a hidden numerical error.
 
 use candle_core::{Device, Tensor};
 

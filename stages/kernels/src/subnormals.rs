@@ -1,19 +1,18 @@
 //! Subnormal numbers, those below 1.2e-38 in f32, count as zero on the threads that compute.
 //!
-//! Activations, gradients and above all the optimizer's second moments (squares of gradients) fall below that size all the
-//! time. Processors from Intel leave their fast path for each instruction that takes or gives such a number, which there
-//! costs more than half of the time of training; no result of use depends on them. So the threads that compute, all of
-//! them made by [`threads`](crate::threads), have the two bits set by which a processor reads subnormal numbers as zero
-//! and writes zero in their place: DAZ and FTZ of MXCSR on x86-64, FZ of FPCR on AArch64.
+//! Activations, gradients and above all the optimizer's second moments (squares of gradients) often fall below that
+//! size. Intel's processors leave their fast path for each instruction with a subnormal operand or result, which costs
+//! more than half of the training time there; no useful result depends on such numbers. So the threads that compute,
+//! all of them made by [`threads`](crate::threads), have the two bits set by which a processor reads subnormal numbers
+//! as zero and writes zero in their place: DAZ and FTZ of MXCSR on x86-64, FZ of FPCR on AArch64.
 //!
-//! Scalar instructions and vectors of any width obey the same bits, and the x87 unit, which does not, is not used. So
-//! results still have the same bits on every x86-64 processor, and for any number of threads, as long as *all* threads that
-//! work on a result are set alike. Conversions between f32 and half precision are the exception by definition: they keep
-//! subnormal halves, on every processor.
+//! The bits apply to scalar instructions and to vectors of any width; the x87 unit, to which they do not apply, is not
+//! used. So results still have the same bits on every x86-64 processor, and for any number of threads, as long as *all*
+//! threads that work on a result are set alike. Conversions between f32 and half precision are the exception by
+//! definition: they keep subnormal halves, on every processor.
 //!
 //! A thread begins with the setting of the one that starts it. Nothing but arithmetic changes: moving, comparing bits, parsing
-//! and printing numbers do not. Code that belongs to somebody else (a caller's function that is called back) runs with
-//! subnormal numbers: see [`kept`].
+//! and printing numbers do not. Foreign code (a callback of the caller) runs with subnormal numbers: see [`kept`].
 //!
 //! On a GPU, kernels keep subnormal numbers, which costs nothing there.
 
@@ -30,7 +29,7 @@ pub fn flushed<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Runs `work` with subnormal numbers on this thread, as all code expects that does not know of this module.
+/// Runs `work` with subnormal numbers on this thread, as foreign code expects.
 pub fn kept<R>(work: impl FnOnce() -> R) -> R {
     let _restored = Restored::after(|control| control & !control::FLUSH);
     work()
@@ -41,7 +40,7 @@ pub(crate) fn flush_for_good() {
     control::set(control::get() | control::FLUSH);
 }
 
-/// Puts back, also when `work` panics, what the thread was set to.
+/// Restores the setting of the thread, also when `work` panics.
 struct Restored {
     before: control::Control,
     /// It belongs to its thread.
@@ -61,7 +60,7 @@ impl Restored {
 
 impl Drop for Restored {
     fn drop(&mut self) {
-        // Nothing else of the register is put back: flags raised meanwhile stay.
+        // Only these bits are restored: exception flags raised meanwhile stay.
         let now = control::get() & !control::FLUSH;
         control::set(now | (self.before & control::FLUSH));
     }
@@ -172,7 +171,7 @@ mod tests {
         assert_eq!(zeros(), [false; 4]);
         assert!(catch_unwind(|| flushed(|| panic!("a panic"))).is_err());
         assert_eq!(zeros(), [false; 4]);
-        // Nothing but the flags of what happened is another.
+        // Only exception flags differ.
         let flags = if cfg!(target_arch = "x86_64") { 0x3f } else { 0 };
         assert_eq!(control::get() & !flags, before & !flags);
     }

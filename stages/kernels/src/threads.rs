@@ -1,9 +1,8 @@
 //! The threads that compute.
 //!
-//! They treat [subnormal numbers](crate::subnormals) as zeros. A thread that computes is therefore one of a pool that is made
-//! here, whatever the number of threads, and whoever wants something computed calls [`install`]. Other threads, those of
-//! rayon's own pool among them, are left as they are: tables of users, and the libraries that work on them, keep their
-//! numbers.
+//! They treat [subnormal numbers](crate::subnormals) as zeros. All computation therefore runs on pools that are made
+//! here, whatever the number of threads, by way of [`install`]. Other threads, including rayon's global pool, are not
+//! changed: users' tables, and the libraries that process them, keep subnormal numbers.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -33,8 +32,8 @@ pub fn pool(name: &str, count: usize) -> Result<ThreadPool, ThreadPoolBuildError
 /// Runs `work` on threads that compute: in the pool of this thread if it is one of them, else in one that the whole process
 /// shares.
 ///
-/// What is computed should be handed over as a whole: each of the thousands of parallel chunks of a training step would else
-/// be handed to the pool from outside, and waited for, by way of the system.
+/// Call it once around a whole computation: otherwise each of the thousands of parallel loops of a training step would
+/// be injected into the pool from outside and waited for, which costs system calls.
 ///
 /// # Panics
 ///
@@ -62,7 +61,7 @@ mod tests {
             let found = pool.broadcast(|_| are_flushed());
             assert_eq!(found.len(), count);
             assert!(all(found));
-            // Within a pool, its own threads are used, and it is found as it was after a call of foreign code.
+            // Within a pool its own threads are used, and the setting is restored after a call of foreign code.
             pool.install(|| {
                 assert_eq!(install(rayon::current_num_threads), count);
                 assert!(!kept(are_flushed));

@@ -1,12 +1,12 @@
-//! Loops that the compiler makes vector code of.
+//! Loops that the compiler vectorises.
 
 use super::Float;
 
 /// Independent partial sums of a reduction: enough for a vector of any processor.
 pub(crate) const LANES: usize = 16;
 
-/// What `f` gives for each lane. In place of `array::from_fn` and `array::map`, which the compiler may leave as calls: what
-/// is called from [`multiversion`] is not compiled for its vectors.
+/// `f` of each lane. Replaces `array::from_fn` and `array::map`, which the compiler may not inline: functions that are
+/// called from [`multiversion`] are not compiled for its instruction set.
 #[inline(always)]
 pub(crate) fn lanes<T: Float, const N: usize>(mut f: impl FnMut(usize) -> T) -> [T; N] {
     let mut values = [T::zero(); N];
@@ -52,13 +52,14 @@ pub(crate) fn sum_lanes<T: Float>(sums: [T; LANES]) -> T {
 /// Runs a block with the multiversion vectors that the processor has. What it computes is the same to the bit: the order of
 /// sums is written out in the code, and no multiplication is contracted with an addition unless the code says so.
 ///
-/// The block stands twice in the program, so that each copy is compiled for its processor. `.ci/vector_code` looks at what
-/// became of it, and finds it by the name of the function around it.
+/// The block is in the program twice, each copy compiled for its instruction set. `.ci/vector_code` checks the machine
+/// code, which it finds by the name of the surrounding function.
 macro_rules! multiversion {
     ($body:expr) => {{
         #[cfg(target_arch = "x86_64")]
         {
-            /// Calls `work`, which is inlined and so compiled for AVX-512. Defined here, so that its name tells the place.
+            /// Calls `work`, which is inlined and so compiled for AVX-512. Defined in the macro, so that its symbol
+            /// name contains the surrounding function.
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
             fn with_avx512<R>(work: impl FnOnce() -> R) -> R {
                 work()
@@ -89,7 +90,7 @@ macro_rules! multiversion {
 }
 pub(crate) use multiversion;
 
-/// Whoever moves it can be called once.
+/// A closure that moves this value out of itself implements `FnOnce` only.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct Once;
 

@@ -91,7 +91,8 @@ pub(crate) fn rows(batch: &RecordBatch) -> Result<&UInt32Array, ManifestError> {
     Ok(rows)
 }
 
-/// `batch` with `schema` in place of its own; fails where a column has another type or nulls it must not have.
+/// `batch` with `schema` in place of its own; an error where a column has another type, or nulls that the schema
+/// forbids.
 pub(crate) fn with_schema(batch: RecordBatch, schema: &SchemaRef) -> Result<RecordBatch, ManifestError> {
     let options = arrow::array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     let columns: Vec<ArrayRef> = batch.columns().to_vec();

@@ -21,11 +21,11 @@ use crate::keys::{keys_of, marks_of};
 ///
 /// Rows go in three steps, each with its reason (class `rule`): `duplicate_segment_id`, another row of the same
 /// partition has the segment id; `exact_duplicate`, another row has the same audio and the same words;
-/// `audio_conflict`, another row has the same audio, with other words. The best row stays: highest quality, then
-/// smallest segment id, shard id, member name (compared as bytes), then the first in the order of
-/// language, shard, row. The detail of a reject names the row that stayed.
+/// `audio_conflict`, another row has the same audio, with other words. The best row is kept: highest quality, then
+/// smallest segment id, shard id, member name (compared as bytes), then the first in the order of language, shard, row.
+/// The detail of a reject names the row that was kept.
 ///
-/// The same words with other audio stay. A row whose audio hash is null has no duplicate by audio.
+/// Rows with the same words and other audio are kept. A row whose audio hash is null has no duplicate by audio.
 ///
 /// # Example
 ///
@@ -39,7 +39,7 @@ pub struct DedupSettings {
     pub segment_id: String,
     /// Column with the name of the tar member.
     pub tar_member_name: String,
-    /// Column with what tells one recording's samples from another's; text.
+    /// Column with a hash or other text that identifies a recording's samples.
     pub audio_hash: String,
     /// Column with the words as `norm_text` gives them.
     pub norm: String,

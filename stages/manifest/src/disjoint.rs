@@ -25,12 +25,12 @@ const EXAMPLES: usize = 3;
 /// What two rows may have in common.
 const SHARED: [&str; 3] = ["segment", "text", "recording"];
 
-/// Sees that training and validation have nothing in common, and gives the validation rows.
+/// Checks that training and validation have nothing in common, and gives the validation rows.
 ///
 /// # What it does
 ///
-/// `val` are the rows of validation, `train` those of training; both are read whole. The rows of validation go on as they are,
-/// if none of them has in training
+/// `val` are the rows of validation, `train` those of training; both are read whole. The rows of validation pass
+/// unchanged, if none of them has in training
 ///
 /// - its segment: the same language, shard, `segment_id` and duration (to the millisecond),
 /// - its text: the same words, without the language tag, whatever their case, Unicode form and zero-width characters,
@@ -51,9 +51,9 @@ const SHARED: [&str; 3] = ["segment", "text", "recording"];
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DisjointSettings {
-    /// Go on all the same, with a warning.
+    /// Continue with a warning instead of an error.
     pub allow_overlap: bool,
-    /// Says that the rows were compared; no setting of the user's.
+    /// Whether the rows were compared; not a setting.
     #[serde(skip)]
     pub compared: ReadOnce<()>,
 }
@@ -149,13 +149,13 @@ impl Source for Comparer {
     }
 }
 
-/// What validation rows have in training.
+/// The overlap of validation with training.
 #[derive(Debug, PartialEq)]
 pub struct Overlap {
     /// Rows of validation, and those of them that have something in training.
     pub rows: u64,
     pub in_training: u64,
-    /// How many of them have their segment, their text, their recording there.
+    /// How many of them have their segment, their text, their recording in training.
     pub by: [u64; SHARED.len()],
     /// Some of them: `segment_id`, what is shared, and the `segment_id` in training.
     pub examples: Vec<(String, &'static str, String)>,
@@ -220,7 +220,7 @@ pub fn overlap(val: &Artifact, train: &Artifact) -> Result<Option<Overlap>, Stag
         by: [0; SHARED.len()],
         examples: Vec::new(),
     };
-    // By row: the first thing that it shares, and with whom.
+    // By row: what it shares first, and with which training row.
     let mut shared: BTreeMap<u64, (&'static str, String)> = BTreeMap::new();
     for (place, known) in known.into_iter().enumerate() {
         for Found { val, train } in known.into_values() {
@@ -243,7 +243,7 @@ pub fn overlap(val: &Artifact, train: &Artifact) -> Result<Option<Overlap>, Stag
     Ok(Some(overlap))
 }
 
-/// Who has a key.
+/// The rows that have a key.
 #[derive(Default)]
 struct Found {
     /// Rows of validation, by number.
@@ -316,7 +316,7 @@ impl Rows {
     }
 }
 
-/// 128 bits that stand for a list of texts.
+/// A 128-bit hash of a list of texts.
 fn key(parts: &[&str]) -> Key {
     let mut hasher = blake3::Hasher::new();
     for part in parts {
@@ -329,7 +329,7 @@ fn key(parts: &[&str]) -> Key {
     key
 }
 
-/// Files by what they are, whatever leads to them; the last folder and the last file are remembered.
+/// Identifies files independent of the path that leads to them; caches the last folder and the last file.
 #[derive(Default)]
 struct Files {
     folder: Option<(PathBuf, PathBuf)>,
@@ -368,7 +368,7 @@ impl Files {
             _ => Path::new("."),
         };
         if self.folder.as_ref().is_none_or(|(known, _)| known != folder) {
-            // A folder that is not there is compared as it is named.
+            // A folder that does not exist is compared by its name.
             let found = folder.canonicalize().or_else(|_| std::path::absolute(folder));
             self.folder = Some((folder.to_path_buf(), found.unwrap_or_else(|_| folder.to_path_buf())));
         }

@@ -22,7 +22,7 @@ use crate::columns;
 use crate::error::ManifestError;
 use crate::keys::{Key, halves, key_at, keys, lang_and_shard, partition_order};
 
-/// Why a row is a duplicate. The numbers are what decisions store.
+/// Why a row is a duplicate. Decisions store the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Duplicate {
@@ -50,8 +50,8 @@ impl Duplicate {
     }
 }
 
-/// Schema of key rows: `audio_hash` as a 128-bit key, which says what is a duplicate; of `norm` a mark ([`mark_of`]), as
-/// words only say what kind of duplicate it is. Null where there is none.
+/// Schema of key rows: `audio_hash` as a 128-bit key, which decides what is a duplicate; for `norm` a 64-bit mark
+/// ([`mark_of`]), as the words only decide the kind of duplicate. Null where there is none.
 ///
 /// [`mark_of`]: crate::keys::mark_of
 pub fn key_schema() -> SchemaRef {
@@ -77,13 +77,13 @@ pub fn decision_schema() -> SchemaRef {
 
 /// The key rows of `keys` ([`key_schema`]) that share their segment id with another row of their partition, or (by the
 /// first half of the key) their audio with any other row: no other row can be a duplicate, or have one. Partitions
-/// without such a row are there without rows. What is told of them by [`decide_duplicates`] is what it would tell of
-/// all rows; but these are few, and all rows with their ids and names would fill the memory.
+/// without such a row are included without rows. [`decide_duplicates`] gives the same decisions for these rows as for
+/// all; but these are few, while all rows with their ids and names may not fit in memory.
 ///
 /// # Errors
 /// When key rows cannot be read or have other columns, a row comes twice, or there are more than fit in 32 bits.
 pub fn candidates(keys: &Artifact) -> Result<Vec<(Partition, Vec<RecordBatch>)>, StageError> {
-    /// Partitions whose audio is read at a time.
+    /// Partitions whose audio keys are read at a time.
     const SOME: usize = 256;
 
     let mut partitions: Vec<&Partition> = keys.partitions().collect();
@@ -141,7 +141,7 @@ fn each_once(partition: &Partition, rows: &UInt32Array) -> Result<(), ManifestEr
     }
 }
 
-/// Whether the ids ascend and none is null, as mostly they do: then none comes twice.
+/// Whether the ids are strictly ascending without nulls, the usual case: then none is repeated.
 fn ascend(ids: &StringArray) -> bool {
     ids.null_count() == 0 && (1..ids.len()).all(|place| ids.value(place - 1) < ids.value(place))
 }
@@ -185,8 +185,8 @@ struct At {
     place: u32,
 }
 
-/// Decides over all key rows ([`key_schema`]), whatever the order in which they come. A null segment id or
-/// audio hash is like no other.
+/// Decides over all key rows ([`key_schema`]), independent of their order. A null segment id or audio hash is equal to
+/// no other.
 ///
 /// # Errors
 /// When the key rows have other columns, or there are more than fit in 32 bits.
@@ -232,7 +232,7 @@ pub fn decide_duplicates(
         .collect()
 }
 
-/// A row of a partition that goes, and which row stays in its place.
+/// A duplicate row of a partition, and the row that is kept instead.
 struct Gone {
     place: u32,
     why: Duplicate,
@@ -299,7 +299,7 @@ impl AllKeys {
         keys.norm.is_valid(place).then(|| keys.norm.value(place))
     }
 
-    /// The rows of a partition that give way to a better row with their segment id, ascending by place.
+    /// The rows of a partition that are replaced by a better row with their segment id, ascending by position.
     fn same_segment(&self, partition: u32, keys: &Keys) -> Result<Vec<Gone>, ManifestError> {
         let ids = &keys.segment_id;
         if ascend(ids) {
@@ -335,7 +335,7 @@ impl AllKeys {
             .partitions
             .iter()
             .map(|keys| keys.audio_hash.len() - keys.audio_hash.null_count());
-        // The first half of a key tells nearly all recordings apart, and half as much is sorted.
+        // The first half of a key distinguishes nearly all recordings, and sorting it moves half the bytes.
         let mut by_audio: Vec<(u64, At)> = Vec::with_capacity(rows.sum());
         for (partition, (keys, gone)) in (0u32..).zip(self.partitions.iter().zip(gone)) {
             let mut gone = gone.iter().map(|gone| gone.place).peekable();
@@ -357,7 +357,7 @@ impl AllKeys {
         Ok(groups)
     }
 
-    /// The better row is the lesser one.
+    /// The better row is the lesser one in this order.
     fn compare(&self, a: At, b: At) -> Ordering {
         let ((x, i), (y, j)) = (self.of(a), self.of(b));
         // No quality, or one that is not a number, is worse than any.

@@ -27,10 +27,10 @@ pub enum ManifestError {
         path: PathBuf,
         source: parquet::errors::ParquetError,
     },
-    /// A manifest that exists is not what it has to be.
+    /// An existing manifest is invalid.
     #[error("{}: {why}", path.display())]
     Manifest { path: PathBuf, why: String },
-    /// The rows are not what they have to be. `row` is the `_row` to blame.
+    /// Rows are invalid. `row` is the `_row` of the cause.
     #[error("{message}")]
     Rows { message: String, row: Option<u32> },
 }
@@ -51,7 +51,7 @@ impl ManifestError {
         }
     }
 
-    /// The error of a stage whose setting `path` is to blame.
+    /// The error of a stage for its setting `path`.
     pub(crate) fn of_setting(self, path: &str) -> StageError {
         match self {
             ManifestError::Sql { message, offset, help } => StageError::Setting {

@@ -1,4 +1,4 @@
-//! What lines of a manifest say beyond the columns of rows: kept as one JSON object, each value as it is written.
+//! Keys of manifest lines that rows have no column for: kept as one JSON object, each value as it is written.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub fn members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> 
 
 /// Keys of a JSON object, and each value as it is written; the last one of those with the same key.
 fn all_members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> {
-    // All of it is read first, so that the walk below meets nothing but a whole object.
+    // Parsed completely first, so that the scan below only sees a valid object.
     let _: BTreeMap<String, IgnoredAny> = serde_json::from_str(text)?;
     let mut members = BTreeMap::new();
     let mut rest = text.trim_start().strip_prefix('{').unwrap_or_default().trim_start();
@@ -59,8 +59,7 @@ pub fn has_column(key: &str) -> bool {
     OF_COLUMNS.contains(&key)
 }
 
-/// What a line, whose keys and values are `fields`, says beyond the columns and the keys that are `used` for them; none
-/// where that is nothing.
+/// The members of a line's `fields` that are neither columns nor among the keys `used`; none where there are none.
 pub fn of_line(line: &str, fields: &Map<String, Value>, used: &[&str]) -> Option<String> {
     let has_place = |key: &str| has_column(key) || used.contains(&key);
     if fields.keys().all(|key| has_place(key)) {

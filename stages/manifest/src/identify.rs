@@ -1,21 +1,21 @@
-//! Which of several languages with one script a text is in, told from its sequences of letters.
+//! Identifies the language of a text among several languages of one script, by its letter n-grams.
 //!
-//! [`crate::language`] goes by scripts and letters, which cannot tell Hindi from Marathi. The crate `lingua` can, with a
-//! confidence that is honest for short texts: most single words stay in doubt.
+//! [`crate::language`] uses scripts and letters, which do not distinguish Hindi from Marathi. The crate `lingua` does,
+//! with a confidence that is low for short texts: most single words remain undecided.
 
 use std::sync::LazyLock;
 
 use lingua::{Language, LanguageDetector, LanguageDetectorBuilder};
 
-/// The languages that are told apart, by their codes in manifests. All have one script; the crate has no model of the
-/// other languages written in Devanagari (Nepali, Maithili, ...), nor of Assamese beside Bengali.
+/// The languages that are distinguished, by their codes in manifests. All have one script; the crate has no model of
+/// the other languages written in Devanagari (Nepali, Maithili, ...), nor of Assamese beside Bengali.
 const TOLD_APART: [(&str, Language); 2] = [("hi", Language::Hindi), ("mr", Language::Marathi)];
 
 static DETECTOR: LazyLock<LanguageDetector> =
     LazyLock::new(|| LanguageDetectorBuilder::from_languages(&TOLD_APART.map(|(_, language)| language)).build());
 
-/// The language of a text that is said to be in `lang`: another one only where that is at least as sure as `least`,
-/// of 1. Languages that are not told apart stay, and with a `least` that is not above 0 all do.
+/// The language of a text that is labelled `lang`: another one only if its confidence is at least `least` (0 to 1).
+/// Languages that are not distinguished are unchanged, and with a `least` that is not above 0 all are.
 pub fn identify_language<'a>(clean: &str, lang: &'a str, least: f64) -> &'a str {
     let asked = least > 0.0;
     if !asked || !TOLD_APART.iter().any(|(code, _)| *code == lang) {

@@ -14,7 +14,7 @@ use crate::error::ManifestError;
 /// 128 bits: two texts have the same key only if they are the same text. See [`key_of`].
 pub type Key = [u8; 16];
 
-/// A map by key. Keys are digests, or what the data calls one: a multiplication is hash enough.
+/// A map by key. Keys are digests (or claimed to be by the data), so a multiplication is a sufficient hash.
 pub(crate) type ByKey<T> = HashMap<Key, T, BuildHasherDefault<FirstBytes>>;
 
 #[derive(Default)]
@@ -48,8 +48,8 @@ const DIGITS: [u8; 256] = {
     values
 };
 
-/// The first 128 bits of the text's BLAKE3 digest; of a text that is a digest of 128 bits in lower-case hexadecimal, that
-/// digest, which is to be had for a tenth of the time.
+/// The first 128 bits of the text's BLAKE3 digest; of a text that is a digest of 128 bits in lower-case hexadecimal,
+/// that digest itself, which takes a tenth of the time.
 pub fn key_of(text: &str) -> Key {
     let mut key = [0; 16];
     if let Ok(digits) = <&[u8; 32]>::try_from(text.as_bytes()) {
@@ -67,8 +67,8 @@ pub fn key_of(text: &str) -> Key {
     key
 }
 
-/// A mark of a text, some ten times as cheap as its key: one for equal texts, and for other texts another but for chance
-/// (one pair in 2^64). It is no digest, as whoever wants to can make two texts of one mark: XXH64 with the seed 0.
+/// A 64-bit mark of a text, about ten times as fast as its key: XXH64 with the seed 0. Equal for equal texts; different
+/// texts collide with probability 2^-64. It is not collision-resistant against an attacker.
 pub fn mark_of(text: &str) -> u64 {
     XxHash64::oneshot(0, text.as_bytes())
 }
@@ -114,8 +114,8 @@ pub(crate) fn halves(key: Key) -> [u64; 2] {
     [(whole >> 64) as u64, whole as u64]
 }
 
-/// Manifests are in this order of partitions: language, then shard id, each as bytes. (Not the order of
-/// the joined names: `a-b/x` comes before `a/x` there.)
+/// The order of partitions in manifests: language, then shard id, each as bytes. (Not the order of the joined names:
+/// `a-b/x` comes before `a/x` there.)
 pub fn partition_order(a: &Partition, b: &Partition) -> Ordering {
     a.as_str().split('/').cmp(b.as_str().split('/'))
 }
@@ -144,7 +144,7 @@ mod tests {
     fn a_key_is_a_digest() {
         let digest = "00112233445566778899aabbccddeeff";
         assert_eq!(hex::encode(key_of(digest)), digest);
-        // Not the same text, so not the same key; and neither is one a digest of 128 bits.
+        // Different texts have different keys, and these are not digests of 128 bits.
         for other in [
             digest.to_uppercase().as_str(),
             &digest[1..],
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    /// Marks stand in stored key rows: these must not change. (The values are those of the reference implementation.)
+    /// Stored key rows contain marks, so these must not change. (The values are those of the reference implementation.)
     #[test]
     fn marks_are_xxh64() {
         let want = [0xEF46_DB37_51D8_E999, 0xD24E_C4F1_A98C_6E5B, 0x44BC_2CF5_AD77_0999];

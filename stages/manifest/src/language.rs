@@ -1,4 +1,4 @@
-//! Which language a text is in, told from its script, its tag and the folder it came from.
+//! Determines the language of a text from its script, its tag and its folder.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::error::ManifestError;
 
 const DEFAULT_TABLE: &str = include_str!("../../../configs/languages.yaml");
 
-/// The table as it stands in a file.
+/// The table as in its file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -124,7 +124,7 @@ impl Languages {
         })
     }
 
-    /// What tells this table from another: equal for equal contents, whatever the layout of the file.
+    /// The identity of this table: equal for equal contents, whatever the layout of the file.
     pub fn digest(&self) -> String {
         // Plain data with string keys: cannot fail to serialise.
         let json = serde_json::to_vec(&self.file).unwrap_or_default();
@@ -188,10 +188,10 @@ impl Languages {
 
     /// The language of a row.
     ///
-    /// `tag` is what the metadata says (or the folder, where that says nothing), `path_lang` the folder. The tag counts
-    /// if the script of the text can be that language, else the folder if it can, else the script's first
-    /// language; letters that only one language has may overrule that. Without any letter the tag counts if
-    /// it is a known language, else the folder.
+    /// `tag` is the language of the metadata (or the folder, where that has none), `path_lang` the folder. The tag
+    /// counts if the script of the text can be that language, else the folder if it can, else the script's first
+    /// language; letters that only one language has may overrule that. Without any letter the tag counts if it is a
+    /// known language, else the folder.
     pub fn correct<'a>(&'a self, clean: &str, tag: &'a str, path_lang: &'a str) -> Cow<'a, str> {
         let tag = self.tag(tag);
         let Some((number, script)) = self.script(clean) else {

@@ -16,8 +16,7 @@ pub fn strip_dot_slash(name: &str) -> &str {
     name
 }
 
-/// Whether a member of this name, written beside the tar, would take the place of one of the shard's own
-/// files.
+/// Whether a member of this name, written beside the tar, would overwrite one of the shard's own files.
 pub fn names_shard_file(name: &str, shard_id: &str) -> bool {
     let mut parts = name.split('/').filter(|part| !part.is_empty() && *part != ".");
     let (Some(file), None) = (parts.next(), parts.next()) else {

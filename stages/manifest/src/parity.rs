@@ -1,6 +1,5 @@
-//! The shipped pipeline, stage by stage through the harness, against the reference's manifests. What
-//! `audio.probe` would say of the recordings is taken from the reference's decisions here; the whole, with
-//! audio, is tested end to end.
+//! The shipped pipeline, stage by stage through the harness, against the reference's manifests. The results of
+//! `audio.probe` are taken from the reference's decisions here; the pipeline with audio is tested end to end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -472,9 +471,9 @@ fn parameters_are_values() {
     assert!(rejects(&[("min_quality", "0.8")]) > rejects(&[]));
 }
 
-/// Whoever changes what a kind gives has to raise its VERSION, or what was stored before would be taken for
-/// what the kind gives now. Another way of encoding the same rows, or another parquet library, moves these digests too;
-/// that alone needs no new version, since what was stored before still holds the same rows.
+/// A change of a kind's output requires a new VERSION, or older stored results would be reused. Another encoding of the
+/// same rows, or another parquet library, changes these digests too; that alone needs no new version, since older
+/// results hold the same rows.
 #[test]
 fn the_same_version_gives_the_same_bytes() {
     if std::env::var_os("FLOW_TEST_CORPUS").is_some() {

@@ -1,4 +1,4 @@
-//! Parquet files whose bytes depend on their rows alone, written on all cores.
+//! Parquet files whose bytes depend only on their rows, written on all cores.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -37,10 +37,10 @@ struct Group {
 
 type Encoded = Result<(usize, Vec<ArrowColumnChunk>), ParquetError>;
 
-/// Columns in which hardly a value comes twice: a dictionary of them costs time and space.
+/// Columns with few repeated values: a dictionary of them costs time and space.
 const ONCE_EACH: [&str; 5] = ["segment_id", "text", "tar_member_name", "values", "detail"];
 
-/// Columns whose smallest and largest value nobody looks for: to find them, every value is compared.
+/// Columns without statistics: nothing filters by them, and computing them compares every value.
 const NO_RANGE: [&str; 4] = ["text", "tar_member_name", "values", "detail"];
 
 fn properties(schema: &Schema) -> Result<WriterProperties, ParquetError> {
@@ -90,13 +90,14 @@ impl Rows {
             chunks: std::mem::take(&mut self.group),
         };
         self.place += 1;
-        // Nobody takes them only after an encoder or the file has failed, and that error is the one to tell.
+        // The receiver is closed only after an encoder or the file has failed; that error is reported.
         self.groups
             .send(group)
             .map_err(|_| StageError::failed("the file could not be written"))
     }
 
-    /// Hands the last rows on. Called in any case after the last row; whoever has more to do then calls it before.
+    /// Passes the last rows to the encoders. Called after the last row in any case; a producer with more work to do
+    /// after its last row calls it before.
     pub fn finish(&mut self) -> Result<(), StageError> {
         self.chunks.finish_buffered_batch()?;
         self.send_full_groups()?;

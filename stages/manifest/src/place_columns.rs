@@ -1,4 +1,4 @@
-//! Where the recordings of rows are, as a manifest that is written says it.
+//! Where the recordings of rows are, for written manifests.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ pub(crate) fn of_read(schema: &Schema) -> bool {
     OF_READ.iter().all(|(name, _)| schema.field_with_name(name).is_ok())
 }
 
-/// Whether rows have a column of what else a manifest says.
+/// Whether rows have the column `extra`.
 pub(crate) fn with_extra(schema: &Schema) -> bool {
     schema
         .field_with_name(EXTRA)
@@ -91,7 +91,7 @@ pub(crate) struct Place {
     pub file: Option<String>,
     /// The tar that the row names, with the folder of shards before it.
     pub tar_path: Rc<str>,
-    /// Where the row begins in the recording, in seconds; none for its beginning.
+    /// Start of the row in the recording, in seconds; none for its beginning.
     pub offset: Option<f64>,
 }
 

@@ -16,9 +16,9 @@ use crate::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions, joined_schema, li
 ///
 /// # What it does
 ///
-/// Every folder two levels below `shards`, `<lang>/<shard_id>`, is a shard and a partition; files beside
-/// them are stepped over. `metadata.parquet` and `audio_index.parquet` of a shard are joined on
-/// `segment_id`: every metadata row with every index row of its id, in the order of the two files.
+/// Every folder two levels below `shards`, `<lang>/<shard_id>`, is a shard and a partition; files beside them are
+/// ignored. `metadata.parquet` and `audio_index.parquet` of a shard are joined on `segment_id`: every metadata row with
+/// every index row of its id, in the order of the two files.
 ///
 /// Columns out: `_row, segment_id, recording_id, path_lang, shard_id, segment_language, transcription_native,
 /// duration_s, tx_quality_score, tar_member_name, tar_path, source, audio_hash`. `tar_path` is relative to
@@ -41,7 +41,7 @@ use crate::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions, joined_schema, li
 pub struct ScanSettings {
     /// Folder that holds `<lang>/<shard_id>/` folders.
     pub shards: PathBuf,
-    /// What the column `source` says.
+    /// Value of the column `source`.
     #[serde(default = "default_source")]
     pub source: String,
     /// A shard whose join gives more rows is refused as a whole: a repeated `segment_id` in both files
@@ -95,7 +95,7 @@ impl Kind for Scan {
         })))
     }
 
-    /// Files are known by their contents; where they lie does not matter.
+    /// Files are identified by their contents, not by their paths.
     fn identity(settings: &ScanSettings) -> serde_json::Value {
         serde_json::json!({"source": settings.source, "max_rows_per_shard": settings.max_rows_per_shard})
     }
@@ -154,7 +154,7 @@ impl Source for Scanner {
         };
         let shard = match Shard::read(&folder, lang, shard_id, &options) {
             Ok(shard) => shard,
-            // Whether it can be read now decides over the partition: the runtime looks again.
+            // Reported as an error: the runtime checks again whether the file can be read.
             Err(quarantine) if quarantine.reason == UNREADABLE => return Err(StageError::failed(quarantine.detail)),
             Err(quarantine) => {
                 out.reject_partition(quarantine.reason, RejectClass::Fault, quarantine.detail);

@@ -27,7 +27,7 @@ pub const AUDIO_INDEX: &str = "audio_index.parquet";
 pub struct Listing {
     /// (language, shard id), in byte order of the two.
     pub shards: Vec<(String, String)>,
-    /// Links to folders, which are not followed: what they lead to is no part of the corpus.
+    /// Links to folders, which are not followed: their targets are not part of the corpus.
     pub links: Vec<PathBuf>,
 }
 
@@ -96,7 +96,7 @@ impl Quarantine {
 /// How a shard's rows are made.
 #[derive(Clone, Debug)]
 pub struct ShardOptions {
-    /// What stands in the column `source`.
+    /// Value of the column `source`.
     pub source: String,
     /// A shard whose join gives more rows than this is put in quarantine (`too_many_rows`).
     pub max_rows: u32,
@@ -262,7 +262,7 @@ impl Shard {
         Ok(shard)
     }
 
-    /// Ids that stand in both files many times make many rows of few.
+    /// Ids that are repeated in both files multiply rows.
     fn check_text(&self, most: u64) -> Result<(), Quarantine> {
         let (metadata, index) = (&self.metadata, &self.index);
         let of_metadata = [
@@ -290,7 +290,7 @@ impl Shard {
     }
 
     /// Inner join on `segment_id`, every metadata row with every index row of its id, numbered in the order
-    /// (metadata row, index row). Null ids meet nothing.
+    /// (metadata row, index row). Null ids match nothing.
     fn join(&mut self, max_rows: u32) -> Result<(), Quarantine> {
         const END: u32 = u32::MAX;
         if self.aligned() {
@@ -363,8 +363,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether the two files have the same ids in the same, ascending order, none twice: then each row's partner
-    /// stands in its own place.
+    /// Whether the two files have the same ids in the same, ascending order, none twice: then each row's partner has
+    /// the same index.
     fn aligned(&self) -> bool {
         let (metadata, index) = (&self.metadata.segment_id, &self.index.segment_id);
         metadata.len() == index.len()
@@ -476,7 +476,7 @@ impl Places {
     }
 }
 
-/// `read_table` gives what was asked for as text as `StringArray`.
+/// `read_table` returns text columns as `StringArray`.
 fn as_text(array: &ArrayRef) -> StringArray {
     array
         .as_any()
@@ -548,7 +548,7 @@ fn read_table<const N: usize>(
         ErrorKind::NotFound | ErrorKind::NotADirectory => Quarantine::new(missing, ""),
         _ => Quarantine::unreadable(path, error),
     })?;
-    // The decoder is not ours and the file may be anything: a panic in it is one more way to be corrupt.
+    // A panic of the decoder counts as a corrupt file.
     match catch_unwind(AssertUnwindSafe(|| decode(file.clone(), wanted, corrupt, most))) {
         Ok(table) => table.map_err(|quarantine| match file.unreadable() {
             Some(why) => Quarantine::unreadable(path, why),
@@ -590,7 +590,7 @@ fn decode<const N: usize>(
     let too_much = || Quarantine::new("too_much_text", format!("a column has more than {most} bytes"));
     let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| {
         let message = e.to_string();
-        // What the reader says where the texts of one batch have more than 2 GiB.
+        // The reader's error where the texts of one batch have more than 2 GiB.
         if message.contains("overflow decoding byte array") {
             too_much()
         } else {

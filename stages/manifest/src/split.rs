@@ -22,11 +22,12 @@ use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_key
 /// # What it does
 ///
 /// Rows with the same words (`norm`) stay together, whatever their language; with `split_by: recording`, rows
-/// of the same recording too, and those with the same `segment_key` if that is set. Such a group is at home in the smallest language code of its rows. For each
-/// language, groups at home there go to validation in the order of a hash of their words and `split_seed`, until
-/// `val_per_language` rows, or `val_percent` of the language's rows if that is less, are reached; a group larger than what
-/// is missing is passed over. Which rows are chosen does not depend on their order or on how they are
-/// spread over shards. With `min_val_rows` the page of the run has a table of what each language gave.
+/// of the same recording too, and those with the same `segment_key` if that is set. Such a group belongs to the
+/// smallest language code of its rows. For each language, its groups go to validation in the order of a hash of their
+/// words and `split_seed`, until `val_per_language` rows, or `val_percent` of the language's rows if that is less, are
+/// reached; a group larger than the number still missing is skipped. Which rows are chosen does not depend on their
+/// order or on how they are spread over shards. With `min_val_rows` the page of the run has a table of what each
+/// language gave.
 ///
 /// Ports: `train` and `val`, both with the columns of the input.
 ///
@@ -44,7 +45,7 @@ pub struct SplitSettings {
     pub val_percent: f64,
     /// Another seed chooses other groups.
     pub split_seed: i64,
-    /// What must not stand on both sides: the same words (`text`), or also the same recording.
+    /// What must not be on both sides: the same words (`text`), or also the same recording.
     pub split_by: SplitBy,
     /// Column with the language.
     pub lang: String,
@@ -52,16 +53,16 @@ pub struct SplitSettings {
     pub norm: String,
     /// Column with the recording; needed for `split_by: recording` only.
     pub recording_id: String,
-    /// Column with a further thing that must not stand on both sides, such as a segment's names; for `split_by: recording` only.
-    /// Empty: none. Where it is null, it ties nothing.
+    /// Column with a further key that must not be on both sides, such as a segment's name; for `split_by: recording`
+    /// only. Empty: none. Null values tie nothing.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub segment_key: String,
-    /// Least rows for validation in all; where fewer can be chosen, the stage fails and says why.
+    /// Fewest rows for validation in total; where fewer can be chosen, the stage fails with the reason.
     #[serde(skip_serializing_if = "is_none_asked_for")]
     pub min_val_rows: u64,
 }
 
-/// Left out where it is not set, so that what was split before there was such a setting stands.
+/// Omitted where it is not set, so that splits made before this setting existed keep their keys.
 fn is_none_asked_for(rows: &u64) -> bool {
     *rows == 0
 }
@@ -357,7 +358,7 @@ mod tests {
             .run()
     }
 
-    /// What is said of a split of so many rows of German, of which all that are alike have the same words.
+    /// The message for a split of rows of German in groups of equal words.
     fn refused(rows: usize, alike: usize, settings: &str) -> String {
         let schema = Arc::new(Schema::new(vec![
             Field::new(ROW, DataType::UInt32, false),

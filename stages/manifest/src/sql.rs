@@ -25,21 +25,20 @@ use crate::text::{TextRules, TextSettings};
 ///
 /// # What it does
 ///
-/// `rejects` are tried on every row in their order; the first whose `when` is true refuses the row, with its
-/// reason (null is not true). `query` then reads the rows that are left under the name of the first input, or as
-/// `input`. With several inputs, `query` may join them itself, or `join` builds the relation
-/// `input` from them first, so that `rejects` see what was joined; `join` has to give each row of the first input
-/// exactly once.
+/// `rejects` are tried on every row in their order; the first whose `when` is true rejects the row, with its reason
+/// (null is not true). `query` then reads the remaining rows under the name of the first input, or as `input`. With
+/// several inputs, `query` may join them itself, or `join` builds the relation `input` from them first, so that
+/// `rejects` see the joined columns; `join` must give each row of the first input exactly once.
 ///
 /// Inputs are read partition by partition: a query joins a partition of one with the same partition of the others. Those
 /// that `whole` names are read whole, and every partition is joined with all their rows (in the order of their partitions;
-/// they are held in memory, once for all workers). Their `_row` counts nothing here and is left out, so that `SELECT *` gives no
-/// second one. What they hold is part of every partition's key: when it changes, all partitions run again. The first input
-/// cannot be among them.
+/// they are held in memory, once for all workers). Their `_row` is left out, so that `SELECT *` gives no second one.
+/// Their content is part of every partition's key: when it changes, all partitions run again. The first input cannot be
+/// among them.
 ///
 /// No row vanishes without a reason: unless `rows: new` is set, the result carries `_row` and has exactly the
-/// rows that came in, and WHERE, LIMIT, DISTINCT, GROUP BY and HAVING are errors. With `rows: new` anything may come
-/// out; rows without `_row` are numbered in the order of the result.
+/// rows that came in, and WHERE, LIMIT, DISTINCT, GROUP BY and HAVING are errors. With `rows: new` the result may have
+/// any rows; rows without `_row` are numbered in the order of the result.
 ///
 /// The dialect is that of DataFusion. Functions of our own: `clean_text(text)`, `norm_text(clean)`,
 /// `tagged_text(clean, lang)`, `untagged_text(text)` (without the language tag that it may begin with), `is_blank(text)`,
@@ -78,7 +77,7 @@ pub struct SqlSettings {
     /// One SELECT that builds the relation `input` from several inputs, named as in `from`.
     #[serde(default)]
     pub join: Option<String>,
-    /// Inputs, other than the first, that are read whole for every partition: tables to look up in.
+    /// Inputs, other than the first, that are read whole for every partition: lookup tables.
     #[serde(default)]
     pub whole: Vec<String>,
     /// Tried in order before the query.
@@ -90,16 +89,16 @@ pub struct SqlSettings {
     /// Values of `$name` placeholders. `${param}` in a text above adds one by itself.
     #[serde(default)]
     pub params: Params,
-    /// What `clean_text` deletes.
+    /// Characters and tags that `clean_text` deletes.
     #[serde(default)]
     pub text: TextSettings,
     /// A language table for `correct_language`, in the form of `configs/languages.yaml`, which is used if none is named.
     #[serde(default)]
     pub languages: Option<PathBuf>,
-    /// The table of `languages`; no setting of the user's.
+    /// The table of `languages`; not a setting.
     #[serde(skip)]
     pub table: ReadOnce<Languages>,
-    /// The rows of the inputs that are read whole; no setting of the user's.
+    /// The rows of the inputs that are read whole; not a setting.
     #[serde(skip)]
     pub held: ReadOnce<Vec<Option<Vec<RecordBatch>>>>,
 }
@@ -112,10 +111,10 @@ pub struct RejectRule {
     pub reason: String,
     /// An expression over the columns of `input`.
     pub when: String,
-    /// `rule`: a filter said no. `fault`: something is broken; counts towards `max_rejects`.
+    /// `rule`: the row was filtered out. `fault`: something is broken; counts towards `max_rejects`.
     #[serde(default = "rule")]
     pub class: RejectClass,
-    /// An expression whose value tells more about the one row.
+    /// An expression whose value becomes the detail of the reject.
     #[serde(default)]
     pub detail: Option<String>,
 }
@@ -131,7 +130,7 @@ pub enum RowRule {
     /// The same rows, known by `_row`.
     #[default]
     Keep,
-    /// Rows of another nature.
+    /// New rows.
     New,
 }
 
@@ -152,7 +151,7 @@ impl Kind for Sql {
 
     fn shape(settings: &SqlSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         let plans = Plans::new(settings, inputs)?;
-        // What the first input says of its rows as a whole goes on with them: how micro-batches were made, say.
+        // The schema metadata of the first input is passed on: for example how micro-batches were made.
         let said = inputs.first().map(|input| input.schema.metadata().clone());
         let schema = plans.output.as_ref().clone().with_metadata(said.unwrap_or_default());
         let shape = Shape {
@@ -181,7 +180,7 @@ impl Kind for Sql {
         })))
     }
 
-    /// SQL counts as parsed, without its layout; the language table by its contents, where it is used.
+    /// SQL in its parsed form, independent of layout; the language table by its contents, where it is used.
     fn identity(settings: &SqlSettings) -> serde_json::Value {
         let (query, _) = normal_query(&settings.query);
         let join = settings.join.as_deref().map(|join| normal_query(join).0);
@@ -503,15 +502,15 @@ impl Rule {
     }
 }
 
-/// Refuses rows of `batch`, each by the first rule that says so, and gives back the rest. Rows are copied once,
-/// whatever the number of rules.
+/// Rejects rows of `batch`, each by the first rule that applies, and returns the others. Rows are copied once, whatever
+/// the number of rules.
 fn refuse(rules: &[Rule], batch: RecordBatch, out: &mut Out) -> Result<RecordBatch, StageError> {
     let mut left = BooleanBuffer::new_set(batch.num_rows());
     for (place, rule) in rules.iter().enumerate() {
         let refused = match rule.refused(&batch) {
             Ok(refused) => refused,
-            // It may be a row that an earlier rule refused (a text that is no number, say) which cannot be
-            // computed: the rules from here on see only the rows that are left.
+            // The error may come from a row that an earlier rule rejects (a text that is no number, for example): the
+            // rules from here on see only the remaining rows.
             Err(_) if left.count_set_bits() < batch.num_rows() => {
                 let rest = filter_record_batch(&batch, &BooleanArray::from(left))?;
                 return refuse(&rules[place..], rest, out);

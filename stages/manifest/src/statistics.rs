@@ -1,4 +1,4 @@
-//! What a manifest holds, language by language.
+//! Statistics of a manifest by language.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ struct Statistics {
     val_share: Option<Languages<f64>>,
 }
 
-/// Something of all rows together, and of those of each language.
+/// A value for all rows, and one for each language.
 #[derive(Debug, Serialize)]
 pub struct Languages<T> {
     pub all: T,
@@ -69,7 +69,7 @@ impl Durations {
         let (seconds, langs) = (columns::number(batch, "duration")?, columns::text(batch, "lang")?);
         let mut row = 0;
         while row < batch.num_rows() {
-            // Rows of a language mostly stand together.
+            // Rows of a language are mostly adjacent.
             let lang = langs.value(row);
             let end = (row..langs.len())
                 .find(|&other| langs.value(other) != lang)

@@ -1,4 +1,4 @@
-//! The kind `manifest.table`: a file of any columns, as a table for `sql` to look things up in.
+//! The kind `manifest.table`: a file of any columns, as a lookup table for `sql`.
 
 mod cells;
 mod parquet_rows;
@@ -26,9 +26,9 @@ const ALL: &str = "all";
 ///
 /// # What it does
 ///
-/// Gives one row for each line or row of the file, in their order, in one partition. It is meant to be looked up in by `sql`,
-/// which reads it whole (`whole: [speakers]` there): metadata of speakers, a list of recordings to leave out, prices.
-/// Manifests of recordings are read by `manifest.read`.
+/// Gives one row for each line or row of the file, in their order, in one partition. It is meant as a lookup table for
+/// `sql`, which reads it whole (`whole: [speakers]` there): metadata of speakers, a list of recordings to leave out,
+/// prices. Manifests of recordings are read by `manifest.read`.
 ///
 /// Columns are those that `columns` declares, sorted by name; others of the file are left out. Where none are declared,
 /// they are those of the file, whose beginning is then read when the pipeline is checked:
@@ -73,7 +73,7 @@ pub struct TableSettings {
     /// The columns, each with its type: `text`, `int64`, `float64` or `bool`. Those of the file if none are named.
     #[serde(default)]
     pub columns: BTreeMap<String, CellType>,
-    /// The columns of the file; no setting of the user's.
+    /// The columns of the file; not a setting.
     #[serde(skip)]
     pub found: ReadOnce<Columns>,
 }
@@ -214,7 +214,7 @@ impl Kind for Table {
         vec![("path", settings.path.clone())]
     }
 
-    /// The columns with their types; what the file holds is in the key of the partition.
+    /// The columns with their types; the digest of the file is in the key of the partition.
     fn identity(settings: &TableSettings) -> serde_json::Value {
         let columns = match settings.columns() {
             Ok(columns) => serde_json::json!(*columns),
@@ -249,7 +249,7 @@ impl Source for Reader {
     }
 }
 
-/// The error of a file that is not what it has to be.
+/// The error of an invalid file.
 fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
     ManifestError::Manifest {
         path: path.to_path_buf(),
@@ -265,7 +265,7 @@ fn lacks(path: &Path, column: &str, found: &[&str]) -> ManifestError {
     )
 }
 
-/// Says in a message that a row is one too many.
+/// The message of the error for a row beyond the limit.
 fn too_many_rows(path: &Path) -> ManifestError {
     wrong(path, "it has more rows than fit in 32 bits")
 }

@@ -1,8 +1,8 @@
-//! What becomes of a transcription: the clean text that a model learns, and the key by which two texts
-//! count as the same words.
+//! Normalises transcriptions: the clean text on which a model is trained, and the key by which two texts count as the
+//! same words.
 //!
-//! White space is Python's (`str.isspace`): Unicode `White_Space` plus U+001C to U+001F, because the
-//! manifests that teams hold today were made with it.
+//! White space is Python's (`str.isspace`): Unicode `White_Space` plus U+001C to U+001F, for compatibility with
+//! existing manifests.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use unicode_normalization::char::{canonical_combining_class, compose};
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
-/// Tags that [`TextRules`] deletes unless told otherwise: `[...]` and `<...>` within one line, shortest first.
+/// Tags that [`TextRules`] deletes by default: `[...]` and `<...>` within one line, shortest first.
 pub const DEFAULT_TAGS: &str = r"\[.*?\]|<.*?>";
 
-/// Characters that [`TextRules`] deletes unless told otherwise.
+/// Characters that [`TextRules`] deletes by default.
 pub const DEFAULT_PUNCTUATION: &str = "।॥.,!?;:\"'\\-—()…%/+=$*@#&_^>|<`~。";
 
 /// How `clean_text` cleans.
@@ -38,10 +38,10 @@ impl Default for TextSettings {
     }
 }
 
-/// [`TextSettings`], made ready.
+/// [`TextSettings`], compiled.
 #[derive(Clone, Debug)]
 pub struct TextRules {
-    /// `None` for the default pattern, which has a faster way.
+    /// `None` for the default pattern, which has a faster implementation.
     tags: Option<Regex>,
     /// What cleaning does with each code point below [`TABLE`].
     table: Arc<[Action]>,
@@ -144,7 +144,7 @@ impl TextRules {
             no_angle_before: 0,
         };
         let mut pending = false;
-        // Characters that stay are copied in runs: from `run` to the character in hand.
+        // Characters that stay are copied in runs: from `run` to the current character.
         let mut run = 0;
         let mut chars = text.chars();
         while let Some(c) = chars.next() {
@@ -154,7 +154,7 @@ impl TextRules {
             }
             let mut next = text.len() - chars.as_str().len();
             let position = next - c.len_utf8();
-            // One plain space between characters that stay is what white space becomes: most texts are one run.
+            // A single plain space between kept characters is unchanged, so most texts are one run.
             if c == ' '
                 && action == Action::Space
                 && position > run
@@ -257,7 +257,7 @@ pub fn norm_into(clean: &str, out: &mut String) {
     }
 }
 
-/// What normalisation does with a character that needs no look at its neighbours but for their order.
+/// How a character is normalised without regard to its neighbours, apart from the order of marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Plain {
     step: Step,
@@ -274,7 +274,7 @@ enum Step {
     Lower,
     /// Stays unless it composes with the character before it, as vowel signs of Bengali or Tamil may.
     Mark,
-    /// Composes, decomposes, or has another lower case: a matter for the general way.
+    /// Composes, decomposes, or has another lower case: handled by the general implementation.
     General,
 }
 
@@ -327,8 +327,7 @@ fn norm_plain(clean: &str, out: &mut String) -> bool {
             return false;
         }
         if plain.step == Step::Mark {
-            // With another mark before it, it could still compose with what that one stands on; a vowel sign
-            // (class 0) cannot.
+            // After another mark, it could still compose with the base character; a vowel sign (class 0) cannot.
             let apart = before.is_none_or(|before| match (class, plain.class) {
                 (0, _) => compose(before, c).is_none(),
                 (_, own) => own == 0,
@@ -343,7 +342,7 @@ fn norm_plain(clean: &str, out: &mut String) -> bool {
             continue;
         }
         let position = clean.len() - chars.as_str().len() - c.len_utf8();
-        // One plain space between characters that stay is a space: clean texts are mostly one run.
+        // A single plain space between kept characters stays: clean texts are mostly one run.
         let stays = |after: char| {
             let plain = table.get(after as usize);
             plain.is_some_and(|plain| matches!(plain.step, Step::Keep | Step::Mark))
@@ -357,7 +356,7 @@ fn norm_plain(clean: &str, out: &mut String) -> bool {
         run = position + c.len_utf8();
         match plain.step {
             Step::General => return false,
-            // Marks before and after it meet.
+            // Marks before and after it become adjacent.
             Step::Drop => {}
             Step::Space => {
                 pending = true;
@@ -401,7 +400,7 @@ pub fn python_strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// The text a model is trained on: the language tag, a space, the clean text.
+/// The text on which a model is trained: the language tag, a space, the clean text.
 pub fn make_text(clean: &str, lang: &str) -> String {
     let mut out = String::with_capacity(clean.len() + lang.len() + 5);
     text_into(clean, lang, &mut out);

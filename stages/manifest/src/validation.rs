@@ -1,5 +1,5 @@
-//! Which rows are for validation: whole groups of equal words, chosen by hash per language, so that no
-//! sentence stands on both sides and the choice does not depend on the order of rows.
+//! Which rows are for validation: whole groups of equal words, chosen by hash per language, so that no sentence is on
+//! both sides and the choice does not depend on the order of rows.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::keys::{ByKey, Key, halves, key_at, keys, partition_order};
 pub enum SplitBy {
     /// Rows with the same words.
     Text,
-    /// Rows with the same words, and rows of the same recording; what is tied by a chain of the two stays
-    /// together. A row without a recording is tied by its words alone.
+    /// Rows with the same words, and rows of the same recording; rows that are connected by a chain of the two stay
+    /// together. A row without a recording is connected by its words only.
     Recording,
 }
 
@@ -51,7 +51,7 @@ impl Quota {
 pub fn key_schema(by: SplitBy, with_segment: bool) -> SchemaRef {
     let mut fields = vec![
         Field::new(ROW, DataType::UInt32, false),
-        // Null only in rows that do not come to be decided about.
+        // Null only in rows about which nothing is decided.
         Field::new("lang", DataType::Utf8, true),
     ];
     match by {
@@ -167,11 +167,11 @@ pub struct Split {
     pub languages: BTreeMap<String, (u64, u64)>,
 }
 
-/// Decides over all key rows ([`key_schema`]), whatever the order in which they come.
+/// Decides over all key rows ([`key_schema`]), independent of their order.
 ///
-/// For each language in byte order: the target is `min(per_language, percent of its rows, rounded down)`;
-/// groups at home in the language are gone through by (order, words) until the target is met; one that is
-/// larger than what is missing is passed over.
+/// For each language in byte order: the target is `min(per_language, percent of its rows, rounded down)`; groups that
+/// belong to the language are visited by (order, words) until the target is met; one that is larger than the number
+/// still missing is skipped.
 ///
 /// # Errors
 /// When the key rows have other columns, or there are more groups than fit in 32 bits.
@@ -187,8 +187,8 @@ pub fn decide_split(
     }
 }
 
-/// A row, sorted to the others of its group: the order of choice is one for equal words, and nearly always another for
-/// other words.
+/// A row with the sort key of its group: the order of choice is equal for equal words, and nearly always different for
+/// others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     order: u64,
@@ -415,7 +415,7 @@ fn finish(
     })
 }
 
-/// Which texts and recordings hang together (union-find).
+/// Connected components of texts and recordings (union-find).
 #[derive(Default)]
 struct Ties {
     parents: Vec<u32>,
@@ -440,7 +440,7 @@ impl Ties {
 
     fn tie(&mut self, a: u32, b: u32) {
         let (a, b) = (self.root(a), self.root(b));
-        // The smaller number above: the outcome does not hang on it, only the length of chains.
+        // The smaller number becomes the root: this affects only the length of chains, not the result.
         self.parents[a.max(b) as usize] = a.min(b);
     }
 }

@@ -30,7 +30,7 @@ const FILES: [(&str, &str); 3] = [
     ("val", "val_manifest_v2"),
 ];
 
-/// What must not shrink unnoticed, and the inputs that it is made of.
+/// Row counts that are guarded against shrinking, and the inputs that they are of.
 const GUARDED: [(&str, &[&str]); 2] = [
     ("the master manifest", &["master"]),
     ("train and validation", &["train", "val"]),
@@ -51,7 +51,8 @@ const STATISTICS: &str = "statistics.json";
 /// Rows of `manifest.read` keep their recordings if they keep the columns `audio_path, start, "offset", size`, perhaps through
 /// `sql`: their manifests have `audio_filepath` (of a row whose recording is a file; else its tar and member say where it is) and
 /// `offset` (seconds into the recording, where it is not 0), in parquet as two more columns. A column `extra` is written, too: its keys
-/// become keys of the JSON line, but those that the line has anyway. A row that says in no way where its recording is, is an error.
+/// become keys of the JSON line, but those that the line has anyway. A row without any place of its recording is an
+/// error.
 ///
 /// `rejects.parquet` holds the rejects of all stages before this one: `partition, row, segment_id, stage, reason, class, detail`,
 /// and the row's `values` as JSON. `statistics.json` holds, for each manifest, `all` of it and each of its `languages`, `rows`, `hours`, and
@@ -61,9 +62,9 @@ const STATISTICS: &str = "statistics.json";
 /// lang, segment_id, shard_id, tar_member_name, tar_path, source`. `audio_filepath` is where `audio.extract` places the
 /// recording; it is relative to `out` where `audio` (or `shards`) is relative.
 ///
-/// The set is written as a whole, with `flow.json` in the end. One with far fewer rows than the set that stands there (see
-/// `max_shrink`) is not written: what was read may be missing. One without a row is not, where rows were refused before (see
-/// `allow_empty`).
+/// The set is written as a whole, with `flow.json` in the end. A set with far fewer rows than the existing one (see
+/// `max_shrink`) is not written, as input data may be missing. An empty set is not written where rows were rejected
+/// before (see `allow_empty`).
 ///
 /// # Example
 ///
@@ -78,7 +79,7 @@ const STATISTICS: &str = "statistics.json";
 pub struct WriteSettings {
     /// Folder that receives the files; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
     pub out: PathBuf,
-    /// The folder of shards, which stands before `tar_path`. Nothing is added where it is empty.
+    /// The folder of shards, which is put before `tar_path`. Empty: nothing is added.
     #[serde(default)]
     pub shards: String,
     /// Write the manifests as JSON lines too.
@@ -96,8 +97,8 @@ pub struct WriteSettings {
     /// there were fewer than 100).
     #[serde(default = "half")]
     pub max_shrink: f64,
-    /// Write a set without a row although all rows that came in were refused. Without it such a set is an error that names the
-    /// commonest reasons, unless the run was started with `--allow-shrink`.
+    /// Write an empty set although rows were rejected before. Otherwise it is an error that names the most frequent
+    /// reasons, unless the run was started with `--allow-shrink`.
     #[serde(default)]
     pub allow_empty: bool,
 }
@@ -177,7 +178,7 @@ impl Kind for Write {
         })))
     }
 
-    /// Where the files go does not matter; what stands before `tar_path` is part of them.
+    /// Without the output folder; the prefix of `tar_path` is part of the files.
     fn identity(settings: &WriteSettings) -> serde_json::Value {
         let lines = settings.jsonl.then_some((&settings.audio, &settings.out));
         let mut identity = serde_json::json!({"shards": settings.shards, "jsonl": lines});
@@ -254,10 +255,10 @@ impl Export for Writer {
         }
         let (statistics, refused) = (set.file(STATISTICS)?, set.file(REJECTS)?);
         let figures = std::thread::scope(|scope| {
-            // Beside the manifests, which the encoders work off group by group.
+            // In parallel with the encoders of the manifests.
             let beside = scope.spawn(|| write_rejects(rejects, &refused));
             let written = self.write_manifests(inputs, shards, &Extracted::new(audio, out), set);
-            // A panic beside goes on here.
+            // Propagates a panic of the other thread.
             let beside = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             written.and_then(|figures| beside.map(|()| figures))
         })?;
@@ -265,7 +266,7 @@ impl Export for Writer {
     }
 }
 
-/// That no row came through, and the commonest reasons.
+/// The message that all rows were rejected, with the most frequent reasons.
 fn all_refused(rejects: &RejectSet) -> String {
     const NAMED: usize = 5;
     let mut reasons: Vec<(u64, String)> = Vec::new();
@@ -280,7 +281,7 @@ fn all_refused(rejects: &RejectSet) -> String {
 }
 
 impl Writer {
-    /// Gives the figures of each manifest.
+    /// Returns the statistics of each manifest.
     fn write_manifests(
         &self,
         inputs: &[Artifact],
@@ -306,7 +307,8 @@ impl Writer {
             Ok::<_, StageError>(figures)
         };
         std::thread::scope(|scope| {
-            // Small ones beside the others: for a few rows of validation the files of nearly all rows are read.
+            // Small manifests in parallel with the others: for a few rows of validation the files of nearly all rows
+            // are read.
             let beside: Vec<_> = inputs
                 .iter()
                 .zip(&paths)
@@ -323,7 +325,7 @@ impl Writer {
             }
             for (at, beside) in beside.into_iter().enumerate() {
                 if let Some(beside) = beside {
-                    // A panic there goes on here.
+                    // Propagates a panic of the other thread.
                     let written = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                     figures.insert(at, written?);
                 }

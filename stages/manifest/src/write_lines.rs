@@ -39,9 +39,9 @@ struct Line<'r> {
 pub struct Extracted<'s> {
     /// Empty: beside the tars.
     pub audio: &'s Path,
-    /// The folder that the manifest will lie in.
+    /// The folder of the manifest.
     pub out: &'s Path,
-    /// `out` leads through a symbolic link, so that its parent is not the folder that is named before it.
+    /// `out` contains a symbolic link, so that its parent is not the folder before it in the path.
     linked: bool,
 }
 
@@ -62,7 +62,7 @@ impl<'s> Extracted<'s> {
         self.seen(&path)
     }
 
-    /// A path from the current directory, as the manifest calls it.
+    /// A path relative to the current directory, as written in the manifest.
     pub(crate) fn seen(&self, path: &Path) -> Result<String, StageError> {
         if is_url(path) {
             return Ok(path.to_string_lossy().into_owned());
@@ -78,7 +78,7 @@ impl<'s> Extracted<'s> {
     }
 }
 
-/// `path` (from the current directory) as it is called from within `folder`.
+/// `path` (relative to the current directory) relative to `folder`.
 fn seen_from(folder: &Path, path: &Path) -> std::io::Result<PathBuf> {
     if path.is_absolute() {
         return Ok(path.to_path_buf());
@@ -88,7 +88,7 @@ fn seen_from(folder: &Path, path: &Path) -> std::io::Result<PathBuf> {
         match part {
             Component::Normal(_) => up.push(".."),
             Component::CurDir => {}
-            // What lies above is not known by name.
+            // The names of folders above the current directory are not known.
             _ => return std::path::absolute(path),
         }
     }
@@ -212,7 +212,7 @@ fn add_members(line: &mut Vec<u8>, extra: &str, own: BTreeMap<String, &str>) -> 
     if !members.is_empty() {
         line.pop();
         line.push(b',');
-        // Line breaks can only stand between values.
+        // Line breaks can only occur between values.
         let text = extra::object(&members).replace(['\n', '\r'], " ");
         line.extend_from_slice(&text.as_bytes()[1..]);
     }

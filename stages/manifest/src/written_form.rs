@@ -1,4 +1,4 @@
-//! How a text is written, where the same words can be written in several ways.
+//! Unicode forms of a text, where the same words can be encoded in several ways.
 
 use std::borrow::Cow;
 

@@ -1,10 +1,10 @@
-//! Counting what the program allocates.
+//! Counts the program's allocations.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 
-/// An allocator that counts, while a [`Count`] exists, the bytes that are asked of another one. To be declared as the
-/// program's global allocator.
+/// An allocator that forwards to another one and counts bytes while a [`Count`] exists. To be declared as the program's
+/// global allocator.
 pub struct Counted<A>(pub A);
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
@@ -20,7 +20,7 @@ fn count(bytes: i64) {
     }
 }
 
-// SAFETY: every call is handed on as it is; counting touches plain atomics, which allocate nothing.
+// SAFETY: every call is forwarded unchanged; counting uses atomics, which allocate nothing.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for Counted<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
@@ -52,7 +52,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Counted<A> {
 pub struct Count(());
 
 impl Count {
-    /// Begins to count from 0. None if somebody else counts, or if the program's allocator is not [`Counted`].
+    /// Begins to count from 0. None if another count exists, or if the program's allocator is not [`Counted`].
     pub fn begin() -> Option<Count> {
         if COUNTING.swap(true, Relaxed) {
             return None;
@@ -71,7 +71,7 @@ impl Count {
         HELD.load(Relaxed)
     }
 
-    /// The most that was held since the count began or this was asked last.
+    /// The peak of [`Count`]'s bytes since the count began or this was last called.
     pub fn most(&self) -> i64 {
         MOST.swap(HELD.load(Relaxed), Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What a model is: the parts of NeMo's `model_config.yaml` that decide its shape and its numbers.
+//! Configuration of a model: the parts of NeMo's `model_config.yaml` that determine its architecture and results.
 
 pub mod huggingface;
 mod read;

@@ -19,8 +19,9 @@ use crate::{Error, Result};
 
 pub use options::{DecodingOptions, MAX_BEAM};
 
-/// Rows of logits that are computed at once: those of the frames ahead, as the prediction network's output changes with
-/// a token only. The product reads the whole weight, which takes as long for one row as for these.
+/// Frames whose logits are computed together: the prediction network's output changes only with a token, so the logits
+/// of the next frames are likely to be used. The product reads the whole weight, which takes as long for one row as for
+/// these.
 const ROWS: usize = 16;
 
 /// What greedy decoding found in one utterance.
@@ -81,16 +82,16 @@ pub enum Pruning {
 pub enum BlankScore {
     /// As the model does.
     NoScore,
-    /// The language model is said to give blank the model's own probability, and the rest to tokens.
+    /// As if the language model gave blank the model's own probability, and the rest to tokens.
     #[default]
     LmWeightedFull,
 }
 
-/// Sees the outputs behind each token that is emitted: the number of the utterance in its batch, and the logits
-/// of all tokens and blank, the last of them, in f32. Tokens of an utterance come in their order.
+/// Called for each emitted token with the index of the utterance in its batch and the logits in f32 from which the
+/// token was chosen: all tokens, and blank as the last. Tokens of an utterance come in order.
 pub type TokenObserver<'a> = &'a mut (dyn FnMut(usize, &[f32]) + Send);
 
-/// Where one utterance's search stands.
+/// The state of the search in one utterance.
 #[derive(Debug, Clone, Default)]
 struct Search {
     frame: usize,
@@ -168,12 +169,12 @@ pub fn decode_greedy_observed(
     decode_greedy_on(networks, fusion, steps, encoded, lengths, &mut state, observer)
 }
 
-/// Where greedy search of a batch stands between two parts of its utterances: the prediction network's state, and how far
-/// the last durations reach into the next part.
+/// The state of greedy search of a batch between two parts of its utterances: the prediction network's state, and how
+/// far the last durations reach into the next part.
 #[derive(Debug, Clone)]
 pub struct GreedyState {
     prediction: PredictionState,
-    /// What the joint network makes of the prediction network's output.
+    /// The joint network's projection of the prediction network's output.
     predicted: Tensor,
     fusion: Vec<FusionState>,
     searches: Vec<Search>,
@@ -201,8 +202,8 @@ impl GreedyState {
     }
 }
 
-/// [`decode_greedy_observed`] of the next part of each utterance of a batch: what it finds has frames that count from the
-/// beginning of the part. Parts, one after the other, give the tokens of the whole.
+/// [`decode_greedy_observed`] of the next part of each utterance of a batch. Frames of the result count from the
+/// beginning of the part. Consecutive parts give the same tokens as the whole.
 ///
 /// # Errors
 /// If the lengths do not fit, or `state` is of another batch.

@@ -52,7 +52,7 @@ struct Band {
 }
 
 impl Band {
-    /// The logarithm of the band's share of a power spectrum.
+    /// The logarithm of the band's energy in a power spectrum.
     fn log_mel(&self, power: &[f32]) -> f32 {
         let sum: f32 = self
             .weights
@@ -249,7 +249,7 @@ impl LogMel {
     }
 }
 
-/// Rows that are normalised side by side: their sums are chains of additions that do not wait for each other.
+/// Rows that are normalised together: their sums are independent chains of additions.
 const TOGETHER: usize = 8;
 
 /// Rows of one length to mean 0 and deviation 1 (with n - 1; a deviation of one frame counts as 0).
@@ -373,7 +373,7 @@ mod tests {
         for i in 0..waves.len() {
             let (worst, zero) = compare(&features, i, &golden[&format!("eval{i}.mel")]);
             println!("eval{i}: {worst:e}");
-            // NeMo's own transform in f32 is 2.4e-5 from the truth in quiet bins.
+            // NeMo's transform in f32 differs by 2.4e-5 from the exact values in quiet bins.
             assert!(worst < 6e-5, "eval{i}: {worst}");
             assert!(zero);
         }

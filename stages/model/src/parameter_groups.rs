@@ -31,7 +31,7 @@ impl ParameterGroup {
         if let Some(rest) = name.strip_prefix("encoder.layers.") {
             let (number, _) = rest.split_once('.').ok_or_else(unknown)?;
             let layer: usize = number.parse().map_err(|_| unknown())?;
-            // Neither `+3` nor `03`: a layer has one name.
+            // Refuses `+3` and `03`: names are canonical.
             if layer.to_string() != number {
                 return Err(unknown());
             }

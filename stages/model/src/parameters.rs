@@ -29,7 +29,7 @@ pub struct Parameter {
     /// The key of NeMo's state dict, such as `encoder.layers.0.norm_out.weight`.
     pub name: String,
     pub tensor: Tensor,
-    /// False for buffers such as `running_mean`: they stand in checkpoints, but have no gradient.
+    /// False for buffers such as `running_mean`: they are part of checkpoints, but have no gradient.
     pub trainable: bool,
 }
 
@@ -151,8 +151,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Gives a tensor new values of the same shape and type, from any device, in its own memory: whoever shares it has them
-    /// too, and there need not be room for both.
+    /// Overwrites a tensor in place with values of the same shape and type, from any device. All tensors that share its
+    /// storage change too, and no second copy is needed.
     pub fn overwrite(&mut self, id: ParameterId, new: &Tensor) -> Result<()> {
         let new = new.to_device(&self.device)?;
         match self.get(id).dims() {
@@ -231,8 +231,8 @@ impl Gradients {
         }
     }
 
-    /// Adds `gradient` to what stands for this parameter, in place if something stands already: the tensor handed over
-    /// becomes ours, so it must not be shared with a tensor that is used afterwards.
+    /// Adds `gradient` to that of this parameter, in place if there is one. Otherwise the tensor itself is kept and
+    /// later changed in place, so its storage must not be shared with a tensor that is used afterwards.
     ///
     /// Dropped without effect for a frozen parameter.
     pub fn add(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
@@ -267,7 +267,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// The gradients that stand, in the order of the parameters.
+    /// The present gradients, in the order of the parameters.
     pub fn iter(&self) -> impl Iterator<Item = (ParameterId, &Tensor)> {
         self.gradients
             .iter()
@@ -280,7 +280,7 @@ impl Gradients {
         self.gradients[id.0].take()
     }
 
-    /// Puts a gradient in the place of what stands (after a reduction over ranks, say).
+    /// Replaces a gradient (after a reduction over ranks, for example).
     pub fn put(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
         self.gradients[id.0] = None;
         self.add(id, gradient)
@@ -386,13 +386,13 @@ impl ParameterBuilder {
         }
     }
 
-    /// Parameters will be taken from `tensors` by name, converted to `dtype` and moved to `device`.
+    /// Takes parameters from `tensors` by name, converts them to `dtype` and moves them to `device`.
     pub fn from_tensors(dtype: DType, device: Device, tensors: impl IntoIterator<Item = (String, Tensor)>) -> Self {
         let entry = |(name, tensor)| TensorEntry::in_memory(name, tensor);
         Self::from_entries(dtype, device, tensors.into_iter().map(entry))
     }
 
-    /// The same with tensors that are read when their turn comes, so that no two copies of the model are in memory.
+    /// The same with tensors that are read on demand, so that there are never two copies of the model in memory.
     pub fn from_entries(dtype: DType, device: Device, entries: impl IntoIterator<Item = TensorEntry>) -> Self {
         Self {
             parameters: Parameters::new(dtype, device),
@@ -418,8 +418,8 @@ impl ParameterBuilder {
         self.matrices
     }
 
-    /// Whether parameters are loaded and, if so, whether `name` is among the tensors not used yet. A module whose
-    /// names depend on settings that do not stand in the configuration may ask.
+    /// Whether parameters are loaded and, if so, whether `name` is among the tensors not used yet. For modules whose
+    /// names depend on settings that are not part of the configuration.
     pub fn loaded_has(&self, name: &str) -> Option<bool> {
         match &self.origin {
             Origin::Random(_) => None,

@@ -1,4 +1,4 @@
-//! When tokens, words and segments were spoken, by NeMo's rules.
+//! Time stamps of tokens, words and segments, by NeMo's rules.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -18,7 +18,7 @@ pub struct Stamped {
 /// Time stamps of one utterance.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TimeStamps {
-    /// One per token. Marks of punctuation take no time: they stand at the end of the token before.
+    /// One per token. Punctuation marks have no duration: they are at the end of the token before.
     pub tokens: Vec<Stamped>,
     pub words: Vec<Stamped>,
     /// Which tokens make each word.
@@ -72,7 +72,7 @@ pub fn time_stamps(tokenizer: &Tokenizer, hypothesis: &Hypothesis) -> Result<Tim
         Ok(())
     };
     for (index, token) in tokens.iter().enumerate() {
-        // A piece that begins with the mark of a space is not its own text.
+        // The text of a piece that begins with the mark of a space differs from the piece.
         let begins = tokenizer.piece(ids[index]) != Some(&token.text) && !is_mark(&token.text);
         if begins && !word.is_empty() {
             finish(&mut words, &word)?;

@@ -1,5 +1,5 @@
-//! Another vocabulary for a model: what the encoder, the LSTM and the durations have learned stays, and so does every
-//! row of embedding and output whose piece stands in both vocabularies.
+//! Changes the vocabulary of a model: encoder, LSTM and durations keep their weights, and so does every row of
+//! embedding and output whose piece is in both vocabularies.
 
 use std::fmt::Write;
 
@@ -18,8 +18,8 @@ pub enum NewPieces {
     /// knows none of them.
     #[default]
     Mean,
-    /// As a fresh model's; those of outputs around the mean of all old ones, so that they are not said before they are
-    /// learned.
+    /// As in a new model; those of outputs around the mean of all old ones, so that the pieces are not emitted before
+    /// they are trained.
     Random,
 }
 
@@ -33,7 +33,7 @@ pub enum Origin {
     Random,
 }
 
-/// What became of a vocabulary.
+/// The change of a vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VocabularyChange {
     /// Pieces of the old vocabulary.
@@ -167,7 +167,7 @@ impl OpenModel {
         if let Some(change) = &change {
             for entry in &mut self.tensors {
                 if let Some(kind) = RowKind::of(&entry.name) {
-                    // As the layers themselves begin.
+                    // With the initialisation of the layers.
                     let fresh = match kind {
                         RowKind::Embedding => Fresh::Normal,
                         RowKind::Output => Fresh::Uniform(1.0 / (config.joint.joint_hidden as f64).sqrt()),
@@ -235,8 +235,8 @@ fn changed(entry: &TensorEntry, fresh: Fresh, change: &VocabularyChange, seed: u
     // Means are taken in f64 and rounded once; what is kept comes back to the same bits.
     let values: Vec<f64> = entry.load()?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?;
     let row = |id: usize| &values[id * width..(id + 1) * width];
-    // A trained model gives nearly all pieces a low score nearly always. Outputs that began around zero would stand above
-    // them all, and the model would say nothing else.
+    // A trained model nearly always gives nearly all pieces a low score. Outputs that began around zero would exceed
+    // all others, and the model would emit nothing else.
     let mean: Vec<f64> = (0..width)
         .map(|at| (0..change.old_size).map(|id| row(id)[at]).sum::<f64>() / change.old_size.max(1) as f64)
         .collect();

@@ -1,10 +1,10 @@
-//! SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), the one generator of random
-//! numbers of this workspace, but for Python's Mersenne Twister. It depends on nothing, so that whoever computes and
-//! whoever reads audio may both use it.
+//! SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), the random number generator
+//! of this workspace, apart from Python's Mersenne Twister. It has no dependencies, so that both the kernels and the
+//! audio crate can use it.
 //!
-//! Which numbers it gives is part of what stages write and models learn: they never change.
+//! Outputs of stages and trained models depend on its numbers, so they must never change.
 
-/// What the state grows by for each number: 2^64 divided by the golden ratio, odd.
+/// The increment of the state: 2^64 divided by the golden ratio, odd.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The output function: a one-to-one mix of 64 bits.

@@ -1,4 +1,4 @@
-//! Progressive training: one run that goes through growing parts of the data, stage after stage.
+//! Progressive training: one run on growing subsets of the data, stage after stage.
 //!
 //! A stage of n rows takes, of each language, those rows whose names hash lowest, and so many of each that the languages
 //! have their shares of the whole: the n rows with the smallest (rank within the language) / (rows of the language), ranks
@@ -127,7 +127,7 @@ impl JsonSchema for StageSize {
     }
 }
 
-/// Says what is wrong with a curriculum: (name of the setting, why). `stage_steps` may be empty; `steps` are those of
+/// Validates a curriculum; the error is (name of the setting, why). `stage_steps` may be empty; `steps` are those of
 /// all stages together.
 pub fn check(sizes: &[StageSize], stage_steps: &[u64], steps: u64) -> Result<(), (&'static str, String)> {
     if !sizes.is_sorted_by(|a, b| a < b) {
@@ -230,14 +230,14 @@ fn chosen(rows: &ManifestRows, hashes: &[u64], wanted: u64) -> Vec<u32> {
 
 /// One stage.
 pub struct Stage {
-    /// As it is written; `all` where there is no curriculum.
+    /// As written in the setting; `all` where there is no curriculum.
     pub size: StageSize,
     /// Steps that are done when it ends.
     pub end: u64,
     /// Steps that are done when it begins.
     pub first: u64,
     packing: Packing,
-    /// Its rows, and their numbers in the whole; none where it has all.
+    /// Its rows, and their numbers among all rows; none where it has all.
     part: Option<(ManifestRows, Vec<u32>)>,
     steps: Steps,
 }
@@ -269,7 +269,7 @@ impl Stage {
             .map_err(|error| self.named(error))
     }
 
-    /// The number in the whole of a row of a step.
+    /// The number among all rows of a row of a step.
     pub fn row(&self, row: u32) -> u32 {
         match &self.part {
             None => row,
@@ -283,7 +283,7 @@ pub struct Curriculum {
     stages: Vec<Stage>,
 }
 
-/// What a curriculum is made of.
+/// The parameters of a curriculum.
 pub struct Wanted<'a> {
     pub sizes: &'a [StageSize],
     /// Steps of each stage but the last; empty: all have the same number of epochs.
@@ -291,7 +291,7 @@ pub struct Wanted<'a> {
     /// Steps of all together.
     pub steps: u64,
     pub packing: &'a Packing,
-    /// For how many ranks the run was planned so far; empty: as `packing` says.
+    /// The packings with which the run was planned so far; empty: `packing` from the beginning.
     pub plans: &'a [Planned],
     /// A digest of the rows.
     pub data: &'a str,
@@ -322,7 +322,7 @@ impl Curriculum {
                 seed: wanted.packing.seed.wrapping_add((number as i64) << 32),
                 ..wanted.packing.clone()
             };
-            // Their places are known once all stages are.
+            // Placeholders: the ends are known once all stages are.
             let part = if size.of(count) < count {
                 let numbers = chosen(rows, &hashes, size.of(count) as u64);
                 Some((rows.part(&numbers)?, numbers))
@@ -365,9 +365,9 @@ impl Curriculum {
         Ok(curriculum)
     }
 
-    /// Steps of the first epoch of each stage. Unlike the notes of [`Steps`], which planning puts right, these decide where
-    /// stages end: their note carries its own digest.
-    /// They are those of the ranks that the run began with, so that stages end where they did with other ranks too.
+    /// Steps of the first epoch of each stage. Unlike the notes of [`Steps`], which planning corrects, these decide
+    /// where stages end, so their note has a digest. They are those of the ranks that the run began with, so that
+    /// stages end where they did with other ranks too.
     fn epoch_steps(&self, rows: &ManifestRows, wanted: &Wanted<'_>) -> Result<Vec<u64>, SamplingError> {
         let first = |packing: &Packing| Planned::packing(wanted.plans, packing, 0);
         let about = json!({
@@ -396,7 +396,7 @@ impl Curriculum {
             .iter()
             .map(planned)
             .collect::<Result<Vec<u64>, SamplingError>>()?;
-        // A note that cannot be written costs time after the next restart, nothing else.
+        // A failure to write the note only costs time after the next restart.
         if let Some(path) = &path
             && let Some(folder) = path.parent()
             && let Ok(text) = serde_json::to_vec(&(&steps, sum_of(&steps)))
@@ -407,7 +407,7 @@ impl Curriculum {
         Ok(steps)
     }
 
-    /// Finds out whether every rank gets batches in every stage.
+    /// Checks that every rank gets batches in every stage.
     pub fn check(&self, rows: &ManifestRows) -> Result<(), SamplingError> {
         self.stages
             .iter()

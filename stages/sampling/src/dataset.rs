@@ -15,7 +15,7 @@ use flow_runtime::{Artifact, ColumnType, Input, Partition, StageError};
 
 use crate::manifest_rows::{ManifestRows, column, manifest_order};
 
-/// What rows have that are trained on or scored, beside where their recordings are.
+/// Columns that rows for training or scoring need, beside the place of their recordings.
 pub const ROW_COLUMNS: &[(&str, ColumnType)] = &[
     ("segment_id", ColumnType::AnyText),
     ("text", ColumnType::AnyText),
@@ -23,7 +23,7 @@ pub const ROW_COLUMNS: &[(&str, ColumnType)] = &[
     ("lang", ColumnType::AnyText),
 ];
 
-/// How rows say where their audio is.
+/// The columns that locate the audio of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AudioColumns {
     /// `audio_path`: a file, as `audio.extract` gives it.
@@ -38,7 +38,7 @@ pub enum AudioColumns {
 }
 
 impl AudioColumns {
-    /// What a schema offers; `members` says whether there is an input to look names up in.
+    /// The columns of a schema; `members`: whether there is an input in which names are looked up.
     pub fn of(schema: &Schema, members: bool) -> Option<Self> {
         let has = |name: &str| schema.field_with_name(name).is_ok();
         if has("audio_path") && has("offset") && has("size") && has("start") {
@@ -54,10 +54,11 @@ impl AudioColumns {
         }
     }
 
-    /// How the rows of an input say it; `members` says whether there is an input to look names up in.
+    /// Which of them the rows of an input have; `members`: whether there is an input in which names are looked up.
     ///
     /// # Errors
-    /// When they do not say it, or only in part: without `start`, a part of a recording would be taken for all of it.
+    /// When they have none, or only some of the columns: without `start`, a part of a recording would be taken for all
+    /// of it.
     pub fn of_input(rows: &Input, members: bool) -> Result<Self, StageError> {
         let has = |name: &&str| rows.schema.field_with_name(name).is_ok();
         let (there, missing): (Vec<&str>, Vec<&str>) =
@@ -139,7 +140,7 @@ pub struct Utterance<'a> {
     pub place: Option<Place>,
     /// Where the utterance begins in the recording, in seconds; none for its beginning.
     pub start: Option<f64>,
-    /// Whether `duration` says how much of the recording the utterance is; otherwise it is the whole recording.
+    /// Whether the utterance is `duration` seconds of the recording; otherwise it is the whole recording.
     pub by_duration: bool,
 }
 
@@ -183,8 +184,8 @@ pub fn signals_of_one_recording(utterances: &[Utterance<'_>]) -> Vec<Result<Vec<
 }
 
 impl Utterance<'_> {
-    /// Reads and decodes the recording: 16 kHz, mono. What is far longer than the row says is refused. Where the row is a part
-    /// of a recording, only that part is read if the format lets us.
+    /// Reads and decodes the recording: 16 kHz, mono. A recording that is far longer than the row's duration is
+    /// refused. Where the row is a part of a recording, only that part is read if the format lets us.
     pub fn signal(&self) -> Result<Vec<f32>, AudioError> {
         let Some(place) = &self.place else {
             return Err(AudioError::Decode("the row's member is not in the tar".into()));

@@ -2,9 +2,9 @@
 
 /// Bits of a digit. 2,048 counters and as many places to write to stay in the second cache.
 const DIGIT: u32 = 11;
-/// Bits of a key that the passes look at: what is left after a place (32 bits) in a word.
+/// Bits of a key that the radix passes sort by: those left in a 64-bit word beside an index (32 bits).
 const BITS: u32 = 32;
-/// Lists shorter than this are not worth the counters.
+/// Shorter lists are sorted by comparison.
 const SHORT: usize = 512;
 
 /// The places of `keys` by falling key; of equal keys, the later place comes first. Keys are from 0 to 1.
@@ -42,7 +42,7 @@ pub fn falling_order(keys: &[f64]) -> Vec<u32> {
         }
         std::mem::swap(&mut words, &mut sorted);
     }
-    // Keys that are alike in the bits looked at stand together; their other bits decide.
+    // Keys that are equal in these bits are adjacent; they are sorted by their other bits.
     let mut places: Vec<u32> = Vec::with_capacity(words.len());
     for alike in words.chunk_by(|a, b| a >> BITS == b >> BITS) {
         let from = places.len();

@@ -1,15 +1,16 @@
-//! What a plan comes to: batches, padding, and the share of each language.
+//! Statistics of a plan: batches, padding, and the share of each language.
 
 use serde::Serialize;
 
 use crate::manifest_rows::ManifestRows;
 use crate::plan::BatchPlan;
 
-/// What a plan comes to.
+/// Statistics of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlanFigures {
     pub rows: u64,
-    /// Rows that some rank gets, a repeated one each time. The rest fell off when the batches were dealt and cut.
+    /// Rows that some rank gets, counting repetitions. The others were dropped when batches were dealt to ranks and cut
+    /// to whole steps.
     pub rows_in_batches: u64,
     pub batches: u64,
     pub batches_per_rank: u64,

@@ -45,11 +45,11 @@ use crate::sampling_record::SamplingRecord;
 /// One row per utterance: `_row, rank, micro, epoch, segment_id, lang, duration, text, signal`; `signal` is
 /// 16 kHz mono, a list of float32. Rows come by rank, micro-batch, and place within it. A recording that cannot be
 /// decoded is reported, and its row has a signal without samples: training leaves it out. Rows of `manifest.read` that are
-/// parts of a recording (see `start` there) are cut out of it; of FLAC and WAV only the part is read and decoded: it must be
-/// whole, and the recording begin and end as its header says, but damage elsewhere, and with it
-/// another MD5 than that of the header, goes unnoticed. Recordings of other formats are decoded whole for each such row.
-/// A micro-batch that is left empty is one row with an empty `segment_id` and
-/// `text` and a signal of a single zero, so that every rank takes part in every step.
+/// parts of a recording (see `start` there) are cut out of it; of FLAC and WAV only the part is read and decoded: it
+/// must be intact, and the recording begin and end as its header says, but damage elsewhere, and so a wrong MD5 in the
+/// header, is not detected. Recordings of other formats are decoded whole for each such row. An empty micro-batch is
+/// one row with an empty `segment_id` and `text` and a signal of a single zero, so that every rank takes part in every
+/// step.
 ///
 /// With a `curriculum` the run goes through growing parts of the rows. A stage of n rows has of each language its share of
 /// n (every language has a row before any has a second), chosen by a hash of their names: a stage holds all rows of the
@@ -60,8 +60,8 @@ use crate::sampling_record::SamplingRecord;
 /// Epochs count from 0 within a stage, with `seed` + 2^32 × (stage, from 0) in place of `seed`. Two more columns say
 /// where a step is: `stage` (as the curriculum names it) and `stage_end` (steps that are done when the stage ends).
 ///
-/// How the micro-batches are made goes with them, in the metadata of their schema: `training.train` records it in its
-/// checkpoints and notices a change.
+/// How the micro-batches are made is recorded in the metadata of their schema: `training.train` stores it in its
+/// checkpoints and detects changes.
 ///
 /// # Example
 ///
@@ -74,7 +74,7 @@ use crate::sampling_record::SamplingRecord;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoadSettings {
-    /// Folder that holds `<lang>/<shard_id>/` folders: stands before the paths of tars.
+    /// Folder with `<lang>/<shard_id>/` folders, which is put before the paths of tars.
     pub shards: PathBuf,
     /// Number of optimizer steps.
     pub steps: u64,
@@ -97,21 +97,21 @@ pub struct LoadSettings {
     pub token_boundaries: Vec<u32>,
     /// Seed of the random order. Epoch e uses `seed + e`.
     pub seed: i64,
-    /// Speeds at which a recording may be played, one of which is drawn for each utterance in each epoch; `[0.9, 1.0,
-    /// 1.1]` is usual where data is scarce. Pitch changes with speed. 0.5 to 2; a speed under 1 makes a micro-batch as
-    /// much longer than `max_batch_seconds`.
+    /// Factors of speed perturbation, one of which is drawn for each utterance in each epoch; `[0.9, 1.0, 1.1]` is
+    /// usual where data is scarce. Pitch changes with speed. 0.5 to 2; a factor below 1 makes a micro-batch longer than
+    /// `max_batch_seconds` accordingly.
     pub speeds: Vec<f64>,
     /// Train on so many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
     /// one. Left out: all.
     pub max_samples: Option<u64>,
     /// Folder of the checkpoints of the training that reads these batches. Where they were made with another number of
-    /// ranks or micro-batches, the epoch in hand ends as it was planned, so that each of its rows comes once.
+    /// ranks or micro-batches, the current epoch ends as it was planned, so that each of its rows comes once.
     pub checkpoints: Option<PathBuf>,
     /// Progressive training: the rows of each stage, growing, such as `[100k, 500k, 1M, all]`. Empty: all rows from the
     /// first step on. With `max_samples` it goes through those.
     pub curriculum: Vec<StageSize>,
-    /// Steps of each stage of the curriculum but the last, which has the rest. Empty: shared out so that all stages have the
-    /// same number of epochs.
+    /// Steps of each stage of the curriculum but the last, which has the rest. Empty: divided so that all stages have
+    /// the same number of epochs.
     pub curriculum_steps: Vec<u64>,
 }
 
@@ -193,7 +193,7 @@ impl Kind for Load {
         if settings.speeds.is_empty() || !settings.speeds.iter().all(|speed| (0.5..=2.0).contains(speed)) {
             return Err(StageError::setting("speeds", "`speeds` are numbers from 0.5 to 2"));
         }
-        // Names of steps have nine digits, so that their order as text is their order.
+        // Names of steps have nine digits, so that they sort by number.
         if settings.steps == 0 || settings.steps > 1_000_000_000 {
             return Err(StageError::setting(
                 "steps",
@@ -236,7 +236,7 @@ impl Kind for Load {
         })))
     }
 
-    /// The folder is left out: recordings are known by their rows.
+    /// Without the folder: recordings are identified by their rows.
     fn identity(settings: &LoadSettings) -> serde_json::Value {
         json!({
             "packing": settings.packing(),
@@ -255,10 +255,10 @@ struct Loader {
     left_out: AtomicU64,
 }
 
-/// The loaders in use, by what they are made of.
+/// The loaders in use, by their parameters.
 static LOADERS: Shared<Digest, Loader> = Shared::new();
 
-/// What can end the making of a curriculum.
+/// Why a curriculum cannot be made.
 enum Stopped {
     Stage(StageError),
     Sampling(SamplingError),
@@ -407,7 +407,7 @@ impl Source for LoadBody {
 }
 
 impl LoadBody {
-    /// Gives what could not be decoded a signal without samples, and says so.
+    /// Replaces signals that could not be decoded by empty ones, with a warning.
     fn told<'a>(
         &self,
         loader: &Loader,
@@ -433,7 +433,7 @@ impl LoadBody {
             return loaded;
         };
         let so_far = loader.left_out.fetch_add(broken.len() as u64, Ordering::Relaxed) + broken.len() as u64;
-        // Told as in `metrics.jsonl`: the first step is 1.
+        // Numbered as in `metrics.jsonl`: the first step is 1.
         let step = step + 1;
         let message = format!(
             "step {step}: {} of {total} recordings left out ({so_far} so far); {segment_id}: {error}",
@@ -450,7 +450,7 @@ impl LoadBody {
 }
 
 impl LoadBody {
-    /// The speed of an utterance in an epoch, drawn by a hash, so that nothing needs to be remembered.
+    /// The speed of an utterance in an epoch, drawn by a hash, so without state.
     fn speed(&self, seed: i64, epoch: u64, segment_id: &str) -> f64 {
         let speeds = &self.settings.speeds;
         if let [only] = speeds.as_slice() {

@@ -13,7 +13,7 @@ use crate::dataset::lowest_hashes;
 use crate::error::SamplingError;
 use crate::languages::Languages;
 
-/// What a plan needs of a manifest, in its row order.
+/// The columns of a manifest that a plan needs, in row order.
 #[derive(Clone, Debug, Default)]
 pub struct ManifestRows {
     /// In seconds.
@@ -25,7 +25,7 @@ pub struct ManifestRows {
 }
 
 impl ManifestRows {
-    /// Finds what cannot be packed.
+    /// Checks for rows that cannot be packed.
     pub fn check(&self) -> Result<(), SamplingError> {
         let rows = self.durations.len();
         if rows != self.languages.len() || u32::try_from(rows).is_err() {
@@ -86,7 +86,7 @@ impl ManifestRows {
             path: path.to_owned(),
             why,
         };
-        // The decoder is a third party's, and the file may be damaged.
+        // The third-party decoder may panic on a damaged file.
         let read = std::panic::AssertUnwindSafe(|| ManifestRows::read_file(path));
         std::panic::catch_unwind(read).unwrap_or_else(|_| Err(failed("the file is damaged".into())))
     }

@@ -8,7 +8,7 @@ const M: usize = 397;
 #[derive(Clone)]
 pub struct Mt19937 {
     state: [u32; N],
-    /// What `state` gives out, made for all of it at once.
+    /// The tempered output of the whole `state`.
     tempered: [u32; N],
     next: usize,
 }

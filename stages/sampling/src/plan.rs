@@ -1,10 +1,10 @@
 //! Which rows make which batch of an epoch, for every rank.
 //!
-//! The batches are those of the Python `DurationBucketBatchSampler` for the same seed, so that a team can move
-//! over in mid-project: duration buckets, weighted order within a bucket, greedy packing, batches sorted by
-//! cost and dealt over the ranks, cut to whole accumulations, shuffled. The order of all random draws is part
-//! of that. The weights order rows within a bucket and so decide which clips share a batch; they do not change
-//! how often a language comes, since every row is packed. [`Balance::Quota`] does change it.
+//! The batches are those of the Python `DurationBucketBatchSampler` for the same seed, so that a project can switch at
+//! any time: duration buckets, weighted order within a bucket, greedy packing, batches sorted by cost and dealt over
+//! the ranks, cut to whole accumulations, shuffled. The order of all random draws is part of that. The weights order
+//! rows within a bucket and so decide which clips share a batch; they do not change how often a language comes, since
+//! every row is packed. [`Balance::Quota`] does change it.
 
 use rayon::prelude::*;
 use schemars::JsonSchema;
@@ -16,7 +16,7 @@ use crate::manifest_rows::ManifestRows;
 use crate::mt19937::Mt19937;
 use crate::quota;
 
-/// What the temperature does.
+/// The effect of the temperature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Balance {
@@ -39,7 +39,7 @@ impl Balance {
     }
 }
 
-/// How rows are made into batches.
+/// How rows are packed into batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Packing {
     /// Ranks that the batches are dealt to.
@@ -75,7 +75,7 @@ impl Default for Packing {
 }
 
 impl Packing {
-    /// Says which setting is out of range: (name, why).
+    /// Validates the settings; the error is (name, why).
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         if self.world_size == 0 {
             return Err(("world_size", "at least 1 is needed".into()));
@@ -258,7 +258,7 @@ fn buckets(rows: &ManifestRows, packing: &Packing, times: Option<&[u32]>) -> Vec
 
 /// How many edges a length has reached.
 fn bucket_of<T: PartialOrd + Copy>(edges: &[T], length: T) -> usize {
-    // A search guesses wrong at every other edge; a few comparisons without branches are faster.
+    // Branch-free comparisons with all edges are faster than a binary search, whose branches are unpredictable.
     if edges.len() <= 32 {
         edges.iter().map(|&edge| usize::from(edge <= length)).sum()
     } else {
@@ -279,7 +279,7 @@ impl Packed {
 
 struct PackedBucket {
     rows: Vec<u32>,
-    /// One after the other over `rows`.
+    /// The next free index in `rows`.
     batches: Vec<Packed>,
 }
 

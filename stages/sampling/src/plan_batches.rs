@@ -182,7 +182,7 @@ impl Kind for Plan {
         })))
     }
 
-    /// The manifest is known by its contents, not by its path.
+    /// The manifest is identified by its contents, not by its path.
     fn identity(settings: &PlanSettings) -> serde_json::Value {
         serde_json::json!({
             "packing": settings.packing(),
@@ -192,7 +192,7 @@ impl Kind for Plan {
     }
 }
 
-/// Says which column an input lacks.
+/// Checks that an input has the needed columns.
 struct Planner {
     settings: PlanSettings,
     context: Context,
@@ -287,7 +287,8 @@ impl Planner {
     }
 }
 
-/// What a user can change stands at its setting. Where rows are missing, the commonest reason of `rejects` is named.
+/// Errors that a setting can fix name the setting. Where there are no rows, the most frequent reason of `rejects` is
+/// named.
 pub(crate) fn refused(error: SamplingError, rejects: &RejectSet) -> StageError {
     match error {
         SamplingError::Setting { name, why } => StageError::setting(name, format!("`{name}`: {why}")),

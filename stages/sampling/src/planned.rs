@@ -1,8 +1,8 @@
-//! For how many ranks the steps of a training run were planned, from its checkpoints.
+//! The packings with which the steps of a training run were planned, from its checkpoints.
 //!
-//! Which rows make which batch follows from the number of ranks and of micro-batches. When training goes on with another
-//! number, the epoch in hand ends as it was planned, so that every row of it comes once; the epochs after it are planned
-//! anew.
+//! Which rows make which batch follows from the number of ranks and of micro-batches. When training continues with
+//! another number, the current epoch ends as it was planned, so that every row of it comes once; later epochs are
+//! planned with the new number.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Adds the way in which steps are planned from `step` on, if it is another one than before.
+    /// Adds the packing of the steps from `step` on, if it differs from the last one.
     pub fn note(plans: &mut Vec<Planned>, step: u64, ranks: u32, grad_accum: u32) {
         let same = |last: &Planned| (last.ranks, last.grad_accum) == (ranks, grad_accum);
         if !plans.last().is_some_and(same) {
@@ -45,8 +45,8 @@ impl Planned {
         }
     }
 
-    /// What the newest checkpoint below `checkpoints` says, and the present way after it. Empty if there is none that can be
-    /// read: training begins then, or says what is wrong.
+    /// The packings recorded in the newest checkpoint below `checkpoints`, followed by the present one. Empty if no
+    /// checkpoint can be read: training then begins, or reports the error.
     pub fn history(checkpoints: &Path, ranks: u32, grad_accum: u32) -> Vec<Planned> {
         #[derive(Deserialize)]
         struct Record {
@@ -106,7 +106,7 @@ mod tests {
         write("step-000000004", r#"{"step":4}"#);
         assert_eq!(history(2), [planned(0, 4), planned(7, 2)]);
         assert_eq!(history(1), [planned(0, 4), planned(7, 2), planned(9, 1)]);
-        // One that cannot be read is passed over, and so are folders of other names.
+        // Checkpoints that cannot be read are skipped, and so are folders of other names.
         write("step-000000012", "{");
         write("damaged-step-000000015", r#"{"step":15}"#);
         assert_eq!(history(2).len(), 2);

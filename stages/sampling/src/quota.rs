@@ -1,10 +1,10 @@
 //! How often each row comes in an epoch when every language has its quota of time.
 //!
-//! The rows of a language stand on a circle, in an order that the seed alone decides; a row is as long on it as its
-//! recording. A quota is a number of whole turns and a rest: the turns give every row alike, and the rest is the arc
-//! that begins where that of the epoch before ended. So an epoch is known from its number alone, no row comes twice
-//! in an arc, and what one epoch leaves out comes first in the next. Times are whole microseconds, so that the arcs
-//! of millions of epochs meet exactly.
+//! The rows of a language are arranged on a circle, in an order that depends only on the seed; a row takes an arc as
+//! long as its recording. A quota is a number of whole turns and a rest: the turns give every row alike, and the rest
+//! is the arc that begins where that of the epoch before ended. So an epoch is known from its number alone, no row
+//! comes twice in an arc, and what one epoch leaves out comes first in the next. Times are whole microseconds, so that
+//! the arcs of consecutive epochs meet exactly.
 
 use crate::error::SamplingError;
 use crate::manifest_rows::ManifestRows;
@@ -78,7 +78,7 @@ fn quotas(rows: &ManifestRows, packing: &Packing, epoch: u64) -> Result<Vec<Quot
     let mut quotas = Vec::with_capacity(turns.len());
     let (mut epoch_rows, mut most) = (0u128, (0u64, 0));
     for (code, ((&turn, share), rows)) in turns.iter().zip(shares).zip(rows.languages.counts()).enumerate() {
-        // Rounding must not take a row away where every row is meant to come once.
+        // Rounding must not drop a row where every row should come once.
         let quota = match packing.temperature {
             1.0 => turn,
             _ => (total as f64 * (share / sum)).round() as u64,

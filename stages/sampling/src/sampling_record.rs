@@ -1,4 +1,4 @@
-//! How micro-batches were made, as it travels with them.
+//! The record of how micro-batches were made, which is passed on with them.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use crate::curriculum::StageSize;
 use crate::plan::Packing;
 
-/// What `sampling.load` was asked for. It stands in the metadata of the schema of its port `batches`, so that training
-/// knows how its micro-batches are made, and notices a change.
+/// The settings of a `sampling.load`. Stored in the metadata of the schema of its port `batches`, so that training
+/// knows how its micro-batches are made, and detects changes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SamplingRecord {
     pub packing: Packing,
-    /// Optimizer steps that there are micro-batches for.
+    /// Number of optimizer steps.
     pub steps: u64,
     pub speeds: Vec<f64>,
     pub max_samples: Option<u64>,
@@ -35,7 +35,7 @@ impl SamplingRecord {
     /// The record in a schema; none in that of micro-batches that were made by something else.
     ///
     /// # Errors
-    /// When what stands there is no record.
+    /// When the metadata is no valid record.
     pub fn of(schema: &Schema) -> Result<Option<SamplingRecord>, serde_json::Error> {
         let text = schema.metadata().get(KEY);
         text.map(|text| serde_json::from_str(text)).transpose()

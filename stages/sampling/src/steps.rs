@@ -12,15 +12,15 @@ use crate::manifest_rows::ManifestRows;
 use crate::plan::{BatchPlan, Packing};
 use crate::planned::Planned;
 
-/// Steps of all epochs. An epoch is planned when one of its steps is asked for; how many steps the epochs
-/// before it have is noted in a file, since only planning an epoch tells that.
+/// Steps of all epochs. An epoch is planned when one of its steps is requested. The number of steps of each planned
+/// epoch is noted in a file, since it is only known by planning.
 pub struct Steps {
     packing: Packing,
     /// For how many ranks epochs are planned, by the step of the run at which they begin; empty: as `packing` says.
     plans: Vec<Planned>,
     /// Steps of the run before the first of these.
     first: u64,
-    /// Where the notes are; losing them costs time only.
+    /// The file of notes; losing it only costs time.
     notes: Option<PathBuf>,
     state: Mutex<State>,
 }
@@ -29,7 +29,7 @@ pub struct Steps {
 struct State {
     /// Steps of each epoch that was planned so far.
     per_epoch: Vec<u64>,
-    /// The plans used last; two, since workers stand on both sides of an epoch's end.
+    /// The plans used last; two, since workers may be on both sides of an epoch's end.
     recent: Vec<(u64, Arc<BatchPlan>)>,
 }
 
@@ -94,7 +94,7 @@ impl Steps {
 
     /// The step of that number.
     pub fn step(&self, rows: &ManifestRows, number: u64) -> Result<Step, SamplingError> {
-        // Held while an epoch is planned: all who wait need that plan.
+        // Held while an epoch is planned: all waiting workers need that plan.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let mut epoch = 0;
@@ -111,7 +111,7 @@ impl Steps {
                 epoch += 1;
             }
             let (plan, steps) = self.plan(&mut state, rows, epoch, before)?;
-            // Not so where the notes were wrong; planning has put them right.
+            // False where the notes were wrong; planning has corrected them.
             if number - before < steps {
                 let packing = self.packing(before);
                 return Ok(Step {
@@ -131,7 +131,7 @@ impl Steps {
         Ok(self.plan(&mut state, rows, 0, 0)?.1)
     }
 
-    /// Finds out whether every rank gets batches. Nothing is planned where the notes say so.
+    /// Checks that every rank gets batches. Nothing is planned where the notes show it.
     pub fn check(&self, rows: &ManifestRows) -> Result<(), SamplingError> {
         let noted = !self
             .state
@@ -192,7 +192,7 @@ impl Steps {
             version: 1,
             steps_per_epoch: per_epoch.to_vec(),
         };
-        // A note that cannot be written costs time after the next restart, nothing else.
+        // A failure to write the note only costs time after the next restart.
         if let (Some(folder), Ok(text)) = (path.parent(), serde_json::to_vec(&notes))
             && std::fs::create_dir_all(folder).is_ok()
         {

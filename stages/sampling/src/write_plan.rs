@@ -24,9 +24,9 @@ use crate::plan_batches::batches_schema;
 /// # What it does
 ///
 /// Takes the ports `batches` and `summary` of a `sampling.plan` and writes the parquet file `out` with the
-/// columns `rank` (int32), `batch` (int32) and `rows` (list of int64), by rank and batch. The file's metadata
-/// hold `manifest_digest`, which says from which manifest the row numbers come. Beside `out` stands
-/// `<name of out>.flow.json`, with its digest.
+/// columns `rank` (int32), `batch` (int32) and `rows` (list of int64), by rank and batch. The file's metadata has
+/// `manifest_digest`, the digest of the manifest to which the row numbers refer. `<name of out>.flow.json` beside `out`
+/// has its digest.
 ///
 /// # Example
 ///

@@ -26,8 +26,8 @@ pub fn least_cost(costs: &[f64], columns: usize) -> Result<Vec<Option<usize>>> {
     Ok(assigned)
 }
 
-/// The column of each row where there are no more rows than columns: one row after another is added by the cheapest path
-/// of changes, found as Dijkstra does on costs less the potentials of row and column.
+/// The column of each row where there are no more rows than columns: one row after another is added by the cheapest
+/// path of changes, found by Dijkstra's algorithm on costs reduced by the potentials of row and column.
 fn smaller_side(rows: usize, columns: usize, cost: impl Fn(usize, usize) -> f64) -> Vec<usize> {
     let mut row_potential = vec![0.0; rows];
     let mut column_potential = vec![0.0; columns];

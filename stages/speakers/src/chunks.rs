@@ -1,9 +1,9 @@
-//! Recordings in chunks that overlap: where the frames of a chunk lie, and how many speakers the frames of several chunks
-//! have. As pyannote.audio 4 does it (`SpeakerDiarizationMixin.speaker_count`).
+//! Recordings in overlapping chunks: the positions of chunks and frames, and the number of speakers at each frame of
+//! the recording. As pyannote.audio 4 does it (`SpeakerDiarizationMixin.speaker_count`).
 
 use crate::error::{Error, Result};
 
-/// Where chunks and their frames lie. All times in seconds; the first chunk and its first frame begin at 0.
+/// The geometry of chunks and their frames. All times in seconds; the first chunk and its first frame begin at 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Geometry {
     /// Length of a chunk, and from the start of one to the start of the next.
@@ -43,7 +43,7 @@ impl Geometry {
         self.nearest_frame(self.chunk_duration + (chunks - 1) as f64 * self.chunk_step) + 1
     }
 
-    /// The middle of a frame, which stands for the whole of it where turns begin and end.
+    /// The middle of a frame, at which turns begin and end.
     pub fn middle(&self, frame: usize) -> f64 {
         let start = frame as f64 * self.frame_step;
         0.5 * (start + (start + self.frame_duration))

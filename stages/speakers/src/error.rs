@@ -11,7 +11,7 @@ pub enum Error {
     Sample { at: u64, value: f32, limit: f32 },
     #[error("line {line}: {why}")]
     Line { line: usize, why: String },
-    /// The hub does not give what was asked for; `help` says what to do.
+    /// The hub did not deliver a file; `help` says what to do.
     #[error("{message}")]
     Hub { message: String, help: String },
     #[error("{0}")]

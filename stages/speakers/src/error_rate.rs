@@ -1,5 +1,5 @@
 //! Diarization error rate (DER), Jaccard error rate (JER) and the error rate of speech detection, as pyannote.metrics 4
-//! counts them; DER is also that of NIST's `md-eval` but for how collars are given.
+//! counts them; DER is also that of NIST's `md-eval`, except for the definition of collars.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -11,8 +11,8 @@ use crate::turns::{PRECISION, Turn};
 /// What of a recording is scored.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scoring {
-    /// Seconds that are left out around each boundary of the reference, half before it and half after it. (`md-eval` is
-    /// given that half: its 0.25 is 0.5 here.)
+    /// Seconds that are excluded around each boundary of the reference, half before it and half after it. (`md-eval`
+    /// takes the half: its 0.25 is 0.5 here.)
     pub collar: f64,
     /// Leaves out where turns of the reference overlap.
     pub skip_overlap: bool,
@@ -44,8 +44,8 @@ impl Errors {
         rate(self.missed + self.false_alarm + self.confusion, self.total)
     }
 
-    /// Mean over the reference's speakers of what they and the speakers mapped to them have not in common, per what they
-    /// have together. Without a speaker 1.
+    /// Mean over the reference's speakers of the Jaccard distance to their mapped speaker: 1 - intersection / union of
+    /// their times. Without a mapped speaker 1.
     pub fn jer(&self) -> f64 {
         if self.speakers == 0 {
             1.0
@@ -115,7 +115,7 @@ pub fn errors(
     }
 
     let mut sum = Errors::default();
-    // Of each speaker of the reference: its time together with the mapped speaker, and what both have in common.
+    // For each speaker of the reference: union and intersection with the mapped speaker.
     let mut jaccard = vec![(0.0, 0.0); columns];
     let mut mapped_to = vec![None; columns];
     for (theirs, ours) in mapped.iter().enumerate() {
@@ -158,7 +158,7 @@ pub fn errors(
         }
     }
     for (either, both) in jaccard {
-        // A speaker of whom nothing is scored is none.
+        // A speaker without scored time does not count.
         if either > 0.0 {
             sum.speakers += 1;
             sum.jaccard += 1.0 - both / either;
@@ -215,7 +215,7 @@ pub(crate) fn numbered(turns: &[Turn]) -> Numbered {
     Numbered { names, turns }
 }
 
-/// A stretch of what is scored in which nobody begins or ends: who speaks, and in how many turns at once.
+/// A scored interval without boundaries: the active speakers, each with the number of its concurrent turns.
 pub(crate) struct Interval {
     pub start: f64,
     pub duration: f64,

@@ -1,4 +1,4 @@
-//! Where in a recording a diarization errs: the times that [`crate::error_rate`] sums up.
+//! The intervals of a recording with diarization errors, which [`crate::error_rate`] sums up.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::error_rate::{Interval, Scoring, check, intervals, numbered};
 use crate::turns::{PRECISION, Turn};
 
-/// A stretch in which the same speakers are wrong all along. Times are seconds.
+/// An interval with the same wrong speakers throughout. Times are seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ErrorStretch {
     pub start: f64,
@@ -15,9 +15,9 @@ pub struct ErrorStretch {
     pub missed: usize,
     pub false_alarm: usize,
     pub confusion: usize,
-    /// Speakers of the reference whom no speaker mapped to them answers here.
+    /// Speakers of the reference whose mapped speaker is not active here.
     pub reference: Vec<String>,
-    /// Speakers of the hypothesis who answer nobody here.
+    /// Speakers of the hypothesis whose mapped speaker is not active here.
     pub hypothesis: Vec<String>,
 }
 

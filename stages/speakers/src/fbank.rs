@@ -71,12 +71,12 @@ impl Fbank {
         }
     }
 
-    /// What WeSpeaker's networks hear: Hamming, samples as whole numbers of 16 bits.
+    /// The features of WeSpeaker's networks: Hamming window, samples scaled to 16-bit integers.
     pub fn wespeaker() -> Self {
         Self::new(Window::Hamming, 32_768.0)
     }
 
-    /// What 3D-Speaker's networks (CAM++) hear: Povey's window, samples in [-1, 1].
+    /// The features of 3D-Speaker's networks (CAM++): Povey's window, samples in [-1, 1].
     pub fn three_d_speaker() -> Self {
         Self::new(Window::Povey, 1.0)
     }
@@ -113,7 +113,7 @@ impl Fbank {
                 *wave = f64::from(sample) * self.scale;
             }
             let mean = wave[..FRAME].iter().sum::<f64>() / FRAME as f64;
-            // Of the first sample its own part is taken.
+            // The first sample is its own predecessor.
             let mut before = wave[0] - mean;
             for (wave, weight) in wave.iter_mut().zip(&self.window) {
                 let sample = *wave - mean;

@@ -1,6 +1,6 @@
-//! Who speaks when: voice activity, features for speaker embeddings, the steps from activations to turns, clustering,
-//! and error rates. Inference on the CPU, in plain Rust over slices, which knows neither stages nor runs; the kinds, in
-//! [`stages`], are thin stages around it.
+//! Speaker diarization: voice activity, features for speaker embeddings, the steps from activations to turns,
+//! clustering, and error rates. Inference on the CPU, in plain Rust over slices, independent of stages and runs; the
+//! kinds in [`stages`] are thin stages around it.
 
 pub mod assignment;
 pub mod campplus;

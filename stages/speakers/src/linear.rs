@@ -1,10 +1,10 @@
 //! Linear layers, and convolutions in time as linear layers over rows that overlap.
 
-/// Values of a result that are worked on at a time: they stay in the first cache with four rows of the weight.
+/// Outputs that are computed together: they stay in the L1 cache with four rows of the weight.
 const CACHED: usize = 4096;
 
 /// `y = x W + b`. Each value of `y` begins with its bias and takes its products in order of the inputs, fused, whatever
-/// the number of rows: a row gives the same bits alone and among others.
+/// the number of rows: a row's result is equal to the bit whether computed alone or with others.
 #[derive(Debug, Clone)]
 pub struct Linear {
     outputs: usize,

@@ -79,8 +79,8 @@ impl Powerset {
         Ok(sums)
     }
 
-    /// The set of each frame, by number: that which has most of its active speakers, and of several the first. Takes
-    /// (frames, speakers), 0 or 1.
+    /// The index of each frame's set: the one with most of its active speakers, of several the first. Takes (frames,
+    /// speakers), 0 or 1.
     pub fn encode(&self, active: &[u8]) -> Result<Vec<usize>> {
         self.frames(active.len(), self.speakers)?;
         let set = |frame: &[u8]| {
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(Powerset::new(2, 9).unwrap().sets(), 4);
         let powerset = Powerset::new(3, 2).unwrap();
         assert!(powerset.decode(&[0.0; 8]).is_err());
-        // NaN wins nothing.
+        // NaN is never the largest.
         assert_eq!(powerset.decode(&[f32::NAN; 7]).unwrap(), [0, 0, 0]);
     }
 }

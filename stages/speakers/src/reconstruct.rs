@@ -1,4 +1,4 @@
-//! From speakers of chunks and their clusters to who is active at each frame of the recording, as pyannote.audio's
+//! From speakers of chunks and their clusters to the activity at each frame of the recording, as pyannote.audio's
 //! `SpeakerDiarization.reconstruct` and `to_diarization`.
 
 use crate::chunks::{Geometry, Segmentations};
@@ -8,7 +8,7 @@ use crate::turns::{Thresholds, Turn, sort, turns};
 /// Frames that are worked on at a time.
 const BLOCK: usize = 4_096;
 
-/// Who is active at each frame: (frames, speakers), 0 or 1.
+/// The activity at each frame: (frames, speakers), 0 or 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diarization {
     pub speakers: usize,
@@ -33,15 +33,15 @@ impl Diarization {
 /// Which clusters may be active at a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Candidates {
-    /// All: where `count` is larger than the number of clusters, speakers come up that no chunk knows, and where it is
-    /// larger than the number of those that chunks say are active, others are active too. So does pyannote.
+    /// All, as in pyannote: where `count` is larger than the number of clusters, additional speakers appear that are in
+    /// no chunk, and where it is larger than the number of active clusters, others become active.
     All,
-    /// Those that at least one chunk says are active.
+    /// Those that are active in at least one chunk.
     Voted,
 }
 
-/// At each frame the `count` clusters are active that most chunks say are; of equal ones the lower. `clusters` has one
-/// for each (chunk, speaker), or none; a cluster is active in a chunk where one of its speakers is.
+/// At each frame the `count` clusters with activity in most chunks are active; of equal ones the lower. `clusters` has
+/// one for each (chunk, speaker), or none; a cluster is active in a chunk where one of its speakers is.
 ///
 /// `count` is [`crate::chunks::speaker_count`], or that clipped: to the most speakers there may be, or to 1 for a
 /// diarization without overlaps.
@@ -75,7 +75,7 @@ pub fn reconstruct(
     if speakers == 0 {
         return Ok(Diarization { speakers, active });
     }
-    // Of each frame of a block, the number of chunks that say so of each cluster.
+    // For each frame of a block, the number of chunks in which each cluster is active.
     let mut votes = vec![0u32; BLOCK * speakers];
     let mut of_chunk = vec![0u8; speakers];
     let mut order: Vec<usize> = Vec::with_capacity(speakers);

@@ -10,14 +10,14 @@ use crate::error::{Error, Result};
 use crate::linear::Linear;
 use crate::weights::{Weights, unpack};
 
-/// Samples per second of what the network hears.
+/// Sample rate of the input, in Hz.
 pub const SAMPLE_RATE: u32 = 16_000;
 /// Samples for each probability.
 pub const WINDOW: usize = 512;
 /// Largest size of a sample. Speech lies in [-1, 1]; past this, squares would leave the range of f32.
 pub const MAX_SAMPLE: f32 = 1e9;
 
-/// Samples before a window that are looked at with it.
+/// Samples before a window that are part of its input.
 const CONTEXT: usize = 64;
 /// Samples after a window that mirror its end.
 const MIRRORED: usize = 64;
@@ -68,7 +68,8 @@ impl SileroVad {
             ))
         };
         let transform = weights.floats("stft_conv.weight", &[2 * BINS, 1, TRANSFORM])?;
-        // The fourth convolution sees one frame between two of padding: of its three taps the middle one counts.
+        // The fourth convolution has one frame between two of padding, so only the middle one of its three taps
+        // matters.
         let fourth = weights.floats("conv4.weight", &[WIDE, NARROW, 3])?;
         let middle: Vec<f32> = fourth.iter().skip(1).step_by(3).copied().collect();
         let mut bias = weights.floats("lstm_cell.bias_ih", &[GATES])?;
@@ -106,7 +107,7 @@ impl SileroVad {
     }
 
     /// Probabilities of whole recordings (mono, 16 kHz, in [-1, 1]), each one for [`WINDOW`] samples, the last window
-    /// filled up with zeros. Recordings are shared out over rayon's threads; a bad one is an error of its own.
+    /// filled up with zeros. Recordings are distributed over rayon's threads; each has its own result or error.
     pub fn probabilities(&self, recordings: &[&[f32]]) -> Vec<Result<Vec<f32>>> {
         recordings
             .par_iter()
@@ -157,7 +158,7 @@ impl SileroVad {
     }
 }
 
-/// What is computed on the way, for a block of windows.
+/// Intermediate values for a block of windows.
 #[derive(Debug, Clone)]
 struct Buffers {
     /// (windows + 1, PADDED): the window after the last whole one is being filled.
@@ -194,8 +195,8 @@ impl Buffers {
     }
 }
 
-/// The detector within a recording. Samples come in pieces of any size; the probabilities are the same to the bit however
-/// the recording is cut.
+/// The detector within a recording. Samples come in blocks of any size; the probabilities do not depend on them, to the
+/// bit.
 #[derive(Debug, Clone)]
 pub struct SileroStream<'a> {
     network: &'a SileroVad,
@@ -285,7 +286,7 @@ impl SileroStream<'_> {
             }
             probabilities.push(logistic(sum));
         }
-        // What has been heard of the next window goes to the front.
+        // Moves the samples of the next window to the front.
         let from = windows * PADDED;
         buffers.waves.copy_within(from..from + CONTEXT + self.filled, 0);
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::silero::{SAMPLE_RATE, WINDOW};
 
-/// How probabilities become stretches of speech.
+/// Settings for turning probabilities into intervals of speech.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpeechSettings {
     /// Speech begins at a window of this probability or more.
@@ -19,7 +19,7 @@ pub struct SpeechSettings {
     pub max_speech_duration_s: f64,
     /// Silence that is shorter does not end speech, in milliseconds.
     pub min_silence_duration_ms: f64,
-    /// Added at both ends of speech, in milliseconds; half of what is there where silence is shorter than twice this.
+    /// Added at both ends of speech, in milliseconds; half of the silence where that is shorter than twice this.
     pub speech_pad_ms: f64,
     /// Speech that is too long is cut in a silence that is longer than this, in milliseconds, if there is one.
     pub min_silence_at_max_speech: f64,
@@ -103,12 +103,12 @@ fn stretches(probabilities: &[f32], samples: usize, settings: &SpeechSettings, p
     let longest = settings.use_max_poss_sil_at_max_speech;
 
     let mut found = Vec::new();
-    // Where the speech that goes on began, and the silence that may end it.
+    // Start of the current speech, and of the silence that may end it.
     let mut begun: Option<usize> = None;
     let mut silence: Option<usize> = None;
     // Silences of the speech that goes on, long enough to cut in: where each begins, and its length.
     let mut silences: Vec<(usize, usize)> = Vec::new();
-    // Where the last such silence begins, and where speech goes on after it, unless it lasts still.
+    // Start of the last such silence, and of the speech after it, if that has begun.
     let mut last: Option<(usize, Option<usize>)> = None;
     for (window, &probability) in probabilities.iter().enumerate() {
         let (now, probability) = (window * WINDOW, f64::from(probability));
@@ -159,7 +159,7 @@ fn stretches(probabilities: &[f32], samples: usize, settings: &SpeechSettings, p
             let from = *silence.get_or_insert(now);
             let length = (now - from) as f64;
             if !longest && length > min_silence_at_max {
-                // A silence that lasts keeps its beginning; a new one has no end yet.
+                // A continuing silence keeps its start; a new one has no end yet.
                 if last.is_none_or(|(end, _)| end != from) {
                     last = Some((from, None));
                 }

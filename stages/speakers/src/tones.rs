@@ -1,4 +1,5 @@
-//! Steady tones (beeps, dial and ringing tones, notes), which networks for voice activity may take for speech.
+//! Detects steady tones (beeps, dial and ringing tones, notes), which networks for voice activity may classify as
+//! speech.
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ const SILENCE: f32 = 1e-5;
 pub struct ToneDetector {
     transform: Arc<dyn RealToComplex<f32>>,
     hann: Vec<f32>,
-    /// The samples from half a window before the next window on, zeros before the first.
+    /// The samples from half a window before the next window; zeros before the first.
     pending: Vec<f32>,
     /// Amplitudes of the window before, if nearly all of it lay in few peaks.
     before: Option<Vec<f32>>,

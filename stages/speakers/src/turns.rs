@@ -1,4 +1,4 @@
-//! Turns: who speaks from when to when. From scores of frames by thresholds with hysteresis, as pyannote.audio's
+//! Turns: intervals of speech of one speaker, from scores of frames by thresholds with hysteresis, as pyannote.audio's
 //! `Binarize`.
 
 use crate::chunks::Geometry;
@@ -22,7 +22,7 @@ impl<S> Turn<S> {
     }
 }
 
-/// When scores of frames become turns.
+/// Settings for turning scores of frames into turns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Thresholds {
     /// A turn begins above this.

@@ -1,4 +1,4 @@
-//! Weights of networks: of safetensors in memory, or of files of safetensors or PyTorch.
+//! Weights of networks: from safetensors in memory, or from files of safetensors or PyTorch.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,12 +22,13 @@ pub struct Weights<'a>(Tensors<'a>);
 #[derive(Debug)]
 enum Tensors<'a> {
     InMemory(SafeTensors<'a>),
-    /// Each is read when it is asked for.
+    /// Read on demand.
     InFile(BTreeMap<String, TensorEntry>),
 }
 
 impl Weights<'static> {
-    /// Those of a safetensors file, or of the state dictionary of a PyTorch checkpoint, told by content. No values are read yet.
+    /// Those of a safetensors file, or of the state dictionary of a PyTorch checkpoint, detected by content. No values
+    /// are read yet.
     ///
     /// # Errors
     /// If the file cannot be read or is damaged; it is named.

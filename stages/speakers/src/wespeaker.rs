@@ -1,5 +1,5 @@
-//! WeSpeaker's ResNet34 as pyannote runs it (`WeSpeakerResNet34`): one pass over a chunk, then embeddings of several
-//! speakers of it, whose frames are told by masks.
+//! WeSpeaker's ResNet34 as pyannote runs it (`WeSpeakerResNet34`): one pass over a chunk, then embeddings of several of
+//! its speakers, whose frames are given by masks.
 //!
 //! Weights are not bundled: those of `pyannote/wespeaker-voxceleb-resnet34-LM` are under CC-BY-4.0.
 
@@ -108,7 +108,7 @@ impl WeSpeakerResNet34 {
             .collect()
     }
 
-    /// What is pooled: (frames / 8 rounded up, 10 bands, 256 channels).
+    /// The input of the pooling: (frames / 8 rounded up, 10 bands, 256 channels).
     fn frames(&self, features: &[f32]) -> Result<Vec<f32>> {
         check_features(features, MIN_FRAMES)?;
         let mut x = self.stem(features)?;

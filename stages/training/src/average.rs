@@ -1,4 +1,4 @@
-//! A moving average of the weights, which is often the better model at the end of a short training.
+//! An exponential moving average of the weights, often the better model at the end of a short training.
 
 use std::path::Path;
 

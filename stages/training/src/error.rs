@@ -11,10 +11,10 @@ pub enum TrainingError {
     /// A setting has a value that cannot be used.
     #[error("{message}")]
     Setting { path: String, message: String },
-    /// Training was asked to go on in a way that it must not.
+    /// Training was asked to continue in a way that is refused.
     #[error("{message}")]
     Refused { message: String, help: Option<String> },
-    /// A checkpoint is not what it was when it was written.
+    /// A checkpoint is damaged.
     #[error("checkpoint {} is damaged: {message}", folder.display())]
     Damaged { folder: PathBuf, message: String },
     /// Another process trains into the folder.
@@ -27,13 +27,13 @@ pub enum TrainingError {
     /// A model could not be fetched from the Hugging Face hub.
     #[error("{message}")]
     Hub { message: String, help: String },
-    /// A rank failed, or did not come to where the others wait for it.
+    /// A rank failed, or did not take part in a collective operation in time.
     #[error("rank {rank} of training failed: {message}")]
     Rank { rank: usize, message: String },
     /// Too many steps had no finite loss or gradient.
     #[error("{message}")]
     NotFinite { message: String },
-    /// Too many steps were skipped, the last because nothing of it could be loaded.
+    /// Too many steps were skipped, the last because none of its utterances could be loaded.
     #[error("{message}")]
     NothingLoaded { message: String },
     #[error(transparent)]

@@ -1,4 +1,4 @@
-//! The shape of a stage that writes a set of files about the one thing it is given.
+//! The [`Shape`](flow_runtime::Shape) of an export that writes a set of files from its only input.
 
 use flow_runtime::{Shape, StageError};
 

@@ -30,7 +30,7 @@ pub fn local_model(model: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBu
     Ok(fetched.unwrap_or_else(|| PathBuf::from(model)))
 }
 
-/// Whether the first weights can be had, without reading them. Matters only where no checkpoint stands.
+/// Checks that the first weights exist, without reading them. Only needed where there is no checkpoint.
 pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
     // A model of the hub is fetched when training begins.
     if settings.init == "none" || HubReference::parse(&settings.init).transpose()?.is_some() {
@@ -42,7 +42,7 @@ pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
     Ok(())
 }
 
-/// What to say of a model that is not there.
+/// The message about a model that does not exist.
 pub fn not_there(model: &str) -> String {
     if ["s3://", "gs://", "az://", "https://"]
         .iter()
@@ -57,7 +57,7 @@ pub fn not_there(model: &str) -> String {
     message
 }
 
-/// The model before its first step, and what became of the vocabulary where it is another than that of `init`.
+/// The model before its first step, and the change of the vocabulary where it differs from that of `init`.
 pub fn first_model(
     settings: &ResolvedSettings,
     device: &Device,
@@ -98,8 +98,8 @@ pub fn first_model(
     Ok((model, change))
 }
 
-/// The configuration of the model before its first step; of a model that is given, nothing but that is read.
-/// `vocabulary` is the number of pieces where the tokenizer is still to be made.
+/// The configuration of the model before its first step; of a given model only the configuration is read. `vocabulary`
+/// is the number of pieces where the tokenizer is still to be made.
 pub fn configuration(settings: &ResolvedSettings, vocabulary: Option<usize>) -> Result<ModelConfig, TrainingError> {
     let pieces = match (given_tokenizer(settings)?, vocabulary) {
         (Some(tokenizer), _) => Some(tokenizer.pieces()),

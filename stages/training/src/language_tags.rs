@@ -96,7 +96,7 @@ struct Tagger {
     tags: LanguageTags,
     context: Context,
     tokenizer: TokenizerInput,
-    /// Whether it was said that rows of no known language get no tag.
+    /// Whether the warning that rows of unknown languages get no tag was sent.
     told: bool,
 }
 
@@ -138,7 +138,7 @@ impl Tagger {
                 Some(tagged)
             })
             .collect();
-        // The whole vocabulary is looked through for it.
+        // Searches the whole vocabulary.
         let untagged = !self.told
             && tags == LanguageTags::Auto
             && languages.iter().flatten().any(|language| language == UNDETERMINED)

@@ -19,7 +19,7 @@ use crate::train_tokenizer::{TOKENIZER_COLUMNS, TokenizerInput};
 ///
 /// `rows` have a column `text`, `tokenizer` cuts it (of a `tokenizer.read` or a `tokenizer.train`). A row
 /// whose text has more than `max_tokens` tokens is the reject `too_many_tokens` (class `rule`), and the others go on as
-/// they are. A transcript that is cut while its audio is not teaches a model to leave out the end of what is said. With
+/// they are. A truncated transcript with its full audio teaches a model to leave out the end of utterances. With
 /// `long_texts: truncate` all rows go on, and training learns such texts up to the limit.
 ///
 /// # Example

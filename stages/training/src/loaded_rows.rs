@@ -96,7 +96,7 @@ pub fn micro_batches(
                 ..LoadedBatch::default()
             });
             if segment.is_empty() && signal.len() <= 1 {
-                // What sampling.load gives for a micro-batch without any utterance.
+                // The row that `sampling.load` gives for a micro-batch without any utterance.
                 continue;
             }
             if signal.is_empty() {

@@ -18,8 +18,8 @@ pub enum OverLimit {
     /// Its row is not trained on.
     #[default]
     Reject,
-    /// It is learned up to the limit, from all of its audio, as by pipelines that cut batches of tokens: which teaches to
-    /// leave out the end.
+    /// It is learned up to the limit, from all of its audio, as in pipelines that truncate token batches; this teaches
+    /// a model to leave out the end of utterances.
     Truncate,
 }
 
@@ -72,12 +72,12 @@ impl LongTexts {
         Ok(long)
     }
 
-    /// All of them.
+    /// The number of transcripts over the limit.
     pub fn total(&self) -> u64 {
         self.languages.values().map(|language| language.count).sum()
     }
 
-    /// What a person should know; none if all texts fit.
+    /// The warning for the user; none if all texts fit.
     pub fn warning(&self) -> Option<String> {
         if self.languages.is_empty() {
             return None;

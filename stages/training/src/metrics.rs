@@ -2,9 +2,9 @@
 //!
 //! `{"kind": "train", ...}` every `log_every` steps, `{"kind": "evaluation", ...}`, `{"kind": "skipped", ...}` and
 //! `{"kind": "left_out", ...}` (recordings that could not be loaded) when they happen. `step` is the number of optimizer
-//! steps done, `time` when the line was written, in seconds since 1970. Figures that other programs have too stand under their
-//! usual names beside ours: `train_loss` and `learning_rate` in lines of training, `val_loss`, `val_wer` and `val_cer` in
-//! evaluations. The same figures go to TensorBoard's event files in the folder `tensorboard`.
+//! steps done, `time` when the line was written, in seconds since 1970. Figures that other programs report too are
+//! repeated under their usual names: `train_loss` and `learning_rate` in lines of training, `val_loss`, `val_wer` and
+//! `val_cer` in evaluations. The same figures go to TensorBoard's event files in the folder `tensorboard`.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -27,8 +27,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Opens the file of a checkpoint folder for going on after a checkpoint of so many steps: lines of later steps,
-    /// which no checkpoint kept, are removed, and so is a line that was cut off. Without a checkpoint it begins empty.
+    /// Opens the file of a checkpoint folder to continue after a checkpoint of `step` steps: lines of later steps are
+    /// removed, and so is a truncated line. Without a checkpoint it begins empty.
     pub fn open(folder: &Path, checkpoint: Option<u64>) -> Result<Self, TrainingError> {
         let path = folder.join(METRICS);
         let events = EventFile::begin(folder, checkpoint)?;
@@ -97,7 +97,7 @@ fn with_usual_names(mut line: Value, time: f64) -> Value {
     line
 }
 
-/// Seconds since 1970; 0 where the clock stands before that.
+/// Seconds since 1970; 0 where the clock is set to an earlier time.
 pub(crate) fn seconds_since_epoch() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

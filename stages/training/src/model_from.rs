@@ -1,4 +1,4 @@
-//! Which checkpoint becomes the model that training hands on.
+//! Which checkpoint becomes the output model of training.
 
 use std::path::{Path, PathBuf};
 
@@ -8,31 +8,31 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::{self, average_of};
 use crate::error::TrainingError;
 
-/// Which checkpoint training hands on as its model.
+/// Which checkpoint becomes the output model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelFrom {
     /// That of the last step.
     #[default]
     Last,
-    /// That with the lowest word error rate on the validation sample. A checkpoint is written at each evaluation that finds
-    /// a lower one. What it was chosen by flatters it: score it on rows that had no say.
+    /// That with the lowest word error rate on the validation sample. A checkpoint is written at each evaluation that
+    /// finds a lower one. Its error rate there is optimistic, as it was chosen by it: score it on other rows.
     Best,
-    /// The mean of the weights of the last `keep_checkpoints` checkpoints, which is made when the last step is done. One that
-    /// was written because training was interrupted is one of them.
+    /// The mean of the weights of the last `keep_checkpoints` checkpoints, which is made when the last step is done. A
+    /// checkpoint that was written because training was interrupted counts, too.
     Average,
 }
 
-/// The model that a training run hands on.
+/// The output model of a training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chosen {
     /// A model folder.
     pub path: PathBuf,
-    /// Steps that are done; of the newest checkpoint, where it is a mean.
+    /// Steps that are done; for a mean, those of the newest checkpoint.
     pub step: u64,
     /// Of the files that make the model.
     pub digest: String,
-    /// What it is, for people.
+    /// A description for people.
     pub which: String,
 }
 

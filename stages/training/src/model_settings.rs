@@ -1,5 +1,5 @@
-//! The settings of `training.train` that say what a model that begins from nothing is, and how a changed vocabulary
-//! begins.
+//! The settings of `training.train` for the architecture of a new model and for the initialisation of new pieces of a
+//! vocabulary.
 
 use flow_model::ModelConfig;
 use flow_model::vocabulary;
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::error::TrainingError;
 
-/// How the rows of a piece begin that `tokenizer` has and the tokenizer of `init` has not.
+/// How the rows of a piece are initialised that is in `tokenizer` but not in the tokenizer of `init`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NewPieces {
@@ -29,7 +29,7 @@ impl From<NewPieces> for vocabulary::NewPieces {
     }
 }
 
-/// Sizes of a model that begins from nothing.
+/// Sizes of a new model (`init: none`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSettings {

@@ -23,8 +23,8 @@ use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
 ///
 /// # What it does
 ///
-/// Gives one row, as `tokenizer.train` does: the tokenizer that `training.train` would take with the same settings, for
-/// stages before it that must know how texts are cut ([tokenizer.limit](tokenizer.limit.md)).
+/// Gives one row, as `tokenizer.train` does: the tokenizer that `training.train` uses with the same settings, for
+/// stages before it that need to tokenize texts ([tokenizer.limit](tokenizer.limit.md)).
 ///
 /// # Example
 ///
@@ -40,15 +40,15 @@ pub struct ReadTokenizerSettings {
     /// The model that training begins from: `none`, a `.nemo` archive, a model folder, a Hugging Face folder, or a model of
     /// the hub, which is downloaded when this stage runs (training then finds it in the cache).
     pub init: String,
-    /// Path of a SentencePiece `.model` that takes the place of that of `init`. Empty: none.
+    /// Path of a SentencePiece `.model` that replaces that of `init`. Empty: none.
     pub tokenizer: String,
     /// Path of the `.model` with `init: none` where `tokenizer` is empty.
     pub from_nothing: String,
-    /// Folder of the checkpoints of the training. Where one stands that began from `init`, its tokenizer is taken, and a model
-    /// of the hub, or one that is gone, is not asked for.
+    /// Folder of the checkpoints of the training. If it has one that began from `init`, the tokenizer of that is used,
+    /// and `init` itself is neither downloaded nor needed.
     pub checkpoints: String,
-    /// A token for the Hugging Face hub, from a parameter with `secret: true`; as its other programs find it (`HF_TOKEN`,
-    /// or what `hf auth login` kept) if not given.
+    /// A token for the Hugging Face hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that
+    /// `hf auth login` stored.
     pub hub_token: Option<Secret>,
 }
 
@@ -118,7 +118,7 @@ impl Kind for ReadTokenizer {
     fn sources(settings: &ReadTokenizerSettings) -> Vec<(&'static str, PathBuf)> {
         match settings.source() {
             Ok(Origin::File(path, setting)) => vec![(setting, path)],
-            // That of a checkpoint may stand in for it.
+            // The tokenizer of a checkpoint may be used instead.
             Ok(Origin::Model(path)) if !Path::new(&settings.checkpoints).exists() => vec![("init", path)],
             _ => Vec::new(),
         }
@@ -131,7 +131,7 @@ impl Kind for ReadTokenizer {
         })))
     }
 
-    /// What the file holds counts, not where it lies; of a model of the hub, which one it is.
+    /// The digest of the file, not its path; for a model of the hub, its reference.
     fn identity(settings: &ReadTokenizerSettings) -> serde_json::Value {
         match settings.source() {
             Ok(Origin::Hub(reference)) => serde_json::json!({ "hub": reference.to_string() }),
@@ -180,7 +180,7 @@ impl Source for Reader {
 }
 
 impl Reader {
-    /// Where the tokenizer is read from now: its file is then in the key, whatever `init` is.
+    /// Where the tokenizer is read from in this run: the digest of that file is then in the key, whatever `init` is.
     fn origin(&self) -> Result<Origin, StageError> {
         let origin = match self.settings.source()? {
             Origin::File(path, setting) => {
@@ -207,7 +207,7 @@ impl Reader {
         }
         let folder = checkpoint::current(Path::new(&self.settings.checkpoints))?;
         let latest = match checkpoint::latest(&folder) {
-            // Training sets it aside.
+            // A damaged checkpoint; training renames it.
             Err(TrainingError::Damaged { .. }) => None,
             latest => latest?,
         };

@@ -1,4 +1,4 @@
-//! The settings of a training as it runs: those of the user, and what comes to them from elsewhere.
+//! The settings of a training as it runs: the user's settings, completed from inputs and the hub.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -19,7 +19,7 @@ use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
 use crate::settings::{ModelFrom, NewPieces, Precision, ScheduleShape, TrainSettings};
 
-/// The settings of a training, with what its inputs bring.
+/// The settings of a training, with values from its inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedSettings {
     pub settings: TrainSettings,
@@ -27,7 +27,7 @@ pub struct ResolvedSettings {
     pub sampling: Option<SamplingRecord>,
     /// The `.model` that came as an input.
     pub tokenizer_input: Option<Arc<[u8]>>,
-    /// Where `init` lies, if it was fetched from the hub.
+    /// The local path of `init`, if it was fetched from the hub.
     pub fetched: Option<PathBuf>,
 }
 
@@ -65,7 +65,7 @@ impl ResolvedSettings {
         other
     }
 
-    /// The same with other micro-batches, to see what they would need.
+    /// The same with other micro-batches, to predict their memory.
     pub fn with_batch_seconds(&self, seconds: f64) -> Self {
         let mut other = self.clone();
         let packing = &mut other.sampling.get_or_insert_default().packing;
@@ -73,7 +73,7 @@ impl ResolvedSettings {
         other
     }
 
-    /// Refuses values that cannot work, and those that are not available yet.
+    /// Refuses invalid values, and those that are not available yet.
     pub fn validate(&self) -> Result<(), TrainingError> {
         let refuse = |path: &str, message: &str| Err(TrainingError::setting(path, message));
         if self.checkpoints.trim().is_empty() {
@@ -131,7 +131,7 @@ impl ResolvedSettings {
                 return refuse(path, "it must be a number above 0");
             }
         }
-        // The rate of Noam is a factor, which is 5 or so.
+        // Noam's rate is a factor, typically about 5.
         let rates = [
             ("phase1_lr", self.phase1_lr, true),
             ("phase2_lr", self.phase2_lr, self.schedule != ScheduleShape::Noam),
@@ -229,7 +229,7 @@ impl ResolvedSettings {
         Ok(Some(read.to_vec()))
     }
 
-    /// Where the first weights lie.
+    /// The path of the first weights.
     pub fn init_path(&self) -> &Path {
         self.fetched.as_deref().unwrap_or(Path::new(&self.init))
     }
@@ -254,18 +254,18 @@ impl ResolvedSettings {
         })
     }
 
-    /// What a model that begins from nothing is, but for its tokenizer.
+    /// The architecture of a new model, without its tokenizer.
     pub fn fresh_model(&self) -> Value {
         let mut model = serde_json::to_value(&self.model).unwrap_or(Value::Null);
         if let Some(sizes) = model.as_object_mut() {
-            // What stands in the file counts, not where it lies.
+            // The content of the file counts, not its path.
             sizes.remove("tokenizer");
         }
         model
     }
 
-    /// The settings whose change is noticed. Those that never matter to the result (evaluation, logging,
-    /// checkpoints, ranks) are not among them.
+    /// The settings whose change is detected. Settings that do not affect the result (evaluation, logging, checkpoints,
+    /// ranks) are not included.
     pub fn recorded(&self) -> BTreeMap<String, Value> {
         let mut fields = BTreeMap::new();
         let mut note = |name: &str, value: Value| {
@@ -289,7 +289,7 @@ impl ResolvedSettings {
         note("max_tokens", json!(self.max_tokens));
         note("optimizer", json!(self.optimizer));
         note("precision", json!(self.precision));
-        // Left out where texts are cut, as in checkpoints that knew of nothing else.
+        // Omitted with `truncate`, the behaviour of checkpoints older than the setting.
         if self.long_texts != OverLimit::Truncate {
             note("long_texts", json!(self.long_texts));
         }
@@ -301,7 +301,7 @@ impl ResolvedSettings {
         note("token_boundaries", json!(packing.token_boundaries));
         note("max_samples", json!(sampling.max_samples));
         note("speeds", json!(sampling.speeds));
-        // The rest is left out where it is as in checkpoints that knew nothing of it.
+        // Later settings are omitted where they have the behaviour of checkpoints older than them.
         if packing.boundaries != Packing::default().boundaries {
             note("boundaries", json!(packing.boundaries));
         }

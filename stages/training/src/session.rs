@@ -1,4 +1,4 @@
-//! One run of training: its steps, its checkpoints, its figures.
+//! One run of training: its steps, checkpoints and metrics.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub struct Session {
     evaluate_first: bool,
     /// Of the model's vocabulary before its first step.
     vocabulary_change: Option<VocabularyChange>,
-    /// Damaged checkpoints that were passed over, one line each.
+    /// Damaged checkpoints that were skipped, one line each.
     set_aside: Vec<String>,
     rate_after_end: Option<String>,
     /// Step and word error rate of the last evaluation.
@@ -68,7 +68,7 @@ pub struct Session {
     left_out: LeftOut,
 }
 
-/// Segments of a step that it is done without.
+/// Segments that are left out of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LeftOut {
     /// Their recordings could not be loaded, or hold samples that are no numbers.
@@ -77,7 +77,7 @@ pub struct LeftOut {
     pub too_long: Vec<String>,
 }
 
-/// Table of what became of each piece of a changed vocabulary, beside the checkpoints.
+/// Name of the table, beside the checkpoints, of how the rows of each piece of a changed vocabulary were made.
 pub const VOCABULARY: &str = "vocabulary.tsv";
 
 impl Session {
@@ -194,7 +194,7 @@ impl Session {
             window: Window::new(),
             shown: Window::new(),
             began: Instant::now(),
-            // A model of random numbers says nothing worth hearing.
+            // The evaluation of a randomly initialised model is useless.
             evaluate_first: resumed.is_none() && settings.eval_every > 0 && settings.init != "none",
             vocabulary_change,
             stage: None,
@@ -215,33 +215,33 @@ impl Session {
         self.trainer.model().tokenizer.as_ref()
     }
 
-    /// Damaged checkpoints that were passed over and set aside, one line each.
+    /// Damaged checkpoints that were skipped and renamed, one line each.
     pub fn set_aside(&self) -> &[String] {
         &self.set_aside
     }
 
-    /// What becomes of the learning rate where training had ended and now goes on.
+    /// A note on the learning rate where training had ended and now continues.
     pub fn rate_after_end(&self) -> Option<&str> {
         self.rate_after_end.as_deref()
     }
 
-    /// Notes that there was nothing to work on for some time.
+    /// Adds to the time without data to work on.
     pub fn waited_for_data(&mut self, time: Duration) {
         self.window.waited_for_data += time.as_secs_f64();
         self.shown.waited_for_data += time.as_secs_f64();
     }
 
-    /// What became of the model's vocabulary, where training begins with another one than that of `init`.
+    /// The change of the model's vocabulary, where it differs from that of `init`.
     pub fn vocabulary_change(&self) -> Option<&VocabularyChange> {
         self.vocabulary_change.as_ref()
     }
 
-    /// Says which stage of a curriculum the next step belongs to.
+    /// Sets the stage of a curriculum to which the next step belongs.
     pub fn in_stage(&mut self, stage: Option<StageMark>) {
         self.stage = stage;
     }
 
-    /// Says what is left out of the next step.
+    /// Sets the segments that are left out of the next step.
     pub fn without(&mut self, left_out: LeftOut) {
         self.left_out = left_out;
     }
@@ -277,7 +277,7 @@ impl Session {
         record.samples += report.utterances;
         record.audio_samples += report.audio_samples;
         record.tokens += report.tokens;
-        // Stages of a curriculum count their own epochs; a step without utterances says nothing.
+        // Epochs are counted per stage of a curriculum; a step without utterances has no epoch.
         if report.utterances > 0 {
             record.epoch = report.epoch;
         }
@@ -334,7 +334,7 @@ impl Session {
         now.is_some_and(|(_, rate)| self.lowest.is_none_or(|lowest| rate < lowest))
     }
 
-    /// Says which checkpoint is handed on when all steps are done, and makes it where it is a mean.
+    /// Sets which checkpoint becomes the output model when all steps are done, and writes it where it is a mean.
     fn hand_on(&mut self) -> Result<(), TrainingError> {
         if self.settings.model_from == ModelFrom::Average {
             self.folder.make_average(self.settings.keep_checkpoints)?;
@@ -347,7 +347,7 @@ impl Session {
         Ok(())
     }
 
-    /// Writes a checkpoint of where training stands, and removes old ones.
+    /// Writes a checkpoint of the present state, and removes old ones.
     pub fn checkpoint(&mut self) -> Result<PathBuf, TrainingError> {
         self.written()?;
         let record = self.stamped();
@@ -360,8 +360,8 @@ impl Session {
         Ok(path)
     }
 
-    /// Begins to write a checkpoint of where training stands, from a copy of everything in host memory, and goes on. What goes wrong is
-    /// told by a later call.
+    /// Begins to write a checkpoint of the present state in the background, from a copy in host memory. Errors are
+    /// returned by a later call.
     fn checkpoint_in_background(&mut self) -> Result<(), TrainingError> {
         self.written()?;
         let record = self.stamped();
@@ -393,7 +393,7 @@ impl Session {
         }
     }
 
-    /// The record with what the last evaluation said, if it was of this very model.
+    /// The record, with the result of the last evaluation if that was of this model.
     fn stamped(&self) -> CheckpointRecord {
         let evaluated = self.evaluated.filter(|(step, _)| *step == self.record.step);
         CheckpointRecord {
@@ -478,7 +478,7 @@ impl Session {
         let done = self.record.step - self.first_step;
         let left = self.settings.max_steps.saturating_sub(self.record.step);
         let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
-        // What matters most comes first: a narrow screen cuts the end off.
+        // The most important figures come first: a narrow screen cuts off the end.
         let line = format!(
             "step {} of {}, {}:{:02} left, {}epoch {}, loss {}, rate {:.2e}, gradient {}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %, {} MiB, {} micro-batches, {} tokens",
             self.record.step,
@@ -557,7 +557,7 @@ impl Session {
                 100.0 * cer,
                 loss.map_or(String::new(), |loss| format!(", loss {loss:.4}"))
             ),
-            // It could when training began.
+            // It could be read when training began.
             _ => "nothing of the validation sample could be read".to_owned(),
         };
         (self.report)(json!({
@@ -605,7 +605,7 @@ fn round(value: f64, digits: i32) -> f64 {
     (value * factor).round() / factor
 }
 
-/// Memory this process has resident, in MiB; 0 where the system does not say.
+/// Resident memory of this process in MiB; 0 where the system does not report it.
 fn resident_mib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -616,7 +616,8 @@ fn resident_mib() -> u64 {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // What went wrong stands nowhere then, but neither does what it wrote; a run that ends well has waited before.
+        // An error is lost here, but then no checkpoint was renamed into place either; a run that ends normally has
+        // waited before.
         let _ = self.written();
     }
 }

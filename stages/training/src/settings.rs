@@ -25,13 +25,13 @@ use crate::trainer::TrainerConfig;
 /// `batches` is the stream of `sampling.load`: partition `step-000000012` holds the micro-batches of
 /// optimizer step 12. On a sample of the rows of `validation` the model is evaluated while it trains: error rates, and the
 /// TDT loss without dropout and SpecAugment (`val_loss`), both from one pass of the encoder; texts of more than `max_tokens`
-/// tokens have no part in the loss. The digest of `train`, the train rows, stands in each checkpoint, so that changed data is
-/// noticed. In `members`, the port of an `audio.probe`, the audio of the validation rows is looked up where they say only
-/// `tar_member_name`. `tokenizer` comes in place of the setting.
+/// tokens have no part in the loss. The digest of `train`, the train rows, is recorded in each checkpoint, so that
+/// changed data is detected. In `members`, the port of an `audio.probe`, the audio of the validation rows is looked up
+/// where they say only `tar_member_name`. `tokenizer` comes in place of the setting.
 ///
-/// A model of the hub is downloaded into the hub's own cache when training begins, if no stage before it did; a download that
-/// breaks off goes on where it was. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,
-/// `HF_HUB_OFFLINE` and the proxy settings of the environment are heeded.
+/// A model of the hub is downloaded into the hub's own cache when training begins, if no stage before it did; an
+/// interrupted download is resumed. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,
+/// `HF_HUB_OFFLINE` and the proxy settings of the environment apply.
 ///
 /// Rows whose transcripts have more than `max_tokens` tokens are left out (or learned only up to there, with `long_texts:
 /// truncate`): they are counted by language in a warning and in `metrics.jsonl` when training begins. A `tokenizer.limit`
@@ -43,12 +43,12 @@ use crate::trainer::TrainerConfig;
 ///
 /// Where the micro-batches belong to the stages of a `curriculum` (see `sampling.load`), the model is evaluated and a
 /// checkpoint written when a stage ends; optimizer, schedule and all else go on. Evaluation lines of `metrics.jsonl` then
-/// name the stage as `stage_end`. A changed curriculum is refused as other recorded settings are, and so is a raised
-/// `max_steps` if `curriculum_steps` is empty, since that moves the ends of stages.
+/// name the stage as `stage_end`. A changed curriculum is refused like changes of other recorded settings, and so is a
+/// raised `max_steps` if `curriculum_steps` is empty, since that moves the ends of stages.
 ///
-/// Training is a log of checkpoints and not a cached artifact: where it stands is read from the folder
-/// `checkpoints`, and deleting the state directory loses nothing. Output `model` is one row once `max_steps`
-/// are done: `path` of the checkpoint that `model_from` chooses, `step`, the model's `digest`, and `which` it is in words.
+/// Training is a log of checkpoints and not a cached artifact: its progress is read from the folder `checkpoints`, and
+/// deleting the state directory loses nothing. Output `model` is one row once `max_steps` are done: `path` of the
+/// checkpoint that `model_from` chooses, `step`, the model's `digest`, and `which` it is in words.
 ///
 /// # Example
 ///
@@ -71,26 +71,27 @@ pub struct TrainSettings {
     /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), a Lightning `.ckpt`, or a model
     /// of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`: of that its `.nemo` archive, else its safetensors.
     pub init: String,
-    /// A token for the hub, from a parameter with `secret: true`; as its other programs find it (`HF_TOKEN`, or what `hf
-    /// auth login` kept) if not given.
+    /// A token for the hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that `hf auth
+    /// login` stored.
     pub hub_token: Option<Secret>,
-    /// Path of a SentencePiece `.model`, BPE or unigram. Needed with an `init` that holds none (a `.ckpt`). Empty: that of
-    /// `init`, and with `init: none` the one that `model.tokenizer` names. Where it has other pieces than that of `init`,
-    /// the vocabulary is changed: encoder, LSTM, durations and the rows of all pieces that both have stay, others begin
-    /// as `new_pieces` says. What became of each piece is written to `vocabulary.tsv` beside the checkpoints.
+    /// Path of a SentencePiece `.model`, BPE or unigram. Required with an `init` without a tokenizer (a `.ckpt`).
+    /// Empty: that of `init`, and with `init: none` the one that `model.tokenizer` names. Where its pieces differ from
+    /// those of `init`, the vocabulary is changed: encoder, LSTM, durations and the rows of all pieces that both have
+    /// keep their weights, other rows are initialised by `new_pieces`. The origin of each piece's rows is written to
+    /// `vocabulary.tsv` beside the checkpoints.
     pub tokenizer: String,
-    /// How pieces begin that `tokenizer` has and that of `init` has not.
+    /// How the rows of pieces are initialised that are in `tokenizer` but not in that of `init`.
     pub new_pieces: NewPieces,
-    /// Sizes of a model that begins from nothing. Not used with any other `init`.
+    /// Sizes of a new model. Only used with `init: none`.
     pub model: ModelSettings,
     /// Folder below which the tars of the validation rows are (the parameter `shards`).
     pub shards: String,
 
     /// Optimizer steps to do in all.
     pub max_steps: u64,
-    /// Peak learning rate while the encoder is frozen; constant after its warm-up.
+    /// Peak learning rate while the encoder is frozen (phase 1); constant after its warm-up.
     pub phase1_lr: f64,
-    /// Peak learning rate once everything learns.
+    /// Peak learning rate once all parameters are trained (phase 2).
     pub phase2_lr: f64,
     /// Steps during which the encoder is frozen; 0 for none.
     pub unfreeze_step: u64,
@@ -98,18 +99,18 @@ pub struct TrainSettings {
     pub warmup_steps: u64,
     /// Warm-up steps of phase 2.
     pub phase2_warmup: u64,
-    /// How the rate of phase 2 goes on after its warm-up.
+    /// Schedule of the learning rate of phase 2 after its warm-up.
     pub schedule: ScheduleShape,
     /// Rate at the end of the cosine (and floor of Noam).
     pub min_lr: f64,
-    /// Decoupled weight decay. It acts on every parameter that learns, as in NeMo.
+    /// Decoupled weight decay of every trainable parameter, as in NeMo.
     pub weight_decay: f64,
     /// AdamW's two coefficients.
     pub betas: (f64, f64),
     /// Global gradient norm to clip to; 0 for none.
     pub clip: f64,
-    /// Share of the old value in a moving average of the weights, taken after every step; 0 for none. With it the
-    /// averaged model is what is evaluated, kept and handed on.
+    /// Decay of an exponential moving average of the weights, updated after every step; 0 for none. With it the
+    /// averaged model is evaluated, kept in checkpoints and given to later stages.
     pub average_decay: f64,
     /// Micro-batches per optimizer step on each rank.
     pub grad_accum: u32,
@@ -147,10 +148,10 @@ pub struct TrainSettings {
     /// Keep only the input of each encoder layer for the backward pass, and compute the layer again there: much less
     /// memory, about a third more time, the same result to the bit. May be changed between runs.
     pub recompute: bool,
-    /// Update each part of the model as soon as the backward pass has its gradients, and drop them: the memory of all
-    /// gradients is saved, and the result is the same to the bit. Needs `grad_accum: 1`, `ranks: 1` and `clip: 0`, since the
-    /// norm of the whole gradient is known only at the end; where a gradient turns out not to be finite, the parts above
-    /// it have moved already.
+    /// Update each parameter group as soon as the backward pass has its gradients, and drop them: the memory of all
+    /// gradients is saved, and the result is the same to the bit. Needs `grad_accum: 1`, `ranks: 1` and `clip: 0`,
+    /// since the norm of the whole gradient is known only at the end. If a gradient is not finite, the groups before it
+    /// in the backward pass are updated already.
     pub fold_update: bool,
     /// Keep the optimizer's state and the sums of the gradients in host memory, with a copy of the weights that is updated
     /// there while the next forward pass goes on, which waits for each part of the model in turn: a GPU then needs memory for
@@ -165,10 +166,10 @@ pub struct TrainSettings {
     /// Keep the checkpoint with the lowest validation error too, of those that were evaluated (where `eval_every` and
     /// `checkpoint_every` coincide).
     pub keep_best: bool,
-    /// Which checkpoint is handed on as the model, once all steps are done: `last`; `best`, which has the lowest word error
-    /// rate on the validation sample (a checkpoint is written at each evaluation that finds a lower one); or `average`, the
-    /// mean of the weights of the last `keep_checkpoints` ones. What is handed on is what later stages decode and score. May
-    /// be changed when training is done.
+    /// Which checkpoint becomes the output model, once all steps are done: `last`; `best`, which has the lowest word
+    /// error rate on the validation sample (a checkpoint is written at each evaluation that finds a lower one); or
+    /// `average`, the mean of the weights of the last `keep_checkpoints` ones. Later stages decode and score this
+    /// model. May be changed when training is done.
     pub model_from: ModelFrom,
     /// Go on training while a checkpoint is written, from a copy of weights and optimizer state in memory.
     pub checkpoint_in_background: bool,
@@ -178,21 +179,22 @@ pub struct TrainSettings {
     pub eval_samples_per_language: usize,
     /// Steps between lines of `metrics.jsonl`.
     pub log_every: u64,
-    /// Steps in one run that may be skipped because a loss or gradient is not finite, or nothing of them can be loaded.
+    /// Steps in one run that may be skipped because a loss or gradient is not finite, or no utterance of them can be
+    /// loaded.
     pub max_bad_steps: u64,
 
-    /// What to do when the newest checkpoint was made with other settings or data: `refuse` names them and
-    /// ends, `continue` goes on with the new ones, `restart` begins anew in a folder of its own beside the
-    /// old one.
+    /// What to do when the newest checkpoint was made with other settings or data: `refuse` names the differences and
+    /// ends, `continue` trains on with the new ones, `restart` begins again from `init` in a new folder beside the old
+    /// checkpoints.
     pub on_change: OnChange,
 
-    /// Before the first step, find out how much memory training will need, and refuse to begin where more is needed than
-    /// there is. Not for CUDA devices.
+    /// Before the first step, predict how much memory training needs, and refuse to begin where that is more than
+    /// available. Not for CUDA devices.
     pub memory_check: bool,
-    /// Seconds of the longest clip, to know the largest micro-batch.
+    /// Seconds of the longest clip, which determines the largest micro-batch.
     pub max_duration: f64,
 
-    /// The file of `tokenizer`; no setting of the user's.
+    /// The content of `tokenizer`; not a setting.
     #[serde(skip)]
     pub tokenizer_read: ReadOnce<Vec<u8>>,
 }
@@ -252,7 +254,7 @@ impl Default for TrainSettings {
     }
 }
 
-/// How the rate of phase 2 goes on.
+/// Schedule of the learning rate of phase 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleShape {
@@ -304,7 +306,7 @@ pub enum OnChange {
 }
 
 impl TrainSettings {
-    /// Refuses ranks that cannot be shared out over so many processes.
+    /// Refuses a number of ranks that is not a multiple of the number of processes.
     pub fn check_processes(&self, processes: usize) -> Result<(), TrainingError> {
         RankLayout::new(self.ranks as usize, processes).map(drop)
     }
@@ -338,8 +340,8 @@ impl TrainSettings {
         }
     }
 
-    /// What becomes of the learning rate where training had ended after `before` steps and goes on at `step`, in words;
-    /// none where it had not ended. `d_model` matters to Noam only.
+    /// A note on the learning rate where training had ended after `before` steps and continues at `step`; none where it
+    /// had not ended. `d_model` matters to Noam only.
     pub fn rate_after_end(&self, before: u64, step: u64, d_model: usize) -> Option<String> {
         if before == 0 || step < before || self.max_steps <= before {
             return None;
@@ -363,7 +365,7 @@ impl TrainSettings {
         ))
     }
 
-    /// Phases and warm-ups that do not end within the run, in words for a warning.
+    /// Text of a warning about phases and warm-ups that do not end within the run.
     pub fn phase_warnings(&self) -> Vec<String> {
         const GROUPS: &str = "the parameter groups are encoder, decoder and joint";
         let mut warnings = Vec::new();
@@ -400,7 +402,7 @@ impl TrainSettings {
             .map_err(|error| TrainingError::setting("device", error))
     }
 
-    /// Whether the device has a memory of its own, beside the host's. One that cannot be read has not; it is refused
+    /// Whether the device has its own memory, beside the host's. False for an invalid device, which is refused
     /// elsewhere.
     pub fn separate_memory(&self) -> bool {
         self.device().is_ok_and(|device| device != DeviceChoice::Cpu)
@@ -447,7 +449,7 @@ impl TrainSettings {
 mod tests {
     use super::*;
 
-    /// Where a finished schedule is made longer, the rate that had come to its end rises again.
+    /// Where a finished schedule is extended, the rate rises again from its final value.
     #[test]
     fn what_the_rate_does_after_its_end_is_told() {
         let settings = TrainSettings {

@@ -8,13 +8,13 @@ use crate::init::check_init;
 use crate::resolved_settings::ResolvedSettings;
 use crate::settings::{OnChange, TrainSettings};
 
-/// Where training goes on.
+/// Where training starts or continues.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Start {
     /// From the first step, in this folder.
     Fresh { folder: PathBuf },
-    /// After a checkpoint. `changes` are what `on_change: continue` passed over, `damaged` newer checkpoints that are not
-    /// what they were when they were written.
+    /// After a checkpoint. `changes` are those that `on_change: continue` accepted, `damaged` newer checkpoints that
+    /// are damaged.
     Resume {
         checkpoint: StoredCheckpoint,
         record: Box<CheckpointRecord>,
@@ -40,8 +40,8 @@ impl Start {
     }
 }
 
-/// Finds where training goes on, from the checkpoint folder alone. Changes nothing. `data` is the digest of
-/// the train rows, where it is known.
+/// Finds where training starts, from the checkpoint folder alone. Changes nothing. `data` is the digest of the train
+/// rows, where it is known.
 pub fn find_start(settings: &ResolvedSettings, data: Option<&str>) -> Result<Start, TrainingError> {
     let root = Path::new(&settings.checkpoints);
     let folder = checkpoint::current(root)?;
@@ -74,8 +74,8 @@ pub fn find_start(settings: &ResolvedSettings, data: Option<&str>) -> Result<Sta
     })
 }
 
-/// Why training does not go on in a folder; none where it does, or begins anew. `another_run`: some of the changes are of what the
-/// run is.
+/// Why training is refused in a folder; none where it continues, or restarts. `another_run`: some of the changes are of
+/// the identity.
 fn refusal(on_change: OnChange, folder: &Path, changes: &[String], another_run: bool) -> Option<TrainingError> {
     match on_change {
         _ if changes.is_empty() => return None,
@@ -98,9 +98,9 @@ fn refusal(on_change: OnChange, folder: &Path, changes: &[String], another_run: 
     })
 }
 
-/// Refuses settings with which training does not go on from the checkpoint that stands, before the stages run that make its
-/// inputs. What only these tell (the tokenizer, how micro-batches are made, the train rows) [`find_start`] compares when they
-/// are there.
+/// Refuses settings with which training cannot continue from the existing checkpoint, before the stages run that make
+/// its inputs. Properties of the inputs (the tokenizer, how micro-batches are made, the train rows) are compared later
+/// by [`find_start`].
 ///
 /// # Errors
 /// As [`find_start`].
@@ -116,7 +116,7 @@ pub fn check_changes(settings: &TrainSettings) -> Result<(), TrainingError> {
         }
         let mut changes = checkpoint::identity_changes(&record.identity, &identity);
         let another_run = !changes.is_empty();
-        // As in the record where the settings alone do not tell.
+        // Taken from the record where it does not follow from the settings alone.
         let mut now = record.settings.clone();
         // One that settings may leave out.
         now.remove("long_texts");
@@ -124,7 +124,7 @@ pub fn check_changes(settings: &TrainSettings) -> Result<(), TrainingError> {
         changes.extend(checkpoint::changes(record, &now, None));
         refusal(settings.on_change, &folder, &changes, another_run)
     };
-    // The files of a checkpoint are read only where its record is a reason to refuse.
+    // The files of a checkpoint are verified only where its record is a reason to refuse.
     match checkpoint::latest(&folder) {
         Ok(None) => return Ok(()),
         Ok(Some((_, record))) if of_record(&record).is_none() => return Ok(()),

@@ -1,9 +1,9 @@
-//! The figures of `metrics.jsonl` as TensorBoard reads them, in the folder `tensorboard` beside it.
+//! The figures of `metrics.jsonl` as TensorBoard event files, in the folder `tensorboard` beside it.
 //!
 //! An event file is a sequence of records (length, checksum of the length, bytes, checksum of the bytes; checksums are
 //! CRC-32C, masked), each a protocol buffer `Event`: `wall_time` 1, `step` 2, `file_version` 3, `summary` 5 (`value` 1
-//! of `tag` 1 and `simple_value` 2), `session_log` 7 (`status` 1). Every run of training begins a file of its own; a
-//! `session_log` that says START at step N tells TensorBoard to forget what older files have from there on.
+//! of `tag` 1 and `simple_value` 2), `session_log` 7 (`status` 1). Every run of training begins a new file; its
+//! `session_log` with status START at step N makes TensorBoard ignore the steps from N on in older files.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -36,8 +36,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Begins a file in the folder of a run of training that goes on after `step` steps. Without a checkpoint older
-    /// files of ours, which belong to a run that left none, are removed; those of other programs stay.
+    /// Begins a file for a run of training that continues after `step` steps. Without a checkpoint older files of flow,
+    /// which belong to a run that left none, are removed; those of other programs stay.
     pub fn begin(checkpoints: &Path, checkpoint: Option<u64>) -> Result<Self, TrainingError> {
         let folder = checkpoints.join(FOLDER);
         if checkpoint.is_none() && folder.is_dir() {
@@ -70,7 +70,7 @@ impl EventFile {
         Ok(events)
     }
 
-    /// Writes what a line of `metrics.jsonl` says; lines without curves are passed over.
+    /// Writes the figures of a line of `metrics.jsonl`; lines without curves are skipped.
     pub fn line(&mut self, line: &Value) -> Result<(), TrainingError> {
         let Some(step) = line["step"].as_u64() else {
             return Ok(());
@@ -111,7 +111,7 @@ fn scalars(line: &Value) -> Vec<(String, f64)> {
     let mut add = |tag: String, value: &Value| found.extend(value.as_f64().map(|value| (tag, value)));
     match line["kind"].as_str() {
         Some("train") => {
-            // As Trainer of transformers and Lightning call them, so that curves of several programs lie over each other.
+            // The names of transformers' Trainer and of Lightning, so that curves of several programs share a chart.
             for name in ["train_loss", "learning_rate"] {
                 add(name.to_owned(), &line[name]);
             }
@@ -182,7 +182,7 @@ fn bytes(out: &mut Vec<u8>, field: u64, value: &[u8]) {
     out.extend(value);
 }
 
-/// CRC-32C as records carry it: turned, and with a constant added.
+/// Masked CRC-32C of records: rotated, plus a constant.
 fn masked(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xA282_EAD8)
 }
@@ -310,7 +310,7 @@ print(json.dumps({tag: [[e.step, e.value] for e in events.Scalars(tag)] for tag 
         assert!(holds(3, &scalar("val_wer", 0.25)));
         assert!(!holds(3, b"validation/cer"));
 
-        // A run that begins anew leaves nothing of the one before, and all of what is not ours.
+        // A run that begins again removes flow's files of the previous one, and keeps those of other programs.
         let theirs = [
             "events.out.tfevents.1700000000.node1.77.0",
             "my-events.out.tfevents.1.2.3.flow",

@@ -1,4 +1,4 @@
-//! Transcripts without a word, and tags in transcripts that cannot be meant.
+//! Counts transcripts without a word, and wrong tags in transcripts.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::transcripts::Transcripts;
 
 /// Segments that are kept as examples, and tags that a warning names.
 const NAMED: usize = 5;
-/// Tags that are told apart; further ones are counted together.
+/// Tags that are counted separately; further ones are counted together.
 const MOST_TAGS: usize = 100;
 
 /// Some transcripts, with the first of their segments.
@@ -22,7 +22,7 @@ pub struct FaultyTexts {
     pub examples: Vec<String>,
 }
 
-/// What is likely wrong with transcripts, which are learned as they are all the same.
+/// Likely mistakes in transcripts, which are trained on unchanged.
 #[derive(Debug, Default, PartialEq)]
 pub struct TextFaults {
     /// All transcripts.
@@ -76,7 +76,7 @@ impl TextFaults {
         Ok(found)
     }
 
-    /// What a person should know where more than this share of the transcripts is empty; none where not.
+    /// The warning where more than this share of the transcripts is empty; otherwise none.
     pub fn empty_warning(&self, share: f64) -> Option<String> {
         let of_all = self.empty.texts as f64 / self.texts.max(1) as f64;
         if self.empty.texts == 0 || of_all <= share {
@@ -93,7 +93,7 @@ impl TextFaults {
         ))
     }
 
-    /// What a person should know of tags; none where all can be meant.
+    /// The warning about tags; none where all are plausible.
     pub fn tag_warning(&self) -> Option<String> {
         let mut parts = Vec::new();
         let unknown = commonest(&self.unknown_tags);

@@ -1,5 +1,4 @@
-//! The kind `training.train`: takes steps from the dataflow and trains on a thread of its own beside the
-//! workers.
+//! The kind `training.train`: takes steps from the dataflow and trains on a separate thread beside the workers.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,7 +33,7 @@ use crate::training_thread::{CheckpointRequest, StepBatches, train};
 /// The kind `training.train`.
 pub struct TrainingTrain;
 
-/// Columns of the output: the checkpoint that is handed on.
+/// Columns of the output: the checkpoint that becomes the model.
 pub fn model_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new(ROW, DataType::UInt32, false),
@@ -75,7 +74,7 @@ impl Kind for TrainingTrain {
     fn shape(settings: &TrainSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         let mut settings = ResolvedSettings::new(settings.clone(), &inputs.required("batches")?.schema)?;
         if inputs.has("tokenizer") {
-            // Its bytes are not there yet; that they will come is enough.
+            // The tokenizer does not exist yet, but an input will bring it.
             settings.tokenizer_input = Some(Arc::from([]));
         }
         settings.validate()?;
@@ -94,7 +93,7 @@ impl Kind for TrainingTrain {
         if !settings.tokenizer_path().is_empty() {
             sources.push(("tokenizer", PathBuf::from(settings.tokenizer_path())));
         }
-        // Once there is a checkpoint, that is where training goes on.
+        // Once there is a checkpoint, training continues from it.
         let begins = !Path::new(&settings.checkpoints).exists();
         if begins && settings.init != "none" && HubReference::parse(&settings.init).is_none() {
             sources.push(("init", PathBuf::from(&settings.init)));
@@ -102,7 +101,7 @@ impl Kind for TrainingTrain {
         sources
     }
 
-    /// When to warn and who may fetch the model decide nothing of what is learned.
+    /// The thresholds of warnings and the token for the hub do not affect the result.
     fn identity(settings: &TrainSettings) -> Value {
         let mut identity = serde_json::to_value(settings).unwrap_or(Value::Null);
         if let Some(settings) = identity.as_object_mut() {
@@ -162,7 +161,7 @@ struct Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // The thread ends after the step in hand, when it finds nobody at the other end.
+        // The thread ends after its current step, when it finds the channel closed.
         self.work = None;
         let (nobody, _) = bounded(0);
         self.requests = nobody;
@@ -264,7 +263,7 @@ impl TrainBody {
         Ok(())
     }
 
-    /// Whether the mean of the last checkpoints stands, where it is asked for.
+    /// Whether the mean of the last checkpoints exists, where it is the output model.
     fn average_stands(&self, start: &Start) -> Result<bool, TrainingError> {
         match start {
             Start::Resume { checkpoint, .. } if self.settings.model_from == ModelFrom::Average => {
@@ -275,7 +274,7 @@ impl TrainBody {
         }
     }
 
-    /// Makes the mean of the last checkpoints, where it is asked for and all steps were done before.
+    /// Writes the mean of the last checkpoints, where it is the output model and all steps were done before.
     fn make_average(&self) -> Result<(), StageError> {
         if self.settings.model_from != ModelFrom::Average {
             return Ok(());
@@ -286,7 +285,7 @@ impl TrainBody {
         }
         let root = Path::new(&self.settings.checkpoints);
         let lock = match checkpoint::lock(root) {
-            // The last step is being done on another worker, which makes it.
+            // The last step is running on another worker, which writes it.
             Err(TrainingError::Locked { .. }) => return Ok(()),
             lock => lock?,
         };
@@ -300,7 +299,7 @@ impl TrainBody {
         if thread.requests.send(CheckpointRequest { stop, reply }).is_err() {
             return Ok(());
         }
-        // The thread is gone without an answer only if it failed, which `poll` tells.
+        // The thread ends without a reply only if it failed, which `poll` reports.
         answer.recv().unwrap_or(Ok(()))
     }
 }
@@ -324,7 +323,7 @@ impl Operator for TrainBody {
         let batches = self.arriving.remove(&step).unwrap_or_default();
         self.thread()?;
         if step < self.next {
-            // Done before; only a loader that does not know where training stands gives it again.
+            // Done before; only a loader that does not know the position of training sends it again.
             return Ok(Progress::Done);
         }
         self.ready.insert(

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TrainingError;
 
-/// Languages at most; more are no languages.
+/// Most language tags; more are probably not languages.
 const MOST_LANGUAGES: usize = 1000;
 
 /// Trains a SentencePiece tokenizer on the texts of a manifest.
@@ -35,11 +35,11 @@ const MOST_LANGUAGES: usize = 1000;
 /// `pieces` (their number) and `digest`. Give it to `training.train` as its input `tokenizer`, and to `tokenizer.write`, which puts
 /// the files into a folder.
 ///
-/// Piece 0 is `<unk>`, then come those of `special`, the language tags, those of `reserve`, and the learned ones. A language
-/// tag is what stands at the beginning of a text in the form `<|hi|>`; each that is seen becomes a piece that stays whole.
+/// Piece 0 is `<unk>`, then come those of `special`, the language tags, those of `reserve`, and the learned ones. A
+/// language tag is a prefix of a text of the form `<|hi|>`; each one that occurs becomes a piece that is never split.
 ///
 /// The same rows give the same bytes, in whatever order they come and whatever the number of threads. BPE gives the pieces
-/// that SentencePiece gives; unigram follows its published steps, and cuts texts into about as many tokens.
+/// that SentencePiece gives; unigram follows its published steps, and splits texts into about as many tokens.
 ///
 /// # Example
 ///
@@ -58,8 +58,8 @@ const MOST_LANGUAGES: usize = 1000;
 pub struct TrainTokenizerSettings {
     /// `bpe` merges the most frequent neighbours; `unigram` keeps the pieces that make the texts most probable.
     pub r#type: TokenizerType,
-    /// Number of pieces, all kinds together. Too few for the characters of the texts, or more than they give, is an error
-    /// that names what is possible.
+    /// Number of pieces, all kinds together. Too few for the characters of the texts, or more than the texts yield, is
+    /// an error that names the possible range.
     pub vocab_size: u32,
     /// Share of all characters, counted as often as they come, that get a piece: 1.0 for all, 0.9995 where there are
     /// thousands of rare ones. The others become `<unk>`.
@@ -68,13 +68,13 @@ pub struct TrainTokenizerSettings {
     pub languages: bool,
     /// Pieces that text never becomes, such as `<pad>`.
     pub special: Vec<String>,
-    /// More pieces that stay whole in any text, such as tags of languages that are to come: `["<|fr|>"]`.
+    /// More pieces that are never split, such as tags of languages to be added later: `["<|fr|>"]`.
     pub reserve: Vec<String>,
     /// Characters without a piece become bytes, for which 256 pieces are added.
     pub byte_fallback: bool,
     /// A BPE tokenizer to learn more pieces for: a SentencePiece `.model`, or the model that holds it (a `.nemo`
     /// archive, a model folder, a Hugging Face folder), such as the one that is to be fine-tuned. All its pieces stay,
-    /// with their ids, so that the texts it was made for are cut as before; `vocab_size` counts them too. Its
+    /// with their ids, so that the texts it was trained for are split as before; `vocab_size` counts them too. Its
     /// normalisation, `special` pieces and bytes are its own.
     pub extend: String,
     /// `nmt_nfkc` (SentencePiece's default, as in NVIDIA's models) or `identity`.
@@ -83,7 +83,7 @@ pub struct TrainTokenizerSettings {
     pub max_sentences: u64,
     /// Longer texts, in bytes, are not learned from.
     pub max_sentence_bytes: u64,
-    /// The tokenizer that `extend` names; no setting of the user's.
+    /// The tokenizer that `extend` names; not a setting.
     #[serde(skip)]
     pub extended: ReadOnce<Vec<u8>>,
 }
@@ -224,7 +224,7 @@ pub(crate) fn tokenizer_row(tokenizer: &Tokenizer) -> Result<RecordBatch, StageE
     Ok(RecordBatch::try_new(tokenizer_schema(), columns)?)
 }
 
-/// What an input has that is a tokenizer.
+/// Columns that an input with a tokenizer has.
 pub const TOKENIZER_COLUMNS: &[(&str, ColumnType)] =
     &[("model", ColumnType::Binary), ("vocabulary", ColumnType::AnyText)];
 

@@ -41,7 +41,8 @@ pub(crate) struct CheckpointRequest {
     pub reply: Sender<Result<(), StageError>>,
 }
 
-/// Runs on the training thread until all steps are done: steps in order, requests between them.
+/// The main function of the training thread: executes steps in order, and requests between them, until all steps are
+/// done.
 pub(crate) fn train(
     settings: &ResolvedSettings,
     context: &Context,
@@ -103,7 +104,7 @@ pub(crate) fn train(
     let mut compared = false;
     loop {
         let began = Instant::now();
-        // A request goes before the steps that wait.
+        // Requests take precedence over waiting steps.
         if let Ok(request) = requests.try_recv()
             && serve_request(&mut session, request)
         {
@@ -137,8 +138,8 @@ pub(crate) fn train(
     }
 }
 
-/// Refuses micro-batches whose segments are not among the train rows: one of the two inputs was given in place of another
-/// (validation rows, say), and what is recorded and scored would not be what was learned.
+/// Refuses micro-batches whose segments are not among the train rows: one of the two inputs is probably a wrong one
+/// (validation rows, for example), and the recorded digest would not be that of the data trained on.
 fn batches_of_rows(batches: &[RecordBatch], rows: &Artifact) -> Result<(), StageError> {
     let segments = |batch: &RecordBatch| -> Result<Vec<String>, StageError> {
         let column = batch
@@ -149,7 +150,7 @@ fn batches_of_rows(batches: &[RecordBatch], rows: &Artifact) -> Result<(), Stage
     };
     let mut missing: BTreeSet<String> = BTreeSet::new();
     for batch in batches {
-        // A micro-batch that is empty has a row without a segment.
+        // An empty micro-batch has one row without a segment.
         missing.extend(segments(batch)?.into_iter().filter(|segment| !segment.is_empty()));
     }
     for item in rows.batches(Some(&["segment_id"])) {
@@ -204,7 +205,7 @@ fn with_init(
     Ok(settings.fetched.is_some().then_some(settings))
 }
 
-/// Finds out whether training fits into memory. A run that has nothing left to do is not looked at.
+/// Checks whether training fits into memory. Skipped where no steps are left.
 fn check_memory(
     settings: &ResolvedSettings,
     context: &Context,

@@ -18,7 +18,7 @@ const TABLE_ROWS: usize = 50;
 /// unknown piece.
 #[derive(Debug, Default, PartialEq)]
 pub struct UnknownLetters {
-    /// By the column `lang`; rows without it stand under the empty text.
+    /// By the column `lang`; rows without it are counted under the empty text.
     pub languages: BTreeMap<String, LanguageLetters>,
 }
 
@@ -32,7 +32,7 @@ pub struct LanguageLetters {
     pub letters: BTreeMap<char, LetterCount>,
 }
 
-/// How often a letter stands in the transcripts of a language.
+/// How often a letter occurs in the transcripts of a language.
 #[derive(Debug, Default, PartialEq)]
 pub struct LetterCount {
     pub count: u64,
@@ -91,8 +91,8 @@ impl UnknownLetters {
         self.languages.values().map(|language| language.affected).sum()
     }
 
-    /// What a person should know of the languages of which more than this share of the transcripts have an unknown letter;
-    /// none if there is no such language.
+    /// The warning about languages of which more than this share of the transcripts have an unknown letter; none if
+    /// there is no such language.
     pub fn warning(&self, share: f64) -> Option<String> {
         let above = |language: &&LanguageLetters| language.affected > 0 && language.share() > share;
         let each: Vec<String> = self
@@ -192,7 +192,7 @@ impl LanguageLetters {
     }
 }
 
-/// A letter with its code point, since many look alike or like nothing.
+/// A letter with its code point, since many look alike or are invisible.
 fn shown(letter: char) -> String {
     if letter.is_control() || letter.is_whitespace() {
         format!("U+{:04X}", u32::from(letter))

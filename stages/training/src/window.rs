@@ -1,4 +1,4 @@
-//! Figures over some steps of training.
+//! Sums and rates over a window of training steps.
 
 use std::time::Instant;
 

@@ -19,9 +19,9 @@ use crate::file_set;
 /// # What it does
 ///
 /// Takes the output `model` of `training.train` and writes `<name>.nemo` into the folder `out`, with
-/// `<name>.flow.json`, which holds its digest. NeMo restores it, `init` of `training.train` begins from it, and
-/// `flow model convert` makes other forms of it. The auxiliary CTC head of a model that was trained with one is left
-/// out unless `ctc` asks for it.
+/// `<name>.flow.json`, which holds its digest. NeMo restores it, `init` of `training.train` accepts it, and `flow model
+/// convert` converts it to other formats. The auxiliary CTC head of a model that was trained with one is left out
+/// unless `ctc` asks for it.
 ///
 /// # Example
 ///
@@ -71,7 +71,7 @@ impl Kind for WriteModel {
         })))
     }
 
-    /// The folder is left out: the archive is the same wherever it lies.
+    /// Without the folder, which does not affect the archive.
     fn identity(settings: &WriteModelSettings) -> serde_json::Value {
         serde_json::json!({ "name": settings.name, "dtype": settings.dtype, "ctc": settings.ctc })
     }
@@ -107,7 +107,7 @@ impl Export for Writer {
     }
 }
 
-/// The folder of the checkpoint that training hands on.
+/// The folder of the checkpoint that is the output of training.
 fn checkpoint(model: &Artifact) -> Result<PathBuf, StageError> {
     let mut path = None;
     for item in model.batches(Some(&["path"])) {

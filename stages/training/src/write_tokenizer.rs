@@ -61,7 +61,7 @@ impl Kind for WriteTokenizer {
         })))
     }
 
-    /// The folder is left out: the files are the same wherever they lie.
+    /// Without the folder, which does not affect the files.
     fn identity(settings: &WriteTokenizerSettings) -> serde_json::Value {
         serde_json::json!({ "name": settings.name })
     }

@@ -7,7 +7,7 @@ use crate::energy::{frame_levels, speech_probabilities};
 use crate::recognizer::VoiceActivity;
 use crate::{Result, TranscriptionError};
 
-/// How likely each frame of [`WINDOW`] samples is to hold speech; the same to the bit however the samples are cut.
+/// The probability of speech for each frame of [`WINDOW`] samples; independent of the blocks, to the bit.
 pub(crate) struct Activity<'a> {
     method: Method<'a>,
     /// A probability for each frame, or its level in decibels.
@@ -19,7 +19,7 @@ enum Method<'a> {
     Off,
     /// Samples of a frame that is not whole yet.
     Energy(Vec<f32>),
-    /// Steady tones are no speech, though the network takes notes and beeps for it.
+    /// Steady tones count as no speech, although the network classifies notes and beeps as speech.
     Neural(Box<SileroStream<'a>>, Box<ToneDetector>),
 }
 
@@ -39,7 +39,7 @@ impl<'a> Activity<'a> {
     /// Takes samples (mono, 16 kHz, in [-1, 1]).
     ///
     /// # Errors
-    /// If one is no number, or far too large.
+    /// If one is NaN, or far too large.
     pub fn feed(&mut self, samples: &[f32]) -> Result<()> {
         let before = self.samples;
         self.samples += samples.len() as u64;

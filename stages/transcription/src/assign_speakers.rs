@@ -16,18 +16,18 @@ use crate::Segment;
 use crate::rows::{Speakers, read_segments, segments_batch, segments_schema};
 use crate::speakers::{AssignmentRules, Rule, assign_speakers};
 
-/// Says of each word of a transcript who spoke it, by the turns of a diarization.
+/// Assigns a speaker to each word of a transcript, by the turns of a diarization.
 ///
 /// # What it does
 ///
-/// With the rule `words` (the default) each word has the speaker with whom it has most time in common, by the exclusive turns,
-/// of which no two are at the same time. A word that lies between turns has the speaker of the one whose edge is nearest, if that
-/// is within `max_gap`, else `UNKNOWN`. Segments are cut where the speaker changes. With `majority` segments stay whole, and
-/// each has the speaker of most of its words. `whisperx` is what WhisperX does, to the bit: by the turns as they are, which may
-/// overlap, segments and words each for themselves; what has no time in common with a turn has no speaker, or with
-/// `fill_nearest` that of the turn whose middle is nearest.
+/// With the rule `words` (the default) each word gets the speaker with the largest overlap, by the exclusive turns,
+/// which do not overlap each other. A word between turns gets the speaker of the turn with the nearest edge, if that is
+/// within `max_gap`, else `UNKNOWN`. Segments are split where the speaker changes. With `majority` segments stay whole,
+/// and each gets the speaker of most of its words. `whisperx` gives exactly WhisperX's results: by the turns, which may
+/// overlap, segments and words independently; those without overlap with a turn get no speaker, or with `fill_nearest`
+/// that of the turn with the nearest middle.
 ///
-/// Without turns (the stage that gives them is switched off by `when`) segments go on as they are, and nobody has a name.
+/// Without turns (their stage is switched off by `when`) segments pass unchanged, without speakers.
 ///
 /// Port `segments`, one row per segment: those of `transcription.transcribe` with a column `speaker`, also in `words`.
 ///
@@ -44,10 +44,10 @@ pub struct AssignSpeakersSettings {
     /// How words get their speakers: `words`, `majority` or `whisperx`.
     #[serde(default)]
     pub rule: Rule,
-    /// `words` and `majority`: a turn may be this far from a word that has no time in common with any, in seconds.
+    /// `words` and `majority`: largest distance in seconds between a word without overlap and the nearest turn.
     #[serde(default = "max_gap")]
     pub max_gap: f64,
-    /// `whisperx`: what has no time in common with a turn gets the speaker of the one whose middle is nearest.
+    /// `whisperx`: words and segments without overlap get the speaker of the turn with the nearest middle.
     #[serde(default)]
     pub fill_nearest: bool,
 }
@@ -146,7 +146,7 @@ impl Kind for AssignSpeakers {
     }
 }
 
-/// What is known of a partition.
+/// The inputs of a partition collected so far.
 #[derive(Default)]
 struct Waiting {
     segments: Vec<Segment>,
@@ -155,7 +155,7 @@ struct Waiting {
 
 struct Assigner {
     rules: AssignmentRules,
-    /// The input by which speakers are told, if there is one.
+    /// The input with the turns for the rule, if there is one.
     turns: Option<&'static str>,
     waiting: HashMap<Partition, Waiting>,
 }

@@ -9,18 +9,18 @@ use flow_runtime::{Shared, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What becomes of the channels of a recording.
+/// How the channels of a recording are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ChannelUse {
     /// Their mean is transcribed.
     #[default]
     Mix,
-    /// Each is transcribed by itself, as where a call has one speaker on each.
+    /// Each is transcribed separately, for example for calls with one speaker on each channel.
     Split,
 }
 
-/// What gets a transcript: a recording, or a channel of one.
+/// A unit of transcription: a recording, or a channel of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// With the name of the transcript: that of a channel ends in `.ch1`, `.ch2` and so on.
@@ -28,8 +28,8 @@ pub struct Listed {
     pub channels: Channels,
 }
 
-/// What `input` names ([`flow_audio::listing::recordings`]), sorted by name. With [`ChannelUse::Split`], a recording of several
-/// channels stands there once for each of them; one that cannot be opened stands there as a whole.
+/// What `input` names ([`flow_audio::listing::recordings`]), sorted by name. With [`ChannelUse::Split`], a recording of
+/// several channels is listed once for each of them; one that cannot be opened is listed as a whole.
 ///
 /// # Errors
 /// As [`flow_audio::listing::recordings`], and if a channel would have the name of another recording.
@@ -45,7 +45,7 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
     }
     let mut listed = Vec::new();
     for recording in found {
-        // Why it cannot be opened is told when it is to be transcribed.
+        // The error is reported when it is transcribed.
         let count = channel_count(&recording.path).unwrap_or(1);
         if count == 1 {
             listed.push(whole(recording));
@@ -73,8 +73,7 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
     Ok(listed)
 }
 
-/// The same, listed once for as long as somebody holds it: the workers of a run share it, and files are opened once to count
-/// their channels.
+/// The same, cached while in use: the workers of a run share it, and files are opened once to count their channels.
 ///
 /// # Errors
 /// As [`listed`].

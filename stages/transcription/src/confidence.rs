@@ -1,7 +1,7 @@
-//! How sure a model was of frames, tokens and words, by NeMo's measures (`asr_confidence_utils.py`; Laptev and Ginsburg,
-//! "Fast entropy-based methods of word-level confidence estimation for end-to-end automatic speech recognition").
+//! Confidences of frames, tokens and words, by NeMo's measures (`asr_confidence_utils.py`; Laptev and Ginsburg, "Fast
+//! entropy-based methods of word-level confidence estimation for end-to-end automatic speech recognition").
 //!
-//! All measures are 1 where one output has all the probability, and fall to 0 where all outputs have the same.
+//! All measures are 1 where one output has probability 1, and 0 where all outputs have equal probability.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use flow_model::tokenizer::Tokenizer;
 
 use crate::{Result, TranscriptionError};
 
-/// Which entropy the probabilities are measured by. All are Shannon's where `alpha` is 1.
+/// The entropy that is used. All are Shannon's where `alpha` is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entropy {
     Gibbs,
@@ -23,7 +23,7 @@ pub enum Entropy {
 pub enum Normalization {
     /// 1 - entropy / maximum.
     Linear,
-    /// The same of exponentials of the negative entropies: spreads out what is nearly certain.
+    /// The same with exponentials of the negative entropies, which spreads values near 1.
     Exponential,
 }
 
@@ -54,7 +54,7 @@ impl ConfidenceMethod {
     /// The confidence of one distribution: `log_probabilities` are a log-softmax, `outputs` the number that the measure
     /// is normalised by: those of tokens with blank, for durations too, as NeMo has it.
     ///
-    /// 0 where the distribution has what is no number. For fewer probabilities than `outputs`, 0 is not reached.
+    /// 0 where the distribution has a NaN. For fewer probabilities than `outputs`, 0 is not reached.
     pub fn confidence(&self, log_probabilities: &[f64], outputs: usize) -> f64 {
         let (alpha, outputs) = (self.alpha, outputs as f64);
         // Sums over the outputs; a probability of 0 adds nothing.
@@ -137,7 +137,7 @@ impl FromStr for Measure {
     }
 }
 
-/// How the confidences of parts become that of the whole.
+/// How confidences are aggregated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Aggregation {
     Mean,
@@ -147,7 +147,7 @@ pub enum Aggregation {
 }
 
 impl Aggregation {
-    /// None of nothing.
+    /// None for an empty list.
     pub fn of(self, confidences: &[f64]) -> Option<f64> {
         let last = confidences.len().checked_sub(1)?;
         Some(match self {
@@ -175,13 +175,13 @@ impl FromStr for Aggregation {
     }
 }
 
-/// The confidence of a step of decoding: an output of the joint that was looked at.
+/// The confidence of a step of decoding (one evaluated output of the joint network).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepConfidence {
     /// Whether blank was found, not a token.
     pub blank: bool,
     pub token: f64,
-    /// Of the duration of TDT, where that is asked for.
+    /// That of TDT's duration, where requested.
     pub duration: Option<f64>,
 }
 

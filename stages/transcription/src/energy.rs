@@ -1,18 +1,19 @@
-//! Voice activity from the energy of the signal alone, for where there is no network for it.
+//! Voice activity from the energy of the signal alone, without a network.
 
-/// Levels are not told apart below this many decibels of full scale: silence, digital or not.
+/// Lower limit of levels, in decibels of full scale: silence.
 const QUIETEST: f64 = -70.0;
 
-/// And above this many: no signal of proper samples is louder.
+/// Upper limit: no valid signal is louder.
 const LOUDEST: f64 = 100.0;
 
-/// Where the loud and the quiet frames of a recording are nearer than this, in decibels, they cannot be told apart.
+/// Smallest difference in decibels between the loud and the quiet frames of a recording by which they are
+/// distinguished.
 const LEAST_RANGE: f64 = 10.0;
 
-/// Where between the quiet and the loud frames speech begins.
+/// Position of the threshold between the quiet and the loud frames, 0 to 1.
 const SHARE: f64 = 0.35;
 
-/// How many decibels change the odds of speech by e.
+/// Decibels that change the odds of speech by a factor of e.
 const SLOPE: f64 = 2.0;
 
 /// Mean energy of each frame of `frame_samples`, in decibels of full scale, from -70 up. The last frame may be shorter.
@@ -27,7 +28,7 @@ pub fn frame_levels(samples: &[f32], frame_samples: usize) -> Vec<f32> {
     levels.collect()
 }
 
-/// What is no number is silence.
+/// NaN counts as silence.
 fn bounded(level: f64) -> f64 {
     if level.is_nan() {
         QUIETEST
@@ -47,7 +48,7 @@ pub fn speech_probabilities(levels: &[f32]) -> Vec<f32> {
         return Vec::new();
     };
     let middle = if loud - quiet < LEAST_RANGE {
-        // Half way from silence to the least that is not.
+        // Half way from silence to the lowest level that is not.
         QUIETEST + SLOPE
     } else {
         quiet + SHARE * (loud - quiet)

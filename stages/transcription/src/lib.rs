@@ -1,6 +1,6 @@
-//! Transcription of recordings: which ones and which of their channels ([`channels`]), their samples ([`streamed`]), where speech
-//! is and what is said ([`recognizer`]); what transcripts look like and how they are written, how long audio is cut into windows and
-//! the words of the windows put together again, how sure the model was, who said which word ([`speakers`]). The kinds are thin
+//! Transcription of recordings: listing them and their channels ([`channels`]), reading their samples ([`streamed`]),
+//! voice activity and decoding ([`recognizer`]); the transcript and its file formats, the division of long audio into
+//! windows and the joining of their words, confidences, and the speakers of words ([`speakers`]). The kinds are thin
 //! stages around these.
 
 mod activity;

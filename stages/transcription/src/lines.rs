@@ -1,18 +1,18 @@
-//! Lines of text: how wide they are and where they break.
+//! Line breaking of subtitles.
 
 use unicode_segmentation::UnicodeSegmentation;
 
 use crate::transcript::Word;
 use crate::{Result, TranscriptionError};
 
-/// How much of a text is shown at once in subtitles.
+/// Limits of the text that a subtitle shows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LineLimits {
     /// Grapheme clusters (what a reader takes for one character) on a line, the name of the speaker and spaces
     /// included. A longer word is broken.
     pub max_line_width: Option<usize>,
-    /// Lines of a subtitle; what is left goes to the next one. Without a width a segment is one line, so this changes
-    /// nothing.
+    /// Lines of a subtitle; the rest goes to the next one. Without a width a segment is one line, and this has no
+    /// effect.
     pub max_line_count: Option<usize>,
 }
 

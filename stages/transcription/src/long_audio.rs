@@ -1,4 +1,4 @@
-//! How a long recording goes through the model: cut at pauses, in NeMo's chunks, or as a whole.
+//! How a long recording is processed by the model: in windows between pauses, in NeMo's chunks, or as a whole.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Result, TranscriptionError};
 
-/// What of a recording goes through the model at once.
+/// The part of a recording that the model processes at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowMethod {
-    /// What is best for most models: `vad`.
+    /// The best choice for most models: `vad`.
     #[default]
     Auto,
-    /// Windows between pauses, each by itself.
+    /// Windows between pauses, each independently.
     Vad,
     /// Chunks of a fixed length with some context, the decoder's state carried from one to the next, as NeMo's streaming
     /// inference does it.
@@ -23,7 +23,7 @@ pub enum WindowMethod {
     Full,
 }
 
-/// How the windows of a recording are made and decoded, with what each way needs.
+/// How a recording is divided and decoded, with the settings of each mode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LongAudio {
     /// Windows between pauses.
@@ -89,12 +89,12 @@ pub(crate) struct ChunkWindow {
     pub frames: Option<usize>,
 }
 
-/// The windows of NeMo's chunked inference over so many samples, of which `frame` are one of the encoder's frames: each chunk
-/// with what is there of its left and right context. The last window, which begins where its right context would reach the
-/// end, decodes all that is left; it is as long as the others, so that its left context is longer.
+/// The windows of NeMo's chunked inference over so many samples, of which `frame` are one of the encoder's frames: each
+/// chunk with its left and right context as far as these exist. The last window, which begins where its right context
+/// would reach the end, decodes all remaining frames; it is as long as the others, so that its left context is longer.
 ///
-/// NeMo takes the last left+chunk+right samples for it, whatever number of frames is left, so that its frames lie between
-/// those of the recording. Ours begins up to a frame later, on a frame.
+/// NeMo uses the last left+chunk+right samples for it, whatever the number of remaining frames, so that its frames are
+/// not aligned with those of the recording. Here it begins up to a frame later, aligned with a frame.
 pub(crate) fn chunk_windows(samples: u64, frame: u64, lengths: ChunkFrames) -> Vec<ChunkWindow> {
     let ChunkFrames { left, chunk, right } = lengths;
     let mut windows = Vec::new();

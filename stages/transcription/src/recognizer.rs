@@ -32,23 +32,23 @@ use crate::window_groups::{GROUP_SAMPLES, group_by_group};
 use crate::windows::{join_words_of_turns, windows, windows_of_turns};
 use crate::{Result, Segment, TranscriptionError, Word};
 
-/// How it is found where in a recording speech is.
+/// The method of voice activity detection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VoiceActivity {
-    /// Not at all: everything is decoded, in windows of `max_window`.
+    /// None: everything is decoded, in windows of `max_window`.
     Off,
-    /// By how loud it is.
+    /// By the energy of the signal.
     Energy,
     /// By silero-vad's network.
     #[default]
     Neural,
 }
 
-/// Settings of the way from samples to segments.
+/// Settings of the recognizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecognitionSettings {
-    /// What goes through the model at once. Voice activity, windows, pauses and batches are those of [`LongAudio::Vad`].
+    /// The processing mode. Voice activity, windows, pauses and batches apply to [`LongAudio::Vad`].
     pub long_audio: LongAudio,
     pub voice_activity: VoiceActivity,
     /// The longest window, in seconds.
@@ -61,10 +61,10 @@ pub struct RecognitionSettings {
 }
 
 impl RecognitionSettings {
-    /// Whether values are within their ranges; not those of [`LongAudio`], which have ranges of their own.
+    /// Checks the ranges of values, except those of [`LongAudio`], which are checked elsewhere.
     ///
     /// # Errors
-    /// The name of the setting that is not, its value, and what it must be.
+    /// The name of the setting that is out of range, its value, and its range.
     pub fn check(&self) -> std::result::Result<(), (&'static str, f64, &'static str)> {
         if !(1.0..=3600.0).contains(&self.max_window) {
             return Err(("max_window", self.max_window, "from 1 to 3600 seconds"));
@@ -85,14 +85,14 @@ impl RecognitionSettings {
     }
 }
 
-/// Speech is where the probability is at least this.
+/// Threshold of the probability of speech.
 const THRESHOLD: f64 = 0.5;
 /// Shorter speech is left out, in seconds: silero's default.
 const MIN_SPEECH: f64 = 0.25;
-/// What of the silence around a window belongs to it at either end, in seconds, where there is as much.
+/// Padding of silence at either end of a window, in seconds, as far as there is silence.
 const PADDING: f64 = 0.1;
 
-/// What was heard in a recording.
+/// The result of recognition of a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recognized {
     pub segments: Vec<Segment>,
@@ -121,7 +121,7 @@ impl Recognizer {
     /// Loads a model (a `.nemo` archive, a model folder, a Hugging Face folder), its matrices stored as `weights`.
     ///
     /// # Errors
-    /// If it cannot be read, holds no tokenizer, or hears another sample rate than 16 kHz.
+    /// If it cannot be read, has no tokenizer, or has another sample rate than 16 kHz.
     pub fn load(path: &Path, weights: DType, device: &Device) -> Result<Self> {
         Self::load_in(path, weights, Precision::F32, device)
     }
@@ -157,7 +157,7 @@ impl Recognizer {
         })
     }
 
-    /// The same model, decoded in another way than greedily.
+    /// The same model with other decoding settings.
     ///
     /// # Errors
     /// If a value is out of its range, or a file cannot be read or does not fit the model's tokenizer.
@@ -171,11 +171,11 @@ impl Recognizer {
         languages(&self.tokenizer)
     }
 
-    /// Transcribes samples (mono, 16 kHz, in [-1, 1]). None: `cancelled` said so between two batches.
+    /// Transcribes samples (mono, 16 kHz, in [-1, 1]). None if `cancelled` returned true between two batches.
     ///
-    /// The result follows from the samples and the settings, whatever else is transcribed at the same time and by how many
-    /// threads. (It does not depend on `batch_seconds` where an element of a matrix product does not depend on the
-    /// other rows: on CPUs with AVX2.)
+    /// The result depends only on the samples and the settings, not on other recordings transcribed at the same time or
+    /// on the number of threads. (It does not depend on `batch_seconds` where an element of a matrix product does not
+    /// depend on the other rows: on CPUs with AVX2.)
     ///
     /// # Errors
     /// If a sample is no number, a setting is out of its range, or the model fails.
@@ -190,7 +190,7 @@ impl Recognizer {
         self.transcribe_again(first, &samples, settings, cancelled)
     }
 
-    /// Begins a recording that comes as a stream: its samples are to be fed, and then given to [`Recognizer::transcribe_again`].
+    /// Begins a streamed recording: feed its samples to the result, and pass that to [`Recognizer::transcribe_again`].
     pub fn first_pass(&self, settings: &RecognitionSettings) -> FirstPass<'_> {
         let voice_activity = match settings.long_audio {
             LongAudio::Vad => settings.voice_activity,
@@ -202,9 +202,9 @@ impl Recognizer {
         }
     }
 
-    /// [`Recognizer::transcribe`] of a recording that was gone through once, by the same settings. It is gone through again
-    /// (in one pass of the encoder three times), unless it was short, and no more than ten minutes of it, or one window, are
-    /// in memory at once.
+    /// [`Recognizer::transcribe`] of a recording whose first pass was done with the same settings. Unless it was short,
+    /// its samples are read again (three times for [`LongAudio::Full`]), and at most ten minutes of it, or one window,
+    /// are in memory at once.
     ///
     /// # Errors
     /// As [`Recognizer::transcribe`], if the recording cannot be read, and if it has become shorter.
@@ -258,8 +258,9 @@ impl Recognizer {
         recognized(windows, samples, heard, &settings.segments).map(Some)
     }
 
-    /// Transcribes windows (mono, 16 kHz, in [-1, 1]), one by one or of different recordings: what is heard in a window does
-    /// not depend on the others, where an element of a matrix product does not depend on the other rows (on CPUs with AVX2).
+    /// Transcribes windows (mono, 16 kHz, in [-1, 1]), possibly of different recordings: the result of a window does
+    /// not depend on the others, where an element of a matrix product does not depend on the other rows (on CPUs with
+    /// AVX2).
     ///
     /// # Errors
     /// If a sample is no number, or the model fails.
@@ -274,7 +275,7 @@ impl Recognizer {
         heard.collect()
     }
 
-    /// Work on the threads that compute; on a device, one piece at a time.
+    /// Runs work on the threads that compute; on a device, one task at a time.
     fn computing<R: Send>(&self, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
         let _alone =
             is_gpu(self.model.parameters.device()).then(|| self.turn.lock().unwrap_or_else(PoisonError::into_inner));
@@ -290,7 +291,7 @@ impl Recognizer {
         let mut confidences = vec![Vec::new(); utterances];
         let mut failure = None;
         let mut observe = |utterance: usize, logits: &[f32]| {
-            // Which token it is does not matter, only that it is not blank.
+            // Any token will do, as long as it is not blank.
             match step_confidence(&self.confidence, logits, logits.len(), 0, false) {
                 Ok(step) => confidences[utterance].push(step.token),
                 Err(error) => failure = Some(error),
@@ -344,7 +345,7 @@ fn unique(texts: impl IntoIterator<Item = String>) -> Vec<String> {
     found
 }
 
-/// What was heard in a window.
+/// The result of recognition of a window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Heard {
     /// With times from the beginning of the window.
@@ -353,7 +354,7 @@ pub struct Heard {
     pub languages: Vec<String>,
 }
 
-/// Puts together what was heard in the windows of a recording of so many samples.
+/// Joins the results of the windows of a recording of `samples` samples.
 ///
 /// # Errors
 /// If there are not as many as windows, if the windows are not in order within the recording, or if a time is no number.
@@ -369,10 +370,10 @@ pub fn recognized(windows: &[Range<u64>], samples: u64, heard: Vec<Heard>, rules
     })
 }
 
-/// What was learned of a recording by going through it once.
+/// The result of the first pass over a recording.
 pub struct FirstPass<'a> {
     activity: Activity<'a>,
-    /// All samples, as long as they are few.
+    /// All samples, as long as they are at most ten minutes.
     kept: Option<Vec<f32>>,
 }
 
@@ -395,8 +396,8 @@ impl FirstPass<'_> {
         self.kept.take()
     }
 
-    /// Which parts of the recording are decoded one by one, in order, and how many samples it has: of [`LongAudio::Vad`], for
-    /// who decodes them by [`Recognizer::decode`], and joins them by [`recognized`].
+    /// With [`LongAudio::Vad`], the windows of the recording in order, and its number of samples: for callers that
+    /// decode them with [`Recognizer::decode`] and join the results with [`recognized`].
     ///
     /// # Errors
     /// If `max_window` or `min_pause` is out of its range.
@@ -411,7 +412,7 @@ fn windows_of(activity: Activity<'_>, settings: &RecognitionSettings) -> Result<
     Ok((windows_by(&probabilities, samples, settings)?, samples))
 }
 
-/// Which parts of a recording are decoded, in order, by how likely each of its frames is to hold speech.
+/// The windows of a recording, in order, from the probability of speech of each frame.
 fn windows_by(probabilities: &[f32], samples: u64, settings: &RecognitionSettings) -> Result<Vec<Range<u64>>> {
     let frames = SpeechFrames::new(probabilities, WINDOW as u64, samples, SAMPLE_RATE)?;
     if settings.voice_activity == VoiceActivity::Off {
@@ -433,7 +434,7 @@ fn windows_by(probabilities: &[f32], samples: u64, settings: &RecognitionSetting
         speech_pad_ms: 1000.0 * PADDING,
         ..SpeechSettings::default()
     })?;
-    // For windows that are too long: any pause will do.
+    // Short pauses, for windows that are too long.
     let shorter = turns(&SpeechSettings {
         min_speech_duration_ms: 0.0,
         min_silence_duration_ms: 0.0,
@@ -461,7 +462,7 @@ fn batches(windows: &[Range<u64>], batch_seconds: f64) -> Vec<Vec<usize>> {
     batches
 }
 
-/// What stands in a piece such as `<|hi|>`: no text, but something about it.
+/// The content of a tag piece such as `<|hi|>`, which is not part of the text.
 fn tag(piece: &str) -> Option<&str> {
     match split_tag(piece.trim_start_matches('\u{2581}')) {
         (Some(tag), "") if !tag.is_empty() => Some(tag),
@@ -481,7 +482,7 @@ pub fn languages(tokenizer: &Tokenizer) -> Vec<String> {
     languages
 }
 
-/// BLAKE3 of the file of a model; of a folder that of the names and digests of the files that make it.
+/// BLAKE3 of a model file; for a folder, that of the names and digests of its model files.
 fn digest(path: &Path) -> Result<String> {
     let of_file = |path: &Path| {
         let mut hasher = blake3::Hasher::new();

@@ -11,10 +11,10 @@ use flow_runtime::{ROW, StageError};
 
 use crate::{Metadata, Performance, Segment, Word};
 
-/// Whether rows of segments tell who speaks.
+/// Whether rows of segments have speakers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speakers {
-    /// Nobody asked: there are no columns for it.
+    /// Not diarized: there are no columns for speakers.
     Unasked,
     /// Segments and words have a column `speaker`, which may be null.
     Named,
@@ -71,7 +71,7 @@ pub fn recordings_schema() -> SchemaRef {
     ]))
 }
 
-/// When and how long it was worked on a recording: one row.
+/// Time and duration of the processing of a recording: one row.
 pub fn timings_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new(ROW, DataType::UInt32, false),
@@ -127,7 +127,7 @@ pub fn segments_batch(segments: &[Segment], speakers: Speakers) -> Result<Record
     Ok(RecordBatch::try_new(segments_schema(speakers), columns)?)
 }
 
-/// The row of a recording. `decoded` seconds in `windows` went through the model.
+/// The row of a recording. The model processed `decoded` seconds in `windows`.
 pub fn recordings_batch(metadata: &Metadata, decoded: f64, windows: usize) -> Result<RecordBatch, StageError> {
     let languages = ListArray::try_new(
         item(DataType::Utf8),
@@ -250,7 +250,7 @@ pub fn read_num_speakers(diarized: &RecordBatch) -> Result<Option<u64>, StageErr
         .and_then(|number| u64::try_from(number).ok()))
 }
 
-/// The work on a recording together with that of its diarization, whose `timings` these are.
+/// The processing times of a recording, including those of its diarization, `timings`.
 pub fn with_diarization(
     performance: &Performance,
     duration: f64,

@@ -1,9 +1,9 @@
-//! Words put together to segments.
+//! Groups words into segments.
 
 use crate::transcript::{Segment, Word};
 use crate::{Result, TranscriptionError};
 
-/// Where segments end, besides marks that end a sentence and changes of the speaker.
+/// Limits of segments, besides ends of sentences and changes of the speaker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SegmentRules {
     /// The longest pause within a segment, in seconds.
@@ -47,8 +47,8 @@ pub fn ends_sentence(word: &str) -> bool {
     word.trim_end().trim_end_matches(CLOSING).ends_with(SENTENCE_ENDS)
 }
 
-/// Puts words, in the order in which they were spoken, together to segments. Each word is in one segment, in the same
-/// order. The confidence of a segment is the mean of those of its words that have one.
+/// Groups words, in the order in which they were spoken, into segments. Each word is in one segment, in the same order.
+/// The confidence of a segment is the mean of those of its words that have one.
 ///
 /// An error if a rule is not above 0.
 pub fn segments(words: Vec<Word>, rules: &SegmentRules) -> Result<Vec<Segment>> {
@@ -62,7 +62,7 @@ pub fn segments(words: Vec<Word>, rules: &SegmentRules) -> Result<Vec<Segment>> 
             segments.push(joined(std::mem::take(&mut segment)));
         }
         segment.push(word);
-        // What is cut off is no longer than is allowed, what is left may have to be cut again.
+        // The first part is within the limit, the rest may have to be split again.
         while segment.len() > 1 && duration(&segment) > rules.max_duration {
             let rest = segment.split_off(longest_pause(&segment, rules.max_duration));
             segments.push(joined(std::mem::replace(&mut segment, rest)));

@@ -1,4 +1,4 @@
-//! Who said which word: the words of a transcript and the turns of a diarization.
+//! Assigns the speakers of a diarization's turns to the words of a transcript.
 
 use flow_speakers::turns::Turn;
 use schemars::JsonSchema;
@@ -14,13 +14,13 @@ pub const UNKNOWN: &str = "UNKNOWN";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Rule {
-    /// Each word for itself: the speaker with whom it has most time in common, else the nearest turn, else `UNKNOWN`. Segments
-    /// are cut where the speaker changes.
+    /// Each word separately: the speaker with the largest overlap, else that of the nearest turn, else `UNKNOWN`.
+    /// Segments are split where the speaker changes.
     #[default]
     Words,
     /// Segments stay whole: each has the speaker of most of its words, by the rule `words`.
     Majority,
-    /// As WhisperX: each word, and each segment by its own times, has the speaker with whom it has most time in common, or none.
+    /// As WhisperX: each word, and each segment by its own times, has the speaker with the largest overlap, or none.
     Whisperx,
 }
 
@@ -30,7 +30,7 @@ pub struct AssignmentRules {
     pub rule: Rule,
     /// `words` and `majority`: the nearest turn is no farther away than this, in seconds.
     pub max_gap: f64,
-    /// `whisperx`: what has no time in common with a turn gets the speaker of the one whose middle is nearest.
+    /// `whisperx`: words and segments without overlap get the speaker of the turn with the nearest middle.
     pub fill_nearest: bool,
 }
 
@@ -108,7 +108,7 @@ fn majority(words: &[Word]) -> Option<String> {
     most(&counts).map(str::to_owned)
 }
 
-/// Adds to what a speaker has. Speakers stay in the order in which they came.
+/// Adds to a speaker's sum. Speakers keep the order in which they were first added.
 fn add<'a>(sums: &mut Vec<(&'a str, f64)>, speaker: &'a str, value: f64) {
     match sums.iter_mut().find(|(name, _)| *name == speaker) {
         Some((_, sum)) => *sum += value,
@@ -116,7 +116,7 @@ fn add<'a>(sums: &mut Vec<(&'a str, f64)>, speaker: &'a str, value: f64) {
     }
 }
 
-/// The speaker who has most; of equal ones the first.
+/// The speaker with the largest sum; of equal ones the first.
 fn most<'a>(sums: &[(&'a str, f64)]) -> Option<&'a str> {
     let mut best: Option<(&str, f64)> = None;
     for &(speaker, sum) in sums {
@@ -127,7 +127,7 @@ fn most<'a>(sums: &[(&'a str, f64)]) -> Option<&'a str> {
     best.map(|(speaker, _)| speaker)
 }
 
-/// Turns by their starts, so that those near a word are found without a look at all of them.
+/// Turns sorted by their starts, for binary search.
 struct SortedTurns<'a> {
     turns: Vec<&'a Turn>,
     /// For each turn: the one that ends last of those up to it, the first of several.
@@ -154,7 +154,7 @@ impl<'a> SortedTurns<'a> {
         self.turns[self.last_end[place]].end
     }
 
-    /// The speaker with whom a stretch has most time in common; of equal ones the one whose turn begins first.
+    /// The speaker with the largest overlap with an interval; of equal ones the one whose turn begins first.
     fn longest(&self, start: f64, end: f64) -> Option<&'a str> {
         let after = self.turns.partition_point(|turn| turn.start < end);
         let mut first = after;
@@ -171,8 +171,8 @@ impl<'a> SortedTurns<'a> {
         most(&times)
     }
 
-    /// The speaker of the turn with the edge nearest to a stretch that has no time in common with any, at most `max_gap` away;
-    /// of two the earlier one.
+    /// The speaker of the turn with the edge nearest to an interval without overlap, at most `max_gap` away; of two the
+    /// earlier one.
     fn nearest_edge(&self, start: f64, end: f64, max_gap: f64) -> Option<&'a str> {
         let after = self.turns.partition_point(|turn| turn.start < end);
         let before = after.checked_sub(1).map(|place| self.turns[self.last_end[place]]);

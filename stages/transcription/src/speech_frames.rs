@@ -1,14 +1,14 @@
-//! How likely each frame of a recording is to hold speech.
+//! The probability of speech for each frame of a recording.
 
 use std::ops::Range;
 
 use crate::{Result, TranscriptionError};
 
-/// How likely each frame of a recording is to hold speech.
+/// The probability of speech for each frame of a recording.
 #[derive(Debug, Clone, Copy)]
 pub struct SpeechFrames<'a> {
-    /// One for each frame, the last one being shorter than the others if the recording ends in it. What is no number
-    /// counts as no speech.
+    /// One for each frame, the last one being shorter than the others if the recording ends in it. NaN counts as no
+    /// speech.
     probabilities: &'a [f32],
     frame_samples: u64,
     samples: u64,

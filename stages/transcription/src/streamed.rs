@@ -1,4 +1,4 @@
-//! The samples of a recording as a stream: from its beginning, in blocks, as often as somebody goes through it.
+//! The samples of a recording as a stream of blocks, which can be read several times.
 
 use std::path::PathBuf;
 
@@ -11,9 +11,9 @@ use crate::{Result, TranscriptionError};
 /// Takes the next samples (mono, 16 kHz, in [-1, 1]), of which there may be none. False: no more are wanted.
 pub type Take<'a> = dyn FnMut(&[f32]) -> Result<bool> + 'a;
 
-/// Samples of a recording that can be gone through several times.
+/// Samples of a recording that can be read several times.
 pub trait Samples {
-    /// Goes through all samples, from the first one on, or until `take` wants no more.
+    /// Passes all samples to `take`, from the first one on, until it returns false.
     ///
     /// # Errors
     /// Those of `take`, and if the samples cannot be read.
@@ -40,7 +40,7 @@ pub struct StreamedRecording {
     channels: Channels,
 }
 
-/// What there is of a recording.
+/// The extent of a recording.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Extent {
     /// Samples at 16 kHz.
@@ -57,9 +57,9 @@ impl StreamedRecording {
         }
     }
 
-    /// Goes through the recording as [`Samples::pass`] does, and says what there is of it: as much as `take` wanted. One that
-    /// is not there, is no audio, or is longer than `max_seconds` is a [`Refusal`], and so is a damaged one that `on_damage`
-    /// does not accept.
+    /// Reads the recording as [`Samples::pass`] does, and returns its extent, as far as `take` accepted samples. One
+    /// that does not exist, is no audio, or is longer than `max_seconds` is a [`Refusal`], and so is a damaged one that
+    /// `on_damage` does not accept.
     ///
     /// # Errors
     /// Those of `take`, and if the file is there and cannot be read.

@@ -1,5 +1,5 @@
-//! Subtitles: SRT and WebVTT, laid out as WhisperX does, except that lines keep to their width with the speaker's name
-//! on them, that no subtitle goes over the end of a segment, and that no text can break the file.
+//! Subtitles: SRT and WebVTT, laid out as by WhisperX, except that the width of lines includes the speaker's name, that
+//! no subtitle crosses the end of a segment, and that text is escaped.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use crate::lines::{LineLimits, fill, one_line, pieces};
 use crate::times::{milliseconds, srt_time, vtt_time};
 use crate::transcript::{Segment, Transcript, Word};
 
-/// What is shown at once. Times in seconds.
+/// A subtitle. Times in seconds.
 #[derive(Debug, Clone, PartialEq)]
 struct Cue {
     start: f64,
@@ -77,7 +77,7 @@ fn timed_cues(transcript: &Transcript, limits: &LineLimits) -> Vec<TimedCue> {
         segment_cues(segment, limits, &mut cues);
     }
     cues.sort_by(|a, b| a.start.total_cmp(&b.start));
-    // Where all cues so far end, as they are meant and as they are written.
+    // The latest end of all cues so far, exact and rounded.
     let (mut meant, mut written) = (0.0, 0);
     let timed = cues.into_iter().map(|cue| {
         let mut start = milliseconds(cue.start);
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(file, format!("1\n00:00:00,000 --> 00:00:02,000\n{text} e\u{301}\n\n"));
     }
 
-    /// Marks of punctuation take no time in NeMo's stamps, so a cue may have none.
+    /// Punctuation marks have no duration in NeMo's time stamps, so a cue may have duration 0.
     #[test]
     fn a_cue_without_duration_is_shown_and_pushes_the_next() {
         let transcript = transcript(vec![

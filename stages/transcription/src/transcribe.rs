@@ -83,7 +83,7 @@ impl Kind for Transcribe {
         })))
     }
 
-    /// Where recordings and the model are does not matter, nor on what and in which batches the model is computed.
+    /// Without the paths of recordings and model, the device and the batch size.
     fn identity(settings: &TranscribeSettings) -> Value {
         let mut identity = json!({
             "channels": settings.channels,
@@ -149,7 +149,7 @@ impl Source for Transcriber {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let model = OpenModel::files(&self.settings.model).map_err(|error| StageError::setting("model", error))?;
         for file in &model {
-            // Else each recording would be refused for it.
+            // Checked here, or each recording would be rejected for it.
             let unreadable = |error| StageError::setting("model", format!("cannot read {}: {error}", file.display()));
             open_regular_file(file).map_err(unreadable)?;
         }
@@ -212,7 +212,7 @@ impl Source for Transcriber {
         let recognized = recognizer
             .transcribe_again(first, &recording, &settings, &|| cancel.is_set())
             .map_err(|error| error.of(&listed.recording.file))?;
-        // None: the run is being given up, and so is this partition.
+        // None: the run is being aborted.
         let recognized = recognized.ok_or_else(stopped)?;
         let metadata = Metadata {
             source_file: listed.recording.file,

@@ -18,27 +18,27 @@ use crate::segments::SegmentRules;
 /// The longest recording, in seconds, that may be asked for. Twelve hours: times and samples are counted in 32 bits further down.
 pub const MAX_DURATION: f64 = 43_200.0;
 
-/// Transcribes recordings: what was said, when, and how sure the model is.
+/// Transcribes recordings, with times and confidences of words.
 ///
 /// # What it does
 ///
 /// Each recording is a partition, named by its path below the folder that was named in `input`, without its ending (unless
-/// two would then have one name). A recording whose bytes, and those of the model, are as they were is not decoded again;
-/// one that is new or changed is, alone.
+/// two would then have one name). Only new or changed recordings are decoded, or all of them when the model has
+/// changed.
 ///
-/// A recording is decoded to 16 kHz mono, block by block. Voice activity says where speech is; what lies between two pauses
-/// is a window, which goes through the model by itself, together with others of its length. Memory does not grow with the
-/// length of a recording, and one of more than ten minutes is decoded twice. `window` has other ways; of these, `full` decodes
-/// such a recording four times and holds rows for all frames up to `full_attention`. Words get the times at which they were
-/// spoken and a confidence (NeMo's default: Tsallis entropy, the least sure of a word's tokens), and are put together to
-/// segments. Tags such as `<|hi|>` are taken out of the text and listed as languages. In silence nothing is said: that is a
-/// transcript without segments, and no error.
+/// A recording is decoded to 16 kHz mono, block by block. Voice activity detection finds speech; the speech between two
+/// pauses is a window, which the model processes independently, in a batch with windows of similar length. Memory does
+/// not grow with the length of a recording, and the file of one of more than ten minutes is decoded twice. `window` has
+/// other modes; of these, `full` decodes the file of such a recording four times and keeps rows for all frames up to
+/// `full_attention`. Words get the times at which they were spoken and a confidence (NeMo's default: Tsallis entropy,
+/// the minimum over a word's tokens), and are grouped into segments. Tags such as `<|hi|>` are removed from the text
+/// and listed as languages. Silence gives a transcript without segments, which is no error.
 ///
 /// Port `segments`, one row per segment: `_row, start, end, text, confidence, words`; times are seconds from the beginning of
 /// the recording, `words` is a list of `word, start, end, confidence`. Port `recordings`, one row per partition: `_row,
-/// recording` (its path with its ending), `duration` and `decoded` in seconds (all of it, and what went through the model, in
-/// `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). Port `timings`, one row per partition: `_row,
-/// processed_at, transcription_s, total_s`; it alone differs from run to run.
+/// recording` (its path with its ending), `duration` and `decoded` in seconds (total, and the part that the model
+/// processed, in `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). Port `timings`, one row
+/// per partition: `_row, processed_at, transcription_s, total_s`; it alone differs from run to run.
 ///
 /// With `channels: split`, each channel of a recording is a partition of its own, `NAME.ch1`, `NAME.ch2` and so on; recordings
 /// of one channel keep their name.
@@ -60,28 +60,28 @@ pub struct TranscribeSettings {
     /// content): files, folders, of which all files with an ending of audio are taken, and patterns with `*`, `?`, and `**` for
     /// folders.
     pub input: Vec<String>,
-    /// What becomes of several channels: `mix` (their mean is transcribed) or `split` (each by itself).
+    /// How to use several channels: `mix` (their mean is transcribed) or `split` (each separately).
     #[serde(default)]
     pub channels: ChannelUse,
-    /// What becomes of a recording that is damaged or cut off: `keep` (what is before the damage is transcribed, if it is a second
-    /// or more, and `damaged_at` says where it ends, in seconds) or `refuse` (it is a reject, `decode_error`).
+    /// How to treat a damaged or truncated recording: `keep` (the part before the damage is transcribed, if it is a
+    /// second or more, and `damaged_at` is its end in seconds) or `refuse` (it is a reject, `decode_error`).
     #[serde(default)]
     pub on_damage: OnDamage,
     /// The model: a `.nemo` archive, a model folder such as a checkpoint, or a Hugging Face folder.
     pub model: PathBuf,
-    /// What goes through the model at once: `vad` (what lies between two pauses, each part by itself), `chunked` (chunks of a
-    /// fixed length in some context, with the decoder's state carried from one to the next, as NeMo's streaming inference
-    /// does it) or `full` (the whole recording in one pass); the last two for models that were trained on long recordings,
-    /// with greedy search alone. `auto` is `vad`.
+    /// What the model processes at once: `vad` (windows of speech between pauses, independently), `chunked` (chunks of
+    /// a fixed length with context, with the decoder's state carried from one to the next, as NeMo's streaming
+    /// inference does it) or `full` (the whole recording in one pass); the last two for models that were trained on
+    /// long recordings, with greedy search only. `auto` is `vad`.
     #[serde(default)]
     pub window: WindowMethod,
     /// With `chunked`: the length of a chunk, in seconds, of which whole frames of the encoder (0.08 s) are taken.
     #[serde(default = "chunk")]
     pub chunk: f64,
-    /// With `chunked`: what the encoder hears before a chunk, in seconds.
+    /// With `chunked`: left context of a chunk in the encoder, in seconds.
     #[serde(default = "chunk_left")]
     pub chunk_left: f64,
-    /// With `chunked`: what the encoder hears after a chunk, in seconds.
+    /// With `chunked`: right context of a chunk in the encoder, in seconds.
     #[serde(default = "chunk_right")]
     pub chunk_right: f64,
     /// With `full`: in longer recordings, in seconds, a frame of the encoder sees `attention_context` frames to either side;
@@ -92,22 +92,22 @@ pub struct TranscribeSettings {
     /// model that was made with limited attention keeps its own.
     #[serde(default = "attention_context")]
     pub attention_context: usize,
-    /// With `vad`: how it is found where speech is: `neural` (silero-vad), `energy` (how loud it is), or `off`, where
-    /// everything is decoded.
+    /// With `vad`: the method of voice activity detection: `neural` (silero-vad), `energy` (by the level), or `off`
+    /// (everything is decoded).
     #[serde(default)]
     pub vad: VoiceActivity,
-    /// The longest window that goes through the model, in seconds. Longer speech is cut at its longest pause, or where it is
-    /// least likely to be speech.
+    /// The longest window for the model, in seconds. Longer speech is cut at its longest pause, or where it is least
+    /// likely to be speech.
     #[serde(default = "max_window")]
     pub max_window: f64,
     /// A pause as long as this ends a window, in seconds, by the probabilities of voice activity: these lag, so that 0.06 is
-    /// a pause of some 0.15 s. For models that were trained on long recordings, 0.5 lets them hear more at once.
+    /// a pause of some 0.15 s. For models that were trained on long recordings, 0.5 gives longer windows.
     #[serde(default = "min_pause")]
     pub min_pause: f64,
-    /// Most seconds of audio, padding included, in the model at once; changes nothing but speed and memory.
+    /// Most seconds of audio, padding included, in the model at once; affects only speed and memory.
     #[serde(default = "batch_seconds")]
     pub batch_seconds: f64,
-    /// Longer recordings are refused, in seconds; 12 hours at most.
+    /// Longest recording in seconds, 12 hours at most; longer ones are rejected.
     #[serde(default = "max_duration")]
     pub max_duration: f64,
     /// The longest pause within a segment, in seconds.
@@ -132,14 +132,14 @@ pub struct TranscribeSettings {
     /// An n-gram language model over the model's tokens, in the ARPA format, such as `flow lm build` writes; empty for none.
     #[serde(default)]
     pub lm: PathBuf,
-    /// What its scores count, from 0 to 100.
+    /// Weight of its scores, from 0 to 100.
     #[serde(default = "lm_weight")]
     pub lm_weight: f64,
-    /// A file of phrases that are to be heard more readily, one a line (a score of a phrase of its own after a tab; 1 is usual);
-    /// empty for none.
+    /// A file of phrases to boost, one per line (optionally with its own score after a tab; 1 is usual); empty for
+    /// none.
     #[serde(default)]
     pub boost: PathBuf,
-    /// What their scores count, from 0 to 100.
+    /// Weight of their scores, from 0 to 100.
     #[serde(default = "boost_weight")]
     pub boost_weight: f64,
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
@@ -235,7 +235,7 @@ impl TranscribeSettings {
         }
     }
 
-    /// What the way from samples to segments needs.
+    /// The settings of the recognizer.
     pub fn recognition(&self) -> RecognitionSettings {
         RecognitionSettings {
             long_audio: self.long_audio(),
@@ -250,7 +250,7 @@ impl TranscribeSettings {
         }
     }
 
-    /// What goes through the model at once.
+    /// The processing mode.
     pub(crate) fn long_audio(&self) -> LongAudio {
         match self.window {
             WindowMethod::Auto | WindowMethod::Vad => LongAudio::Vad,

@@ -1,4 +1,4 @@
-//! What was said in a recording, when, by whom, and how sure the model was; and its JSON.
+//! The transcript of a recording (words, times, speakers, confidences), and its JSON format.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ pub struct Word {
     pub start: f64,
     #[serde(serialize_with = "number")]
     pub end: f64,
-    /// How sure the model was: 1 is certain, about 0 is a guess among all tokens ([`crate::confidence`]).
+    /// Confidence: 1 is certain, about 0 is a guess among all tokens ([`crate::confidence`]).
     #[serde(default, serialize_with = "optional_number")]
     pub confidence: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,7 +48,7 @@ pub struct Segment {
     pub words: Vec<Word>,
 }
 
-/// Where a transcript comes from.
+/// Metadata of a transcript.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metadata {
     pub source_file: String,
@@ -62,14 +62,14 @@ pub struct Metadata {
     pub model_digest: String,
     #[serde(default)]
     pub languages: Vec<String>,
-    /// None where nobody asked who speaks.
+    /// None without diarization.
     #[serde(default)]
     pub num_speakers: Option<u64>,
     /// RFC 3339.
     pub processed_at: String,
 }
 
-/// How long the work took, in seconds.
+/// Processing times in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Performance {
     #[serde(serialize_with = "number")]
@@ -100,7 +100,7 @@ impl Performance {
 pub struct Transcript {
     pub metadata: Metadata,
     pub performance: Performance,
-    /// All that was said, without line breaks of segments.
+    /// The whole text, without line breaks between segments.
     pub text: String,
     pub segments: Vec<Segment>,
     /// Who speaks, in the order of their first words; empty without diarization.
@@ -108,7 +108,7 @@ pub struct Transcript {
     pub speakers: Vec<String>,
 }
 
-/// What stands in the JSON file.
+/// The layout of the JSON file.
 #[derive(Serialize)]
 struct Document<'a> {
     version: u64,
@@ -120,15 +120,16 @@ struct Document<'a> {
     speakers: &'a [String],
 }
 
-/// What is read of a file before the rest.
+/// The version, which is read before the rest.
 #[derive(Deserialize)]
 struct Head {
     version: Option<u64>,
 }
 
 impl Transcript {
-    /// Puts segments together: `text` is theirs with spaces between, `speakers` are those that they and their words
-    /// name, [`UNKNOWN`] not. `metadata.num_speakers` becomes the number of these if there are any, and stays as it is otherwise.
+    /// A transcript of segments: `text` joins theirs with spaces, `speakers` are those of the segments and their words,
+    /// without [`UNKNOWN`]. `metadata.num_speakers` becomes the number of these if there are any, and stays as it is
+    /// otherwise.
     pub fn from_segments(mut metadata: Metadata, performance: Performance, segments: Vec<Segment>) -> Self {
         let texts = segments.iter().map(|segment| segment.text.trim());
         let text = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ");
@@ -169,8 +170,8 @@ impl Transcript {
         Ok(json + "\n")
     }
 
-    /// Reads what [`Transcript::to_json`] wrote. Keys that it does not know are left out; a version newer than
-    /// [`VERSION`] is an error, as is what could not have been written.
+    /// Reads what [`Transcript::to_json`] wrote. Unknown keys are ignored; a version newer than [`VERSION`] is an
+    /// error, and so are values that cannot be written.
     pub fn from_json(json: &str) -> Result<Self> {
         let whole = |error: serde_json::Error| TranscriptionError::transcript("the file", error.to_string());
         let head: Head = serde_json::from_str(json).map_err(whole)?;

@@ -19,16 +19,16 @@ use serde_json::{Value, json};
 use crate::rows::{read_metadata, read_segments};
 use crate::{Metadata, Segment};
 
-/// Makes rows of a manifest of transcripts, so that a model can be trained on them (pseudo-labels).
+/// Makes rows of a manifest from transcripts, so that a model can be trained on them (pseudo-labels).
 ///
 /// # What it does
 ///
 /// Each segment that has a text becomes a row with the columns of `manifest.read`: the recording's file is `audio_path`, where
 /// the segment begins in it `start`, in seconds, and its length `duration`; `lang` is the language that the model tagged the
 /// recording with if it is one, or else the setting `lang`. `segment_id` is the recording and the segment's place in
-/// milliseconds, `source` is `pseudo_label`. Besides, for rules in SQL: `confidence` (the least sure of its words counts: 1 is
-/// certain), `mean_confidence` (the segment's), `words` (how many), and in `extra` the confidence and the digest of
-/// the model, so that the manifest says where a row comes from.
+/// milliseconds, `source` is `pseudo_label`. Additional columns for rules in SQL: `confidence` (the minimum over its
+/// words: 1 is certain), `mean_confidence` (the segment's), `words` (their number), and in `extra` the confidence and
+/// the digest of the model, so that the manifest records the origin of a row.
 ///
 /// Rows whose recording has several languages, or none, where `lang` gives none are rejects (class `rule`, `no_language`).
 ///
@@ -131,8 +131,8 @@ impl Kind for Utterances {
         })))
     }
 
-    /// The names and paths of all recordings are in it: rows hold paths, and the key of each partition has this one identity.
-    /// So the rows of all are made anew, which is cheap, where a recording lies elsewhere, is new or is gone.
+    /// Includes the names and paths of all recordings, since rows have paths and all partitions share this identity. So
+    /// all rows are made again, which is cheap, when a recording is moved, added or removed.
     fn identity(settings: &UtterancesSettings) -> Value {
         json!({
             "input": settings.paths().unwrap_or_default(),
@@ -321,7 +321,7 @@ fn utterances_batch(
     Ok(RecordBatch::try_new(utterances_schema(), columns)?)
 }
 
-/// That of the word of which the model was least sure, or the segment's where words have none.
+/// The minimum over the words, or the segment's confidence where words have none.
 fn least_confidence(segment: &Segment) -> Option<f64> {
     let words = segment.words.iter().filter_map(|word| word.confidence);
     words.reduce(f64::min).or(segment.confidence)

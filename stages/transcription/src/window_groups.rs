@@ -1,4 +1,4 @@
-//! The samples of windows, one or a group of them at a time: no more of a recording is in memory.
+//! Reads the samples of windows, one window or one group at a time, which bounds the memory.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ pub(crate) type DecodeGroup<'a> = dyn FnMut(Range<usize>, &[Vec<f32>]) -> Result
 /// Takes the index of a window and its samples. False: no more are wanted.
 pub type TakeWindow<'a> = dyn FnMut(usize, Vec<f32>) -> Result<bool> + 'a;
 
-/// Goes through a recording once and gives the samples of its windows (which follow each other and do not overlap) to
-/// `decode`, group by group, with the indices of the windows. False: `decode` wanted no more.
+/// Reads a recording once and passes the samples of its windows (in order, not overlapping) to `decode`, group by
+/// group, with the indices of the windows. False: `decode` returned false.
 ///
 /// # Errors
 /// As [`each_window`].
@@ -45,8 +45,8 @@ pub(crate) fn group_by_group(
     })
 }
 
-/// Goes through a recording once and gives the index and the samples of each of its windows (which follow each other and do not
-/// overlap) to `take`, one at a time. False: `take` wanted no more.
+/// Reads a recording once and passes the index and the samples of each of its windows (in order, not overlapping) to
+/// `take`, one at a time. False: `take` returned false.
 ///
 /// # Errors
 /// Those of `take`, if the recording cannot be read, and if it is shorter than its windows say.

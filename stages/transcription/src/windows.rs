@@ -1,4 +1,4 @@
-//! Long audio cut into windows at pauses, and the words of the windows put together again.
+//! Divides long audio into windows at pauses, and joins the words of the windows.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use crate::speech_frames::SpeechFrames;
 use crate::transcript::Word;
 use crate::{Result, TranscriptionError};
 
-/// Cuts a recording into windows, in samples, that follow each other without a gap: no sample is lost, none is in two.
-/// None is longer than `max_window` seconds, and none but the last is shorter than half of that (the last one may have a
-/// quarter, unless it is the only one).
+/// Divides a recording into consecutive windows, in samples, without gaps or overlaps. None is longer than `max_window`
+/// seconds, and none but the last is shorter than half of that (the last one may have a quarter, unless it is the only
+/// one).
 ///
 /// A window ends in the middle of the longest pause between `turns` (in order and not overlapping, as
 /// [`speech`](flow_speakers::speech::speech) gives them) that lies in its second half; where there is none, in the middle
@@ -130,10 +130,10 @@ fn longest_pause(pauses: &[Range<u64>], range: &Range<u64>) -> Option<u64> {
     Some(longest.start + (longest.end - longest.start) / 2)
 }
 
-/// Puts the words of windows together: times, which begin with each window, begin with the recording.
+/// Joins the words of windows: times relative to each window become times relative to the recording.
 ///
-/// Every word stays, in its order. Times go on over the windows: a word that reaches out of its window (the duration of
-/// a last token may) ends with it, and none starts before the one before it.
+/// All words are kept, in order. Times are monotonic over the windows: a word that extends beyond its window (as the
+/// duration of a last token may) ends with it, and no word starts before the previous one.
 ///
 /// An error if there are not as many lists of words as windows, if the windows do not follow each other, or if a time
 /// is no number.

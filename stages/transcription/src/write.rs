@@ -22,17 +22,17 @@ use crate::{Format, LineLimits, Transcript};
 /// # What it does
 ///
 /// For each recording of a `transcription.transcribe`, `out` receives a file of its name for each format, once all are
-/// transcribed: `talks/monday.wav` below the folder that was transcribed becomes `OUT/talks/monday.txt`. Another format decodes
-/// nothing again. Files are replaced as a whole; others in the folder are left alone, also those of recordings and formats that are
-/// no longer asked for. A file that is gone, or another than the one that was written, is written again by the next run.
+/// transcribed: `talks/monday.wav` below the folder that was transcribed becomes `OUT/talks/monday.txt`. Another format
+/// does not decode again. Files are replaced as a whole; others in the folder are left alone, also those of recordings
+/// and formats that are no longer asked for. A file that is missing or was changed is written again by the next run.
 ///
 /// `txt` (a segment on a line), `json` (everything), `srt` and `vtt` (subtitles), `tsv` (start and end in milliseconds, text),
 /// `ctm` (NIST's, a word on a line), `jsonl` (a line of a manifest as NeMo writes it), `parquet` (the same as a table of one
 /// row); see docs/transcription.md.
 ///
-/// With `assigned`, the segments of a `transcription.assign_speakers`, who speaks stands in front of each segment (`txt`, `srt`,
-/// `vtt`) and at each word (`json`). `diarized` and `diarization_timings`, of a `speakers.diarize`, give the JSON the number of
-/// speakers and the time it took to tell them apart.
+/// With `assigned`, the segments of a `transcription.assign_speakers`, the speaker precedes each segment (`txt`, `srt`,
+/// `vtt`) and is given for each word (`json`). `diarized` and `diarization_timings`, of a `speakers.diarize`, add the
+/// number of speakers and the time of diarization to the JSON.
 ///
 /// The port `files` has one row per file: `_row, format, path, bytes, digest`.
 ///
@@ -240,7 +240,7 @@ impl Operator for Writer {
             performance = with_diarization(&performance, metadata.duration_s, &timings)?;
         }
         let mut transcript = Transcript::from_segments(metadata, performance, segments);
-        // There may be speakers of whom no word was heard.
+        // There may be speakers without words.
         if let Some(diarized) = all(&waiting.diarized)? {
             transcript.metadata.num_speakers = read_num_speakers(&diarized)?.or(transcript.metadata.num_speakers);
         }

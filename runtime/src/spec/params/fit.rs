@@ -55,9 +55,9 @@ fn is_list_of_scalars(list: &[Value]) -> bool {
     !list.is_empty() && list.iter().all(|item| is_scalar(item) && same_type(item))
 }
 
-/// `given` in the type of `declared`; a map is laid over `standing`. A whole number fits a number; a number that is whole
-/// (`1e5`, and the texts `100k` and `2M`) fits a whole number; a text, number or truth value fits a list of such, as one that
-/// holds it alone.
+/// `given` in the type of `declared`; a map is merged into `standing`. A whole number fits a number; a number that is
+/// whole (`1e5`, and the texts `100k` and `2M`) fits a whole number; a text, number or boolean fits a list of such, as
+/// its only item.
 pub(super) fn fit(declared: &Value, standing: &Value, given: Value) -> Result<Value, String> {
     match (declared, given) {
         (Value::Null, given) => Ok(given),

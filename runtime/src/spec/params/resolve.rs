@@ -45,7 +45,7 @@ impl Params {
 enum State {
     Open,
     InWork,
-    /// None: it is wrong, and that was said.
+    /// None: it is wrong, and the error was reported.
     Done(Option<Value>),
 }
 
@@ -53,9 +53,9 @@ pub(super) struct Resolver<'a> {
     params: &'a Params,
     environment: &'a Environment,
     state: Vec<State>,
-    /// Parameters in work, each for the one before it.
+    /// Stack of the parameters that are being resolved, each needed by the one before it.
     depth: usize,
-    /// What references may still bring in.
+    /// Remaining size that references may add.
     left: usize,
     found: &'a mut Vec<Diagnostic>,
 }
@@ -148,14 +148,14 @@ impl Resolver<'_> {
 }
 
 impl Resolver<'_> {
-    /// What stands for the value of a secret parameter.
+    /// The reference to a secret that takes the place of its value.
     fn secret(&mut self, param: &Param, raw: &Value) -> Option<Value> {
         if substitute::is_secret(raw) {
             return Some(raw.clone());
         }
         let text = match raw.as_str() {
             Some(text) => substitute::secret_text(text, self),
-            // It need not be given. What else is no text was said where it was given.
+            // It is optional. Any other value that is no text was reported where it was given.
             None => return raw.is_null().then_some(Value::Null),
         };
         let wrong = |message: String, help: Option<String>| Diagnostic {
@@ -225,7 +225,7 @@ impl Lookup for Resolver<'_> {
 pub(in crate::spec) struct Scope {
     pub values: Vec<ParamValue>,
     environment: Environment,
-    /// What references may still bring in.
+    /// Remaining size that references may add.
     left: AtomicUsize,
     file_dir: String,
 }

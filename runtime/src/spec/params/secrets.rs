@@ -1,4 +1,4 @@
-//! Which values are secrets, and where they may stand as text.
+//! Which values are secrets, and which files may contain them as text.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ impl Params {
         }
     }
 
-    /// Files in which values of secrets stand as text, or may stand under another name.
+    /// Files that contain values of secrets as text, or may contain them under a misspelt name.
     pub fn files_with_secrets(&self) -> &BTreeSet<PathBuf> {
         &self.files_with_secrets
     }

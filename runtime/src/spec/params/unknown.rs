@@ -1,4 +1,4 @@
-//! What to say of a parameter that is not there.
+//! The help for a parameter that does not exist.
 
 use super::Params;
 use crate::suggest::{did_you_mean, nearest, nearest_first};

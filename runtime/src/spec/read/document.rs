@@ -14,13 +14,13 @@ use crate::spec::params::brief;
 use crate::spec::source::{Place, SourceFile};
 use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
 
-/// No pipeline comes near this; a file that does is something else.
+/// Largest file that is read, in bytes; a larger one is no pipeline.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Most bytes of an overlay that comes through a pipe.
 const MAX_PIPE_BYTES: u64 = 4 << 20;
 
-/// What an overlay is called in messages.
+/// The word for an overlay in messages.
 pub(super) const OVERLAY: &str = "an overlay";
 
 /// A file and the map at its head.
@@ -173,7 +173,7 @@ fn read_all(file: File, most: u64) -> Result<Vec<u8>, String> {
 
 /// What the shell gives as `<(...)` is read to its end, where pipes may be read.
 fn read_text(path: &Path, with_pipes: bool) -> Result<String, String> {
-    // The same path is another pipe in the next command only.
+    // In one process the path always names the same pipe, so its text can be kept.
     static PIPES: Mutex<BTreeMap<PathBuf, Vec<u8>>> = Mutex::new(BTreeMap::new());
     let bytes = if with_pipes && is_open_pipe(path) {
         // A pipe gives its bytes once, and a command may read its overlays more than once.

@@ -106,7 +106,7 @@ pub(in crate::spec) fn in_sql(
     sql
 }
 
-/// Where in SQL a character stands.
+/// The lexical context of a character in SQL.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Inside {
     Code,

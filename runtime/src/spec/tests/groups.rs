@@ -12,7 +12,7 @@ fn a_pipeline_with_a_group_an_overlay_and_values_from_the_command_line() {
     let of = |name: &str| values[place(name)].1.as_str();
     assert_eq!((of("train.steps"), of("stage more: with.rows")), ("12", "12"));
     assert_eq!(of("stage pair: from.left"), "\"inner/clean\"");
-    // What a user sets stands before what it was put into.
+    // A parameter is named before the setting that uses it.
     assert!(place("train.steps") < place("stage more: with.rows"));
     let frozen = pipeline.frozen().replace(&files.0.path().display().to_string(), "DIR");
     insta::assert_snapshot!(frozen);

@@ -1,4 +1,4 @@
-//! Files that are made to do harm, or are damaged.
+//! Malicious and damaged files.
 
 use proptest::prelude::*;
 
@@ -94,8 +94,7 @@ fn documents_without_a_bottom_are_refused_by_place() {
 }
 
 proptest! {
-    /// Whatever becomes of a pipeline's text, the answer is a pipeline or a list of mistakes, and each has a
-    /// place in the text.
+    /// Any mutation of a pipeline's text gives a pipeline or a list of mistakes, each with a place in the text.
     #[test]
     fn damaged_pipelines_never_panic(cuts in prop::collection::vec((0usize..900, 0usize..40, "[ -~\n]{0,4}"), 1..4)) {
         let files = Files::new(&[("p.yaml", OUTER), ("inner.yaml", INNER)]);

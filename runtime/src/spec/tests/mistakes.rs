@@ -1,4 +1,4 @@
-//! What is said of mistakes, and where.
+//! Messages and places of mistakes.
 
 use super::*;
 

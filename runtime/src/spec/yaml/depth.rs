@@ -1,5 +1,5 @@
-//! How deep lists and maps lie within each other, told from the text: before the parser, whose time grows with the square of
-//! the depth, has begun.
+//! Limits how deep lists and maps are nested, by a scan of the text before the parser, whose time grows with the square
+//! of the depth.
 
 use std::str::Chars;
 
@@ -28,7 +28,7 @@ struct Scan {
 }
 
 impl Scan {
-    /// Goes through a line; gives the column at which it is too deep.
+    /// Scans a line; gives the column at which it is too deep.
     fn line(&mut self, line: &str) -> Option<usize> {
         let indentation = line.chars().take_while(|c| *c == ' ').count();
         if let Some(parent) = self.block_text {
@@ -164,7 +164,7 @@ mod tests {
         ] {
             assert_eq!(too_deep(&text), None, "{text}");
             assert!(parse_text(&text).is_ok(), "{text}: {:?}", parse_text(&text));
-            // What comes after them does.
+            // Brackets after them count.
             let deep = format!("{}\nc: {}", text.trim_end(), "[".repeat(DEEPEST + 1));
             assert!(too_deep(&deep).is_some(), "{deep}");
         }
@@ -182,7 +182,7 @@ mod tests {
             let error = parse_text(&text).unwrap_err();
             assert!(error.message.contains("128") && error.at.is_some(), "{error:?}");
         }
-        // Other ways into depth, which the parser ends itself.
+        // Other forms of nesting, which the parser limits itself.
         for text in [
             "- ".repeat(many),
             "? ".repeat(many),

@@ -1,4 +1,4 @@
-//! A key that stands twice in one map, and where.
+//! Finds a duplicate key in a map.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -6,9 +6,9 @@ use std::fmt;
 
 use serde::de::{self, DeserializeSeed, EnumAccess, IgnoredAny, MapAccess, SeqAccess, VariantAccess, Visitor};
 
-/// The first key that stands twice in one map, with line and column (from 1, in characters) of the second.
+/// The first key that occurs twice in one map, with line and column (from 1, in characters) of the second occurrence.
 ///
-/// serde_yaml tells the place of the map. So the document is read once more with a reader that fails at the key.
+/// serde_yaml reports the place of the map. So the document is read once more with a reader that fails at the key.
 pub(super) fn doubled_key(text: &str) -> Option<(String, (usize, usize))> {
     let found = RefCell::new(None);
     match (Unique { found: &found }).deserialize(serde_yaml::Deserializer::from_str(text)) {

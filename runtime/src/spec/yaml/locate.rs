@@ -1,4 +1,4 @@
-//! Where a path stands in the text of a document.
+//! The place of a path in the text of a document.
 
 use std::cell::Cell;
 use std::fmt;
@@ -16,8 +16,7 @@ pub enum Part {
 
 /// Line and column (from 1, in characters) of what `steps` leads to, if the document holds it.
 ///
-/// serde_yaml tells places in errors only. So the document is read once more with a reader that fails,
-/// on purpose, exactly there.
+/// serde_yaml reports places in errors only. So the document is read once more with a reader that fails exactly there.
 pub fn locate(text: &str, steps: &Steps, part: Part) -> Option<(usize, usize)> {
     let found = Cell::new(false);
     let seed = Find {

@@ -1,4 +1,4 @@
-//! Where all keys and scalars of a document stand in its text, found in one pass.
+//! The places of all keys and scalars of a document, found in one pass.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ type Position = (usize, usize);
 #[derive(Debug)]
 pub struct PlaceIndex(Node);
 
-/// What an index says of a path.
+/// The result of looking up a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Indexed {
     At(Position),
@@ -38,8 +38,8 @@ struct Node {
 impl PlaceIndex {
     /// None where the text is no YAML, or has keys that are no scalars.
     ///
-    /// serde_yaml tells places in errors only. So the document is read with a reader that fails at each key and scalar, after
-    /// which the next one can be read all the same.
+    /// serde_yaml reports places in errors only. So the document is read with a reader that fails at each key and
+    /// scalar; the next one can be read after such an error.
     pub fn of(text: &str) -> Option<PlaceIndex> {
         let root = Walk.deserialize(serde_yaml::Deserializer::from_str(text));
         root.ok().map(PlaceIndex)
@@ -93,7 +93,7 @@ impl<'de> DeserializeSeed<'de> for Walk {
     }
 }
 
-/// Reads maps and lists; fails at a scalar, which is then past.
+/// Reads maps and lists; fails at each scalar, which is consumed.
 struct AnyVisitor<'a> {
     is_scalar: &'a Cell<bool>,
 }
@@ -137,7 +137,7 @@ impl<'de> Visitor<'de> for AnyVisitor<'_> {
 
     fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Node, A::Error> {
         let (_, variant) = data.variant::<IgnoredAny>()?;
-        // Where something with a tag begins is for the slow reader to say.
+        // The place of a tagged value is left to `locate`.
         let value = variant.newtype_variant_seed(Walk)?;
         Ok(Node { scalar: None, ..value })
     }

@@ -1,10 +1,10 @@
-//! What is to be known of this machine, and of the file systems that only it can see.
+//! Identifies this machine, and the file systems that only it can see.
 
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Names the running kernel: the same for all processes and containers of a machine until it starts anew, and
-/// another one on every other machine, also where two have one host name. Empty if it cannot be read.
+/// The boot id of the running kernel: the same for all processes and containers of a machine until it reboots, and
+/// different on every other machine, even with the same host name. Empty if it cannot be read.
 pub(super) fn boot_id() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| {
@@ -32,9 +32,9 @@ const LOCAL: [i64; 11] = [
 
 /// Whether the files of a folder can be seen by this machine only.
 pub(super) fn is_of_one_machine(folder: &Path) -> bool {
-    // An overlay's upper layer must be of a kind that only local file systems are, or an overlay is refused by the kernel.
+    // overlayfs: the kernel accepts only local file systems as upper layer.
     const OVERLAY: i64 = 0x794c_7630;
-    // The width of the number differs between platforms; 32 bits of it are the magic.
+    // The width of the field differs between platforms; the magic number has 32 bits.
     let kind = rustix::fs::statfs(folder).map(|about| i64::from(about.f_type as u32));
     kind.is_ok_and(|kind| kind == OVERLAY || LOCAL.contains(&kind))
 }

@@ -1,4 +1,4 @@
-//! What stands in a lock file.
+//! The content of a lock file.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -17,21 +17,20 @@ use crate::store::error::Holder;
 /// A record is not longer than this; a longer file is none of ours.
 const LONGEST: usize = 1 << 14;
 
-/// The owner of a lock. Fields that are missing are those of a program that knew nothing of them, or of a file that
-/// was just made.
+/// The owner of a lock. Fields may be missing in files of older versions and in a file that was just created.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct LockRecord {
     host: String,
     pid: u32,
     run: String,
-    /// Names the kernel that the owner runs on.
+    /// The boot id of the owner's kernel.
     boot: String,
-    /// Names this one holding of the lock.
+    /// A random token of this acquisition of the lock.
     pub token: String,
-    /// Raised while the owner lives.
+    /// The counter that is incremented while the owner lives.
     pub beat: u64,
-    /// The owner let go, and left the file for the names in it.
+    /// The owner has released the lock, and left the file because of the names in it.
     pub released: bool,
     /// Names in the folder that are not the user's.
     pub temporary: Vec<String>,
@@ -40,7 +39,7 @@ pub(super) struct LockRecord {
     text: String,
 }
 
-/// A name that nobody else gives.
+/// A unique token.
 pub fn new_token() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -89,7 +88,7 @@ impl LockRecord {
         file.set_len(text.len() as u64)
     }
 
-    /// Whether this very record is in the file that has the name `path` now.
+    /// Whether the file that is now at `path` has the record of this acquisition.
     pub fn is_at(&self, path: &Path) -> bool {
         at(path).is_ok_and(|found| found.is_some_and(|found| found.token == self.token))
     }

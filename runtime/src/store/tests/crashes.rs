@@ -1,4 +1,4 @@
-//! Crashes at every step of committing: a group stands whole or not at all.
+//! Crashes at every step of committing: a group is committed completely or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -33,7 +33,7 @@ fn content(partition: u8, version: u8) -> u64 {
     u64::from(partition) * 3 + u64::from(version)
 }
 
-/// Does `acts` until one fails; says which groups were committed for sure, and which was in hand.
+/// Runs `acts` until one fails; returns the groups that were certainly committed, and the one in progress.
 type Keys = BTreeSet<(u8, u8)>;
 fn perform(dir: &Path, acts: &[Act], files: Files) -> (Keys, Keys, bool) {
     let mut sure = Keys::new();
@@ -127,7 +127,7 @@ fn check_crash(acts: &[Act], at: u64, remains: Remains) -> u64 {
         "{more:?} of the group {group:?} stands"
     );
     assert!(!whole || more.is_empty());
-    // The next run ends with the same bytes as one that was never stopped, and leaves nothing else behind.
+    // The next run ends with the same bytes as an uninterrupted one, and leaves no other files.
     let (_, _, again) = perform(dir.path(), acts, unstopped());
     assert!(again);
     let undisturbed = TempDir::new().unwrap();

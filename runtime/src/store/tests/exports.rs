@@ -1,4 +1,4 @@
-//! Exports: whole, or visibly not.
+//! Exports are complete, or detectably incomplete.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn an_export_is_whole_or_visibly_not() {
     );
     let made = ["flow.json", "gone.txt", "below/a.bin", "train.parquet"].map(String::from);
     assert_eq!(names(&folder), BTreeSet::from(made));
-    // What is not ours stays, what the new set does not have goes.
+    // Foreign files stay; files that the new set does not have are removed.
     std::fs::write(folder.join("notes.txt"), "mine").unwrap();
     export(&folder, 2, &["train.parquet", "below/a.bin"], Files::default()).unwrap();
     assert_eq!(
@@ -149,7 +149,7 @@ fn an_export_removes_what_a_crash_left_and_nothing_else() {
     };
     export(folder, 1, &["a"], Files::default()).unwrap();
     assert_eq!(names(folder), expected(&["a", "flow.json"]));
-    // Killed: what it was writing is left, and goes with the next export.
+    // After a kill, temporary files remain until the next export removes them.
     let killed = std::process::Command::new(std::env::current_exe().unwrap())
         .args(
             ["--exact", concat!(module_path!(), "::export_child")]
@@ -196,7 +196,7 @@ fn a_crash_in_an_export_never_passes_for_a_whole_one() {
                     }
                 }
             }
-            // Whoever looks for `flow.json` alone is told the truth too.
+            // Readers that only check `flow.json` get the correct state too.
             if let Ok(text) = std::fs::read(folder.join("flow.json")) {
                 let manifest: serde_json::Value = serde_json::from_slice(&text).unwrap();
                 for (name, entry) in manifest["files"].as_object().unwrap() {

@@ -1,4 +1,4 @@
-//! Whether extracted files are still there.
+//! Checks that extracted files still exist.
 
 use std::collections::BTreeMap;
 use std::path::Path;

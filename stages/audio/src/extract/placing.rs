@@ -1,4 +1,4 @@
-//! Puts the wanted recordings of one shard where they belong.
+//! Writes the wanted recordings of one shard to their places.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -38,7 +38,7 @@ pub(super) struct Place<'a> {
     pub settings: &'a ExtractSettings,
 }
 
-/// Places within the tar (or the files that are there) instead of files.
+/// Returns places within the tar (or existing files) instead of writing files.
 pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept, Refusal>> {
     let tar = shard.tar();
     let tar_stands = is_file(&tar);
@@ -61,7 +61,7 @@ pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept
     jobs.iter().map(point).collect()
 }
 
-/// The refusal of what cannot be read; any other error is one of the disk that is written to, or of this process.
+/// The reject for a recording that cannot be read; any other error is one of the target disk, or of this process.
 fn unreadable(error: AudioError) -> Result<Refusal, AudioError> {
     if error.is_unreadable() {
         Ok((UNREADABLE.into(), error.to_string()))
@@ -76,15 +76,15 @@ impl Place<'_> {
         let tar_path = self.shard.tar();
         let tar = match InputFile::open(&tar_path) {
             Ok(tar) => Ok(tar),
-            // Deleted after an extraction: what was wanted then is there.
+            // The tar was deleted after an extraction: recordings wanted then exist as files.
             Err(_) if has_tombstone(&tar_path) => {
                 Err(("missing_tar".into(), format!("{} was deleted", tar_path.display())))
             }
-            // Nothing that rows are to be refused for: the whole corpus may be elsewhere.
+            // An error of the stage and not rejects of rows: the whole corpus may have been moved.
             Err(source) if source.kind() == ErrorKind::NotFound && jobs.iter().any(|job| job.member.in_tar) => {
                 return Err(AudioError::Read { path: tar_path, source });
             }
-            // No row needs it.
+            // No row needs the tar.
             Err(source) if source.kind() == ErrorKind::NotFound => Err(("missing_tar".into(), source.to_string())),
             Err(source) => {
                 let path = tar_path.clone();
@@ -117,8 +117,8 @@ impl Place<'_> {
             .map(one)
             .collect::<Result<_, AudioError>>()?;
         if placed.iter().flatten().any(|kept| kept.made) {
-            // What is committed must outlive a power cut; what stands already may be of a run that was killed before it
-            // came to this.
+            // Committed files must survive a power failure; existing ones may be from a run that was killed before it
+            // flushed them.
             self.target.sync()?;
         }
         Ok(placed)
@@ -205,7 +205,7 @@ impl Place<'_> {
         }
         let bytes = read_open_range(from.file, from.path, from.offset, from.size)?;
         let encoded = recording::decode(&bytes, u64::MAX).map(|samples| encode(&samples));
-        // Decoded once more, and held against what `audio.probe` found.
+        // Decoded again, and compared with the result of `audio.probe`.
         match encoded {
             Ok(Some(encoded))
                 if flac::probe(&encoded).is_ok_and(|verdict| verdict.audio_hash == job.member.audio_hash) =>
@@ -221,12 +221,12 @@ impl Place<'_> {
         }
     }
 
-    /// The size of the file that is there already, if it holds the very samples.
+    /// The size of an existing file, if it has exactly these samples.
     fn standing(&self, job: &Job<'_>, below: &[&str]) -> Result<Option<u64>, AudioError> {
         let bytes = match self.target.read(below) {
             Ok(Some(bytes)) => bytes,
             Ok(None) | Err(AudioError::TooLarge { .. } | AudioError::PastEnd { .. }) => return Ok(None),
-            // It is written anew.
+            // Another file there is overwritten.
             Err(error) if error.is_unreadable() => return Ok(None),
             Err(error) => return Err(error),
         };

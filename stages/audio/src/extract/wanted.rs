@@ -1,4 +1,4 @@
-//! Which members the rows want, and which rows can have none.
+//! Which members the rows need, and which rows have none.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,7 +14,7 @@ use crate::shards::Shard;
 /// Why a row cannot have a file: reason and detail.
 pub(super) type Refusal = (String, String);
 
-/// What `audio.probe` says of one member.
+/// The result of `audio.probe` for one member.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Member {
     pub status: String,
@@ -48,7 +48,7 @@ impl Job<'_> {
 pub(super) struct Wanted<'a> {
     /// Each recording once, whatever the number of rows that name it.
     pub jobs: Vec<Job<'a>>,
-    /// Of each row its job, or why it has none.
+    /// The job of each row, or why it has none.
     pub rows: Vec<Result<usize, Refusal>>,
 }
 

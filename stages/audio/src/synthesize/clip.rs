@@ -1,4 +1,4 @@
-//! One clip: what is said and how, drawn from its number alone, and the recording that comes of it.
+//! One clip: its sentence and parameters, drawn from its number alone, and its recording.
 
 use serde::Serialize;
 
@@ -80,12 +80,12 @@ pub struct Refused {
     pub number: u32,
     pub segment_id: String,
     pub why: Unspoken,
-    /// Whether a setting refused it, and not a fault.
+    /// Whether it was rejected by a setting, not for a fault.
     pub by_rule: bool,
     pub values: String,
 }
 
-/// What decides a shard.
+/// The parameters of a shard.
 pub struct Maker<'a> {
     pub settings: &'a SynthesizeSettings,
     pub language: &'a Language,
@@ -114,12 +114,12 @@ impl Maker<'_> {
         )
     }
 
-    /// What clip `number` is. None where no sentence is left to say.
+    /// The parameters of clip `number`. None where no sentence is left.
     pub fn draw(&self, number: u32) -> Option<Drawn> {
         let settings = self.settings;
         let text = self.language.draw(&mut self.random(number, "text"), &self.choice)?;
         let mut random = self.random(number, "manner");
-        // In a fixed order, and each whether it is needed or not: a setting changes nothing but its own.
+        // Drawn in a fixed order, whether needed or not, so that a setting affects only its own parameter.
         let variant = random.pick(self.variants).cloned().unwrap_or_default();
         let (speed, pitch) = (random.whole(settings.speed), random.whole(settings.pitch));
         let level = random.between(settings.gain);

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use crate::error::AudioError;
 
-/// How to get the program, for people who lack it.
+/// The help on how to install the program.
 pub const INSTALL: &str = "install it (Debian and Ubuntu: `apt-get install espeak-ng`, Fedora: `dnf install espeak-ng`, macOS: `brew install espeak-ng`), or say in `program` where it is";
 /// Most bytes that are read from the program: ten minutes of speech.
 const MOST_BYTES: u64 = 32 << 20;
 /// How long listing voices may take.
 const LISTING: Duration = Duration::from_secs(20);
 
-/// The program, and what it says of itself.
+/// The program, with its version and voices.
 #[derive(Clone, Debug)]
 pub struct Espeak {
     program: PathBuf,
@@ -63,7 +63,7 @@ pub struct Unspoken {
 }
 
 enum Ended {
-    /// Exit status in words, output, what it complained of.
+    /// Exit status as text, standard output, standard error.
     Well(Vec<u8>),
     Badly {
         killed: bool,
@@ -80,7 +80,7 @@ impl Espeak {
         }
     }
 
-    /// What it says of its version, without the path of its data.
+    /// Its version text, without the path of its data.
     pub fn version(&self) -> Result<String, AudioError> {
         let text = self.ask(&["--version"])?;
         let version = text.split("Data at").next().unwrap_or_default();
@@ -91,7 +91,7 @@ impl Espeak {
         Ok(version)
     }
 
-    /// Names of voices, as its first word after the priority says them and as their files are named.
+    /// Names of voices: the language column of its list, and the names of their files.
     pub fn voices(&self) -> Result<BTreeSet<String>, AudioError> {
         let text = self.ask(&["--voices"])?;
         let mut names = BTreeSet::new();
@@ -113,7 +113,7 @@ impl Espeak {
         Ok(text.lines().filter_map(name).collect())
     }
 
-    /// Speaks one sentence. What this sentence is not to blame for (the program cannot be started) is an error.
+    /// Speaks one sentence. A failure that is not due to the sentence (the program cannot be started) is an error.
     pub fn speak(&self, text: &str, manner: &Manner<'_>) -> Result<Result<Sound, Unspoken>, AudioError> {
         let (speed, pitch) = (manner.speed.to_string(), manner.pitch.to_string());
         let voice = manner.name();
@@ -122,7 +122,7 @@ impl Espeak {
         ];
         let text = as_it_reads(text);
         let mut ended = self.run(&arguments, &text, self.limit)?;
-        // A machine that is short of memory or time may be to blame: once more.
+        // Tried once more: the machine may be short of memory or time.
         if matches!(ended, Ended::Badly { killed: true, .. } | Ended::TooLate) {
             ended = self.run(&arguments, &text, self.limit)?;
         }
@@ -166,20 +166,21 @@ impl Espeak {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A Ctrl-C on the terminal is for us; we finish the shard in hand, and need the program for it.
+            // In its own process group: a Ctrl-C on the terminal must not end it, as the current shard is finished
+            // first.
             .process_group(0)
             .spawn()
             .map_err(|error| self.failed(format!("cannot be started: {error}")))?;
         let heard = listen(&mut child, text.as_bytes().to_vec());
         let Ok((output, complaint)) = heard.recv_timeout(limit) else {
-            // It may have ended in this very moment: then there is nothing left to kill.
+            // It may have ended meanwhile.
             let _ = child.kill();
             child
                 .wait()
                 .map_err(|error| self.failed(format!("cannot be stopped: {error}")))?;
             return Ok(Ended::TooLate);
         };
-        // Both its outputs are closed, so it ends now, or has closed them to linger.
+        // Both its outputs are closed, so it ends soon, unless it closed them and hangs.
         let Some(status) = end_of(&mut child, limit).map_err(|error| self.failed(error.to_string()))? else {
             let _ = child.kill();
             child
@@ -207,19 +208,18 @@ fn as_it_reads(text: &str) -> String {
         .replace("\u{9af}\u{9bc}", "\u{9df}")
 }
 
-/// Hands the text to the program and hears it out, on threads that end when its pipes do.
+/// Writes the text to the program and reads its outputs, on threads that end when its pipes are closed.
 fn listen(child: &mut Child, text: Vec<u8>) -> mpsc::Receiver<(Vec<u8>, Vec<u8>)> {
     let (said, heard) = mpsc::channel();
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     thread::spawn(move || {
         let complaints = thread::spawn(move || read_all(stderr, 1 << 16));
-        // Where text is longer than a pipe holds, the program reads it before it speaks. One that does not
-        // read at all is told by what it gives back.
+        // A write error is ignored: a program that does not read its input is detected by its output.
         if let Some(mut stdin) = stdin {
             let _ = stdin.write_all(&text);
         }
         let output = read_all(stdout, MOST_BYTES);
-        // Nobody may be left to hear it, after the time limit.
+        // The receiver is dropped after the time limit.
         let _ = said.send((output, complaints.join().unwrap_or_default()));
     });
     heard
@@ -251,7 +251,7 @@ fn end_of(child: &mut Child, limit: Duration) -> std::io::Result<Option<std::pro
     }
 }
 
-/// The sound of a WAV that was written to a pipe: its sizes are not to be believed, the data goes to the end.
+/// The samples of a WAV that was written to a pipe: its sizes are invalid, and the data extends to the end.
 fn sound_of(wav: &[u8]) -> Result<Sound, String> {
     let number = |at: usize, bytes: usize| -> Option<u32> {
         let field = wav.get(at..at + bytes)?;

@@ -1,4 +1,4 @@
-//! Whether the files of shards are still there.
+//! Checks that the files of shards still exist.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,7 +7,7 @@ use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 use flow_runtime::{Artifact, Partition, StageError};
 
-/// The shards with files that are gone or of another size, and the first of each.
+/// The shards with files that are missing or have another size, each with the first such file.
 pub(super) fn missing_outputs(out: &Path, committed: &Artifact) -> Result<BTreeMap<Partition, String>, StageError> {
     let mut found = BTreeMap::new();
     for partition in committed.partitions() {

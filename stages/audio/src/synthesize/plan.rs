@@ -1,4 +1,4 @@
-//! Which shards there are: hours shared out among languages, and hours of a language among shards.
+//! Plans the shards: hours are divided among languages, and hours of a language among shards.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,12 +8,12 @@ use flow_runtime::StageError;
 use super::sentences::Side;
 use super::settings::SynthesizeSettings;
 
-/// What a clip is taken to last, in seconds, to say how long a shard is.
+/// Nominal duration of a clip in seconds, from which the length of a shard follows.
 pub const CLIP_SECONDS: f64 = 3.0;
-/// More shards of a language than anyone needs.
+/// Most shards of a language.
 const MOST_SHARDS: f64 = 100_000.0;
 
-/// A shard that is to be.
+/// A planned shard.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedShard {
     pub lang: String,
@@ -57,7 +57,7 @@ pub fn shards(settings: &SynthesizeSettings) -> Result<BTreeMap<String, PlannedS
     Ok(planned)
 }
 
-/// What an entry of `languages` asks for.
+/// An entry of `languages`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Asked {
     Share(f64),
@@ -113,7 +113,7 @@ fn asked(entries: &[String]) -> Result<BTreeMap<String, Asked>, StageError> {
     Ok(found)
 }
 
-/// Names that can name a file and a folder, and nothing else.
+/// Whether a name is valid as a file name and a folder name.
 fn is_name(name: &str) -> bool {
     let first = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
     first

@@ -1,9 +1,9 @@
-//! Random numbers that are the same everywhere and always: a generator of our own, one for each clip.
+//! Reproducible random numbers: one SplitMix64 generator for each clip.
 
 use flow_random::SplitMix64;
 use sha2::{Digest as _, Sha256};
 
-/// Draws from SplitMix64. Which numbers it gives is part of what the kind makes: they must never change.
+/// SplitMix64. The output of the kind depends on its numbers, so they must never change.
 pub struct Random(SplitMix64);
 
 impl Random {
@@ -53,7 +53,7 @@ impl Random {
     }
 }
 
-/// Where a text stands between 0 and 1, whatever else there is.
+/// A hash of a text, from 0 to 1.
 pub fn place_of(text: &str) -> f64 {
     (first_eight(&Sha256::digest(text.as_bytes())) >> 11) as f64 / (1u64 << 53) as f64
 }

@@ -53,7 +53,7 @@ pub fn files(shard: &str, files: &[(&str, u64)]) -> Result<RecordBatch, StageErr
 pub fn clips(shard: &PlannedShard, clips: &[Clip], offsets: &[u64]) -> Result<RecordBatch, StageError> {
     let mut hashes = Vec::with_capacity(clips.len());
     for clip in clips {
-        // Decodes what was just encoded: what is written can be read, or is not written.
+        // Decodes what was just encoded, so that only readable recordings are written.
         let verdict = flac::probe(&clip.flac)
             .map_err(|fault| StageError::failed(format!("{} was encoded wrongly: {fault}", clip.segment_id)))?;
         hashes.push(verdict.audio_hash);

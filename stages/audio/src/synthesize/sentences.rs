@@ -14,10 +14,10 @@ use crate::error::AudioError;
 
 /// Largest file of a language, in bytes.
 const LARGEST_FILE: u64 = 1 << 20;
-/// Draws for one sentence before it is given up: as many as a language needs that hardly has a sentence left.
+/// Most draws for one sentence: enough for a language with few sentences left.
 const MOST_DRAWS: usize = 20_000;
 
-/// The file as it stands.
+/// The parsed file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -40,7 +40,7 @@ struct Sequence {
     of: Vec<String>,
     /// Fewest and most words.
     length: [u32; 2],
-    /// Which share of all sentences is of this form. Templates share what is left.
+    /// Share of all sentences that are of this form. Templates share the rest.
     share: f64,
 }
 
@@ -67,7 +67,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// As the names of shards say it.
+    /// The part of a shard's name.
     pub fn name(self) -> &'static str {
         match self {
             Side::Train => "train",
@@ -87,7 +87,7 @@ pub struct Choice<'a> {
 
 impl Choice<'_> {
     pub fn allows(&self, normal: &str) -> bool {
-        // By the words alone, so that a sentence is on one side in every language, shard and run.
+        // By a hash of the words alone, so that a sentence is on the same side in every language, shard and run.
         let held_out = place_of(normal) * 100.0 < self.held_out;
         let right_side = self.held_out <= 0.0 || held_out == (self.side == Side::Val);
         right_side && !self.excluded.holds(normal)
@@ -315,8 +315,8 @@ fn parts_of(template: &str) -> Result<Vec<Part>, String> {
     Ok(parts)
 }
 
-/// What is spoken must be what is written: words, with nothing in them that espeak-ng would take for a command, a
-/// pause or a symbol to read out.
+/// The speech must match the text: only words, without characters that espeak-ng treats as a command, a pause or a
+/// symbol to be read out.
 fn check_words(words: &str) -> Result<(), String> {
     if normal_words(words).is_empty() {
         return Err(format!("{words:?} has no letter"));

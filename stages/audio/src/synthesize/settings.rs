@@ -13,8 +13,8 @@ use super::Known;
 /// # What it does
 ///
 /// For each language, `<texts>/<lang>.yaml` holds words and forms of sentences. Sentences are drawn from it, spoken by
-/// the program espeak-ng (which must be installed), resampled to 16 kHz, put into rooms, noise and silence, and written as
-/// FLAC (one channel, 16 bits) into shards that `manifest.scan` and `audio.probe` read:
+/// the program espeak-ng (which must be installed), resampled to 16 kHz, augmented with reverberation, noise and
+/// silence, and written as FLAC (one channel, 16 bits) into shards that `manifest.scan` and `audio.probe` read:
 /// `<out>/<lang>/<shard_id>/{metadata.parquet, audio_index.parquet, <shard_id>.tar}`. The transcription is the
 /// sentence, as words without punctuation; `speaker_id` is the voice with its variant, such as `hi+f2`.
 ///
@@ -26,8 +26,8 @@ use super::Known;
 /// `clips_per_shard` clips of 3 seconds, the last one of a language shorter; `hours` is met to within a clip for each shard.
 ///
 /// The same settings and the same version of espeak-ng give the same bytes, whatever the number of workers and wherever
-/// `out` is. More `hours` add shards and leave whole ones as they are. Each run looks whether the files are there
-/// with their sizes; a shard that lost some is made again. A folder `out` with shards of other settings is refused.
+/// `out` is. More `hours` add shards and leave whole ones as they are. Each run checks that the files exist with their
+/// sizes; a shard with missing files is made again. A folder `out` with shards of other settings is refused.
 ///
 /// Ports: `files`, one row for each file of a shard (`_row, path, bytes`, the path below `out`); `train` and `val`, one row for
 /// each clip: `_row, segment_id, shard_id, text, duration, lang, tar_member_name, tar_path, source, offset, size, audio_hash` as
@@ -81,7 +81,7 @@ pub struct SynthesizeSettings {
     /// spoken: compared by their words, without language tag, punctuation and case.
     #[serde(default)]
     pub exclude: Vec<PathBuf>,
-    /// What only validation speaks.
+    /// Voices and sentences that occur in validation only.
     #[serde(default)]
     pub held_out: HeldOut,
     /// Variants of the voices, of `espeak-ng --voices=variant`; each clip has one.
@@ -99,16 +99,16 @@ pub struct SynthesizeSettings {
     /// Silence before and after the words, each from and to, in seconds (at most 10).
     #[serde(default = "silence")]
     pub silence: [f64; 2],
-    /// Seconds; silence after a shorter clip makes it as long.
+    /// Shortest clip in seconds; shorter ones are padded with silence.
     #[serde(default = "min_duration")]
     pub min_duration: f64,
-    /// Seconds; a longer clip is refused.
+    /// Longest clip in seconds; longer ones are rejected.
     #[serde(default = "max_duration")]
     pub max_duration: f64,
-    /// Noise over clips.
+    /// Noise that is added to clips.
     #[serde(default)]
     pub noise: NoiseSettings,
-    /// Rooms that clips are spoken in.
+    /// Reverberation of clips.
     #[serde(default)]
     pub room: RoomSettings,
     /// Clips of several sentences with pauses between them, as recordings of conversations and lectures are.
@@ -120,24 +120,24 @@ pub struct SynthesizeSettings {
     /// Seconds that espeak-ng may take for one clip; it is tried once more before the clip is refused.
     #[serde(default = "time_limit")]
     pub time_limit: f64,
-    /// The languages' files and what is excluded; no setting of the user's.
+    /// The languages' files and the excluded sentences; not a setting.
     #[serde(skip)]
     pub(crate) known: ReadOnce<Known>,
 }
 
-/// What only validation speaks.
+/// Voices and sentences that occur in validation only.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HeldOut {
-    /// Variants, some of `variants`, that training never hears and validation is spoken with. Empty: both have all.
+    /// Some of `variants`, used for validation only. Empty: both use all.
     pub voices: Vec<String>,
-    /// Percent of all sentences that only validation says. 0: both say all.
+    /// Percent of all sentences that are used for validation only. 0: both use all.
     pub sentences: f64,
     /// Percent of each language's hours that are for validation; 0 for none.
     pub hours: f64,
 }
 
-/// Noise over clips.
+/// Noise that is added to clips.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NoiseSettings {
@@ -149,11 +149,11 @@ pub struct NoiseSettings {
     pub colour: [f64; 2],
 }
 
-/// Rooms that clips are spoken in: synthetic impulse responses, sparse random reflections that die away.
+/// Reverberation of clips: synthetic impulse responses of sparse random reflections that decay.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RoomSettings {
-    /// Share of the clips that are spoken in a room, 0 to 1.
+    /// Share of the clips with reverberation, 0 to 1.
     pub share: f64,
     /// Time until the reverberation has lost 60 dB, from and to, in seconds (at most 5).
     pub decay: [f64; 2],
@@ -296,7 +296,7 @@ impl SynthesizeSettings {
         settings
     }
 
-    /// Variants that training is spoken with, and those of validation.
+    /// Variants for training, and for validation.
     pub(super) fn variants_of_sides(&self) -> [Vec<String>; 2] {
         let held_out = &self.held_out.voices;
         let (mut train, mut val) = (in_order(&self.variants), in_order(held_out));
@@ -363,7 +363,7 @@ impl SynthesizeSettings {
         one("held_out.hours", self.held_out.hours, 0.0, 90.0)?;
         for (path, names) in [("variants", &self.variants), ("held_out.voices", &self.held_out.voices)] {
             for (number, name) in names.iter().enumerate() {
-                // What else there is, say `-f/etc/passwd`, is no name.
+                // Anything else, such as `-f/etc/passwd`, is no name.
                 let first = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
                 if !first
                     || !name

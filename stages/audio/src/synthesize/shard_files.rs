@@ -76,7 +76,7 @@ pub fn metadata(clips: &[Clip], lang: &str) -> Result<Vec<u8>, AudioError> {
         ("tx_quality_score", numbers(&|_| 1.0)),
         ("segment_language", texts(&|_| lang.to_owned())),
         ("flags", Arc::new(flags.finish())),
-        // It was never taken in, and a clock would make other bytes each time.
+        // A constant: the current time would change the bytes each time.
         ("ingest_ts", new_null_array(&ingested, clips.len())),
     ])
 }

@@ -1,4 +1,4 @@
-//! What is done to a spoken clip: a room, silence around it, noise, a level.
+//! Augments a spoken clip: reverberation, silence around it, noise, level.
 
 use super::random::Random;
 
@@ -17,14 +17,14 @@ const AROUND_TONE: f64 = 0.05;
 /// How long a tone takes to reach its level, and to fall, in seconds.
 const TONE_RAMP: f64 = 0.01;
 
-/// How one clip is to sound.
+/// The augmentation parameters of one clip.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scene {
     /// Of the loudest sample, in dB below (that is, negative) full scale.
     pub level: f64,
     /// Silence before and after, in seconds.
     pub silence: [f64; 2],
-    /// No clip is shorter, in seconds: silence follows.
+    /// Shortest clip, in seconds; padded with silence.
     pub shortest: f64,
     pub noise: Option<Noise>,
     pub room: Option<Room>,
@@ -126,7 +126,7 @@ pub fn quantized(clip: &[f32]) -> Vec<i32> {
     clip.iter().map(|sample| number(sample) << 16).collect()
 }
 
-/// The part that is not silence, and a little around it.
+/// The part that is not silent, with a margin.
 fn sounding(signal: &[f32]) -> Option<&[f32]> {
     let loud = |sample: &f32| sample.abs() > SILENCE;
     let first = signal.iter().position(loud)?;

@@ -1,4 +1,4 @@
-//! When two sentences count as the same words, and which sentences manifests hold already.
+//! Normal forms by which sentences are compared, and the sentences of existing manifests.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! One sample of a WebDataset tar: the members that share a name, and what they say.
+//! One sample of a WebDataset tar: the members that share a name, and their content.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub(super) struct Sample<'a> {
     json: Option<&'a Member>,
 }
 
-/// A sample that is whole.
+/// A complete sample.
 pub(super) struct Row {
     pub text: String,
     pub lang: String,
@@ -37,10 +37,10 @@ pub(super) struct Row {
     pub audio_hash: String,
 }
 
-/// Why a sample cannot be used: reason and detail.
+/// Why a sample is rejected: reason and detail.
 pub(super) type Refusal = (&'static str, String);
 
-/// The samples in the order in which their first members stand in the tar.
+/// The samples in the order of their first members in the tar.
 pub(super) fn group<'a>(members: &[&'a Member]) -> Vec<Sample<'a>> {
     let mut samples: Vec<Sample<'a>> = Vec::new();
     let mut by_key: HashMap<&str, usize> = HashMap::new();

@@ -1,10 +1,11 @@
-//! Numbers in eight bits: blocks of 256, each with its largest absolute value, and codes for the shares of it.
+//! Optimizer moments in eight bits: blocks of 256 numbers, each with its largest absolute value as scale, and one code
+//! per number for its ratio to the scale.
 //!
 //! Block-wise dynamic quantisation (Dettmers et al., 2022, "8-bit optimizers via block-wise quantization"), with the
-//! tables and the rounding of bitsandbytes 0.50.2 on the CPU: a share of -1 to 1 is rounded to one of 65,536 steps, and
-//! each step has the code whose value is nearest. There a small share that is not zero never becomes the code of zero,
-//! which keeps the second moment from vanishing under a first moment that does not; here a share that is exactly zero
-//! does, so that what is never touched stays as it is.
+//! tables and the rounding of bitsandbytes 0.50.2 on the CPU: a ratio of -1 to 1 is rounded to one of 65,536 steps, and
+//! each step has the code whose value is nearest. As there, a small ratio that is not zero never becomes the code of
+//! zero, so that the second moment does not vanish while the first one does not. Unlike there, a ratio of exactly zero
+//! does become it, so that elements without gradients stay zero.
 
 use std::sync::OnceLock;
 
@@ -13,12 +14,12 @@ pub const BLOCK: usize = 256;
 /// Tensors with fewer elements are kept in 32 bits.
 pub const LEAST: usize = 4096;
 
-/// Steps that a share is rounded to.
+/// Steps to which a ratio is rounded.
 const STEPS: usize = 1 << 16;
 
-/// The table of one kind of numbers.
+/// A code table: signed or unsigned.
 pub struct Table {
-    /// The share that each code stands for, rising.
+    /// The ratio of each code, ascending.
     values: [f32; 256],
     /// The code of each step.
     nearest: Vec<u8>,
@@ -39,7 +40,8 @@ impl Table {
         TABLE.get_or_init(|| Table::new(false))
     }
 
-    /// Seven decades, each with twice the values of the one below it, between which they lie evenly; zero and one.
+    /// The values of a table: seven decades, each with twice as many evenly spaced values as the one below it; zero and
+    /// one.
     fn new(signed: bool) -> Table {
         let mut shares = vec![0.0f32, 1.0];
         for decade in 0..7i32 {
@@ -71,7 +73,7 @@ impl Table {
         Table { values, nearest, zero }
     }
 
-    /// What each code stands for.
+    /// The ratio of each code.
     pub fn values(&self) -> &[f32; 256] {
         &self.values
     }
@@ -130,8 +132,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// A number comes back within half the distance of its neighbours in the table, and half a step; zero and the
-        /// largest number come back as they were.
+        /// A decoded number differs by at most half the distance of its neighbours in the table plus half a step; zero
+        /// and the largest number are exact.
         #[test]
         fn numbers_come_back(mut numbers in prop::collection::vec(-1e3..1e3f32, 1..256), exponent in -30..30i32, place in 0usize..256) {
             let factor = 2f32.powi(exponent);

@@ -64,7 +64,7 @@ impl Numbers {
     }
 }
 
-/// Bytes of both moments of a tensor of so many numbers in 32 bits.
+/// Bytes of both moments of a tensor of `elements` numbers, stored in 32 bits.
 pub fn moment_bytes(elements: usize, eight_bit: bool) -> usize {
     if eight_bit && elements >= LEAST {
         2 * (elements + 4 * elements.div_ceil(BLOCK))
@@ -73,7 +73,7 @@ pub fn moment_bytes(elements: usize, eight_bit: bool) -> usize {
     }
 }
 
-/// Moments of one parameter, where the parameter lies.
+/// Moments of one parameter, on the parameter's device.
 #[derive(Debug)]
 pub enum Moment {
     Host(Numbers),
@@ -129,14 +129,14 @@ impl PartialEq for Moment {
     }
 }
 
-/// The tables of eight-bit codes on a device, once they were needed.
+/// The tables of eight-bit codes on a device, copied there on first use.
 #[derive(Debug, Default)]
 pub struct DeviceTables {
     made: Option<(Tensor, Tensor)>,
 }
 
 impl DeviceTables {
-    /// What the codes stand for, signed and then unsigned; and the codes of all steps, with those of zero behind.
+    /// The ratios of the codes, signed and then unsigned; and the codes of all steps, followed by those of zero.
     pub(crate) fn get(&mut self, device: &Device) -> Result<(&Tensor, &Tensor)> {
         if self.made.is_none() {
             let (values, codes) = eight_bit::both();
@@ -178,7 +178,7 @@ impl Update {
         }
     }
 
-    /// As a kernel takes them; with moments in eight bits the arithmetic is in another order.
+    /// The scalars as a kernel takes them; with moments in eight bits the order of operations differs.
     pub(crate) fn rates(&self, coded: bool) -> [f32; 9] {
         let correction = if coded { self.root_correction } else { 1.0 };
         [
@@ -257,7 +257,7 @@ macro_rules! update_all {
     }};
 }
 
-/// Moments in eight bits: a block is widened, moved and coded again. The arithmetic is in the order of bitsandbytes.
+/// With moments in eight bits: each block is decoded, updated and encoded again, in bitsandbytes' order of operations.
 fn update_coded(
     update: Update,
     parameter: &mut [f32],

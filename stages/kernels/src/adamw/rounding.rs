@@ -1,7 +1,7 @@
-//! Weights in bf16, rounded at random.
+//! Stochastic rounding of weights in bf16.
 //!
-//! A bf16 number has 8 bits: a weight of 1 lies 1/128 from the next one, and an update of a ten-thousandth would be rounded
-//! away every time. Rounded up with the probability of the part that is cut off, it counts on the average.
+//! A bf16 number has a significand of 8 bits: the number after 1 is 1 + 1/128, so rounding to nearest would lose every
+//! update of 1e-4. Rounding up with a probability equal to the fraction that is cut off keeps the updates on average.
 
 use flow_random::nth;
 use half::bf16;
@@ -15,8 +15,8 @@ pub fn seed(name: &str, update: u64) -> u64 {
     nth(letters ^ update, 1)
 }
 
-/// Stores `values`, each as one of its two neighbours in bf16: the nearer one more often, so that the mean over many seeds
-/// is the value. What bf16 holds exactly stays; what is not finite stays what it is.
+/// Stores `values`, each as one of its two neighbours in bf16, with probabilities such that the mean over many seeds is
+/// the value. Values that bf16 holds exactly, infinities and NaN are unchanged.
 pub(super) fn store(values: &[f32], stored: &mut [bf16], seed: u64) {
     let chunks = stored.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK)).enumerate();
     chunks.for_each(|(number, (stored, values))| {

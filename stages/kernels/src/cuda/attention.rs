@@ -48,7 +48,7 @@ pub fn add_rows_in_place(sum: &Tensor, part: &Tensor, time: usize, length: usize
     launch("add_rows", Grid::elements(n), &[&tensors[..], &sizes].concat())
 }
 
-/// The sizes that both kernels of the softmax end with.
+/// The sizes that are the last arguments of both softmax kernels.
 fn sizes<'a>((batch, queries, width): (usize, usize, usize), scores: &Scores) -> [Argument<'a>; 9] {
     let band = scores.band.map_or(-1, |band| i32::try_from(band).unwrap_or(i32::MAX));
     [

@@ -25,7 +25,7 @@ pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     let arguments = [Read(&sums), Write(&rounded), Int(width), Int(rows)];
     launch("column_mean", Grid::elements(width), &arguments)?;
     let squares = moment(Some(&rounded))?;
-    // All is under way before the first of these waits for the device.
+    // All kernels are launched before the first of these waits for the device.
     let means = |sums: Tensor| -> Result<Vec<f64>> {
         let sums = to_host::<f64>(&sums)?;
         Ok(sums.iter().map(|sum| sum / rows as f64).collect())

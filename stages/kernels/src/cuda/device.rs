@@ -33,7 +33,7 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
                     Value::Pointer(pointer(kernel, tensor, &device, &stream)?)
                 }
                 Argument::ReadIf(None) => Value::Pointer(0),
-                // The check has found that it fits.
+                // The check has shown that the number fits.
                 Argument::Int(value) => Value::Int(value as i32),
                 Argument::Signed(value) => Value::Int(value),
                 Argument::Long(value) => Value::Long(value),
@@ -83,7 +83,7 @@ fn device_of(kernel: &Kernel, arguments: &[Argument]) -> Result<CudaDevice> {
     }
 }
 
-/// Where the values of a tensor begin.
+/// The address of a tensor's first value.
 fn pointer(kernel: &Kernel, tensor: &Tensor, device: &CudaDevice, stream: &Arc<CudaStream>) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else {
@@ -92,7 +92,8 @@ fn pointer(kernel: &Kernel, tensor: &Tensor, device: &CudaDevice, stream: &Arc<C
     if storage.device.id() != device.id() {
         return Err(failed(kernel, "tensors lie on different devices"));
     }
-    // The pointer outlives what marks the end of its use: there is one stream, which keeps the order.
+    // The pointer is used after the guard that marks the end of its use is dropped: there is one stream, which keeps
+    // the order.
     fn start<T>(slice: &CudaSlice<T>, stream: &Arc<CudaStream>) -> u64 {
         slice.device_ptr(stream).0
     }
@@ -116,7 +117,7 @@ fn compiled(file: usize, stream: &Arc<CudaStream>) -> Result<Arc<str>> {
     let (name, source) = FILES[file];
     let wrong = |error: &dyn std::fmt::Display| Error::Input(format!("CUDA kernels of {name}.cu: {error}"));
     let capability = stream.context().compute_capability().map_err(|error| wrong(&error))?;
-    // What is under the lock is never half done.
+    // The map is valid after a panic: each change is one insertion.
     let mut all = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     let all = all.get_or_insert_default();
     if let Some(ptx) = all.get(&(file, capability)) {
@@ -124,7 +125,7 @@ fn compiled(file: usize, stream: &Arc<CudaStream>) -> Result<Arc<str>> {
     }
     let (major, minor) = capability;
     let options = CompileOptions {
-        // Sums and products are rounded as written: what the emulator found is what runs.
+        // No contraction to fused operations: results are those that the emulator computes.
         fmad: Some(false),
         options: vec![
             format!("--gpu-architecture=compute_{major}{minor}"),

@@ -53,7 +53,7 @@ fn library() -> &'static Library {
         std::fs::write(&source, text).unwrap();
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let output = Command::new(&compiler)
-            // A jump between fibers is none that the fortified longjmp knows.
+            // The fortified longjmp refuses jumps between fibers.
             .args([
                 "-std=c++17",
                 "-O2",

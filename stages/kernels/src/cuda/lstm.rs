@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::lstm::{LstmGradients, LstmSaved, LstmWeights, gradients};
 use crate::product::product;
 
-/// Activates gates (batch, 4H) in place, which hold the product of the input, and advances the cell.
+/// Activates gates (batch, 4H) in place, which hold the product with the input, and advances the cell.
 fn advance(
     gates: &Tensor,
     recurrent: Option<&Tensor>,

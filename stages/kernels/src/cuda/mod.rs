@@ -1,11 +1,11 @@
-//! Kernels for CUDA devices: the same functions as beside this folder, for tensors in f32 that lie on a device.
+//! Kernels for CUDA devices: the functions of the modules beside this folder, for f32 tensors on a device.
 //!
 //! Each `.cu` file is compiled by NVRTC when a kernel of it is first used. What is launched, with which arguments and on
 //! how many blocks is decided here once; [`launch`] then goes to the device or, in tests, to an emulator that runs the
 //! same kernels on the processor, thread by thread (`emulator.rs`). There the tensors lie on the CPU.
 //!
-//! All of it but `device` is compiled without the feature `cuda` too: what is tested is then what is built, and tests of the
-//! crates above have the emulator.
+//! All of it but `device` is also compiled without the feature `cuda`, so that tests, also those of dependent crates,
+//! can run it in the emulator.
 
 pub mod adamw;
 pub mod attention;
@@ -40,7 +40,7 @@ use signature::{Kernel, Parameter};
 /// Threads of every block; as in `prelude.cuh`.
 pub(crate) const THREADS: usize = 256;
 
-/// What stands before each kernel file.
+/// Code that is put before each kernel file.
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// The kernel files, by name.
@@ -73,16 +73,16 @@ pub fn is_for(device: &Device) -> bool {
 type Launcher = fn(&Kernel, [u32; 2], &[Argument]) -> Result<()>;
 
 thread_local! {
-    /// What runs kernels in place of a device, while tensors of this thread on the CPU stand for tensors on one.
+    /// Runs kernels in place of a device, while this thread treats CPU tensors as tensors on a device.
     static LAUNCHER: Cell<Option<Launcher>> = const { Cell::new(None) };
 }
 
-/// Whether tensors of this thread are taken for tensors on a device.
+/// Whether this thread treats CPU tensors as tensors on a device.
 pub fn is_emulated() -> bool {
     LAUNCHER.get().is_some()
 }
 
-/// Does `work` with tensors on the CPU for what they are.
+/// Runs `work` with emulation off: CPU tensors are CPU tensors.
 pub fn without_emulation<R>(work: impl FnOnce() -> R) -> R {
     with_launcher(None, work)
 }
@@ -98,7 +98,7 @@ fn with_launcher<R>(launcher: Option<Launcher>, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// What a kernel is given.
+/// An argument of a kernel.
 #[derive(Clone, Copy)]
 pub enum Argument<'a> {
     /// A contiguous tensor that is read.
@@ -129,7 +129,7 @@ impl Grid {
         Self([rows, 1])
     }
 
-    /// So many blocks in each direction.
+    /// Blocks in each dimension of the grid.
     pub fn of(x: usize, y: usize) -> Self {
         Self([x, y])
     }
@@ -171,7 +171,7 @@ fn on_device(kernel: &Kernel, _: [u32; 2], _: &[Argument]) -> Result<()> {
     Err(Error::Input(format!("kernel {}: built without CUDA", kernel.name)))
 }
 
-/// Whether arguments are what a kernel takes: a mistake here would be one in the device's memory.
+/// Checks arguments against a kernel's parameters: a mistake would be a wrong access in the device's memory.
 fn check(kernel: &Kernel, arguments: &[Argument]) -> Result<()> {
     let wrong = |at: usize| Err(Error::Input(format!("kernel {}: wrong argument {at}", kernel.name)));
     if arguments.len() != kernel.parameters.len() {
@@ -221,7 +221,7 @@ pub(crate) fn fresh(shape: impl Into<Shape>, like: &Tensor) -> Result<Tensor> {
 /// The same of another type.
 pub(crate) fn fresh_of(dtype: DType, shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
     if is_emulated() {
-        // What a kernel leaves out is then seen.
+        // Makes elements visible that a kernel does not write.
         let spoilt = Tensor::new(f32::NAN, device)?.to_dtype(dtype)?;
         return Ok(spoilt.broadcast_as(shape)?.contiguous()?);
     }

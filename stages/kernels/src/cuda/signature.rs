@@ -8,7 +8,7 @@ use candle_core::DType;
 use super::FILES;
 use crate::error::{Error, Result};
 
-/// A kernel and the file that it stands in.
+/// A kernel and its file.
 pub struct Kernel {
     pub name: &'static str,
     /// Index of its file.
@@ -17,7 +17,7 @@ pub struct Kernel {
     pub parameters: Vec<Parameter>,
 }
 
-/// What a kernel takes.
+/// The parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Parameter {
     Pointer { dtype: DType, written: bool },

@@ -22,7 +22,7 @@ pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &[usize]
     Ok(out)
 }
 
-/// Sums of nine taps and a bias as their gradients, (C, 1, 3, 3) and (C).
+/// Splits the sums of nine taps and a bias into their gradients, (C, 1, 3, 3) and (C).
 fn weight_and_bias(partial: &Partial, channels: usize) -> Result<(Tensor, Tensor)> {
     let weight = partial.total(0, 9 * channels, channels)?;
     Ok((

@@ -1,9 +1,9 @@
-//! The size of the L2 cache, as the processor tells it.
+//! The size of the L2 cache, from CPUID.
 
 use std::arch::x86_64::{__cpuid_count, CpuidResult};
 use std::sync::OnceLock;
 
-/// Where it is not told: what every server had since 2017.
+/// Assumed where the processor does not report it: servers since 2017 have at least this.
 const DEFAULT: usize = 512 << 10;
 
 /// Bytes of the L2 cache for one thread of the processor; where two share a core, each has half.
@@ -13,7 +13,7 @@ pub fn l2_bytes() -> usize {
 }
 
 fn found() -> Option<usize> {
-    // Intel tells its caches in leaf 4, AMD, in the same form, in another one.
+    // Intel describes its caches in leaf 4, AMD in another leaf of the same format.
     let amd = 0x8000_001d;
     if told(0x8000_0000, 0).eax >= amd && caches(amd).next().is_some() {
         caches(amd).find_map(l2_share)
@@ -30,7 +30,7 @@ fn told(leaf: u32, number: u32) -> CpuidResult {
     unsafe { __cpuid_count(leaf, number) }
 }
 
-/// What a leaf tells of each cache.
+/// The registers of a leaf for each cache.
 fn caches(leaf: u32) -> impl Iterator<Item = CpuidResult> {
     // The list ends with a cache of no type; sixteen are more than any processor has.
     (0..16)

@@ -22,8 +22,8 @@ const NC: usize = 96;
 /// Tasks per thread, if there are as many panels. How a product is cut does not change its elements.
 const TASKS: usize = 6;
 
-/// Floats between packed panels of the NR side. Without them panels would begin a multiple of 4096 bytes apart, in the same
-/// set of the first cache, of which there are 8 or 12 lines: packing writes to as many panels in turns.
+/// Padding between packed panels of the NR side, in floats. Without it panels would begin a multiple of 4096 bytes
+/// apart, in the same set of the L1 cache, which has 8 or 12 lines, while packing writes to as many panels in turn.
 const PANEL_PADDING: usize = 16;
 
 /// How many steps of depth ahead packing fetches rows of the NR side. They lie on other pages, where the processor fetches
@@ -92,7 +92,7 @@ fn one_row(row: Matrix, columns: Matrix, output: Output) {
     each_task(columns.rows.div_ceil(part), parallel, |task| {
         let first = task * part;
         let count = part.min(columns.rows - first);
-        // The whole of it, or only its pointer would go to other threads.
+        // Borrowed as a whole; otherwise the closure would capture only the raw pointer, which is not `Sync`.
         let Output { to, .. } = { output };
         // SAFETY: every processor that this module is for has AVX2; the elements exist, and tasks write to disjoint
         // parts of the result.
@@ -148,7 +148,7 @@ fn run(processor: Processor, mr_side: MrSide, nr_side: Matrix, mr_is_rows: bool,
         groups = groups.max((threads * TASKS).div_ceil(chunks)).min(panels.panels);
     }
     let chunks = nr_side.rows.div_ceil(chunk);
-    // Taken out, so that a task of another product that runs on this thread meanwhile has its own.
+    // Taken out of the thread-local: a task of another product may run on this thread meanwhile and then has its own.
     let mut buffer = MR_BUFFER.with_borrow_mut(std::mem::take);
     let width = count.next_multiple_of(processor.lanes());
     for first in (0..nr_side.columns).step_by(KC) {

@@ -21,7 +21,7 @@ const AHEAD: usize = 32;
 /// times `step`, and `to` `count` floats, which are written wholly.
 #[target_feature(enable = "avx2,fma")]
 pub unsafe fn gemv(row: &[f32], from: *const f32, step: usize, count: usize, to: *mut f32) {
-    // Where rows lie a multiple of two kilobytes apart, few of them fit into the first cache at once.
+    // Where rows are a multiple of 2 KiB apart, few of them fit into the L1 cache at the same time.
     let spread = !step.is_multiple_of(512);
     let mut done = 0;
     // SAFETY: each call has elements before `count`.

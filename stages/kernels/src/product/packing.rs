@@ -46,7 +46,7 @@ impl Panels {
 #[repr(align(64))]
 struct Line(#[expect(dead_code, reason = "read and written through pointers to floats")] [f32; 16]);
 
-/// Memory for packed operands, which grows and stays.
+/// Memory for packed operands, which grows and is reused.
 #[derive(Default)]
 pub struct Buffer(Vec<Line>);
 
@@ -99,7 +99,7 @@ impl PackedMatrix {
         [self.depth, self.columns]
     }
 
-    /// The panels of the block of depth from `first`, of `depth` steps. To be read alone.
+    /// The panels of the block of depth from `first`, of `depth` steps. Read-only.
     pub fn block(&self, first: usize, depth: usize) -> PackedBlock {
         let width = self.columns.next_multiple_of(self.processor.lanes());
         PackedBlock {

@@ -12,12 +12,12 @@ use serde_json::{Map, Value};
 use super::open;
 use crate::error::ManifestError;
 
-/// Lines that say which columns there are.
+/// Lines that are read to determine the columns.
 const FIRST_LINES: usize = 1000;
 const MAX_COLUMNS: usize = 256;
 /// The longest line that is read.
 const MAX_LINE: u64 = 16 << 20;
-/// Of a batch, whichever comes first.
+/// Limits of a batch, whichever is reached first.
 const BATCH_ROWS: usize = 1024;
 const BATCH_BYTES: usize = 8 << 20;
 
@@ -121,7 +121,7 @@ pub fn schema(path: &Path) -> Result<SchemaRef, ManifestError> {
     Ok(Arc::new(Schema::new(fields.collect::<Vec<_>>())))
 }
 
-/// The rows of a file as batches of `schema`. What is no number where the column is one is null.
+/// The rows of a file as batches of `schema`. A value that is no number in a column of numbers is null.
 pub fn batches(
     path: &Path,
     schema: SchemaRef,

@@ -1,6 +1,6 @@
-//! Rows of artifacts, rejects, and files of manifests, to be looked at: filtered, sorted, a page at a time. What is not asked
-//! for is not read: columns that no filter, order or page names, and row groups of Parquet files whose statistics say that no
-//! row of theirs passes the filters. However many rows there are, those of a page are held, and a bounded memory for the sort.
+//! Browsing rows of artifacts, rejects, and manifest files: filtered, sorted, a page at a time. Columns that no filter,
+//! order or page names are not read, nor row groups of Parquet files whose statistics exclude every row. Memory is
+//! bounded: the rows of a page, and a limit for the sort.
 //!
 //! This module and [`crate::session`] are the ones that name DataFusion. Filters are built as expressions, never as SQL text.
 
@@ -23,10 +23,10 @@ use flow_runtime::{Artifact, Partition, RejectSet, StageError};
 use crate::error::ManifestError;
 pub use query::{Filter, Group, PlacedRow, RowQuery, Test, Total, texts};
 
-/// The column that says of which partition of an artifact a row is.
+/// The column with the partition of a row of an artifact.
 pub const PARTITION: &str = "partition";
 
-/// For finding one row, where all before it have to be read.
+/// Rows per batch when one row is looked up and all before it have to be read.
 const ROW_TIME: Duration = Duration::from_secs(30);
 
 /// Rows in parts: partitions of an artifact, or files. Cheap to clone.
@@ -60,7 +60,7 @@ enum PartSource {
 /// Batches with the place in the part of their first row.
 type PlacedBatches = Box<dyn Iterator<Item = Result<(u64, RecordBatch), ManifestError>> + Send>;
 
-/// What a filter asks of the values of a column, for statistics.
+/// A condition of a filter on a column, compared with its statistics.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Bound {
     column: String,
@@ -68,7 +68,7 @@ pub(crate) struct Bound {
 }
 
 impl Part {
-    /// False where a text that all its rows have says that none of them passes.
+    /// False where a constant column shows that no row of the part passes.
     fn may_pass(&self, bounds: &[Bound]) -> bool {
         let of = |column: &str| self.constants.iter().find(|(name, _)| *name == column);
         bounds.iter().all(|bound| match (of(&bound.column), &bound.test) {
@@ -110,8 +110,8 @@ impl RowSet {
         Ok(RowSet::new(&schema, parts.collect()))
     }
 
-    /// The rows of Parquet files or files of JSON lines. The first one says which columns there are; what another lacks is
-    /// null there.
+    /// The rows of Parquet files or files of JSON lines. The first file determines the columns; those that another file
+    /// lacks are null there.
     ///
     /// # Errors
     /// If one of the files cannot be read, or is neither; it is named.
@@ -143,7 +143,7 @@ impl RowSet {
 
     fn new(schema: &SchemaRef, mut parts: Vec<Part>) -> RowSet {
         for part in &mut parts {
-            // A column of the rows' own comes first.
+            // A column of the rows takes precedence over a constant of this name.
             part.constants
                 .retain(|(name, _)| schema.column_with_name(name).is_none());
         }
@@ -233,7 +233,7 @@ impl RowSet {
                 let has = |name: &&str| artifact.schema().column_with_name(name).is_some();
                 let mut own: Vec<&str> = named.iter().copied().filter(has).collect();
                 if own.is_empty() {
-                    // A batch without a column does not tell how many rows it has.
+                    // At least one column is read: a batch without columns would lose its number of rows.
                     own.extend(artifact.schema().fields().first().map(|field| field.name().as_str()));
                 }
                 let batches = artifact.read(partition, Some(&own)).map_err(unreadable)?;
@@ -301,7 +301,7 @@ fn unreadable(error: StageError) -> ManifestError {
     }
 }
 
-/// A file of the user's, opened where it is a regular one.
+/// Opens a file of the user, if it is a regular one.
 fn open(path: &Path) -> Result<std::fs::File, ManifestError> {
     flow_runtime::open_regular_file(path).map_err(|error| ManifestError::io(path, error))
 }

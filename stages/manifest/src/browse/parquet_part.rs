@@ -1,4 +1,4 @@
-//! Parquet files, of which only the row groups are read that may hold what is asked for.
+//! Parquet files, of which only row groups that may have matching rows are read.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,9 +18,9 @@ use super::{Bound, Test, open};
 use crate::error::ManifestError;
 
 const BATCH_ROWS: usize = 2048;
-/// Of a batch in memory, where its rows are as long as the first ones of their row group.
+/// Bytes of a batch in memory, estimated from the first rows of the row group.
 pub(super) const BATCH_BYTES: usize = 16 << 20;
-/// Rows that tell how long rows are.
+/// Rows from which the size of a row is estimated.
 const FIRST_ROWS: usize = 16;
 
 /// Whether the file begins as Parquet files do.
@@ -40,7 +40,7 @@ fn damaged(path: &Path) -> impl Fn(ParquetError) -> ManifestError + use<> {
 }
 
 fn metadata(file: &File, path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
-    // The types that the file has itself: what another writer noted beside them is not needed.
+    // The file's Parquet types; the Arrow schema that a writer may have embedded is ignored.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     ArrowReaderMetadata::load(file, options).map_err(damaged(path))
 }
@@ -125,7 +125,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// A small file may hold long values many times over: a batch has fewer rows where they are long.
+    /// A small file may expand to long values (dictionaries): a batch has fewer rows where they are long.
     fn reader_of(&self, group: usize) -> Result<ParquetRecordBatchReader, ManifestError> {
         let mut of_row = 1;
         for batch in self.reader(group, FIRST_ROWS)?.take(1) {
@@ -183,8 +183,8 @@ impl Iterator for Groups {
     }
 }
 
-/// Whether statistics of the column hold values as filters see them. Those of decimals are without their point, those of
-/// unsigned numbers may look negative.
+/// Whether the statistics of a column can be compared with filters. Those of decimals have no scale, those of unsigned
+/// numbers may appear negative.
 fn is_told(schema: &SchemaRef, bound: &Bound) -> bool {
     let Ok(field) = schema.field_with_name(&bound.column) else {
         return false;
@@ -196,7 +196,7 @@ fn is_told(schema: &SchemaRef, bound: &Bound) -> bool {
     }
 }
 
-/// False where the statistics of a row group say that none of its rows passes.
+/// False where the statistics of a row group show that none of its rows passes.
 fn may_pass(group: &RowGroupMetaData, bound: &Bound) -> bool {
     let column = group.columns().iter().find(|column| {
         let parts = column.column_path().parts();
@@ -205,7 +205,7 @@ fn may_pass(group: &RowGroupMetaData, bound: &Bound) -> bool {
     let Some(statistics) = column.and_then(|column| column.statistics()) else {
         return true;
     };
-    // Writers of old sorted letters beyond ASCII otherwise.
+    // Old writers compared bytes above ASCII as signed.
     if statistics.is_min_max_deprecated() {
         return true;
     }
@@ -219,7 +219,7 @@ fn may_pass(group: &RowGroupMetaData, bound: &Bound) -> bool {
             let (Some(least), Some(most)) = (statistics.min_bytes_opt(), statistics.max_bytes_opt()) else {
                 return true;
             };
-            // Cut statistics are bounds, too.
+            // Truncated statistics are still bounds.
             least <= text.as_bytes() && text.as_bytes() <= most
         }
         Test::OneOf(_) | Test::Contains(_) | Test::IsNull => true,

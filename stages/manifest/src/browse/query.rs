@@ -1,4 +1,4 @@
-//! Questions about a [`RowSet`]: a page of its rows, how many pass, and sums by the values of a column.
+//! Queries of a [`RowSet`]: a page of its rows, the number of rows that pass, and sums by the values of a column.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,10 +20,10 @@ use super::scan::{PART, PLACE, Scan, too_slow};
 use super::{Bound, RowSet};
 use crate::error::ManifestError;
 
-/// Memory for sorting and adding up; a question that needs more ends with an error.
+/// Memory for sorting and aggregation; a query that needs more is an error.
 const MEMORY: usize = 256 << 20;
 
-/// Values of a column that are looked for.
+/// A condition on the values of a column.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Filter {
     pub column: String,
@@ -32,22 +32,22 @@ pub struct Filter {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Test {
-    /// The value as text is this.
+    /// The value as text is equal to this.
     Equals(String),
     /// The value as text is one of these.
     OneOf(Vec<String>),
-    /// The value as text has this in it, whatever the case of letters.
+    /// The value as text contains this, case-insensitively.
     Contains(String),
     AtLeast(f64),
     AtMost(f64),
     IsNull,
 }
 
-/// Which rows of those that pass all filters, and what of them.
+/// Which of the rows that pass all filters, and which columns.
 #[derive(Clone, Debug)]
 pub struct RowQuery {
     pub filters: Vec<Filter>,
-    /// By the values of a column, and whether the largest come first; as they stand if there is none.
+    /// Sort column, and whether the order is descending; none: the stored order.
     pub sort: Option<(String, bool)>,
     pub columns: Vec<String>,
     pub offset: usize,
@@ -55,7 +55,7 @@ pub struct RowQuery {
     pub time_limit: Duration,
 }
 
-/// A row, and where it stands.
+/// A row, and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlacedRow {
     pub part: usize,
@@ -64,11 +64,11 @@ pub struct PlacedRow {
     pub values: Vec<Option<String>>,
 }
 
-/// What rows are put together by.
+/// How rows are grouped.
 #[derive(Clone, Debug)]
 pub enum Group {
     Value(String),
-    /// Numbers, by the multiple of `width` below them.
+    /// Numbers, in buckets of `width`.
     Bucket {
         column: String,
         width: f64,
@@ -76,7 +76,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// The column that rows are put together by.
+    /// The column by which rows are grouped.
     pub fn column(&self) -> &str {
         match self {
             Group::Value(column) | Group::Bucket { column, .. } => column,
@@ -131,7 +131,7 @@ impl RowSet {
         Ok(rows)
     }
 
-    /// How many rows pass all filters. Without filters, where it is known, no row is read.
+    /// The number of rows that pass all filters. Without filters no row is read where the number is known.
     ///
     /// # Errors
     /// As [`RowSet::page`].
@@ -196,7 +196,7 @@ impl RowSet {
         Ok(totals)
     }
 
-    /// Runs a question over the rows that pass the filters, with the columns `needed`.
+    /// Runs a query over the rows that pass the filters, with the columns `needed`.
     fn ask(
         &self,
         needed: &[&str],
@@ -266,14 +266,14 @@ impl RowSet {
                 "the column `{}` holds no numbers",
                 filter.column
             ))),
-            // What is no number counts as larger than all of them, and is none of those that are asked for.
+            // NaN is sorted after all numbers; it does not match a condition.
             Test::AtLeast(least) => Ok(number().gt_eq(lit(*least)).and(number().lt_eq(lit(f64::INFINITY)))),
             Test::AtMost(most) => Ok(number().lt_eq(lit(*most))),
         }
     }
 }
 
-/// What went wrong, without the names of the machinery around it.
+/// The message of an error, without DataFusion's wrappers.
 fn in_words(error: &DataFusionError) -> ManifestError {
     match error.find_root() {
         DataFusionError::External(inner) => ManifestError::Rows {
@@ -296,7 +296,7 @@ fn whole(column: &ArrayRef, row: usize) -> u64 {
     u64::try_from(count).unwrap_or(0)
 }
 
-/// The values of rows as text, row by row; None for null. Of bytes it is told how many they are.
+/// The values of rows as text, row by row; None for null. Binary values are shown by their length.
 ///
 /// # Errors
 /// If a value has no form as text.

@@ -1,4 +1,4 @@
-//! The rows of a [`RowSet`] as DataFusion reads them: part after part, until a time is over.
+//! A DataFusion table over a [`RowSet`], which reads part after part until a deadline.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use super::{Bound, PlacedBatches, RowSet};
 use crate::error::ManifestError;
 
-/// The columns that say which part a row is of, and where in it. No name of a file's column begins so.
+/// The columns with the part of a row, and its position in it. Names that no file's column has.
 pub const PART: &str = "\u{1}part";
 pub const PLACE: &str = "\u{1}place";
 
@@ -122,7 +122,7 @@ impl Rows {
     }
 }
 
-/// What is said of a question whose time is over.
+/// The message for a query past its deadline.
 pub fn too_slow() -> ManifestError {
     ManifestError::Rows {
         message: "there are too many rows to answer this in time: narrow the filters".into(),

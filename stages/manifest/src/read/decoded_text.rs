@@ -4,15 +4,15 @@ use std::ops::Range;
 
 use super::table_text::Records;
 
-/// What a file of UTF-8 may begin with.
+/// The byte-order mark of UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Text less a byte-order mark, in which U+FFFD stands for bytes that are not UTF-8. It may also stand in the file itself: lines
-/// are judged by what was replaced.
+/// Text without a byte-order mark, in which U+FFFD replaces bytes that are not UTF-8. The file itself may contain
+/// U+FFFD, so replaced positions are recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodedText {
     pub text: String,
-    /// Where in the text something stands for other bytes, in order.
+    /// Positions of the replacements in the text, ascending.
     replaced: Vec<usize>,
 }
 

@@ -12,7 +12,7 @@ const MOST_FILES: usize = 100_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// By what is there: a folder, `.parquet`, `.json` and `.jsonl`, or `.csv` and `.tsv`.
+    /// Detected: a folder, `.parquet`, `.json` and `.jsonl`, or `.csv` and `.tsv`.
     #[default]
     Auto,
     /// Parquet files with the columns that `manifest.write` writes.
@@ -51,7 +51,7 @@ pub fn expand(pattern: &str) -> Result<Vec<String>, String> {
         if choices.len().saturating_mul(waiting.len() + done.len() + 1) > MOST_FILES {
             return Err(format!("{pattern:?} stands for more than {MOST_FILES} files"));
         }
-        // The stack gives the first choice first.
+        // The stack returns the first choice first.
         waiting.extend(choices.iter().rev().map(|choice| format!("{before}{choice}{after}")));
     }
     Ok(done)

@@ -16,19 +16,19 @@ use super::transcripts::{transcript, transcripts_of};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 
-/// Tables of a folder by Hugging Face's convention, the first that is there counts.
+/// Tables of a folder by Hugging Face's convention; the first that exists counts.
 const TABLES: [&str; 3] = ["metadata.csv", "metadata.tsv", "metadata.jsonl"];
-/// Tables of a folder of Common Voice beside `clips`, the first that is there counts.
+/// Tables of a folder of Common Voice beside `clips`; the first that exists counts.
 const COMMON_VOICE: [&str; 2] = ["validated.tsv", "train.tsv"];
-/// Those that are read only where they are named.
+/// Tables that are read only where they are named.
 const OF_COMMON_VOICE: [&str; 4] = ["dev.tsv", "test.tsv", "other.tsv", "invalidated.tsv"];
 /// Names of a folder that an error shows.
 const SHOWN: usize = 10;
 
-/// The table that says what a folder holds; none where transcripts lie beside the recordings.
+/// The table of a folder; none where transcripts are beside the recordings.
 ///
 /// # Errors
-/// Where a folder of Common Voice has tables, but none that stands for all.
+/// Where a folder of Common Voice has tables, but none of all recordings.
 pub fn table_of(root: &Path) -> Result<Option<PathBuf>, ManifestError> {
     let first = |names: &[&str]| names.iter().map(|name| root.join(name)).find(|path| path.is_file());
     if let Some(table) = first(&TABLES) {
@@ -105,7 +105,7 @@ impl AudioFolder {
         })
     }
 
-    /// What was decided about the names of its folders, where they count.
+    /// The decision about the names of its folders, where they count.
     pub fn decision(&self) -> Option<String> {
         self.folders.decision()
     }
@@ -120,7 +120,7 @@ impl AudioFolder {
             let wanted: Vec<Wanted> = files.iter().map(|listed| self.wanted(&listed.file)).collect();
             let mut chain = Chain::default();
             looks_of(&wanted).iter().for_each(|look| chain.add(look));
-            // Rows are named by their files, and a file that gets another name looks as before.
+            // The names of files count, as rows are named by them, while a renamed file has the same metadata.
             let mut names = blake3::Hasher::new();
             for listed in files {
                 names.update(listed.file.as_bytes()).update(b"\0");
@@ -131,7 +131,7 @@ impl AudioFolder {
                 match &listed.transcript {
                     Transcript::Beside(extension) => {
                         let text = self.beside(&listed.file, extension);
-                        // One that cannot be read refuses its row, not all of them.
+                        // A transcript that cannot be read makes its row a reject, not the partition.
                         if is_readable_or_missing(&text) {
                             texts.push(text);
                         }
@@ -171,7 +171,7 @@ impl AudioFolder {
             Transcript::Beside(extension) => transcript(&self.beside(file, extension)),
             Transcript::Line(list) => {
                 let found = lists.get(list).and_then(|lines| lines.get(stem(file))).cloned();
-                // It was there when the folder was listed.
+                // It existed when the folder was listed.
                 found.unwrap_or_else(|| Err(refuse("missing_text", format!("{} has no such line", list.display()))))
             }
         }

@@ -1,4 +1,4 @@
-//! Whether the folders that recordings lie in are named like languages.
+//! Whether the folders of recordings are named like languages.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,8 @@ impl FolderLanguages {
         first_folder(file).filter(|folder| self.other.is_none() && self.folders.contains(*folder))
     }
 
-    /// What of the decision belongs to the key of a partition: files of other partitions take part in it.
+    /// The part of the decision that belongs to the key of a partition, since it also depends on files of other
+    /// partitions.
     pub fn in_key(&self) -> &'static str {
         match self.other.is_none() && !self.folders.is_empty() {
             true => " folders are languages",
@@ -49,7 +50,7 @@ impl FolderLanguages {
         }
     }
 
-    /// What was decided, in words for the log; none where there is no folder.
+    /// The decision as text for the log; none where there is no folder.
     pub fn decision(&self) -> Option<String> {
         let quoted = |name: &String| format!("`{name}`");
         match &self.other {
@@ -99,7 +100,7 @@ mod tests {
         let dialects = FolderLanguages::of(["dr/a.wav", "hi/b.wav"]);
         assert_eq!(dialects.language("hi/b.wav"), None);
         assert!(mixed.decision().unwrap().contains("`speaker1`"), "{mixed:?}");
-        // Of an absolute path nothing is a first folder with a name.
+        // An absolute path has no first folder.
         assert_eq!(FolderLanguages::of(["/hi/a.wav"]).language("/hi/a.wav"), None);
         assert_eq!(FolderLanguages::of(["a.wav"]).decision(), None);
     }

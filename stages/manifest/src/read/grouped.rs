@@ -12,7 +12,7 @@ use arrow::ipc::writer::StreamWriter;
 
 use crate::error::ManifestError;
 
-/// Bytes of rows that are held before they are sorted and put aside.
+/// Bytes of rows in memory before they are sorted and spilled to disk.
 const HELD_BYTES: usize = 64 << 20;
 
 /// Takes the rows of a file in their order.
@@ -28,7 +28,7 @@ pub struct Grouping {
 
 /// Rows by shard, each shard's in the order of the file.
 pub struct Grouped {
-    /// Where rows lie that did not fit in memory: a file that has no name any more.
+    /// Rows that did not fit in memory: an unlinked temporary file.
     file: Option<(PathBuf, File)>,
     length: u64,
     /// By shard.
@@ -42,7 +42,7 @@ enum Piece {
 }
 
 impl Grouping {
-    /// `scratch` is a folder for what may be lost; it is made when it is needed.
+    /// `scratch` is a folder for temporary files; it is created when needed.
     pub fn new(scratch: &Path, shards: usize) -> Self {
         Grouping::with(scratch, shards, HELD_BYTES)
     }
@@ -62,13 +62,13 @@ impl Grouping {
         }
     }
 
-    /// `shards` says of each row which shard it is of.
+    /// `shards` has the shard of each row.
     ///
     /// # Errors
-    /// When rows cannot be put aside.
+    /// When rows cannot be spilled.
     pub fn add(&mut self, batch: RecordBatch, shards: &[u32]) -> Result<(), ManifestError> {
         let bytes = batch.get_array_memory_size();
-        // Before it is too much: texts of one array have 2 GiB at most.
+        // Spilled early: the texts of one array have 2 GiB at most.
         if self.bytes > 0 && self.bytes + bytes > self.most {
             self.sort(false)?;
         }
@@ -147,7 +147,7 @@ impl Grouped {
     }
 }
 
-/// A file that is gone once it is closed, however that comes about.
+/// An unlinked file, which is deleted when it is closed, also after a crash.
 fn nameless_file(folder: &Path) -> std::io::Result<(PathBuf, File)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     std::fs::create_dir_all(folder)?;
@@ -169,7 +169,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every row comes back once, under its shard, in the order of the file, whether held or put aside.
+        /// Every row is returned once, under its shard, in the order of the file, whether it was in memory or spilled.
         #[test]
         fn rows_come_back_by_shard_in_their_order(
             shards in prop::collection::vec(0..7u32, 0..200), batch in 1..20usize, most in 1..4_000usize,

@@ -27,19 +27,19 @@ const BLOCK_BYTES: u64 = 64 << 20;
 /// Longest line that is read.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// Keys that name the language, the first that is there counts.
+/// Keys that name the language; the first that exists counts.
 const LANGUAGE_KEYS: [&str; 4] = ["lang", "language", "target_lang", "source_lang"];
 /// The key that names the recording in lines of Hugging Face's `metadata.jsonl`.
 const FILE_NAME: &str = "file_name";
 
 /// Manifests of lines, cut into blocks.
 pub struct LineManifest {
-    /// And how each looked before it was cut.
+    /// The metadata of each before it was divided.
     files: Vec<(PathBuf, FileLook)>,
     blocks: Vec<(Partition, Block)>,
     rules: LineRules,
     tars: Tars,
-    /// Whether recordings are looked for.
+    /// Whether the existence of recordings is checked.
     look: bool,
 }
 
@@ -53,7 +53,7 @@ struct Block {
     first_line: u64,
 }
 
-/// What a line does not say itself.
+/// Defaults of lines.
 #[derive(Clone, Debug, Default)]
 pub struct LineRules {
     pub places: Places,
@@ -172,13 +172,13 @@ impl LineManifest {
         self.blocks.par_iter().map(partition).collect()
     }
 
-    /// How the recordings of a block look from outside; none when none has to be looked at.
+    /// The metadata of the recordings of a block; none when none has to be checked.
     fn recordings(&self, block: Block) -> Result<Option<Chain>, ManifestError> {
         let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
         self.each_line(block, |number, line| {
             let row = line.ok().and_then(|line| self.row(line, number, block.file).ok());
-            // Where a recording lies in its tar, and how long one is that is measured, stands in the row, so that these are
-            // looked at in any case.
+            // Rows contain the offset of a recording in its tar and a measured duration, so these recordings are
+            // checked in any case.
             if let Some(row) = row.filter(|row| self.look || row.wanted.files.is_empty() || row.duration.is_none()) {
                 chain.get_or_insert_default().add(&eyes.look(&row.wanted));
             }
@@ -407,8 +407,8 @@ pub fn row_of<'t>(
     Ok(row)
 }
 
-/// The row of a line that names its recording by `file_name`, as Hugging Face's `metadata.jsonl` does: the text may be called
-/// otherwise, and the recording says how long it is where the line does not.
+/// The row of a line that names its recording by `file_name`, as Hugging Face's `metadata.jsonl` does: the text may
+/// have another key, and the duration is measured where the line has none.
 fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Result<ManifestRow, Refusal> {
     let file = fields.text(FILE_NAME)?.filter(|file| !file.is_empty());
     let file = file.ok_or_else(|| refuse("missing_field", FILE_NAME))?;
@@ -490,7 +490,7 @@ impl Fields<'_> {
         }
     }
 
-    /// The number as it is written: the JSON reader may be off by the last bit.
+    /// Parses the number from its text: the JSON reader may be wrong in the last bit.
     fn number(&self, key: &str) -> Result<Option<f64>, Refusal> {
         match self.fields.get(key) {
             None | Some(Value::Null) => Ok(None),
@@ -517,8 +517,7 @@ fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// The text of a number in a line that is a valid JSON object: what stands behind the last `"key":` of the outermost
-/// object.
+/// The text of a number in a line that is a valid JSON object: the value of the last `"key":` of the outermost object.
 fn written_value<'l>(line: &'l str, key: &str) -> Option<&'l str> {
     let bytes = line.as_bytes();
     let (mut at, mut depth, mut found) = (0, 0, None);

@@ -26,18 +26,18 @@ pub struct Listed {
     pub transcript: Transcript,
 }
 
-/// Where the transcript of a recording is.
+/// The place of a recording's transcript.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transcript {
     /// In a file beside it that has another extension.
     Beside(&'static str),
     /// In a line of a list of LibriSpeech's form, `<utterance> <text>`.
     Line(Arc<Path>),
-    /// It is no recording with a transcript, for this reason.
+    /// No recording with a transcript, for this reason.
     Refused { reason: &'static str, detail: String },
 }
 
-/// A folder that waits to be listed.
+/// A folder to be listed.
 struct Waiting {
     /// Relative to the first folder.
     below: String,
@@ -45,8 +45,8 @@ struct Waiting {
 }
 
 /// Recordings below a folder, by the folder they are in and then by name, in blocks. Links to folders are followed; a folder
-/// is listed once, by its own name where it lies below the first folder, else by the first link to it, so that links that
-/// lead round in circles end.
+/// is listed once, by its own name where it lies below the first folder, else by the first link to it, so that cyclic
+/// links end.
 ///
 /// # Errors
 /// When a folder or a list of transcripts cannot be read, or folders lie deeper than [`MOST_DEPTH`] in one another.
@@ -118,11 +118,11 @@ fn canonical(folder: &Path) -> Result<PathBuf, ManifestError> {
     fs::canonicalize(folder).map_err(|e| ManifestError::io(folder, e))
 }
 
-/// Names in one folder.
+/// The entries of one folder.
 #[derive(Default)]
 struct Contents {
     folders: Vec<String>,
-    /// That lead to folders.
+    /// Symbolic links to folders.
     links: Vec<String>,
     recordings: BTreeSet<String>,
     /// Files that may be transcripts.
@@ -166,8 +166,8 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Recordings in the order of their names, and where their transcripts are. An utterance of a list that no recording
-    /// goes by is a recording that is not there, and so is a transcript beside recordings that belongs to none of them.
+    /// Recordings in the order of their names, and where their transcripts are. An utterance of a list without a
+    /// recording counts as a missing recording, and so does a transcript without a recording beside others.
     fn recordings(&self, folder: &Path) -> Result<Vec<(String, Transcript)>, ManifestError> {
         let stems: HashSet<&str> = self.recordings.iter().map(|name| stem(name)).collect();
         let mut lines: HashMap<String, Arc<Path>> = HashMap::new();

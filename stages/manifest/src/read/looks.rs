@@ -1,4 +1,4 @@
-//! How files look from outside: what tells that one was changed, without reading it.
+//! The metadata of files (size, times, inode), by which changes are detected without reading them.
 
 use std::fs::Metadata;
 use std::io;
@@ -12,11 +12,10 @@ use rayon::prelude::*;
 
 use super::recordings::Wanted;
 
-/// Rows whose recordings one thread looks at.
+/// Rows whose recordings one thread checks.
 const SHARE: usize = 512;
 
-/// Size in bytes, times of the last change (the one that can be set, and the one that cannot) in nanoseconds, and inode of a
-/// file.
+/// Size in bytes, mtime and ctime in nanoseconds, and inode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileLook {
     size: u64,
@@ -39,7 +38,7 @@ impl From<&Metadata> for FileLook {
 
 impl FileLook {
     /// # Errors
-    /// When the file cannot be looked at.
+    /// When the metadata cannot be read.
     pub fn of(path: &Path) -> io::Result<Self> {
         match Location::of_path(path)? {
             Location::Local(path) => std::fs::metadata(path).map(|metadata| FileLook::from(&metadata)),
@@ -80,7 +79,7 @@ impl FileLook {
     }
 
     /// # Errors
-    /// When the file does not look so any more: where its rows are was read from another one.
+    /// When the metadata has changed: the positions of its rows were read from an older file.
     pub fn still(self, path: &Path) -> Result<(), StageError> {
         match FileLook::of(path) {
             Ok(now) if now == self => Ok(()),
@@ -92,11 +91,11 @@ impl FileLook {
     }
 }
 
-/// Where the recording of a row was found (the place in the list; the tar comes last), and how that file looks; none where
-/// it is nowhere.
+/// Where the recording of a row was found (index in the list of candidates; the tar is the last), and the metadata of
+/// that file; none where it was not found.
 pub type Look = Option<(usize, FileLook)>;
 
-/// How the recordings of rows look, found by several threads.
+/// The metadata of the recordings of rows, read by several threads.
 pub fn looks_of(wanted: &[Wanted]) -> Vec<Look> {
     let share = |wanted: &[Wanted]| {
         let mut eyes = Eyes::default();
@@ -105,7 +104,8 @@ pub fn looks_of(wanted: &[Wanted]) -> Vec<Look> {
     wanted.par_chunks(SHARE).flat_map_iter(share).collect()
 }
 
-/// Looks at recordings one after the other. Many rows in a row have one folder, one tar or one recording.
+/// Checks recordings one after the other, with caches, since consecutive rows often share a folder, a tar or a
+/// recording.
 #[derive(Default)]
 pub struct Eyes {
     folder: Option<(PathBuf, bool)>,
@@ -175,7 +175,7 @@ impl Chain {
         self.0 = *blake3::hash(&bytes).as_bytes();
     }
 
-    /// Lets the recordings of another sequence follow.
+    /// Appends the recordings of another sequence.
     pub fn join(&mut self, other: Chain) {
         let mut bytes = [0; 64];
         bytes[..32].copy_from_slice(&self.0);

@@ -1,4 +1,4 @@
-//! One line of a manifest, found by its number: for those who ask what became of it.
+//! Finds one line of a manifest by its number, for `flow trace`.
 
 use std::path::{Component, Path, PathBuf};
 

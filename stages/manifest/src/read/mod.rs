@@ -50,7 +50,7 @@ use recordings::Recordings;
 use row_rules::RowRules;
 use rows::Rows;
 
-/// Starts from a manifest that exists.
+/// Reads an existing manifest.
 ///
 /// # What it does
 ///
@@ -62,11 +62,11 @@ use rows::Rows;
 ///   shard is a partition, `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file. An
 ///   `extra` that is no JSON object is kept as the text of the key `extra`.
 /// - nemo: one JSON object to a line with `audio_filepath, duration, text`, a language (`lang`, `language`,
-///   `target_lang` or `source_lang`) and perhaps `offset` (seconds into the recording), `segment_id`, `shard_id`,
-///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` is relative to the manifest's
-///   folder, or else to the current one. With `tars` it is a member of a tar. A line with `file_name` instead, as Hugging
-///   Face has it, may call its text `text`, `transcription`, `transcript` or `sentence`, and need not say its duration. 8,192
-///   lines are a partition.
+///   `target_lang` or `source_lang`) and optionally `offset` (seconds into the recording), `segment_id`, `shard_id`,
+///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` is relative to the
+///   manifest's folder, or else to the current one. With `tars` it is a member of a tar. A line with `file_name`
+///   instead, as Hugging Face has it, may call its text `text`, `transcription`, `transcript` or `sentence`, and need
+///   not say its duration. 8,192 lines are a partition.
 /// - table: CSV (RFC 4180) or TSV (without quotes, as Common Voice writes it). The first line names a column for the file
 ///   (`audio_filepath, audio_path, audio, path, file, file_name, filename` or `wav`) and one for the text (`text, sentence,
 ///   transcript, transcription` or `normalized_text`), perhaps `duration` and `offset` (seconds), `lang` (or `language`,
@@ -80,7 +80,7 @@ use rows::Rows;
 ///   is not UTF-8 are refused (`missing_audio`, `duplicate_utterance`, `unsafe_name`). Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
 ///   error.
 ///
-/// Recordings of tables and folders that say no duration are decoded to measure it.
+/// Recordings of tables and folders without a duration are decoded to measure it.
 ///
 /// A row without a language gets `lang`; else, in tables and folders, the first folder of its path, if those of all such rows
 /// are named like languages (two or three letters, perhaps with a region; the log says what was decided); else the one in a tag
@@ -111,8 +111,8 @@ use rows::Rows;
 /// A file of a folder that `manifest.write` wrote is refused if the set there is not whole: `flow.json` is missing, or says
 /// that the file is another.
 ///
-/// With an input and an empty `manifest`, the rows of the input go on as they are: so one pipeline starts from shards or from
-/// manifests. No setting holds for them.
+/// With an input and an empty `manifest`, the rows of the input go on as they are: so one pipeline starts from shards
+/// or from manifests. No setting applies to them.
 ///
 /// # Example
 ///
@@ -137,26 +137,26 @@ pub struct ReadSettings {
     pub format: Format,
     /// Folder of extracted recordings, `<audio>/<lang>/<shard_id>/<member>`, as `audio.extract` makes it.
     pub audio: PathBuf,
-    /// Stands before a relative `tar_path`.
+    /// Folder that is put before a relative `tar_path`.
     pub shards: PathBuf,
     /// Tars that hold the recordings of a NeMo manifest, written like `manifest`: as many as manifests, or with the
     /// number at the end of their names that a line gives as `shard_id`.
     pub tars: String,
     /// Language of rows that name none; `und` stands for an undetermined one, where neither a folder nor a tag tells it.
     pub lang: String,
-    /// Columns of tables that have names of their own, each as `THEIRS=OURS`: `[wav_file=audio_filepath, words=text]`.
+    /// Columns of tables with other names, each as `THEIRS=OURS`: `[wav_file=audio_filepath, words=text]`.
     pub columns: Vec<String>,
-    /// What becomes of the region in a language: `en-US`, `en_US`.
+    /// Whether the region of a language (`en-US`, `en_US`) is kept.
     pub regions: Regions,
     /// Least length of a row in seconds; one of exactly this length stays. Nothing: no limit.
     pub min_duration: Option<f64>,
     /// Largest length of a row in seconds; one of exactly this length stays. Nothing: no limit.
     pub max_duration: Option<f64>,
-    /// What the column `source` says where the manifest does not.
+    /// Value of the column `source` where the manifest has none.
     pub source: String,
-    /// Look whether each recording is there, and as long as its row needs, and refuse the row if not.
+    /// Check that each recording exists and is long enough for its row, and reject the row if not.
     pub check_audio: bool,
-    /// The manifest, while it is read; no setting of the user's.
+    /// The manifest, while it is read; not a setting.
     #[serde(skip)]
     pub opened: ReadOnce<Manifest>,
 }
@@ -199,7 +199,7 @@ impl ReadSettings {
         }
     }
 
-    /// Refuses a language for rows that has not the form of one.
+    /// Refuses a default language that is not of the form of BCP 47.
     fn check_lang(&self) -> Result<(), StageError> {
         if self.lang.is_empty() || is_language(&self.lang) {
             return Ok(());
@@ -210,7 +210,7 @@ impl ReadSettings {
         ))
     }
 
-    /// Refuses new names of columns that no column can have.
+    /// Refuses invalid new names of columns.
     fn check_columns(&self) -> Result<(), StageError> {
         match text_tables::renamed(&self.columns) {
             Ok(_) => Ok(()),
@@ -218,7 +218,7 @@ impl ReadSettings {
         }
     }
 
-    /// Refuses limits of the duration that are no lengths, or that no row keeps.
+    /// Refuses limits of the duration that are negative or not finite, or that no row can satisfy.
     fn check_durations(&self) -> Result<(), StageError> {
         for (name, limit) in [("min_duration", self.min_duration), ("max_duration", self.max_duration)] {
             if let Some(seconds) = limit.filter(|seconds| !(seconds.is_finite() && *seconds >= 0.0)) {
@@ -294,7 +294,7 @@ impl Kind for Read {
         let given = patterns.into_iter().filter(|(_, pattern)| !pattern.is_empty());
         given
             .flat_map(|(name, pattern)| {
-                // One that cannot be read was refused with the settings.
+                // An invalid one was refused when the settings were checked.
                 let files = expand(pattern).unwrap_or_default();
                 files.into_iter().map(move |file| (name, PathBuf::from(file)))
             })
@@ -313,7 +313,7 @@ impl Kind for Read {
         })
     }
 
-    /// Paths are what this stage gives, so they count.
+    /// Paths are part of the output, so they count.
     fn identity(settings: &ReadSettings) -> serde_json::Value {
         if settings.manifest.is_empty() {
             return serde_json::json!({"from": "input"});
@@ -343,7 +343,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Opened once for the plan and for all workers, so that all speak of the same rows.
+    /// Opened once for the plan and for all workers, so that all have the same rows.
     fn manifest(&mut self) -> Result<Arc<Manifest>, StageError> {
         if let Some(manifest) = &self.manifest {
             return Ok(Arc::clone(manifest));
@@ -381,7 +381,7 @@ impl Source for Reader {
             return Err(StageError::failed("stopped"));
         }
         let manifest = self.manifest()?;
-        // It is not wanted any more once the workers are through with it.
+        // Not needed any more when the workers have finished.
         self.settings.opened.forget();
         let mut recordings = Recordings::new(self.settings.check_audio);
         let mut rows = Rows::new(out, &mut recordings).with_rules(self.settings.row_rules());

@@ -1,4 +1,4 @@
-//! What the path of a recording says about its row, where the manifest does not.
+//! Names of a row from the path of its recording, where the manifest has none.
 
 use std::path::{Component, Path};
 
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(language(None, "", Some("Hi"), "<|ta|> x"), "hi");
         assert_eq!(language(None, "", None, "<|ta|> x"), "ta");
         assert_eq!(language(None, "", None, "x"), "");
-        // Undetermined is what nothing else tells.
+        // `und` applies where all others are missing.
         assert_eq!(language(Some("de"), "und", Some("hi"), "<|ta|> x"), "de");
         assert_eq!(language(None, "und", Some("hi"), "<|ta|> x"), "hi");
         assert_eq!(language(None, "und", None, "<|ta|> x"), "ta");

@@ -1,4 +1,4 @@
-//! Opens a manifest by its form.
+//! Opens a manifest by its format.
 
 use std::path::{Path, PathBuf};
 
@@ -44,7 +44,7 @@ impl Manifest {
         })
     }
 
-    /// What was decided about the names of folders, in words for the log; none where they do not count.
+    /// The decision about the names of folders as text for the log; none where they do not count.
     pub(super) fn decision(&self) -> Option<String> {
         match self {
             Manifest::Tables(_) => None,
@@ -65,7 +65,7 @@ impl Manifest {
 }
 
 impl ReadSettings {
-    /// What tells what is opened.
+    /// The identity of what is opened.
     pub(super) fn name(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }

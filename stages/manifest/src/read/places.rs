@@ -1,4 +1,4 @@
-//! Where the recordings of a manifest may be, by what its rows say.
+//! Candidate paths of the recordings of a manifest's rows.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -11,13 +11,13 @@ use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
 /// Folders that a manifest's paths are relative to.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
-    /// The folder that the manifest lies in.
+    /// The folder of the manifest.
     pub folder: PathBuf,
-    /// No part of `folder` is a symbolic link, so that what is called `folder/..` is the folder above it.
+    /// No part of `folder` is a symbolic link, so that `folder/..` is its parent.
     pub plain: bool,
     /// Extracted recordings, `<audio>/<lang>/<shard_id>/<member>`; may be empty.
     pub audio: PathBuf,
-    /// Stands before a relative `tar_path`; may be empty.
+    /// Folder that is put before a relative `tar_path`; may be empty.
     pub shards: PathBuf,
 }
 
@@ -37,8 +37,8 @@ impl Places {
         Wanted { files, member: None }
     }
 
-    /// `path` as it is called from the current directory, without `folder/../` where that changes nothing: what is written from
-    /// these rows shall not need the folder that they were read from.
+    /// `path` relative to the current directory, without `folder/../` where that is equivalent: manifests written from
+    /// these rows must not need the folder that they were read from.
     fn below_folder(&self, path: &str) -> PathBuf {
         let (mut folder, mut rest) = (self.folder.as_path(), Path::new(path));
         while self.plain

@@ -18,7 +18,7 @@ const LONGEST_SECONDS: f64 = 4.0 * 3600.0;
 /// Where a row's recording may be.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wanted {
-    /// Files, tried in this order.
+    /// Candidate files, in order of precedence.
     pub files: Vec<PathBuf>,
     /// A tar and the name of a member, if it is none of the files.
     pub member: Option<(PathBuf, String)>,
@@ -45,9 +45,9 @@ struct Members {
     by_file_name: HashMap<String, (i64, i64)>,
 }
 
-/// Looks for recordings. Remembers the tar it listed last, and the recording.
+/// Finds recordings. Caches the last tar listing, and the last recording.
 pub struct Recordings {
-    /// Whether files are looked for; otherwise the first place is believed.
+    /// Whether files are checked; otherwise the first candidate is taken unchecked.
     look: bool,
     listed: Option<(PathBuf, Result<Members, String>)>,
     /// And its length in seconds, where its header says it.
@@ -64,7 +64,7 @@ impl Recordings {
     }
 
     /// # Errors
-    /// When a tar that is there cannot be read.
+    /// When an existing tar cannot be read.
     pub fn find(&mut self, row: &ManifestRow) -> Result<Result<Found, Refusal>, StageError> {
         let (path, range) = match self.place(&row.wanted)? {
             Ok(place) => place,
@@ -103,7 +103,7 @@ impl Recordings {
     }
 
     fn place(&mut self, wanted: &Wanted) -> Result<Result<Place, Refusal>, StageError> {
-        // What only a tar has must be looked up there in any case.
+        // Without candidate files the tar must be searched in any case.
         let look = self.look || wanted.files.is_empty();
         for file in &wanted.files {
             // Links are followed: folders of recordings are often made of them.
@@ -153,7 +153,7 @@ impl Recordings {
 }
 
 impl Members {
-    /// By its whole name, or by its file name: tarring tools leave folders out.
+    /// By its whole name, or by its file name, since tools may omit folders.
     fn find(&self, name: &str) -> Option<(i64, i64)> {
         let bare = crate::names::strip_dot_slash(name);
         let file_name = bare.rsplit('/').next().unwrap_or(bare);
@@ -162,7 +162,7 @@ impl Members {
     }
 }
 
-/// The inner error says why there is nothing to find in the tar.
+/// The inner error is the reason why the tar has no such member.
 fn list(path: &Path) -> Result<Result<Members, String>, StageError> {
     if !is_file(path) {
         let why = if path.exists() { "not a file" } else { "no such tar" };

@@ -1,4 +1,4 @@
-//! Rules that hold for rows of every form: how languages are called, and how long a row may be.
+//! Rules for rows of every format: the form of languages, and limits of the duration.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ const TWO_LETTERS: &str = "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm
     nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw \
     ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu";
 
-/// What becomes of the region in a language tag.
+/// Whether the region of a language tag is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Regions {
@@ -28,7 +28,7 @@ pub enum Regions {
     Keep,
 }
 
-/// What every row is held against.
+/// The rules that every row is checked by.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RowRules {
     pub regions: Regions,

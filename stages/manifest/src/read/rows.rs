@@ -1,4 +1,4 @@
-//! Rows as `manifest.read` gives them, and lines that it refuses.
+//! Rows of `manifest.read`, and lines that it rejects.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,8 +14,7 @@ use super::row_rules::RowRules;
 use super::sample::KeptRows;
 use crate::extra::EXTRA;
 
-/// Rows that are handed on at a time, and bytes of text after which it is fewer of them: a column of texts counts its
-/// bytes in 32 bits.
+/// Rows per batch, and bytes of text that end a batch early: a column of texts has 32-bit offsets.
 const CHUNK: usize = 8_192;
 const CHUNK_BYTES: usize = 64 << 20;
 /// Most bytes of text that a partition may have: stages after this one hold it as a whole.
@@ -36,7 +35,7 @@ const TEXTS: [&str; 8] = [
     "audio_path",
 ];
 
-/// `_row`, the columns of a manifest, where the recording is, and what else the manifest says.
+/// `_row`, the columns of a manifest, the place of the recording, and `extra`.
 pub fn read_schema() -> SchemaRef {
     let field = |name: &str, data_type, nullable| Field::new(name, data_type, nullable);
     let mut fields = vec![field(ROW, DataType::UInt32, false)];
@@ -66,7 +65,7 @@ pub fn refuse(reason: &'static str, detail: impl Into<String>) -> Refusal {
     }
 }
 
-/// A setting says no.
+/// A rule of the settings.
 pub fn refuse_by_rule(reason: &'static str, detail: impl Into<String>) -> Refusal {
     Refusal {
         class: RejectClass::Rule,
@@ -162,9 +161,9 @@ pub struct Rows<'a> {
     most_bytes: usize,
     /// Number of the next row.
     next: u32,
-    /// Where in the manifest the row is: the file, and the number of the line, from 1.
+    /// The row's place in the manifest: the file, and the number of the line, from 1.
     place: Option<(String, u64)>,
-    /// Where rows are only looked at, those that are kept for it.
+    /// When sampling, the rows that are kept.
     kept: Option<KeptRows>,
     /// Where one row is looked for, its line.
     search: Option<LineSearch>,
@@ -198,7 +197,7 @@ impl<'a> Rows<'a> {
         Rows { rules, ..self }
     }
 
-    /// The rows that come now are those of this file, which has lines.
+    /// Sets the file of the following rows.
     pub fn begin_file(&mut self, path: &Path) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         self.place = Some((name, 0));
@@ -207,7 +206,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The row that comes next begins at this line of the file, from 1.
+    /// Sets the line of the next row, from 1.
     pub fn at_line(&mut self, number: u64) {
         if let Some((_, line)) = &mut self.place {
             *line = number;
@@ -288,7 +287,7 @@ impl<'a> Rows<'a> {
         let found = match found {
             Ok((row, _)) if self.all_bytes.saturating_add(row.bytes()) > self.most_bytes => {
                 let detail = self.with_place(format!("the partition has more than {} bytes of text", self.most_bytes));
-                // Its values are what there is too much of.
+                // Without its values, which are too much text.
                 let values = serde_json::json!({"text_bytes": row.text.len()}).to_string();
                 self.out.reject(Reject {
                     row: Some(number),
@@ -319,7 +318,7 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// The row as the rules have it, with its recording.
+    /// Applies the rules to a row, and finds its recording.
     pub(super) fn found(&mut self, mut row: ManifestRow) -> Result<Result<(ManifestRow, Found), Refusal>, StageError> {
         row.lang = self.rules.language(row.lang);
         if let Err(refusal) = row.check() {

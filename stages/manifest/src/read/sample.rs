@@ -1,4 +1,4 @@
-//! A few rows of a manifest with their recordings decoded, to see what would become of all of them.
+//! Reads and decodes a sample of a manifest's rows, to estimate what would be taken and rejected.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,12 +17,12 @@ use super::rows::{ManifestRow, Refusal, Rows, refuse};
 const MOST_PARTITIONS: usize = 8;
 /// Rows of a partition that are kept until it is known how many it has.
 const MOST_KEPT: usize = 64;
-/// Refused rows that are told.
+/// Rejected rows that are reported.
 const MOST_TOLD: usize = 20;
-/// Of a longer row only the beginning of the recording is decoded, in seconds.
+/// Seconds of a recording that are decoded at most.
 const LONGEST_DECODED: f64 = 300.0;
 
-/// What rows of a manifest come to.
+/// Statistics of the sampled rows of a manifest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ManifestSample {
     /// Partitions of the manifest, and those of which rows were read.
@@ -37,14 +37,14 @@ pub struct ManifestSample {
     pub layouts: BTreeMap<(u32, u32), u64>,
     /// How many of them are of each language.
     pub languages: BTreeMap<String, u64>,
-    /// Where those of them are whose text has no word.
+    /// The places of those whose text has no word.
     pub without_text: Vec<String>,
     /// How many of their texts begin with a language tag, and where those are whose tag is another than the row's language.
     pub tagged: u64,
     pub other_tag: Vec<String>,
     /// How many of them are parts of longer recordings.
     pub parts: u64,
-    /// How many of all rows that were read would be refused, and what is known of the first.
+    /// How many of all rows that were read would be rejected, and the first of them.
     pub refused: u64,
     pub refusals: Vec<RefusedRow>,
     /// Whether time ran out before all chosen rows were looked at.
@@ -60,11 +60,11 @@ pub struct RefusedRow {
     pub detail: String,
 }
 
-/// Rows that are kept while a partition is read: every so many, and those that are refused as they are read.
+/// Rows that are kept while a partition is read: every n-th, and those that are rejected while reading.
 #[derive(Default)]
 pub(super) struct KeptRows {
     rows: Vec<(u64, String, ManifestRow)>,
-    /// Every so many rows one is kept; a power of two.
+    /// One row in this many is kept; a power of two.
     every: u64,
     seen: u64,
     refused: u64,
@@ -98,8 +98,8 @@ impl KeptRows {
 }
 
 impl ManifestSample {
-    /// Reads rows here and there in the manifest that `settings` names, and decodes the recordings of `most` of them, for as
-    /// long as `limit` allows: a row in hand is finished. `scratch` is a folder for temporary files.
+    /// Reads evenly spread rows of the manifest that `settings` names, and decodes the recordings of at most `most` of
+    /// them. Stops after `limit`, but finishes the row that it has begun. `scratch` is a folder for temporary files.
     ///
     /// # Errors
     /// When the manifest cannot be read.

@@ -11,7 +11,7 @@ pub struct Record<'t> {
     pub fields: Vec<Cow<'t, str>>,
     /// As it stands in the file.
     pub line: &'t str,
-    /// What is wrong with it: a reason, and in words.
+    /// An error: its reason and its detail.
     pub broken: Option<(&'static str, &'static str)>,
 }
 
@@ -124,7 +124,7 @@ fn comma_record(rest: &str) -> (Record<'_>, usize) {
         let (field, end) = match rest[at..].strip_prefix('"') {
             Some(inner) => {
                 let Some((field, length)) = quoted_field(inner) else {
-                    // Nobody knows where the field was to end: the line is lost, those after it need not be.
+                    // The end of the field is unknown: the line is rejected, and parsing goes on with the next.
                     let length = rest.find('\n').map_or(rest.len(), |end| end + 1);
                     return (
                         record(Vec::new(), &rest[..length], Some("a quote is not closed")),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever stands in a field comes back.
+        /// Any content of a field survives a round trip.
         #[test]
         fn written_tables_are_read_back(fields in proptest::collection::vec(".{0,12}|[,\"\n\r]{0,5}", 2..6)) {
             let line: Vec<String> = fields.iter().map(|field| format!("\"{}\"", field.replace('"', "\"\""))).collect();

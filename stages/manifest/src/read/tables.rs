@@ -1,4 +1,4 @@
-//! Our own manifests, and other parquet files with their columns.
+//! Parquet manifests: flow's own, and others with these columns.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,7 +39,7 @@ const DURATION: &str = "duration";
 /// Where a row begins in its recording, in seconds: in manifests, and in rows that `manifest.read` gave.
 const OFFSET: &str = "offset";
 const START: &str = "start";
-/// A row cannot be without these columns.
+/// Required columns.
 const REQUIRED: [&str; 3] = ["segment_id", "text", "duration"];
 /// Columns that say which shard a row is of.
 const OF_SHARDS: [&str; 3] = ["shard_id", "tar_path", "lang"];
@@ -97,7 +97,7 @@ struct Shard {
 }
 
 impl TableManifest {
-    /// `scratch` is a folder for what may be lost.
+    /// `scratch` is a folder for temporary files.
     ///
     /// # Errors
     /// When a file cannot be read or lacks a column, or there is no row.
@@ -113,7 +113,7 @@ impl TableManifest {
         for (number, path) in files.into_iter().enumerate() {
             let mut table = Table::open(&path, settings)?;
             let (found, rows) = sheltered(&path, || table.shards(number, settings.check_audio))?;
-            // As many as there are, whatever the metadata say.
+            // The actual number, whatever the metadata claims.
             table.rows = rows;
             for (name, (runs, recordings)) in found {
                 let shard = manifest.shards.entry(Partition::from(name)).or_default();
@@ -182,7 +182,7 @@ impl TableManifest {
     /// The rows of a shard, where those of the file were grouped; none where they are to be read out of it.
     fn of_group(&self, file: usize, shard: u32, runs: &[Run]) -> Result<Option<Vec<RecordBatch>>, StageError> {
         let table = &self.files[file];
-        // Held while rows are grouped: the others need that, too.
+        // The lock is held while rows are grouped, since other workers need the result, too.
         let mut reading = table.reading.lock().unwrap_or_else(PoisonError::into_inner);
         if reading.grouped.is_none() {
             let passed = reading.passed.saturating_add(table.passed_for(runs));
@@ -230,7 +230,7 @@ impl TableManifest {
     }
 }
 
-/// The decoder is not ours and a file may be anything: a panic in it is one more way to be damaged.
+/// A panic of the decoder counts as damage of the file.
 pub(crate) fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) -> Result<T, ManifestError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(ManifestError::Manifest {
@@ -270,7 +270,7 @@ impl Table {
                 )));
             }
         }
-        // Beside a `size`, which is that of a recording in its tar, `offset` is in bytes: these are rows as we hand them on.
+        // With a column `size` (bytes in a tar), `offset` is in bytes: these are rows of `manifest.read` itself.
         let start = match schema.field_with_name("size") {
             Ok(_) => START,
             Err(_) => OFFSET,
@@ -285,7 +285,7 @@ impl Table {
             }
         }
         let mut further = vec![start];
-        // One of another type is somebody else's.
+        // A column `extra` of another type has another meaning.
         further.extend(
             schema
                 .field_with_name(EXTRA)
@@ -437,7 +437,7 @@ impl Table {
         Ok((numbers.into_iter().map(named).collect(), at))
     }
 
-    /// How the recording of each row looks from outside.
+    /// The metadata of each row's recording.
     fn looks(&self, batch: &RecordBatch) -> Result<Vec<Look>, ManifestError> {
         let columns = Columns::of(batch)?;
         let wanted: Vec<Wanted> = (0..batch.num_rows())
@@ -544,7 +544,7 @@ impl Columns {
         }
     }
 
-    /// Where the recording may be; nowhere, if the row does not say.
+    /// Candidate places of the recording; none, if the row has no path.
     fn wanted(&self, row: usize, places: &Places, file: &Path) -> Result<Wanted, Refusal> {
         let of = |place: usize| value(&self.texts[place], row);
         let (member, tar_path) = (of(4), of(5));

@@ -73,11 +73,11 @@ struct Table {
     places: Places,
     /// The folder `clips` beside it, which holds the recordings of Common Voice.
     clips: Option<PathBuf>,
-    /// Stands for the shard of recordings without a folder.
+    /// The shard id of recordings without a folder.
     stem: String,
 }
 
-/// Where in a record the fields are.
+/// The positions of fields in a record.
 struct Columns {
     count: usize,
     file: usize,
@@ -148,7 +148,7 @@ impl TextTables {
             let table = &self.tables[block.table];
             let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
             for record in table.text.records(block.range.clone(), table.quoted) {
-                // The length of a recording that is measured belongs to its row.
+                // A measured duration is part of the row, so the recording is checked.
                 let row = table.row(&record, self).ok();
                 if let Some(row) = row.filter(|row| self.look || row.duration.is_none()) {
                     chain.get_or_insert_default().add(&eyes.look(&row.wanted));
@@ -313,7 +313,7 @@ impl Table {
     }
 }
 
-/// The names that stand for each field of a row.
+/// The accepted column names of each field of a row.
 const NAMES: [&[&str]; 8] = [
     &FILE_COLUMNS,
     &TEXT_COLUMNS,
@@ -429,7 +429,7 @@ impl Columns {
         let used: Vec<usize> = used.flatten().collect();
         for (place, name) in names.iter().enumerate() {
             if !used.contains(&place) && !name.is_empty() && !extra::has_column(name) {
-                // The first of those with one name counts, as above.
+                // The first of several columns of one name counts, as above.
                 columns.further.entry(name.to_string()).or_insert(place);
             }
         }
@@ -443,7 +443,7 @@ fn is_quoted(path: &Path) -> bool {
         .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"))
 }
 
-/// What is not UTF-8 is replaced, and refused line by line.
+/// Bytes that are not UTF-8 are replaced, and the line is rejected.
 fn read_text(path: &Path) -> Result<DecodedText, ManifestError> {
     let mut bytes = Vec::new();
     let read = open_input_file(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));

@@ -11,7 +11,7 @@ use super::decoded_text::DecodedText;
 use super::rows::{Refusal, refuse};
 use crate::error::ManifestError;
 
-/// How the name of a list ends.
+/// Suffix of the name of a list.
 pub const LIST: &str = ".trans.txt";
 
 /// Longest transcript, and largest list, in bytes.
@@ -46,7 +46,7 @@ fn spaced(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The text of a list. What is not UTF-8 is replaced, and refused line by line.
+/// The text of a list. Bytes that are not UTF-8 are replaced, and the line is rejected.
 ///
 /// # Errors
 /// Where it cannot be read or is too large.

@@ -1,4 +1,4 @@
-//! Whether a manifest belongs to a set of ours that is whole.
+//! Checks that a manifest written by `manifest.write` belongs to a complete set.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::write::{is_manifest, is_of_set};
 /// could stand beside a validation manifest of another.
 ///
 /// # Errors
-/// When it is not whole, or that cannot be found out.
+/// When the set is incomplete, or cannot be checked.
 pub fn check_set(path: &Path) -> Result<(), ManifestError> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Ok(());

@@ -17,7 +17,7 @@ use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
 use crate::text::{TextRules, is_blank, norm_into, python_strip, text_into};
 use crate::written_form::{nfc, strip_zero_width};
 
-/// The functions and what they go by. Each gives null where an argument is null.
+/// The functions, and the settings that they depend on. Each gives null where an argument is null.
 ///
 /// - `clean_text(text)`, `norm_text(clean)`, `tagged_text(clean, lang)`, `untagged_text(text)`, `py_strip(text)`, `is_blank(text)`
 /// - `nfc(text)`, `strip_zero_width(text)`
@@ -171,7 +171,7 @@ fn cut(texts: String, ends: Vec<i32>, nulls: Option<NullBuffer>) -> Result<Strin
     Ok(unsafe { StringArray::new_unchecked(ends, texts.into_bytes().into(), nulls) })
 }
 
-/// Registers a function of N texts that says yes or no.
+/// Registers a function of N texts that gives a boolean.
 fn truths<const N: usize>(context: &SessionContext, name: &str, f: impl Fn([&str; N]) -> bool + Send + Sync + 'static) {
     let call = move |columns: [&StringArray; N], rows: usize| {
         let mut out = BooleanBuilder::with_capacity(rows);

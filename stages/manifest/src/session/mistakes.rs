@@ -1,4 +1,4 @@
-//! Errors of the SQL engine in our words: what is wrong, where, and what was probably meant.
+//! Translates errors of the SQL engine: what is wrong, where, and what was probably meant.
 
 use datafusion::common::SchemaError;
 use datafusion::error::DataFusionError;
@@ -117,7 +117,7 @@ fn split_place(message: &str) -> (&str, Option<(usize, usize)>) {
     }
 }
 
-/// Line and column (from 1, in characters) of the first place where `word` stands by itself.
+/// Line and column (from 1, in characters) of the first occurrence of `word` as a whole word.
 fn place_of_word(text: &str, word: &str) -> Option<(usize, usize)> {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     for (line, content) in text.lines().enumerate() {

@@ -1,8 +1,7 @@
 //! SQL over batches in memory. This module with its parts and [`crate::browse`] are the only ones that name DataFusion.
 //!
-//! A [`Session`] holds relations: named schemas whose rows are set anew for every partition. A [`Query`]
-//! or an [`Expression`] is planned once and run for each. One thread, no files, nothing that is random or
-//! reads a clock.
+//! A [`Session`] holds relations: named schemas whose rows are set for every partition. A [`Query`] or an
+//! [`Expression`] is planned once and run for each. Single-threaded, without files, random numbers or clocks.
 
 mod functions;
 mod mistakes;
@@ -187,7 +186,7 @@ impl Session {
         let options = config.options_mut();
         options.sql_parser.collect_spans = true;
         options.sql_parser.map_string_types_to_utf8view = false;
-        // A plan is run again for every partition; filters that a run leaves behind would be wrong in the next.
+        // A plan is run for every partition; dynamic filters of one run would be wrong in the next.
         options.optimizer.enable_dynamic_filter_pushdown = false;
         options.optimizer.enable_topk_dynamic_filter_pushdown = false;
         options.optimizer.enable_join_dynamic_filter_pushdown = false;
@@ -363,7 +362,7 @@ impl Expression {
     }
 }
 
-/// The schema in which results leave: what the engine keeps as views or dictionaries is plain.
+/// The schema of results: views and dictionaries of the engine become plain arrays.
 fn stored_schema(schema: &Schema) -> SchemaRef {
     let fields: Vec<Field> = schema
         .fields()

@@ -15,7 +15,7 @@ use super::mistakes::{explain, near};
 use super::{Param, Params};
 use crate::error::ManifestError;
 
-/// Functions that the engine calls stable, though two runs give two results.
+/// Functions that the engine declares stable, although their results differ between runs.
 const CLOCKS: [&str; 6] = [
     "now",
     "current_timestamp",
@@ -104,7 +104,7 @@ fn literal(param: &Param, span: datafusion::sql::sqlparser::tokenizer::Span) -> 
     let plain = |value| ast::Expr::Value(ast::ValueWithSpan { value, span });
     let number = |negative: bool, digits: String| {
         let number = plain(ast::Value::Number(digits, false));
-        // In brackets, so that whatever stands before the placeholder takes the number whole.
+        // In parentheses, so that an operator before the placeholder applies to the whole number.
         if negative {
             ast::Expr::Nested(Box::new(ast::Expr::UnaryOp {
                 op: ast::UnaryOperator::Minus,

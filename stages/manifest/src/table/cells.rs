@@ -1,4 +1,4 @@
-//! Values of a table, and columns that are filled with them.
+//! Values of a table, and the builders of its columns.
 
 use std::sync::Arc;
 
@@ -105,7 +105,8 @@ impl Rows {
         }
     }
 
-    /// Adds a row. A value that is not of its column's type is null: there is none, as values are made by their columns.
+    /// Adds a row. A value that is not of its column's type would become null; there is none, since values are parsed
+    /// by the column's type.
     pub fn push(&mut self, number: u32, cells: Vec<Cell>) {
         self.numbers.append_value(number);
         self.waiting += 1;
@@ -126,12 +127,12 @@ impl Rows {
         }
     }
 
-    /// Whether what waits is enough for a batch.
+    /// Whether the waiting rows fill a batch.
     pub fn is_full(&self) -> bool {
         self.waiting >= CHUNK || self.bytes >= CHUNK_BYTES
     }
 
-    /// What waits, as a batch.
+    /// The waiting rows as a batch.
     pub fn take(&mut self) -> Result<RecordBatch, ArrowError> {
         (self.bytes, self.waiting) = (0, 0);
         let mut columns: Vec<ArrayRef> = vec![Arc::new(self.numbers.finish())];

@@ -20,7 +20,7 @@ use crate::read::tables::sheltered;
 /// Rows that are decoded at a time.
 const BATCH_ROWS: usize = 2_048;
 
-/// The type of a column; none for what a table does not hold.
+/// The type of a column; none for types that tables do not support.
 fn cell_type(data_type: &DataType) -> Option<CellType> {
     match data_type {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Some(CellType::Text),

@@ -19,7 +19,7 @@ const LARGEST: u64 = 1 << 30;
 /// Most bytes of the beginning that columns are looked for in.
 const LARGEST_HEAD: u64 = 1 << 20;
 
-/// Why a line is no row: a reason, and more about it.
+/// Why a line is rejected: reason and detail.
 type Refusal = (&'static str, String);
 
 /// At most so many bytes of a file from its beginning, and how many these are. What is not UTF-8 is replaced, and refused line
@@ -152,7 +152,7 @@ pub(super) fn read(
 }
 
 fn bad_value(column: &str, cell: CellType, value: &str) -> Refusal {
-    // A longer value is not needed to find it.
+    // Truncated: enough to find the value.
     const SHOWN: usize = 60;
     let short: String = value.chars().take(SHOWN).collect();
     let cell = match cell {

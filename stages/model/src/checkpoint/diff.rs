@@ -10,7 +10,7 @@ use crate::config::ModelConfig;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// What differs between a first and a second model. Empty lists: nothing.
+/// The differences between a first and a second model; none if all lists are empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelDiff {
     /// Tensors that only the first has.
@@ -41,7 +41,7 @@ impl ModelDiff {
 pub struct ConfigurationDiff {
     /// The path to it, such as `encoder.n_layers`.
     pub key: String,
-    /// What stands there; none for nothing.
+    /// The value in each model; none where it is absent.
     pub first: Option<String>,
     pub second: Option<String>,
 }
@@ -59,11 +59,11 @@ pub struct TensorDiff {
 /// How values differ; two NaN in one place are equal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ValueDiff {
-    /// Values that differ.
+    /// Number of values that differ.
     pub count: usize,
     /// Largest absolute difference; infinite where one value is not a number.
     pub largest: f64,
-    /// That over the largest absolute value of the first tensor.
+    /// The largest difference divided by the largest absolute value of the first tensor.
     pub relative: f64,
 }
 
@@ -97,7 +97,8 @@ pub fn diff(first: &OpenModel, second: &OpenModel) -> Result<ModelDiff> {
     Ok(found)
 }
 
-/// The last layer of the joint network is `joint_net.1` or `joint_net.2` by whether there is dropout: here it is one.
+/// The last layer of the joint network is `joint_net.1` without dropout and `joint_net.2` with: both count as the same
+/// name.
 fn by_name(model: &OpenModel) -> BTreeMap<String, &TensorEntry> {
     let name = |entry: &TensorEntry| entry.name.replace("joint.joint_net.1.", "joint.joint_net.2.");
     model.tensors.iter().map(|entry| (name(entry), entry)).collect()
@@ -136,7 +137,8 @@ fn configurations(first: &OpenModel, second: &OpenModel) -> Result<Vec<Configura
         let config = ModelConfig::from_nemo_yaml(&model.config_yaml).map_err(|error| broken(&model.path, error))?;
         let mut value = serde_json::to_value(&config).map_err(|error| Error::Config(error.to_string()))?;
         if let Value::Object(sections) = &mut value {
-            // The document as it was read, names within an archive, and the pieces, which are the tokenizer's.
+            // Not compared: the document as it was read, names within an archive, and the pieces, which belong to the
+            // tokenizer.
             for section in ["source", "tokenizer", "labels"] {
                 sections.remove(section);
             }

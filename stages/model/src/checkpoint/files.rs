@@ -1,4 +1,4 @@
-//! Small files read whole, and files and folders that stand complete or not at all.
+//! Reads small files whole, and writes files and folders atomically.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,14 +15,14 @@ pub(super) fn read_small(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(|error| broken(path, error))
 }
 
-/// Makes something beside `path` under a name that nobody has taken, `<name><ending>` or `<name><ending>-2` and so on: what
-/// has such a name already may be the user's. `make` is to fail where it is taken.
+/// Creates something beside `path` under a free name, `<name><ending>` or `<name><ending>-2` and so on: existing files
+/// of such names may be the user's. `make` must fail if the name is taken.
 fn make_beside<T>(
     path: &Path,
     ending: &str,
     make: impl Fn(&Path) -> std::io::Result<T>,
 ) -> std::io::Result<(PathBuf, T)> {
-    // Without a slash at its end, beyond which the ending would be within it.
+    // Without a trailing slash, after which the ending would name something inside the folder.
     let path = path.components().as_path();
     let mut number = 1u64;
     loop {
@@ -48,20 +48,20 @@ pub(super) fn write_renamed(path: &Path, write: impl FnOnce(&mut File) -> Result
         .and_then(|()| file.sync_all().map_err(|error| broken(path, error)))
         .and_then(|()| fs::rename(&temporary, path).map_err(|error| broken(path, error)));
     if written.is_err() {
-        // The first error is what the user must see, whether or not the remains can be removed.
+        // The first error is reported, whether or not the remains can be removed.
         let _ = fs::remove_file(&temporary);
     }
     written
 }
 
-/// Fills a new folder under a temporary name and renames it, in the place of a folder that `replaces` allows.
+/// Fills a new folder under a temporary name and renames it; an existing folder is replaced if `replaces` allows it.
 pub(super) fn write_folder(
     folder: &Path,
     replace: bool,
     is_ours: impl Fn(&str) -> bool,
     fill: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
-    // What a link names is replaced, not the link.
+    // The target of a symbolic link is replaced, not the link.
     let folder = &fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
     let fail = |error: std::io::Error| broken(folder, error);
     if folder.exists() {
@@ -88,7 +88,7 @@ pub(super) fn write_folder(
             if !folder.exists() {
                 return fs::rename(&writing, folder).map_err(fail);
             }
-            // An empty folder is made in the place that the old one is renamed to, so that it is ours.
+            // The old folder is renamed onto an empty folder that is created here, so that the name is reserved.
             let (old, ()) = make_beside(folder, ".old", |path| fs::create_dir(path)).map_err(fail)?;
             let replaced = fs::rename(folder, &old).and_then(|()| {
                 let placed = fs::rename(&writing, folder);
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(fs::read_to_string(at("file")).unwrap(), "new");
         assert!(theirs[..3].iter().all(|name| at(name).join("mine").exists()));
         assert_eq!(fs::read_to_string(at("file.tmp")).unwrap(), "mine");
-        // Nothing else is left, also where it fails.
+        // No temporary file is left, also after a failure.
         assert!(write_folder(&at("model"), true, |_| true, |folder| Err(broken(folder, "full"))).is_err());
         assert!(write_renamed(&at("file"), |_| Err(broken(&at("file"), "full"))).is_err());
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), theirs.len() + 2);

@@ -1,4 +1,4 @@
-//! Our own model folders: `model.safetensors` with NeMo's names, `model_config.yaml`, and `tokenizer.model`. A
+//! flow's model folders: `model.safetensors` with NeMo's tensor names, `model_config.yaml`, and `tokenizer.model`. A
 //! checkpoint of a training run is one.
 
 use std::fs::File;

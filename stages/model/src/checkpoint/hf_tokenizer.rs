@@ -1,8 +1,8 @@
 //! `tokenizer.json` of Hugging Face's tokenizers, from and to SentencePiece models of the BPE kind.
 //!
-//! There a vocabulary goes with a list of merges, the first of which is tried first; here each piece has a score and
-//! any split of it may be merged. The two say the same where every split of a piece into pieces stands in the list and
-//! the splits of one piece stand together. Anything else is refused.
+//! There a vocabulary comes with a list of merges in order of priority; in SentencePiece each piece has a score and may
+//! be merged from any split of it. The two are equivalent where every split of a piece into pieces is in the list and
+//! the splits of one piece are adjacent. Anything else is refused.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -85,7 +85,7 @@ pub(super) fn tokenizer_json(tokenizer: &Tokenizer) -> Result<Value> {
         "model": {
             "type": "BPE", "dropout": null, "unk_token": tokenizer.piece(tokenizer.unknown_id()),
             "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
-            // Without byte pieces it changes nothing, and transformers writes it so.
+            // Has no effect without byte pieces; transformers writes it.
             "byte_fallback": file.byte_fallback || !has_bytes,
             "ignore_merges": false, "vocab": vocabulary, "merges": merges,
         },
@@ -115,8 +115,8 @@ fn normal(pieces: &[Piece]) -> impl Iterator<Item = &Piece> {
     pieces.iter().filter(|piece| piece.kind == PieceKind::Normal)
 }
 
-/// The SentencePiece model that does what a `tokenizer.json` says. `blank` is the number of pieces; tokens from there
-/// on are not the tokenizer's. The error says what cannot be said in SentencePiece's terms.
+/// The SentencePiece model that is equivalent to a `tokenizer.json`. `blank` is the number of pieces; tokens from there
+/// on are not the tokenizer's. The error names what SentencePiece cannot express.
 pub(super) fn sentencepiece_model(json: &Value, blank: usize) -> std::result::Result<Vec<u8>, String> {
     let model = &json["model"];
     if model["type"].as_str() != Some("BPE") {
@@ -197,7 +197,7 @@ fn texts_by_id(vocabulary: &Value, blank: usize) -> std::result::Result<Vec<Stri
     Ok(texts.into_values().map(str::to_string).collect())
 }
 
-/// Scores by which SentencePiece merges in the order of the list; pieces that nothing merges into come after.
+/// Scores by which SentencePiece merges in the order of the list; pieces that no merge creates come after.
 fn put_scores(pieces: &mut [Piece], listed: &Value) -> std::result::Result<(), String> {
     let listed: Vec<(&str, &str)> = listed
         .as_array()

@@ -117,7 +117,7 @@ pub(super) fn open_huggingface(folder: &Path) -> Result<OpenModel> {
     for entry in &mut tensors {
         entry.name = nemo_name(&entry.name);
     }
-    // Other forms hold the front end's window and filter bank.
+    // Other formats contain the front end's window and filter bank.
     tensors.extend(front_end(&parsed)?);
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(OpenModel {
@@ -131,8 +131,8 @@ pub(super) fn open_huggingface(folder: &Path) -> Result<OpenModel> {
     })
 }
 
-/// The SentencePiece model: a `tokenizer.model` beside the other files, or what `tokenizer.json` says. Without one, the
-/// reason.
+/// The SentencePiece model: a `tokenizer.model` beside the other files, or the equivalent of `tokenizer.json`. Without
+/// one, the reason.
 fn read_tokenizer(folder: &Path, vocabulary: usize) -> Result<(Option<Vec<u8>>, Option<String>)> {
     let own = folder.join(TOKENIZER_FILE);
     if own.exists() {
@@ -151,7 +151,7 @@ fn read_tokenizer(folder: &Path, vocabulary: usize) -> Result<(Option<Vec<u8>>, 
     })
 }
 
-/// Fills a new folder with a model, and gives what the user should know of it.
+/// Fills a new folder with a model; returns notes for the user.
 pub(super) fn fill_huggingface(folder: &Path, model: &OpenModel, dtype: Option<DType>) -> Result<Vec<String>> {
     let config = ModelConfig::from_nemo_yaml(&model.config_yaml).map_err(|error| broken(&model.path, error))?;
     let bytes = model.tokenizer.as_deref().ok_or_else(|| {
@@ -162,7 +162,7 @@ pub(super) fn fill_huggingface(folder: &Path, model: &OpenModel, dtype: Option<D
     })?;
     let tokenizer = Tokenizer::from_bytes(bytes)?;
     let pieces = config.decoder.vocab_size;
-    // A blank never stands in a text, so it can pad where the vocabulary has no piece for that.
+    // Blank does not occur in texts, so it is the padding token where the vocabulary has none.
     let (padding, padding_text) = match tokenizer.id(PAD) {
         Some(id) => (id as usize, PAD),
         None => (pieces, BLANK),
@@ -253,7 +253,7 @@ fn front_end(config: &ModelConfig) -> Result<Vec<TensorEntry>> {
     Ok(computed.iter().map(|(_, parameter)| entry(parameter)).collect())
 }
 
-/// transformers computes window and filter bank anew: a model that has others would hear something else there.
+/// transformers computes window and filter bank itself: a model with different ones would get other features there.
 fn check_front_end(model: &OpenModel, config: &ModelConfig) -> Result<()> {
     for computed in front_end(config)? {
         let Some(entry) = model.tensors.iter().find(|entry| entry.name == computed.name) else {

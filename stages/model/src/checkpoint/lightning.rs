@@ -12,7 +12,7 @@ use super::torch::open_torch;
 use super::{Format, OpenModel, broken};
 use crate::Result;
 
-/// Opens a Lightning checkpoint. Nothing that stands in it is executed.
+/// Opens a Lightning checkpoint. No code in it is executed.
 pub(super) fn open_lightning(path: &Path) -> Result<OpenModel> {
     let file = File::open(path).map_err(|error| broken(path, error))?;
     let length = file.metadata().map_err(|error| broken(path, error))?.len();

@@ -35,7 +35,7 @@ pub use safetensors::{read_safetensors, write_safetensors};
 pub use tensor_entry::{TensorEntry, dtype_name};
 pub use tensor_file::open_tensors;
 
-/// What a model on disk consists of.
+/// The parts of a model on disk.
 pub struct StoredModel {
     /// NeMo's `model_config.yaml`.
     pub config_yaml: String,

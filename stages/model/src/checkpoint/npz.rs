@@ -176,7 +176,7 @@ mod tests {
                 assert!(read(&file[..end], &[2, 3]).is_err(), "{end}");
             }
             for at in 0..file.len() {
-                // Whatever it is, it is no panic.
+                // Any damage is an error, not a panic.
                 let mut bad = file.clone();
                 bad[at] ^= 0xff;
                 let _ = read(&bad, &[2, 3]);

@@ -1,6 +1,6 @@
-//! A prediction and a joint network of two widths as networks of one, for forms that know only one. The narrower one gets
-//! units whose weights are all zero: such a unit of the LSTM stays at zero, such a unit of the joint network gives zero to
-//! every output, so the model computes what it did.
+//! Converts a prediction and a joint network of different widths to a common width, for formats that have only one. The
+//! narrower network gets units whose weights are all zero: such a unit of the LSTM stays at zero, such a unit of the
+//! joint network adds zero to every output, so the model's results do not change.
 
 use super::TensorEntry;
 use crate::Result;
@@ -14,7 +14,7 @@ pub(super) fn width(config: &ModelConfig) -> usize {
     config.joint.joint_hidden.max(config.decoder.pred_hidden)
 }
 
-/// What the user should know; nothing where the widths are equal.
+/// A note for the user; none where the widths are equal.
 pub(super) fn note(config: &ModelConfig) -> Option<String> {
     let (prediction, joint) = (config.decoder.pred_hidden, config.joint.joint_hidden);
     let (narrow, was) = match prediction.cmp(&joint) {
@@ -36,7 +36,7 @@ pub(super) fn widened(entry: &TensorEntry, config: &ModelConfig) -> Result<Tenso
     let joint = width - config.joint.joint_hidden;
     let name = entry.name.as_str();
     let lstm = name.strip_prefix("decoder.prediction.dec_rnn.lstm.");
-    // By how much each dimension grows; of an LSTM's rows, each gate's.
+    // Padding of each dimension; for an LSTM's rows, of each gate.
     let grows: &[usize] = match (name, lstm) {
         (_, Some(part)) if part.starts_with("weight_") => &[prediction, prediction],
         (_, Some(_)) => &[prediction],

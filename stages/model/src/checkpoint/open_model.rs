@@ -1,4 +1,4 @@
-//! A model on disk, opened: what it says of itself, and its tensors, which are read one by one.
+//! An open model on disk: its metadata, and its tensors, which are read one by one.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,14 +16,14 @@ use crate::Result;
 use crate::config::ModelConfig;
 use crate::ctc::HEAD as CTC_HEAD;
 
-/// A form in which models are stored.
+/// A storage format of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// NeMo's archive.
     Nemo,
-    /// A folder as Hugging Face's transformers has it.
+    /// A folder of Hugging Face's transformers.
     HuggingFace,
-    /// Our own folder.
+    /// flow's model folder.
     Folder,
     /// Lightning's checkpoint; read only.
     Lightning,
@@ -39,7 +39,7 @@ impl Format {
         }
     }
 
-    /// The files within that say what the model is, that hold the weights, and the tokenizer.
+    /// The files of configuration, weights and tokenizer within the folder.
     pub fn parts(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Format::Nemo => ("model_config.yaml", "model_weights.ckpt", "tokenizer.model"),
@@ -90,25 +90,26 @@ fn only_archive(folder: &Path) -> Result<PathBuf> {
 /// Archives that an error names.
 const MOST_NAMES: usize = 10;
 
-/// A model on disk whose tensors are read when they are asked for.
+/// A model on disk whose tensors are read on demand.
 #[derive(Clone, Debug)]
 pub struct OpenModel {
     pub path: PathBuf,
     pub format: Format,
-    /// NeMo's `model_config.yaml`, or what stands for it.
+    /// NeMo's `model_config.yaml`, or an equivalent made from the format's own configuration.
     pub config_yaml: String,
     /// The SentencePiece model, where there is one.
     pub tokenizer: Option<Vec<u8>>,
     /// Why there is no tokenizer.
     pub no_tokenizer: Option<String>,
     pub tensors: Vec<TensorEntry>,
-    /// What the user should know of the reading: values that the form does not carry, and what stands in for them.
+    /// Notes for the user: values that the format does not have, and the defaults used for them.
     pub notes: Vec<String>,
 }
 
 impl OpenModel {
-    /// Opens a `.nemo` archive, a Lightning checkpoint, a model folder or a folder of Hugging Face's transformers. What
-    /// it is shows in its contents, not in its name. A folder that is neither and holds one archive (`*.nemo`) stands for it.
+    /// Opens a `.nemo` archive, a Lightning checkpoint, a model folder or a folder of Hugging Face's transformers. The
+    /// format is detected from the contents, not from the name. For any other folder with exactly one archive
+    /// (`*.nemo`), that archive is opened.
     ///
     /// # Errors
     /// Where there is none of these, or several archives, or what there is cannot be read or is damaged.
@@ -143,8 +144,8 @@ impl OpenModel {
         open_nemo(path)
     }
 
-    /// The files that the model at a path consists of, sorted: the archive itself, or those of a folder that are a
-    /// model's, and not what else a checkpoint holds.
+    /// The files of the model at a path, sorted: the archive itself, or a folder's model files without the other files
+    /// of a checkpoint.
     pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
         let failed = |error| broken(path, error);
         if !path.metadata().map_err(failed)?.is_dir() {
@@ -161,7 +162,7 @@ impl OpenModel {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            // Weights in several files have names of their own.
+            // Weights in several files have other names.
             let part = name.starts_with("model") && name.contains(".safetensors");
             if is_model_file(&name) || part {
                 files.push(entry.path());
@@ -185,7 +186,7 @@ impl OpenModel {
         })
     }
 
-    /// Leaves out the auxiliary CTC head, which serves training alone. A model that has none stays as it is.
+    /// Removes the auxiliary CTC head, which is used in training only. A model without one is unchanged.
     pub fn without_ctc(mut self) -> Result<Self> {
         let mut config = ModelConfig::from_nemo_yaml(&self.config_yaml).map_err(|error| broken(&self.path, error))?;
         if config.ctc_weight.take().is_some() {
@@ -195,11 +196,11 @@ impl OpenModel {
         Ok(self)
     }
 
-    /// Writes the model in some form, its weights as `dtype` (or as they are stored), one tensor in memory at a time.
-    /// What stands at `target` is left alone unless `replace`; then it is replaced once the new model is complete. A
-    /// folder is replaced only if it holds nothing but files of a model.
+    /// Writes the model in a format, its weights as `dtype` (or as they are stored), one tensor in memory at a time. An
+    /// existing `target` is an error unless `replace`; then it is replaced once the new model is complete. A folder is
+    /// replaced only if it contains nothing but files of a model.
     ///
-    /// Gives what the user should know: what the form cannot carry.
+    /// Returns notes for the user: what the format cannot represent.
     pub fn write(&self, target: &Path, format: Format, dtype: Option<DType>, replace: bool) -> Result<Vec<String>> {
         if !replace && target.symlink_metadata().is_ok() {
             return Err(broken(target, "is there already"));

@@ -53,7 +53,7 @@ pub(super) struct Pickle<'a> {
 const MAX_VALUES: usize = 1_000_000;
 const MAX_DEPTH: usize = 64;
 
-/// Values of a whole pickle, of its stack and of its memo. A checkpoint has some dozens for each tensor.
+/// Most values of a pickle, of its stack and of its memo. A checkpoint has some dozens for each tensor.
 const MAX_NODES: usize = 2_000_000;
 
 /// Shapes of more dimensions are refused: they are copied for each tensor.
@@ -97,8 +97,8 @@ impl<'a> Pickle<'a> {
         Ok(tensors)
     }
 
-    /// What Lightning stored as `hyper_parameters`: plain data, or OmegaConf's containers of plain data. Objects in it
-    /// become null. None where there is nothing of that name.
+    /// Lightning's `hyper_parameters`: plain data, or OmegaConf's containers of plain data. Other objects become null.
+    /// None where the key is missing.
     pub fn hyper_parameters(&self) -> Result<Option<Value>, String> {
         let Some(node) = self.entry(self.root, "hyper_parameters") else {
             return Ok(None);
@@ -139,7 +139,7 @@ impl<'a> Pickle<'a> {
             }
             // OmegaConf's containers hold `_content`, its leaves `_val`.
             Node::Call(_, _, attributes) => {
-                // They are looked through.
+                // The containers are replaced by their content.
                 let entries = attributes.and_then(|node| self.dictionary(node)).map_or(0, <[_]>::len);
                 *left = left
                     .checked_sub(entries / 16)
@@ -196,7 +196,7 @@ impl<'a> Pickle<'a> {
                     let text = utf8(self.take(length)?)?;
                     self.push(Node::Text(text));
                 }
-                // Byte strings: nothing that is read here is one.
+                // Byte strings, which are not used here.
                 b'U' | b'T' | b'B' | b'C' | 0x8e => {
                     let length = match code {
                         b'U' | b'C' => usize::from(self.take(1)?[0]),
@@ -206,7 +206,7 @@ impl<'a> Pickle<'a> {
                     self.take(length)?;
                     self.push(Node::None);
                 }
-                // The length of what follows, which only helps a reader to buffer.
+                // The length of the following frame, a hint for buffering.
                 0x95 => drop(self.take(8)?),
                 0x94 => {
                     let top = *self.stack.last().ok_or(DAMAGED)?;
@@ -434,7 +434,7 @@ impl<'a> Pickle<'a> {
         let (name, arguments) = self.rebuilt(node)?;
         match name {
             "_rebuild_tensor_v2" => self.stored(arguments),
-            // One level only: the inner node of a hostile file could be the node itself.
+            // One level only: in a hostile file the inner node could be the node itself.
             "_rebuild_parameter" => match self.rebuilt(*arguments.first()?)? {
                 ("_rebuild_tensor_v2", arguments) => self.stored(arguments),
                 _ => None,

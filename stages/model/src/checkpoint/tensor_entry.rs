@@ -1,5 +1,4 @@
-//! Tensors that are read when their turn comes, so that a model can be looked at, compared and converted without
-//! holding all of it.
+//! Tensors that are read on demand, so that a model can be inspected, compared and converted without loading all of it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -49,7 +48,7 @@ impl TensorEntry {
         }
     }
 
-    /// A tensor within a file. Whoever makes one has seen that the file is long enough.
+    /// A tensor within a file. The caller has checked that the file is long enough.
     pub(super) fn in_file(name: String, dtype: DType, shape: Vec<usize>, file: &Arc<OpenFile>, offset: u64) -> Self {
         TensorEntry {
             name,
@@ -76,13 +75,13 @@ impl TensorEntry {
         self.shape.iter().product()
     }
 
-    /// Whether it is no parameter that learns: part of the front end, or a statistic of batch normalisation.
+    /// Whether it is a buffer, not a trainable parameter: part of the front end, or a statistic of batch normalisation.
     pub fn is_buffer(&self) -> bool {
         const STATISTICS: [&str; 3] = [".running_mean", ".running_var", ".num_batches_tracked"];
         self.name.starts_with("preprocessor.") || STATISTICS.iter().any(|ending| self.name.ends_with(ending))
     }
 
-    /// The file that it lies in; none for one in memory.
+    /// The file that contains it; none for a tensor in memory.
     pub fn file(&self) -> Option<&Path> {
         match &self.place {
             Place::File { file, .. } => Some(&file.path),
@@ -149,14 +148,14 @@ impl TensorEntry {
     }
 }
 
-/// How we name a number type: `f32`, `bf16`, `i64`, ...
+/// The name of a number type: `f32`, `bf16`, `i64`, ...
 pub fn dtype_name(dtype: DType) -> &'static str {
     dtype.as_str()
 }
 
-/// The type in which a tensor is written when one is asked for. Counters stay whole numbers; the front end's window
-/// and filter bank and the statistics of batch normalisation stay as they are, since the features and the scale of
-/// every layer hang on them and they are small.
+/// The type in which a tensor is written when `dtype` is requested. Integers stay integers; the front end's window and
+/// filter bank and the statistics of batch normalisation keep their type, since the features and the scale of every
+/// layer depend on them and they are small.
 pub(super) fn written_dtype(entry: &TensorEntry, asked: Option<DType>) -> DType {
     let is_float = matches!(entry.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
     match asked {

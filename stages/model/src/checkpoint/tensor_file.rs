@@ -1,4 +1,4 @@
-//! The tensors of one file, whichever form it has.
+//! The tensors of one file, in any supported format.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,14 +11,14 @@ use super::tensor_entry::{OpenFile, TensorEntry};
 use super::torch::open_torch;
 use crate::Result;
 
-/// What a zip file begins with, and so a PyTorch checkpoint.
+/// The first bytes of a zip file, and so of a PyTorch checkpoint.
 const ZIP: &[u8; 4] = b"PK\x03\x04";
-/// What PyTorch's checkpoints began with before version 1.6: a pickle of a number. As the length of a header of safetensors it
-/// would be beyond the limit.
+/// The first bytes of PyTorch's checkpoints before version 1.6: a pickle of a number. Read as the length of a
+/// safetensors header they would be beyond the limit.
 const OLD_TORCH: &[u8; 4] = b"\x80\x02\x8a\x0a";
 
-/// The tensors of a safetensors file, or of the state dictionary of a PyTorch or Lightning checkpoint (`.bin`, `.pt`, `.ckpt`), told
-/// by content. Nothing that stands in it is executed, and no values are read yet.
+/// The tensors of a safetensors file, or of the state dictionary of a PyTorch or Lightning checkpoint (`.bin`, `.pt`,
+/// `.ckpt`), detected by content. No code in it is executed, and no values are read yet.
 ///
 /// # Errors
 /// If the file cannot be read, is damaged, or has an entry in its state dictionary that is no tensor.

@@ -12,7 +12,7 @@ use super::zip_write::{NewMember, ZipLayout};
 use super::{MAX_SMALL_FILE, broken};
 use crate::{Error, Result};
 
-/// Opens a checkpoint that lies in `file` from byte `start` on, and gives its tensors to `read`, with the pickle.
+/// Opens a checkpoint that begins at byte `start` of `file`, and passes its tensors and the pickle to `read`.
 pub(super) fn open_torch<T>(
     file: &Arc<OpenFile>,
     start: u64,
@@ -101,7 +101,7 @@ fn storage_dtype(storage: &str) -> std::result::Result<DType, String> {
     })
 }
 
-/// A checkpoint file that is to be written: its size is known before its contents.
+/// A checkpoint file to be written; its size is known before its contents.
 pub(super) struct TorchFile<'a> {
     entries: Vec<(&'a TensorEntry, String, DType)>,
     pickle: Vec<u8>,

@@ -83,7 +83,7 @@ pub(super) struct PackedMember {
 }
 
 impl PackedMember {
-    /// What it holds. More than `most` bytes are an error.
+    /// Its decompressed content. More than `most` bytes are an error.
     pub fn read(&self, region: &Region, most: u64) -> Result<Vec<u8>, String> {
         let Member { offset, length } = self.member;
         if length > most {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// What `config.json` does not say, from NeMo's stock recipe for these models.
+/// Values that `config.json` does not have, from NeMo's standard recipe for these models.
 const SIGMA: f64 = 0.02;
 const DECODER_DROPOUT: f64 = 0.2;
 const DITHER: f64 = 1e-5;
@@ -189,7 +189,7 @@ impl ModelConfig {
             labels,
             source: Mapping::new(),
         };
-        // The reader of NeMo's form knows which values cannot be.
+        // The reader of NeMo's format validates the values.
         Self::from_nemo_yaml(&model.to_nemo_yaml()?)
     }
 
@@ -231,7 +231,7 @@ impl ModelConfig {
                 "hidden_size": e.d_model,
                 "initializer_range": 0.02,
                 "intermediate_size": e.d_model * e.ff_expansion_factor,
-                // The class would drop whole layers in training where this is missing.
+                // Without this key the class would drop whole layers in training.
                 "layerdrop": 0.0,
                 "max_position_embeddings": 5000,
                 "model_type": "parakeet_encoder",

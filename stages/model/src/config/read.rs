@@ -90,7 +90,7 @@ fn preprocessor(section: &Section) -> Result<PreprocessorConfig> {
     section.only("log", &[yes])?;
     section.only("frame_splicing", &[1.into()])?;
     section.only("pad_to", &[0.into()])?;
-    // NeMo pads to a multiple of 16 frames where this is not said.
+    // By default NeMo pads to a multiple of 16 frames.
     section.required("pad_to", section.get("pad_to")?)?;
     section.only("pad_value", &[0.0.into(), 0.into()])?;
     section.only("mag_power", &[2.0.into(), 2.into()])?;

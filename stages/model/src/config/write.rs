@@ -7,7 +7,7 @@ use super::{AttentionContext, EncoderConfig, ModelConfig, TimeWidth};
 use crate::error::{Error, Result};
 
 impl ModelConfig {
-    /// The document in NeMo's form: what was read, with the values of this configuration in it.
+    /// The document in NeMo's format: as it was read, updated with the values of this configuration.
     pub fn to_nemo_yaml(&self) -> Result<String> {
         let mut root = self.source.clone();
         if root.is_empty() {
@@ -156,8 +156,8 @@ impl ModelConfig {
         serde_yaml::to_string(&root).map_err(|error| Error::Config(error.to_string()))
     }
 
-    /// The document as it stands in a `.nemo` archive: with all that NeMo needs to restore the model, also where we
-    /// have no use for it. What the document says already stays.
+    /// The document for a `.nemo` archive, with everything that NeMo needs to restore the model, also where flow does
+    /// not use it. Existing values stay.
     pub fn to_nemo_archive_yaml(&self) -> Result<String> {
         let mut root: Mapping =
             serde_yaml::from_str(&self.to_nemo_yaml()?).map_err(|error| Error::Config(error.to_string()))?;
@@ -246,7 +246,7 @@ impl ModelConfig {
         }
     }
 
-    /// NeMo's class of this model. One that has got, or lost, an auxiliary CTC head is of another class than it was.
+    /// NeMo's class of this model, which depends on whether it has an auxiliary CTC head.
     fn nemo_class(&self, root: &Mapping) -> String {
         let class = if self.ctc_weight.is_some() { HYBRID_MODEL } else { MODEL };
         match root.get("target").and_then(Value::as_str) {

@@ -27,11 +27,11 @@ struct Path {
     token: u32,
     frame: u32,
     duration: u32,
-    /// The logits of tokens and blank that it was found by, where somebody wants to see them.
+    /// The logits of tokens and blank from which it was chosen, if there is an observer.
     logits: Option<Rc<[f32]>>,
 }
 
-/// A long list is dropped token by token, not by recursion.
+/// Drops a long list iteratively, not recursively.
 impl Drop for Path {
     fn drop(&mut self) {
         let mut before = self.before.take();
@@ -230,12 +230,12 @@ fn extend<'a>(
         let best = expansion.best().iter();
         candidates.extend(best.map(|&best| (live.score + f64::from(best.score), index, Some(best))));
     }
-    // What is no number, and what is impossible, never stays.
+    // NaN and negative infinity are never kept.
     candidates.retain(|(score, ..)| score.is_finite());
     candidates.sort_by(|a, b| descending(a.0, b.0));
     candidates.truncate(settings.beam.max(1));
     if candidates.is_empty() {
-        // Only where the model's outputs are no numbers: what there is stays as it is.
+        // Only where the model's outputs are NaN: the beam is unchanged.
         utterance.beam.iter_mut().for_each(|live| live.frame = usize::MAX);
         return;
     }

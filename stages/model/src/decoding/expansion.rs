@@ -8,7 +8,7 @@ use flow_kernels::Float;
 use super::{BlankScore, DecodingSettings, Pruning};
 use crate::fusion::{Fusion, FusionState};
 
-/// The largest probability of blank that leaves others something, as in NeMo.
+/// Upper bound on the probability of blank, so that tokens keep a positive share, as in NeMo.
 const MOST_BLANK: f32 = 0.99;
 
 /// A token (or blank), how far it moves on, in frames, and its log-probability with fusion.
@@ -123,7 +123,7 @@ impl<'a> Expansion<'a> {
     fn fuse(&mut self, beam: usize, blank: usize, fused: &[f32]) -> Vec<(usize, f32)> {
         let settings = self.settings;
         let weight = settings.fusion.weight();
-        // What a token has added besides its own score, and what blank is multiplied by.
+        // A term added to the scores of all tokens, and a factor of that of blank.
         let (common, blank_factor) = match settings.blank_score {
             BlankScore::NoScore => (0.0, 1.0),
             BlankScore::LmWeightedFull => {
@@ -183,7 +183,7 @@ fn best_of(values: &[f32], count: usize) -> Vec<(usize, f32)> {
 
 /// `log_probabilities` becomes the log-softmax of `logits`.
 fn log_softmax(logits: &[f32], log_probabilities: &mut Vec<f32>) {
-    // Sums and maxima in lanes, so that the compiler makes vectors of them.
+    // Sums and maxima in lanes, so that the compiler vectorises them.
     const LANES: usize = 16;
     let blocks = logits.chunks_exact(LANES);
     let rest = blocks.remainder();

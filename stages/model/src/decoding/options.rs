@@ -1,4 +1,4 @@
-//! Files and weights that decoding is told of by settings.
+//! Settings of decoding: beam, files and weights.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Default for DecodingOptions {
 }
 
 impl DecodingOptions {
-    /// As settings give them, in which an empty path names no file.
+    /// From settings, in which an empty path means no file.
     pub fn of(beam: usize, lm: (&Path, f64), boost: (&Path, f64)) -> Self {
         let file = |path: &Path| (!path.as_os_str().is_empty()).then(|| path.to_owned());
         DecodingOptions {
@@ -75,7 +75,7 @@ impl DecodingOptions {
             .filter_map(|(name, file)| Some((name, file.as_ref()?)))
     }
 
-    /// What of this decides the result, besides the bytes of the files; nothing for plain greedy search.
+    /// The options that affect the result, apart from the bytes of the files; none for plain greedy search.
     pub fn identity(&self) -> Option<Value> {
         if self.beam <= 1 && self.lm.is_none() && self.boost.is_none() {
             return None;

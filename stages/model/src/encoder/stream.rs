@@ -1,6 +1,6 @@
 //! The encoder over one utterance whose features come in blocks, so that memory does not grow with its length.
 //!
-//! Nothing is computed twice: each layer holds the rows that later ones still need.
+//! Nothing is computed twice: each layer keeps the rows that later frames still need.
 //!
 //! - Sub-sampling: three convolutions of width 3 and stride 2 with a zero before and after. Output frame t needs frames
 //!   2t - 1 to 2t + 1 of the last one's input, so 4t - 3 to 4t + 3 of the one before, and 8t - 7 to 8t + 7 of the features.
@@ -113,7 +113,7 @@ impl EncoderStream<'_> {
     /// order, each part (frames, d). After the last feature all are given; those of padding are left out.
     ///
     /// # Errors
-    /// If there are more features than were told, or no whole frames of them.
+    /// If there are more features than announced, or they are not whole frames.
     pub fn feed(&mut self, features: &[f32]) -> Result<Vec<Tensor>> {
         let bands = self.encoder.config.feat_in;
         let held = self.from + self.features.len() / bands;
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn blocks_give_what_the_whole_gives() {
-        // Where an element of a product does not depend on the other rows, the bits; else what rounding does.
+        // Equal to the bit where an element of a product does not depend on the other rows; otherwise up to rounding.
         #[cfg(target_arch = "x86_64")]
         let exact = std::arch::is_x86_feature_detected!("avx2");
         #[cfg(not(target_arch = "x86_64"))]

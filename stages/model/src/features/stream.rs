@@ -1,6 +1,6 @@
-//! Features of a signal that comes in blocks, so that no more than a window of it is in memory. Normalisation needs the mean
-//! and the deviation of the whole signal: it is gone through once for each of them, and the sums have the order of
-//! [`LogMel::compute`], so that features are the same to the bit.
+//! Features of a signal that comes in blocks, so that no more than a window of it is in memory. Normalisation needs the
+//! mean and the standard deviation of the whole signal, each of which takes one pass over it. The sums have the order
+//! of [`LogMel::compute`], so that features are equal to the bit.
 
 use super::{DEVIATION_GUARD, LogMel, Spectrum};
 use crate::error::{Error, Result};
@@ -54,7 +54,7 @@ impl<'a> LogMelStream<'a> {
         }
         let unused = (self.next * hop).saturating_sub(n_fft / 2).saturating_sub(self.from);
         let unused = unused.min(self.held.len());
-        // Not after each frame: what is left is moved.
+        // Not after each frame, since the remaining samples are moved.
         if unused > self.held.len() / 2 {
             self.held.drain(..unused);
             self.from += unused;

@@ -134,7 +134,7 @@ impl BackoffAcceptor {
         let backed_off = chain.pop().map_or(0.0, |(_, backed_off)| backed_off);
         scores.clear();
         scores.extend(self.start_weights.iter().map(|weight| backed_off + weight));
-        // Arcs of longer histories come last, as they count.
+        // Arcs of longer histories are written last, as they take precedence.
         for (state, backed_off) in chain.into_iter().rev() {
             for arc in self.arcs(state) {
                 scores[self.tokens[arc] as usize] = backed_off + self.weights[arc];

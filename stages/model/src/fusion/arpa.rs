@@ -127,7 +127,7 @@ impl<R: BufRead> Lines<R> {
         Ok(read > 0)
     }
 
-    /// Goes on to a line that is not empty, from the one at hand.
+    /// Moves to the next line that is not empty, beginning with the current one.
     fn skip_empty(&mut self) -> std::result::Result<(), String> {
         while self.text.trim_ascii().is_empty() {
             if !self.advance()? {
@@ -164,7 +164,7 @@ impl<R: BufRead> Lines<R> {
         Ok(counts)
     }
 
-    /// The line at hand as an n-gram.
+    /// Parses the current line as an n-gram.
     fn ngram(&self, order: usize, vocabulary: usize) -> std::result::Result<Line, String> {
         let number = |text: &str| {
             let value = text.parse::<f64>().ok().filter(|value| value.is_finite());
@@ -282,7 +282,7 @@ impl States {
                 from,
                 token,
                 weight: ngram.weight,
-                // Of another than the last order a state of its own, which is numbered when all are there.
+                // N-grams below the highest order get a state, which is numbered when all of the order are read.
                 target: if is_last { target } else { 0 },
             },
             backoff: Backoff {

@@ -1,7 +1,7 @@
 //! Boosting trees: phrases whose tokens score higher while they are decoded.
 //!
-//! NeMo's GPU-PB (`context_graph_universal.py`, `boosting_graph_batched.py`): an Aho-Corasick automaton over token ids. Whoever leaves
-//! a phrase before its end gives back what it scored.
+//! NeMo's GPU-PB (`context_graph_universal.py`, `boosting_graph_batched.py`): an Aho-Corasick automaton over token ids.
+//! A hypothesis that leaves a phrase before its end loses the scores of that phrase again.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -53,7 +53,7 @@ pub struct Phrase {
 struct Node {
     children: BTreeMap<u32, usize>,
     token_score: f64,
-    /// From the root. As in NeMo, it is not brought up to date when a later phrase raises a node above.
+    /// Sum from the root. As in NeMo, it is not updated when a later phrase raises the score of an ancestor.
     node_score: f64,
     is_end: bool,
     /// Whether it is a phrase's first token.
@@ -151,7 +151,7 @@ pub fn boosting_tree(phrases: &[Phrase], rules: &BoostingRules, vocabulary: usiz
     let (mut backoffs, mut arcs) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
     for (state, &node) in order.iter().enumerate() {
         let at = &nodes[node];
-        // Of a complete phrase nothing is taken back, but where its score came with its last token.
+        // The scores of a complete phrase are kept, unless they came with its last token only.
         let keeps = at.is_end && (!rules.uniform_weights || at.is_first);
         let weight = if keeps {
             0.0

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 /// Highest order of n-gram models, here and in files.
 pub const MAX_ORDER: usize = 16;
 
-/// Marks of the beginning and the end of a sequence. No tokens: those have codes of characters.
+/// Marks of the beginning and the end of a sequence: numbers above all token ids.
 const BEGINNING: u32 = u32::MAX - 1;
 const END: u32 = u32::MAX;
 
@@ -66,12 +66,12 @@ fn character(token: u32) -> Option<char> {
 
 /// An n-gram of the corpus.
 struct Ngram {
-    /// Where it stands for the first time in the sorted places.
+    /// Index of its first occurrence in the sorted positions.
     place: u32,
     count: u64,
     /// Not its logarithm.
     probability: f64,
-    /// What is left for symbols that never followed; none where nothing followed.
+    /// Probability left for symbols that never followed; none where no symbol followed.
     backoff: Option<f64>,
 }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// Token `i` stands in an ARPA file as the character of this code plus `i`, as in NeMo.
+/// Token `i` is written in an ARPA file as the character of this code plus `i`, as in NeMo.
 pub const TOKEN_OFFSET: u32 = 100;
 
 /// Opening a pipe waits until somebody writes to it, and a device may have no end.
@@ -34,7 +34,7 @@ pub struct Fusion {
     models: Vec<(Arc<BackoffAcceptor>, f32)>,
 }
 
-/// Where in each model of a [`Fusion`] a hypothesis stands.
+/// The state of a hypothesis in each model of a [`Fusion`].
 pub type FusionState = Vec<u32>;
 
 impl Fusion {

@@ -40,7 +40,7 @@ impl PositionTable {
     /// Rows for positions `time - 1` down to `-(time - 1)`: (2 * time - 1, width). Row of position p: even columns
     /// `sin(p * w_i)`, odd columns `cos(p * w_i)`, `w_i = exp(-2i * ln(10000) / width)`, all in f32 as in NeMo.
     pub fn rows(&self, time: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        // A poisoned lock only means that another thread panicked between two whole values.
+        // The table is replaced as a whole, so it is valid also after a panic of another thread.
         let mut made = self.made.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (reach, table) = match made.take() {
             Some((reach, table)) if reach >= time && table.dtype() == dtype && table.device().same_device(device) => {
@@ -303,7 +303,7 @@ fn reach(band: Option<usize>, time: usize) -> usize {
 
 /// Queries that are computed together where the context is limited.
 fn queries_together(band: Option<usize>) -> usize {
-    // As many keys beside the queries as queries: the matrix products are large, and half of them is used.
+    // As many queries as keys beside them: the matrix products are large, and half of their elements is used.
     band.unwrap_or(0).saturating_mul(2).clamp(16, 512)
 }
 

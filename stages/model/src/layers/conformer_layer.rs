@@ -16,7 +16,7 @@ use crate::config::EncoderConfig;
 use crate::error::Result;
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
 
-/// Share of a feed-forward module in its sum.
+/// Weight of a feed-forward module in the residual sum.
 const HALF: f64 = 0.5;
 
 /// One layer.

@@ -1,4 +1,4 @@
-//! Rows of an activation that come in blocks and are held until nobody needs them any more.
+//! Rows of an activation that come in blocks and are kept until they are no longer needed.
 
 use std::ops::Range;
 
@@ -73,7 +73,7 @@ impl HeldRows {
             self.pieces.clear();
             self.first = self.end;
         } else if self.needed - self.first > self.end - self.needed {
-            // A view would keep what it is part of.
+            // Copied: a view would keep the whole tensor alive.
             let rest = self.get(&(self.needed..self.end))?.force_contiguous()?;
             self.pieces = vec![rest];
             self.first = self.needed;

@@ -91,8 +91,9 @@ pub(crate) mod golden {
         found.into_iter().map(|(_, path)| samples(&path)).collect()
     }
 
-    /// Recordings with an eighth of a rounding error of the loudest sample on each sample: features move about twice as far
-    /// as NeMo's lie from ours. How far an output moves with them is how far it may lie from NeMo's for no other reason.
+    /// Recordings with noise of an eighth of the loudest sample's rounding error on each sample. This changes the
+    /// features about twice as much as NeMo's differ from ours, so the change of an output bounds the difference from
+    /// NeMo that is due to rounding.
     pub fn rounded(waves: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let rounded = |wave: &Vec<f32>| {
             let unit = wave.iter().fold(0f32, |largest, x| largest.max(x.abs())) * f32::EPSILON / 16.0;
@@ -129,13 +130,13 @@ pub(crate) mod golden {
         values.iter().fold(1.0, |largest, value| largest.max(value.abs()))
     }
 
-    /// How far outputs that are computed from recordings may lie from NeMo's, as a share of their magnitude. Features of
-    /// two Fourier transforms differ by up to 6e-5 in quiet bands, where the loudest are about 4; a network of normalised
-    /// layers gives such a share on about as it is.
+    /// Relative tolerance against NeMo for outputs that are computed from recordings. Features of two Fourier
+    /// transforms differ by up to 6e-5 in quiet bands, where the loudest are about 4; a network of normalised layers
+    /// about preserves the relative error.
     pub const FROM_WAVES: f64 = 1e-5;
 
-    /// How far outputs that are computed from NeMo's own features may lie from NeMo's in 32 bits, as a share of their
-    /// magnitude: some twenty units in the last place, which is what NeMo's own differ by from its outputs in 64 bits.
+    /// Relative tolerance against NeMo in 32 bits for outputs that are computed from NeMo's own features: some twenty
+    /// units in the last place, the difference between NeMo's outputs in 32 and 64 bits.
     pub const FROM_FEATURES: f64 = 2.5e-6;
 
     /// An int64 vector as lengths.

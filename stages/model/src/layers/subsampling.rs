@@ -199,7 +199,7 @@ impl Subsampling {
         }
         gradients.add(self.out_bias, column_sum(dy)?)?;
         let d_last = product(dy, &self.out_weight(parameters)?)?.reshape(saved.last.dims())?;
-        // Zero in padding too: the ReLU's result is zero there.
+        // Also zero in padding, since the ReLU's result is zero there.
         let mut dz = relu_backward(&saved.last, &d_last)?;
         for stage in [1, 0] {
             let (batch, time, bands, channels) = dz.dims4()?;

@@ -62,7 +62,7 @@ impl Default for TrainOptions {
     }
 }
 
-/// What a forward pass over a micro-batch gave.
+/// The result of a forward pass over a micro-batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MicroBatchOutput {
     /// Loss after the configured reduction, not multiplied by `TrainOptions::scale`. Not finite when an utterance's
@@ -89,7 +89,7 @@ pub struct TdtModel {
     pub config: ModelConfig,
     pub parameters: Parameters,
     pub tokenizer: Option<Tokenizer>,
-    /// How it transcribes: greedily unless it is told otherwise.
+    /// Decoding settings; greedy by default.
     pub decoding: DecodingSettings,
     front_end: LogMel,
     encoder: Encoder,
@@ -235,7 +235,7 @@ impl TdtModel {
         })
     }
 
-    /// Names of tensors in the loaded file that the model has no use for.
+    /// Names of tensors in the loaded file that the model does not use.
     pub fn unused_tensors(&self) -> &[String] {
         &self.unused
     }
@@ -368,7 +368,7 @@ impl TdtModel {
                 let factors = vec![ctc_weight * options.scale / utterances; batch.tokens.len()];
                 let frames = (&encoded.frames, encoded.lengths.as_slice());
                 let (losses, d_frames) = head.loss(&self.parameters, frames, &batch.tokens, &factors, gradients)?;
-                // What does not fit on its frames counts nothing, as in NeMo.
+                // Utterances whose target does not fit their frames contribute nothing, as in NeMo.
                 let fitting = losses.iter().filter(|loss| **loss != f64::INFINITY);
                 output.ctc_loss = Some(fitting.sum::<f64>() / utterances);
                 Some(d_frames)
@@ -503,7 +503,7 @@ impl TdtModel {
     /// ids of what was said in each signal.
     ///
     /// # Errors
-    /// Where there are not as many targets as signals, or a target holds a token that the vocabulary has not.
+    /// Where the numbers of targets and signals differ, or a target has a token outside the vocabulary.
     pub fn transcribe_with_losses(
         &self,
         signals: &[&[f32]],

@@ -16,7 +16,7 @@ impl TdtModel {
         LogMelStream::new(&self.front_end)
     }
 
-    /// What collects the mean and deviation of each band of features.
+    /// An accumulator of the mean and standard deviation of each band of features.
     pub fn feature_moments(&self) -> Moments {
         Moments::new(self.config.preprocessor.features)
     }
@@ -66,8 +66,8 @@ impl TdtModel {
         GreedyState::start(&self.networks(), fusion, 1)
     }
 
-    /// What greedy search finds in the next encoded frames of a recording, (frames, d); frames of tokens count from the first
-    /// of these. Texts are left empty.
+    /// Greedy search in the next encoded frames of a recording, (frames, d); frames of tokens count from the first of
+    /// these. Texts are left empty.
     ///
     /// # Errors
     /// If the device fails.

@@ -6,8 +6,8 @@ use std::collections::{BinaryHeap, HashMap};
 use super::model_file::{ModelFile, PieceKind};
 use super::normaliser::Normaliser;
 
-/// Calls `emit` with the pieces of a normalised text, in order, and whether it is an unused one that has no parts. Always the pair is merged whose union has the best score,
-/// the leftmost of equals.
+/// Calls `emit` with the pieces of a normalised text, in order, and whether a piece is an unused one that has no parts.
+/// In each step the pair whose union has the best score is merged, the leftmost of equals.
 pub(super) fn segment(
     file: &ModelFile,
     ids: &HashMap<String, u32>,
@@ -33,7 +33,7 @@ pub(super) fn segment(
         at += length;
     }
     let mut agenda = BinaryHeap::new();
-    // Length of the left part of an unused piece, so that it can be taken apart again: as it was last found, anywhere.
+    // Length of the left part of each unused piece as it was last merged, to split it again.
     let mut parts: HashMap<&str, usize> = HashMap::new();
     let mut consider =
         |symbols: &[Symbol], left: Option<usize>, right: Option<usize>, agenda: &mut BinaryHeap<Pair>| {

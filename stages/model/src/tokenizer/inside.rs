@@ -1,4 +1,4 @@
-//! What other formats of a tokenizer and changes of a vocabulary need to know of a SentencePiece model.
+//! Access to the internals of a SentencePiece model, for other tokenizer formats and changes of a vocabulary.
 
 use super::Tokenizer;
 use super::model_file::{ModelFile, read_model_file};
@@ -10,13 +10,13 @@ impl Tokenizer {
         Ok(self.model_file()?.pieces.iter().map(|piece| piece.score).collect())
     }
 
-    /// All that the model file says, its character map too.
+    /// The parsed model file, with its character map.
     pub(crate) fn model_file(&self) -> Result<ModelFile> {
         read_model_file(self.bytes()).map_err(Error::Tokenizer)
     }
 
-    /// The ids into which a piece of another vocabulary falls: its text as it stands, with marks for spaces and
-    /// without normalisation. What this tokenizer does not know is left out.
+    /// The ids into which this tokenizer splits a piece of another vocabulary: its text with marks for spaces, without
+    /// normalisation. Unknown characters are left out.
     pub fn encode_piece(&self, piece: &str) -> Vec<u32> {
         let mut ids = Vec::new();
         self.segment(piece, |id, part| {

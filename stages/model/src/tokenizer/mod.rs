@@ -167,8 +167,8 @@ impl Tokenizer {
         }
     }
 
-    /// The number of tokens of a text, if there are more than `limit`. Most texts need not be cut for that: a token has at
-    /// least a byte.
+    /// The number of tokens of a text, if there are more than `limit`. Most texts need not be tokenized for that: a
+    /// token has at least one byte.
     pub fn tokens_over(&self, text: &str, limit: usize) -> Option<usize> {
         if self.normaliser.normalise(text).len() <= limit {
             return None;

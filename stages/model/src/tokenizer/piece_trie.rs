@@ -1,4 +1,4 @@
-//! All pieces that a text goes on with, found byte by byte.
+//! A trie that finds all pieces which are prefixes of a text.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ pub(super) struct PieceTrie {
 }
 
 impl PieceTrie {
-    /// Of keys that differ and are not empty; of equal ones one is lost.
+    /// Keys must be distinct and not empty; of equal ones only one is kept.
     pub fn new<'a>(keys: impl Iterator<Item = (&'a str, u32)>) -> Self {
         let mut keys: Vec<(&[u8], u32)> = keys.map(|(key, value)| (key.as_bytes(), value)).collect();
         keys.sort_unstable();

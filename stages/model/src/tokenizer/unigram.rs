@@ -19,7 +19,7 @@ pub(super) struct Unigram {
     best_score: f32,
 }
 
-/// The best way to a place in the text.
+/// The best segmentation up to a position in the text.
 #[derive(Clone, Copy)]
 struct Way {
     score: f32,
@@ -49,8 +49,8 @@ impl Unigram {
     }
 
     /// Calls `emit` with every piece of the text, in order: its id and its text. Sums are taken in 32 bits, as
-    /// the library has them, since ties decide. Of equals the way that was found first stays, whose last piece begins
-    /// earlier.
+    /// the library has them, since ties decide. Of equals the segmentation that was found first is kept, whose last
+    /// piece begins earlier.
     pub fn segment<'t>(&self, file: &ModelFile, text: &'t str, mut emit: impl FnMut(u32, &'t str)) {
         let none = Way {
             score: 0.0,

@@ -1,4 +1,4 @@
-//! Letters of a text that have no piece.
+//! Characters of a text that have no piece.
 
 use super::model_file::PieceKind;
 use super::{SPACE, Tokenizer};

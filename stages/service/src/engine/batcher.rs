@@ -1,4 +1,4 @@
-//! Windows of all jobs of a model, and the thread that decodes them.
+//! The queue of windows of all jobs of a model, and the thread that decodes them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,24 +13,25 @@ use super::schedule::{Item, Limits, Schedule};
 use super::work::Work;
 use super::{EngineError, Observer};
 
-/// Most samples of windows of a job that wait: ten minutes, in 38 MB.
+/// Most waiting samples of one job: ten minutes, in 38 MB.
 const AHEAD: u64 = 600 * SAMPLE_RATE as u64;
-/// Most samples of windows that wait, but for the next one.
+/// Most waiting samples of all jobs, except for one more window.
 const AHEAD_TOGETHER: u64 = 2 * AHEAD;
-/// So many samples of a job, a minute in 4 MB, may wait however many others do: short recordings do not queue twice.
+/// Samples of a job (a minute, 4 MB) that may always wait, however many others do, so that short recordings do not
+/// queue twice.
 const ALWAYS: u64 = 60 * SAMPLE_RATE as u64;
 
-/// Who waits for a window of a live session.
+/// The receiver of the result of a live session's window.
 pub(crate) type LiveReply = oneshot::Sender<Result<Heard, EngineError>>;
 
 /// The windows that wait for a model.
 pub(crate) struct Batcher {
     queue: Mutex<Queue>,
-    /// A window has come, or all is over.
+    /// Signalled when a window arrives, or the thread is to end.
     filled: Condvar,
-    /// There is room for windows, or a job has ended.
+    /// Signalled when there is room for windows, or a job has ended.
     room: Condvar,
-    /// Held by the thread that decodes, where the device is one that models share.
+    /// Held by the decoding thread, where models share the device.
     turn: Option<Arc<Mutex<()>>>,
 }
 
@@ -49,10 +50,10 @@ struct JobWindows {
     samples: u64,
 }
 
-/// What the thread does next.
+/// The next action of the thread.
 enum Next {
     Batch(Vec<Taken>),
-    /// Nothing came for as long as it waited.
+    /// No window arrived within the timeout.
     Nothing,
     Stop,
 }
@@ -98,7 +99,7 @@ impl Batcher {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a window of a job, and waits as long as too many wait. False: the job has ended.
+    /// Enqueues a window of a job; blocks while too many wait. False: the job has ended.
     pub fn push(&self, work: &Arc<Work>, index: usize, signal: Vec<f32>) -> bool {
         let length = signal.len() as u64;
         let mut queue = self.lock();
@@ -107,7 +108,7 @@ impl Batcher {
                 return false;
             }
             let own = queue.jobs.get(&work.id()).map_or(0, |waiting| waiting.samples);
-            // A window that is longer than all that goes when no other one of its job waits.
+            // A window longer than the limit is accepted when no other one of its job waits.
             let is_little = own == 0 || own + length <= ALWAYS;
             if is_little || (own + length <= AHEAD && queue.samples + length <= AHEAD_TOGETHER) {
                 break;
@@ -128,7 +129,7 @@ impl Batcher {
         true
     }
 
-    /// Takes a window of a live session.
+    /// Enqueues a window of a live session.
     pub fn push_live(&self, signal: Vec<f32>, reply: LiveReply) {
         let mut queue = self.lock();
         if queue.stopped {
@@ -143,7 +144,7 @@ impl Batcher {
         self.filled.notify_one();
     }
 
-    /// Forgets a job that has ended, with its windows.
+    /// Removes a job that has ended, with its windows.
     pub fn remove(&self, job: u64) {
         let mut queue = self.lock();
         queue.schedule.remove(job);
@@ -199,7 +200,8 @@ impl Batcher {
         }
     }
 
-    /// Decodes until it is stopped. After `patience` without work, `idle` says for how long to wait on; None ends it.
+    /// Decodes until it is stopped. After `patience` without work, `idle` returns how long to wait further; None ends
+    /// the thread.
     pub fn run(
         &self,
         recognizer: &Recognizer,
@@ -231,7 +233,7 @@ impl Batcher {
 }
 
 impl Queue {
-    /// The next batch, out of the queue. It may be empty: clients of live sessions may have gone.
+    /// Takes the next batch out of the queue. It may be empty, as clients of live sessions may have disconnected.
     fn take(&mut self) -> Vec<Taken> {
         let mut batch = Vec::new();
         for item in self.schedule.next_batch() {
@@ -272,8 +274,8 @@ pub(crate) fn guarded<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     })
 }
 
-/// Decodes a batch and gives its jobs what was heard. Where it fails, each window is tried alone, so that none fails for
-/// another one.
+/// Decodes a batch and passes the results to its jobs. If it fails, each window is tried alone, so that none fails
+/// because of another.
 fn decode(recognizer: &Recognizer, observer: &dyn Observer, turn: Option<&Mutex<()>>, mut batch: Vec<Taken>) {
     batch.retain(|taken| taken.job().is_none_or(|work| !work.has_ended() && !work.fail_if_late()));
     if batch.is_empty() {
@@ -300,7 +302,7 @@ fn decode(recognizer: &Recognizer, observer: &dyn Observer, turn: Option<&Mutex<
             .collect(),
     };
     drop(alone);
-    // Metrics that fail are no reason to end.
+    // A panic of the metrics must not end the thread.
     let _ = guarded(|| observer.batch(windows, seconds));
     for (taken, heard) in batch.into_iter().zip(heard) {
         drop(taken.signal);

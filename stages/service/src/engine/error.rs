@@ -3,15 +3,15 @@
 /// Error of a request, or of the engine.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum EngineError {
-    /// As many requests as may wait do.
+    /// The queue is full.
     #[error("too many requests wait; try again in {retry_after} s")]
     Busy {
-        /// Seconds after which a place may be free.
+        /// Estimated seconds until there is room.
         retry_after: u64,
     },
     #[error("the server is being stopped and takes no more requests")]
     Draining,
-    /// The message names the models that there are.
+    /// The message names the available models.
     #[error("{0}")]
     UnknownModel(String),
     #[error("speakers are not told apart here: the server was started without diarization")]
@@ -24,7 +24,7 @@ pub enum EngineError {
         /// In seconds.
         max_duration: f64,
     },
-    /// `decode_timeout` is over.
+    /// `decode_timeout` has expired.
     #[error("transcribing took longer than {0} s, which is the limit")]
     Timeout(
         /// In seconds.
@@ -35,7 +35,7 @@ pub enum EngineError {
     /// A model cannot be loaded.
     #[error("{0}")]
     Model(String),
-    /// A model has no room beside those that are in use.
+    /// A model does not fit into memory beside those in use.
     #[error("{0}")]
     NoMemory(String),
     /// Wrong settings of the engine.

@@ -1,4 +1,4 @@
-//! A request that was taken, seen by its client.
+//! An accepted request, as seen by its client.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use flow_transcription::{Segment, Transcript};
 use super::EngineError;
 use super::work::Work;
 
-/// What happens to a request.
+/// An event of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JobEvent {
-    /// Segments that will not change any more, in order: all segments come this way, before `Done`. Without speakers; not sent
-    /// where the request asks who speaks.
+    /// Final segments, in order: all segments are sent this way, before `Done`. Without speakers; not sent where the
+    /// request asks for speakers.
     Segments(Vec<Segment>),
     /// The last event.
     Done(Box<Finished>),
@@ -20,7 +20,7 @@ pub enum JobEvent {
     Failed(EngineError),
 }
 
-/// A transcript, and what it took.
+/// A transcript, with processing times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
     pub transcript: Transcript,
@@ -28,11 +28,11 @@ pub struct Finished {
     pub queue_seconds: f64,
     /// Seconds from then on until its last window was decoded.
     pub decode_seconds: f64,
-    /// In how many batches its windows were.
+    /// Number of batches with its windows.
     pub batches: usize,
 }
 
-/// A request that was taken, which gives [`JobEvent`]s. Dropping it cancels the request.
+/// An accepted request, with its [`JobEvent`]s. Dropping it cancels the request.
 pub struct Job {
     work: Arc<Work>,
 }
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // Of one that has ended nothing is left to cancel.
+        // Has no effect on a request that has ended.
         self.work.end(Err(EngineError::Cancelled));
     }
 }

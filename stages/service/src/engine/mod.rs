@@ -1,4 +1,4 @@
-//! Transcribes recordings of many clients at once: windows of all of them go through the model together, in fair shares.
+//! Transcribes recordings of many clients concurrently: their windows are batched together, in fair shares.
 
 mod batcher;
 mod error;
@@ -36,7 +36,7 @@ pub use job::{Finished, Job, JobEvent};
 pub use settings::{EngineSettings, ModelSettings};
 pub use temp_folder::{Reservation, TempFolder};
 
-/// Transcribes for many clients at once. Cheap to clone. Its threads end with the last clone.
+/// Transcribes for many clients concurrently. Cheap to clone. Its threads end with the last clone.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -62,20 +62,20 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// What a client wants transcribed.
+/// A request for a transcript.
 #[derive(Debug)]
 pub struct TranscriptionRequest {
-    /// None: the first one.
+    /// Name of the model; none: the first one.
     pub model: Option<String>,
     /// A private file, deleted with the request.
     pub audio: TempPath,
-    /// What `metadata.source_file` and messages call it.
+    /// Name of the recording in `metadata.source_file` and messages.
     pub source_name: String,
-    /// Whether to tell who speaks.
+    /// Whether to diarize.
     pub diarize: bool,
 }
 
-/// What is known of a model.
+/// Information about a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelState {
     pub name: String,
@@ -83,15 +83,15 @@ pub struct ModelState {
     pub loaded: bool,
     /// BLAKE3 of its files, in hexadecimal digits, once it was loaded.
     pub digest: Option<String>,
-    /// That its vocabulary has tags of, once it was loaded.
+    /// Languages of the tags in its vocabulary, once it was loaded.
     pub languages: Vec<String>,
 }
 
-/// Is told what the engine does, for metrics. It is called by the engine's threads and should return at once.
+/// Receives events of the engine, for metrics. Called by the engine's threads; should return at once.
 pub trait Observer: Send + Sync {
-    /// A batch of so many windows, with so many seconds of audio, was decoded.
+    /// A batch of `windows` windows, with `seconds` of audio, was decoded.
     fn batch(&self, windows: usize, seconds: f64);
-    /// A request that was taken has ended.
+    /// An accepted request has ended.
     fn finished(&self, finished: Result<&Finished, &EngineError>);
 }
 
@@ -110,7 +110,7 @@ impl Engine {
         Engine::start_observed(settings, Arc::new(Nobody))
     }
 
-    /// [`Engine::start`] with somebody who is told what it does.
+    /// [`Engine::start`] with an observer.
     ///
     /// # Errors
     /// As [`Engine::start`].
@@ -143,7 +143,7 @@ impl Engine {
     fn warm(&self) -> Result<(), EngineError> {
         let (send, receive) = mpsc::channel();
         let waiter = move |lease| {
-            // Nobody has gone: it is waited for.
+            // The receiver exists: it is waited for below.
             let _ = send.send(lease);
         };
         self.inner.shared.models.acquire(0, Box::new(waiter));
@@ -156,7 +156,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether requests are taken: from the start on, until [`Engine::drain`].
+    /// Whether requests are accepted: until [`Engine::drain`].
     pub fn is_ready(&self) -> bool {
         !self.inner.shared.places().draining
     }
@@ -181,7 +181,7 @@ impl Engine {
         self.inner.shared.places().jobs.len()
     }
 
-    /// Whether a request would be taken now: to be asked before an upload is read.
+    /// Checks whether a request would be accepted now, before an upload is read.
     ///
     /// # Errors
     /// [`EngineError::Busy`], [`EngineError::Draining`].
@@ -190,7 +190,7 @@ impl Engine {
         shared.places().check_room(shared.settings.max_queue)
     }
 
-    /// Takes a request. Dropping the job cancels it.
+    /// Accepts a request. Dropping the job cancels it.
     ///
     /// # Errors
     /// [`EngineError::Busy`], [`EngineError::Draining`], [`EngineError::UnknownModel`], [`EngineError::NotDiarizing`].
@@ -209,7 +209,7 @@ impl Engine {
             places.jobs.insert(id, Arc::downgrade(&work));
             work
         };
-        // One that is cancelled while its model is loaded is forgotten.
+        // A request that is cancelled while its model is loaded is removed.
         let (waiting, of_waiter) = (Arc::downgrade(&work), Arc::clone(shared));
         let waiter = move |lease| {
             let Some(work) = waiting.upgrade() else { return };
@@ -250,7 +250,7 @@ impl Engine {
         let _place = shared.live_place()?;
         let (send, receive) = oneshot::channel();
         let waiter = move |lease| {
-            // A client that has gone needs none.
+            // The client may have disconnected.
             let _ = send.send(lease);
         };
         shared.models.acquire(index, Box::new(waiter));
@@ -260,15 +260,15 @@ impl Engine {
         answer.await.map_err(|_| EngineError::Cancelled)?
     }
 
-    /// Takes no more requests; returns when those taken are done. After `limit` they are cancelled. It needs the timer of a
-    /// tokio runtime.
+    /// Accepts no more requests; returns when the accepted ones are done. After `limit` they are cancelled. Requires
+    /// the timer of a tokio runtime.
     pub async fn drain(&self, limit: Duration) {
         let shared = &self.inner.shared;
         shared.places().draining = true;
         let all_done = async {
             loop {
                 let mut ended = pin!(shared.ended.notified());
-                // Before it is looked, so that nothing that ends meanwhile is missed.
+                // Registered before the check, so that no notification in between is missed.
                 ended.as_mut().enable();
                 if shared.places().is_empty() {
                     break;

@@ -1,4 +1,4 @@
-//! The models of the engine: loaded when somebody asks for them, unloaded when nobody does for some time or others need the
+//! The models of the engine: loaded on demand, unloaded after some time without requests or when other models need the
 //! memory.
 
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ use super::batcher::{Batcher, guarded};
 use super::schedule::Limits;
 use super::{EngineError, EngineSettings, ModelState, Observer};
 
-/// A model in memory, with a thread that decodes what is in its batcher.
+/// A loaded model, with the thread that decodes its batcher's windows.
 pub(crate) struct LoadedModel {
     pub recognizer: Recognizer,
     pub batcher: Batcher,
 }
 
-/// Who gets a model, or hears why there is none.
+/// A callback that receives a model, or the error.
 type Waiter = Box<dyn FnOnce(Result<Lease, EngineError>) + Send>;
 
 pub(crate) struct Models {
@@ -34,11 +34,11 @@ pub(crate) struct Models {
     limits: Limits,
     idle_unload: Option<Duration>,
     budget: Option<u64>,
-    /// Whether names that are not known stand for the first model.
+    /// Whether unknown names mean the first model.
     accept_any: bool,
     observer: Arc<dyn Observer>,
     stopped: AtomicBool,
-    /// Held by who computes on a device that is not the CPU: models share its one stream.
+    /// Held while computing on a device other than the CPU, whose single stream the models share.
     turn: Option<Arc<Mutex<()>>>,
 }
 
@@ -51,7 +51,7 @@ struct Slot {
     /// Those that have a [`Lease`].
     users: usize,
     last_used: Instant,
-    /// Of the tensors, where there is a budget.
+    /// Bytes of the tensors, where there is a memory budget.
     bytes: u64,
     waiters: Vec<Waiter>,
 }
@@ -62,7 +62,7 @@ enum Loading {
     Done(Arc<LoadedModel>, JoinHandle<()>),
 }
 
-/// A model that is used: it stays in memory.
+/// A model in use: it stays in memory.
 pub(crate) struct Lease {
     models: Arc<Models>,
     index: usize,
@@ -136,7 +136,7 @@ impl Models {
         self.lock().iter().map(state).collect()
     }
 
-    /// The place of the model of a name, or of the first one where there is no name or any name is accepted.
+    /// The index of the model of a name, or of the first one where there is no name or any name is accepted.
     ///
     /// # Errors
     /// [`EngineError::UnknownModel`] with the names that there are.
@@ -150,7 +150,8 @@ impl Models {
         })
     }
 
-    /// Gives a model to `waiter`: at once if it is loaded, else from a thread that loads it, once for all who ask meanwhile.
+    /// Passes a model to `waiter`: at once if it is loaded, otherwise from a thread that loads it, once for all
+    /// concurrent requests.
     pub fn acquire(self: &Arc<Self>, index: usize, waiter: Waiter) {
         let mut slots = self.lock();
         let slot = &mut slots[index];
@@ -185,7 +186,7 @@ impl Models {
         }
     }
 
-    /// Tells all who wait.
+    /// Calls all waiters with an error.
     fn failed(&self, index: usize, error: &EngineError) {
         let mut slots = self.lock();
         slots[index].loading = Loading::Not;
@@ -220,13 +221,14 @@ impl Models {
         }
     }
 
-    /// Starts the thread of a model and gives it to all who wait.
+    /// Starts the thread of a model and passes the model to all waiters.
     fn loaded(self: &Arc<Self>, index: usize, recognizer: Recognizer) {
         let model = Arc::new(LoadedModel {
             recognizer,
             batcher: Batcher::new(self.limits, self.turn.clone()),
         });
-        // Before the thread starts, which may find at once that nobody uses the model, and would see another in its place.
+        // Before the thread starts, which may find at once that the model is unused and must not see another one in its
+        // slot.
         let mut slots = self.lock();
         let thread = {
             let (models, model) = (Arc::clone(self), Arc::clone(&model));
@@ -264,12 +266,12 @@ impl Models {
         }
     }
 
-    /// Takes a model out of memory that nobody used for long enough: None. Else how long it may stay.
+    /// Unloads a model that was unused for long enough, and returns None; otherwise returns how long it may stay.
     fn unload_idle(&self, index: usize, model: &Arc<LoadedModel>) -> Option<Duration> {
         let limit = self.idle_unload?;
         let mut slots = self.lock();
         let slot = &mut slots[index];
-        // Another one has its place already.
+        // Another one is in its slot already.
         if !matches!(&slot.loading, Loading::Done(loaded, _) if Arc::ptr_eq(loaded, model)) {
             return None;
         }
@@ -286,8 +288,7 @@ impl Models {
         None
     }
 
-    /// Takes models out of memory that nobody uses, the one that was used longest ago first, until one with so many bytes has
-    /// room, and reserves that.
+    /// Unloads unused models, least recently used first, until `bytes` fit into the budget, and reserves them.
     fn make_room(&self, index: usize, bytes: u64, budget: u64) -> Result<(), EngineError> {
         let mut slots = self.lock();
         let used: u64 = slots.iter().map(|slot| slot.bytes).sum();
@@ -321,7 +322,7 @@ impl Models {
         drop(slots);
         for (model, thread) in unloaded {
             model.batcher.stop();
-            // With the thread the last that holds the model is gone.
+            // The thread held the last reference to the model.
             let _ = thread.join();
         }
         Ok(())

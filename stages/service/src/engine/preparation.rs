@@ -1,4 +1,4 @@
-//! Threads that decode recordings, find their windows, and hand these over to the model.
+//! Threads that decode recordings, find their windows, and enqueue them for the model.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -20,7 +20,7 @@ use super::batcher::guarded;
 use super::shared::Shared;
 use super::work::Work;
 
-/// A longer recording leaves some threads to shorter ones, in seconds.
+/// Recordings longer than this, in seconds, do not use the threads that are reserved for short ones.
 const SHORT_SECONDS: u64 = 60;
 
 /// Recordings that wait to be prepared.
@@ -39,7 +39,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// What a thread takes next: what came first, but nothing long where it is there for short ones.
+    /// The next recording of a thread: the first one, except that threads for short recordings take no long ones.
     fn take(&mut self, for_short: bool) -> Option<Arc<Work>> {
         let long_first = match (self.any.front(), self.long.front()) {
             (_, None) => false,
@@ -77,7 +77,7 @@ impl Preparation {
         self.changed.notify_all();
     }
 
-    /// Forgets one that has ended.
+    /// Removes a request that has ended.
     pub fn remove(&self, job: u64) {
         let mut waiting = self.lock();
         waiting.any.retain(|work| work.id() != job);
@@ -107,16 +107,16 @@ impl Preparation {
     }
 }
 
-/// What became of a recording that a thread took.
+/// The result of preparing a recording.
 enum Prepared {
     Done,
-    /// Too long for a thread that is there for short ones.
+    /// Too long for a thread that is reserved for short ones.
     IsLong,
 }
 
-/// How many threads there are on so many cores, and how many of them leave long recordings alone. Most of the time a thread
-/// waits until the model has room for windows of its recording: there are many more of them than cores, so that several long
-/// recordings do not hold up another one that is hardly longer than a short one. Each keeps the samples of ten minutes at most.
+/// The number of threads for `cores`, and how many of them are reserved for short recordings. A thread mostly waits
+/// until there is room for its recording's windows; so there are many more threads than cores, and several long
+/// recordings do not block a slightly shorter one. Each keeps the samples of ten minutes at most.
 fn threads(cores: usize) -> (usize, usize) {
     let count = cores.max(32);
     (count, count / 4)
@@ -153,7 +153,7 @@ fn run(shared: &Shared, for_short: bool) {
     }
 }
 
-/// Hands the windows of a recording over, and finds out who speaks where that is asked for.
+/// Enqueues the windows of a recording, and diarizes it if requested.
 fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepared, EngineError> {
     // None: it has ended meanwhile.
     let Some(model) = work.model() else {
@@ -197,7 +197,7 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
     Ok(Prepared::Done)
 }
 
-/// Finds out who speaks when. Long recordings, of which all samples are in memory for that, go one after the other.
+/// Diarizes a recording. Long recordings, all samples of which are in memory for this, are processed one at a time.
 fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), EngineError> {
     let diarizer = shared.diarizer.as_ref().ok_or(EngineError::NotDiarizing)?;
     let (samples, _alone) = match kept {
@@ -234,7 +234,7 @@ fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), E
     Ok(())
 }
 
-/// A message with the name that the client gave to its recording, and not the path that it has here.
+/// Replaces the path of the recording in a message by the name that the client gave.
 fn named(work: &Work, message: &str) -> String {
     let path: &Path = work.path();
     message.replace(&path.display().to_string(), work.source_name())
@@ -250,11 +250,11 @@ fn refused(work: &Work, Refusal { reason, detail }: Refusal, max_duration: f64) 
     }
 }
 
-/// Why the samples of a recording are none.
+/// Why the samples of a recording cannot be read.
 fn unreadable(work: &Work, error: TranscriptionError) -> EngineError {
     let reason = match &error {
         TranscriptionError::Audio(_) => "unreadable_file",
-        // A sample that is no number.
+        // A sample that is NaN.
         TranscriptionError::Input(_) => "decode_error",
         _ => return failed(work, &error),
     };

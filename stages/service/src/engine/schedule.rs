@@ -5,24 +5,25 @@ use std::collections::{BTreeMap, VecDeque};
 /// Windows whose lengths differ by no more than this (a second) are similar, however short.
 const SIMILAR: u64 = 16_000;
 
-/// Batches of live windows in a row while recordings wait; then it is the recordings' turn.
+/// Consecutive batches of live windows while recordings wait; then a batch of recordings follows.
 const LIVE_IN_A_ROW: usize = 4;
 
-/// So many batches of recordings after the last live window are kept short, so that the next one does not wait for long.
+/// Number of batches of recordings after the last live window that are kept short, so that the next live window does
+/// not wait for long.
 const SHORT_AFTER_LIVE: usize = 32;
 
-/// How large batches may be.
+/// Limits of batches.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Limits {
     /// Most samples of a batch, padding included; a longer window goes alone.
     pub batch: u64,
     /// Most samples of a batch while there are live sessions.
     pub beside_live: u64,
-    /// The most of a batch that one job gets while others wait.
+    /// Largest share of a batch that one job gets while others wait.
     pub share: f64,
 }
 
-/// A window that is to be decoded.
+/// A window to be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Item {
     Live(u64),
@@ -31,10 +32,10 @@ pub(crate) enum Item {
 
 /// Windows of jobs that wait.
 ///
-/// Each job has a virtual start time, which grows by the samples that it is given; a job that comes (back) starts at the
-/// present virtual time, which grows by what all are given, divided by their number. The job with the least one gives the
-/// first window of a batch (Goyal, Vin and Cheng, "Start-time Fair Queuing", 1996, with the virtual time of fair queueing, by
-/// which new jobs cannot hold up old ones for ever).
+/// Each job has a virtual start time, which grows by the samples of its decoded windows; a job that arrives (again)
+/// starts at the present virtual time, which grows by all decoded samples divided by the number of jobs. The job with
+/// the smallest start time provides the first window of a batch (Goyal, Vin and Cheng, "Start-time Fair Queuing", 1996,
+/// with the virtual time of fair queueing, by which new jobs cannot starve old ones).
 #[derive(Debug)]
 pub(crate) struct Schedule {
     limits: Limits,
@@ -53,7 +54,7 @@ struct Waiting {
     given: u64,
 }
 
-/// A batch that is being put together.
+/// A batch under construction.
 struct Filling {
     items: Vec<Item>,
     longest: u64,
@@ -153,7 +154,7 @@ impl Schedule {
         let waiting = |(_, waiting): &(&u64, &Waiting)| !waiting.windows.is_empty();
         let active = self.jobs.iter().filter(waiting).count() as u64;
         let first = self.jobs.iter().filter(waiting);
-        // Of those that start at once, the one that was given least.
+        // Of those with equal start times, the one with the fewest samples so far.
         let Some(job) = first
             .min_by_key(|(job, waiting)| (waiting.start, waiting.given, **job))
             .map(|(job, _)| *job)
@@ -174,7 +175,7 @@ impl Schedule {
         } else {
             most
         };
-        // Who is that far ahead waits for the others.
+        // A job that is this far ahead waits for the others.
         let ahead = if active > 1 {
             self.now.saturating_add(most)
         } else {

@@ -13,11 +13,11 @@ use serde::{Deserialize, Deserializer, de};
 
 use super::EngineError;
 
-/// A model that clients can ask for.
+/// A model that clients can request.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
-    /// What clients call it.
+    /// Its name in requests.
     pub name: String,
     /// A `.nemo` archive, a model folder, or a Hugging Face folder.
     pub path: PathBuf,
@@ -47,19 +47,19 @@ pub struct EngineSettings {
     pub max_segment: f64,
     /// Most seconds of audio, padding included, in a model at once.
     pub batch_seconds: f64,
-    /// The most of a batch that one request gets while others wait: above 0, and 1 at most.
+    /// Largest share of a batch for one request while others wait: above 0, and 1 at most.
     pub batch_share: f64,
     /// Longer recordings are refused, in seconds.
     pub max_duration: f64,
-    /// Requests that wait or run, and windows of live sessions that do; more of either are refused.
+    /// Most requests that wait or run, and most such windows of live sessions; more of either are refused.
     pub max_queue: usize,
     /// How long a request may take from its first window on, in seconds.
     pub decode_timeout: f64,
-    /// A model that nobody used for so many seconds is unloaded; 0: never.
+    /// Seconds without use after which a model is unloaded; 0: never.
     pub idle_unload: f64,
-    /// Bytes that loaded models may have together.
+    /// Most bytes of all loaded models together.
     pub memory_budget: Option<u64>,
-    /// Whether requests may ask who speaks.
+    /// Whether diarization may be requested.
     pub diarization: bool,
     /// A file of speakers whose names are known, with a recording or an embedding for each. It needs `diarization`.
     pub known_speakers: Option<PathBuf>,
@@ -144,7 +144,7 @@ impl EngineSettings {
         if self.max_queue == 0 {
             return wrong("max_queue", 0.0, "1 or more");
         }
-        // More than that is no duration.
+        // Larger values do not fit a `Duration`.
         if !(self.decode_timeout > 0.0 && self.decode_timeout <= 1e9) {
             return wrong(
                 "decode_timeout",
@@ -158,7 +158,7 @@ impl EngineSettings {
         Ok(())
     }
 
-    /// What the way from samples to segments needs.
+    /// The settings of the recognizer.
     pub(crate) fn recognition(&self) -> RecognitionSettings {
         RecognitionSettings {
             long_audio: LongAudio::Vad,

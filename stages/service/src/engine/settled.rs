@@ -1,4 +1,4 @@
-//! The segments of a recording that will not change any more, while its windows are still decoded.
+//! The final segments of a recording whose windows are still being decoded.
 
 use std::ops::Range;
 
@@ -8,18 +8,18 @@ use flow_transcription::segments::{SegmentRules, segments};
 use flow_transcription::windows::join_words_of_turns;
 use flow_transcription::{Result, Segment, Word};
 
-/// How far a recording is settled: segments are made of words from the first to the last, and those that come later change
-/// nothing but the last segment.
+/// How far the segments of a recording are final: segments are made from the words in order, and later words change
+/// only the last segment.
 #[derive(Debug, Default)]
 pub(crate) struct Settled {
-    /// The first window that was not heard when it was looked last.
+    /// The first window that was not decoded at the last call.
     next: usize,
     /// The words of the last segment, to which others may be added.
     open: Vec<Word>,
 }
 
 impl Settled {
-    /// Segments that are settled now and were not before, of a recording of so many samples.
+    /// Segments that became final since the last call, of a recording of `samples` samples.
     ///
     /// # Errors
     /// As [`recognized`](flow_transcription::recognizer::recognized).

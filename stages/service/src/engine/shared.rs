@@ -1,4 +1,4 @@
-//! What all threads of the engine have in common, and the places of requests.
+//! The state that all threads of the engine share, and the limits of requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -37,7 +37,7 @@ pub(crate) struct Places {
     pub draining: bool,
     /// Windows of live sessions.
     live: usize,
-    /// How long requests took of late, in seconds.
+    /// Moving average of the duration of requests, in seconds.
     mean_seconds: Option<f64>,
 }
 
@@ -67,7 +67,7 @@ impl Shared {
         Ok(LivePlace(Arc::clone(self)))
     }
 
-    /// Gives the place of a request back, which took so long.
+    /// Releases the place of a request, which took `seconds`.
     pub fn release(&self, job: u64, took: Duration) {
         let mut places = self.places();
         if places.jobs.remove(&job).is_some() {
@@ -108,7 +108,7 @@ impl Places {
         Ok(())
     }
 
-    /// Seconds until one of the requests is likely to have ended.
+    /// Estimated seconds until one of the requests ends.
     pub fn retry_after(&self) -> u64 {
         let each = self.mean_seconds.unwrap_or(1.0) / self.jobs.len().max(1) as f64;
         each.clamp(1.0, MOST_RETRY_AFTER).ceil() as u64

@@ -1,4 +1,4 @@
-//! A private folder for uploads, which does not outlive the program.
+//! A private folder for uploads, deleted at the end of the program.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tempfile::{Builder, NamedTempFile};
 
-/// What folders are called, before a number.
+/// Prefix of the folders' names, before a number.
 const PREFIX: &str = "flow-serve-";
 /// The file in a folder that its process holds locked.
 const LOCK: &str = "lock";
 
-/// A folder of this process alone, deleted when the last clone is dropped; one that a process left behind when it was killed
-/// is deleted by the next [`TempFolder::new`]. Cheap to clone.
+/// A folder of this process only, deleted when the last clone is dropped. Folders of killed processes are deleted by
+/// the next [`TempFolder::new`]. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct TempFolder {
     inner: Arc<Inner>,
@@ -32,12 +32,12 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // What cannot be deleted now is deleted by the next one that starts.
+        // A failure is ignored: the next process that starts deletes the folder.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
 
-/// Bytes of a [`TempFolder`] that are spoken for; given back when this is dropped.
+/// Reserved bytes of a [`TempFolder`]; released when this is dropped.
 #[derive(Debug)]
 pub struct Reservation {
     folder: Arc<Inner>,
@@ -70,7 +70,7 @@ impl TempFolder {
         &self.inner.path
     }
 
-    /// A new file, to be filled as far as its [`Reservation`] goes.
+    /// A new file, in which the bytes of a [`Reservation`] may be written.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -78,7 +78,7 @@ impl TempFolder {
         Builder::new().prefix("upload-").tempfile_in(&self.inner.path)
     }
 
-    /// Reserves so many bytes, to be held as long as the file is there. None: there is no room now.
+    /// Reserves bytes, to be held as long as the file exists. None: there is no room now.
     pub fn reserve(&self, bytes: u64) -> Option<Reservation> {
         let mut reservation = Reservation {
             folder: Arc::clone(&self.inner),
@@ -89,7 +89,7 @@ impl TempFolder {
 }
 
 impl Reservation {
-    /// Reserves so many bytes more. False: there is no room for them, and nothing has changed.
+    /// Reserves more bytes. False: there is no room for them, and nothing has changed.
     #[must_use]
     pub fn grow(&mut self, bytes: u64) -> bool {
         let mut reserved = self.folder.reserved.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,13 +114,13 @@ impl Drop for Reservation {
     }
 }
 
-/// A new folder with a lock. None: another process took it for that of a dead one before it was locked.
+/// A new folder with a lock. None: another process deleted it as a dead process's before it was locked.
 fn make(parent: &Path) -> io::Result<Option<(PathBuf, File)>> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let path = parent.join(format!("{PREFIX}{}-{number}", std::process::id()));
     match DirBuilder::new().mode(0o700).create(&path) {
-        // Of a dead process of this number.
+        // Exists: the folder of a dead process with this id.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
         made => made?,
     }
@@ -143,14 +143,14 @@ fn make(parent: &Path) -> io::Result<Option<(PathBuf, File)>> {
     Ok(is_there.then_some((path, lock)))
 }
 
-/// Whether [`make`] gives such names. What only begins like them may be anybody's.
+/// Whether a name has exactly the form that [`make`] gives. Names with only this prefix may belong to others.
 fn is_name(name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let numbers = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
     numbers.is_some_and(|(process, number)| is_number(process) && is_number(number))
 }
 
-/// Deletes folders whose process is dead: those that nobody has locked. What cannot be deleted stays.
+/// Deletes folders of dead processes: those that are not locked. Errors are ignored.
 fn delete_dead(parent: &Path, own: &Inner) {
     let Ok(user) = own.path.metadata().map(|found| found.uid()) else {
         return;
@@ -159,12 +159,12 @@ fn delete_dead(parent: &Path, own: &Inner) {
         let path = entry.path();
         let is_ours = is_name(&entry.file_name().to_string_lossy())
             && path != own.path
-            // Not of what a link names.
+            // Symbolic links are not followed.
             && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir() && found.uid() == user);
         if !is_ours {
             continue;
         }
-        // Made where there is none, so that whoever has just made the folder does not take it any more.
+        // Creates the lock file if missing, so that a process that has just made the folder does not use it.
         let lock = OpenOptions::new()
             .write(true)
             .create(true)
@@ -215,7 +215,7 @@ mod tests {
             fs::write(folder.join("upload-1"), "left behind").unwrap();
         }
         fs::write(dead.join(LOCK), "").unwrap();
-        // What a link names is not touched.
+        // The target of a link is not touched.
         let link = parent.path().join("flow-serve-999999999-2");
         std::os::unix::fs::symlink(&foreign, &link).unwrap();
         let second = TempFolder::new(parent.path(), 1).unwrap();

@@ -1,4 +1,4 @@
-//! What is done for a request: its windows, its speakers, its transcript.
+//! The state of an accepted request: its windows, speakers and transcript.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use super::settled::Settled;
 use super::shared::Shared;
 use super::{EngineError, TranscriptionRequest};
 
-/// A request that was taken, seen by the threads that work on it.
+/// An accepted request, as seen by the threads that process it.
 pub(crate) struct Work {
     id: u64,
     source_name: String,
@@ -43,14 +43,14 @@ struct State {
     diarized: Option<(Diarized, f64)>,
     first_window: Option<Instant>,
     batches: usize,
-    /// Segments that the client has not taken.
+    /// Segments that were not sent to the client yet.
     segments: Vec<Segment>,
     outcome: Option<Result<Box<Finished>, EngineError>>,
     waker: Option<Waker>,
     over: bool,
 }
 
-/// How far the windows are.
+/// The progress of the windows.
 struct Progress {
     windows: Vec<Range<u64>>,
     samples: u64,
@@ -125,12 +125,12 @@ impl Work {
         self.lock().lease.as_ref().map(|lease| Arc::clone(lease.model()))
     }
 
-    /// A thread prepares it now.
+    /// Notes that a thread has begun to prepare it.
     pub fn begin(&self) {
         self.lock().begun.get_or_insert_with(Instant::now);
     }
 
-    /// Its recording has these windows, and so many samples.
+    /// Sets the windows and the number of samples of its recording.
     pub fn found(&self, windows: Vec<Range<u64>>, samples: u64, damaged: bool) {
         let mut state = self.lock();
         if self.has_ended() {
@@ -149,14 +149,14 @@ impl Work {
         self.finish_if_complete(state);
     }
 
-    /// Some of its windows are decoded from `begun` on.
+    /// Notes that the decoding of its windows began at `begun`.
     pub fn in_batch(&self, begun: Instant) {
         let mut state = self.lock();
         state.first_window.get_or_insert(begun);
         state.batches += 1;
     }
 
-    /// What was heard in a window.
+    /// Notes the result of a window.
     pub fn heard(&self, index: usize, heard: Heard) {
         let mut state = self.lock();
         let Some(progress) = &mut state.progress else { return };
@@ -173,7 +173,7 @@ impl Work {
                 Ok(new) if new.is_empty() => {}
                 Ok(new) => {
                     state.segments.extend(new);
-                    // Before what follows, which may fail.
+                    // Before the following steps, which may fail.
                     if let Some(waker) = state.waker.take() {
                         waker.wake();
                     }
@@ -188,7 +188,7 @@ impl Work {
         self.finish_if_complete(state);
     }
 
-    /// Who speaks when, which took so many seconds to find.
+    /// Notes the diarization, which took `seconds`.
     pub fn diarized(&self, diarized: Diarized, seconds: f64) {
         let mut state = self.lock();
         if !self.has_ended() {
@@ -256,7 +256,7 @@ impl Work {
             None => recognized.segments,
         };
         let mut transcript = Transcript::from_segments(metadata, performance, segments);
-        // There may be speakers of whom no word was heard.
+        // There may be speakers without words.
         transcript.metadata.num_speakers = speakers.or(transcript.metadata.num_speakers);
         Ok(Finished {
             transcript,
@@ -266,14 +266,14 @@ impl Work {
         })
     }
 
-    /// Whether it takes too long.
+    /// Whether it is past its time limit.
     pub fn is_late(&self) -> bool {
         let first = self.lock().first_window;
         let limit = Duration::from_secs_f64(self.shared.settings.decode_timeout);
         first.is_some_and(|first| first.elapsed() > limit)
     }
 
-    /// Ends it if it takes too long, and says whether it did.
+    /// Ends it if it is past its time limit, and returns whether it was.
     pub fn fail_if_late(&self) -> bool {
         let is_late = self.is_late();
         if is_late {
@@ -282,12 +282,12 @@ impl Work {
         is_late
     }
 
-    /// Ends it; what comes later counts for nothing. Its place, its file and its windows are given back at once.
+    /// Ends it; later results are ignored. Its place, its file and its windows are released at once.
     pub fn end(&self, outcome: Result<Box<Finished>, EngineError>) {
         if self.ended.swap(true, Ordering::SeqCst) {
             return;
         }
-        // Metrics that fail are no reason to keep the client waiting.
+        // A panic of the metrics must not keep the client waiting.
         let _ = guarded(|| {
             self.shared
                 .observer
@@ -304,7 +304,7 @@ impl Work {
         drop(audio);
         self.shared.preparation.remove(self.id);
         self.shared.release(self.id, self.taken.elapsed());
-        // Who sees the end finds the place free.
+        // Released first, so that a client that sees the end finds the place free.
         let mut state = self.lock();
         state.outcome = Some(outcome);
         let waker = state.waker.take();

@@ -1,4 +1,4 @@
-//! How many connections each address has, so that one client cannot take the places of all others.
+//! Counts connections by address, so that one client cannot take the places of all others.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Addresses {
     /// Most for each address; 0 for no bound.
     most: usize,
-    /// Those that may have any number.
+    /// Addresses without a limit.
     trusted: Vec<IpAddr>,
     open: Mutex<HashMap<IpAddr, usize>>,
 }
@@ -31,7 +31,7 @@ impl Addresses {
         }
     }
 
-    /// A place for one more connection of this address. None: it has as many as it may.
+    /// A place for one more connection of this address. None: it has reached its limit.
     pub fn place(self: &Arc<Self>, address: IpAddr) -> Option<AddressPlace> {
         let address = address.to_canonical();
         let is_counted = self.most > 0 && !self.trusted.contains(&address);
@@ -68,7 +68,7 @@ impl Drop for AddressPlace {
     }
 }
 
-/// What counts as one client: an address of IPv4, or the network of 64 bits that a machine with IPv6 has all addresses of.
+/// The key of a client: an IPv4 address, or an IPv6 /64 network, all addresses of which one machine may have.
 fn client_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -89,7 +89,7 @@ mod tests {
         let addresses = Arc::new(Addresses::new(2, &[address("10.0.0.1")]));
         let place = |text: &str| addresses.place(address(text));
         let first = place("192.0.2.1").unwrap();
-        // The same address, as a socket for both versions of IP shows it.
+        // An IPv4-mapped IPv6 address, as a dual-stack socket shows it.
         let second = place("::ffff:192.0.2.1").unwrap();
         assert!(place("192.0.2.1").is_none());
         assert!(place("192.0.2.2").is_some(), "another client");

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state that all requests share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -20,18 +20,18 @@ use crate::engine::Engine;
 /// Prints a line for whoever runs the service.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// How far the service is in its life.
+/// The phase of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Until it is told to stop.
     Running,
-    /// Requests that were taken are done, others refused.
+    /// Accepted requests are finished, new ones refused.
     Draining,
     /// Connections are closed.
     Closing,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub struct Shared {
     pub settings: HttpSettings,
     pub keys: Keys,
@@ -39,15 +39,15 @@ pub struct Shared {
     pub uploads: Uploads,
     pub metrics: Arc<Metrics>,
     pub log: Log,
-    /// What `/version` tells.
+    /// The response of `/version`.
     pub version: String,
     pub started: SystemTime,
     /// Set once the first model is loaded.
     pub engine: OnceLock<Engine>,
-    /// Routes that need the engine and are not of this module.
+    /// Routes of other modules, which need the engine.
     pub live: OnceLock<Router>,
     pub phase: watch::Receiver<Phase>,
-    /// Why the service ends, where that is no good end.
+    /// The error with which the service ends, if there is one.
     pub failure: Mutex<Option<ServeError>>,
     /// A permit for each connection.
     pub connections: Arc<Semaphore>,
@@ -81,7 +81,7 @@ impl Shared {
             .map_or(0, |since| since.as_secs())
     }
 
-    /// A name for a request, which no other request of this service has.
+    /// A unique id of a request.
     pub fn request_id(&self) -> String {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
         format!("req_{:x}_{number:x}", self.started_at())

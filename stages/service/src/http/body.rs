@@ -1,4 +1,4 @@
-//! Bodies of requests: bounded in bytes, in time and in how slow they may be; and what becomes of one that was not read.
+//! Request bodies: limits of size, time and rate; and draining of bodies that were not read.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,13 +14,14 @@ use futures::{Stream, StreamExt, stream};
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// How long a client may send next to nothing before the lowest rate counts.
+/// Grace period before the minimum rate applies.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How long the rest of a refused body is read, so that a client that writes first and reads then sees the answer.
+/// How long the rest of a refused body is read, so that a client that sends the whole body before it reads sees the
+/// response.
 const REST: Duration = Duration::from_secs(1);
 
-/// What a body may be.
+/// Limits of a body.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
     pub max_bytes: u64,
@@ -43,7 +44,7 @@ pub enum BodyError {
 
 /// The data of a body, up to the first error.
 pub fn limited(body: Body, limits: BodyLimits) -> impl Stream<Item = Result<Bytes, BodyError>> + Unpin {
-    // What a client announces is believed where it is too much.
+    // A `Content-Length` above the limit is refused at once.
     let announced = body.size_hint().lower();
     let begin = Instant::now();
     let source = body.into_data_stream();
@@ -76,7 +77,7 @@ fn time_for(read: u64, limits: &BodyLimits) -> Duration {
     by_rate.min(limits.max_time)
 }
 
-/// A body that is put into the slot when it is dropped before its end.
+/// A body that is put into the slot when it is dropped before its end, so that it can be drained.
 struct Returned {
     body: Option<Body>,
     slot: Arc<Mutex<Option<Body>>>,
@@ -117,10 +118,10 @@ impl Drop for Returned {
     }
 }
 
-/// Middleware: of a body that the handler left unread, some is read before the response is sent. Many clients look for the
-/// response only when they have sent all, and would be told of a broken connection instead.
+/// Middleware: reads a part of a body that the handler left unread before the response is sent. Many clients read the
+/// response only after sending everything, and would see a broken connection instead.
 pub async fn read_rest(request: Request, next: Next) -> Response {
-    // A client that waits to be told to go on has not sent any.
+    // A client with `Expect: 100-continue` has not sent any of it.
     if request.body().is_end_stream() || request.headers().contains_key(EXPECT) {
         return next.run(request).await;
     }

@@ -1,4 +1,4 @@
-//! A connection to a client: it is counted as long as it is open, and fails when the client takes nothing for too long.
+//! A connection to a client: counted as long as it is open, with a timeout for writes.
 
 use std::io;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ impl<T, P> ClientStream<T, P> {
         }
     }
 
-    /// Looks at the time while a write waits.
+    /// Checks the timeout while a write is pending.
     fn watched<R>(&mut self, polled: Poll<io::Result<R>>, context: &mut Context<'_>) -> Poll<io::Result<R>> {
         if polled.is_ready() {
             self.is_waiting = false;
@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 
             let (writer, mut slow) = duplex(1);
-            // Far longer than a step of the reader, far shorter than all of them.
+            // Far longer than one step of the reader, far shorter than all of them.
             let mut writer = ClientStream::new(writer, Duration::from_secs(30), permit());
             let write = async {
                 writer.write_all(b"abcdefgh").await.unwrap();

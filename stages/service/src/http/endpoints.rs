@@ -1,4 +1,4 @@
-//! The paths that the service answers to.
+//! The table of the service's paths.
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
@@ -7,7 +7,7 @@ use axum::routing::{MethodRouter, get, post};
 use super::app::App;
 use super::{information, middleware, transcriptions};
 
-/// What a path does.
+/// The function of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Transcribe,
@@ -83,7 +83,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
 ];
 
 impl Action {
-    /// Whether it takes a form, by POST; others are asked by GET.
+    /// Whether it is a POST with a form; the others are GET.
     pub fn takes_form(self) -> bool {
         matches!(self, Self::Transcribe | Self::Diarize | Self::Translate)
     }

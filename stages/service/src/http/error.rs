@@ -1,4 +1,4 @@
-//! What clients are told when a request cannot be done: OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`.
+//! Error responses in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`.
 
 use axum::Json;
 use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::engine::EngineError;
 
-/// Seconds after which a client may try again where the engine names no time.
+/// Default of `Retry-After`, in seconds.
 const RETRY_SECONDS: u64 = 5;
 
 /// Why a request is refused, or failed.
@@ -16,7 +16,7 @@ const RETRY_SECONDS: u64 = 5;
 pub struct ApiError {
     pub status: StatusCode,
     pub code: &'static str,
-    /// The parameter that is to blame.
+    /// The parameter that caused it.
     pub param: Option<&'static str>,
     pub message: String,
     /// Seconds, for the header `Retry-After`.
@@ -42,7 +42,7 @@ impl ApiError {
         }
     }
 
-    /// What is no request for this server: 400.
+    /// An invalid request: 400.
     pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }

@@ -1,4 +1,4 @@
-//! Transcripts as server-sent events: text as it is decoded, and at last all of it.
+//! Transcripts as server-sent events: text as it is decoded, and finally the whole.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,17 +15,17 @@ use super::error::ApiError;
 use super::responses::{diarized_segment, usage};
 use crate::engine::{Finished, Job, JobEvent, Reservation};
 
-/// A comment is sent after so much silence, so that nobody between here and the client takes the connection for dead.
+/// Interval of keep-alive comments, so that proxies do not close an idle connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// What of a text was sent.
+/// The part of a text that was sent.
 #[derive(Default)]
 struct Deltas {
     sent: String,
 }
 
 impl Deltas {
-    /// What these segments add to the text; None if nothing. Put together the additions are the transcript's text.
+    /// The text that these segments add; None if nothing. All additions together are the transcript's text.
     fn add(&mut self, segments: &[Segment]) -> Option<String> {
         let before = self.sent.len();
         for text in segments.iter().map(|segment| segment.text.trim()) {
@@ -40,7 +40,7 @@ impl Deltas {
         Some(self.sent[before..].to_owned()).filter(|added| !added.is_empty())
     }
 
-    /// What the whole text has that was not sent.
+    /// The part of the whole text that was not sent yet.
     fn rest(&self, text: &str) -> Option<String> {
         let rest = text.strip_prefix(self.sent.as_str())?;
         Some(rest.to_owned()).filter(|rest| !rest.is_empty())
@@ -52,18 +52,18 @@ struct Sending {
     app: App,
     job: Job,
     begin: Instant,
-    /// An event of the job that was waited for already.
+    /// The first event of the job, which was received already.
     first: Option<JobEvent>,
     /// Whether segments with speakers are sent, instead of text.
     diarized: bool,
     deltas: Deltas,
     events: VecDeque<Value>,
     is_over: bool,
-    /// The room of the upload, until all is sent.
+    /// The reservation of the upload, held until everything is sent.
     _reservation: Reservation,
 }
 
-/// The response that sends the events of a job; when the client goes, the job is dropped and so cancelled.
+/// The response that sends the events of a job; when the client disconnects, the job is dropped and so cancelled.
 pub fn events(
     app: App,
     job: Job,
@@ -148,7 +148,7 @@ fn delta_event(delta: &str) -> Value {
     json!({"type": "transcript.text.delta", "delta": delta})
 }
 
-/// JSON has no line breaks, which would end the event.
+/// Serialised on one line, since a line break would end the event.
 fn event(value: &Value) -> Event {
     let name = value.get("type").and_then(Value::as_str).unwrap_or("error");
     Event::default().event(name).data(value.to_string())

@@ -1,4 +1,4 @@
-//! The form of a transcription: which fields there are, what they may hold, and what of them this server heeds.
+//! The form of a transcription: its fields, their values, and which of them have an effect here.
 
 use axum::body::Bytes;
 use futures::Stream;
@@ -12,10 +12,10 @@ use super::upload::{Upload, Uploads};
 /// Most bytes of a field that is not a file.
 const MAX_VALUE: usize = 16 << 10;
 
-/// Most names in the header that says what is not heeded.
+/// Most names in the header that lists ignored fields.
 const MAX_IGNORED: usize = 16;
 
-/// In which form the transcript is sent.
+/// The format of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResponseFormat {
     Json,
@@ -53,10 +53,10 @@ impl ResponseFormat {
     }
 }
 
-/// What `timestamp_granularities[]` may hold.
+/// Values of `timestamp_granularities[]`.
 pub const GRANULARITIES: [&str; 2] = ["word", "segment"];
 
-/// The types of values, in the words of JSON Schema.
+/// The types of values, as in JSON Schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldType {
     File,
@@ -146,7 +146,7 @@ pub struct TranscriptionForm {
     pub asked: Asked,
 }
 
-/// What is wanted of the recording.
+/// The requested function.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Asked {
     pub model: Option<String>,
@@ -159,7 +159,7 @@ pub struct Asked {
     pub ignored: Vec<String>,
 }
 
-/// What was read so far.
+/// The fields read so far.
 #[derive(Default)]
 struct Reading {
     upload: Option<Upload>,
@@ -263,7 +263,7 @@ impl Reading {
                 }
                 Ok(())
             }
-            // What has no effect is read and not kept, however long it is.
+            // A field without effect is read and dropped, however long it is.
             name => {
                 let mut is_empty = true;
                 while form.chunk().await?.is_some() {
@@ -277,7 +277,7 @@ impl Reading {
         }
     }
 
-    /// Notes a field that has no effect, by a name that may stand in a header.
+    /// Notes a field without effect, if its name is valid in a header.
     fn ignore(&mut self, name: &str) {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-[].".contains(c);
         let name: String = name.chars().filter(|c| plain(*c)).take(64).collect();
@@ -325,7 +325,7 @@ impl Reading {
     }
 }
 
-/// Sets what may be given once.
+/// Sets a value that may be given only once.
 fn once<T>(name: &'static str, place: &mut Option<T>, value: T) -> Result<(), ApiError> {
     if place.replace(value).is_some() {
         let message = format!("`{name}` is given twice");
@@ -361,7 +361,7 @@ fn boolean(name: &'static str, text: &str) -> Result<bool, ApiError> {
     }
 }
 
-/// Whether a chunking strategy names numbers, which this server does not heed.
+/// Whether a chunking strategy has parameters, which have no effect here.
 fn chunking_strategy(text: &str) -> Result<bool, ApiError> {
     if text.trim() == "auto" {
         return Ok(false);
@@ -396,7 +396,7 @@ fn none_of(name: &'static str, given: &str, known: &[&str]) -> ApiError {
     ApiError::parameter(name, "invalid_value", message)
 }
 
-/// The beginning of what a client gave, for a message.
+/// A client's value, truncated for a message.
 fn shown(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(40).collect()
 }

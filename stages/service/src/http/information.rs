@@ -1,4 +1,4 @@
-//! What the service tells of itself.
+//! Endpoints with information about the service.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -25,7 +25,7 @@ pub async fn models(State(app): State<App>) -> Result<Json<Value>, ApiError> {
 /// `GET /v1/models/{id}`.
 pub async fn model(State(app): State<App>, id: Result<Path<String>, PathRejection>) -> Result<Json<Value>, ApiError> {
     let models = app.engine()?.models();
-    // What is not UTF-8 is no name either.
+    // A path that is not UTF-8 is no model name.
     let found = id
         .ok()
         .and_then(|Path(id)| models.iter().find(|model| model.name == id));
@@ -114,7 +114,7 @@ pub async fn other(State(app): State<App>, request: Request) -> Result<Response,
     Err(not_found().await)
 }
 
-/// There is nothing at this path.
+/// Response for an unknown path.
 pub async fn not_found() -> ApiError {
     ApiError::new(
         StatusCode::NOT_FOUND,
@@ -123,7 +123,7 @@ pub async fn not_found() -> ApiError {
     )
 }
 
-/// There is something at this path, asked by another method.
+/// Response for a known path with another method.
 pub async fn wrong_method() -> ApiError {
     ApiError::new(
         StatusCode::METHOD_NOT_ALLOWED,

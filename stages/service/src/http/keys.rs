@@ -1,4 +1,4 @@
-//! API keys: which there are, and whether a request has one.
+//! API keys: reading them, and checking requests.
 
 use std::fs;
 use std::path::Path;
@@ -11,15 +11,15 @@ use super::error::ApiError;
 use super::settings::SettingsError;
 use crate::live::socket::api_key_of_subprotocols;
 
-/// The keys that are taken. None at all: no key is needed.
+/// The valid keys. Empty: no key is needed.
 #[derive(Default)]
 pub struct Keys(Vec<Vec<u8>>);
 
 impl Keys {
-    /// Reads a file with a key on each line; empty lines and those that begin with `#` are passed over.
+    /// Reads a file with a key on each line; empty lines and those that begin with `#` are skipped.
     ///
     /// # Errors
-    /// If it cannot be read, or holds no key, or one that no header can hold.
+    /// If it cannot be read, or has no key, or one that is invalid in a header.
     pub fn read(file: &Path) -> Result<Self, SettingsError> {
         let text = fs::read_to_string(file).map_err(|error| SettingsError::file("keys", file, &error))?;
         let mut keys = Vec::new();
@@ -57,7 +57,7 @@ impl Keys {
             let message = "there is no API key in the request: send it as `Authorization: Bearer KEY`";
             return Err(refused("missing_api_key", message));
         };
-        // All are compared, each in a time that depends on its length alone.
+        // All keys are compared, each in constant time for its length.
         let known = self
             .0
             .iter()
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn files_without_good_keys_are_refused_and_no_key_is_told() {
-        // Keys are never shown, not even by a test that fails.
+        // Keys are never shown, not even by a failing test.
         let told = |text: &str| keys(text).err().unwrap().to_string();
         assert!(told("# none\n").contains("holds no key"));
         let error = told("good\nse cret\n");
@@ -129,7 +129,7 @@ mod tests {
         }
         assert_eq!(with(AUTHORIZATION, "Basic second"), Err("missing_api_key"));
         assert_eq!(with(AUTHORIZATION, "first"), Err("missing_api_key"));
-        // Of a WebSocket alone.
+        // Only for WebSockets.
         let protocols = "realtime, openai-insecure-api-key.second";
         assert_eq!(with(SEC_WEBSOCKET_PROTOCOL, protocols), Err("missing_api_key"));
         let mut headers = HeaderMap::new();

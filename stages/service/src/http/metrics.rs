@@ -1,4 +1,4 @@
-//! Numbers for Prometheus, in the text format of OpenMetrics.
+//! Metrics for Prometheus, in the text format of OpenMetrics.
 
 use std::sync::atomic::AtomicI64;
 
@@ -11,13 +11,13 @@ use prometheus_client::registry::Registry;
 
 use crate::engine::{EngineError, Finished, Observer};
 
-/// What [`Metrics::encode`] gives.
+/// Content type of [`Metrics::encode`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 type Outcome = [(&'static str, &'static str); 1];
 type Route = [(&'static str, String); 3];
 
-/// The numbers. The engine tells what it does as an [`Observer`].
+/// The metrics. They observe the engine as an [`Observer`].
 pub struct Metrics {
     registry: Registry,
     queue_seconds: Histogram,
@@ -123,12 +123,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A request that the engine did not take.
+    /// Counts a request that the engine refused.
     pub fn refused(&self, error: &EngineError) {
         self.transcriptions.get_or_create(&[("outcome", outcome(error))]).inc();
     }
 
-    /// A request that has its transcript, so many seconds after it came.
+    /// Counts a request with its transcript, `seconds` after it arrived.
     pub fn total(&self, seconds: f64) {
         self.total_seconds.observe(seconds);
     }
@@ -174,7 +174,7 @@ impl Observer for Metrics {
     }
 }
 
-/// What became of a request, in a word.
+/// The result of a request, as a label.
 fn outcome(error: &EngineError) -> &'static str {
     match error {
         EngineError::Busy { .. } => "busy",

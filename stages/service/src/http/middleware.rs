@@ -1,4 +1,4 @@
-//! What happens to every request, whatever its path.
+//! Middleware for all requests.
 
 use std::time::Instant;
 
@@ -18,13 +18,13 @@ use super::error::ApiError;
 use super::server::Peer;
 use super::transcriptions::IGNORED;
 
-/// The header with the name of the request, as OpenAI's clients show it.
+/// The header with the request id, which OpenAI's clients show.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Most characters of a path in a log.
 const MAX_PATH: usize = 200;
 
-/// Puts around the routes what is done for all of them; the last layer is the first that sees a request.
+/// Adds the middleware to the routes; the last layer sees a request first.
 pub fn around(app: &App, router: Router) -> Router {
     let mut router = router;
     if let Some(cors) = cors(&app.settings.cors) {
@@ -36,14 +36,14 @@ pub fn around(app: &App, router: Router) -> Router {
         .layer(from_fn_with_state(app.clone(), observe))
 }
 
-/// The answers to browsers that ask what a page may do.
+/// CORS responses.
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let origin = if origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
     } else {
         let listed: Vec<HeaderValue> = origins
             .iter()
-            // As browsers write them.
+            // As browsers send them.
             .filter_map(|origin| HeaderValue::from_str(&origin.to_ascii_lowercase()).ok())
             .collect();
         if listed.is_empty() {
@@ -55,7 +55,7 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         CorsLayer::new()
             .allow_origin(origin)
             .allow_methods([Method::GET, Method::POST])
-            // Clients send headers of their own beside `Authorization`, which needs to be named.
+            // Allows the requested headers: clients add their own, and `*` would not include `Authorization`.
             .allow_headers(AllowHeaders::mirror_request())
             .expose_headers([IGNORED, REQUEST_ID, RETRY_AFTER]),
     )
@@ -67,13 +67,13 @@ pub async fn need_key(State(app): State<App>, request: Request, next: Next) -> R
     Ok(next.run(request).await)
 }
 
-/// Refuses requests for other hosts and from pages of others.
+/// Refuses requests for other hosts and from other origins.
 async fn known_caller(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
     app.callers.check(request.uri(), request.headers())?;
     Ok(next.run(request).await)
 }
 
-/// A request, told of when it is over: also where its client goes before there is a response.
+/// Logs and counts a request when it ends, also if its client disconnects before the response.
 struct Observed {
     app: App,
     begin: Instant,
@@ -107,12 +107,12 @@ impl Drop for Observed {
     }
 }
 
-/// Counts the response, gives it a name, and prints a line where that is asked for.
+/// Counts the response, adds the request id, and prints a log line if enabled.
 async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let extensions = request.extensions();
     let logged = app.settings.log_requests.then(|| {
         let peer = extensions.get::<Peer>().map(|Peer(address)| address.to_string());
-        // Without what follows the path, which may hold what is nobody's business.
+        // Without the query, which may contain private data.
         let path: String = request.uri().path().chars().take(MAX_PATH).collect();
         (peer, path)
     });
@@ -138,7 +138,7 @@ async fn observe(State(app): State<App>, request: Request, next: Next) -> Respon
     response
 }
 
-/// The method as a label; those that nobody needs are one, so that clients cannot make labels.
+/// The method as a label; uncommon methods share one, so that clients cannot create labels.
 fn known_method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -1,9 +1,9 @@
-//! The service over HTTP: OpenAI's API for transcriptions (`transcriptions`, `form`, `responses`, `events`), what the
-//! service tells of itself (`information`, `openapi`, `metrics`), who may ask (`keys`, `origin`), and connections
-//! with their bounds (`server`).
+//! The service over HTTP: OpenAI's API for transcriptions (`transcriptions`, `form`, `responses`, `events`),
+//! information about the service (`information`, `openapi`, `metrics`), access control (`keys`, `origin`), and
+//! connections with their limits (`server`).
 //!
-//! Whatever comes from clients is bounded: the number of connections, the head of a request and the time it takes, the body,
-//! its time and its rate, the parts of a form and the length of each, the files that lie in the private folder, and how long a
+//! All input of clients is limited: the number of connections, the size and time of a request's head, the size, time
+//! and rate of its body, the number and length of a form's parts, the files in the private folder, and how long a
 //! response may wait for its reader.
 
 mod addresses;

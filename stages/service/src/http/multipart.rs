@@ -1,5 +1,5 @@
-//! Reads `multipart/form-data` (RFC 7578) as it comes: no more of it is in memory than a piece of the body and the head of a
-//! part.
+//! A streaming reader of `multipart/form-data` (RFC 7578): only a chunk of the body and the head of a part are in
+//! memory.
 
 use axum::body::Bytes;
 use bytes::{Buf, BytesMut};
@@ -29,11 +29,11 @@ pub enum MultipartError {
     TooManyParts,
 }
 
-/// What the head of a part says.
+/// The head of a part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     pub name: String,
-    /// As the client wrote it: not to be used as the name of a file.
+    /// As sent by the client: not to be used as a file name.
     pub file_name: Option<String>,
 }
 
@@ -50,7 +50,7 @@ enum Place {
 /// The parts of a form, one after the other.
 pub struct Multipart<S> {
     body: S,
-    /// What was read and not given yet.
+    /// Bytes that were read and not returned yet.
     buffer: BytesMut,
     /// Line break, two hyphens and the boundary.
     delimiter: Vec<u8>,
@@ -82,8 +82,8 @@ impl<S: Stream<Item = Result<Bytes, BodyError>> + Unpin> Multipart<S> {
         }
     }
 
-    /// The head of the next part; what was not read of the one before is passed over. None after the last part, when the body
-    /// was read to its end.
+    /// The head of the next part; the unread rest of the previous one is skipped. None after the last part, when the
+    /// body was read to its end.
     ///
     /// # Errors
     /// If this is no form, or the body cannot be read.
@@ -130,7 +130,7 @@ impl<S: Stream<Item = Result<Bytes, BodyError>> + Unpin> Multipart<S> {
                 Some(at) => return Ok(Some(self.buffer.split_to(at).freeze())),
                 None => {}
             }
-            // The last bytes may be the beginning of a delimiter.
+            // Keeps the last bytes, which may be the beginning of a delimiter.
             let sure = (self.buffer.len() + 1).saturating_sub(self.delimiter.len());
             if sure > 0 {
                 return Ok(Some(self.buffer.split_to(sure).freeze()));
@@ -142,14 +142,14 @@ impl<S: Stream<Item = Result<Bytes, BodyError>> + Unpin> Multipart<S> {
     /// From behind a delimiter to the content: the lines of the head.
     async fn head(&mut self) -> Result<Bytes, MultipartError> {
         loop {
-            // The line break behind the delimiter is part of what is looked for, as a head may be empty.
+            // The line break after the delimiter is part of the search pattern, as a head may be empty.
             if let Some(at) = find(&self.buffer, b"\r\n\r\n") {
                 if at > MAX_HEAD {
                     return Err(MultipartError::Malformed("the head of a part is too long"));
                 }
                 let mut head = self.buffer.split_to(at);
                 self.buffer.advance(4);
-                // White space may stand behind the boundary, nothing else.
+                // Only white space may follow the boundary.
                 let padding = head.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
                 head.advance(padding);
                 if !head.is_empty() && !head.starts_with(b"\r\n") {
@@ -218,7 +218,7 @@ fn parameter(parameters: &str, wanted: &str) -> Option<String> {
                         end = at + 1;
                         break;
                     }
-                    // Anything else behind a backslash is meant as it stands, such as folders of Windows.
+                    // Other backslashes are literal, such as in Windows paths.
                     '\\' if characters.peek().is_some_and(|(_, next)| matches!(next, '"' | '\\')) => {
                         value.extend(characters.next().map(|(_, next)| next));
                     }
@@ -259,7 +259,7 @@ fn decoded(value: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Where the pattern, which begins with a carriage return, stands first.
+/// The first position of the pattern, which begins with a carriage return.
 fn find(bytes: &[u8], pattern: &[u8]) -> Option<usize> {
     let mut from = 0;
     while let Some(at) = bytes[from..].iter().position(|&byte| byte == b'\r') {

@@ -1,5 +1,5 @@
-//! Which names the server answers to, and which pages may call it. A page of anybody's can make a browser send requests to a
-//! server on the same machine, and by a name that suddenly points there (DNS rebinding) can read what comes back.
+//! Checks of `Host` and `Origin`. Any web page can make a browser send requests to a server on the same machine, and
+//! with DNS rebinding it can read the responses.
 
 use std::net::SocketAddr;
 
@@ -11,11 +11,11 @@ use super::error::ApiError;
 /// Names of the machine itself.
 const LOCAL: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-/// Who may call a server without keys.
+/// The policy of a server without keys.
 pub struct Callers {
-    /// Names that the server answers to; None for any.
+    /// Accepted host names; None for any.
     hosts: Option<Vec<String>>,
-    /// Origins of pages beside the server's own; None where requests have to have a key, which no foreign page knows.
+    /// Accepted origins beside the server's own; None where requests need a key, which foreign pages do not know.
     origins: Option<Vec<String>>,
 }
 
@@ -125,7 +125,7 @@ mod tests {
         ] {
             assert_eq!(check(&local, host, None), Err("host_not_allowed"), "{host}");
         }
-        // The same names where it listens on all addresses and has one of its own.
+        // The same names where it listens on all addresses, with `allowed_hosts`.
         let named = callers(true, ALL, &["speech.example"], &[]);
         for (host, expected) in [
             ("speech.example:8000", Ok(())),

@@ -14,10 +14,10 @@ use super::form::{Asked, ResponseFormat};
 /// The longest pause within a turn of a diarization, in seconds.
 const MAX_PAUSE: f64 = 1.0;
 
-/// The transcript in the form that the client asked for.
+/// The transcript in the requested format.
 ///
 /// # Errors
-/// If it cannot be written, which is a fault of the engine.
+/// If it cannot be serialised, which is a bug of the engine.
 pub fn transcript(transcript: &Transcript, asked: &Asked) -> Result<Response, ApiError> {
     let json = |value: Value| Ok(Json(value).into_response());
     match asked.format {
@@ -76,14 +76,14 @@ fn verbose(transcript: &Transcript, words: bool, segments: bool) -> Value {
 fn verbose_segment(id: u64, segment: &Segment) -> Value {
     let mut object = Map::new();
     object.insert("id".to_owned(), json!(id));
-    // Whisper's frames of ten milliseconds.
+    // In Whisper's frames of ten milliseconds.
     object.insert("seek".to_owned(), json!((segment.start.max(0.0) * 100.0) as u64));
     object.insert("temperature".to_owned(), json!(0.0));
     let fields = match json!(segment) {
         Value::Object(fields) => fields,
         _ => Map::new(),
     };
-    // The words of all segments are a list of their own.
+    // The words of all segments are one separate list.
     object.extend(fields.into_iter().filter(|(name, _)| name != "words"));
     Value::Object(object)
 }
@@ -112,7 +112,7 @@ pub fn diarized_segment(number: u64, segment: &Segment) -> Value {
     })
 }
 
-/// Who speaks when: segments of the same speaker with little between them are one turn.
+/// Turns: segments of the same speaker with a short gap between them are joined.
 pub fn diarization(transcript: &Transcript) -> Value {
     let mut turns: Vec<(f64, f64, &str)> = Vec::new();
     for segment in &transcript.segments {

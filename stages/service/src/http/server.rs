@@ -1,4 +1,4 @@
-//! Connections: how they are accepted, what bounds them, and how the service ends.
+//! Accepts connections within limits, and shuts the service down.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -43,13 +43,13 @@ const MAX_HEAD: usize = 32 << 10;
 /// Most bytes of a connection that are read ahead.
 const READ_AHEAD: usize = 128 << 10;
 
-/// The least time that responses and live sessions have when the service ends.
+/// Shortest time that responses and live sessions get when the service ends.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
 
-/// Time that threads have after that.
+/// Time for threads to end after that.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(1);
 
-/// The longest time for the head of a request on a connection that comes when few more have a place.
+/// Longest time for the head of a request on a connection that is accepted when few places are left.
 const BUSY_HEADER_TIME: Duration = Duration::from_secs(3);
 
 /// Wait before connections are accepted again after an error, such as too many open files.
@@ -58,7 +58,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Threads that serve connections. Models compute on threads of their own.
 const THREADS: usize = 2;
 
-/// Why the service does not run.
+/// Why the service cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     #[error(transparent)]
@@ -73,19 +73,19 @@ pub enum ServeError {
     Failed(String),
 }
 
-/// A connection, as long as it is open: one of all, and one of its address.
+/// The places of an open connection: in the total and of its address.
 type Place = (OwnedSemaphorePermit, AddressPlace);
 
 /// The address of a client.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
 
-/// Ends a service.
+/// A handle that ends a service.
 #[derive(Clone)]
 pub struct StopHandle(watch::Sender<Phase>);
 
 impl StopHandle {
-    /// Has the service refuse requests from now on, finish those that it took, and end.
+    /// Makes the service refuse new requests, finish the accepted ones, and end.
     pub fn stop(&self) {
         self.0.send_if_modified(|phase| {
             let is_running = *phase == Phase::Running;
@@ -97,7 +97,7 @@ impl StopHandle {
     }
 }
 
-/// A service that has its address, and serves when it is run.
+/// A service that is bound to its address and ready to run.
 pub struct Server {
     settings: ServeSettings,
     version: String,
@@ -159,7 +159,7 @@ impl Server {
         format!("{scheme}://{}", self.address)
     }
 
-    /// What whoever runs the service should know.
+    /// Notes for the operator.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if !self.address.ip().is_loopback() {
@@ -182,7 +182,8 @@ impl Server {
         StopHandle(self.phase.clone())
     }
 
-    /// Serves until it is told to stop. Models are loaded on a thread of their own; until the first one is, requests are refused.
+    /// Serves until it is stopped. Models are loaded on a separate thread; until the first one is loaded, requests are
+    /// refused.
     ///
     /// # Errors
     /// If the first model cannot be loaded, or the service cannot begin to serve.
@@ -194,7 +195,7 @@ impl Server {
             .build()
             .map_err(cannot_serve)?;
         let outcome = runtime.block_on(self.serve_until_closed());
-        // A model that is still being loaded is not waited for.
+        // Does not wait for a model that is still being loaded.
         runtime.shutdown_timeout(SHUTDOWN_TIME);
         outcome
     }
@@ -244,10 +245,10 @@ impl Server {
         let least = Instant::now() + CLOSE_TIME;
         let until = match &failure {
             Some(_) => least,
-            // Sessions decode what was said last, for which nothing waited in the engine yet.
+            // Sessions still decode their last windows, which are not in the engine's queue yet.
             None => drained.await.map_or(least, |until| until.max(least)),
         };
-        // Whoever takes longer is cut off.
+        // Then the remaining connections are closed.
         let _ = timeout_at(until, connections.acquire_many(all)).await;
         failure.map_or(Ok(()), Err)
     }
@@ -262,7 +263,7 @@ async fn load(app: App, phase: watch::Sender<Phase>, engine: EngineSettings, liv
             let routes = live::routes(Arc::new(engine.clone()), live)
                 .fallback(not_found)
                 .method_not_allowed_fallback(wrong_method);
-            // Nobody else sets them.
+            // Both are set only here.
             let _ = app.live.set(routes);
             let _ = app.engine.set(engine);
             return;
@@ -278,7 +279,7 @@ fn cannot_serve(error: io::Error) -> ServeError {
     ServeError::Failed(format!("cannot serve: {error}"))
 }
 
-/// Once the service is told to stop: waits for the requests that the engine took. Returns when `drain_timeout` is over.
+/// After a stop: waits for the accepted requests, at most `drain_timeout`.
 async fn drain(app: App, phase: watch::Sender<Phase>) -> Instant {
     reached(app.phase.clone(), Phase::Draining).await;
     let limit = Duration::from_secs_f64(app.settings.drain_timeout);
@@ -292,17 +293,17 @@ async fn drain(app: App, phase: watch::Sender<Phase>) -> Instant {
 
 /// Waits until the service is in this phase, or past it.
 pub async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
-    // The one who tells of phases lives as long as the service.
+    // The sender lives as long as the service.
     let _ = phase.wait_for(|phase| *phase >= wanted).await;
 }
 
-/// Accepts connections until the service closes. While it drains, too: whoever asks is told so.
+/// Accepts connections until the service closes; also while it drains, to answer with an error.
 async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsAcceptor>, router: &Router) {
     let mut closing = pin!(reached(app.phase.clone(), Phase::Closing));
     loop {
         let next = pin!(async {
             let (stream, peer) = listener.accept().await?;
-            // Before it waits for a permit, of which clients with too many connections take none.
+            // Before waiting for a permit, so that clients with too many connections take none.
             let Some(address) = app.addresses.place(peer.ip()) else {
                 return Ok(None);
             };
@@ -323,13 +324,13 @@ async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsA
             }
             Either::Left((Ok(Some(accepted)), _)) => accepted,
         };
-        // Deltas are small, and are to come at once. A connection on which that cannot be set works as well.
+        // TCP_NODELAY: events are small and should be sent at once. A failure does no harm.
         let _ = stream.set_nodelay(true);
-        // By the places that are left now: when the task runs, those who came later have theirs.
+        // Computed now, from the places left; when the task runs, later connections have taken theirs.
         let header_time = header_time(app);
         let (app, tls, router) = (Arc::clone(app), tls.cloned(), router.clone());
         tokio::spawn(async move {
-            // It lives as long as the connection, which may outlive its requests as a WebSocket.
+            // Held as long as the connection, which may outlive its requests as a WebSocket.
             let stream = ClientStream::new(stream, Duration::from_secs_f64(app.settings.write_timeout), place);
             connection(&app, stream, peer, header_time, tls, router).await;
         });
@@ -379,7 +380,7 @@ where
         .with_upgrades();
     let connection = pin!(connection);
     let closing = pin!(reached(app.phase.clone(), Phase::Closing));
-    // How a connection ends is the client's affair: it may go at any time.
+    // Errors are ignored: a client may disconnect at any time.
     if let Either::Right(((), mut connection)) = select(connection, closing).await {
         connection.as_mut().graceful_shutdown();
         let _ = connection.await;

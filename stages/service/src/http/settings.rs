@@ -58,7 +58,7 @@ impl SettingsError {
     }
 }
 
-/// How the service is reached, and what it takes. Times are seconds, sizes bytes.
+/// Address, access control and limits of the service. Times are seconds, sizes bytes.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpSettings {
@@ -70,37 +70,37 @@ pub struct HttpSettings {
     pub tls_cert: Option<PathBuf>,
     /// Its private key, in PEM.
     pub tls_key: Option<PathBuf>,
-    /// Origins of pages that may call the service, such as `https://app.example`; `*` for all.
+    /// Origins of web pages that may call the service, such as `https://app.example`; `*` for all.
     pub cors: Vec<String>,
     /// Names, without ports, that the service answers to beside `localhost` while it needs no keys. Where there are none, it
     /// answers to any, unless it listens on a loopback address.
     pub allowed_hosts: Vec<String>,
-    /// Whether requests for models that are not there get the first one.
+    /// Whether requests for unknown models get the first one.
     pub accept_any_model: bool,
-    /// Whether a line is printed for each request.
+    /// Whether to print a log line for each request.
     pub log_requests: bool,
     /// The largest request.
     pub max_upload: u64,
-    /// What uploads that wait or are transcribed may take together. Less than one upload with the room that is reserved for it
+    /// Most bytes of all uploads that wait or are being transcribed. A value below one upload with its reservation
     /// (`max_upload` and 4 MiB) is raised to that.
     pub max_upload_space: u64,
-    /// Where the private folder of uploads is made; the system's folder for temporary files if not given.
+    /// Parent of the private folder for uploads; by default the system's temporary folder.
     pub upload_folder: Option<PathBuf>,
     /// The longest time that a request may take to arrive.
     pub upload_timeout: f64,
-    /// Bytes a second that a request has to bring, over the whole of it, after its first ten seconds; 0 for no bound.
+    /// Minimum average rate of a request's body in bytes per second, after its first ten seconds; 0 for no limit.
     pub min_upload_rate: u64,
     /// The longest time between requests on a connection, and that of the head of a request.
     pub header_timeout: f64,
-    /// The longest time in which a client takes nothing of its response.
+    /// Write timeout of a response.
     pub write_timeout: f64,
-    /// Connections at once; more wait.
+    /// Most concurrent connections; more wait.
     pub max_connections: usize,
     /// Connections at once of one address (with IPv6, of a network of 64 bits); more are closed. 0 for no bound.
     pub max_connections_per_address: usize,
-    /// Addresses that may have any number of connections, since those of many clients come from them.
+    /// Addresses without a limit of connections, such as reverse proxies.
     pub trusted_proxies: Vec<IpAddr>,
-    /// The longest time that requests which were taken have left when the service is stopped.
+    /// Longest time for accepted requests to finish when the service is stopped.
     pub drain_timeout: f64,
 }
 
@@ -171,7 +171,7 @@ impl HttpSettings {
         }
         for host in &self.allowed_hosts {
             let plain = host.chars().all(|c| c.is_ascii_graphic() && !"/*".contains(c));
-            // Ports are not looked at: with one it would never be met.
+            // Ports are not compared: a name with a port would never match.
             if host.is_empty() || !plain || without_port(host) != host {
                 let why = format!("`{host}` is no name of a host without a port, such as speech.example");
                 return Err(SettingsError::value("allowed_hosts", why));
@@ -201,8 +201,8 @@ pub struct ServeSettings {
 }
 
 impl ServeSettings {
-    /// Gives the engine and live sessions what holds for other requests, names of models and the longest window, and uploads
-    /// together the room of one.
+    /// Copies settings that apply to several parts (model names, the longest window) to the engine and live sessions,
+    /// and raises the limit of all uploads to that of one.
     pub(super) fn align(&mut self) {
         self.engine.accept_any_model |= self.http.accept_any_model;
         self.live.accept_any_model |= self.http.accept_any_model;
@@ -263,7 +263,7 @@ impl ServeSettings {
             *path = folder.join(&*path);
         }
         for model in &mut settings.engine.models {
-            // What is on the hub is named by a reference, and has no folder.
+            // References to the hub are not relative to a folder.
             if !model.path.starts_with("hf:") {
                 model.path = folder.join(&model.path);
             }

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::crypto::ring;
 
 use super::settings::SettingsError;
 
-/// What speaks TLS 1.2 and 1.3 with this certificate and its key, both in PEM.
+/// An acceptor for TLS 1.2 and 1.3 with this certificate and its key, both in PEM.
 ///
 /// # Errors
 /// If a file cannot be read, holds no certificate or key, or the two are not for each other.

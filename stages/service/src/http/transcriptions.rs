@@ -19,17 +19,17 @@ use super::responses;
 use super::server::reached;
 use crate::engine::{EngineError, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
 
-/// The header that names the fields which were given and have no effect.
+/// The response header that lists ignored fields.
 pub const IGNORED: HeaderName = HeaderName::from_static("x-flow-ignored");
 
-/// How long the status of a stream waits for the first of its events: an error that is known by then has a status of its own.
+/// How long the status line of a stream waits for the first event, so that an early error gets its own status code.
 const FIRST_EVENT: Duration = Duration::from_secs(5);
 
-/// A request that the engine took.
+/// A request that the engine accepted.
 struct Taken {
     job: Job,
     asked: Asked,
-    /// The room of the upload.
+    /// The reservation of the upload.
     reservation: Reservation,
 }
 
@@ -53,7 +53,7 @@ pub async fn transcribe(State(app): State<App>, request: Request) -> Result<Resp
     Ok(response)
 }
 
-/// `POST /v1/audio/diarizations`: who speaks when, by the words that are said.
+/// `POST /v1/audio/diarizations`: turns of speakers, from the transcribed words.
 pub async fn diarize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let begin = Instant::now();
     let mut form = read_form(&app, request).await?;
@@ -77,7 +77,7 @@ pub async fn diarize(State(app): State<App>, request: Request) -> Result<Respons
     Ok(response)
 }
 
-/// `POST /v1/audio/translations`: there is no such thing here.
+/// `POST /v1/audio/translations`: not supported.
 pub async fn translate() -> ApiError {
     let message = "the models of this server transcribe, they do not translate: use /v1/audio/transcriptions";
     ApiError::bad_request("translation_not_supported", message)
@@ -93,12 +93,12 @@ async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, Api
         let message = "the body has to be a form: multipart/form-data with a boundary";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", message));
     };
-    // Nobody should upload what is refused then.
+    // Checked before the upload is read.
     app.engine()?.check_room().map_err(|error| refused(app, error))?;
     let body = limited(request.into_body(), app.settings.body_limits());
     tokio::select! {
         form = form::read(Multipart::new(body, &boundary), &app.uploads) => form,
-        // It would be refused once all of it is there.
+        // Otherwise it would be refused after the whole upload.
         () = reached(app.phase.clone(), Phase::Draining) => Err(EngineError::Draining.into()),
     }
 }
@@ -122,7 +122,7 @@ fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
     }
 }
 
-/// Counts a request that the engine does not take.
+/// Counts a request that the engine refuses.
 fn refused(app: &App, error: EngineError) -> ApiError {
     app.metrics.refused(&error);
     error.into()
@@ -138,7 +138,7 @@ fn tell_ignored(response: &mut Response, ignored: &[String]) {
     if ignored.is_empty() {
         return;
     }
-    // Names hold nothing that a header may not.
+    // Names have only characters that are valid in a header.
     if let Ok(value) = HeaderValue::from_str(&ignored.join(", ")) {
         response.headers_mut().insert(IGNORED, value);
     }

@@ -1,4 +1,4 @@
-//! Files that clients send: written piece by piece into a private folder, under names that no client chooses.
+//! Uploaded files: written in blocks to a private folder, under names that clients cannot choose.
 
 use std::io::{self, Write};
 
@@ -21,10 +21,10 @@ pub(super) const RESERVED: u64 = 4 << 20;
 /// Most bytes of a name.
 const MAX_NAME: usize = 255;
 
-/// What a file without a name is called.
+/// Name of a file without one.
 const NO_NAME: &str = "audio";
 
-/// Where files go.
+/// The target of uploads.
 #[derive(Clone)]
 pub struct Uploads {
     pub folder: TempFolder,
@@ -34,10 +34,10 @@ pub struct Uploads {
 pub struct Upload {
     /// Deleted when it is dropped.
     pub path: TempPath,
-    /// What the client calls it: text, no path.
+    /// The client's name of it: a text, not a path.
     pub name: String,
     pub bytes: u64,
-    /// The room that it takes.
+    /// Its reservation.
     pub reservation: Reservation,
 }
 
@@ -97,7 +97,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
         let message = format!("the file cannot be kept: {error}");
         ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "upload_not_stored", message)
     };
-    // The kind alone: the rest of the message may hold a path.
+    // Only the kind of the error: its message may contain a path.
     match done {
         Ok(result) => result.map_err(|error| failed(&error.kind())),
         Err(error) => Err(failed(&error)),
@@ -108,7 +108,7 @@ fn no_room() -> ApiError {
     ApiError::unavailable("no_room_for_upload", "there is no room for more uploads now")
 }
 
-/// The last component of what a client calls its file, without control characters, of 255 bytes at most.
+/// The last component of a client's file name, without control characters, of 255 bytes at most.
 fn plain_name(given: &str) -> String {
     let last = given.rsplit(['/', '\\']).next().unwrap_or_default();
     let mut name: String = last.chars().filter(|c| !c.is_control()).collect();

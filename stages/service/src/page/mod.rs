@@ -1,5 +1,5 @@
-//! The page of the service: a recording or the microphone in the browser, and what was said. It is part of the program, and asks
-//! nothing of any other server.
+//! The web page of the service, which transcribes a file or the microphone. It is part of the program, and requests
+//! nothing from other servers.
 
 use axum::Router;
 use axum::http::header;
@@ -12,7 +12,7 @@ const SCRIPT: &str = include_str!("page.js");
 const LIVE_SCRIPT: &str = include_str!("page-live.js");
 const WORKLET: &str = include_str!("page-worklet.js");
 
-/// What the page may do: only what comes from this server runs or is asked for; recordings of the user are played.
+/// Content-Security-Policy of the page: only resources of this server; recordings of the user are played.
 const POLICY: &str = "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src data:; \
                       media-src blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -57,7 +57,7 @@ mod tests {
         ("worklet", WORKLET),
     ];
 
-    /// What stands between two marks, each time.
+    /// All texts between two marks.
     fn between<'a>(text: &'a str, before: &str, after: char) -> BTreeSet<&'a str> {
         let parts = text.split(before).skip(1);
         parts.filter_map(|part| part.split(after).next()).collect()

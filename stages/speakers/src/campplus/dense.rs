@@ -1,7 +1,7 @@
 //! Blocks of densely connected layers with context-aware masks.
 //!
-//! Frames of a block lie in one buffer that has room for what all layers add, so nothing is concatenated. The convolution
-//! of a layer reads overlapping rows; with dilation 2, frames of even and of odd number lie apart for it.
+//! The frames of a block are in one buffer with room for the channels that all layers add, so nothing is concatenated.
+//! The convolution of a layer reads overlapping rows; with dilation 2, even and odd frames are stored separately.
 
 use flow_kernels::product::PackedRhs;
 
@@ -16,7 +16,7 @@ const GROWTH: usize = 32;
 const BOTTLENECK: usize = 128;
 const CONTEXT: usize = BOTTLENECK / 2;
 const TAPS: usize = 3;
-/// Frames of which the mean is the near context.
+/// Frames of a segment, whose mean is the local context.
 const SEGMENT: usize = 100;
 /// Frames that are normalised and multiplied together: at most 1024 channels of them lie in the second cache.
 const BLOCK: usize = 48;
@@ -88,7 +88,7 @@ impl DenseBlock {
     }
 }
 
-/// Batch norm, ReLU and a linear layer, after which may stand a batch norm, folded, with ReLU.
+/// Batch norm, ReLU and a linear layer, optionally followed by a folded batch norm with ReLU.
 struct Normalized {
     scale: Vec<f32>,
     shift: Vec<f32>,
@@ -227,7 +227,8 @@ impl DenseLayer {
         Ok(())
     }
 
-    /// What the channels of each segment are multiplied by, from the sums of the hidden channels in each.
+    /// The mask of each segment, by which its channels are multiplied, from the sums of the hidden channels in each
+    /// segment.
     fn masks(&self, sums: &[f32], frames: usize) -> Vec<f32> {
         let segments = sums.len() / BOTTLENECK;
         let mut total = vec![0.0; BOTTLENECK];

@@ -22,7 +22,7 @@ use dense::DenseBlock;
 /// Values of an embedding.
 pub const DIMENSION: usize = 192;
 /// Least frames of features: the standard deviation needs two frames of half the rate. An embedding of less than about
-/// 30 frames says little of the voice.
+/// 30 frames is unreliable.
 pub const MIN_FRAMES: usize = 3;
 /// Largest size of a feature. They are logarithms of energies.
 pub const MAX_FEATURE: f32 = 1e3;
@@ -72,7 +72,7 @@ impl CamPlusPlus {
         let residual = [(1, 0, 2), (1, 1, 1), (2, 0, 2), (2, 1, 1)]
             .into_iter()
             .map(|(layer, block, stride)| {
-                // The strides are those of bands. A block with a stride of one has no shortcut.
+                // Strides are those of bands. A block with a stride of one has an identity shortcut.
                 let name = format!("head.layer{layer}.{block}");
                 BasicBlock::read(weights, &name, [CHANNELS, CHANNELS], [stride, 1])
             });
@@ -117,7 +117,8 @@ impl CamPlusPlus {
         finite(embedding)
     }
 
-    /// [`embedding`](Self::embedding) of each, on all threads. The values are the same to the bit alone and in company.
+    /// [`embedding`](Self::embedding) of each, on all threads. The values are equal to the bit to those of single
+    /// calls.
     pub fn embeddings(&self, features: &[Vec<f32>]) -> Vec<Result<Vec<f32>>> {
         features.par_iter().map(|features| self.embedding(features)).collect()
     }
@@ -195,7 +196,7 @@ pub(crate) fn check_features(features: &[f32], least: usize) -> Result<()> {
     }
 }
 
-/// `embedding`, if its values are finite, which strange weights can prevent.
+/// `embedding`, if its values are finite; an error otherwise (caused by unusual weights).
 pub(crate) fn finite(embedding: Vec<f32>) -> Result<Vec<f32>> {
     if embedding.iter().all(|value| value.is_finite()) {
         Ok(embedding)

@@ -13,13 +13,14 @@ use crate::error::{Error, Result};
 pub struct Agglomerative {
     /// Clusters are merged up to this distance of their centroids; embeddings have length 1.
     pub threshold: f64,
-    /// Clusters of fewer embeddings are given to the nearest larger one. Of less than 10 times as many embeddings a tenth.
+    /// Smaller clusters are merged into the nearest larger one. If there are less than 10 times as many embeddings, the
+    /// limit is a tenth of their number.
     pub min_cluster_size: usize,
     pub assignment: Assignment,
 }
 
 impl Agglomerative {
-    /// As speaker-diarization-3.1 has it.
+    /// The values of speaker-diarization-3.1.
     pub const SPEAKER_DIARIZATION_3_1: Self = Self {
         threshold: 0.704_565_496_394_579_9,
         min_cluster_size: 12,
@@ -118,8 +119,8 @@ fn large_clusters(clusters: &[usize], sizes: &[usize], min_size: usize) -> Vec<u
         .collect()
 }
 
-/// Small clusters given to the large ones that are nearest by their centroids, and the large ones numbered anew, in order.
-/// Without a large one all are one.
+/// Merges small clusters into the large ones with the nearest centroids, and renumbers the large ones in order. Without
+/// a large one all become one cluster.
 fn absorbed(vectors: &Reduced, clusters: Vec<usize>, min_size: usize) -> Vec<usize> {
     let large = large_clusters(&clusters, &vectors.sizes, min_size);
     if large.is_empty() {
@@ -202,7 +203,7 @@ mod tests {
             let (shape, expected) = tensors.doubles(&format!("{key}.centroids"));
             assert_eq!(found.centroids.len(), shape[0], "{key}");
             for centroid in expected.chunks_exact(shape[1]) {
-                // Under whatever number.
+                // The numbers of clusters do not matter.
                 let size = centroid.iter().fold(1.0f64, |size, value| size.max(value.abs()));
                 let close = |found: &Vec<f64>| found.iter().zip(centroid).all(|(a, b)| (a - b).abs() < 1e-5 * size);
                 assert!(found.centroids.iter().any(close), "{key}");

@@ -1,10 +1,10 @@
-//! Every embedding to a cluster, by its distance from their centroids.
+//! Assigns every embedding to a cluster, by the distances to their centroids.
 
 use super::{Embeddings, cosine_distance, first_least};
 use crate::assignment::least_cost;
 use crate::error::Result;
 
-/// Who may share a cluster.
+/// Whether speakers of a chunk may share a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Assignment {
     /// Each speaker of a chunk is given the nearest cluster, also if another one has it.

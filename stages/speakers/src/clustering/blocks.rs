@@ -1,10 +1,12 @@
-//! Many vectors, merged to fewer for a clustering by centroids, whose matrix of distances would not fit into memory.
+//! Reduces many vectors to fewer clusters before a centroid clustering, whose distance matrix would not fit into memory
+//! otherwise.
 //!
 //! The vectors are cut into blocks of consecutive ones. In each block the nearest clusters are merged as the clustering of
-//! the whole would, until the clusters of all blocks together are few enough; their centroids and sizes are then clustered
-//! on exactly. What the whole would merge first, the pairs within a voice, is merged in the blocks. The results differ from
-//! those of the whole where clusters of a block that are merged late lie no nearer than those of different voices: with
-//! more than some hundred voices in a block, or voices that no threshold separates.
+//! the whole would, until the clusters of all blocks together are few enough; their centroids and sizes are then
+//! clustered on exactly. Pairs within a voice, which a clustering of all vectors would merge first, are merged in the
+//! blocks. The results can differ from those of all vectors where the last clusters merged in a block are no nearer
+//! than those of different voices: with more than some hundred voices in a block, or voices that no threshold
+//! separates.
 
 use rayon::prelude::*;
 
@@ -14,7 +16,7 @@ use crate::error::Result;
 
 /// Most vectors of a block. Its matrix of distances takes 25 MB.
 const BLOCK: usize = 2_500;
-/// Blocks that are worked on at a time, whatever the number of threads.
+/// Blocks that are processed at the same time, independent of the number of threads.
 const TOGETHER: usize = 4;
 
 /// Clusters of the vectors.
@@ -177,7 +179,7 @@ mod tests {
         let vector = |number: usize| vectors[number].1.clone();
         let start = Instant::now();
         let found = settings.train(count, vector, 1, usize::MAX).unwrap();
-        // Some seconds on one core; a matrix of the whole would be looked through for minutes.
+        // Some seconds on one core; with the full matrix it would take minutes.
         assert!(start.elapsed().as_secs() < 120, "{:?}", start.elapsed());
         assert!(same(&found, &spoken));
         let asked = settings.train(count, vector, 3, 3).unwrap();

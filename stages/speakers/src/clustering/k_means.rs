@@ -36,7 +36,7 @@ fn plus_plus(vectors: &[Vec<f64>], count: usize, seed: u64) -> Vec<Vec<f64>> {
         .collect();
     while centres.len() < count {
         let mut left = uniform() * distances.iter().sum::<f64>();
-        // The last one if rounding leaves something over.
+        // The last one, if rounding leaves a remainder.
         let drawn = distances.iter().position(|distance| {
             left -= distance;
             left < 0.0
@@ -50,7 +50,7 @@ fn plus_plus(vectors: &[Vec<f64>], count: usize, seed: u64) -> Vec<Vec<f64>> {
     centres
 }
 
-/// The clusters that the centres lead to, and their sum of squared distances.
+/// The clusters of the centres, and their sum of squared distances.
 fn refined(vectors: &[Vec<f64>], mut centres: Vec<Vec<f64>>) -> (Vec<usize>, f64) {
     let mut clusters: Vec<usize> = Vec::new();
     for _ in 0..ROUNDS {

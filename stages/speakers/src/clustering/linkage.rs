@@ -1,5 +1,5 @@
-//! Agglomerative clustering by centroids: again and again the two clusters whose centroids are nearest become one. As
-//! scipy's `linkage(method="centroid")` and `fcluster(criterion="distance")`.
+//! Agglomerative clustering by centroids: repeatedly merges the two clusters with the nearest centroids. As scipy's
+//! `linkage(method="centroid")` and `fcluster(criterion="distance")`.
 
 use rayon::prelude::*;
 
@@ -61,7 +61,7 @@ impl Distances {
     }
 }
 
-/// Four at a time, so that the sums, each in order, do not wait for each other.
+/// Four at a time: the sums, each in order, are independent chains of additions.
 fn squared_distances(a: &[f64], others: &[Vec<f64>; 4]) -> [f64; 4] {
     let others = others.each_ref().map(|other| &other[..a.len()]);
     let mut sums = [0.0; 4];
@@ -77,7 +77,7 @@ fn squared_distances(a: &[f64], others: &[Vec<f64>; 4]) -> [f64; 4] {
 /// where few rows have a neighbour that was merged, O(n³) at worst. (The chain of nearest neighbours, which is always
 /// O(n²), is not valid here: a merge can bring clusters nearer to each other.)
 ///
-/// More than [`MOST_VECTORS`] are an error: whoever has more clusters a part of them first.
+/// More than [`MOST_VECTORS`] are an error: reduce them first (see `blocks`).
 pub fn centroid_linkage(vectors: &[Vec<f64>]) -> Result<Vec<Merge>> {
     weighted_centroid_linkage(vectors, &vec![1; vectors.len()])
 }
@@ -170,10 +170,10 @@ pub fn weighted_centroid_linkage(vectors: &[Vec<f64>], sizes: &[usize]) -> Resul
 /// The nearest of the slots after a slot.
 #[derive(Clone, Copy)]
 struct Nearest {
-    /// None is nearer. Infinite if there is no other slot.
+    /// Lower bound of the distance. Infinite if there is no other slot.
     distance: f64,
-    /// Not known where what was nearest has changed: it is looked for when no other slot has anything as near, as scipy
-    /// does. Many have the same cluster for their nearest, which would be looked for by all of them after each merge.
+    /// Unknown after the nearest slot has changed: it is searched for again only when no other slot has a nearer one,
+    /// as in scipy, since many slots share the same nearest cluster and would all search after each merge.
     slot: Option<usize>,
 }
 
@@ -257,7 +257,7 @@ pub fn cut(merges: &[Merge], heights: &[f64], most: f64) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// Each step looked for among all pairs of centroids.
+    /// Reference: searches all pairs of centroids in each step.
     fn by_definition(vectors: &[Vec<f64>]) -> Vec<f64> {
         let mut clusters: Vec<(Vec<f64>, f64)> = vectors.iter().map(|vector| (vector.clone(), 1.0)).collect();
         let mut distances = Vec::new();

@@ -1,5 +1,4 @@
-//! Which speakers of chunks are the same person, by their embeddings: as pyannote.audio 4 does it (`clustering.py`).
-//! All is computed in f64.
+//! Clusters the speakers of chunks by their embeddings, as pyannote.audio 4 does (`clustering.py`). Computed in f64.
 
 pub mod agglomerative;
 pub mod assign;
@@ -77,10 +76,10 @@ pub fn training_places(embeddings: &Embeddings, segmentations: &Segmentations) -
     Ok((0..active.len()).filter(long).collect())
 }
 
-/// How many clusters there shall be.
+/// The wanted number of clusters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Clusters {
-    /// Exactly so many; comes before the others.
+    /// The exact number; takes precedence over the others.
     pub number: Option<usize>,
     pub least: Option<usize>,
     pub most: Option<usize>,
@@ -100,7 +99,7 @@ impl Clusters {
     }
 }
 
-/// What came of it.
+/// The result of a clustering.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Clustering {
     /// Cluster of each (chunk, speaker), or none.
@@ -110,7 +109,7 @@ pub struct Clustering {
 }
 
 impl Clustering {
-    /// Takes their clusters from speakers who are silent in their chunk: such a cluster tells nothing.
+    /// Removes the cluster of speakers who are silent in their chunk, which is meaningless.
     pub fn without_silent(mut self, segmentations: &Segmentations) -> Self {
         for (cluster, active) in self.clusters.iter_mut().zip(segmentations.active_frames()) {
             if active.0 == 0 {

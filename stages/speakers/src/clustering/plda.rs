@@ -114,7 +114,7 @@ impl Plda {
 }
 
 /// Whether Gaussian elimination with partial pivoting finds a square matrix, (`size`, `size`) and finite, to be singular: after
-/// each row is divided by its largest value, a pivot is no larger than what rounding may leave of zero.
+/// each row is divided by its largest value, a pivot is not above the rounding error of zero.
 fn singular(matrix: &[f64], size: usize) -> bool {
     let scaled = |row: &[f64]| -> Vec<f64> {
         let largest = row.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
@@ -150,7 +150,7 @@ mod tests {
             (&[0.0, 0.0, 0.0, 0.0], true),
             (&[1.0, 2.0, 0.0, 0.0], true),
             (&[1.0, 2.0, 2.0, 4.0], true),
-            // Of rank 2: elimination leaves what rounding makes of zero.
+            // Of rank 2: elimination leaves a rounding error instead of zero.
             (&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], true),
             (&[0.1, 0.2, 0.3, 0.7, 0.5, 0.3, 0.8, 0.7, 0.6], true),
             (&[0.0, 1.0, 1.0, 0.0], false),

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// Most iterations, and the least gain of the bound for another one.
 const ITERATIONS: usize = 20;
 const LEAST_GAIN: f64 = 1e-4;
-/// How much surer than of others VBx is of the first cluster of an embedding, in nats.
+/// Initial log-odds of an embedding's first cluster against each other one, in nats.
 const SURENESS: f64 = 7.0;
 /// Speakers that are less likely are dropped.
 const LEAST_PRIOR: f64 = 1e-7;
@@ -30,7 +30,7 @@ pub struct Vbx {
 }
 
 impl Vbx {
-    /// As speaker-diarization-community-1 has it.
+    /// The values of speaker-diarization-community-1.
     pub const COMMUNITY_1: Self = Self {
         threshold: 0.6,
         fa: 0.07,
@@ -40,7 +40,7 @@ impl Vbx {
     /// Clusters of all embeddings, made of those at the places `training` ([`super::training_places`]). If VBx finds fewer
     /// or more than wanted, k-means makes as many as are wanted, and speakers of a chunk may then share one.
     ///
-    /// Of more places than [`MOST_VECTORS`] so many are taken, evenly spread.
+    /// Of more than [`MOST_VECTORS`] places, an evenly spread subset of that size is used.
     pub fn cluster(
         &self,
         embeddings: &Embeddings,
@@ -79,7 +79,7 @@ impl Vbx {
         }
         let mut scores = scores(embeddings, &centroids);
         if assignment == Assignment::Constrained {
-            // Whoever is silent in a chunk leaves the clusters to the others.
+            // Speakers who are silent in a chunk take no cluster from the others.
             let least = scores
                 .iter()
                 .copied()
@@ -180,7 +180,7 @@ impl Vbx {
     }
 }
 
-/// What VBx found.
+/// The result of VBx.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inference {
     /// Probability of each speaker for each row of features: (rows, speakers).
@@ -293,8 +293,8 @@ mod tests {
             assert_eq!(found.centroids.len(), number, "{key}");
             let mut same = true;
             if case["kmeans_used"].as_bool().unwrap() {
-                // The original's starts are drawn by numbers of its own: where they end in a worse partition than ours,
-                // that one is not looked for.
+                // The original's random starts differ: where they end in a worse partition than ours, the partitions
+                // are not compared.
                 let unit: Vec<Vec<f64>> = places
                     .iter()
                     .map(|&place| normalised(&embeddings.get(place).unwrap()))

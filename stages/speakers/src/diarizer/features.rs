@@ -1,5 +1,5 @@
-//! Features of the chunks of a recording. Chunks overlap by nine tenths, and their frames lie in one grid: each is computed
-//! once.
+//! Features of the chunks of a recording. Chunks overlap by nine tenths and share a frame grid, so each frame is
+//! computed once.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,7 +15,7 @@ const STEP_FRAMES: usize = CHUNK_STEP / SHIFT;
 const STEP_SAMPLES: usize = (STEP_FRAMES - 1) * SHIFT + FRAME;
 /// Frames of a chunk.
 const CHUNK_FRAMES: usize = 1 + (CHUNK - FRAME) / SHIFT;
-/// Steps that a chunk's frames lie in.
+/// Steps of a chunk.
 const STEPS: usize = CHUNK_FRAMES.div_ceil(STEP_FRAMES);
 
 /// The features that the current chunks need.
@@ -37,7 +37,7 @@ impl<'a> ChunkFeatures<'a> {
         }
     }
 
-    /// Has what these chunks need, and nothing before them. Chunks come in order.
+    /// Computes the frames that these chunks need, and drops those before them. Chunks must come in order.
     pub fn load(&mut self, chunks: Range<usize>) -> Result<()> {
         self.steps.drain(..self.steps.len().min(chunks.start - self.first));
         self.first = chunks.start;

@@ -1,4 +1,4 @@
-//! Speakers by their own names, where their voices are known.
+//! Names speakers whose voices are known.
 
 use super::Diarized;
 use crate::assignment::least_cost;
@@ -12,11 +12,11 @@ pub struct KnownSpeakers {
 }
 
 impl KnownSpeakers {
-    /// Least cosine for two voices to be of one person, for CAM++: of utterances of one speaker 95 of 100 were above 0.58,
-    /// of those of two 95 of 100 below 0.44.
+    /// Least cosine for two voices to be of one person, for CAM++: 95 % of pairs of utterances of one speaker were
+    /// above 0.58, 95 % of pairs of two speakers below 0.44.
     pub const THRESHOLD: f64 = 0.5;
 
-    /// What is wrong with a name, if it cannot be that of a known speaker.
+    /// The error for a name that is invalid for a known speaker.
     pub fn fault_of_name(name: &str) -> Option<&'static str> {
         if name.trim().is_empty() {
             Some("has an empty name")
@@ -27,8 +27,9 @@ impl KnownSpeakers {
         }
     }
 
-    /// Names and embeddings, as [`Diarizer::voice`](super::Diarizer::voice) and [`Diarizer::diarize`](super::Diarizer::diarize)
-    /// give them. Who is nearest is known if the cosine of both embeddings is at least `threshold`, from 0 to 1.
+    /// Names and embeddings, as [`Diarizer::voice`](super::Diarizer::voice) and
+    /// [`Diarizer::diarize`](super::Diarizer::diarize) give them. A voice matches its nearest name if the cosine of
+    /// both embeddings is at least `threshold`, from 0 to 1.
     ///
     /// # Errors
     /// If a name is empty, comes twice, or is one of unknown speakers (`SPEAKER_00`, `UNKNOWN`), an embedding is zero or not
@@ -95,7 +96,7 @@ impl KnownSpeakers {
             .iter()
             .flat_map(|speaker| self.voices.iter().map(|(_, voice)| cosine(&speaker.embedding, voice)))
             .collect();
-        // What lies below the threshold counts as nothing, so that it keeps no other pair apart.
+        // Pairs below the threshold count as 0, so that they do not prevent others.
         let cost = |&cosine: &f64| if cosine >= self.threshold { -1e-9 - cosine } else { 0.0 };
         let costs: Vec<f64> = cosines.iter().map(cost).collect();
         let known = least_cost(&costs, self.voices.len())?;

@@ -1,6 +1,7 @@
-//! Who speaks when in a recording, from its samples to turns with names: chunks of 10 s each second, who of three is active
-//! in each frame of a chunk ([`SegmentationNetwork`]), an embedding of each of these ([`EmbeddingNetwork`]), clusters of the
-//! embeddings, turns ([`Steps`]). After pyannote.audio's `SpeakerDiarization`, with another embedding network.
+//! Diarization of a recording, from samples to labelled turns: chunks of 10 s, one each second; the activity of up to
+//! three speakers in each frame of a chunk ([`SegmentationNetwork`]); an embedding of each of these
+//! ([`EmbeddingNetwork`]); clusters of the embeddings, and turns ([`Steps`]). After pyannote.audio's
+//! `SpeakerDiarization`, with another embedding network.
 
 mod features;
 mod known;
@@ -27,7 +28,7 @@ use crate::pyannet::PyanNet;
 use crate::turns::Turn;
 use features::ChunkFeatures;
 
-/// Samples per second of what is heard, mono.
+/// Sample rate of the input, in Hz.
 pub const SAMPLE_RATE: u32 = 16_000;
 /// Samples of a chunk, and from the start of one to that of the next, as [`GEOMETRY`] has them in seconds.
 pub const CHUNK: usize = 160_000;
@@ -35,13 +36,13 @@ pub const CHUNK_STEP: usize = 16_000;
 /// Where chunks and their frames lie.
 pub const GEOMETRY: Geometry = Geometry::SEGMENTATION;
 
-/// Chunks for each thread that are worked on before it is asked again whether to stop.
+/// Chunks for each thread between two checks for cancellation.
 const TOGETHER: usize = 4;
 
-/// How speakers are told apart, and which turns count.
+/// Settings of clustering and of turns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DiarizationSettings {
-    /// How many speakers there are.
+    /// The number of speakers, or limits of it.
     pub clusters: Clusters,
     /// Voices whose embeddings of length 1 are farther apart than this are different speakers: above 0; 2 is the most that
     /// vectors of length 1 can be apart.
@@ -92,19 +93,19 @@ impl DiarizationSettings {
 pub struct Speaker {
     /// `SPEAKER_00`, `SPEAKER_01`, ... in order of their first turns, or a name of [`KnownSpeakers`].
     pub name: String,
-    /// Mean of the embeddings of its chunks: [`EmbeddingNetwork::dimension`] values of any length. Zeros if too little was
-    /// heard, which for pyannote's steps is if no one speaks alone for two seconds of a chunk.
+    /// Mean of the embeddings of its chunks: [`EmbeddingNetwork::dimension`] values of any length. Zeros if there was
+    /// too little speech; with pyannote's steps, if the voice never speaks alone for two seconds of a chunk.
     pub embedding: Vec<f32>,
-    /// How long it speaks, in all its turns.
+    /// Total duration of its turns, in seconds.
     pub seconds: f64,
 }
 
-/// Who speaks when. Times in seconds, within the recording.
+/// A diarization. Times in seconds, within the recording.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Diarized {
     /// In order of start, end and name. Turns of different speakers may overlap.
     pub turns: Vec<Turn>,
-    /// One speaker at a time: of several the one that most chunks heard. For words, each of which has one speaker.
+    /// One speaker at a time: of several the one who is active in most chunks. For assigning words to speakers.
     pub exclusive: Vec<Turn>,
     /// Those who have turns, in order of their first ones.
     pub speakers: Vec<Speaker>,
@@ -159,8 +160,8 @@ impl Diarizer {
         self.embedding.dimension()
     }
 
-    /// Who speaks when in `samples` (mono, 16 kHz, in [-1, 1]). None if `cancelled` said so, which is asked between groups
-    /// of chunks. The result has the same bits for any number of threads.
+    /// Diarizes `samples` (mono, 16 kHz, in [-1, 1]). None if `cancelled` returns true, which is called between groups
+    /// of chunks. The result is equal to the bit for any number of threads.
     ///
     /// Memory beside the samples: for each hour 6 MB of frames and 8 MB of embeddings, and some 200 MB while these are
     /// clustered.
@@ -203,7 +204,7 @@ impl Diarizer {
         Ok(Some(found.named()))
     }
 
-    /// The embedding of the one voice in `samples`, to know it again by [`KnownSpeakers`]; 2 s of speech and more are well.
+    /// The embedding of the only voice in `samples`, for [`KnownSpeakers`]; at least 2 s of speech are recommended.
     /// None if `cancelled`.
     ///
     /// # Errors
@@ -216,8 +217,7 @@ impl Diarizer {
             },
             ..DiarizationSettings::default()
         };
-        // pyannote's steps want long stretches of clean speech before they give an embedding; knowing a voice is no step of
-        // pyannote's.
+        // Not with pyannote's steps, which only give embeddings for long stretches of clean speech.
         let steps = Steps {
             as_pyannote: false,
             ..self.steps.clone()
@@ -234,8 +234,8 @@ impl Diarizer {
         }
     }
 
-    /// Of each chunk who is active, (chunks, frames, speakers), 0 or 1, and the embeddings, (chunks, speakers, dimension), NaN
-    /// where there is none.
+    /// The activity of each chunk, (chunks, frames, speakers), 0 or 1, and the embeddings, (chunks, speakers,
+    /// dimension), NaN where there is none.
     fn networks(&self, samples: &[f32], cancelled: &dyn Fn() -> bool) -> Result<Option<(Vec<u8>, Vec<f32>)>> {
         let (frames, speakers) = (self.segmentation.frames(), self.segmentation.speakers());
         let chunks = GEOMETRY.chunks(samples.len() as f64 / f64::from(SAMPLE_RATE));

@@ -1,4 +1,4 @@
-//! What diarization asks of networks, and the networks that answer.
+//! The traits of the networks of diarization, and their implementations.
 
 use super::{CHUNK, CHUNK_STEP};
 use crate::campplus::CamPlusPlus;
@@ -8,10 +8,10 @@ use crate::powerset::Powerset;
 use crate::pyannet::PyanNet;
 use crate::wespeaker::WeSpeakerResNet34;
 
-/// Chunk after chunk who is active, (frames, speakers), 0 or 1.
+/// An iterator over chunks: the activity (frames, speakers), 0 or 1.
 pub type Activities<'a> = Box<dyn Iterator<Item = Result<Vec<u8>>> + 'a>;
 
-/// Tells who of a few speakers is active in each frame of a chunk of [`CHUNK`] samples.
+/// Computes the activity of a few speakers in each frame of a chunk of [`CHUNK`] samples.
 pub trait SegmentationNetwork: Send + Sync {
     /// Frames of a chunk, which lie as [`GEOMETRY`](super::GEOMETRY) says.
     fn frames(&self) -> usize;
@@ -19,9 +19,9 @@ pub trait SegmentationNetwork: Send + Sync {
     /// Speakers of a chunk.
     fn speakers(&self) -> usize;
 
-    /// Who is active in the chunks of a recording: one each [`CHUNK_STEP`] samples, as many as
-    /// [`Geometry::chunks`](crate::chunks::Geometry::chunks) says, the last one filled up with zeros. A sample that is not
-    /// finite is an error.
+    /// The activity in the chunks of a recording: one each [`CHUNK_STEP`] samples, as many as
+    /// [`Geometry::chunks`](crate::chunks::Geometry::chunks) says, the last one filled up with zeros. A sample that is
+    /// not finite is an error.
     fn recording<'a>(&'a self, samples: &'a [f32]) -> Result<Activities<'a>>;
 }
 
@@ -30,14 +30,14 @@ pub trait EmbeddingNetwork: Send + Sync {
     /// Values of an embedding.
     fn dimension(&self) -> usize;
 
-    /// What makes the features.
+    /// The feature extractor.
     fn fbank(&self) -> Fbank;
 
-    /// A speaker that is active alone in more frames of the segmentation than this is heard in these only.
+    /// For a speaker that is active alone in more frames of the segmentation than this, only these frames are used.
     fn min_clean_frames(&self) -> usize;
 
-    /// An embedding for each mask, if enough is heard, from the features (frames, [`BANDS`]) of a whole chunk less their
-    /// mean. A mask has one value for each frame of the segmentation.
+    /// An embedding for each mask, or none if it has too few frames, from the features (frames, [`BANDS`]) of a whole
+    /// chunk less their mean. A mask has one value for each frame of the segmentation.
     fn embeddings(&self, features: &[f32], masks: &[Vec<bool>]) -> Result<Vec<Option<Vec<f32>>>>;
 }
 
@@ -61,7 +61,7 @@ impl SegmentationNetwork for PyanNet {
     }
 }
 
-/// Least frames of features, of 10 ms: an embedding of fewer says little of a voice.
+/// Least frames of features, of 10 ms: an embedding of fewer is unreliable.
 const CAMPPLUS_MIN_FRAMES: usize = 30;
 
 impl EmbeddingNetwork for CamPlusPlus {

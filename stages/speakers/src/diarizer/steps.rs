@@ -1,4 +1,4 @@
-//! The steps after the networks: from who is active in each chunk, and the embeddings, to turns.
+//! The steps after the networks: from the activity in each chunk, and the embeddings, to turns.
 
 use super::{DiarizationSettings, Diarized, GEOMETRY, Speaker};
 use crate::chunks::{Segmentations, speaker_count};
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::reconstruct::{Candidates, reconstruct};
 use crate::turns::{Thresholds, Turn};
 
-/// How embeddings become clusters, at the threshold of the settings.
+/// The clustering algorithm, with the threshold of the settings.
 #[derive(Debug, Clone)]
 pub enum Method {
     /// [`Agglomerative`] with these.
@@ -23,13 +23,13 @@ pub enum Method {
     Vbx { fa: f64, fb: f64, plda: Box<Plda> },
 }
 
-/// What is done after the networks.
+/// Settings of the steps after the networks.
 #[derive(Debug, Clone)]
 pub struct Steps {
     pub method: Method,
-    /// All as pyannote does it. Else it is not so that
+    /// Exactly as pyannote. Otherwise these do not apply:
     ///
-    /// - speakers are active whom no chunk heard, where chunks together count more speakers than there are clusters;
+    /// - speakers are active who are in no chunk, where chunks together count more speakers than there are clusters;
     /// - all are one speaker where no one speaks alone for two seconds of a chunk: clusters are then made of what there is;
     /// - filled gaps between exclusive turns overlap with those of others.
     pub as_pyannote: bool,

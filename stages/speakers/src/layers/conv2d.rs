@@ -86,8 +86,8 @@ impl Conv2d {
         Ok(out)
     }
 
-    /// In blocks of frames: for each band, and one more on each side, the three frames that an output frame sees lie side
-    /// by side, so that three bands of them, which overlap with those of the next band, are a row of a product.
+    /// In blocks of frames: for each band, with one of padding on each side, the three frames of an output frame are
+    /// adjacent, so that three bands of them, which overlap with those of the next band, are a row of the product.
     fn by_rows(&self, kernel: &PackedRhs, x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) -> Result<()> {
         let position = TAPS * self.inputs;
         let width = (x.bands + 2).next_multiple_of(self.band_stride);
@@ -143,7 +143,7 @@ impl Conv2d {
     }
 }
 
-/// What happens to the sums of a convolution.
+/// What is applied to the sums of a convolution.
 pub struct Epilogue<'a> {
     pub bias: &'a [f32],
     /// Values of the size of the result.
@@ -253,7 +253,8 @@ mod tests {
         (safetensors::serialize(views, None).unwrap(), parts)
     }
 
-    /// Every kernel against the formula in f64, for sizes that fill no tile or block. Of sums of 9 * inputs terms below 2.
+    /// Every kernel against the formula in f64, for sizes that do not fill a tile or block. Tolerance for sums of 9 *
+    /// inputs terms below 2.
     #[test]
     fn convolutions_are_what_their_formula_says() {
         let cases = [

@@ -1,6 +1,6 @@
 //! Statistics of frames over time, as pyannote's `StatsPool` computes them.
 
-/// What keeps divisions from zero.
+/// Added to divisors to avoid division by zero.
 const EPSILON: f32 = 1e-8;
 
 /// Means of the channels of `x` (frames, channels), and then their standard deviations, unbiased.

@@ -1,8 +1,8 @@
 //! Convolutions 3 x 3 by Winograd's algorithm F(4 x 4, 3 x 3): a quarter of the multiplications.
 //!
-//! Tiles of 6 x 6 values, of which neighbours overlap by two, are transformed; at each of 36 places a matrix product over
-//! the channels takes the place of the convolution; what comes out is transformed to 4 x 4 results. The matrices are those
-//! of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
+//! Tiles of 6 x 6 values, of which neighbours overlap by two, are transformed; at each of 36 places a matrix product
+//! over the channels replaces the convolution; its results are transformed to 4 x 4 outputs. The matrices are those of
+//! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over lanes and places become vectors in this form"
@@ -22,7 +22,7 @@ const PLACES: usize = TILE * TILE;
 /// Tiles that are transformed together, at least: the rows of a product.
 const TILES: usize = 48;
 const LANES: usize = 32;
-/// Floats between the rows of two places, so that they do not fall into one set of the first cache.
+/// Padding in floats between the rows of two places, so that they are not in the same set of the L1 cache.
 const PADDING: usize = 16;
 
 /// How a kernel's three taps become six values.

@@ -13,7 +13,7 @@ pub const HIDDEN: usize = 128;
 /// Values that a layer gives: forward, then backward.
 pub const WIDTH: usize = 2 * HIDDEN;
 pub const GATES: usize = 4 * HIDDEN;
-/// More layers than this are refused: a hostile file can name the same bytes as the weights of any number of them.
+/// More layers than this are refused: in a hostile file any number of tensors can refer to the same bytes.
 const MOST_LAYERS: usize = 16;
 /// Rows whose products with the input weight are computed together: they stay in the second cache until they are used.
 const ROWS: usize = 192;
@@ -90,8 +90,8 @@ struct States {
 }
 
 impl Direction {
-    /// Writes its half of each row of `out`. A chunk gives the same bits alone and among others: each of its sums takes its
-    /// products in one order.
+    /// Writes its half of each row of `out`. A chunk's result is equal to the bit whether computed alone or with
+    /// others: the order of each sum is fixed.
     fn apply(&self, x: &[f32], chunks: usize, out: &mut [f32], backward: bool) -> Result<()> {
         let steps = x.len() / self.inputs / chunks;
         let column = if backward { HIDDEN } else { 0 };

@@ -1,7 +1,7 @@
-//! PyanNet, pyannote's segmentation network: who of a few speakers is active in each frame of a chunk of some seconds.
+//! PyanNet, pyannote's segmentation network: the activity of a few speakers in each frame of a chunk of some seconds.
 //!
-//! SincNet over the wave, bidirectional LSTM layers, two linear layers with leaky ReLU and a classifier.
-//! Made for pyannote/segmentation-3.0 (MIT), which the bundled weights are from, and other networks of this form
+//! SincNet over the waveform, bidirectional LSTM layers, two linear layers with leaky ReLU and a classifier. For
+//! pyannote/segmentation-3.0 (MIT), the source of the bundled weights, and other networks of this architecture
 //! (`pyannote.audio.models.segmentation.PyanNet` with its default sizes and the classes of that one).
 
 use std::fmt;
@@ -26,7 +26,7 @@ pub use recording::RecordingChunks;
 use lstm::{Lstm, WIDTH};
 use sincnet::{CHANNELS, SincNet, leaky_relu};
 
-/// Samples per second of what the network hears.
+/// Sample rate of the input, in Hz.
 pub const SAMPLE_RATE: u32 = 16_000;
 /// Samples that a frame is computed from, and from the start of one frame to that of the next; the first begins at 0.
 pub const RECEPTIVE_FIELD: usize = 991;
@@ -101,8 +101,8 @@ impl PyanNet {
     }
 
     /// Of each chunk (mono, 16 kHz, in [-1, 1], any length from [`RECEPTIVE_FIELD`]) the logarithms of probabilities, by
-    /// frame and class: (frames, [`CLASSES`]), row-major. A chunk gives the same bits alone and among others, for any number
-    /// of threads.
+    /// frame and class: (frames, [`CLASSES`]), row-major. The result of a chunk is equal to the bit whether computed
+    /// alone or with others, for any number of threads.
     ///
     /// # Errors
     /// If a chunk is too short, or has a sample that is not finite or larger than [`MAX_SAMPLE`].
@@ -122,7 +122,7 @@ impl PyanNet {
         })
     }
 
-    /// What follows SincNet, whose output of each chunk is (frames, [`CHANNELS`]).
+    /// The layers after SincNet, whose output for each chunk is (frames, [`CHANNELS`]).
     fn after_sincnet(&self, features: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
         let mut order: Vec<usize> = (0..features.len()).collect();
         order.sort_by_key(|&chunk| features[chunk].len());
@@ -175,7 +175,7 @@ impl PyanNet {
     }
 }
 
-/// Sums of the classifier to logarithms of probabilities (log-softmax).
+/// Log-softmax of the classifier's outputs.
 fn log_softmax(scores: &mut [f32]) {
     for frame in scores.chunks_exact_mut(CLASSES) {
         let largest = frame.iter().copied().fold(f32::NEG_INFINITY, f32::max);

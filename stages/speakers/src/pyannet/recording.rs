@@ -1,5 +1,5 @@
-//! A recording in chunks that overlap. The filters of SincNet, half of the work for a chunk alone, see each sample once:
-//! they are linear, and the norm of a chunk's wave before them is a factor and an offset.
+//! A recording in chunks that overlap. The filters of SincNet, half of the computation of a chunk, are applied once to
+//! each sample: they are linear, and the instance norm of a chunk's waveform before them is a factor and an offset.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,10 +16,9 @@ const MOST_SAMPLES: usize = 1 << 24;
 /// Most chunks that are computed together, whatever the number of threads.
 const MOST_TOGETHER: usize = 192;
 
-/// What the network says of each chunk of a recording, in order: (frames, classes) as
-/// [`PyanNet::log_probabilities`] gives it. The results have the same bits for any number of threads; from those of the
-/// chunks alone they differ by rounding. Some chunks for each thread are computed together, and only what these need is
-/// held.
+/// The network's output for each chunk of a recording, in order: (frames, classes) as [`PyanNet::log_probabilities`]
+/// gives it. The results are equal to the bit for any number of threads; they differ from those of single chunks by
+/// rounding. A few chunks per thread are computed together, and only their data is kept.
 pub struct RecordingChunks<'a> {
     network: &'a PyanNet,
     samples: &'a [f32],
@@ -29,9 +28,9 @@ pub struct RecordingChunks<'a> {
     /// The first chunk that is not computed yet, and results before it that were not taken yet.
     next: usize,
     ready: VecDeque<Vec<f32>>,
-    /// Mean of the recording, which is taken off before the filters: rounding is then that of the sound.
+    /// Mean of the recording, which is subtracted before the filters to reduce rounding errors.
     level: f32,
-    /// What the filters gave, from a frame of the recording on: (frames, [`FILTERS`]).
+    /// Outputs of the filters, from a frame of the recording on: (frames, [`FILTERS`]).
     filtered: Vec<f32>,
     first_frame: usize,
 }
@@ -100,7 +99,7 @@ impl RecordingChunks<'_> {
         Ok(())
     }
 
-    /// Has the filters' frames for these chunks, and none before them.
+    /// Computes the filters' frames for these chunks, and drops those before them.
     fn filter(&mut self, chunks: &Range<usize>) -> Result<()> {
         let first = chunks.start * self.step / STRIDE;
         let end = (chunks.end - 1) * self.step / STRIDE + frames(self.chunk);
@@ -116,7 +115,7 @@ impl RecordingChunks<'_> {
         Ok(())
     }
 
-    /// SincNet's output for a chunk whose frames are there.
+    /// SincNet's output for a chunk whose frames were computed.
     fn features(&self, chunk: usize) -> Result<Vec<f32>> {
         let sincnet = &self.network.sincnet;
         let samples = self.samples_of(chunk);
@@ -140,7 +139,7 @@ impl Iterator for RecordingChunks<'_> {
             && self.next < self.chunks
             && let Err(error) = install(|| self.compute())
         {
-            // Nothing follows an error.
+            // The iterator ends after an error.
             self.next = self.chunks;
             return Some(Err(error));
         }

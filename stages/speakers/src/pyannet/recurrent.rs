@@ -1,5 +1,6 @@
-//! The product of an LSTM's states with their weight, at each step one of few rows. The weight stays in the second cache from
-//! step to step, and some of its columns in the first one for all rows; sums stay in registers over the whole depth.
+//! The product of an LSTM's states with their weight, at each step one of few rows. The weight stays in the L2 cache
+//! from step to step, and some of its columns in the L1 cache for all rows; sums stay in registers over the whole
+//! depth.
 
 use super::lstm::{GATES, HIDDEN};
 
@@ -31,7 +32,8 @@ impl Recurrent {
     }
 
     /// Adds the products of the states of some chunks to their gates, (chunks, 4 [`HIDDEN`]). Each sum takes its products,
-    /// fused, in order of the states: a chunk gives the same bits alone and among others, and on every processor.
+    /// fused, in order of the states: a chunk's result is equal to the bit whether computed alone or with others, and
+    /// on every processor.
     pub fn add(&self, states: &[[f32; HIDDEN]], gates: &mut [f32]) {
         for (block, weight) in self.0.iter().enumerate() {
             let tiles = states.chunks(TILE).zip(gates.chunks_mut(TILE * GATES));
@@ -71,7 +73,7 @@ fn add_tile<const ROWS: usize>(
     }
 }
 
-/// `sums += states weight`, in vectors. The compiler does not make them of [`scalars`].
+/// `sums += states weight`, with AVX intrinsics, since the compiler does not vectorise [`scalars`].
 #[cfg(all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"))]
 #[inline(always)]
 fn vectors<const ROWS: usize>(weight: &[Gates; HIDDEN], states: [&[f32; HIDDEN]; ROWS], sums: &mut [Gates; ROWS]) {

@@ -24,7 +24,7 @@ const LEAST_BAND: f32 = 50.0;
 /// The filters.
 pub struct SincFilters {
     packed: PackedRhs,
-    /// Sum of each filter: what it gives for a wave that is 1 everywhere.
+    /// Sum of each filter: its output for a waveform of ones.
     sums: Vec<f32>,
 }
 
@@ -43,7 +43,7 @@ impl SincFilters {
         &self.sums
     }
 
-    /// What the filters give for a wave: (frames, [`FILTERS`]), of as many frames as lie wholly in it.
+    /// Outputs of the filters for a waveform: (frames, [`FILTERS`]), for all frames that are wholly within it.
     pub fn apply(&self, wave: &[f32]) -> Result<Vec<f32>> {
         self.packed
             .product_of_rows(wave, frames(wave.len()), STRIDE)

@@ -66,7 +66,7 @@ impl SincNet {
         self.after_filters(&filtered, 1.0, &[0.0; FILTERS])
     }
 
-    /// What follows the filters, whose output is `filtered * gain + offsets` for `filtered` (frames, [`FILTERS`]).
+    /// The layers after the filters, whose output is `filtered * gain + offsets` for `filtered` (frames, [`FILTERS`]).
     pub fn after_filters(&self, filtered: &[f32], gain: f32, offsets: &[f32; FILTERS]) -> Result<Vec<f32>> {
         let [norm, ..] = &self.norms;
         let (mut frames, mut statistics) = pooled_filters(filtered, gain, offsets);
@@ -118,7 +118,7 @@ fn pool(frames: &[f32], parameters: &[f32], out: &mut Vec<f32>, f: impl Fn(f32, 
 /// Sums for the mean and variance of each channel over all frames.
 pub struct Statistics {
     frames: usize,
-    /// The first frame: sums are of what differs from it, so that a channel that is constant has no variance.
+    /// The first frame: sums are of differences from it, so that a constant channel has variance 0.
     first: Vec<f32>,
     sums: Vec<f64>,
     squares: Vec<f64>,
@@ -250,7 +250,7 @@ impl Convolution {
             .map_err(kernel_error)
     }
 
-    /// Scales frames, convolves them, and takes of each three the largest.
+    /// Scales frames, convolves them, and max-pools by three.
     pub fn pooled(&self, mut frames: Vec<f32>, scale: &Scale) -> Result<(Vec<f32>, Statistics)> {
         let pooled = (frames.len() / self.inputs).saturating_sub(TAPS - 1) / POOL;
         let mut statistics = Statistics::new(self.bias.len());

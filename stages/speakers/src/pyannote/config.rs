@@ -1,5 +1,5 @@
-//! `config.yaml` of a pyannote pipeline: which networks, and how embeddings are clustered. Every field is known or refused: one
-//! that is passed over could be one that decides who speaks.
+//! `config.yaml` of a pyannote pipeline: its networks, and how embeddings are clustered. Unknown fields are refused,
+//! since ignoring one could change the results.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,15 @@ use serde_yaml::{Mapping, Value};
 
 use crate::error::{Error, Result};
 
-/// The one class of pipelines that is known, and the step of its chunks as a share of their length.
+/// The only supported class of pipelines, and the step of its chunks as a fraction of their length.
 const PIPELINE: &str = "pyannote.audio.pipelines.SpeakerDiarization";
 const STEP: f64 = 0.1;
 /// A larger file is no configuration.
 const MAX_BYTES: u64 = 1 << 20;
-/// Larger clusters are not asked for by anyone.
+/// Largest value accepted for the minimum cluster size.
 const MAX_CLUSTER_SIZE: f64 = 1e6;
 
-/// What `config.yaml` says.
+/// The content of `config.yaml`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PipelineConfig {
     /// Where the checkpoint of the segmentation network is: `$model/FOLDER` for a folder of the pipeline, a path, or
@@ -44,7 +44,7 @@ impl PipelineConfig {
     /// Reads the file.
     ///
     /// # Errors
-    /// If it is no such configuration, or says anything that is not known: the message names file and field.
+    /// If it is not such a configuration, or has an unknown field or value: the message names file and field.
     pub fn read(path: &Path) -> Result<Self> {
         let wrong = |what: &dyn std::fmt::Display| Error::Input(format!("{}: {what}", path.display()));
         let length = std::fs::metadata(path).map_err(|error| wrong(&error))?.len();
@@ -61,7 +61,7 @@ impl PipelineConfig {
     }
 
     fn of(mut root: Section) -> Result<Self> {
-        // Which release wrote it, and needs what.
+        // The release that wrote it, and its dependencies.
         root.take("version");
         root.take("dependencies");
         let mut pipeline = root.section("pipeline")?;
@@ -78,14 +78,14 @@ impl PipelineConfig {
         params.end()?;
 
         for size in ["segmentation_batch_size", "embedding_batch_size"] {
-            // How many chunks are computed at once changes nothing.
+            // Batch sizes do not affect the result.
             if let Some(value) = networks.take(size)
                 && !value.is_u64()
             {
                 return Err(networks.wrong(size, "is no whole number"));
             }
         }
-        // Where it is not given pyannote takes it for false.
+        // pyannote's default is false.
         if networks.take("embedding_exclude_overlap") != Some(Value::Bool(true)) {
             return Err(networks.wrong(
                 "embedding_exclude_overlap",
@@ -199,7 +199,7 @@ impl Section {
             .ok_or_else(|| self.wrong(field, format!("is no number above 0, at most {most}")))
     }
 
-    /// Refuses what was not taken.
+    /// Refuses fields that were not taken.
     fn end(self) -> Result<()> {
         match self.fields.keys().next() {
             None => Ok(()),

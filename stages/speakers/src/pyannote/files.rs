@@ -17,7 +17,7 @@ const SAFETENSORS: &str = "model.safetensors";
 /// The transforms of a PLDA.
 const TRANSFORM: &str = "xvec_transform.npz";
 const PLDA: &str = "plda.npz";
-/// What stands for the folder or repository of the pipeline.
+/// The placeholder of the folder or repository of the pipeline.
 const OWN: &str = "$model/";
 
 /// The transforms of a PLDA.
@@ -50,7 +50,7 @@ impl PipelineFiles {
     }
 }
 
-/// Where files are.
+/// A place of files: a local folder or a repository of the hub.
 enum Place {
     Local(PathBuf),
     /// A repository, or the folder of it that `file` names.
@@ -59,7 +59,7 @@ enum Place {
 
 /// Finds files, and fetches those of the hub.
 pub(super) struct Finder<'a, 'b> {
-    /// Made of the environment when it is needed first, if none is given.
+    /// Created from the environment on first use, if none is given.
     pub hub: Option<Hub>,
     pub progress: Progress<'a>,
     pub model: &'b str,
@@ -78,7 +78,7 @@ impl Finder<'_, '_> {
                 let Some(config) = self.fetch(&reference, CONFIG)? else {
                     return Ok(None);
                 };
-                // All other files are those of the commit that this one is of.
+                // All other files are taken from the same commit as this one.
                 let commit = config.parent().and_then(Path::file_name).and_then(|name| name.to_str());
                 reference.revision = commit.unwrap_or(&reference.revision).to_owned();
                 (Place::Hub(reference), config)
@@ -144,7 +144,7 @@ impl Finder<'_, '_> {
         Ok(Some(Pipeline { settings, files }))
     }
 
-    /// The first of these files that is there; of the hub, the first.
+    /// The first of these files that exists; on the hub, the first.
     fn file(&mut self, place: &Place, names: &[&str]) -> Result<Option<PathBuf>> {
         match place {
             Place::Local(path) if path.is_file() => Ok(Some(path.clone())),
@@ -178,10 +178,10 @@ impl Finder<'_, '_> {
     }
 }
 
-/// Where a text of the configuration of the pipeline at `own` says that files are.
+/// Parses a place in the configuration of the pipeline at `own`.
 fn place_of(own: &Place, text: &str) -> Result<Place> {
     if let Some(below) = text.strip_prefix(OWN) {
-        // The parser of references refuses what leads out of the repository.
+        // The parser of references refuses paths outside the repository.
         if !matches!(HubReference::parse(&format!("hf://own/model/{below}")), Some(Ok(_))) {
             return Err(Error::Input(format!("{text} is no folder of the pipeline")));
         }
@@ -193,7 +193,7 @@ fn place_of(own: &Place, text: &str) -> Result<Place> {
             }),
         });
     }
-    // A pipeline of the hub cannot name files of this machine.
+    // A pipeline of the hub must not name local files.
     if let Place::Local(folder) = own
         && folder.join(text).exists()
     {

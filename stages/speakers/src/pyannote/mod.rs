@@ -1,5 +1,5 @@
 //! Pipelines as pyannote.audio publishes them: speaker-diarization-3.1 and speaker-diarization-community-1, from a folder or from
-//! the Hugging Face hub, with their own networks, thresholds and steps. Of others the networks would have to be known.
+//! the Hugging Face hub, with their own networks, thresholds and steps. Others would need other networks.
 
 mod config;
 mod files;
@@ -25,7 +25,7 @@ use crate::wespeaker::{DIMENSION, WeSpeakerResNet34};
 /// Values after the linear discriminant analysis, all of which are features of VBx.
 const REDUCED: usize = 128;
 
-/// A pipeline whose configuration is read and whose files are there.
+/// A pipeline whose configuration was read and whose files exist.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pipeline {
     settings: DiarizationSettings,
@@ -33,18 +33,18 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// The pipeline in a folder, or `hf://OWNER/NAME[@REVISION]`, which is fetched into the hub's cache if it is not there. So are
-    /// networks that `config.yaml` names as repositories of the hub. The hub is that of the environment if none is given;
-    /// `progress` is called with lines about downloads. None if it cancelled them.
+    /// The pipeline in a folder, or `hf://OWNER/NAME[@REVISION]`, which is downloaded into the hub's cache if needed.
+    /// So are networks that `config.yaml` names as repositories of the hub. The hub is that of the environment if none
+    /// is given; `progress` is called with lines about downloads. None if it cancelled them.
     ///
     /// # Errors
-    /// If the pipeline or a file of it is not there or not given, or its configuration is not one of those that are known.
+    /// If the pipeline or one of its files is missing or cannot be downloaded, or its configuration is not supported.
     pub fn find(model: &str, hub: Option<Hub>, progress: Progress<'_>) -> Result<Option<Self>> {
         let finder = files::Finder { hub, progress, model };
         finder.find()
     }
 
-    /// Loads the networks. All is done as pyannote does it: see [`Steps::as_pyannote`].
+    /// Loads the networks, with steps exactly as pyannote's: see [`Steps::as_pyannote`].
     ///
     /// # Errors
     /// If a file is damaged or has tensors of another network; it is named.

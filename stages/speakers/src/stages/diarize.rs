@@ -27,18 +27,19 @@ use crate::error::Error;
 use crate::pyannote::Pipeline;
 use crate::silero::SAMPLE_RATE;
 
-/// Diarizes recordings: who speaks when.
+/// Diarizes recordings: finds who speaks when.
 ///
 /// # What it does
 ///
-/// Each recording is a partition, named as by `transcription.transcribe` with the same `input`. A recording whose bytes are as
-/// they were is not diarized again; one that is new or changed is, alone.
+/// Each recording is a partition, named as by `transcription.transcribe` with the same `input`. Only new or changed
+/// recordings are diarized.
 ///
-/// A recording is decoded to 16 kHz mono and held in memory as a whole. A network (pyannote's segmentation 3.0) says for each
-/// 10 seconds, one second apart, when up to three people speak; another one (CAM++) gives each of them an embedding; these
-/// are clustered to the speakers of the recording, named `SPEAKER_00`, `SPEAKER_01` and so on in the order in which they begin to
-/// speak. Where nobody speaks there are no turns, and no error. With `model` the networks and steps are those of a pyannote
-/// pipeline; what its files hold is then part of the key, wherever they are.
+/// A recording is decoded to 16 kHz mono and held in memory as a whole. A network (pyannote's segmentation 3.0) finds
+/// in chunks of 10 seconds, one second apart, when up to three people speak; another one (CAM++) computes an embedding
+/// of each of them; these are clustered to the speakers of the recording, named `SPEAKER_00`, `SPEAKER_01` and so on in
+/// the order in which they begin to speak. Where nobody speaks there are no turns, and no error. With `model` the
+/// networks and steps are those of a pyannote pipeline; the digests of its files are then part of the key, not their
+/// paths.
 ///
 /// Port `turns`, one row per turn: `_row, start, end, speaker`; times are seconds from the beginning of the recording, and turns
 /// overlap where several people speak at once. Port `exclusive`: the same columns, with one speaker at a time, for words. Port
@@ -76,25 +77,27 @@ pub struct DiarizeSettings {
     /// Most speakers of a recording; 0 for no limit.
     #[serde(default)]
     pub max_speakers: usize,
-    /// How far apart the embeddings of one speaker may be (centroids of normalised embeddings, Euclidean, above 0 to 2): with more
-    /// there are fewer speakers. If not given 0.7, or what the model's configuration says.
+    /// Largest distance between the embeddings of one speaker (Euclidean distance of centroids of normalised
+    /// embeddings, above 0 to 2): a larger value gives fewer speakers. Default: 0.7, or the value of the model's
+    /// configuration.
     #[serde(default)]
     pub clustering_threshold: Option<f64>,
     /// Shorter turns are left out, in seconds. Not with `model`: pyannote's pipelines have no such setting.
     #[serde(default)]
     pub min_duration_on: f64,
-    /// Shorter pauses of a speaker are filled, in seconds. If not given 0, or what the model's configuration says.
+    /// Shorter pauses of a speaker are filled, in seconds. Default: 0, or the value of the model's configuration.
     #[serde(default)]
     pub min_duration_off: Option<f64>,
-    /// Longer recordings are refused, in seconds.
+    /// Longest recording in seconds; longer ones are rejected.
     #[serde(default = "max_duration")]
     pub max_duration: f64,
-    /// What becomes of a recording that is damaged or cut off: `keep` (what is before the damage is diarized, if it is a second or
-    /// more, and `damaged_at` says where it ends, in seconds) or `refuse` (it is a reject, `decode_error`).
+    /// How to treat a damaged or truncated recording: `keep` (the part before the damage is diarized, if it is a second
+    /// or more, and `damaged_at` is its end in seconds) or `refuse` (it is a reject, `decode_error`).
     #[serde(default)]
     pub on_damage: OnDamage,
-    /// A JSON file of speakers whose names are known: `{"Ann": "ann.wav", "Bob": [0.1, ...]}`, each with a recording of nobody else
-    /// (its path is relative to the file's folder) or with an embedding as `speakers.write` writes it. Empty for none.
+    /// A JSON file of speakers whose names are known: `{"Ann": "ann.wav", "Bob": [0.1, ...]}`, each with a recording of
+    /// only this person (its path is relative to the file's folder) or with an embedding as `speakers.write` writes it.
+    /// Empty for none.
     #[serde(default)]
     pub known_speakers: PathBuf,
     /// A speaker gets a known name if the cosine of the angle between the embeddings is at least this.
@@ -129,7 +132,7 @@ impl DiarizeSettings {
         }
     }
 
-    /// What the way from samples to turns needs; `defaults` are those of the networks.
+    /// The settings of the diarizer; `defaults` are those of the networks.
     pub fn diarization(&self, defaults: &DiarizationSettings) -> DiarizationSettings {
         let given = |number: usize| Some(number).filter(|&number| number > 0);
         DiarizationSettings {
@@ -259,7 +262,7 @@ impl Kind for Diarize {
         })))
     }
 
-    /// Where recordings, the file of known speakers and the files of a model are does not matter.
+    /// Without the paths of recordings, of the file of known speakers and of a model's files.
     fn identity(settings: &DiarizeSettings) -> Value {
         // The defaults of a model are those of its configuration, which is among its files.
         let bundled = settings.model().is_none();
@@ -349,7 +352,7 @@ impl Diarizing {
 
 impl Source for Diarizing {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        // What decides about names: the file, and the recordings that it names. And what a model is made of.
+        // The files that affect the result: that of known speakers, the recordings that it names, and those of a model.
         let mut known = Vec::new();
         if let Some(path) = self.settings.known() {
             known.push(path.clone());
@@ -398,12 +401,12 @@ impl Source for Diarizing {
             return Err(stopped());
         }
         let diarizer = self.diarizer()?;
-        // First, as a mistake in it is told before much is done.
+        // First, so that a mistake in it is reported early.
         let known = self.known(&diarizer)?;
         let diarizing = Instant::now();
         let settings = self.settings.diarization(&diarizer.defaults);
         let mut diarized = match diarizer.diarizer.diarize(&samples, &settings, &|| cancel.is_set()) {
-            // None: the run is being given up, and so is this partition.
+            // None: the run is being aborted.
             Ok(diarized) => diarized.ok_or_else(stopped)?,
             Err(error @ Error::Sample { .. }) => {
                 let detail = format!("{}: {error}", recording.path.display());
@@ -432,8 +435,8 @@ impl Source for Diarizing {
     }
 }
 
-/// The known speakers of a file, which all workers of a run share: the first that needs them listens to their recordings. None
-/// if `cancelled`.
+/// The known speakers of a file, which all workers of a run share: the first that needs them computes their embeddings.
+/// None if `cancelled`.
 fn shared_known(
     path: &Path,
     threshold: f64,

@@ -1,4 +1,4 @@
-//! Speakers whose names are known: the file that names them, with a recording or an embedding for each.
+//! The file of known speakers, with a recording or an embedding for each.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,11 +12,11 @@ use serde::{Deserialize, Deserializer};
 use super::write::field;
 use crate::diarizer::{Diarizer, KnownSpeakers};
 
-/// Where a voice is known from.
+/// The source of a voice.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum Voice {
-    /// A recording of nobody else.
+    /// A recording of only this person.
     Recording(PathBuf),
     /// As `speakers.write` writes it.
     Embedding(Vec<f32>),
@@ -25,7 +25,7 @@ pub enum Voice {
 /// A recording of a known speaker may last so long, in seconds.
 const LONGEST: f64 = 600.0;
 
-/// The members of a JSON object as they stand: a map would keep the last of those with one name alone.
+/// The members of a JSON object, with duplicates, of which a map would keep only the last.
 struct Members(Vec<(String, Voice)>);
 
 impl<'de> Deserialize<'de> for Members {

@@ -12,15 +12,16 @@ use crate::diarizer::{DiarizationSettings, Diarizer};
 use crate::error::Error;
 use crate::pyannote::Pipeline;
 
-/// A diarizer, and the settings that hold where none are given.
+/// A diarizer, and its default settings.
 #[derive(Debug)]
 pub struct LoadedDiarizer {
     pub diarizer: Diarizer,
     pub defaults: DiarizationSettings,
 }
 
-/// The pyannote pipeline that the setting `model` names. What a name of the hub stands for is asked once in a process, so that the
-/// files that are digested for the key are those that are loaded; it is asked anew if `again`. None if `progress` cancelled it.
+/// The pyannote pipeline that the setting `model` names. A reference to the hub is resolved once per process, so that
+/// the files that are digested for the key are those that are loaded; it is resolved again if `again`. None if
+/// `progress` cancelled it.
 pub fn found(model: &str, again: bool, progress: Progress<'_>) -> Result<Option<Arc<Pipeline>>, StageError> {
     static FOUND: Mutex<BTreeMap<String, Arc<Pipeline>>> = Mutex::new(BTreeMap::new());
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,7 +36,7 @@ pub fn found(model: &str, again: bool, progress: Progress<'_>) -> Result<Option<
     Ok(Some(pipeline))
 }
 
-/// Whatever is wrong with a model is a mistake in the setting `model`.
+/// All errors of a model are errors of the setting `model`.
 fn model_error(error: Error) -> StageError {
     match error {
         Error::Hub { message, help } => StageError::setting("model", message).with_help(help),

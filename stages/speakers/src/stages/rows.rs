@@ -53,7 +53,7 @@ pub fn recordings_schema() -> SchemaRef {
     ])
 }
 
-/// How long it was worked on a recording: one row.
+/// Processing times of a recording: one row.
 pub fn timings_schema() -> SchemaRef {
     schema(vec![
         Field::new("diarization_s", DataType::Float64, false),
@@ -117,7 +117,7 @@ pub fn recordings_batch(
     Ok(RecordBatch::try_new(recordings_schema(), columns)?)
 }
 
-/// The row of times, in seconds: of diarization alone, and of all work on the recording.
+/// The row of processing times in seconds: of diarization alone, and in total.
 pub fn timings_batch(diarization: f64, total: f64) -> Result<RecordBatch, StageError> {
     let columns: Vec<ArrayRef> = vec![
         rows(1)?,
@@ -177,7 +177,7 @@ pub fn read_speakers(batch: &RecordBatch) -> Result<Vec<Speaker>, StageError> {
     (0..batch.num_rows()).map(speaker).collect()
 }
 
-/// What files say of a recording.
+/// The columns of a recording that result files have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WrittenRecording {
     /// Its path with its ending.

@@ -45,9 +45,9 @@ impl Format {
 /// # What it does
 ///
 /// For each recording of a `speakers.diarize`, `out` receives a file of its name for each format, as soon as it is diarized:
-/// `talks/monday.wav` below the folder that was diarized becomes `OUT/talks/monday.rttm`. Another format diarizes nothing again.
-/// Files are replaced as a whole; others in the folder are left alone, also those of recordings and formats that are no longer
-/// asked for. A file that is gone, or another than the one that was written, is written again by the next run.
+/// `talks/monday.wav` below the folder that was diarized becomes `OUT/talks/monday.rttm`. Another format does not
+/// diarize again. Files are replaced as a whole; others in the folder are left alone, also those of recordings and
+/// formats that are no longer asked for. A file that is missing or was changed is written again by the next run.
 ///
 /// `rttm`: the turns, in NIST's format, which scoring tools read; the recording goes by its name without folder and ending, and
 /// white space in names becomes `_`. `json`: `diarization` and `exclusive_diarization`, lists of `start`, `end`, `speaker`, as
@@ -211,7 +211,7 @@ pub(super) fn field(name: &str) -> String {
     if name.is_empty() { "_".to_owned() } else { name }
 }
 
-/// What RTTM calls a recording: its name without folder and ending, `_` for white space.
+/// The name of a recording in RTTM: without folder and ending, `_` for white space.
 pub fn recording_name(recording: &str) -> String {
     let stem = Path::new(recording).file_stem().unwrap_or_default();
     field(&stem.to_string_lossy())
@@ -233,7 +233,7 @@ fn milliseconds(seconds: f64) -> f64 {
     (seconds * 1e3).round() / 1e3
 }
 
-/// pyannote's layout; a recording that is damaged from `damaged_at` on, in seconds, says so.
+/// pyannote's layout, with `damaged_at` in seconds for a damaged recording.
 fn json(found: &Waiting, damaged_at: Option<f64>) -> String {
     let turns = |turns: &[Turn]| -> Value {
         turns

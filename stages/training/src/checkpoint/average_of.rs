@@ -1,5 +1,5 @@
-//! The mean of the last checkpoints as a model of its own, in a folder `average-000001200` beside them: a model folder
-//! with `average.json`, which says of which checkpoints it is, and the digest of every other file.
+//! The mean of the last checkpoints, in a folder `average-000001200` beside them: a model folder with `average.json`,
+//! which lists the checkpoints and the digest of every other file.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -48,7 +48,7 @@ pub struct CheckpointMean {
 }
 
 impl CheckpointMean {
-    /// Steps of the checkpoints that it is of, ascending.
+    /// Steps of the averaged checkpoints, ascending.
     pub fn steps(&self) -> impl Iterator<Item = u64> {
         self.record.of.iter().map(|source| source.step)
     }
@@ -102,7 +102,7 @@ pub fn is_made(folder: &Path, keep: usize) -> Result<bool, TrainingError> {
     let of = sources.iter().map(|(_, source)| source);
     match latest_mean(folder) {
         Ok(average) => Ok(average.is_some_and(|average| average.record.of.iter().eq(of))),
-        // It is made again.
+        // A mean that cannot be read is written again.
         Err(TrainingError::Damaged { .. }) => Ok(false),
         Err(error) => Err(error),
     }
@@ -165,7 +165,7 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
     sync_folder(&writing)?;
     for old in folders(folder)?.into_iter().filter(|name| is_name(name)) {
         let path = folder.join(&old);
-        // A folder that is no such mean, or is damaged, is renamed instead of removed.
+        // A damaged mean, or another folder of this name, is renamed instead of removed.
         match read(&path) {
             Ok(_) => {}
             Err(TrainingError::Damaged { .. }) => {

@@ -1,4 +1,4 @@
-//! What differs between a checkpoint and the settings that are to go on with it.
+//! Differences between the settings of a checkpoint and the present ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::{CheckpointRecord, Identity};
 pub fn changes(record: &CheckpointRecord, settings: &BTreeMap<String, Value>, data: Option<&str>) -> Vec<String> {
     let names: BTreeSet<&String> = record.settings.keys().chain(settings.keys()).collect();
     let mut changes = Vec::new();
-    // With a curriculum whose stages share the steps out; without one the setting is not there.
+    // Recorded only with a curriculum whose stages divide `max_steps` among them.
     let moves = record
         .settings
         .get("curriculum_steps")

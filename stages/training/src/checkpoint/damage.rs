@@ -1,4 +1,4 @@
-//! Errors of checkpoints that are not what was written.
+//! Errors of damaged checkpoints.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ mod tests {
     #[test]
     fn what_may_not_be_read_is_not_damaged() {
         let checkpoint = Path::new("checkpoints/step-000000004");
-        // As the system gives them: no permission, too many open files.
+        // EACCES and EMFILE: no permission, too many open files.
         for number in [13, 24] {
             match unreadable(checkpoint, OPTIMIZER, Error::from_raw_os_error(number)) {
                 TrainingError::File { path, source } => {

@@ -94,8 +94,8 @@ pub fn latest(folder: &Path) -> Result<Option<(StoredCheckpoint, CheckpointRecor
     Ok(Some((newest, record)))
 }
 
-/// The checkpoint of a folder with the lowest word error rate on the validation sample, and its record; the oldest of
-/// several. None where none was evaluated.
+/// The checkpoint of a folder with the lowest word error rate on the validation sample, and its record; the oldest if
+/// several have it. None where none was evaluated.
 pub fn best(folder: &Path) -> Result<Option<(StoredCheckpoint, CheckpointRecord)>, TrainingError> {
     let mut best: Option<(StoredCheckpoint, CheckpointRecord, f64)> = None;
     for standing in list(folder)? {

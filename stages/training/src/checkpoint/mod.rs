@@ -1,11 +1,11 @@
 //! Checkpoints: the log of a training run.
 //!
 //! A checkpoint is a folder `step-000001200` that describes itself: the model (weights, configuration, tokenizer), the
-//! optimizer's state, and `training.json`, which says how far training was, what it was made from, and the digest of
-//! every other file. It is written under a temporary name, flushed and renamed, so it is complete or absent. One that
-//! is damaged all the same is passed over for the one before it, and set aside as `damaged-step-000001200` when
-//! training goes on. `restart-001`, `restart-002`, ... beside the checkpoints hold training that was begun anew with
-//! `on_change: restart`; the newest of them is the current one.
+//! optimizer's state, and `training.json`, which records the progress, what the model was made from, and the digest of
+//! every other file. It is written under a temporary name, flushed and renamed, so it is complete or absent. A damaged
+//! checkpoint is skipped in favour of the previous one, and renamed to `damaged-step-000001200` when training
+//! continues. `restart-001`, `restart-002`, ... beside the checkpoints hold the checkpoints of trainings that
+//! `on_change: restart` began again; the newest of them is the current one.
 
 pub mod average_of;
 mod changes;

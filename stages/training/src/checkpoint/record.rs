@@ -12,7 +12,7 @@ use super::damage::{damaged, unreadable};
 use super::listing::step_of;
 use crate::error::TrainingError;
 
-/// Version of `training.json`. What is newer is refused by name.
+/// Version of `training.json`. Newer files are refused with an error.
 pub const CHECKPOINT_VERSION: u32 = 2;
 
 /// The file that describes a checkpoint.
@@ -22,16 +22,16 @@ pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 /// Weights that training continues from, where `model.safetensors` holds an average of them.
 pub(super) const LIVE: &str = "live.safetensors";
 
-/// What a training cannot change: where it differs, training cannot be resumed, only restarted.
+/// The identity of a training: where it differs, training cannot be resumed, only restarted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// Sizes of a model that began from nothing; for one that began from `init` null, or how new pieces of its
-    /// vocabulary began where that is not the default.
+    /// With `init: none`, the sizes of the model. Otherwise null, or how new pieces of the vocabulary are initialised
+    /// where that is not the default.
     pub model: Value,
     /// BLAKE3 of the tokenizer file; null where the tokenizer of `init` is used.
     pub tokenizer: Option<String>,
-    /// `none`, or where the first weights came from.
+    /// `none`, or the source of the first weights.
     pub init: String,
     pub seed: u64,
 }
@@ -46,10 +46,10 @@ pub struct CheckpointRecord {
     pub micro_batches: u64,
     /// Utterances trained on.
     pub samples: u64,
-    /// Samples of audio at 16 kHz. A whole number, so that the sum is the same when it goes through a file.
+    /// Samples of audio at 16 kHz. An integer, so that the sum is exact after a round trip through the file.
     pub audio_samples: u64,
     pub tokens: u64,
-    /// Steps skipped because a loss or gradient was not finite, or nothing of them could be loaded.
+    /// Steps skipped because a loss or gradient was not finite, or no utterance of them could be loaded.
     pub skipped_steps: u64,
     /// Epoch of the last micro-batch.
     pub epoch: u64,
@@ -64,7 +64,7 @@ pub struct CheckpointRecord {
     /// Word error rate on the validation sample, where this very model was evaluated.
     #[serde(default)]
     pub validation_wer: Option<f64>,
-    /// How micro-batches were planned, from which step on; the last is the present way.
+    /// How micro-batches were planned, each with its first step; the last is the present plan.
     #[serde(default)]
     pub plans: Vec<Planned>,
     /// Every other file of the folder.

@@ -1,4 +1,4 @@
-//! Loading of what a training continues with.
+//! Loads the state with which a training continues.
 
 use std::path::Path;
 
@@ -14,8 +14,8 @@ pub fn read_optimizer(checkpoint: &Path, config: AdamWConfig) -> Result<AdamW, T
     AdamW::load(&checkpoint.join(OPTIMIZER), config)
 }
 
-/// Gives `model`, loaded from a checkpoint, the weights that training continues from. Returns their moving average if
-/// `decay` is above 0.
+/// Replaces the weights of `model`, loaded from a checkpoint, by those that training continues from. Returns their
+/// moving average if `decay` is above 0.
 pub fn read_average(
     checkpoint: &Path,
     record: &CheckpointRecord,

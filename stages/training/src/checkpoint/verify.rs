@@ -54,15 +54,15 @@ pub(super) fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDiges
     })
 }
 
-/// The files that this process has verified: before the first step a run looks for its checkpoint several times, and
-/// should read gigabytes once.
+/// The files that this process has verified: a run looks for its checkpoint several times before the first step, and
+/// should read the gigabytes only once.
 fn verified() -> MutexGuard<'static, HashMap<PathBuf, (FileStamp, FileDigest)>> {
     static VERIFIED: LazyLock<Mutex<HashMap<PathBuf, (FileStamp, FileDigest)>>> = LazyLock::new(Mutex::default);
     // An insertion cannot be interrupted half way.
     VERIFIED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What changes when a file is written to.
+/// The metadata that changes when a file is written to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct FileStamp {
     inode: u64,

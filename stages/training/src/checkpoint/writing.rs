@@ -20,8 +20,8 @@ const LOCK: &str = "lock";
 pub(super) const WRITING: &str = ".writing-";
 pub(super) const REMOVING: &str = ".removing-";
 
-/// The lock of a checkpoint folder: one process at a time trains into it. Goes when this is dropped, and
-/// with the process.
+/// The lock of a checkpoint folder: one process at a time trains into it. Released when this is dropped, and when the
+/// process ends.
 #[derive(Debug)]
 pub struct FolderLock {
     root: PathBuf,
@@ -55,8 +55,8 @@ fn refused(error: StoreError) -> TrainingError {
 }
 
 impl FolderLock {
-    /// Removes what an interrupted process was writing or removing, by the names that it wrote down. Other folders
-    /// stay, whatever their names.
+    /// Removes the folders that an interrupted process was writing or removing, by the names that it noted in the lock
+    /// file. Other folders stay, whatever their names.
     fn remove_left(&self) -> Result<(), TrainingError> {
         for name in self.lock.left() {
             let (folder, own) = match name.split_once('/') {
@@ -279,7 +279,7 @@ mod tests {
             folder.join(".writing-step-000000004-2")
         );
         drop(held);
-        // The names outlive the process that wrote them down, also where it had the time to let go.
+        // The names remain in the lock file after the process ends, also after a normal release of the lock.
         assert!(dir.path().join(LOCK).exists());
         CheckpointFolder::open(lock(dir.path()).unwrap(), &folder).unwrap();
         assert!(!ours.exists() && other.exists());

@@ -1,10 +1,10 @@
 //! Prediction of the memory that training needs, before it begins.
 //!
-//! There are no formulas for activations, which would have to follow every change of a kernel. Micro-batches of the
-//! shapes that training will have are computed, forward and backward, in a model of the same widths with one encoder
-//! layer and in one with two, while the allocator counts. The difference gives what a layer keeps and what it needs as
-//! workspace, and so the memory of a model of any depth. A batch of evaluation is measured in the same way. Parameters,
-//! gradients and optimizer state are counted from their shapes.
+//! Activations are measured, not computed by formulas, which would have to follow every change of a kernel.
+//! Micro-batches of the shapes of the training are computed, forward and backward, in models of the same widths with
+//! one and with two encoder layers, while the allocator counts. The difference is what a layer keeps for the backward
+//! pass and needs as workspace, which gives the memory of a model of any depth. A batch of evaluation is measured in
+//! the same way. Parameters, gradients and optimizer state are counted from their shapes.
 
 mod assumptions;
 mod check;

@@ -6,8 +6,8 @@ use super::BatchShape;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MemoryNeeds {
     pub parameters: u64,
-    /// All gradients of this rank's share, as they stand when the backward pass ends; of one part of the model where
-    /// they do not stay.
+    /// All gradients of this rank's share at the end of the backward pass; of one parameter group where they are
+    /// applied at once.
     pub gradients: u64,
     /// The optimizer's moments of this rank's share.
     pub optimizer: u64,
@@ -17,7 +17,7 @@ pub struct MemoryNeeds {
     pub activations: u64,
     /// The prediction and the joint network with the loss.
     pub joint: u64,
-    /// What one layer needs for itself while it is computed.
+    /// The workspace of one layer while it is computed.
     pub workspace: u64,
     /// The most that a step needs at once beside parameters, optimizer and average. Less than the sum of gradients,
     /// activations, joint and workspace, which are not all there at the same time.
@@ -27,7 +27,7 @@ pub struct MemoryNeeds {
     /// A copy of parameters, optimizer state and average from which a checkpoint is written while training goes on; on
     /// the first rank, of all ranks.
     pub checkpoint: u64,
-    /// In host memory, where that is another one.
+    /// In host memory, where the device has a memory of its own.
     pub host: HostMemoryNeeds,
     /// The worst micro-batch.
     pub shape: Option<BatchShape>,
@@ -36,7 +36,7 @@ pub struct MemoryNeeds {
 /// Bytes that one rank needs in host memory beside a device that has its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostMemoryNeeds {
-    /// The parameters as they are updated here.
+    /// The copy of the parameters that is updated in host memory.
     pub parameters: u64,
     /// Sums of this rank's share.
     pub gradients: u64,

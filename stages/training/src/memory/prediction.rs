@@ -92,7 +92,7 @@ fn of_depth(depths: &DepthProfiles, layers: i64, settings: &ResolvedSettings, sh
     let heads_gradient = two.heads_gradient;
     let layer_gradient = two.trainable - one.trainable;
 
-    // What a layer keeps until its backward pass.
+    // The bytes that a layer keeps until its backward pass.
     let kept = (two.heads.held - one.heads.held).max(0);
     // The peak before the first gradients are complete is that of the heads, with all layers' activations; or, in a
     // shallow model, that of the sub-sampling, whatever the depth.
@@ -113,9 +113,9 @@ fn of_depth(depths: &DepthProfiles, layers: i64, settings: &ResolvedSettings, sh
     let (before, stays) = match (ranks, micro_batches) {
         _ if away || settings.fold_update => (0, 0),
         (1, 1) => (0, layer_gradient),
-        // Added to what stands, and freed.
+        // Added to the gradients so far, and freed.
         (1, _) => (whole_gradient, 0),
-        // Handed to its owner: this rank keeps its share.
+        // Reduced to the owners: this rank keeps its share.
         (_, 1) => (0, layer_gradient / ranks),
         _ => (whole_gradient / ranks, 0),
     };

@@ -18,9 +18,9 @@ use crate::trainer::SAMPLE_RATE;
 /// Bytes at the end of the backward pass of a parameter group, counted from the beginning of the micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct MemoryMark {
-    /// The most since the group before was complete.
+    /// The peak since the previous group was complete.
     pub most: i64,
-    /// What is held now.
+    /// Bytes that are allocated now.
     pub held: i64,
 }
 
@@ -50,13 +50,13 @@ pub(super) struct DepthProfiles {
 }
 
 impl DepthProfiles {
-    /// Something that grows by the same with each layer.
+    /// A quantity that grows by the same amount with each layer.
     pub fn scaled(&self, layers: i64, of: impl Fn(&MemoryProfile) -> i64) -> i64 {
         of(&self.one) + (layers - 1) * (of(&self.two) - of(&self.one))
     }
 }
 
-/// Logits of so many bytes are past what the loss keeps of them, from where on memory grows linearly with tokens.
+/// Above this many bytes the loss no longer keeps its logits, and memory grows linearly with tokens.
 const LINEAR_FROM: usize = 96 << 20;
 
 /// Measures both depths. None if the allocator does not count.

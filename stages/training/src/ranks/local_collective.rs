@@ -1,8 +1,8 @@
 //! The collective of ranks that are threads of one process, in its memory.
 //!
-//! Where other processes have ranks too, each process has the pending operations of the whole group. A contribution is
-//! sent to the processes that need it and added to their pending operations, so that all that follows is the same, to
-//! the bit.
+//! Where other processes have ranks too, each process keeps the pending operations of the whole group. A contribution
+//! is sent to the processes that need it and added to their pending operations, so that results are the same to the
+//! bit.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

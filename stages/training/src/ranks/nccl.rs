@@ -7,9 +7,9 @@
 //!
 //! Compared with ranks that use host memory, the same sums are taken over the same ranks, with the same owners.
 //! Parameters are copied, so all ranks hold the same bits of them. But the order of the terms of a sum is NCCL's: a
-//! ring or a tree that follows from the machines, their links, the size of the tensor and NCCL's version. While NCCL
-//! makes the same choice, on the same machines, a sum has the same bits again; NCCL does not promise so. A run with
-//! NCCL therefore does not give the bits of a run without, but for two ranks, whose sums are the same in either order.
+//! ring or a tree chosen by the machines, their links, the size of the tensor and NCCL's version. With the same choice
+//! on the same machines a sum has the same bits again, which NCCL does not guarantee. So a run with NCCL does not give
+//! the same bits as a run without, except for two ranks, whose sums are the same in either order.
 //!
 //! This was never run: it is compiled against NCCL's interface. What it relies on (the local collective, the order of
 //! operations) is tested with ranks on the CPU.

@@ -40,7 +40,7 @@ pub struct RankReport {
     pub gradient_norm: f64,
     /// Whether the step was skipped, on all ranks.
     pub skipped: bool,
-    /// Segments of this rank whose loss is not finite, or may be why a step was skipped.
+    /// Segments of this rank whose loss is not finite, or that may be why a step was skipped.
     pub bad_segments: Vec<String>,
     /// Target tokens of this rank.
     pub tokens: u64,

@@ -1,4 +1,4 @@
-//! Recordings that are decoded from beginning to end with one state of the decoder: in chunks, or in one pass.
+//! Decodes recordings from beginning to end with one decoder state: in chunks, or in one pass.
 
 use candle_core::Tensor;
 use flow_kernels::is_gpu;
@@ -15,7 +15,7 @@ use crate::{Result, TranscriptionError};
 /// Samples whose features are made at once: ten seconds.
 const AT_ONCE: usize = 10 * SAMPLE_RATE as usize;
 
-/// What was found in a recording so far, and the decoder's state behind it.
+/// The result so far, and the decoder's state after it.
 struct Decoded {
     state: GreedyState,
     hypothesis: Hypothesis,
@@ -43,7 +43,7 @@ impl Recognizer {
             .transpose()
     }
 
-    /// What is found in the chunks of these windows, which are in order.
+    /// Decodes the chunks of these windows, which are in order.
     fn decode_chunks(
         &self,
         recording: &dyn Samples,
@@ -104,8 +104,8 @@ impl Recognizer {
         found.map(|found| self.recognized(found, samples, 1, rules)).transpose()
     }
 
-    /// What is found in one pass. The recording is gone through three times: for the mean of its features, for their
-    /// deviation, and for the encoder; so features are those of the whole to the bit.
+    /// Decodes in one pass of the encoder. The samples are read three times: for the mean of the features, for their
+    /// deviation, and for the encoder, so that features are equal to the bit to those of the whole.
     fn decode_whole(
         &self,
         recording: &dyn Samples,
@@ -187,7 +187,7 @@ impl Recognizer {
     }
 
     /// An error if one pass over so many samples, with attention to so many frames on either side or to all, needs more
-    /// memory than there is. What other workers are about to take is not counted.
+    /// memory than available. Memory that other workers are about to allocate is not counted.
     fn check_memory(&self, samples: u64, context: Option<usize>) -> Result<()> {
         if is_gpu(self.model.parameters.device()) {
             return Ok(());

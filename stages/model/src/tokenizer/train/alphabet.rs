@@ -34,7 +34,7 @@ impl Alphabet {
             }
             wanted
         });
-        // Its count is part of the whole, but it is no character.
+        // Its count is part of the total, but it does not become a piece.
         characters.retain(|&(character, _)| character != BOUNDARY);
         let known: HashMap<char, ()> = characters.iter().map(|&(character, _)| (character, ())).collect();
         let mut merged: HashMap<String, Count> = HashMap::new();

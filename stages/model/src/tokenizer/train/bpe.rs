@@ -21,11 +21,11 @@ struct Symbol {
 struct Pair {
     left: u32,
     right: u32,
-    /// How often they stand side by side; overlaps count, as in `aaa`.
+    /// How often they are adjacent; overlaps count, as in `aaa`.
     count: i64,
-    /// Words in which they stand or stood, in no order, some of them twice.
+    /// Words in which they are or were adjacent, in no order, with duplicates.
     words: Vec<u32>,
-    /// Merged, or merging would give a piece that is there: never looked at again.
+    /// Merged, or merging would give an existing piece: never considered again.
     closed: bool,
 }
 
@@ -39,7 +39,7 @@ struct Trainer {
     /// The number of each pair; none for one that cannot be a piece.
     numbers: HashMap<(u32, u32), Option<u32>>,
     agenda: BinaryHeap<Entry>,
-    /// Pairs whose count has grown since the agenda was last told.
+    /// Pairs whose count has grown since the queue was last updated.
     grown: Vec<u32>,
 }
 
@@ -166,7 +166,8 @@ impl Trainer {
                 continue;
             }
             if pair.count != count {
-                // It has become rarer since; where it has become more frequent, another entry says so.
+                // A stale entry: the pair has become rarer. Where it has become more frequent, another entry has the
+                // new count.
                 if pair.count < count {
                     self.push(number);
                 }

@@ -1,5 +1,5 @@
-//! More pieces for a BPE tokenizer that exists: its own keep their ids, their scores and their merges, so that the texts
-//! it was made for are cut as before.
+//! Extends a BPE tokenizer: existing pieces keep their ids, scores and merges, so that the texts it was trained for are
+//! split as before.
 
 use std::collections::HashSet;
 

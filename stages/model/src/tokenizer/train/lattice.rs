@@ -1,4 +1,4 @@
-//! All ways to cut a word into pieces, and sums over them.
+//! The lattice of all segmentations of a word into pieces, and sums over it.
 
 use super::super::piece_trie::PieceTrie;
 
@@ -45,7 +45,7 @@ struct Edge {
     score: f64,
 }
 
-/// The ways through one word; used for word after word, to keep its memory.
+/// The lattice of one word; reused for all words, to keep its memory.
 #[derive(Default)]
 pub(super) struct Lattice {
     length: usize,
@@ -83,7 +83,8 @@ impl Lattice {
         }
     }
 
-    /// Adds to each piece how often it is to be expected, over all ways by their probabilities, in `count` such words.
+    /// Adds to each piece its expected count over all segmentations, weighted by their probabilities, for `count` such
+    /// words.
     pub fn add_expected(&mut self, count: f64, expected: &mut [f64]) {
         let places = self.length + 1;
         for sums in [&mut self.forward, &mut self.backward] {

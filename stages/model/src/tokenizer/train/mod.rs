@@ -30,7 +30,7 @@ pub struct Recipe {
     pub character_coverage: f64,
     /// Pieces that text never becomes, such as `<pad>`.
     pub control: Vec<String>,
-    /// Pieces that stay whole wherever they stand in a text, such as `<|hi|>`.
+    /// Pieces that are never split, wherever they occur in a text, such as `<|hi|>`.
     pub user_defined: Vec<String>,
     /// Unknown characters become bytes, for which there are 256 pieces.
     pub byte_fallback: bool,
@@ -70,14 +70,14 @@ impl Normalisation {
     }
 }
 
-/// Told what goes on, now and then; an error ends the training.
+/// Called with messages of progress; an error ends the training.
 pub type Tell<'a> = &'a mut dyn FnMut(String) -> Result<()>;
 
 /// The pieces of the new model in the order of their ids: text, score and kind.
 type Pieces = Vec<(String, f32, PieceKind)>;
 
 impl Recipe {
-    /// Refuses what can be seen to be wrong before any text is.
+    /// Validates the recipe before any text is read.
     pub fn check(&self) -> Result<()> {
         if let Some(old) = &self.extends {
             extend::read(old)?;
@@ -167,7 +167,7 @@ impl Recipe {
             )));
         }
         let mut pieces = reserved;
-        // Characters that text may hold and pieces that are reserved do not meet: those are taken out of the texts.
+        // Reserved pieces were removed from the texts, so characters and reserved pieces are distinct.
         pieces.extend(
             learned
                 .into_iter()

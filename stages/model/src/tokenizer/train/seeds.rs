@@ -1,4 +1,4 @@
-//! Where unigram training begins: all characters, and the substrings that come most often.
+//! The initial pieces of unigram training: all characters, and the most frequent substrings.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -33,8 +33,8 @@ pub(super) fn seeds(alphabet: &Alphabet) -> Vec<(String, f64)> {
 /// Substrings of at least two characters with their scores, each once, in no useful order.
 fn substrings(alphabet: &Alphabet) -> Vec<(&str, u64)> {
     let words = &alphabet.words;
-    // Every place at which a substring may begin: word and byte. Sorted by what follows, as far as a piece can reach, so
-    // that equal beginnings lie together.
+    // Every place at which a substring may begin: word and byte. Sorted by the following text, up to the longest piece,
+    // so that equal prefixes are adjacent.
     let mut places: Vec<(u32, u32)> = Vec::new();
     for (word, (text, _)) in words.iter().enumerate() {
         let starts = text.char_indices().map(|(start, _)| (word as u32, start as u32));

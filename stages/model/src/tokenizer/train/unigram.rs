@@ -1,5 +1,5 @@
-//! Unigram training: expectation and maximisation over all ways to cut the words, then pieces that are missed least are
-//! taken away, until the vocabulary has its size.
+//! Unigram training: expectation maximisation over all segmentations of the words, then the pieces whose loss reduces
+//! the likelihood least are removed, until the vocabulary has its size.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ const KEPT: f64 = 0.75;
 const ROUNDS: usize = 2;
 /// A piece that is expected less often is dropped.
 const LEAST_EXPECTED: f64 = 0.5;
-/// Parts of the words that are summed for themselves, in this order whatever the number of threads.
+/// Parts of the words that are summed separately, then in this order whatever the number of threads.
 const PARTS: usize = 8;
 /// How much further each character that was not learned lies above the worst piece.
 const CHARACTER_STEP: f32 = 1e-4;
@@ -27,7 +27,7 @@ const CHARACTER_STEP: f32 = 1e-4;
 pub(super) fn train(alphabet: &Alphabet, room: usize, size: usize, tell: Tell<'_>) -> Result<Vec<(String, f32)>> {
     let mut model = Scored::new(seeds(alphabet));
     tell(format!("{} pieces to begin with", model.pieces.len()))?;
-    // A tenth more than is wanted, for the last choice by score.
+    // A tenth more than wanted, for the final selection by score.
     let enough = (size as f64 * 1.1) as usize;
     loop {
         for _ in 0..ROUNDS {
@@ -85,12 +85,12 @@ fn maximisation(model: &Scored, expected: &[f64]) -> Scored {
     Scored::new(often().map(score).collect())
 }
 
-/// Keeps the pieces without which the texts would lose most likelihood, if each that goes is replaced by the second best
-/// way to make it.
+/// Keeps the pieces whose removal would reduce the likelihood of the texts most, where a removed piece is replaced by
+/// the second best segmentation of it.
 fn prune(model: &Scored, words: &[(String, Count)], enough: usize) -> Vec<(String, f64)> {
     let count = model.pieces.len();
     let numbers: Vec<usize> = (0..count).collect();
-    // None: a piece that is cut itself is not needed.
+    // None: the piece is not in its own best segmentation, and not needed.
     let instead: Vec<Option<Vec<u32>>> = numbers
         .par_chunks(count.div_ceil(64).max(1))
         .flat_map_iter(|numbers| {

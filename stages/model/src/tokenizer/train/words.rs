@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use super::super::SPACE;
 use super::super::normaliser::Normaliser;
 
-/// Stands for a character that has no piece, while training goes on.
+/// Takes the place of a character without a piece, during training.
 pub(super) const UNKNOWN: char = '\u{2585}';
 
-/// Stands where a reserved piece stood.
+/// Takes the place of a reserved piece.
 pub(super) const BOUNDARY: char = '\t';
 
 /// How often a word comes.
