@@ -169,7 +169,7 @@ enum Target {
         /// Knows the name of the waiting folder.
         lock: Lock,
     },
-    Objects(ObjectSet),
+    Objects(Box<ObjectSet>),
 }
 
 impl ExportSet {
@@ -249,7 +249,7 @@ impl ExportSet {
                     std::fs::remove_dir_all(&waiting).map_err(|e| StoreError::io("remove", &waiting, e))?;
                 }
                 files.create_folder(&waiting)?;
-                let target = Target::Objects(ObjectSet::begin(Storage::global(), &url, manifest, scratch)?);
+                let target = Target::Objects(Box::new(ObjectSet::begin(Storage::global(), &url, manifest, scratch)?));
                 Ok(ExportSet::new(folder, manifest, waiting, key, target))
             }
         }
