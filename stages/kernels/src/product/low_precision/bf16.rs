@@ -91,11 +91,7 @@ impl Bf16Matrix {
         let sizes = kernel.sizes();
         let mut values = Lines::zeroed::<u16>(sizes.packed(columns, depth));
         let to: &mut [u16] = values.values_mut();
-        for (column, row) in weight.chunks_exact(depth.max(1)).enumerate() {
-            for (k, value) in row.iter().enumerate() {
-                to[sizes.place(columns, depth, (k, column))] = bf16_bits(*value);
-            }
-        }
+        sizes.pack(weight, [columns, depth], to, |_, value| bf16_bits(value));
         Self {
             kernel,
             columns,

@@ -101,18 +101,36 @@ impl Sizes {
         depth.div_ceil(self.group)
     }
 
-    /// Where element (step of depth, column) lies: panels behind one another, in each of them groups of depth, in each of them
-    /// columns, and of each column the steps of the group.
-    pub fn place(self, columns: usize, depth: usize, (k, column): (usize, usize)) -> usize {
-        let panel = column / self.panel();
-        let width = self.vectors_of(panel, columns) * self.lanes;
-        let start = panel * self.panel() * self.groups(depth) * self.group;
-        start + (k / self.group * width + column % self.panel()) * self.group + k % self.group
-    }
-
     /// Numbers of all panels; those without an element are zero.
     pub fn packed(self, columns: usize, depth: usize) -> usize {
         columns.next_multiple_of(self.lanes) * self.groups(depth) * self.group
+    }
+
+    /// Packs a weight (columns, depth), row-major: panels behind one another, in each of them groups of depth, in each of them columns,
+    /// and of each column the steps of the group. `code` makes of a column and a value of it what is packed.
+    pub fn pack<T: Send>(
+        self,
+        weight: &[f32],
+        [columns, depth]: [usize; 2],
+        to: &mut [T],
+        code: impl Fn(usize, f32) -> T + Sync,
+    ) {
+        if depth == 0 {
+            return;
+        }
+        let size = self.panel() * self.groups(depth) * self.group;
+        let panels = weight.par_chunks(self.panel() * depth).zip(to.par_chunks_mut(size));
+        panels.enumerate().for_each(|(panel, (weight, to))| {
+            let width = self.vectors_of(panel, columns) * self.lanes;
+            for (column, row) in weight.chunks_exact(depth).enumerate() {
+                for (group, steps) in row.chunks(self.group).enumerate() {
+                    let to = &mut to[(group * width + column) * self.group..];
+                    for (to, value) in to.iter_mut().zip(steps) {
+                        *to = code(panel * self.panel() + column, *value);
+                    }
+                }
+            }
+        });
     }
 }
 
@@ -144,17 +162,18 @@ impl Int8Matrix {
         let sizes = kernel.sizes();
         let mut values = Lines::zeroed::<i8>(sizes.packed(columns, depth));
         let to: &mut [i8] = values.values_mut();
-        let mut scales = vec![0.0; columns.next_multiple_of(sizes.lanes)];
-        let mut code_sums = vec![0; scales.len()];
-        for (column, row) in weight.chunks_exact(depth.max(1)).enumerate() {
-            let codes = Codes::of_weights(row);
-            scales[column] = codes.scale;
-            for (k, value) in row.iter().enumerate() {
-                let code = codes.weight(*value);
-                to[sizes.place(columns, depth, (k, column))] = code;
-                code_sums[column] += i32::from(code);
-            }
-        }
+        let codes: Vec<Codes> = weight.par_chunks_exact(depth.max(1)).map(Codes::of_weights).collect();
+        sizes.pack(weight, [columns, depth], to, |column, value| {
+            codes[column].weight(value)
+        });
+        let sums = weight.par_chunks_exact(depth.max(1)).zip(&codes);
+        let mut code_sums: Vec<i32> = sums
+            .map(|(row, codes)| row.iter().map(|value| i32::from(codes.weight(*value))).sum())
+            .collect();
+        let mut scales: Vec<f32> = codes.iter().map(|codes| codes.scale).collect();
+        let padded = columns.next_multiple_of(sizes.lanes);
+        code_sums.resize(padded, 0);
+        scales.resize(padded, 0.0);
         Self {
             kernel,
             columns,
