@@ -239,7 +239,9 @@ fn a_manifest_in_a_bucket_names_recordings_in_it() {
                 let file = file.unwrap().path();
                 let below = file.strip_prefix(disk.path("set")).unwrap().display();
                 let lang = lang.file_name().unwrap().to_str().unwrap();
-                lines += &format!("{{\"audio_filepath\": \"./{below}\", \"duration\": 0.5, \"text\": \"word\", \"lang\": \"{lang}\"}}\n");
+                lines += &format!(
+                    "{{\"audio_filepath\": \"./{below}\", \"duration\": 0.5, \"text\": \"word\", \"lang\": \"{lang}\"}}\n"
+                );
                 count += 1;
             }
         }
