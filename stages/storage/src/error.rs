@@ -25,6 +25,8 @@ pub enum StorageFault {
     TimedOut,
     /// The server could not be reached, or answered 429 or 5xx, however often it was asked.
     Unavailable,
+    /// No copy of the object can be kept on this machine while it is read.
+    Cache,
     /// The object is larger than what was asked for allows.
     TooLarge,
     /// Everything else: the server's own words are in the message.
@@ -67,17 +69,23 @@ impl StorageError {
             StorageFault::Unsupported => format!("{url}: not supported{said}"),
             StorageFault::TimedOut => format!("{url}: no answer in time{said}"),
             StorageFault::Unavailable => format!("{url}: the server is not available{said}"),
+            StorageFault::Cache => format!("{url}: no copy can be kept on this machine{said}"),
             StorageFault::TooLarge => format!("{url}: too large{said}"),
             StorageFault::Other => format!("{url}: the request failed{said}"),
         };
         StorageError { fault, message }
     }
 
-    /// Whether this object is to blame, and not the credentials, the bucket or the network: others may then be read.
+    /// Whether this object is to blame, and not the credentials, the bucket, the network or this machine: others may then be
+    /// read.
     pub fn is_of_the_object(&self) -> bool {
         !matches!(
             self.fault,
-            StorageFault::NoSuchBucket | StorageFault::Credentials | StorageFault::TimedOut | StorageFault::Unavailable
+            StorageFault::NoSuchBucket
+                | StorageFault::Credentials
+                | StorageFault::TimedOut
+                | StorageFault::Unavailable
+                | StorageFault::Cache
         )
     }
 

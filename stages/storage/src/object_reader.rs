@@ -157,7 +157,11 @@ impl ObjectReader {
     /// # Errors
     /// When the object cannot be read or was changed, or the file cannot be written.
     pub fn download(&self, folder: &Path) -> io::Result<File> {
-        let mut file = tempfile::tempfile_in(folder)?;
+        let failed = |error: io::Error| {
+            let said = format!("in {}, see FLOW_STORAGE_CACHE: {error}", folder.display());
+            StorageError::of(StorageFault::Cache, &self.url.to_string(), &said)
+        };
+        let mut file = tempfile::tempfile_in(folder).map_err(failed)?;
         let mut begun = std::collections::VecDeque::new();
         let mut next = 0;
         loop {
@@ -168,9 +172,9 @@ impl ObjectReader {
             }
             let Some(range) = begun.pop_front() else { break };
             let bytes = range.wait().inspect_err(|_| self.storage.forget(&self.url))?;
-            file.write_all(&bytes)?;
+            file.write_all(&bytes).map_err(failed)?;
         }
-        file.seek(SeekFrom::Start(0))?;
+        file.seek(SeekFrom::Start(0)).map_err(failed)?;
         Ok(file)
     }
 }

@@ -101,6 +101,9 @@ fn an_object_is_read_like_a_file() {
     let mut copy = Vec::new();
     reader.download(folder.path()).unwrap().read_to_end(&mut copy).unwrap();
     assert!(copy == all);
+    let error = reader.download(&folder.path().join("none")).unwrap_err();
+    let fault = crate::StorageError::in_io(&error).map(|error| error.fault);
+    assert_eq!(fault, Some(StorageFault::Cache), "{error}");
     let mut empty = storage.open(&url("s3://bucket/empty")).unwrap();
     assert_eq!(empty.read(&mut part).unwrap(), 0);
     assert_eq!(
