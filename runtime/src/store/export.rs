@@ -108,7 +108,7 @@ struct Guarded {
     most: f64,
 }
 
-/// Rows of a set that are far fewer than in the set that stands in the folder.
+/// A set with far fewer rows than the existing set in the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shrunk {
     pub what: &'static str,
@@ -363,7 +363,7 @@ impl ExportSet {
         Ok(self.names.keys().cloned().collect())
     }
 
-    /// Removes what only the old set had, unless somebody has changed it since.
+    /// Removes files that only the old set had, unless they were changed since.
     fn remove_left_over(&self, old: Option<Manifest>, new: &BTreeMap<String, FileEntry>) -> Result<(), StoreError> {
         for (name, entry) in old.map(|manifest| manifest.files).unwrap_or_default() {
             let Ok(relative) = plain_name(&name) else { continue };

@@ -275,8 +275,8 @@ impl Writer {
     }
 }
 
-/// The columns of a manifest. One of rows that may be files, or parts of one, says so in two columns more, as NeMo calls
-/// them; what else a manifest said that was read stands in the last.
+/// The columns of a manifest. One of rows that may be files, or parts of one, says so in two columns more, as NeMo
+/// calls them; the last column is `extra`.
 fn written_schema(rows: &Schema) -> SchemaRef {
     let mut fields: Vec<_> = manifest_schema().fields().iter().cloned().collect();
     if of_read(rows) {
