@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(done(&progress, "write"), (1, 1, true));
     }
 
-    /// Of 16 partitions five stand. Two fail, one after the other, and each time the rest begins again.
+    /// Five of 16 partitions are reused. Two fail, one after the other, and each time the rest begins again.
     #[test]
     fn a_stage_that_begins_again_counts_no_partition_twice() {
         let mut progress = RunProgress::default();

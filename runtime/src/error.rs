@@ -24,7 +24,7 @@ pub enum StageError {
     /// The stage declines to run as it was asked (a changed training setting, say): exit code 2.
     #[error("{message}")]
     Refused { message: String, help: Option<String> },
-    /// Something broke while running: exit code 1. `row` is the `_row`, where one row is to blame.
+    /// A failure while running: exit code 1. `row` is the `_row` of the row that caused it, if one did.
     #[error("{message}")]
     Failed {
         message: String,

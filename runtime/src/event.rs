@@ -40,7 +40,7 @@ impl StageOutcome {
 /// A failure of a stage: of one partition, or of the whole stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageFailure {
-    /// None where no partition is to blame.
+    /// None where the failure is not due to one partition.
     pub partition: Option<String>,
     pub message: String,
 }

@@ -82,7 +82,7 @@ impl ColumnType {
 pub struct InputPort {
     pub name: &'static str,
     pub count: InputCount,
-    /// Sources and exports read all inputs whole, whatever stands here.
+    /// Sources and exports read all inputs whole, whatever this value.
     pub reads: Reads,
     /// Required columns. Those that settings name are checked by [`crate::Kind::shape`].
     pub columns: &'static [(&'static str, ColumnType)],
@@ -161,7 +161,7 @@ impl OutputPort {
 /// One input of a stage.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// The name of the declared input; where several may stand for it, the name that the pipeline gave.
+    /// The name of the declared input; if several may be bound to it, the name in the pipeline.
     pub name: String,
     pub port: &'static InputPort,
     pub schema: SchemaRef,
@@ -234,7 +234,7 @@ pub(crate) struct Offered<'a> {
 /// An optional input that comes from a stage that is switched off is left out.
 ///
 /// # Errors
-/// What does not fit, with the place in `offered` that is to blame, if one is.
+/// The mismatch, with the index in `offered` of its cause, if there is one.
 pub(crate) fn bind(
     kind: &str,
     ports: &'static [InputPort],

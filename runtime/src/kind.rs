@@ -53,8 +53,8 @@ pub trait Kind: Send + Sync + 'static {
         serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
     }
 
-    /// Files and folders of the user's that must be there when the stage runs, each with the setting that names it. `flow
-    /// check` warns of those that are not there. What a stage before it may write is none of them.
+    /// Files and folders of the user that must exist when the stage runs, each with the setting that names it. `flow
+    /// check` warns of missing ones. Files that an earlier stage may write are not included.
     fn sources(_settings: &Self::Settings) -> Vec<(&'static str, PathBuf)> {
         Vec::new()
     }
@@ -103,7 +103,7 @@ pub enum Role {
     /// Keeps a log of its own (checkpoints), which says where to go on. Runs in the partition space of
     /// its streamed input, whose ordinals are its steps; not recorded by the runtime.
     Log,
-    /// Writes files into a folder of the user's. All inputs are read whole; no outputs.
+    /// Writes files into a folder of the user. All inputs are read whole; no outputs.
     Export,
 }
 
@@ -318,12 +318,12 @@ pub trait Log: Operator {
     fn position(&mut self) -> Result<LogPosition, StageError>;
     /// Rows of output port 0 once finished; stored as the one partition `result`.
     fn result(&mut self) -> Result<RecordBatch, StageError>;
-    /// Finish the step in hand and write a checkpoint; called on Ctrl-C before the dataflow is dropped, and
-    /// (`stop` false) on SIGUSR1.
+    /// Finishes the current step and writes a checkpoint; called on Ctrl-C before the dataflow is dropped, and (`stop`
+    /// false) on SIGUSR1.
     fn checkpoint(&mut self, stop: bool) -> Result<(), StageError>;
 }
 
-/// Writes a set of files into a folder of the user's, all of them or none.
+/// Writes a set of files into a folder of the user, all of them or none.
 pub trait Export {
     /// The folder that receives the set.
     fn folder(&self) -> PathBuf;

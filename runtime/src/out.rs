@@ -8,7 +8,7 @@ use crate::reject::packed::PackedRejects;
 use crate::reject::{ID_COLUMN, Reject, RejectClass};
 use crate::store::{DigestedFile, RowRange};
 
-/// Receives what a body produces for the partition in hand.
+/// Receives the output of a body for the current partition.
 ///
 /// The runtime sets the partition before each call; an operator that works beside the workers names it
 /// itself with [`Out::of`].

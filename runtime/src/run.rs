@@ -74,10 +74,10 @@ pub fn listing(checked: &Arc<Checked>, options: &Options) -> Result<Digest, RunE
 /// Runs a pipeline: plans it, freezes spec and plan in the run's folder, and runs region after region.
 ///
 /// With [`Options::keep_going`] a failure of a stage does not end the run. The stage is left out for the partition that
-/// failed, or as a whole where no partition is to blame, and so is all that depends on it; stages that need all partitions
-/// of one that failed do not run. The region of the failure begins again without it, on what is committed: partitions that
-/// were in flight are computed again. What fails before the first region runs, the state directory, signals and lost
-/// processes end the run all the same.
+/// failed, or as a whole where the failure is not due to one, and so is all that depends on it; stages that need all
+/// partitions of one that failed do not run. The region of the failure begins again without it, on what is committed:
+/// partitions that were in flight are computed again. What fails before the first region runs, the state directory,
+/// signals and lost processes end the run all the same.
 ///
 /// # Errors
 /// The first failure, or with `keep_going` all of them. Committed partitions stay, and the next run reuses them.

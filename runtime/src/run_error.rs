@@ -25,7 +25,7 @@ pub enum RunError {
     /// The state directory: exit code 3 where another run holds it, else 1.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A signal ended the run after what was in hand was committed: exit code 128 + signal.
+    /// A signal ended the run after the commit of its current work: exit code 128 + signal.
     #[error("interrupted by signal {signal}")]
     Interrupted { signal: i32 },
     /// Another process of the run is lost: exit code 1.

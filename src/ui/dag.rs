@@ -75,7 +75,7 @@ impl Frozen {
         frozen
     }
 
-    /// Adds those that are switched off and stand next.
+    /// Adds the switched-off stages that come next.
     fn push_off(&mut self, off: &[SwitchedOff]) {
         while let Some(next) = off.iter().find(|off| off.position == self.nodes.len()) {
             let find = |name: &String| self.nodes.iter().position(|node| node.name == *name);

@@ -27,7 +27,7 @@ const END_TIME: Duration = Duration::from_secs(3);
 /// After a connection could not be accepted (no file descriptor is left, say).
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Answers requests on `listener` until `stop` is told. Blocks.
+/// Serves requests on `listener` until `stop` is notified. Blocks.
 ///
 /// # Errors
 /// If the machine gives no threads, or cannot listen.

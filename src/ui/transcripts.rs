@@ -326,7 +326,7 @@ fn in_parts(path: PathBuf, length: u64) -> Body {
             (path, part)
         });
         let (path, part) = read.await.ok()?;
-        // A failure is the last that is told.
+        // The stream ends after an error.
         let next = if part.is_ok() { end } else { length };
         Some((part, (path, next)))
     });

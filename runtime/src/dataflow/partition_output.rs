@@ -70,8 +70,7 @@ impl PartitionOutput {
     }
 }
 
-/// Moves what a body put into `out` to the partitions in hand. `forward` takes batches for the stages
-/// that follow.
+/// Moves the output of a body from `out` to the partitions in work. `forward` takes batches for the following stages.
 pub(crate) fn drain(
     out: &mut Out,
     ports: &[Port],

@@ -121,7 +121,7 @@ impl NodeOperator {
             };
             match not_yet.get(&ordinal) {
                 Some(hold) => send(&hold.data, routed),
-                // `drain` lets through what is in hand alone: it is the first of `own` or comes after it.
+                // `drain` only passes batches of partitions in work: the first of `own`, or later ones.
                 None => {
                     if let Some(hold) = hold {
                         send(&hold.data.delayed(&ordinal), routed);

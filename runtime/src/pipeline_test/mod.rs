@@ -44,7 +44,7 @@ pub struct TestOutcome {
 /// A difference from an expectation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TestFailure {
-    /// Where the expectation stands.
+    /// The place of the expectation.
     pub place: Place,
     pub message: String,
     /// A table with header; may be empty.

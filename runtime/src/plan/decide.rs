@@ -1,5 +1,5 @@
-//! What becomes of each partition of each node of a region: run, reuse, or (as long as what runs before it
-//! is not settled) if changed.
+//! Decides for each partition of each node of a region: run, reuse, or (while an upstream node is not settled) run if
+//! changed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::reject::UNREADABLE;
 use crate::run_error::RunError;
 use crate::store::{ExportSet, ExportStatus, Record};
 
-/// What was decided of one partition of a node.
+/// The decision for one partition of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct PartitionVerdict {
     pub partition: Partition,
@@ -57,20 +57,20 @@ pub(crate) struct NodeVerdict {
     pub verdict: Verdict,
 }
 
-/// Whether the record holds rows that were refused for a file that may be readable by now.
+/// Whether the record has rejects for an unreadable file, which may be readable now.
 fn lacks_a_file(record: &Record) -> bool {
     record.rejects.by_reason.iter().any(|count| count.reason == UNREADABLE)
 }
 
 impl PlanState {
-    /// Decides over a region, and settles what is reused.
+    /// Decides over a region, and settles the reused partitions.
     pub fn decide(&mut self, region: usize) -> Result<Vec<NodeVerdict>, RunError> {
         let nodes = self.graph.regions[region].nodes.clone();
-        // What was settled when the pipeline was planned is settled anew, by what stands now.
+        // Settled again by the present records, which may have changed since the pipeline was planned.
         nodes.iter().for_each(|node| self.nodes[*node].unsettle_all());
         let selected = nodes.iter().any(|node| self.selection.selected[*node]);
         match self.try_decide(region) {
-            // What is left out need not be decidable: its source may be missing.
+            // An unselected region need not be decidable: its source may be missing.
             Err(_) if !selected => {
                 let unknown = |node| NodeVerdict {
                     node,
@@ -170,7 +170,7 @@ impl PlanState {
             });
             let (action, reason) = match (standing, unkept, records.latest(partition)) {
                 (Some(_), None, _) if selected && forced => (Action::Run, "forced".to_string()),
-                // Of a source the key tells whether its files can be read.
+                // For a source, the key contains whether its files can be read.
                 (Some(record), None, _) if selected && described.role == Role::Local && lacks_a_file(record) => {
                     (Action::Run, "a file could not be read".to_string())
                 }
@@ -208,8 +208,8 @@ impl PlanState {
         Ok(Verdict::Partitions(decided))
     }
 
-    /// Partitions whose files outside the state directory are not as they were left run again. Says whether
-    /// there are none.
+    /// Partitions whose files outside the state directory are missing or changed run again. Returns whether there are
+    /// none.
     fn rerun_missing_outputs(&mut self, node: usize, decided: &mut [PartitionVerdict]) -> Result<bool, RunError> {
         let described = &self.graph.nodes[node];
         let kept = described.stored.first() == Some(&true);
@@ -257,7 +257,7 @@ impl PlanState {
         let recipe = self.graph.nodes[node].recipe;
         let mut known = false;
         let mut back = 0;
-        // A run that failed has planned this recipe, too: what it was compared with is still the answer.
+        // A failed run has planned this recipe, too: the plan before it is compared instead.
         while let Some(before) = self.before(node, back).map(|before| before.recipe) {
             known = true;
             if before != recipe {
@@ -284,7 +284,7 @@ impl PlanState {
         }
     }
 
-    /// What changed in a stage since a plan before.
+    /// What changed in a stage since an earlier plan.
     fn changed_since(&mut self, node: usize, back: usize) -> Option<String> {
         let stage = self.stage(node);
         let (kind, version, settings) = (stage.kind.name(), stage.kind.version(), stage.settings.identity());
@@ -328,7 +328,7 @@ impl PlanState {
         }
         let mut inputs = Vec::new();
         for input in self.graph.nodes[node].key_inputs.clone() {
-            // Whole inputs alone, and all of them are settled: else there were no context.
+            // Only whole inputs, which are all settled, or there would be no context.
             inputs.extend(self.key_input(input, &Partition::new(""))?);
         }
         inputs.push(context.rejects.digest());
@@ -367,7 +367,7 @@ impl PlanState {
         let (standing, result) = catch_panic(|| match stage.settings.open(&context)? {
             Body::Log(mut body) => {
                 let standing = match body.position() {
-                    // The plan goes on, to show the other stages, too.
+                    // Planning continues, to show the other stages, too.
                     Err(error @ StageError::Refused { .. }) if only_plans => {
                         let detail = format!("would be refused: {error}");
                         refused = Some(error);

@@ -1,5 +1,5 @@
-//! The decisions of a global stage, as they are stored: one file with the decisions of all partitions, one
-//! that lists what each partition was given. Both are one commit, so generations never mix.
+//! The stored decisions of a global stage: one file with the decisions of all partitions, and one with a list of the
+//! partitions' ranges and digests. Both are one commit, so they always match.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) fn digests_schema() -> SchemaRef {
     ]))
 }
 
-/// Decisions by partition. Partitions on which nothing was said are not in it.
+/// Decisions by partition, without partitions that have none.
 #[derive(Debug)]
 pub(crate) struct Decisions {
     schema: SchemaRef,
@@ -35,7 +35,7 @@ pub(crate) struct Decisions {
 }
 
 impl Decisions {
-    /// Puts what `decide` gave into the one order in which it is stored.
+    /// Sorts the output of `decide` into the order in which it is stored.
     pub fn new(schema: SchemaRef, decided: Vec<(Partition, RecordBatch)>) -> Result<Self, StageError> {
         let mut pieces: BTreeMap<Partition, Vec<RecordBatch>> = BTreeMap::new();
         for (partition, batch) in decided {
@@ -105,7 +105,7 @@ impl Decisions {
     }
 }
 
-/// Digest of what was decided of each partition; partitions on which nothing was said are not in it.
+/// Digest of the decisions of each partition, without partitions that have none.
 pub(crate) fn digests(list: &Artifact) -> Result<BTreeMap<Partition, Digest>, StageError> {
     Ok(read_list(list)?
         .into_iter()
@@ -113,7 +113,7 @@ pub(crate) fn digests(list: &Artifact) -> Result<BTreeMap<Partition, Digest>, St
         .collect())
 }
 
-/// Stands for a partition on which nothing was said.
+/// The digest of a partition without decisions.
 pub(crate) fn nothing_said() -> Digest {
     Digest::of(b"no decisions")
 }

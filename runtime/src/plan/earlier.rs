@@ -1,4 +1,5 @@
-//! What earlier runs of the pipeline left: their plans, and artifacts that are taken as they stand.
+//! Results of earlier runs of the pipeline: their plans, and artifacts that are reused although they may be out of
+//! date.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::run_error::RunError;
 use crate::store::StageSnapshot;
 
 impl PlanState {
-    /// What an earlier plan of the pipeline said of a node: the latest (0), or one before it.
+    /// The entry of a node in an earlier plan of the pipeline: the latest (0), or one before it.
     pub fn before(&mut self, node: usize, back: usize) -> Option<&StagePlan> {
         while self.previous.len() <= back {
             let run = self.unread.pop()?;
@@ -20,7 +21,7 @@ impl PlanState {
                     self.unread.clear();
                 }
             }
-            // Only reasons hang on it, so a plan that cannot be read is passed over.
+            // Only reasons depend on it, so an unreadable plan is skipped.
             let folder = self.store.run_folder(&run).ok();
             let text = folder.and_then(|folder| std::fs::read(folder.join("plan.json")).ok());
             let plan = text.and_then(|text| serde_json::from_slice::<Plan>(&text).ok());
@@ -31,7 +32,7 @@ impl PlanState {
         self.previous[back].stages.iter().find(|stage| stage.stage == *name)
     }
 
-    /// What the stage of a node last had, all of it, in a run of this pipeline.
+    /// The last complete snapshot of a node's stage in a run of this pipeline.
     pub fn last_snapshot(&mut self, node: usize) -> Result<Option<StageSnapshot>, RunError> {
         let kind = self.stage(node).kind.name();
         let name = &self.graph.nodes[node].name;
@@ -40,8 +41,8 @@ impl PlanState {
             .last_complete_snapshot(&self.checked.pipeline.path, name, kind)?)
     }
 
-    /// Takes a node that is not selected as it stands: as it would be made from the present inputs, where all of that
-    /// stands, else what the stage had in the last run of this pipeline that came to its end.
+    /// Settles an unselected node by existing records: those of the present inputs if all of them exist, otherwise the
+    /// last complete snapshot of the stage in a run of this pipeline.
     ///
     /// Not simply the latest records of its recipe: another stage may have the same recipe, and other settings of the
     /// stages before it leave records under it too.
@@ -73,7 +74,7 @@ impl PlanState {
                 let partition: Partition = record.partition.clone();
                 state.settle(&partition, record);
             }
-            // A log has one partition whatever its steps.
+            // A log has one output partition, whatever its steps.
             let wanted = wanted.filter(|_| described.role != Role::Log);
             let left_out = wanted.iter().flat_map(|wanted| wanted.iter());
             let left_out = left_out.filter(|partition| !snapshot.keys.contains_key(*partition));

@@ -1,7 +1,8 @@
-//! What failed in a run that goes on all the same (`--keep-going`), and what is left out for it.
+//! Failures in a run with `--keep-going`, and what is left out because of them.
 //!
-//! A stage fails for one partition, or as a whole where no partition is to blame. A node is left out for a partition if
-//! its input of the partition is missing, and as a whole if it needs all partitions of an input and one is missing.
+//! A stage fails for one partition, or as a whole where the failure is not due to one. A node is left out for a
+//! partition if its input of the partition is missing, and as a whole if it needs all partitions of an input and one is
+//! missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +41,7 @@ pub(crate) struct Failures {
     errors: Vec<RunError>,
     /// By node, what failed.
     failed: Vec<Missing>,
-    /// By node, what does not stand for later regions.
+    /// By node, the partitions that are not available to later regions.
     missing: Vec<Missing>,
 }
 
@@ -67,17 +68,17 @@ impl Failures {
     }
 }
 
-/// What of a region is run.
+/// The part of a region that can run.
 pub(crate) struct Runnable {
-    /// Nodes that are run, or taken as they stand, with their verdicts.
+    /// Nodes that run or are reused, with their verdicts.
     pub nodes: Vec<usize>,
     pub verdicts: Vec<NodeVerdict>,
-    /// Those of them of which partitions are left out.
+    /// Those of them with partitions that are left out.
     pub incomplete: Vec<usize>,
 }
 
-/// Whether the rows of a partition stand on the port that an input reads, just as the producer would make them: they are
-/// read instead.
+/// Whether up-to-date rows of a partition are stored on the port that an input reads, so that they can be read instead
+/// of computed.
 pub(crate) fn is_stored(state: &PlanState, input: &NodeInput, producer: &PartitionVerdict) -> bool {
     let (described, node_state) = (&state.graph.nodes[input.node], &state.nodes[input.node]);
     let inputs: Option<Vec<Digest>> = producer.inputs.iter().copied().collect();
@@ -91,11 +92,11 @@ pub(crate) fn is_stored(state: &PlanState, input: &NodeInput, producer: &Partiti
 }
 
 impl PlanState {
-    /// Notes the failure of a node of a region. False: it is known already, so that leaving out what it names does not
-    /// help.
+    /// Notes the failure of a node of a region. False: it was noted already, so leaving it out again does not help.
     ///
     /// # Errors
-    /// Gives back what is no failure of a stage of the region: a full disk of the state directory, say, or a signal.
+    /// Returns errors that are no failure of a stage of the region, such as a full disk of the state directory, or a
+    /// signal.
     pub fn note_failure(&mut self, region: usize, error: RunError) -> Result<bool, RunError> {
         let RunError::Stage { stage, partition, .. } = &error else {
             return Err(error);
@@ -118,7 +119,7 @@ impl PlanState {
         Ok(is_new)
     }
 
-    /// Notes that a node was run, but may not be used by others, nor what followed it in its region: it refused too many
+    /// Notes that a node ran but must not be used, nor the nodes after it in its region, since it rejected too many
     /// rows.
     pub fn note_unusable(&mut self, node: usize, error: RunError) {
         self.failures.errors.push(error);
@@ -140,7 +141,7 @@ impl PlanState {
         }
     }
 
-    /// Takes out of the verdicts on a region what failed and what depends on a failure.
+    /// Removes failed partitions and those that depend on them from the verdicts of a region.
     pub fn runnable(&mut self, region: usize, verdicts: Vec<NodeVerdict>) -> Runnable {
         let nodes = self.graph.regions[region].nodes.clone();
         if self.failures.is_empty() {
@@ -152,7 +153,8 @@ impl PlanState {
         }
         // By node, the partitions that it cannot run.
         let mut blocked: BTreeMap<usize, Missing> = BTreeMap::new();
-        // Those that failed as a whole, and what follows them in the region, whatever of it stands.
+        // Nodes that failed as a whole, and those after them in the region, even if some of their partitions are
+        // stored.
         let mut unusable: BTreeSet<usize> = BTreeSet::new();
         let decided: BTreeMap<usize, &Verdict> = verdicts.iter().map(|one| (one.node, &one.verdict)).collect();
         for &node in &nodes {
@@ -202,7 +204,7 @@ impl PlanState {
             let node = one.node;
             let Some(own) = blocked.remove(&node) else { continue };
             let selected = self.selection.selected[node];
-            // Where all of it stands, nothing is missing, whatever cannot be run.
+            // Where everything is stored, nothing is missing, even if it could not run.
             let stands = self.nodes[node].all_settled && !unusable.contains(&node);
             if own.whole {
                 if selected && !stands {
@@ -231,7 +233,7 @@ impl PlanState {
         runnable
     }
 
-    /// How the stage of a node came out, and what failed of it: of all its nodes, where it has several.
+    /// The outcome and failures of a node's stage, over all of its nodes.
     pub fn outcome(&self, node: usize) -> (StageOutcome, Vec<StageFailure>) {
         if self.failures.is_empty() {
             return (StageOutcome::Done, Vec::new());
@@ -261,7 +263,7 @@ impl PlanState {
         (outcome, failures)
     }
 
-    /// What was left out for failures, beside what failed itself.
+    /// What was left out because of failures, without the failures themselves.
     pub fn left_out_for_failures(&self) -> Vec<LeftOut> {
         let mut left_out = Vec::new();
         for (node, described) in self.graph.nodes.iter().enumerate() {

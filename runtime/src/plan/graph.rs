@@ -1,9 +1,10 @@
-//! The nodes of a run, the edges between them, and the regions that they fall into.
+//! The nodes of a run, the edges between them, and their regions.
 //!
 //! Each stage is one node, except a global one, which becomes three: `keys` (local), `decide` (over all
-//! partitions) and `apply` (local). Where a global stage takes rows from another one, its `keys` are those of the rows
-//! before that one, which changes no row: they are made as the rows are, and `decide` is about those that came through. An edge is *stored* when what flows on it is an artifact. The nodes
-//! that are joined by edges that are not stored form a region: one timely dataflow.
+//! partitions) and `apply` (local). Where a global stage takes rows from another one, which changes no row, its `keys`
+//! are computed from the rows before that one, together with them, and `decide` only considers rows that passed. An
+//! edge is *stored* when what flows on it is an artifact. The nodes that are joined by edges that are not stored form a
+//! region: one timely dataflow.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +40,7 @@ pub(crate) enum Flow {
     Whole,
     /// From the decisions of the stage's own `decide`.
     Decisions,
-    /// Not rows: which of the key rows `decide` is about, where these are of rows before another global stage.
+    /// Not rows: selects the key rows for `decide`, where these are of rows before another global stage.
     SemiJoin,
 }
 
@@ -87,11 +88,11 @@ pub(crate) enum KeyInput {
     Partition { node: usize, port: usize },
     /// The digest of all partitions of a port that is kept.
     Whole { node: usize, port: usize },
-    /// What `decide` said of the partition.
+    /// The decisions about the partition.
     Decisions { node: usize },
 }
 
-/// What a region is, which says how it runs.
+/// The kind of a region, which determines how it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegionKind {
     Dataflow,
@@ -123,7 +124,7 @@ pub(crate) struct Graph {
     pub outputs_of: Vec<usize>,
 }
 
-/// The same rows and those that global stages kept back: what the first of these reads.
+/// The input of the first of consecutive global stages, which has all rows before any of them was selected.
 fn before_global(nodes: &[Node], input: &NodeInput) -> NodeInput {
     let mut input = input.clone();
     while input.flow == Flow::Stream
@@ -291,15 +292,15 @@ impl Graph {
         for (node, read) in self.nodes.iter_mut().zip(read) {
             let gives_rows = matches!(node.part, StagePart::Whole | StagePart::Apply);
             let expensive = gives_rows && checked.stages[node.stage].shape.expensive;
-            // What nobody reads is what the pipeline was run for.
+            // Outputs that no stage reads are results of the pipeline.
             if expensive || !read || node.role == Role::Log {
                 node.stored.fill(true);
             }
         }
     }
 
-    /// Puts what only feeds a log on the level of that log. Its rows are the signals of a whole training run: they
-    /// have to stream, also where the log waits for an artifact that its feed does without.
+    /// Puts nodes that only feed a log on the level of that log. Their rows are the signals of a whole training run and
+    /// must stream, even if the log waits for an artifact that its feed does not need.
     fn lift_feeds(&mut self) {
         let mut readers: Vec<Vec<(usize, bool)>> = vec![Vec::new(); self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate() {
@@ -381,7 +382,7 @@ impl Graph {
                 ));
             }
         };
-        // What feeds a log is not recorded (its place is in the log), so nothing else may hang on it.
+        // Feeds of a log are not recorded, so nothing else may depend on them.
         let mut feeds = vec![false; self.nodes.len()];
         feeds[log] = true;
         for index in nodes.iter().rev() {
@@ -425,10 +426,9 @@ impl Graph {
             for input in &node.inputs {
                 let producer = &self.nodes[input.node];
                 if let Some(position) = input.position {
-                    // A name that the pipeline gave may reach the output (as a table or a file name). One
-                    // that is only the producing stage's counts by its rank among the others, so that
-                    // renaming a stage changes nothing while swapping two inputs does. The only input of a
-                    // kind needs no name.
+                    // A name given in the pipeline may affect the output (as a table or a file name). The default name,
+                    // that of the producing stage, is replaced by its rank among the others, so that renaming a stage
+                    // has no effect while swapping two inputs does. The only input of a kind needs no name.
                     let name = names[position];
                     let own = match stage.inputs[position].declared.is_many() {
                         true => checked.stages[producer.stage].name.rsplit('/').next() == Some(name),

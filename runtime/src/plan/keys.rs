@@ -1,4 +1,4 @@
-//! What keys of partitions are made of.
+//! Computes keys of partitions.
 
 use arrow::array::RecordBatch;
 use arrow::ipc::writer::StreamWriter;
@@ -39,7 +39,7 @@ pub(crate) fn source_digest(partition: &SourcePartition, files: &[Digest], range
     Digest::of_parts(parts)
 }
 
-/// Stands for a partition that an input does not have.
+/// The digest in place of a partition that an input does not have.
 pub(crate) fn absent() -> Digest {
     Digest::of(b"no such partition")
 }

@@ -24,7 +24,7 @@ use crate::partition::Partition;
 use crate::processes::Processes;
 use crate::switched_off::SwitchedOff;
 
-/// How a plan or a run was asked for.
+/// Options of a plan or a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The state directory.
@@ -33,20 +33,20 @@ pub struct Options {
     pub workers: Option<usize>,
     /// The whole thread budget that workers share; none: one per core.
     pub threads: Option<usize>,
-    /// Run this stage and what follows it.
+    /// Run this stage and all that follow it.
     pub from: Option<String>,
-    /// Run what this stage needs, and it.
+    /// Run this stage and all that it needs.
     pub until: Option<String>,
-    /// Run these stages alone, on the artifacts that are there.
+    /// Run only these stages, on existing artifacts.
     pub only: Vec<String>,
-    /// Run these stages even where a record stands; `all` for every stage.
+    /// Run these stages even where a record exists; `all` for every stage.
     pub force: Vec<String>,
-    /// Work on these partitions of the sources alone: names, or patterns of names (see [`crate::glob`]). Empty for all.
+    /// Work only on these partitions of the sources: names, or patterns of names (see [`crate::glob`]). Empty for all.
     /// Stages that need all partitions are left out. Not together with `from` or `only`.
     pub partitions: Vec<String>,
-    /// Go on after a failure with what does not depend on it (see [`crate::run::run`]).
+    /// Continue after a failure with everything that does not depend on it (see [`crate::run::run`]).
     pub keep_going: bool,
-    /// Let exports put sets in place that have far fewer rows than those that stand there.
+    /// Allow exports to replace sets by ones with far fewer rows.
     pub allow_shrink: bool,
     /// Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 (a program does, a test does not).
     pub signals: bool,
@@ -84,12 +84,12 @@ impl Options {
     }
 }
 
-/// What becomes of one partition of a stage.
+/// The planned action for one partition of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
     Run,
-    /// Runs if what runs before it changes its input.
+    /// Runs if upstream stages change its input.
     IfChanged,
     Reuse,
 }
@@ -124,7 +124,7 @@ pub struct StagePlan {
     /// Why `--partition` leaves the stage out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<String>,
-    /// The stage is selected, or a selected one depends on it. Others keep what they have, and the run is not about them.
+    /// The stage is selected, or a selected one depends on it. Others are not part of the run and keep their results.
     #[serde(default = "used_by_default")]
     pub used: bool,
     pub run: u64,
@@ -136,7 +136,7 @@ pub struct StagePlan {
     pub reasons: Vec<(Action, String, u64)>,
     /// In the plan that a run keeps: those that are not reused.
     pub partitions: Vec<PartitionPlan>,
-    /// Of a source: partitions that it last had and that are no longer there.
+    /// Of a source: partitions that it had in the last run and that no longer exist.
     pub removed: Vec<Partition>,
 }
 
@@ -169,7 +169,7 @@ impl Plan {
 /// Version of `plan.json`.
 pub const PLAN_VERSION: u32 = 2;
 
-/// A role in the words of plans and messages.
+/// The name of a role in plans and messages.
 pub(crate) fn role_name(role: Role) -> &'static str {
     match role {
         Role::Source => "source",

@@ -1,12 +1,12 @@
-//! A run about some partitions alone (`--partition`): which stages can take part, and which partitions are meant.
+//! A run of only some partitions (`--partition`): which stages can take part, and which partitions are selected.
 //!
 //! A stage takes part if what it gives for a partition follows from that partition of its sources. A stage that needs all
-//! partitions (it decides over them, writes one set of all, or reads a whole artifact) is left out, and so is what
-//! follows it: a set made of some partitions never takes the place of a whole one. For the same reason such a run notes no
-//! stage as complete.
+//! partitions (it decides over them, writes one set of all, or reads a whole artifact) is left out, and so are the
+//! stages after it: a set of some partitions never replaces a complete one. For the same reason such a run has no
+//! complete snapshots.
 //!
-//! A table beside the rows, in which values are looked up, is no reason to leave a stage out: where it comes of sources whose
-//! rows go to no other stage that was selected, all partitions of these are taken.
+//! A lookup table beside the rows is no reason to leave a stage out: if the table's sources feed no other selected
+//! stage, all of their partitions are taken.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) struct Parts {
     tables: Vec<Vec<usize>>,
 }
 
-/// Of the nodes that are `selected` by name. Where one of them is, so is all that it reads.
+/// Computes this for the nodes that are `selected` by name; everything that a selected node reads is selected, too.
 pub(super) fn parts(checked: &Checked, graph: &Graph, selected: &[bool]) -> Parts {
     let mut no_tables = BTreeSet::new();
     loop {
@@ -37,7 +37,7 @@ pub(super) fn parts(checked: &Checked, graph: &Graph, selected: &[bool]) -> Part
         let tables: BTreeSet<usize> = tables.flat_map(|(tables, _)| tables).copied().collect();
         let mut before_tables = tables.clone();
         before_tables.extend(tables.iter().flat_map(|&table| graph.upstream(table)));
-        // Sources of rows that are not, or not only, those of a table.
+        // Sources of rows other than those of tables only.
         let elsewhere = (0..graph.nodes.len()).filter(|node| selected[*node] && !before_tables.contains(node));
         let elsewhere: BTreeSet<usize> = elsewhere.flat_map(|node| &row_sources[node]).copied().collect();
         let found = tables
@@ -117,7 +117,7 @@ fn parts_with(
 }
 
 impl Parts {
-    /// By node, whether all of its partitions are taken: tables of those that are `selected`, and what these come of.
+    /// By node, whether all of its partitions are taken: for tables of `selected` nodes, and their upstream nodes.
     pub fn taken_whole(&self, graph: &Graph, selected: &[bool]) -> Vec<bool> {
         let mut whole = vec![false; graph.nodes.len()];
         let readers = self.tables.iter().zip(selected).filter(|(_, selected)| **selected);
@@ -132,15 +132,15 @@ impl Parts {
 }
 
 impl PlanState {
-    /// Whether the run is about some partitions alone.
+    /// Whether only some partitions are selected.
     pub fn is_partial(&self) -> bool {
         !self.options.partitions.is_empty()
     }
 
-    /// Keeps of the sources that take part the partitions that were asked for.
+    /// Restricts the participating sources to the requested partitions.
     ///
     /// # Errors
-    /// If a source cannot be listed, or none of them has a partition of a name that was asked for.
+    /// If a source cannot be listed, or no source has a requested partition.
     pub(super) fn keep_wanted_partitions(&mut self) -> Result<(), RunError> {
         if !self.is_partial() {
             return Ok(());

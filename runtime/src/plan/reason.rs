@@ -1,4 +1,4 @@
-//! Why a partition runs again, in words: the first thing that differs from what was done before.
+//! Why a partition runs again, as text: the first difference from earlier runs.
 
 use serde_json::Value;
 
@@ -6,15 +6,15 @@ use super::StagePlan;
 use super::graph::{Graph, KeyInput};
 use crate::store::{Record, Records};
 
-/// What of a stage decides its recipe, for comparing.
+/// The parts of a stage's recipe, for comparison.
 pub(crate) struct Identity<'a> {
     pub kind: &'a str,
     pub version: u32,
     pub settings: &'a Value,
 }
 
-/// Why a recipe has no records at all, by what the last plan knew of the stage of this name. None if the
-/// stage itself is as it was: then a stage that streams into it has changed.
+/// Why a recipe has no records, by comparison with the stage of this name in the last plan. None if the stage itself is
+/// unchanged: then a stage that streams into it has changed.
 pub(crate) fn recipe_changed(before: &StagePlan, now: &Identity) -> Option<String> {
     if before.kind != now.kind {
         return Some(format!("kind changed {} -> {}", before.kind, now.kind));
@@ -84,7 +84,7 @@ fn short(value: &Value) -> Option<String> {
     (text.chars().count() <= 60).then_some(text)
 }
 
-/// Why a partition that has records under this very recipe must run all the same.
+/// Why a partition with records under this recipe must run anyway.
 pub(crate) fn input_changed(
     graph: &Graph,
     key_inputs: &[KeyInput],

@@ -1,4 +1,4 @@
-//! Which stages a run is about: `--from`, `--until`, `--only`, `--force`, `--partition`.
+//! The selected stages of a run: `--from`, `--until`, `--only`, `--force`, `--partition`.
 
 use super::Options;
 use super::graph::Graph;
@@ -8,17 +8,17 @@ use crate::spec::Checked;
 /// Per node of the graph.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct StageSelection {
-    /// May run for its own sake. Others are taken as they stand, and run only to feed these.
+    /// Selected nodes. Others are reused, and run only to feed these.
     pub selected: Vec<bool>,
-    /// Runs even where a record stands.
+    /// Runs even where a record exists.
     pub forced: Vec<bool>,
-    /// Why it is not selected, where the run is about some partitions alone.
+    /// Why it is not selected, in a run of only some partitions.
     pub left_out: Vec<Option<String>>,
-    /// All its partitions are taken, where the run is about some partitions alone: others look up values in it.
+    /// All its partitions are taken although the run is of only some partitions, since it is a lookup table.
     pub whole: Vec<bool>,
 }
 
-/// A stage name that is not there: message and help.
+/// The error for an unknown stage name: message and help.
 pub(crate) type NoSuchStage = (String, String);
 
 impl StageSelection {

@@ -1,4 +1,4 @@
-//! From verdicts to a plan that people read and runs keep.
+//! Builds the plan that is shown and stored from verdicts.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::partition::Partition;
 use crate::run_error::RunError;
 
 impl PlanState {
-    /// Decides over all regions with what is known now: the plan.
+    /// The plan: decides over all regions with the present state.
     pub fn plan(&mut self) -> Result<Plan, RunError> {
         self.read_records();
         self.keep_wanted_partitions()?;
@@ -102,9 +102,10 @@ impl PlanState {
         Ok(plan)
     }
 
-    /// Partitions that a source last had and that are no longer there. Those of what follows go with them.
+    /// Partitions that a source had in the last run and that no longer exist; those of later stages are removed with
+    /// them.
     fn removed(&mut self, node: usize) -> Result<Vec<Partition>, RunError> {
-        // Of some partitions alone nothing can be said of the others.
+        // With only some partitions selected, nothing is known of the others.
         if self.graph.nodes[node].role != Role::Source || self.is_partial() {
             return Ok(Vec::new());
         }

@@ -1,4 +1,4 @@
-//! What is known of every node while a pipeline is planned and run: its partitions, its records, digests.
+//! The state of every node during planning and running: partitions, records, digests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -34,38 +34,38 @@ pub(super) const LOOK_BACK: usize = 10;
 
 #[derive(Default)]
 pub(crate) struct NodeState {
-    /// What stands under the node's recipe; read when first asked for.
+    /// The records of the node's recipe; read on first use.
     pub records: Option<Arc<Records>>,
     /// The partitions on which the node works; none while they are not known.
     pub space: Option<Arc<Vec<Partition>>>,
     pub sources: Arc<BTreeMap<Partition, ListedPartition>>,
     /// Digests of the partitions of a source, as far as they were needed.
     pub source_digests: BTreeMap<Partition, Digest>,
-    /// Records that what follows may read, by partition.
+    /// Records that later nodes may read, by partition.
     pub settled: BTreeMap<Partition, Arc<Record>>,
     /// No more records will be settled.
     pub all_settled: bool,
-    /// The recipe of the settled records: another than the node's where an older artifact is taken as it is.
+    /// The recipe of the settled records: differs from the node's where an older artifact is reused.
     pub settled_recipe: Option<Digest>,
-    /// How many settled records are not those that the plan would make.
+    /// Number of settled records that are out of date.
     pub stale: u64,
-    /// How many partitions of what is taken as it stands are lost.
+    /// Number of partitions of a reused artifact that are lost.
     pub missing: u64,
-    /// Taken as it stands, though no run ever came to its end.
+    /// To be reused, although no run ever completed it.
     pub never_complete: bool,
     whole: BTreeMap<usize, Digest>,
     decided: Option<Arc<BTreeMap<Partition, Digest>>>,
 }
 
 impl NodeState {
-    /// Forgets what was derived from the settled records.
+    /// Settles a partition, and drops values derived from the settled records.
     pub fn settle(&mut self, partition: &Partition, record: Arc<Record>) {
         self.whole.clear();
         self.decided = None;
         self.settled.insert(partition.clone(), record);
     }
 
-    /// Forgets what was settled, and how.
+    /// Drops all settled records.
     pub fn unsettle_all(&mut self) {
         self.whole.clear();
         self.decided = None;
@@ -75,7 +75,7 @@ impl NodeState {
         (self.stale, self.missing, self.never_complete) = (0, 0, false);
     }
 
-    /// Takes a partition back: it is made again.
+    /// Unsettles a partition, which is computed again.
     pub fn unsettle(&mut self, partition: &Partition) {
         self.whole.clear();
         self.decided = None;
@@ -105,9 +105,9 @@ pub(crate) struct PlanState {
     pub cancel: Cancel,
     /// Whether scratch folders may be made.
     pub may_write: bool,
-    /// What failed so far, in a run that goes on all the same.
+    /// Failures so far, in a run with `--keep-going`.
     pub failures: Failures,
-    /// Why a run would be refused, where only a plan is made, which goes on all the same.
+    /// Why a run would be refused, where only a plan is made.
     pub refusals: Vec<RunError>,
 }
 
@@ -157,7 +157,7 @@ impl PlanState {
         }
     }
 
-    /// What stands under the node's recipe.
+    /// The records of the node's recipe.
     pub fn records(&mut self, node: usize) -> Result<Arc<Records>, RunError> {
         if let Some(records) = &self.nodes[node].records {
             return Ok(Arc::clone(records));
@@ -167,7 +167,7 @@ impl PlanState {
         Ok(records)
     }
 
-    /// Reads what stands under the recipes of all nodes, on all threads; what cannot be read is named when it is asked for.
+    /// Reads the records of all nodes' recipes, on all threads; errors are reported on first use.
     pub fn read_records(&mut self) {
         let mut recipes: Vec<_> = self.graph.nodes.iter().map(|node| node.recipe).collect();
         recipes.sort_unstable();
@@ -228,7 +228,7 @@ impl PlanState {
             return Ok(Some(Arc::new(vec![Partition::new(RESULT)])));
         }
         if self.nodes[node].all_settled && !self.selection.selected[node] {
-            // Taken as it stands, with the partitions that it has.
+            // Reused, with the partitions that it has.
             return Ok(Some(Arc::new(self.nodes[node].settled.keys().cloned().collect())));
         }
         self.space(node)
@@ -267,7 +267,7 @@ impl PlanState {
         Ok(Some(listed))
     }
 
-    /// What a body of the node is opened with, on one worker; none while a whole input is not settled.
+    /// The context with which a body of the node is opened, on one worker; none while a whole input is not settled.
     pub fn context(&mut self, node: usize) -> Result<Option<Context>, RunError> {
         let Some(artifacts) = self.whole_inputs(node)? else {
             return Ok(None);
@@ -329,7 +329,7 @@ impl PlanState {
         Ok(Some(artifacts))
     }
 
-    /// What is settled of a node on a port.
+    /// The settled records of a node's port as an artifact.
     pub fn artifact(&self, node: usize, port: usize) -> Result<Artifact, RunError> {
         let described = &self.graph.nodes[node];
         let port = &described.outputs[port];
@@ -376,7 +376,7 @@ impl PlanState {
         Decisions::load(&rows, &list).map_err(|error| self.failed(decide, None, error))
     }
 
-    /// The digest that stands for one input of one partition; none while it is not known.
+    /// The digest of one input of one partition for its key; none while it is unknown.
     pub fn key_input(&mut self, input: KeyInput, partition: &Partition) -> Result<Option<Digest>, RunError> {
         match input {
             KeyInput::Source { node } => Ok(match self.nodes[node].source_digests.get(partition) {
@@ -390,7 +390,8 @@ impl PlanState {
                 Ok(
                     match state.settled.get(partition).and_then(|record| record.ports.get(name)) {
                         Some(port) => Some(port.digest),
-                        // After a failure a stage is never settled, but what it does not have at all is known.
+                        // After a failure a stage is never settled, but partitions that it does not have at all are
+                        // known.
                         None => (state.all_settled || !self.failures.is_empty() && lacks(state, partition))
                             .then(keys::absent),
                     },
@@ -422,7 +423,7 @@ impl PlanState {
         }
     }
 
-    /// Digests the files of those partitions of a source that are named; what is known is not read again.
+    /// Digests the files of the named partitions of a source; known digests are not computed again.
     pub fn digest_sources(&mut self, node: usize, partitions: &[Partition]) -> Result<(), RunError> {
         let state = &self.nodes[node];
         let wanted: Vec<&ListedPartition> = partitions
@@ -477,7 +478,7 @@ impl PlanState {
         self.rejects_of(&settled.collect::<Vec<_>>())
     }
 
-    /// The rejects of settled stages as the run has them.
+    /// The rejects of settled nodes.
     pub fn rejects_of(&self, nodes: &[usize]) -> RejectSet {
         let mut stages = Vec::new();
         for &node in nodes {

@@ -1,4 +1,4 @@
-//! What goes over a connection: a greeting, then frames.
+//! The protocol of a connection: a greeting, then frames.
 //!
 //! A frame is its kind (1 byte), a number (4 bytes: the topic of a message, a signal, an exit code), the length of its body
 //! (8 bytes) and the body. Numbers are little-endian; bodies of stages hold numbers as the machine has them, so machines
@@ -9,12 +9,12 @@ use std::io::{self, Read, Write};
 /// Version of the protocol. Processes of one run have the same.
 pub(super) const VERSION: u32 = 2;
 
-/// What both sides say first.
+/// The first bytes of both sides.
 pub(super) const MAGIC: &[u8; 8] = b"flow-pr\n";
 
 const ORDER: u32 = 0x0102_0304;
 
-/// The longest body; a larger length is taken for damage.
+/// The longest body; a larger length counts as damage.
 const LONGEST: u64 = 1 << 34;
 
 /// The most bytes of settings in a greeting.
@@ -23,14 +23,14 @@ pub(super) const SETTINGS: usize = 1 << 17;
 /// The most bytes of a reason to refuse a process.
 const REASON: usize = 4096;
 
-/// Memory that a length alone is believed; beyond it a body must have come.
+/// Most memory that is allocated by a length alone; more only as data arrives.
 const BELIEVED: u64 = 1 << 26;
 
 /// Kinds of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum FrameKind {
-    /// Nothing, so that the other side knows that this one lives.
+    /// A heartbeat.
     Beat = 0,
     Message = 1,
     Signal = 2,
@@ -84,20 +84,20 @@ pub(super) fn read(from: &mut dyn Read) -> io::Result<Option<Frame>> {
     Ok(Some(Frame { kind, number, body }))
 }
 
-/// What a process that connects says.
+/// The greeting of a connecting process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub version: u32,
     pub order: u32,
     pub processes: u32,
     pub process: u32,
-    /// To process 0 the digest of pipeline and settings, to another one what process 0 gave to all.
+    /// To process 0 the digest of pipeline and settings, to others the token that process 0 sent to all.
     pub token: [u8; 32],
     /// Where it listens for other processes.
     pub port: u16,
     pub pid: u32,
     pub host: String,
-    /// To process 0: what the digest is made of, so that it can say what differs. Empty: unknown.
+    /// To process 0: the settings in the digest, so that it can name differences. Empty: unknown.
     pub settings: Vec<u8>,
 }
 
@@ -159,7 +159,7 @@ impl Hello {
         to.write_all(&bytes)
     }
 
-    /// Reads a greeting. None where the other side speaks something else.
+    /// Reads a greeting. None where the other side uses another protocol.
     pub fn read(from: &mut dyn Read) -> io::Result<Option<Hello>> {
         if !is_magic(from)? {
             return Ok(None);
@@ -169,7 +169,7 @@ impl Hello {
         let mut token = [0u8; 32];
         from.read_exact(&mut token)?;
         let (port, pid, host) = (read_u16(from)?, read_u32(from)?, read_text(from)?);
-        // The first version ends here; it is understood so that it can be told why it is refused.
+        // Version 1 ends here; it is parsed so that the process can be refused with a reason.
         let length = if version == 1 { 0 } else { read_u32(from)? as usize };
         if length > SETTINGS {
             return Err(io::ErrorKind::InvalidData.into());
@@ -206,7 +206,7 @@ pub(super) fn read_reason(from: &mut dyn Read) -> io::Result<String> {
     Ok(shown(&bytes))
 }
 
-/// Text of another process, as it is shown to people.
+/// Text of another process, escaped for display.
 fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).replace(char::is_control, "?")
 }
@@ -241,10 +241,10 @@ pub(super) fn read_u32(from: &mut dyn Read) -> io::Result<u32> {
     Ok(u32::from_le_bytes(bytes))
 }
 
-/// Whether what comes first is what a process of a run says first.
+/// Whether the first bytes are the magic of this protocol.
 ///
 /// # Errors
-/// If nothing comes: whoever hangs up without a word may answer when asked again.
+/// If no bytes arrive: a peer that closes the connection at once may respond to another attempt.
 pub(super) fn is_magic(from: &mut dyn Read) -> io::Result<bool> {
     let mut magic = [0u8; MAGIC.len()];
     from.read_exact(&mut magic[..1])?;

@@ -13,7 +13,7 @@ use super::link::{self, Outgoing};
 use super::peer::{End, Loss, Outcome, Payload, Peer};
 use super::state::{GroupState, Inner, Listener, SignalFlags, Topic};
 
-/// How long process 0 waits for the others to hear that the run ended, and they for one another.
+/// How long process 0 waits until the others have received the end of the run, and they for each other.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// This process among those of its run.
@@ -67,13 +67,13 @@ impl Processes {
         &self.peers
     }
 
-    /// A number that was not given before, to tell the messages of one use of a topic from those of the next.
+    /// A unique number, which separates the messages of consecutive uses of a topic.
     pub fn new_session(&self) -> u32 {
         self.sessions.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends a message and returns at once; messages to one process arrive in their order. What is sent to a process
-    /// that is gone is dropped: its loss is told to those that ask.
+    /// Sends a message and returns at once; messages to one process arrive in their order. Messages to a lost process
+    /// are dropped; the loss is reported by [`Processes::lost`].
     pub fn send(&self, to: usize, topic: u32, body: Box<dyn Payload>) {
         self.post(to, Outgoing::Message { topic, body });
     }
@@ -85,8 +85,8 @@ impl Processes {
         }
     }
 
-    /// Hands every message of a topic to `listener`, on the threads that receive: those of one process in their order, and
-    /// those first that came before.
+    /// Passes every message of a topic to `listener`, on the receiving threads: in order for each process, beginning
+    /// with those that arrived before this call.
     pub fn listen(&self, topic: u32, listener: impl Fn(usize, Vec<u8>) + Send + Sync + 'static) {
         let listener: Listener = Arc::new(listener);
         loop {
@@ -99,14 +99,14 @@ impl Processes {
                 }
             };
             drop(state);
-            // What comes meanwhile is kept, and comes after these.
+            // Messages that arrive meanwhile are kept and passed after these.
             for (from, body) in kept {
                 listener(from, body);
             }
         }
     }
 
-    /// Drops what comes on a topic from now on.
+    /// Drops further messages of a topic.
     pub fn close(&self, topic: u32) {
         self.shared.lock().topics.insert(topic, Topic::Closed);
     }
@@ -140,12 +140,12 @@ impl Processes {
         state.signals = Some(flags);
     }
 
-    /// Tells process 0 of a signal that this process got.
+    /// Forwards a signal of this process to process 0.
     pub fn signal(&self, signal: i32) {
         self.post(0, Outgoing::Signal(signal));
     }
 
-    /// At process 0: tells all others how the run ended, and waits a few seconds for them to go.
+    /// At process 0: sends the outcome to all others, and waits a few seconds for them to leave.
     pub fn end(&self, end: &End) {
         self.shared.end(end.clone());
         for to in 0..self.count() {
@@ -159,8 +159,8 @@ impl Processes {
         self.shared.wait_for(FAREWELL, all_gone);
     }
 
-    /// At the others: what became of the run, if it is known within `timeout`. A process other than 0 that is lost may
-    /// have heard of the end before this one did, so process 0 has a few seconds to say so.
+    /// At the others: the outcome of the run, if it is known within `timeout`. Another process may seem lost because it
+    /// received the end of the run earlier, so process 0 gets a few seconds to report the end.
     pub fn outcome(&self, timeout: Duration) -> Option<Outcome> {
         self.shared.wait_for(timeout, |state| {
             if let Some(end) = &state.ended {
@@ -172,7 +172,7 @@ impl Processes {
         })
     }
 
-    /// Says goodbye, so that nobody takes the end of this process for a loss.
+    /// Sends a goodbye, so that the end of this process does not count as a loss.
     pub fn leave(&self) {
         let (written, all) = bounded(self.count());
         for to in 0..self.count() {
@@ -192,7 +192,7 @@ impl fmt::Debug for Processes {
 }
 
 impl Processes {
-    /// Closes all connections without a word, as the end of this process would. For tests.
+    /// Closes all connections without a goodbye, like a killed process. For tests.
     pub fn cut(&self) {
         for stream in &self.streams {
             // Closed already, perhaps.

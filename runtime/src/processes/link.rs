@@ -12,11 +12,11 @@ use super::frame::{self, FrameKind};
 use super::peer::{End, Payload, Peer};
 use super::state::GroupState;
 
-/// How often a process that has nothing to say lets the other one know that it lives.
+/// Interval of heartbeats on an idle connection.
 const BEAT: Duration = Duration::from_secs(2);
 
-/// A process of which nothing was heard for so long is lost. Its machine has failed, or the network, or it was stopped: one
-/// that merely works on something beats from a thread of its own.
+/// A process is lost after this time without data: its machine or the network failed, or it was stopped. A busy process
+/// sends heartbeats from a separate thread.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// What is to be written.
@@ -41,7 +41,7 @@ pub(super) fn start(shared: &Arc<GroupState>, peer: Peer, stream: TcpStream) -> 
             if let Err(error) = write(&writing, &outgoing) {
                 at_writer.closed(&to, &why(&error));
             }
-            // Nothing more will come from here; the other side may still have something to say.
+            // Nothing more is sent; the other side may still send data.
             let _ = writing.shutdown(Shutdown::Write);
         })?;
     thread::Builder::new()
@@ -56,7 +56,7 @@ pub(super) fn start(shared: &Arc<GroupState>, peer: Peer, stream: TcpStream) -> 
 
 const ENDED: &str = "ended without a word";
 
-/// What an error of a connection says of the process at its other end.
+/// Describes what an error of a connection means for the process at its other end.
 fn why(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
@@ -99,7 +99,7 @@ fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>) -> io::Result<()> {
             Outgoing::Bye(written) => {
                 frame::header(&mut to, FrameKind::Bye, 0, 0)?;
                 to.flush()?;
-                // Whoever waited for it may have gone on.
+                // The waiting thread may have continued.
                 let _ = written.send(());
             }
         }
@@ -114,7 +114,7 @@ fn read(stream: &TcpStream, peer: &Peer, shared: &GroupState) -> io::Result<()> 
             FrameKind::Beat => {}
             FrameKind::Message => shared.deliver(peer.process, frame.number, frame.body),
             FrameKind::Signal => shared.signal(frame.number as i32),
-            // The others have no say in it.
+            // Only process 0 may end the run.
             FrameKind::End if peer.process == 0 => shared.end(End {
                 code: u8::try_from(frame.number).unwrap_or(u8::MAX),
                 message: String::from_utf8_lossy(&frame.body).into_owned(),

@@ -1,12 +1,12 @@
 //! Several processes, on one machine or several, that take part in one run.
 //!
-//! Process 0 runs the pipeline: it plans, commits and holds the lock of the state directory. The others join it, do what
-//! a stage asks of them by messages, and end when it says so, with its exit code. Every two processes are connected, so
-//! messages go straight from one to the other. What a message means is for the stage that sends it to say; the runtime
-//! carries it, notices whoever dies or falls silent, and names that process to all.
+//! Process 0 runs the pipeline: it plans, commits and holds the lock of the state directory. The others join it,
+//! execute a stage's messages, and end with process 0, with its exit code. All pairs of processes are connected, so
+//! messages are sent directly. Stages define the meaning of messages; the runtime transports them, detects processes
+//! that die or stop responding, and reports these to all.
 //!
-//! Whoever connects must speak this protocol and name the digest of the same pipeline and settings. That keeps two runs
-//! apart; it is no protection against an attacker, since nothing is encrypted.
+//! A connecting process must use this protocol and send the digest of the same pipeline and settings. That separates
+//! runs; it is no protection against an attacker, since nothing is encrypted.
 
 mod frame;
 mod group;

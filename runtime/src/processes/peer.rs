@@ -17,7 +17,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A process that is gone before the run ended.
+/// A process that was lost before the run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     pub process: usize,
@@ -25,7 +25,7 @@ pub struct Loss {
     pub message: String,
 }
 
-/// How the run ended, as process 0 says.
+/// The end of the run, sent by process 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     /// Exit code of all processes.
@@ -34,14 +34,14 @@ pub struct End {
     pub message: String,
 }
 
-/// What becomes of a process that joined.
+/// The outcome for a process that joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Ended(End),
     Lost(Loss),
 }
 
-/// The content of a message. It is written when its turn comes, so that what is large need not be copied.
+/// The content of a message, written when it is sent, so that large data need not be copied.
 pub trait Payload: Send {
     /// Bytes that [`Payload::write`] will write.
     fn size(&self) -> u64;
@@ -49,7 +49,7 @@ pub trait Payload: Send {
     /// Writes exactly [`Payload::size`] bytes.
     ///
     /// # Errors
-    /// What `to` gives; the peer is then given up.
+    /// Those of `to`; the connection is then closed.
     fn write(&self, to: &mut dyn Write) -> io::Result<()>;
 }
 

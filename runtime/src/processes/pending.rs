@@ -1,4 +1,4 @@
-//! Connections that have yet to say who they are. However many come and stay silent, whoever speaks is heard.
+//! Connections that have not sent a greeting yet. Many idle connections cannot block those that send one.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::frame::{Hello, MAGIC, SETTINGS};
 
-/// A connection has so long to say what it wants.
+/// Timeout of the greeting.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections that are listened to at the same time. Where more come, the one that has been silent for longest goes.
+/// Most pending connections. Beyond that the one that has been idle for longest is closed.
 const MOST_PENDING: usize = 256;
 
-/// Connections taken before those that are there are listened to again.
+/// Connections accepted before the pending ones are read again.
 const AT_ONCE: usize = 64;
 
 /// No greeting is longer.
@@ -21,7 +21,7 @@ const LONGEST: usize = 512 + SETTINGS;
 /// The most bytes that are read at once.
 const PIECE: usize = 1 << 14;
 
-/// A process that came and said who it is.
+/// A process that has sent its greeting.
 pub(super) struct Arrival {
     pub hello: Hello,
     pub stream: TcpStream,
@@ -42,7 +42,7 @@ pub(super) struct PendingConnections {
 }
 
 impl PendingConnections {
-    /// Takes connections that wait at a listener that does not block. Says whether there may be more.
+    /// Accepts waiting connections of a non-blocking listener. Returns whether there may be more.
     pub fn accept(&mut self, listener: &TcpListener) -> bool {
         for _ in 0..AT_ONCE {
             let Ok((stream, address)) = listener.accept() else {
@@ -65,7 +65,7 @@ impl PendingConnections {
         true
     }
 
-    /// Reads what has come. Gives those that greeted, and why others are let go.
+    /// Reads available data. Returns complete greetings, and the reasons why others are closed.
     pub fn listen(&mut self) -> Vec<Result<Arrival, String>> {
         let mut heard = Vec::new();
         for mut connection in std::mem::take(&mut self.all) {
@@ -107,7 +107,7 @@ impl PendingConnection {
         if MAGIC.starts_with(begun) {
             match Hello::read(&mut left) {
                 Ok(Some(hello)) if left.is_empty() => return Ok(Some(hello)),
-                // What is there so far is the beginning of one.
+                // The data so far is an incomplete greeting.
                 Ok(None) => return Ok(None),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && self.said.len() < LONGEST => {
                     return Ok(None);

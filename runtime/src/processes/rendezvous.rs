@@ -1,4 +1,4 @@
-//! How the processes of a run find each other: all go to process 0, which tells each where the others are.
+//! Rendezvous of the processes of a run: all connect to process 0, which sends each the addresses of the others.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -15,23 +15,23 @@ use super::peer::Peer;
 use super::pending::{Arrival, HANDSHAKE_TIMEOUT, PendingConnections};
 use crate::digest::Digest;
 
-/// How often is looked again.
+/// Polling interval.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Refusals that are told as they come; beyond that the last one is told at the end.
+/// Refusals that are reported at once; of later ones only the last is reported, at the end.
 const TOLD: usize = 20;
 
-/// A process of this run that was started with other settings is refused; one of its number with the right ones may come for
-/// so long.
+/// A process with other settings is refused; for this time another one of its number with the right settings may
+/// connect.
 const SECOND_TRY: Duration = Duration::from_secs(10);
 
-/// So many settings that differ are named.
+/// Most differing settings that are named.
 const NAMED: usize = 5;
 
-/// So many characters of a setting's name or value are shown; a longer value is known by its digest.
+/// Most characters of a setting's name or value that are shown; longer values are compared by digest.
 const SHOWN: usize = 80;
 
-/// Where process 0 is found.
+/// The address of process 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     pub host: String,
@@ -49,7 +49,7 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// Whether it is found on this very machine only, by its name alone.
+    /// Whether the host is a loopback name or address.
     fn is_local(&self) -> bool {
         self.host == "localhost" || self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
     }
@@ -59,7 +59,7 @@ impl Address {
     }
 }
 
-/// What a process must know to join the others.
+/// The parameters for joining the other processes.
 #[derive(Clone, Debug)]
 pub struct Join {
     pub process: usize,
@@ -70,19 +70,19 @@ pub struct Join {
     pub port: Option<u16>,
     /// Of pipeline and settings: the same for all.
     pub digest: Digest,
-    /// What the digest is made of, by name, the most telling first: where it differs, so that it can be said in what.
+    /// The settings in the digest, by name, the most informative first, so that differences can be named.
     pub settings: Vec<(String, String)>,
     /// How long to wait for the others.
     pub timeout: Duration,
 }
 
-/// Why processes did not come together.
+/// Why the rendezvous failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// Numbers or addresses that cannot be right, or processes that were not started for the same run.
+    /// Invalid numbers or addresses, or processes that were not started for the same run.
     #[error("{message}")]
     Refused { message: String },
-    /// Somebody did not come, or a port or machine cannot be reached.
+    /// A process did not connect, or a port or machine cannot be reached.
     #[error("{message}")]
     Failed { message: String, help: String },
 }
@@ -94,10 +94,10 @@ fn failed(message: impl fmt::Display, help: impl fmt::Display) -> JoinError {
     }
 }
 
-/// Joins the other processes. Returns when all are there. `tell` is given what happens meanwhile, line by line.
+/// Joins the other processes. Returns when all are connected. `tell` is called with lines of progress.
 ///
 /// # Errors
-/// Where they do not all come in time, or were not started for the same run.
+/// Where not all connect in time, or they were not started for the same run.
 pub fn join(join: &Join, tell: &dyn Fn(&str)) -> Result<Arc<Processes>, JoinError> {
     if join.processes == 0 || join.process >= join.processes || join.processes > u32::MAX as usize {
         return Err(JoinError::Refused {
@@ -121,7 +121,7 @@ pub fn join(join: &Join, tell: &dyn Fn(&str)) -> Result<Arc<Processes>, JoinErro
 
 type Joined = (Vec<Peer>, Vec<Option<TcpStream>>);
 
-/// Listens; on this machine alone where process 0 is looked for nowhere else.
+/// Listens; on the loopback interface only if the address of process 0 is local.
 fn listen(join: &Join, port: u16) -> Result<TcpListener, JoinError> {
     let bound = if join.leader.is_local() {
         TcpListener::bind((join.leader.host.as_str(), port))
@@ -144,8 +144,8 @@ fn listen(join: &Join, port: u16) -> Result<TcpListener, JoinError> {
     Ok(listener)
 }
 
-/// Takes connections until `until`, which may change meanwhile, and hands those to `take` that greet properly. Ends when
-/// `take` gives something, or the time is over.
+/// Accepts connections until `until`, which may change meanwhile, and passes those with a valid greeting to `take`.
+/// Ends when `take` returns a value, or the time is over.
 fn arrivals<R>(
     listener: &TcpListener,
     until: &Cell<Instant>,
@@ -182,7 +182,7 @@ fn answer(mut stream: &TcpStream, refusal: Option<&str>) -> io::Result<()> {
     stream.write_all(&bytes)
 }
 
-/// The settings as they are sent and compared.
+/// The settings in the form in which they are sent and compared.
 fn in_short(settings: &[(String, String)]) -> Vec<(String, String)> {
     let short = |(name, value): &(String, String)| match value.chars().count() > SHOWN {
         true => (
@@ -194,8 +194,8 @@ fn in_short(settings: &[(String, String)]) -> Vec<(String, String)> {
     settings.iter().map(short).collect()
 }
 
-/// In what the settings of a process that comes differ from `own`, in words. None where it did not send them, they do not
-/// differ, or they are those of quite another run. What it sent may be anything.
+/// Describes the differences between the settings of a connecting process and `own`. None where it did not send them,
+/// they do not differ, or they are those of an entirely different run. The sent data is untrusted.
 pub(super) fn differences(own: &[(String, String)], sent: &[u8]) -> Option<String> {
     let sent: Vec<(String, String)> = serde_json::from_slice(sent).ok()?;
     let theirs: BTreeMap<&str, &str> = sent
@@ -237,7 +237,7 @@ pub(super) fn differences(own: &[(String, String)], sent: &[u8]) -> Option<Strin
     (!all.is_empty()).then_some(text)
 }
 
-/// Process 0: waits for all others and tells each of them where the rest is.
+/// Process 0: waits for all others and sends each of them the addresses.
 fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, JoinError> {
     let count = join.processes;
     let listener = listen(join, join.leader.port)?;
@@ -247,7 +247,7 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
         join.timeout.as_secs_f64().round()
     ));
     let mut come: Vec<Option<Arrival>> = (0..count).map(|_| None).collect();
-    // How many, and the last.
+    // Number of refusals, and the last one.
     let refusals = std::cell::RefCell::new((0usize, String::new()));
     let refuse = |why: String| {
         let mut refusals = refusals.borrow_mut();
@@ -284,7 +284,7 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
                 }
             });
             if let Some(why) = wrong {
-                // Whether it hears why or not, it is not let in.
+                // Errors are ignored: the process is refused anyway.
                 let _ = answer(&arrival.stream, Some(&why));
                 let why = format!("process {process} ({}, pid {}): {why}", hello.host, hello.pid);
                 if misfit && (1..count).contains(&process) && come[process].is_none() {
@@ -328,7 +328,7 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
             message.clone_from(misfit);
         }
         for other in come.iter().flatten() {
-            // They wait for a table; the connection that closes tells them too.
+            // They wait for the table; the closed connection also informs them.
             let _ = (&other.stream).write_all(&[1]);
             let mut why = Vec::new();
             frame::reason(&mut why, &message);
@@ -357,7 +357,7 @@ fn lead(join: &Join, until: Instant, tell: &dyn Fn(&str)) -> Result<Joined, Join
     let mut peers = Vec::with_capacity(count);
     for (process, arrival) in come.iter().enumerate() {
         let hello = arrival.as_ref().map_or(&own, |arrival| &arrival.hello);
-        // Nothing stands for the machine of process 0, which each finds under the name that it was given.
+        // Empty for the machine of process 0, for which each process uses the address that it was given.
         let ip = arrival
             .as_ref()
             .map(|arrival| arrival.ip)
@@ -398,7 +398,7 @@ fn is_closed(stream: &TcpStream) -> bool {
     }
 }
 
-/// Another process than 0: goes to process 0, then to all of lower number, and is found by those of higher number.
+/// A process other than 0: connects to process 0, then to all lower numbers, and accepts connections of higher ones.
 fn follow(join: &Join, until: Instant) -> Result<Joined, JoinError> {
     let count = join.processes;
     let listener = listen(join, join.port.unwrap_or(0))?;
@@ -469,8 +469,8 @@ fn follow(join: &Join, until: Instant) -> Result<Joined, JoinError> {
     Ok((peers, streams))
 }
 
-/// Connects and greets, again and again until the other side is there and answers: it may be busy with others, and let
-/// go of those that it has not heard yet.
+/// Connects and sends the greeting, repeatedly until the other side responds: it may be busy, and close connections
+/// that it has not read yet.
 fn greeted(address: &Address, hello: &Hello, until: Instant, name: &str) -> Result<TcpStream, JoinError> {
     let unreachable = |why: &dyn fmt::Display| {
         failed(
@@ -498,7 +498,7 @@ fn connect(address: &Address, until: Instant) -> io::Result<TcpStream> {
         let left = until.saturating_duration_since(Instant::now());
         let patience = left.clamp(Duration::from_millis(10), Duration::from_secs(5));
         match TcpStream::connect_timeout(&socket, patience) {
-            // Linux connects a socket to itself where nobody listens and the port is free: nobody is there.
+            // Linux may connect a socket to itself where no process listens and the port is free.
             Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                 last = io::ErrorKind::ConnectionRefused.into();
             }
@@ -538,7 +538,7 @@ fn greeting(mut stream: TcpStream, hello: &Hello, until: Instant, name: &str) ->
     Ok(stream)
 }
 
-/// What process 0 says of one process.
+/// The table's entry of one process.
 struct Row {
     ip: String,
     port: u16,
@@ -560,7 +560,7 @@ fn table(stream: &TcpStream, count: usize, until: Instant, join: &Join) -> Resul
         };
         failed(why, "start all again")
     };
-    // A little more than process 0 itself waits, so that it is the one to say who is missing.
+    // A little longer than process 0 waits, so that it reports which process is missing.
     let left = until.saturating_duration_since(Instant::now()) + Duration::from_secs(2);
     stream.set_read_timeout(Some(left)).map_err(io)?;
     let mut status = [0u8; 1];
@@ -583,7 +583,7 @@ fn table(stream: &TcpStream, count: usize, until: Instant, join: &Join) -> Resul
     Ok((token, rows))
 }
 
-/// A port that nobody listens at just now.
+/// A port that is free at the moment.
 #[cfg(test)]
 pub(super) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");

@@ -1,4 +1,4 @@
-//! What a process knows of the others: their messages, who is lost, how the run ended.
+//! What a process knows of the others: their messages, losses, the end of the run.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,13 +12,13 @@ pub(super) type LossListener = Arc<dyn Fn(&Loss) + Send + Sync>;
 pub(super) type Listener = Arc<dyn Fn(usize, Vec<u8>) + Send + Sync>;
 
 pub(super) enum Topic {
-    /// Nobody listens yet, or not all that was kept is handed over.
+    /// There is no listener yet, or kept messages are still being passed to it.
     Kept(Vec<(usize, Vec<u8>)>),
     Heard(Listener),
     Closed,
 }
 
-/// The flags of a run that signals set.
+/// The flags of a run for signals.
 #[derive(Clone)]
 pub(crate) struct SignalFlags {
     /// Number of the signal that asks the run to end.
@@ -53,7 +53,7 @@ pub(super) struct Inner {
     /// By process: it said goodbye, or its connection is closed.
     pub gone: Vec<bool>,
     pub signals: Option<SignalFlags>,
-    /// That came before anybody asked for signals.
+    /// Signals that arrived before the flags were set.
     pub early: Vec<i32>,
 }
 
@@ -124,7 +124,7 @@ impl GroupState {
         self.changed.notify_all();
     }
 
-    /// Waits until `what` gives something, at most for `timeout`.
+    /// Waits until `what` returns a value, at most for `timeout`.
     pub fn wait_for<R>(&self, timeout: Duration, what: impl Fn(&Inner) -> Option<R>) -> Option<R> {
         let until = Instant::now() + timeout;
         let mut state = self.lock();

@@ -26,7 +26,7 @@ pub(super) fn new_run_id() -> String {
 pub(super) fn freeze(store: &Store, id: &str, checked: &Checked, plan: &Plan) -> Result<(), RunError> {
     let folder = store.run_folder(id)?;
     write_atomically(&folder.join("spec.yaml"), checked.pipeline.frozen().as_bytes())?;
-    // Partitions that are reused stand in the run's snapshots.
+    // Reused partitions are in the run's snapshots.
     let mut plan = plan.clone();
     for stage in &mut plan.stages {
         stage.partitions.retain(|one| one.action != Action::Reuse);

@@ -19,7 +19,7 @@ pub(super) fn merge_groups(pipeline: &mut Pipeline, registry: &Registry, found: 
         let properties = schema.get("properties")?.as_object()?;
         Some(properties.keys().cloned().collect())
     };
-    // By file and group: where it stands first, its members, those that were taken, and the settings of its stages.
+    // By file and group: its first place, its members, those that were taken, and the settings of its stages.
     type Use = (Place, BTreeMap<String, bool>, BTreeSet<String>);
     let mut uses: BTreeMap<(PathBuf, String), Use> = BTreeMap::new();
     for stage in &mut pipeline.stages {

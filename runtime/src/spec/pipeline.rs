@@ -42,7 +42,7 @@ pub struct Stage {
     /// Why the stage does not take part: a `when` that does not hold.
     pub(super) off: Option<String>,
     pub max_rejects: Option<MaxRejects>,
-    /// Where the stage stands.
+    /// The stage's place in its file.
     pub origin: Origin,
     /// Which values in `with` came from parameters: path below `with`, parameter, where its value came from.
     pub(super) put_in: Vec<PutIn>,
@@ -62,7 +62,7 @@ pub struct Edge {
     /// What is read instead where that stage is switched off: the first of these that is not. Settled when the pipeline is
     /// checked, after which there are none.
     pub(super) fallbacks: Vec<Edge>,
-    /// Where the edge stands, from the head of the file.
+    /// The edge's path from the head of the file.
     pub(super) steps: Steps,
 }
 
@@ -117,7 +117,7 @@ pub(super) struct MergedGroup {
     pub values: Mapping,
     /// Its name; empty where it is a map of another kind.
     pub group: String,
-    /// Where it stands, below `with`.
+    /// Its path below `with`.
     pub steps: Steps,
 }
 
@@ -211,7 +211,7 @@ fn in_json(value: &Value) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// Adds a value, or those of a mapping with their paths. `path` is what stands before their names.
+/// Adds a value, or those of a mapping with their paths. `path` is the prefix of their names.
 fn flatten(path: &str, value: &Value, into: &mut Vec<(String, String)>) {
     for (name, value) in entries(value) {
         let name = format!("{path}{name}");

@@ -14,7 +14,7 @@ use crate::partition::Partition;
 #[derive(Clone, Debug)]
 pub struct TestCase {
     pub name: String,
-    /// Where the test stands.
+    /// The test's place in its file.
     pub origin: Origin,
     /// Values of parameters.
     pub(super) params: Mapping,
@@ -77,7 +77,7 @@ impl fmt::Display for PortName {
 }
 
 impl TestCase {
-    /// Where something of the test stands; `below` is its path from the test's name.
+    /// The place of a part of the test; `below` is its path from the test's name.
     pub fn place(&self, below: &Steps, part: Part) -> Place {
         self.origin.place(below, part)
     }

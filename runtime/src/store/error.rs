@@ -53,7 +53,7 @@ pub enum StoreError {
     /// A folder that is no state directory.
     #[error("{} is no state directory: it has no FORMAT file, but holds `{found}`", path.display())]
     Foreign { path: PathBuf, found: String },
-    /// A folder that receives a set of files and holds those of another stage or of somebody else.
+    /// The target folder of a set that has files of another stage or of another program.
     #[error("{} holds files of something else ({found}), which would be removed or overwritten", path.display())]
     OtherSet { path: PathBuf, found: String },
     /// Object storage knows no locks: two exports came to their end at the same time.

@@ -136,7 +136,7 @@ struct Guarded {
     most: f64,
 }
 
-/// Rows of a set that are far fewer than in the set that stands in the folder.
+/// A set with far fewer rows than the existing set in the folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shrunk {
     pub what: &'static str,

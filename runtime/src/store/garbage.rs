@@ -64,9 +64,9 @@ struct Needed {
 
 impl Store {
     /// Removes the folders of all runs of a pipeline but the last `keep` and the last that had all of some stage, the artifacts that none of these planned with,
-    /// and of the others the partitions that none of these had. What holds a row that is selected by something that stays
-    /// stays too. With `dry` nothing is removed. Where no run is known, nothing is removed either: what the artifacts are
-    /// for cannot be told.
+    /// and of the others the partitions that none of these had. Data files with rows that are selected by a kept record
+    /// are kept, too. With `dry` nothing is removed. Where no run is known, nothing is removed either: what the
+    /// artifacts are for cannot be told.
     ///
     /// After a crash a part is removed, and the rest is found again.
     ///

@@ -227,7 +227,7 @@ impl Store {
     ///
     /// # Errors
     /// If a record file is damaged or newer: named, with what to do. A record whose data is missing or short is
-    /// no error: it is left out, stands in [`Records::lost`], and its partition runs again.
+    /// no error: it is left out, listed in [`Records::lost`], and its partition runs again.
     pub fn records(&self, recipe: &Digest) -> Result<Records, StoreError> {
         let found = recipe_files::read_recipe_files(&self.recipe_folder(recipe), recipe)?;
         let (standing, mut lost) = recovery::complete_records(recovery::merge(found.index, found.groups), &found.data);

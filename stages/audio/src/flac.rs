@@ -129,7 +129,7 @@ pub fn probe(bytes: &[u8]) -> Result<Verdict, Fault> {
 #[derive(Clone, Debug)]
 pub struct Samples {
     pub info: StreamInfo,
-    /// Interleaved, left-justified: a 16-bit sample stands in the upper 16 bits.
+    /// Interleaved, left-justified: a 16-bit sample is in the upper 16 bits.
     pub interleaved: Vec<i32>,
 }
 

@@ -73,8 +73,9 @@ pub struct ProbeSettings {
     /// Where the recordings are: `tar`, `files` (in the shard's folder) or `auto` (the tar if there is one).
     #[serde(default)]
     pub audio_from: AudioFrom,
-    /// Formats to accept, told by content and not by name: `flac`, `wav` (PCM), `mp3`, `m4a` (MP4 and QuickTime), `ogg`
-    /// (Vorbis), `opus` (in Ogg), `aiff`, `caf`, `mkv` (Matroska and WebM). Others are `unsupported_format`; with `[flac]` alone, `not_flac`.
+    /// Formats to accept, detected by content and not by name: `flac`, `wav` (PCM), `mp3`, `m4a` (MP4 and QuickTime),
+    /// `ogg` (Vorbis), `opus` (in Ogg), `aiff`, `caf`, `mkv` (Matroska and WebM). Others are `unsupported_format`; with
+    /// `[flac]` alone, `not_flac`.
     #[serde(default = "only_flac")]
     pub formats: Vec<Format>,
 }

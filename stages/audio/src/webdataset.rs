@@ -56,7 +56,7 @@ use sample::{Row, Sample};
 pub struct WebDatasetSettings {
     /// Folder that holds the tars.
     pub shards: PathBuf,
-    /// Formats to accept, told by content: `flac`, `wav`, `mp3`, `m4a`, `ogg`.
+    /// Formats to accept, detected by content: `flac`, `wav`, `mp3`, `m4a`, `ogg`.
     #[serde(default = "only_flac")]
     pub formats: Vec<Format>,
     /// Language of samples whose `.json` has none; empty: these are rejected as `missing_lang`.

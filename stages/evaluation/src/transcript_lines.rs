@@ -33,7 +33,7 @@ struct Line<'r> {
     tar_size: Option<i64>,
 }
 
-/// Appends the rows of an `evaluation.decode` to `file`. `shards` stands before the paths of tars.
+/// Appends the rows of an `evaluation.decode` to `file`. `shards` is put before the paths of tars.
 fn write(input: &Artifact, shards: &Path, file: &mut impl Write) -> Result<(), EvaluationError> {
     for item in input.batches(None) {
         let (_, batch) = item?;

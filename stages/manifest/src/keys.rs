@@ -1,4 +1,4 @@
-//! Key rows of global stages: short hashes that stand for texts, and the order of partitions.
+//! Key rows of global stages: short hashes in place of texts, and the order of partitions.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;

@@ -88,7 +88,7 @@ impl Spectrum {
     fn power(&mut self, front_end: &LogMel, emphasised: &[f32], from: usize, t: usize) -> Result<&[f32]> {
         let window = &front_end.window;
         self.buffer.fill(0.0);
-        // The window stands in the middle of the FFT's input, whose middle is at sample `t * hop`.
+        // The window is centred in the FFT's input, whose middle is at sample `t * hop`.
         let margin = (front_end.n_fft - window.len()) / 2;
         // Index of the window's first sample, and how many of its samples lie before the signal.
         let start = (t * front_end.hop + margin) as isize - (front_end.n_fft / 2) as isize - from as isize;

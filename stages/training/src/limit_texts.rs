@@ -35,7 +35,7 @@ use crate::train_tokenizer::{TOKENIZER_COLUMNS, TokenizerInput};
 pub struct LimitTextsSettings {
     /// Most tokens of a text, as in `training.train`.
     pub max_tokens: usize,
-    /// What becomes of a text with more, as in `training.train`.
+    /// How to treat longer texts, as in `training.train`.
     pub long_texts: OverLimit,
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::transcripts::Transcripts;
 
-/// What becomes of a transcript with more than `max_tokens` tokens.
+/// How to treat a transcript with more than `max_tokens` tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OverLimit {

@@ -131,8 +131,8 @@ pub struct TrainSettings {
     pub dropout: bool,
     /// Most tokens of a transcript.
     pub max_tokens: usize,
-    /// What becomes of a row whose transcript has more: `reject` (it is not trained on) or `truncate` (it is learned up to
-    /// there, from all of its audio).
+    /// How to treat a row with a longer transcript: `reject` (it is not trained on) or `truncate` (it is trained on up
+    /// to there, with all of its audio).
     pub long_texts: OverLimit,
     /// Share of the transcripts of a language, from 0 to 1, that may have letters which the tokenizer does not know before a
     /// warning names them. In place of such a letter the model learns the tokenizer's unknown piece.

@@ -56,9 +56,9 @@ pub const MAX_DURATION: f64 = 43_200.0;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TranscribeSettings {
-    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, the audio of MP4, QuickTime, Matroska and WebM, told by
-    /// content): files, folders, of which all files with an ending of audio are taken, and patterns with `*`, `?`, and `**` for
-    /// folders.
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, the audio of MP4, QuickTime, Matroska and WebM,
+    /// detected by content): files, folders, of which all files with an ending of audio are taken, and patterns with
+    /// `*`, `?`, and `**` for folders.
     pub input: Vec<String>,
     /// How to use several channels: `mix` (their mean is transcribed) or `split` (each separately).
     #[serde(default)]

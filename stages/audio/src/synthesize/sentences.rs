@@ -289,7 +289,7 @@ impl Language {
     }
 }
 
-/// Cuts `{name} went to {place}` into parts. Places stand apart from words.
+/// Parses `{name} went to {place}` into parts. Placeholders are separated from words by spaces.
 fn parts_of(template: &str) -> Result<Vec<Part>, String> {
     let mut parts = Vec::new();
     for piece in template.split_whitespace() {

@@ -5,8 +5,8 @@
 //! it to memory that ends (the first time) or begins (the second) at a page that cannot be touched: a kernel that reads
 //! or writes outside its tensors ends the test.
 //!
-//! While emulation is on in a thread, tensors on the CPU stand for tensors on a device, and the kernels for the CPU refuse
-//! their work: what passes would not have fallen back to them on a device either.
+//! While emulation is on in a thread, CPU tensors are treated as tensors on a device, and the kernels for the CPU
+//! refuse their work: what passes would not have fallen back to them on a device either.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::process::Command;

@@ -142,7 +142,7 @@ pub struct ReadSettings {
     /// Tars that hold the recordings of a NeMo manifest, written like `manifest`: as many as manifests, or with the
     /// number at the end of their names that a line gives as `shard_id`.
     pub tars: String,
-    /// Language of rows that name none; `und` stands for an undetermined one, where neither a folder nor a tag tells it.
+    /// Language of rows without one; `und` means undetermined, for rows without a language in folder or tag.
     pub lang: String,
     /// Columns of tables with other names, each as `THEIRS=OURS`: `[wav_file=audio_filepath, words=text]`.
     pub columns: Vec<String>,

@@ -9,7 +9,7 @@ use super::decoded_text::DecodedText;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record<'t> {
     pub fields: Vec<Cow<'t, str>>,
-    /// As it stands in the file.
+    /// Its text in the file.
     pub line: &'t str,
     /// An error: its reason and its detail.
     pub broken: Option<(&'static str, &'static str)>,

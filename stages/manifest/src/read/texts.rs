@@ -20,9 +20,9 @@ const BATCH_ROWS: usize = 1024;
 /// Longest line that is read.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// Hands on the texts of a manifest, in its order: of a Parquet file (told by its ending), or of one JSON object to a line,
-/// as NeMo has it, with or without a byte-order mark. Texts are those of the first of the columns or keys `text, transcription, transcript, sentence,
-/// normalized_text` that is there. Returns how many rows have none.
+/// Passes on the texts of a manifest, in order: of a Parquet file (by its ending), or of NeMo's JSON lines, with or
+/// without a byte-order mark. Texts are those of the first of the columns or keys `text, transcription, transcript,
+/// sentence, normalized_text` that is there. Returns how many rows have none.
 ///
 /// # Errors
 /// If the file cannot be read, or is no such manifest: the line is named.

@@ -268,7 +268,7 @@ fn is_section(root: &Mapping, name: &str) -> bool {
     root.get(name).is_some_and(Value::is_mapping)
 }
 
-/// Sets the value at a path where nothing stands.
+/// Sets the value at a path if it is absent.
 fn put_missing(map: &mut Mapping, path: &[&str], value: Value) {
     let mut at = path.iter();
     let mut found = at.next().and_then(|first| map.get(*first));

@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// Token `i` is written in an ARPA file as the character of this code plus `i`, as in NeMo.
 pub const TOKEN_OFFSET: u32 = 100;
 
-/// Opening a pipe waits until somebody writes to it, and a device may have no end.
+/// Opening a pipe blocks until another process writes to it, and a device may have no end.
 fn open_regular_file(path: &Path) -> std::io::Result<File> {
     if std::fs::metadata(path)?.is_file() {
         return File::open(path);

@@ -162,7 +162,7 @@ fn means<V: AsRef<[f64]>>(vectors: impl IntoIterator<Item = V>, clusters: &[usiz
     weighted_means(vectors.into_iter().map(|vector| (vector, 1)), clusters, count)
 }
 
-/// The same where a vector stands for several.
+/// The same with a weight for each vector.
 fn weighted_means<V: AsRef<[f64]>>(
     vectors: impl IntoIterator<Item = (V, usize)>,
     clusters: &[usize],

@@ -37,9 +37,8 @@ use crate::silero::SAMPLE_RATE;
 /// A recording is decoded to 16 kHz mono and held in memory as a whole. A network (pyannote's segmentation 3.0) finds
 /// in chunks of 10 seconds, one second apart, when up to three people speak; another one (CAM++) computes an embedding
 /// of each of them; these are clustered to the speakers of the recording, named `SPEAKER_00`, `SPEAKER_01` and so on in
-/// the order in which they begin to speak. Where nobody speaks there are no turns, and no error. With `model` the
-/// networks and steps are those of a pyannote pipeline; the digests of its files are then part of the key, not their
-/// paths.
+/// the order in which they begin to speak. Silence gives no turns, which is no error. With `model` the networks and
+/// steps are those of a pyannote pipeline; the digests of its files are then part of the key, not their paths.
 ///
 /// Port `turns`, one row per turn: `_row, start, end, speaker`; times are seconds from the beginning of the recording, and turns
 /// overlap where several people speak at once. Port `exclusive`: the same columns, with one speaker at a time, for words. Port
@@ -60,8 +59,9 @@ use crate::silero::SAMPLE_RATE;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiarizeSettings {
-    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, MP4, QuickTime, Ogg with Vorbis or Opus, Matroska, WebM, told by content): files, folders, of which all files with an ending of audio
-    /// are taken, and patterns with `*`, `?`, and `**` for folders.
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, MP4, QuickTime, Ogg with Vorbis or Opus, Matroska, WebM, detected by
+    /// content): files, folders, of which all files with an ending of audio are taken, and patterns with `*`, `?`, and
+    /// `**` for folders.
     pub input: Vec<String>,
     /// A pyannote pipeline in place of the bundled networks: a folder with `config.yaml`, or `hf://OWNER/NAME[@REVISION]`, which is
     /// fetched into the hub's cache when the run is planned. Known are pyannote/speaker-diarization-3.1 and
@@ -71,7 +71,7 @@ pub struct DiarizeSettings {
     /// How many speakers each recording has; 0 where that is not known.
     #[serde(default)]
     pub num_speakers: usize,
-    /// Fewest speakers of a recording in which somebody speaks; 0 for no limit.
+    /// Fewest speakers of a recording with speech; 0 for no limit.
     #[serde(default)]
     pub min_speakers: usize,
     /// Most speakers of a recording; 0 for no limit.

@@ -102,7 +102,7 @@ pub fn read(path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
 /// Their embeddings, which for recordings are those of the one speaker that is taken to be in them. None if `cancelled`.
 ///
 /// # Errors
-/// When a recording cannot be decoded or nobody speaks in it.
+/// When a recording cannot be decoded or has no speech.
 pub fn load(
     path: &Path,
     threshold: f64,

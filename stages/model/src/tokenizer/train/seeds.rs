@@ -47,7 +47,7 @@ fn substrings(alphabet: &Alphabet) -> Vec<(&str, u64)> {
     };
     places.sort_unstable_by_key(|place| (reach(place), Reverse(*place)));
     let mut found = Vec::new();
-    // Beginnings of the text in hand.
+    // Prefixes of the current text.
     let mut open: Vec<Beginning> = Vec::new();
     let mut before = "";
     for place in &places {

@@ -1,4 +1,4 @@
-//! How often each word stands in the texts.
+//! Counts of words in the texts.
 
 use std::collections::HashMap;
 
