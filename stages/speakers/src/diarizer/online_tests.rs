@@ -294,7 +294,8 @@ fn wrong_samples_and_settings_are_refused() {
     }
     let whole = feed(&mut online(OnlineSettings::default()), &samples, &[usize::MAX]);
     assert_eq!(feed(&mut diarizer, &samples, &[8_000]), whole);
-    let wrong: [(&str, fn(&mut OnlineSettings)); 5] = [
+    type Change = fn(&mut OnlineSettings);
+    let wrong: [(&str, Change); 5] = [
         ("step", |settings| settings.step = 0.0),
         ("delay", |settings| settings.delay = f64::NAN),
         ("new_speaker_distance", |settings| settings.new_speaker_distance = 0.0),
