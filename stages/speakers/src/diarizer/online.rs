@@ -24,8 +24,6 @@ use crate::turns::{Turn, sort};
 const WINDOW_FEATURES: usize = 1 + (CHUNK - FRAME) / SHIFT;
 /// A known speaker's centroid follows a voice that is heard alone for at least so long in a window, in seconds.
 const LEAST_UPDATE: f64 = 1.0;
-/// What it costs to give a speaker of a window no one where it may not be a new one: more than any distance.
-const NOBODY: f64 = 3.0;
 /// The distance from everybody of a voice of which too little is heard for an embedding.
 const UNHEARD: f64 = 1.5;
 
@@ -354,43 +352,61 @@ impl OnlineDiarizer {
                 && local.seconds_alone >= self.settings.min_speech
                 && known < self.settings.max_speakers
         };
-        // Those who are known, and one column more for each speaker of the window: somebody new, or nobody.
-        let columns = known + heard.len();
-        let mut costs = Vec::with_capacity(heard.len() * columns);
-        for local in &heard {
-            costs.extend(self.speakers.iter().map(|speaker| local.distance(&speaker.sum)));
-            let other = if may_be_new(local) { distance } else { NOBODY };
-            costs.extend(std::iter::repeat_n(other, heard.len()));
-        }
-        let places = least_cost(&costs, columns)?;
         let news: Vec<bool> = heard.iter().map(may_be_new).collect();
+        let places = self.nearest_known(&heard, &news)?;
         let mut assigned = vec![None; locals];
-        for (row, (local, place)) in heard.into_iter().zip(places).enumerate() {
-            let Some(place) = place else { continue };
-            let Some(voice) = &local.voice else {
-                assigned[local.number] = Some(place).filter(|place| *place < known);
-                continue;
-            };
-            let weighted = |sum: &mut f64, value: &f64| *sum += value * local.seconds_alone;
-            if place < known {
-                assigned[local.number] = Some(place);
-                if local.seconds_alone >= LEAST_UPDATE && costs[row * columns + place] <= distance {
-                    self.speakers[place]
-                        .sum
-                        .iter_mut()
+        for (row, local) in heard.iter().enumerate() {
+            let place = places[row];
+            assigned[local.number] = place;
+            let Some(voice) = &local.voice else { continue };
+            let weighted = |value: &f64| value * local.seconds_alone.max(f64::MIN_POSITIVE);
+            if let Some(place) = place {
+                let sum = &mut self.speakers[place].sum;
+                if local.seconds_alone >= LEAST_UPDATE && local.distance(sum) <= distance {
+                    sum.iter_mut()
                         .zip(voice)
-                        .for_each(|(sum, value)| weighted(sum, value));
+                        .for_each(|(sum, value)| *sum += weighted(value));
                 }
             } else if news[row] && self.speakers.len() < self.settings.max_speakers {
                 // Of several new ones in a window the last ones may be too many.
                 assigned[local.number] = Some(self.speakers.len());
                 let name = self.new_name(voice);
-                let seconds = local.seconds_alone.max(f64::MIN_POSITIVE);
-                let sum = voice.iter().map(|value| value * seconds).collect();
+                let sum = voice.iter().map(weighted).collect();
                 self.speakers.push(Centroid { name, sum });
             }
         }
         Ok(assigned)
+    }
+
+    /// Who of those that are known speakers of a window are, no two of them the same one, so that the sum of distances is least.
+    /// Who is farther from all that are left than a new speaker is nobody, if it may be new; else it is the nearest one that
+    /// nobody else is.
+    fn nearest_known(&self, heard: &[Local], may_be_new: &[bool]) -> Result<Vec<Option<usize>>> {
+        let known = self.speakers.len();
+        let distance = |local: &Local, place: usize| local.distance(&self.speakers[place].sum);
+        // One column more for each speaker of the window: nobody. It costs as much for those who may not be new, or they would
+        // take the place of one who is nearer, and make that one a new speaker.
+        let columns = known + heard.len();
+        let mut costs = Vec::with_capacity(heard.len() * columns);
+        for local in heard {
+            costs.extend((0..known).map(|place| distance(local, place)));
+            costs.extend(std::iter::repeat_n(self.settings.new_speaker_distance, heard.len()));
+        }
+        let near = least_cost(&costs, columns)?.into_iter();
+        let mut places: Vec<Option<usize>> = near.map(|place| place.filter(|place| *place < known)).collect();
+        let left: Vec<usize> = (0..heard.len())
+            .filter(|&row| places[row].is_none() && !may_be_new[row])
+            .collect();
+        let free: Vec<usize> = (0..known).filter(|place| !places.contains(&Some(*place))).collect();
+        if left.is_empty() || free.is_empty() {
+            return Ok(places);
+        }
+        let costs = left.iter().flat_map(|&row| free.iter().map(move |&place| (row, place)));
+        let costs: Vec<f64> = costs.map(|(row, place)| distance(&heard[row], place)).collect();
+        for (row, place) in left.into_iter().zip(least_cost(&costs, free.len())?) {
+            places[row] = place.map(|place| free[place]);
+        }
+        Ok(places)
     }
 
     /// The name of a new speaker.

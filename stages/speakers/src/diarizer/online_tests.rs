@@ -231,6 +231,16 @@ fn little_speech_makes_no_speaker_and_there_are_no_more_than_may_be() {
 }
 
 #[test]
+fn somebody_who_is_short_takes_nobody_elses_place() {
+    // The only one who is known speaks on; another voice is too short to be known beside it.
+    let samples = recording(&[(0.5, 0.7, 1), (0.5, 7.0, 0), (3.0, 0.0, 0)]);
+    let mut diarizer = online(OnlineSettings::default());
+    let found = feed(&mut diarizer, &samples, &[16_000]);
+    assert_eq!(diarizer.speakers().count(), 1, "{found:?}");
+    assert_turns(&found.turns, &[(1.7, 8.7, "SPEAKER_00")]);
+}
+
+#[test]
 fn known_voices_have_their_names() {
     let samples = recording(&[(0.4, 3.0, 1), (0.5, 3.0, 0), (0.3, 3.0, 1)]);
     let known = |tone| {
@@ -331,8 +341,8 @@ proptest! {
     }
 }
 
-/// Golden conversations of synthetic voices. Offline the default has DERs of 2.6 % and 17.5 % on them; what is decided five
-/// seconds later, by five windows instead of ten and centroids of what was heard so far, may have twice and 1.7 times that.
+/// Golden conversations of synthetic voices. As recordings they have DERs of 2.6 % and 17.5 % by the default; the same steps as
+/// here, in PyTorch, have 3.5 % and 18.8 %. The bounds leave room for a turn of some seconds that is decided otherwise.
 #[test]
 fn conversations_are_told_apart_nearly_as_well_as_offline() {
     let diarizer = Arc::new(Diarizer::bundled().unwrap());
@@ -347,7 +357,7 @@ fn conversations_are_told_apart_nearly_as_well_as_offline() {
             counted.der(),
             online.speakers().collect::<Vec<_>>()
         );
-        let most = if recording == "conv2" { 0.055 } else { 0.3 };
+        let most = if recording == "conv2" { 0.055 } else { 0.25 };
         assert!(counted.der() <= most, "{recording}: {}", counted.der());
     }
 }
