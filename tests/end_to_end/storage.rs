@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime};
 
-use flow_storage::testing::{Fault, FaultRule, TestServer};
+use flow_storage_testing::{Fault, FaultRule, TestServer};
 
 use crate::binary::{
     ManifestRow, RejectRow, Workplace, copy_folder, expect_code, program, read_manifest, read_rejects, stderr,

@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use flow_storage::testing::{Fault, FaultRule, SECRET_ACCESS_KEY, TestServer};
+use flow_storage_testing::{Fault, FaultRule, SECRET_ACCESS_KEY, TestServer};
 use serde_json::Value;
 
 use crate::binary::{Workplace, expect_code, program, ran, read_parquet, stderr, wav, with_failpoints};

@@ -1,4 +1,4 @@
-use flow_storage::testing::{Fault, FaultRule, TestServer};
+use flow_storage_testing::{Fault, FaultRule, TestServer};
 use tempfile::TempDir;
 
 use super::*;
@@ -163,7 +163,7 @@ fn whatever_request_fails_the_old_set_stands_and_the_next_export_clears_up() {
             error.contains("s3://bucket/out") && error.contains("permission denied"),
             "{error}"
         );
-        assert!(!error.contains(flow_storage::testing::SECRET_ACCESS_KEY));
+        assert!(!error.contains(flow_storage_testing::SECRET_ACCESS_KEY));
         assert_eq!(place.status(1), ExportStatus::Whole);
         assert_eq!((place.read("a"), place.read("b")), ("a 1".into(), "b 1".into()));
         place.server.clear();

@@ -89,7 +89,7 @@ impl ObjectTarget {
 
 #[cfg(test)]
 mod tests {
-    use flow_storage::testing::{Fault, FaultRule, TestServer};
+    use flow_storage_testing::{Fault, FaultRule, TestServer};
 
     use super::*;
 

@@ -17,8 +17,6 @@ mod object_reader;
 mod object_writer;
 mod open_bucket;
 mod storage;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 
 pub use counters::StorageCounts;
 pub use error::{StorageError, StorageFault};
@@ -28,6 +26,3 @@ pub use location::{Location, ObjectUrl, Scheme, is_url};
 pub use object_reader::ObjectReader;
 pub use object_writer::ObjectWriter;
 pub use storage::{Stat, Storage};
-
-#[cfg(test)]
-mod tests;

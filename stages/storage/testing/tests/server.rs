@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::time::Duration;
 
-use crate::testing::{Fault, FaultRule, SECRET_ACCESS_KEY, TestServer};
-use crate::{Location, ObjectUrl, Storage, StorageFault};
+use flow_storage::{Location, ObjectUrl, Storage, StorageFault};
+use flow_storage_testing::{Fault, FaultRule, SECRET_ACCESS_KEY, TestServer};
 
 fn url(text: &str) -> ObjectUrl {
     match Location::parse(text).unwrap() {
@@ -102,7 +102,7 @@ fn an_object_is_read_like_a_file() {
     reader.download(folder.path()).unwrap().read_to_end(&mut copy).unwrap();
     assert!(copy == all);
     let error = reader.download(&folder.path().join("none")).unwrap_err();
-    let fault = crate::StorageError::in_io(&error).map(|error| error.fault);
+    let fault = flow_storage::StorageError::in_io(&error).map(|error| error.fault);
     assert_eq!(fault, Some(StorageFault::Cache), "{error}");
     let mut empty = storage.open(&url("s3://bucket/empty")).unwrap();
     assert_eq!(empty.read(&mut part).unwrap(), 0);

@@ -22,7 +22,7 @@ use s3s::service::{S3Service, S3ServiceBuilder};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-use crate::storage::Storage;
+use flow_storage::Storage;
 
 /// The key that the server knows.
 pub const ACCESS_KEY_ID: &str = "test-key";

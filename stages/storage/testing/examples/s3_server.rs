@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
 
-use flow_storage::testing::TestServer;
+use flow_storage_testing::TestServer;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args_os().skip(1);
