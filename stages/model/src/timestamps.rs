@@ -153,13 +153,14 @@ const PUNCTUATION: &[(u32, u32)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::read_packed;
     use crate::layers::golden::file;
 
     #[test]
     fn time_stamps_equal_nemos() {
         let tokenizer = Tokenizer::load(&file("tokenizer/tokenizer.model")).unwrap();
-        let text = std::fs::read_to_string(file("timestamp_cases.json")).unwrap();
-        let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let text = read_packed(&file("timestamp_cases.json"), 1).unwrap();
+        let golden: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let marks = punctuation(&tokenizer);
         let expected: HashSet<String> = serde_json::from_value(golden["supported_punctuation"].clone()).unwrap();
         assert_eq!(marks.iter().map(char::to_string).collect::<HashSet<_>>(), expected);

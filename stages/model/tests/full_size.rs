@@ -48,7 +48,7 @@ fn hashed(i: u64, count: u64, exponent: i32) -> Vec<f32> {
 
 /// The tensors that `v3_state_dict.tsv` describes; window and filter bank are left to the front end.
 fn filled() -> Vec<(String, Tensor)> {
-    let table = std::fs::read_to_string(folder().join("v3_state_dict.tsv")).unwrap();
+    let table = String::from_utf8(read_packed(&folder().join("v3_state_dict.tsv"), 1).unwrap()).unwrap();
     let mut tensors = Vec::new();
     for line in table.lines().skip(1) {
         let fields: Vec<&str> = line.split('\t').collect();

@@ -281,11 +281,13 @@ fn check_front_end(model: &OpenModel, config: &ModelConfig) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::read_packed;
     use crate::layers::golden;
 
     #[test]
     fn names_are_those_of_transformers() {
-        let outputs: Value = serde_json::from_slice(&std::fs::read(golden::file("hf_outputs.json")).unwrap()).unwrap();
+        let outputs: Value =
+            serde_json::from_slice(&read_packed(&golden::file("hf_outputs.json"), 1).unwrap()).unwrap();
         let map = outputs["keymap"].as_object().unwrap();
         assert!(!map.is_empty());
         for (ours, theirs) in map {

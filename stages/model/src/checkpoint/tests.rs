@@ -281,7 +281,7 @@ fn a_model_of_transformers_gives_its_outputs() {
     );
     // Ids as NeMo's greedy rule gives them over transformers' own modules.
     let outputs: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(golden::file("hf_outputs.json")).unwrap()).unwrap();
+        serde_json::from_slice(&read_packed(&golden::file("hf_outputs.json"), 1).unwrap()).unwrap();
     for (wave, expected) in waves
         .iter()
         .zip(outputs["hf_forward_with_nemo_rule"].as_array().unwrap())

@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use flow_kernels::testing::{max_difference, normal, values};
 
 use super::*;
+use crate::checkpoint::read_packed;
 use crate::config::{AttentionContext, ModelConfig};
 use crate::features::LogMel;
 use crate::layers::golden;
@@ -202,7 +203,7 @@ fn limited_context_attention_equals_nemo() {
         )));
     }
     let facts: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(golden::file("local_attn.json")).unwrap()).unwrap();
+        serde_json::from_slice(&read_packed(&golden::file("local_attn.json"), 1).unwrap()).unwrap();
     // "... cut at 960000; batch of two: all of it, and its first 379200 samples"
     let numbers = facts["wave"].as_str().unwrap().split(|c: char| !c.is_ascii_digit());
     let cuts: Vec<usize> = numbers

@@ -4,7 +4,7 @@ use flow_kernels::joint::Cell;
 use flow_kernels::testing::values;
 
 use super::*;
-use crate::checkpoint::read_safetensors;
+use crate::checkpoint::{read_packed, read_safetensors};
 use crate::config::{EncoderConfig, Reduction};
 use crate::layers::golden;
 
@@ -13,7 +13,7 @@ fn model(dtype: DType) -> TdtModel {
 }
 
 fn json(name: &str) -> serde_json::Value {
-    serde_json::from_slice(&std::fs::read(golden::file(name)).unwrap()).unwrap()
+    serde_json::from_slice(&read_packed(&golden::file(name), 1).unwrap()).unwrap()
 }
 
 fn targets(tensors: &HashMap<String, Tensor>) -> Vec<Vec<u32>> {

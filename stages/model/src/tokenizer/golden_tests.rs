@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::*;
+use crate::checkpoint::read_packed;
 
 /// A file of the golden tokenizer data.
 pub(super) fn file(name: &str) -> PathBuf {
@@ -58,7 +59,7 @@ fn push_number(bytes: &mut Vec<u8>, mut value: usize) {
 
 #[test]
 fn all_models_encode_and_decode_as_sentencepiece() {
-    let golden: Golden = serde_json::from_slice(&std::fs::read(file("cases.json")).unwrap()).unwrap();
+    let golden: Golden = serde_json::from_slice(&read_packed(&file("cases.json"), 1).unwrap()).unwrap();
     assert_eq!(golden.models.len(), 7);
     let mut wrong = Vec::new();
     for model in &golden.models {

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::*;
+use crate::checkpoint::read_packed;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::golden_tests::{bundled, file};
 
@@ -44,7 +45,7 @@ impl Learned {
 }
 
 fn learned(kind: &str) -> Vec<Learned> {
-    let all: Vec<Learned> = serde_json::from_slice(&std::fs::read(file("learned.json")).unwrap()).unwrap();
+    let all: Vec<Learned> = serde_json::from_slice(&read_packed(&file("learned.json"), 1).unwrap()).unwrap();
     all.into_iter().filter(|learned| learned.kind == kind).collect()
 }
 
