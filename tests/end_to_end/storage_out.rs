@@ -196,7 +196,7 @@ fn a_set_does_not_shrink_unseen_nor_replace_another() {
     done(place.manifests(&[]));
     let before = place.set();
     let refused = place.manifests(&["min_quality=2.0"]).output().unwrap();
-    expect_code(&refused, 1);
+    expect_code(&refused, 2);
     let said = stderr(&refused);
     assert!(
         said.contains("would shrink") || said.contains("would be empty"),

@@ -444,10 +444,11 @@ impl Params {
     /// Gives a value in the form `name=value` of the command line.
     pub fn give_text(&mut self, argument: &str, found: &mut Vec<Diagnostic>) {
         let split = argument.split_once('=');
-        let by = match (split, argument.char_indices().nth(SHOWN)) {
+        let shown = without_users(argument);
+        let by = match (split, shown.char_indices().nth(SHOWN)) {
             (Some((name, _)), _) if self.may_be_secret(name.trim()) => format!("--set {}=***", name.trim()),
-            (_, Some((end, _))) => format!("--set {}…", &argument[..end]),
-            (_, None) => format!("--set {argument}"),
+            (_, Some((end, _))) => format!("--set {}…", &shown[..end]),
+            (_, None) => format!("--set {shown}"),
         };
         let Some((name, text)) = split else {
             found.push(Diagnostic::new(format!("{by}: expected NAME=VALUE")));
@@ -631,4 +632,22 @@ struct Declared {
 enum Refusal {
     Unknown(String),
     Wrong(Diagnostic),
+}
+
+/// The text with `***` for users and passwords of URLs in it: `https://***@host/path`.
+fn without_users(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        shown.push_str("://");
+        let host = part.find(['/', '?', '#', ' ', '"', '\'']).unwrap_or(part.len());
+        match part[..host].rfind('@') {
+            Some(at) => {
+                shown.push_str("***");
+                shown.push_str(&part[at..]);
+            }
+            None => shown.push_str(part),
+        }
+    }
+    shown
 }

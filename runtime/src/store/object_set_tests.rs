@@ -282,6 +282,11 @@ fn a_file_is_told_by_the_set_that_it_is_of() {
 #[test]
 fn a_missing_bucket_is_an_error_that_names_it() {
     let place = Place::new();
+    // The server of the tests makes a bucket of any name.
+    place.server.fault(FaultRule {
+        method: Some("PUT"),
+        ..FaultRule::always(Fault::Status(404), "/nowhere/")
+    });
     let error = ObjectSet::begin(
         &place.storage,
         &url("s3://nowhere/out"),

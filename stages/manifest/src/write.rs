@@ -121,6 +121,9 @@ fn half() -> f64 {
 
 pub struct Write;
 
+/// Columns that pipelines make for deduplication and the split: nobody misses them in a manifest.
+const FOR_STAGES: [&str; 4] = ["audio_hash", "norm", "quality", "recording_id"];
+
 impl Kind for Write {
     const NAME: &'static str = "manifest.write";
     const VERSION: u32 = 4;
@@ -154,7 +157,9 @@ impl Kind for Write {
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
         for input in context.inputs.iter() {
             let mut others = place_columns::others(&input.schema);
-            others.retain(|name| !settings.extra_columns.iter().any(|further| further == name));
+            others.retain(|name| {
+                !FOR_STAGES.contains(name) && !settings.extra_columns.iter().any(|further| further == name)
+            });
             if !others.is_empty() {
                 context.events.send(Event::Note {
                     message: format!(

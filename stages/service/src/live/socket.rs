@@ -433,12 +433,14 @@ impl Connection {
             }
             SessionEvent::Segment { item, segment } => {
                 self.segments += 1;
+                // As the times of words are written: whole milliseconds.
+                let seconds = |time: f64| (time * 1000.0).round() / 1000.0;
                 let mut fields = json!({
                     "item_id": self.item(item),
                     "content_index": 0,
                     "id": format!("seg_{:03}", self.segments),
-                    "start": segment.start,
-                    "end": segment.end,
+                    "start": seconds(segment.start),
+                    "end": seconds(segment.end),
                     "text": segment.text,
                     "speaker": segment.speaker,
                 });

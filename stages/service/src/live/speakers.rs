@@ -212,7 +212,7 @@ impl WordSpeakers {
 impl Known {
     /// The speaker of a word, once nothing that comes could change it. No word begins after `latest`, the end of what came.
     fn speaker_of(&self, word: &Word, latest: f64) -> Option<String> {
-        let is_settled = self.is_over || word.start.min(latest - 1e-3) < self.settled;
+        let is_settled = self.is_over || word.start.min((latest - 1e-3).max(0.0)) < self.settled;
         if self.decided < word.end && !is_settled {
             return None;
         }
