@@ -1,4 +1,4 @@
-//! The [`Shape`](flow_runtime::Shape) of an export that writes a set of files from its only input.
+//! The [`Shape`] of an export that writes a set of files from its only input.
 
 use flow_runtime::{Shape, StageError};
 
