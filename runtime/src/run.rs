@@ -59,12 +59,28 @@ pub fn plan_despite_refusal(checked: &Arc<Checked>, options: &Options) -> Result
     Ok((plan, state.refusals.into_iter().next().map(hidden)))
 }
 
+/// Which stages of a pipeline, in its order, a run with these options would look at.
+///
+/// # Errors
+/// Options that name no stage, or contradict each other; a state directory that cannot be read.
+pub fn selected(checked: &Arc<Checked>, options: &Options) -> Result<Vec<bool>, RunError> {
+    let hidden = |error: RunError| error.hidden(&checked.pipeline.secrets);
+    let store = Store::open(&options.state, Access::Read)?;
+    let state = PlanState::new(checked, options, store, &Events::default(), false).map_err(hidden)?;
+    let mut selected = vec![false; checked.stages.len()];
+    for (node, is_selected) in state.graph.nodes.iter().zip(&state.selection.selected) {
+        selected[node.stage] |= *is_selected;
+    }
+    Ok(selected)
+}
+
 /// What the sources of a pipeline list: equal as long as none of their partitions comes, goes or changes. Reads no file, only
-/// sizes, times and inodes.
+/// sizes, times and inodes (of objects sizes and ETags, asked for anew: the run that follows sees objects as they are now).
 ///
 /// # Errors
 /// A source that cannot list its partitions, a state directory that cannot be read.
 pub fn listing(checked: &Arc<Checked>, options: &Options) -> Result<Digest, RunError> {
+    Storage::global().forget_all();
     let hidden = |error: RunError| error.hidden(&checked.pipeline.secrets);
     let store = Store::open(&options.state, Access::Read)?;
     let mut state = PlanState::new(checked, options, store, &Events::default(), false).map_err(hidden)?;

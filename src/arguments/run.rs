@@ -128,7 +128,7 @@ impl ProcessArguments {
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 1e6 => Ok(seconds),
-        _ => Err("write a number of seconds above 0".into()),
+        _ => Err("write a number of seconds above 0, at most 1000000".into()),
     }
 }
 

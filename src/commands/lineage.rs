@@ -228,14 +228,19 @@ fn searches(text: &str, readers: &[ReadSettings]) -> Result<Vec<Search>, Failure
             manifest: file.to_string(),
             ..ReadSettings::default()
         };
+        // Other files of a stage may be gone by now.
+        let mut failed = None;
         for settings in readers.iter().chain([&plain]) {
-            let line = settings.line(Path::new(file), number);
-            let line = line.map_err(|error| Failure::usage(format!("`{text}` names no segment: {error}"), FORMS))?;
-            if let Some(line) = line {
-                return Ok(vec![everywhere(Wanted::Line(line))]);
+            match settings.line(Path::new(file), number) {
+                Ok(Some(line)) => return Ok(vec![everywhere(Wanted::Line(line))]),
+                Ok(None) => {}
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        return Err(nothing());
+        return Err(match failed {
+            Some(error) => Failure::usage(format!("`{text}` names no segment: {error}"), FORMS),
+            None => nothing(),
+        });
     }
     let mut searches = Vec::new();
     if let Some((tar, member)) = text.split_once("::")

@@ -65,8 +65,10 @@ pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write)
 /// A training goes on from its checkpoints, and refuses other data than it began with.
 fn refuse_training(arguments: &RunArguments, registry: &Registry) -> Result<(), Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
-    let log = checked.stages.iter().find(|stage| stage.shape.role == Role::Log);
-    let Some(stage) = log.filter(|_| arguments.selection.until.is_none() && arguments.selection.only.is_empty()) else {
+    let selected = flow_runtime::run::selected(&checked, &options(&arguments.selection))
+        .map_err(|error| Failure::run(error, &checked))?;
+    let mut stages = checked.stages.iter().zip(selected);
+    let Some((stage, _)) = stages.find(|(stage, is_selected)| *is_selected && stage.shape.role == Role::Log) else {
         return Ok(());
     };
     Err(Failure::usage(

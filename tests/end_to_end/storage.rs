@@ -10,6 +10,7 @@ use flow_storage_testing::{Fault, FaultRule, TestServer};
 use crate::binary::{
     ManifestRow, RejectRow, Workplace, copy_folder, expect_code, program, read_manifest, read_rejects, stderr,
 };
+use crate::watch::{Running, wait_for_runs};
 
 /// A corpus in a bucket, and a place that reads it from there.
 struct Bucket {
@@ -137,6 +138,33 @@ fn manifests_of_a_bucket_are_those_of_the_disk_whatever_fails_meanwhile() {
     );
     assert_eq!(bucket.server.requests("/corpora/shards/ta/"), 0);
     assert_eq!(bucket.server.requests(".tar"), 0);
+    let changed = Workplace::with_copy("micro");
+    let from = changed.shards.join("hi/hi_0001/metadata.parquet");
+    fs::copy(from, changed.shards.join("hi/hi_0000/metadata.parquet")).unwrap();
+    changed.build_manifests(&["max_faults=100%", "max_shrink=1"]);
+    assert!(rows(&bucket.place) == rows(&changed));
+}
+
+#[test]
+fn shards_of_a_bucket_are_watched() {
+    let bucket = Bucket::with("micro");
+    let events = bucket.place.path("events.jsonl");
+    let mut command = bucket
+        .place
+        .manifest_command("run", &["max_faults=100%", "max_shrink=1"]);
+    command
+        .args(["--watch", "--settle", "0.4", "--events"])
+        .arg(&events)
+        .envs(bucket.server.environment());
+    let running = Running::start(&mut command);
+    wait_for_runs(&events, 1);
+    let before = rows(&bucket.place);
+    let metadata = bucket.file("hi/hi_0000/metadata.parquet");
+    fs::copy(bucket.file("hi/hi_0001/metadata.parquet"), &metadata).unwrap();
+    set_age(&metadata, 500);
+    wait_for_runs(&events, 2);
+    expect_code(&running.terminate(), 0);
+    assert!(rows(&bucket.place) != before);
     let changed = Workplace::with_copy("micro");
     let from = changed.shards.join("hi/hi_0001/metadata.parquet");
     fs::copy(from, changed.shards.join("hi/hi_0000/metadata.parquet")).unwrap();
@@ -286,6 +314,27 @@ fn a_manifest_in_a_bucket_names_recordings_in_it() {
         server.requests("GET /sets/first/audio/") >= count,
         "lengths are read from the recordings"
     );
+
+    // A server that does not say whether recordings are there: they are not taken for missing.
+    server.fault(FaultRule {
+        method: Some("HEAD"),
+        ..FaultRule::always(Fault::Status(503), ".flac")
+    });
+    let mut flow = program();
+    flow.arg("run")
+        .arg(&pipeline)
+        .arg("--state")
+        .arg(disk.path("of_silence"));
+    flow.args(["--set", "manifest=s3://sets/first/manifest.jsonl"]);
+    flow.envs(server.environment()).env("FLOW_STORAGE_RETRIES", "1");
+    let output = flow.output().unwrap();
+    expect_code(&output, 1);
+    assert!(
+        stderr(&output).contains("s3://sets/first/audio/"),
+        "{}",
+        stderr(&output)
+    );
+    server.clear();
 
     for (manifest, said) in [
         ("s3://sets/first/none.jsonl", "there is no such object"),

@@ -9,15 +9,15 @@ use serde_json::Value;
 use crate::binary::{Workplace, copy_folder, corpus, expect_code, folder_bytes, stderr};
 
 /// Ends the program if a test fails before it does so itself.
-struct Running(Option<Child>);
+pub struct Running(Option<Child>);
 
 impl Running {
-    fn start(command: &mut Command) -> Running {
+    pub fn start(command: &mut Command) -> Running {
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         Running(Some(child))
     }
 
-    fn terminate(mut self) -> std::process::Output {
+    pub fn terminate(mut self) -> std::process::Output {
         let child = self.0.take().unwrap();
         let killed = Command::new("kill").arg(child.id().to_string()).status().unwrap();
         assert!(killed.success());
@@ -44,7 +44,7 @@ fn outcomes(events: &Path) -> Vec<String> {
         .collect()
 }
 
-fn wait_for_runs(events: &Path, count: usize) -> Vec<String> {
+pub fn wait_for_runs(events: &Path, count: usize) -> Vec<String> {
     let began = Instant::now();
     loop {
         let ended = outcomes(events);
@@ -122,6 +122,10 @@ fn what_cannot_be_watched_is_refused() {
     let output = train.args(["--watch"]).output().unwrap();
     expect_code(&output, 2);
     assert!(stderr(&output).contains("--until"), "{}", stderr(&output));
+    let mut train = place.command("run", "pipelines/finetune.yaml", &[]);
+    let output = train.args(["--watch", "--until", "train"]).output().unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("trains"), "{}", stderr(&output));
 
     // A first run that fails ends it, as it would without --watch.
     copy_folder(&place.shards, &place.path("kept"));

@@ -141,7 +141,11 @@ impl Reader {
                             described,
                             // A file that is missing, or no regular file, is reported by the runtime.
                             read_once: body.digests(&described.partition)
-                                && described.partition.files.iter().all(|file| flow_storage::is_file(file)),
+                                && described
+                                    .partition
+                                    .files
+                                    .iter()
+                                    .all(|file| flow_storage::is_file(file).unwrap_or(false)),
                         };
                         let (out, digest) = give(body.as_mut(), partition, job.id_column, &files)?;
                         self.shared.note_source(self.node, ordinal, digest);

@@ -3,6 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use flow_storage::{Location, Storage};
+
 use crate::digest::Digest;
 use crate::kind::Role;
 use crate::plan::state::PlanState;
@@ -32,11 +34,22 @@ impl PlanState {
     }
 }
 
-/// A file by its path and what a change of its contents moves.
+/// A file by its path and what a change of its contents moves; an object by its size, and by its ETag, version or time.
 fn seen(path: &Path) -> String {
-    let of = match std::fs::metadata(path) {
-        Ok(file) => format!("{} {}.{} {}", file.size(), file.mtime(), file.mtime_nsec(), file.ino()),
-        Err(error) => error.kind().to_string(),
+    let of = match Location::of_path(path) {
+        Ok(Location::Local(path)) => match std::fs::metadata(path) {
+            Ok(file) => format!("{} {}.{} {}", file.size(), file.mtime(), file.mtime_nsec(), file.ino()),
+            Err(error) => error.kind().to_string(),
+        },
+        Ok(Location::Object(url)) => match Storage::global().look(&url) {
+            Ok(Some(object)) => match object.etag.as_deref().or(object.version.as_deref()) {
+                Some(tag) => format!("{} {tag}", object.size),
+                None => format!("{} {:?}", object.size, object.modified),
+            },
+            Ok(None) => "none".to_owned(),
+            Err(error) => format!("{:?}", error.fault),
+        },
+        Err(error) => error.to_string(),
     };
     format!("{} {of}", path.display())
 }

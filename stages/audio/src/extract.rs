@@ -257,7 +257,7 @@ impl Operator for Extractor {
         let members = wanted::members_by_name(&members)?;
         let wanted = wanted::find(&rows, &members, &shard, self.settings.store)?;
         let kept = if self.settings.store == Store::Tar {
-            placing::point_into_tar(&wanted.jobs, &shard)
+            placing::point_into_tar(&wanted.jobs, &shard).map_err(StageError::failed)?
         } else {
             let target = match self.target.take() {
                 Some(target) => target,

@@ -81,7 +81,8 @@ impl ObjectTarget {
         }
         match self.storage.read(&object, MOST) {
             Ok(bytes) => Ok(Some(bytes.to_vec())),
-            Err(error) if error.fault == StorageFault::NotFound => Ok(None),
+            // What is larger is none of ours: as if it were not there.
+            Err(error) if matches!(error.fault, StorageFault::NotFound | StorageFault::TooLarge) => Ok(None),
             Err(error) => Err(failed(error)),
         }
     }

@@ -182,17 +182,19 @@ struct Prober {
 }
 
 impl Prober {
-    fn reads_tar(&self, shard: &Shard) -> bool {
-        match self.settings.audio_from {
+    fn reads_tar(&self, shard: &Shard) -> Result<bool, StageError> {
+        let tar = shard.tar();
+        Ok(match self.settings.audio_from {
             AudioFrom::Tar => true,
             AudioFrom::Files => false,
             // Where there is neither, it is the tar that is missing.
             AudioFrom::Auto => {
-                flow_storage::is_file(&shard.tar())
-                    || has_tombstone(&shard.tar())
+                flow_storage::is_file(&tar)
+                    .map_err(|error| StageError::failed(format!("{}: {error}", tar.display())))?
+                    || has_tombstone(&tar)
                     || shards::recordings(shard).is_ok_and(|recordings| recordings.is_empty())
             }
-        }
+        })
     }
 }
 
@@ -209,7 +211,7 @@ impl Source for Prober {
         let mut partitions = Vec::with_capacity(listed.len());
         for shard in listed {
             let name = Partition::from(shard.name());
-            partitions.push(if self.reads_tar(&shard) {
+            partitions.push(if self.reads_tar(&shard)? {
                 SourcePartition {
                     name,
                     files: vec![shard.tar()],
@@ -252,7 +254,7 @@ impl Source for Prober {
         let shard = Shard::named(&self.settings.shards, partition.as_str())
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
         let stop = || self.context.cancel.is_set();
-        let reads_tar = self.reads_tar(&shard);
+        let reads_tar = self.reads_tar(&shard)?;
         let formats = &self.settings.formats;
         let examined = if reads_tar {
             if has_tombstone(&shard.tar()) {

@@ -83,22 +83,17 @@ pub struct RecordingSamples {
 /// If the file is there and cannot be read.
 pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<RecordingReader, Refusal>, AudioError> {
     let refused = |reason, detail: String| Ok(Err(Refusal::new(reason, path, detail)));
-    let is_local = !flow_storage::is_url(path);
-    match path.metadata() {
-        _ if !is_local => match flow_runtime::open_input_file(path).and_then(|file| file.length()) {
-            Ok(0) => return refused("empty_file", " has 0 bytes".into()),
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return refused("missing_file", " is not there".into());
-            }
-            Err(source) => {
-                let path = path.to_owned();
-                return Err(AudioError::Read { path, source });
-            }
-        },
-        Ok(metadata) if !metadata.is_file() => return refused("missing_file", " is no file".into()),
-        Ok(metadata) if metadata.len() == 0 => return refused("empty_file", " has 0 bytes".into()),
-        Ok(_) => {}
+    // The length of a file; none of what is no file.
+    let length = match flow_storage::is_url(path) {
+        true => flow_runtime::open_input_file(path)
+            .and_then(|file| file.length())
+            .map(Some),
+        false => path.metadata().map(|found| found.is_file().then_some(found.len())),
+    };
+    match length {
+        Ok(None) => return refused("missing_file", " is no file".into()),
+        Ok(Some(0)) => return refused("empty_file", " has 0 bytes".into()),
+        Ok(Some(_)) => {}
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return refused("missing_file", " is not there".into());
         }

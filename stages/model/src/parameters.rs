@@ -89,7 +89,8 @@ impl Parameters {
         match self.precision {
             Precision::F32 => Ok(()),
             low => Err(Error::Input(format!(
-                "a model of precision {low:?} is for decoding alone; it is not {what}"
+                "a model of precision {} is for decoding alone; it is not {what}",
+                low.name()
             ))),
         }
     }

@@ -112,18 +112,13 @@ impl Client {
                 if_match: of.and_then(Stat::strong_etag).map(str::to_string),
                 ..GetOptions::default()
             };
-            let request = self.get_once(url, options);
+            let request = self.get_once(url, options, of);
             let answer = match tokio::time::timeout(self.limits.whole(), request).await {
                 Ok(answer) => answer,
                 Err(_) => return Err(self.timed_out(url)),
             };
             match answer {
-                Ok((stat, bytes)) => {
-                    if of.is_some_and(|of| !of.is_same(&stat)) {
-                        return Err(StorageError::of(StorageFault::Changed, &url.to_string(), ""));
-                    }
-                    return Ok((stat, bytes));
-                }
+                Ok(found) => return Ok(found),
                 Err(CutOr::Fault(fault)) => return Err(fault),
                 Err(CutOr::Cut(said)) if attempt == CUT_ANSWERS => {
                     return Err(StorageError::of(StorageFault::Other, &url.to_string(), &said));
@@ -135,11 +130,16 @@ impl Client {
         }
     }
 
-    async fn get_once(&self, url: &ObjectUrl, options: GetOptions) -> Result<(Stat, Bytes), CutOr> {
+    async fn get_once(&self, url: &ObjectUrl, options: GetOptions, of: Option<&Stat>) -> Result<(Stat, Bytes), CutOr> {
         let fault = |error| CutOr::Fault(self.fault(url, &error));
         let key = key_of(url).map_err(CutOr::Fault)?;
         let answer = self.store.get_opts(&key, options).await.map_err(fault)?;
         let stat = Stat::of(&answer.meta);
+        // Before its bytes: another object may be of any size.
+        if of.is_some_and(|of| !of.is_same(&stat)) {
+            let changed = StorageError::of(StorageFault::Changed, &url.to_string(), "");
+            return Err(CutOr::Fault(changed));
+        }
         let wanted = answer.range.end - answer.range.start;
         // Room is made as bytes come: a length that is stated may be wrong.
         let mut bytes = BytesMut::with_capacity(wanted.min(16 << 20) as usize);

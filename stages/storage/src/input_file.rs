@@ -103,12 +103,15 @@ impl InputFile {
     }
 }
 
-/// Whether a path or URL names a file that is there. What cannot be looked at is not.
-pub fn is_file(path: &Path) -> bool {
+/// Whether a path or URL names a file that is there. What is no URL that can be used names none.
+///
+/// # Errors
+/// When storage does not say whether an object is there: it must not be taken for missing.
+pub fn is_file(path: &Path) -> io::Result<bool> {
     match Location::of_path(path) {
-        Ok(Location::Local(path)) => path.is_file(),
-        Ok(Location::Object(url)) => Storage::global().look(&url).is_ok_and(|found| found.is_some()),
-        Err(_) => false,
+        Ok(Location::Local(path)) => Ok(path.is_file()),
+        Ok(Location::Object(url)) => Ok(Storage::global().look(&url)?.is_some()),
+        Err(_) => Ok(false),
     }
 }
 

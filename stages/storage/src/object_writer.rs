@@ -96,16 +96,17 @@ impl ObjectWriter {
         let Some(mut upload) = self.upload.take() else {
             return Ok(());
         };
-        self.storage.forget(&self.url);
         let (client, url) = (Arc::clone(&self.client), self.url.clone());
-        wait(async move {
+        let completed = wait(async move {
             let completed = client.limited(&url, upload.complete()).await.map(drop);
             if completed.is_err() {
                 // The parts would cost money for ever.
                 let _ = tokio::time::timeout(ABORT, upload.abort()).await;
             }
             completed
-        })
+        });
+        self.storage.forget(&self.url);
+        completed
     }
 }
 

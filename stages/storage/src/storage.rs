@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use object_store::{CopyMode, CopyOptions, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
 use crate::client::{Client, key_of, wait};
 use crate::counters::{Counters, StorageCounts};
@@ -76,7 +76,7 @@ struct Shared {
 struct Remembered {
     /// Each with when it was listed.
     prefixes: Vec<(ObjectUrl, Instant)>,
-    stats: HashMap<ObjectUrl, Stat>,
+    stats: BTreeMap<ObjectUrl, Stat>,
 }
 
 /// A listing of a prefix is used for so long by whoever asks for another one.
@@ -144,6 +144,11 @@ impl Storage {
         remembered.prefixes.retain(|(prefix, _)| !below(prefix, url));
     }
 
+    /// Forgets what is remembered of all objects: they are asked for again.
+    pub fn forget_all(&self) {
+        *self.remembered() = Remembered::default();
+    }
+
     /// What lies right below a prefix. One that has nothing below it is not there, which shows in an empty [`Folder`] alone.
     ///
     /// # Errors
@@ -173,21 +178,22 @@ impl Storage {
             let mut listings = remembered.prefixes.iter();
             let covers = |prefix: &ObjectUrl| prefix == url || below(prefix, url);
             if listings.any(|(prefix, at)| covers(prefix) && at.elapsed() < LISTING_AGE) {
-                let known = remembered.stats.iter().filter(|(known, _)| below(url, known));
-                let mut entries: Vec<Entry> = known
-                    .map(|(url, stat)| Entry {
-                        url: url.clone(),
-                        stat: stat.clone(),
-                    })
-                    .collect();
-                entries.sort_unstable_by(|a, b| a.url.cmp(&b.url));
-                return Ok(entries);
+                let entry = |(url, stat): (&ObjectUrl, &Stat)| Entry {
+                    url: url.clone(),
+                    stat: stat.clone(),
+                };
+                return Ok(known_below(&remembered.stats, url).map(entry).collect());
             }
         }
         let began = Instant::now();
         let entries = self.list(url)?;
         let mut remembered = self.remembered();
-        remembered.stats.retain(|known, _| !below(url, known));
+        let old: Vec<ObjectUrl> = known_below(&remembered.stats, url)
+            .map(|(known, _)| known.clone())
+            .collect();
+        for known in &old {
+            remembered.stats.remove(known);
+        }
         for entry in &entries {
             remembered.stats.insert(entry.url.clone(), entry.stat.clone());
         }
@@ -317,14 +323,16 @@ impl Storage {
 
     fn put_with(&self, url: &ObjectUrl, bytes: Bytes, mode: PutMode) -> Result<(), StorageError> {
         can_write(url)?;
-        self.forget(url);
-        let (client, url) = (self.client(url)?, url.clone());
-        wait(async move {
-            let key = key_of(&url)?;
+        let (client, address) = (self.client(url)?, url.clone());
+        let put = wait(async move {
+            let key = key_of(&address)?;
             let options = PutOptions::from(mode);
             let put = client.store.put_opts(&key, PutPayload::from(bytes), options);
-            client.limited(&url, put).await.map(drop)
-        })
+            client.limited(&address, put).await.map(drop)
+        });
+        // Also what another thread was told meanwhile.
+        self.forget(url);
+        put
     }
 
     /// Begins to write an object in parts. It is there with [`ObjectWriter::finish`], whole, or not at all.
@@ -342,48 +350,29 @@ impl Storage {
     /// When it cannot be deleted.
     pub fn delete(&self, url: &ObjectUrl) -> Result<(), StorageError> {
         can_write(url)?;
-        self.forget(url);
-        let (client, url) = (self.client(url)?, url.clone());
+        let (client, address) = (self.client(url)?, url.clone());
         let deleted = wait(async move {
-            let key = key_of(&url)?;
-            client.limited(&url, client.store.delete(&key)).await
+            let key = key_of(&address)?;
+            client.limited(&address, client.store.delete(&key)).await
         });
+        self.forget(url);
         match deleted {
             Err(error) if error.fault == StorageFault::NotFound => Ok(()),
             deleted => deleted,
         }
     }
+}
 
-    /// Copies an object, within a bucket without its bytes passing through this machine.
-    ///
-    /// # Errors
-    /// When one cannot be read, or the other not written.
-    pub fn copy(&self, from: &ObjectUrl, to: &ObjectUrl) -> Result<(), StorageError> {
-        /// The largest object that S3 copies at once.
-        const LARGEST_COPY: u64 = 5 << 30;
-        can_write(to)?;
-        self.forget(to);
-        let found = self.stat(from)?;
-        let same_bucket = (from.scheme(), from.bucket()) == (to.scheme(), to.bucket());
-        if same_bucket && found.size <= LARGEST_COPY {
-            let (client, from, to) = (self.client(to)?, from.clone(), to.clone());
-            return wait(async move {
-                let (from_key, to_key) = (key_of(&from)?, key_of(&to)?);
-                let options = CopyOptions::new().with_mode(CopyMode::Overwrite);
-                client
-                    .limited(&from, client.store.copy_opts(&from_key, &to_key, options))
-                    .await
-            });
-        }
-        let mut reader = ObjectReader::new(self.clone(), from.clone(), found);
-        let mut writer = self.create(to)?;
-        let failed = |error: std::io::Error| match StorageError::in_io(&error) {
-            Some(error) => error.clone(),
-            None => StorageError::of(StorageFault::Other, &to.to_string(), &error.to_string()),
-        };
-        std::io::copy(&mut reader, &mut writer).map_err(failed)?;
-        writer.finish()
-    }
+/// What is known of objects below a prefix, sorted. In the order of URLs these follow each other.
+fn known_below<'a>(
+    stats: &'a BTreeMap<ObjectUrl, Stat>,
+    prefix: &'a ObjectUrl,
+) -> impl Iterator<Item = (&'a ObjectUrl, &'a Stat)> {
+    let first = match prefix.key() {
+        "" => prefix.clone(),
+        key => prefix.with_key(&format!("{key}/")),
+    };
+    stats.range(first..).take_while(move |(known, _)| below(prefix, known))
 }
 
 /// Whether `url` lies below `prefix`.

@@ -39,9 +39,15 @@ pub(super) struct Place<'a> {
 }
 
 /// Returns places within the tar (or existing files) instead of writing files.
-pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept, Refusal>> {
+///
+/// # Errors
+/// When storage does not say whether the tar is there.
+pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Result<Vec<Result<Kept, Refusal>>, AudioError> {
     let tar = shard.tar();
-    let tar_stands = is_file(&tar);
+    let tar_stands = is_file(&tar).map_err(|source| AudioError::Read {
+        path: tar.clone(),
+        source,
+    })?;
     let point = |job: &Job<'_>| {
         let (name, offset) = if job.member.in_tar {
             (format!("{}.tar", shard.shard_id), job.member.offset)
@@ -58,7 +64,7 @@ pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Vec<Result<Kept
             made: false,
         })
     };
-    jobs.iter().map(point).collect()
+    Ok(jobs.iter().map(point).collect())
 }
 
 /// The reject for a recording that cannot be read; any other error is one of the target disk, or of this process.

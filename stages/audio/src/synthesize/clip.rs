@@ -160,8 +160,13 @@ impl Maker<'_> {
         let settings = self.settings;
         let mut random = self.random(number, &format!("sentence {place}"));
         let elsewhere = random.unit() < settings.joined.languages;
-        let other = random.pick(self.others).copied();
-        let language = other.filter(|_| elsewhere).unwrap_or(self.language);
+        // Which other languages there are changes nothing where none is asked for.
+        let other = if elsewhere {
+            random.pick(self.others).copied()
+        } else {
+            None
+        };
+        let language = other.unwrap_or(self.language);
         let another = random.unit() < settings.joined.voices;
         let speaker = Speaker {
             variant: random.pick(self.variants).cloned().unwrap_or_default(),

@@ -70,10 +70,18 @@ impl Lattices {
 
     /// Log probabilities of the cells from `first` on, of their logits (cells, tokens + durations) without bias.
     pub fn set_terms(&self, first: usize, logits: &Tensor, bias: &Tensor, cells: &[Cell]) -> Result<()> {
-        let width = logits.dim(1)?;
+        let (rows, width) = logits.dims2()?;
         let tokens = width
             .checked_sub(self.durations)
+            .filter(|tokens| *tokens > 0)
             .ok_or_else(|| Error::Input(format!("{width} outputs for {} durations", self.durations)))?;
+        if rows != cells.len() || bias.elem_count() != width {
+            return Err(Error::Input(format!(
+                "logits {rows} x {width} for {} cells, and a bias of {}",
+                cells.len(),
+                bias.elem_count()
+            )));
+        }
         let terms = self.terms.narrow(0, first, cells.len())?;
         let listed = listed(cells, logits)?;
         let tensors = [Read(logits), Read(bias), Read(&listed), Write(&terms)];
@@ -143,11 +151,16 @@ impl Lattices {
         (factors, frames): (&Tensor, usize),
         clamp: f64,
     ) -> Result<Tensor> {
-        let width = logits.dim(1)?;
+        let (height, width) = logits.dims2()?;
         let of = aligned.active.len();
         let utterance = |cell: &Cell| cell.frame / frames.max(1);
         let outside = |cell: &Cell| cell.index >= of || utterance(cell) >= factors.elem_count();
-        if frames == 0 || rows.len() != cells.len() || width < self.durations || cells.iter().any(outside) {
+        let fits = rows.len() == cells.len()
+            && rows.iter().all(|row| *row < height)
+            && width > self.durations
+            && bias.elem_count() == width
+            && of == self.cells;
+        if frames == 0 || !fits || cells.iter().any(outside) {
             return Err(Error::Input("cells lie outside of their lattices".into()));
         }
         let out = fresh((cells.len(), width), logits)?;

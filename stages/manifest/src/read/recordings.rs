@@ -107,7 +107,7 @@ impl Recordings {
         let look = self.look || wanted.files.is_empty();
         for file in &wanted.files {
             // Links are followed: folders of recordings are often made of them.
-            if !look || is_file(file) {
+            if !look || is_file(file).map_err(|error| failed(file, &error))? {
                 return Ok(Ok((file.clone(), None)));
             }
         }
@@ -162,13 +162,17 @@ impl Members {
     }
 }
 
+fn failed(path: &Path, error: &std::io::Error) -> StageError {
+    StageError::failed(format!("{}: {error}", path.display()))
+}
+
 /// The inner error is the reason why the tar has no such member.
 fn list(path: &Path) -> Result<Result<Members, String>, StageError> {
-    if !is_file(path) {
+    let failed = |error: std::io::Error| failed(path, &error);
+    if !is_file(path).map_err(failed)? {
         let why = if path.exists() { "not a file" } else { "no such tar" };
         return Ok(Err(why.into()));
     }
-    let failed = |error: std::io::Error| StageError::failed(format!("{}: {error}", path.display()));
     let file = InputFile::open(path).and_then(InputFile::into_local).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
     let mut reader = BufReader::new(file);

@@ -139,7 +139,8 @@ impl TdtModel {
     pub fn load_for_decoding(path: &Path, matrices: DType, precision: Precision, device: &Device) -> Result<Self> {
         if precision != Precision::F32 && (matrices != DType::F32 || !device.is_cpu()) {
             return Err(Error::Input(format!(
-                "precision {precision:?} is for matrices in f32 on the CPU"
+                "precision {} is for matrices in f32 on the CPU",
+                precision.name()
             )));
         }
         Self::load_in(path, (DType::F32, matrices, precision), device)

@@ -103,7 +103,8 @@ impl OnlineSettings {
 }
 
 /// Who speaks in a stretch that was decided. Times in seconds since the beginning. A turn that goes on is given in pieces, each
-/// of which begins where the one before it ends.
+/// of which begins where the one before it ends; after [`OnlineDiarizer::settle`] the next one may begin up to a frame (17 ms)
+/// later, and remains a turn of its own.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Decided {
     /// In order of start, end and name. Those of different speakers may overlap.
@@ -150,8 +151,8 @@ struct Frame {
 }
 
 /// Tells who speaks in samples that come in blocks. What it says does not depend on the size of the blocks, but for where turns
-/// are cut into pieces. Its memory is bounded, however long it listens: samples and features of a window, frames of a window and the delay, and a centroid for
-/// each speaker.
+/// are cut into pieces. Its memory is bounded, however long it listens: samples and features of a window, frames of a window and
+/// the delay, and a centroid for each speaker.
 ///
 /// The first windows are shorter than ten seconds: they hold what there is. Speech that is decided before somebody has spoken
 /// for `min_speech`, or of a voice beside others of which less than that is heard, is nobody's and in no turn.

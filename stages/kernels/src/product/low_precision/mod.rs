@@ -102,6 +102,7 @@ impl LowPrecisionRhs {
                 x.dtype().as_str()
             )));
         }
+        crate::counts::multiplied(1, rows, depth, columns);
         let x = x.contiguous()?;
         let values = slice::<f32>(&x)?;
         let values: &[f32] = &values;
