@@ -212,7 +212,8 @@ fn several_processes_go_on_from_what_one_or_several_have_done() {
 
 #[test]
 fn a_failure_in_any_process_ends_the_run_as_in_one() {
-    for shard in ["s03", "s04", "s05", "s06"] {
+    // Of process 0 and of process 1.
+    for shard in ["s03", "s04"] {
         for (settings, said) in [
             ("fail_at: 777", "777 is not allowed"),
             ("panic_at: 777", "panicked: planted at 777"),
