@@ -155,6 +155,17 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
             message: format!("object storage: {asked}"),
         });
     }
+    if let Some(processes) = options.processes.as_ref().filter(|processes| processes.count() > 1) {
+        let (sent, received) = processes.traffic();
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        events.send(Event::Note {
+            message: format!(
+                "other processes: {:.1} MB sent, {:.1} MB received",
+                megabytes(sent),
+                megabytes(received)
+            ),
+        });
+    }
     let seconds = started.elapsed().as_secs_f64();
     let (stages, past_reject_limit) = match outcome {
         Ok(done) => done,

@@ -14,6 +14,9 @@ pub(super) const MAGIC: &[u8; 8] = b"flow-pr\n";
 
 const ORDER: u32 = 0x0102_0304;
 
+/// Bytes of a frame before its body.
+pub(super) const HEADER: u64 = 13;
+
 /// The longest body; a larger length counts as damage.
 const LONGEST: u64 = 1 << 34;
 

@@ -179,7 +179,11 @@ impl Store {
             }
         };
         let files = lock.as_ref().map_or(files.clone(), |lock| files.under(lock));
-        let sources = SourceDigests::load(dir)?;
+        let sources = match access {
+            // Process 0 sends what it knows of the files that are read here.
+            Access::Follow => SourceDigests::default(),
+            Access::Read | Access::Run { .. } => SourceDigests::load(dir)?,
+        };
         if lock.is_some() {
             sources.save(&files, dir)?;
         }
