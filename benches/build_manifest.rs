@@ -3,10 +3,12 @@
 //!
 //! `cargo bench --bench build_manifest -- ROWS SHARDS` (default: 500,000 rows in 200 shards). The corpus is made from a
 //! seed below `work/bench` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their packages. Prints wall
-//! and CPU seconds, peak memory, rows kept, and the ratio to `flow`.
+//! and CPU seconds, peak memory, rows kept, and the ratio to `flow`. Then the same by 1, 2 and 4 processes of `flow` with
+//! one worker each: time and memory of each process, and the bytes that they exchange. Their files have to be the same.
 
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -215,6 +217,97 @@ fn show(name: &str, of: &Measured, base: Option<&Measured>) {
     );
 }
 
+/// Every file of the manifests and of the artifacts' data, by a digest of its bytes.
+fn digests(folders: &[PathBuf]) -> BTreeMap<String, blake3::Hash> {
+    let mut found = BTreeMap::new();
+    for folder in folders {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if let (true, Ok(bytes)) = (name.ends_with(".parquet"), std::fs::read(entry.path())) {
+                found.insert(name, blake3::hash(&bytes));
+            }
+        }
+    }
+    found
+}
+
+/// Runs the pipeline on several processes with one worker each.
+fn by_processes(root: &Path, work: &Path, aside: &Path) {
+    let mut one: Option<(f64, BTreeMap<String, blake3::Hash>)> = None;
+    for count in [1usize, 2, 4] {
+        let place = work.join(format!("processes{count}"));
+        let _ = std::fs::rename(&place, aside.join(format!("processes{count}")));
+        std::fs::create_dir_all(&place).expect("the folder of the corpus can be written");
+        let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
+        let port = port.expect("a free port").port();
+        let hosts = format!("localhost:{port}\n{}", "localhost\n".repeat(count - 1));
+        std::fs::write(place.join("hosts.txt"), hosts).expect("the folder of the corpus can be written");
+        let command = |process: usize| {
+            let mut flow = Command::new(env!("CARGO_BIN_EXE_flow"));
+            flow.current_dir(root).args([
+                "run",
+                "benches/build_metadata_only.yaml",
+                "--progress",
+                "none",
+                "--workers",
+                "1",
+            ]);
+            flow.env("RAYON_NUM_THREADS", "1")
+                .arg("--state")
+                .arg(place.join("state"));
+            flow.arg("--set")
+                .arg(format!("shards={}", work.join("shards").display()));
+            flow.arg("--set").arg(format!("out={}", place.join("out").display()));
+            flow.arg("--events").arg(place.join(format!("events{process}")));
+            if count > 1 {
+                flow.arg("--hosts")
+                    .arg(place.join("hosts.txt"))
+                    .args(["--process", &process.to_string()]);
+            }
+            flow
+        };
+        warm(&work.join("shards"));
+        let command = &command;
+        let measured: Vec<Measured> = std::thread::scope(|scope| {
+            let running: Vec<_> = (0..count)
+                .map(|process| scope.spawn(move || measure(command(process))))
+                .collect();
+            let measured = running.into_iter().map(|running| running.join().ok().flatten());
+            measured.map(|measured| measured.expect("flow runs")).collect()
+        });
+        let wall = measured.iter().map(|process| process.wall).fold(0.0, f64::max);
+        let cpu: f64 = measured.iter().map(|process| process.cpu).sum();
+        let memory: Vec<String> = measured
+            .iter()
+            .map(|process| format!("{:.0}", process.mebibytes))
+            .collect();
+        let events = std::fs::read_to_string(place.join("events0")).unwrap_or_default();
+        let exchanged = events
+            .lines()
+            .find_map(|line| Some(line.split_once("other processes: ")?.1.split('"').next()?.to_owned()));
+        let state = std::fs::read_dir(place.join("state/artifacts"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let mut folders: Vec<PathBuf> = state.map(|recipe| recipe.path().join("data")).collect();
+        folders.push(place.join("out"));
+        let files = digests(&folders);
+        println!(
+            "{count} processes of 1 worker {wall:8.2} s wall {cpu:8.2} s CPU; peak MiB {}; {}{}",
+            memory.join(", "),
+            exchanged.unwrap_or_default(),
+            one.as_ref().map_or(String::new(), |(wall_of_one, _)| format!(
+                "; {:.2} times the wall time of one",
+                wall / wall_of_one
+            )),
+        );
+        match &one {
+            Some((_, files_of_one)) => assert!(*files_of_one == files, "{count} processes give other bytes"),
+            None => one = Some((wall, files)),
+        }
+    }
+}
+
 fn main() {
     let numbers: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
     let (rows, shards) = (
@@ -272,6 +365,7 @@ fn main() {
     );
     let kept = rows_of(&out.join("train_manifest_v2.parquet")) + rows_of(&out.join("val_manifest_v2.parquet"));
 
+    by_processes(root, &work, &aside);
     for peer in ["polars", "duckdb", "pandas"] {
         if !installed(peer) {
             continue;
