@@ -316,13 +316,15 @@ fn manifests_by(place: &Workplace, count: usize, workers: usize) -> Vec<Command>
     (0..count).map(command).collect()
 }
 
-/// Every data file of the artifacts, by recipe and name.
+/// Every data file of the artifacts, by recipe and name. Recipes that select rows of others have none.
 fn artifacts(place: &Workplace) -> BTreeMap<String, Vec<u8>> {
     let mut all = BTreeMap::new();
     for recipe in std::fs::read_dir(place.path("state/artifacts")).unwrap() {
-        let recipe = recipe.unwrap().path();
-        for (name, bytes) in folder_bytes(&recipe.join("data")) {
-            all.insert(format!("{}/{name}", recipe.file_name().unwrap().display()), bytes);
+        let recipe = recipe.unwrap();
+        for file in std::fs::read_dir(recipe.path().join("data")).unwrap() {
+            let file = file.unwrap();
+            let name = format!("{}/{}", recipe.file_name().display(), file.file_name().display());
+            all.insert(name, std::fs::read(file.path()).unwrap());
         }
     }
     all
