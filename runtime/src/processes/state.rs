@@ -104,11 +104,18 @@ impl GroupState {
     }
 
     /// The connection to a process is closed. A loss, unless it said goodbye or the run has ended.
+    ///
+    /// The first loss counts, but for that of process 0: it tells the others how the run ends, so that another process which
+    /// ended shortly before probably did so because it had lost process 0.
     pub fn closed(&self, peer: &Peer, why: &str) {
         let mut state = self.lock();
         let gone = std::mem::replace(&mut state.gone[peer.process], true);
         let mut told = None;
-        if !gone && state.ended.is_none() && state.lost.is_none() {
+        let counts = state
+            .lost
+            .as_ref()
+            .is_none_or(|lost| peer.process == 0 && lost.process != 0);
+        if !gone && state.ended.is_none() && counts {
             let loss = Loss {
                 process: peer.process,
                 message: format!("{peer} {why}"),
@@ -145,5 +152,29 @@ impl GroupState {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loss_of_process_0_explains_those_of_others() {
+        let peer = |process| Peer {
+            process,
+            host: "node".into(),
+            pid: 7,
+        };
+        let state = GroupState::new(4);
+        let lost = || state.lock().lost.as_ref().map(|loss| loss.process);
+        state.closed(&peer(2), "ended without a word");
+        assert_eq!(lost(), Some(2));
+        state.closed(&peer(1), "ended without a word");
+        assert_eq!(lost(), Some(2));
+        state.closed(&peer(0), "ended without a word");
+        assert_eq!(lost(), Some(0));
+        state.closed(&peer(3), "ended without a word");
+        assert_eq!(lost(), Some(0));
     }
 }
