@@ -62,3 +62,14 @@ impl Payload for Vec<u8> {
         to.write_all(self)
     }
 }
+
+/// The same bytes for several processes.
+impl Payload for std::sync::Arc<Vec<u8>> {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn write(&self, to: &mut dyn Write) -> io::Result<()> {
+        to.write_all(self)
+    }
+}

@@ -163,7 +163,6 @@ impl Spread {
             let message = RegionMessage {
                 session,
                 workers,
-                partitions: partitions.to_vec(),
                 settled: settled(state, nodes, jobs, partitions, &own),
                 nodes: nodes
                     .iter()
@@ -180,6 +179,11 @@ impl Spread {
                 Err(_) => return Ok(None),
             }
         }
+        let all = Arc::new(encode(&Invitation::Partitions(partitions.to_vec()))?);
+        for to in 1..shares.processes {
+            self.processes.send(to, INVITATIONS, Box::new(Arc::clone(&all)));
+        }
+        drop(all);
         let mut refused = None;
         for (from, answer) in self.ask(messages)? {
             if let (None, Answer::Refused(why)) = (&refused, answer) {

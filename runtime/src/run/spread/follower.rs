@@ -60,14 +60,17 @@ impl Follower {
 
     fn follow(&mut self, invitations: &Receiver<Vec<u8>>) {
         let mut ready: Option<Share> = None;
+        let mut partitions = Vec::new();
         while let Ok(message) = invitations.recv() {
             match serde_json::from_slice(&message) {
                 Ok(Invitation::Run { run }) => {
                     let seen = self.join_run(&run);
                     self.answer(seen);
                 }
+                Ok(Invitation::Partitions(all)) => partitions = all,
                 Ok(Invitation::Region(region)) => {
-                    let share = self.share(*region).map_err(|error| error.to_string());
+                    let share = self.share(*region, std::mem::take(&mut partitions));
+                    let share = share.map_err(|error| error.to_string());
                     let answer = share.map(|share| ready = Some(share));
                     self.answer(answer);
                 }
@@ -104,7 +107,7 @@ impl Follower {
         Ok(())
     }
 
-    fn share(&self, region: RegionMessage) -> Result<Share, RunError> {
+    fn share(&self, region: RegionMessage, partitions: Vec<Partition>) -> Result<Share, RunError> {
         let fault = |message: &str| RunError::Internal {
             message: message.to_owned(),
         };
@@ -134,7 +137,7 @@ impl Follower {
         let mut jobs = Vec::with_capacity(region.nodes.len());
         let mut writers = Vec::with_capacity(region.nodes.len());
         for message in region.nodes {
-            let (job, writer) = share_of_node(&mut state, message, &place, &region.partitions)?;
+            let (job, writer) = share_of_node(&mut state, message, &place, &partitions)?;
             jobs.push(job);
             writers.push(writer);
         }

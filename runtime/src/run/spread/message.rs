@@ -16,6 +16,8 @@ pub(super) enum Invitation {
     Run {
         run: String,
     },
+    /// All partitions of the region that comes next, sorted.
+    Partitions(Vec<Partition>),
     /// To take part in a region. Begins with [`Invitation::Begin`], if all agreed.
     Region(Box<RegionMessage>),
     Begin,
@@ -34,14 +36,12 @@ pub(super) struct RegionMessage {
     pub session: u32,
     /// Of each process.
     pub workers: usize,
-    /// All partitions of the region, sorted.
-    pub partitions: Vec<Partition>,
     /// Producers first.
     pub nodes: Vec<NodeMessage>,
     pub settled: Vec<SettledNode>,
 }
 
-/// What the process is to do of a node. Ordinals are places in [`RegionMessage::partitions`], of the process's own ones.
+/// What the process is to do of a node. Ordinals are places among the partitions of the region, of the process's own ones.
 #[derive(Serialize, Deserialize)]
 pub(super) struct NodeMessage {
     /// Its place in the graph, which follows from the pipeline.
