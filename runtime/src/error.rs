@@ -1,9 +1,11 @@
 //! Why a stage cannot go on.
 
+use serde::{Deserialize, Serialize};
+
 use crate::secret::Secrets;
 
 /// Why a stage cannot go on.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum StageError {
     /// A setting is wrong. `path` is its path below `with` (`rejects[1].when`); `offset` is the line and column (from
     /// 1) within a text setting such as SQL.

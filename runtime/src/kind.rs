@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use arrow::array::{RecordBatch, UInt32Array};
 use arrow::datatypes::SchemaRef;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::context::Context;
 use crate::error::StageError;
@@ -194,7 +194,7 @@ pub enum Body {
 }
 
 /// One partition that a source can give.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SourcePartition {
     pub name: Partition,
     /// The files that this partition is made from, in a fixed order; one may be absent. Their contents

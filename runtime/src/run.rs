@@ -13,6 +13,7 @@ mod records;
 mod region;
 mod schedule;
 mod signals;
+mod spread;
 mod summary;
 
 use std::sync::Arc;
@@ -29,11 +30,12 @@ use crate::plan::state::PlanState;
 use crate::plan::{Options, Plan, StagePlan};
 use crate::processes::{Loss, SignalFlags};
 pub use crate::run_error::{LeftOut, RunError};
-use crate::spec::Checked;
+use crate::spec::{Checked, CheckedStage};
 use crate::store::{Access, SnapshotWriter, Store};
 use counts::RunCounts;
 pub use follow::follow;
 pub use signals::is_ignored;
+use spread::Spread;
 pub use summary::{RunSummary, StageSummary};
 
 /// What would run, and why. Changes nothing.
@@ -127,15 +129,13 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         switched_off: checked.pipeline.switched_off.clone(),
     });
     let mut run_counts = RunCounts::default();
-    let outcome = run_regions(
-        checked,
-        options,
-        events,
-        store.clone(),
-        (&id, &snapshots),
-        &signals,
-        &mut run_counts,
-    );
+    let mut running = Running {
+        id: id.clone(),
+        snapshots,
+        signals: Arc::clone(&signals),
+        spread: None,
+    };
+    let outcome = run_regions(checked, options, events, store.clone(), &mut running, &mut run_counts);
     let outcome = match (outcome, signals.lost()) {
         // The error of a stage, if there is one, names the stage and is preferred.
         (outcome @ Err(RunError::Stage { .. }), _) | (outcome, None) => outcome,
@@ -153,6 +153,17 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     if asked.requests() > 0 {
         events.send(Event::Note {
             message: format!("object storage: {asked}"),
+        });
+    }
+    if let Some(processes) = options.processes.as_ref().filter(|processes| processes.count() > 1) {
+        let (sent, received) = processes.traffic();
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        events.send(Event::Note {
+            message: format!(
+                "other processes: {:.1} MB sent, {:.1} MB received",
+                megabytes(sent),
+                megabytes(received)
+            ),
         });
     }
     let seconds = started.elapsed().as_secs_f64();
@@ -243,23 +254,73 @@ fn ready(state: &PlanState, plan: &Plan) -> Result<(), RunError> {
 
 type Done = (Vec<StageSummary>, Vec<String>);
 
+/// A run that is going on.
+struct Running {
+    id: String,
+    snapshots: SnapshotWriter,
+    signals: Arc<Signals>,
+    /// The other processes, if they compute partitions.
+    spread: Option<Spread>,
+}
+
+impl Running {
+    /// Number of processes that compute partitions.
+    fn processes(&self) -> usize {
+        match (&self.spread, &self.signals.processes) {
+            (Some(_), Some(processes)) => processes.count(),
+            _ => 1,
+        }
+    }
+}
+
+/// Invites the other processes to compute partitions. Those of a run with a stage that spreads its own work over
+/// processes need not see the state directory: process 0 then computes all partitions.
+fn spread_over(
+    checked: &Checked,
+    options: &Options,
+    events: &Events,
+    store: &Store,
+    id: &str,
+) -> Result<Option<Spread>, RunError> {
+    let processes = options.processes.as_ref().filter(|processes| processes.count() > 1);
+    let Some(processes) = processes else {
+        return Ok(None);
+    };
+    let message = match Spread::new(processes, id, store.dir())? {
+        Ok(spread) => return Ok(Some(spread)),
+        Err(message) => message,
+    };
+    let spreads = |stage: &CheckedStage| stage.settings.spreads(processes.count()).unwrap_or(false);
+    if checked.stages.iter().any(spreads) {
+        events.send(Event::Warning {
+            stage: None,
+            message: format!("{message}; process 0 alone computes partitions, and the others train only"),
+        });
+        return Ok(None);
+    }
+    Err(RunError::Usage {
+        message,
+        help: Some("give all processes a --state directory on a file system that they share".to_owned()),
+    })
+}
+
 fn run_regions(
     checked: &Arc<Checked>,
     options: &Options,
     events: &Events,
     store: Store,
-    (id, snapshots): (&str, &SnapshotWriter),
-    signals: &Arc<Signals>,
+    running: &mut Running,
     run_counts: &mut RunCounts,
 ) -> Result<Done, RunError> {
     let mut state = PlanState::new(checked, options, store.clone(), events, true)?;
     let plan = state.plan()?;
-    records::freeze(&store, id, checked, &plan)?;
+    records::freeze(&store, &running.id, checked, &plan)?;
     ready(&state, &plan)?;
+    running.spread = spread_over(checked, options, events, &store, &running.id)?;
     if state.is_partial() {
         tell_left_out(events, &plan);
     }
-    let outcome = run_all(&mut state, id, snapshots, signals, run_counts);
+    let outcome = run_all(&mut state, running, run_counts);
     if state.failures.is_empty() {
         return outcome;
     }
@@ -304,13 +365,8 @@ fn tell_stage(state: &PlanState, summary: &StageSummary, (outcome, failures): (S
     });
 }
 
-fn run_all(
-    state: &mut PlanState,
-    id: &str,
-    snapshots: &SnapshotWriter,
-    signals: &Arc<Signals>,
-    run_counts: &mut RunCounts,
-) -> Result<Done, RunError> {
+fn run_all(state: &mut PlanState, running: &Running, run_counts: &mut RunCounts) -> Result<Done, RunError> {
+    let signals = &running.signals;
     let mut past = Vec::new();
     let mut stages = Vec::new();
     for region in 0..state.graph.regions.len() {
@@ -320,7 +376,7 @@ fn run_all(
         if let Some(Loss { message, .. }) = signals.lost() {
             return Err(RunError::Process { message });
         }
-        region::run_on(state, region, id, snapshots, signals, run_counts)?;
+        region::run_on(state, region, running, run_counts)?;
         // A cache for the next run only.
         let _ = state.store.append_sources();
         for node in state.graph.regions[region].nodes.clone() {

@@ -88,7 +88,7 @@ pub fn run_once(
     let secret_file = arguments.processes.secret_file.as_deref();
     let processes = come_together(&launch, secret_file, &checked, registry, &events)?;
     if processes.process() > 0 {
-        return joined(&processes, &checked, &events);
+        return joined(arguments, &processes, &checked, &events);
     }
     end_at_last(&processes);
     let report = Report::listen(&events);
@@ -155,11 +155,10 @@ fn conduct(
     })
 }
 
-/// Refuses a pipeline without work for several processes, or whose ranks cannot be distributed over them.
+/// Refuses a pipeline whose ranks cannot be distributed over the processes.
 fn check_spread(checked: &Arc<Checked>, processes: usize) -> Result<(), Failure> {
-    let mut spread = false;
     for stage in &checked.stages {
-        spread |= stage.settings.spreads(processes).map_err(|error| {
+        stage.settings.spreads(processes).map_err(|error| {
             let error = RunError::Stage {
                 stage: stage.name.clone(),
                 partition: None,
@@ -168,14 +167,7 @@ fn check_spread(checked: &Arc<Checked>, processes: usize) -> Result<(), Failure>
             Failure::run(error, checked)
         })?;
     }
-    if spread {
-        return Ok(());
-    }
-    let path = checked.pipeline.path.display();
-    Err(Failure::usage(
-        format!("{path} has no training stage for {processes} processes to share"),
-        "only training is spread over processes; run this pipeline with one",
-    ))
+    Ok(())
 }
 
 /// What must be the same for all processes of a run: the pipeline with all its values, the columns of its stages (some
@@ -273,8 +265,14 @@ fn come_together(
     Ok(processes)
 }
 
-/// The main function of a process other than 0: its training ranks work until process 0 ends the run.
-fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -> Result<Exit, Failure> {
+/// The main function of a process other than 0: it computes its share of the partitions, and its training ranks work, until
+/// process 0 ends the run.
+fn joined(
+    arguments: &RunArguments,
+    processes: &Arc<Processes>,
+    checked: &Arc<Checked>,
+    events: &Events,
+) -> Result<Exit, Failure> {
     let own = processes.process();
     let told = events.clone();
     let ranks = WorkerProcess::start(processes, move |line| {
@@ -283,7 +281,9 @@ fn joined(processes: &Arc<Processes>, checked: &Arc<Checked>, events: &Events) -
         });
     })
     .map_err(|error| Failure::unreadable(error.to_string()))?;
-    let end = flow_runtime::run::follow(processes, true, || ranks.abort_reason());
+    let mut options = options(&arguments.selection);
+    options.signals = true;
+    let end = flow_runtime::run::follow(processes, checked, &options, || ranks.abort_reason());
     let End { code, message } = end.map_err(|error| Failure::run(error, checked))?;
     if message.is_empty() {
         events.send(Event::Note {

@@ -1,13 +1,14 @@
 //! Runs of several processes on this machine: the same bits as one process; processes that die, hang or do not belong
 //! to the run are named by all.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::binary::{Workplace, expect_code, stderr, with_failpoints};
+use crate::binary::{Workplace, expect_code, folder_bytes, stderr, with_failpoints};
 use crate::training::{find, finetune, has_checkpoint, last_checkpoint};
 
 /// Longer than anything here takes on a busy machine; a test that would wait for ever fails instead.
@@ -351,7 +352,7 @@ fn processes_that_do_not_fit_together_are_refused_with_their_reason() {
     assert!(began.elapsed().as_secs() < 300);
     assert!(!place.path("checkpoints").exists());
 
-    // Nobody to meet, and nothing to share.
+    // Nobody to meet, and ranks that cannot be dealt out.
     let refused = |mut command: Command, code: i32, said: &str| {
         command.args(["--join-timeout", "1"]);
         let output = command.output().unwrap();
@@ -362,9 +363,6 @@ fn processes_that_do_not_fit_together_are_refused_with_their_reason() {
     refused(second, 1, "cannot be reached");
     let [odd, _] = two(&place, &["train.max_steps=4", "train.ranks=3"]);
     refused(odd, 2, "3 cannot be shared out evenly over 2 processes");
-    let mut nothing = place.manifest_command("run", &[]);
-    nothing.arg("--hosts").arg(&hosts).args(["--process", "0"]);
-    refused(nothing, 2, "has no training stage for 2 processes to share");
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     std::fs::write(
         &hosts,
@@ -374,4 +372,105 @@ fn processes_that_do_not_fit_together_are_refused_with_their_reason() {
     let mut leader = finetune(&place, &["train.ranks=2"]);
     leader.arg("--hosts").arg(&hosts).args(["--process", "0"]);
     refused(leader, 1, "is taken");
+}
+
+/// The commands of `count` processes of `workers` workers each, which build manifests.
+fn manifests_by(place: &Workplace, count: usize, workers: usize) -> Vec<Command> {
+    let hosts = place.path("hosts.txt");
+    let others = "localhost\n".repeat(count - 1);
+    std::fs::write(&hosts, format!("localhost:{}\n{others}", free_port())).unwrap();
+    let command = |process: usize| {
+        let mut command = place.manifest_command("run", &[]);
+        command.args(["--workers", &workers.to_string(), "--hosts"]).arg(&hosts);
+        command.args(["--process", &process.to_string()]);
+        command
+    };
+    (0..count).map(command).collect()
+}
+
+/// Every data file of the artifacts, by recipe and name.
+fn artifacts(place: &Workplace) -> BTreeMap<String, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for recipe in std::fs::read_dir(place.path("state/artifacts")).unwrap() {
+        let recipe = recipe.unwrap().path();
+        for (name, bytes) in folder_bytes(&recipe.join("data")) {
+            all.insert(format!("{}/{name}", recipe.file_name().unwrap().display()), bytes);
+        }
+    }
+    all
+}
+
+/// Manifests of the bundled corpus by several processes with several workers: every artifact and every exported file has the
+/// bytes that one process gives. One that is killed is named, and other numbers of processes go on from what was committed.
+#[test]
+fn manifests_of_several_processes_are_those_of_one() {
+    let one = Workplace::new("mini");
+    one.build_manifests(&[]);
+    let (out, data) = (one.out_bytes(), artifacts(&one));
+    assert!(out.len() >= 4 && data.len() > 20, "{:?}", out.keys());
+    for (count, workers) in [(2, 1), (2, 3), (4, 1), (4, 3)] {
+        let place = Workplace::new("mini");
+        for (process, started) in manifests_by(&place, count, workers)
+            .into_iter()
+            .map(Started::new)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .enumerate()
+        {
+            let (code, told) = started.end();
+            assert_eq!(code, Some(0), "process {process}: {told}");
+        }
+        assert!(
+            place.out_bytes() == out,
+            "{count} processes of {workers} workers: other exports"
+        );
+        assert!(
+            artifacts(&place) == data,
+            "{count} processes of {workers} workers: other artifacts"
+        );
+        let again = place.manifest_command("plan", &[]).arg("--exit-code").output().unwrap();
+        expect_code(&again, 0);
+    }
+    for (killed, point) in [(1, "data-written:7"), (2, "record-written:2"), (0, "record-linked:2")] {
+        let place = Workplace::new("mini");
+        let mut commands: Vec<Command> = manifests_by(&place, 3, 2).iter().map(with_failpoints).collect();
+        commands[killed].env("FLOW_KILL_AT", point);
+        let all: Vec<Started> = commands.into_iter().map(Started::new).collect();
+        let named = format!("pid {}) ended without a word", all[killed].child.id());
+        for (process, started) in all.into_iter().enumerate() {
+            let (code, told) = started.end();
+            if process == killed {
+                assert_eq!(code, None, "{point}: {told}");
+            } else {
+                assert_eq!(code, Some(1), "{point}: {told}");
+                assert!(told.contains(&named), "{point}: {told}");
+            }
+        }
+        for started in manifests_by(&place, 2, 1)
+            .into_iter()
+            .map(Started::new)
+            .collect::<Vec<_>>()
+        {
+            let (code, told) = started.end();
+            assert_eq!(code, Some(0), "{told}");
+        }
+        assert!(place.out_bytes() == out && artifacts(&place) == data, "after {point}");
+    }
+}
+
+/// Processes without a common state directory cannot share the partitions.
+#[test]
+fn a_state_directory_that_is_not_shared_is_told() {
+    let place = Workplace::new("micro");
+    let mut commands = manifests_by(&place, 2, 1);
+    let elsewhere = Workplace::new("micro");
+    let out = format!("out={}", place.out().display());
+    commands[1] = elsewhere.manifest_command("run", &[&out]);
+    commands[1].arg("--hosts").arg(place.path("hosts.txt"));
+    commands[1].args(["--process", "1"]);
+    for started in commands.into_iter().map(Started::new).collect::<Vec<_>>() {
+        let (code, told) = started.end();
+        assert_eq!(code, Some(2), "{told}");
+        assert!(told.contains("not all processes share the state directory"), "{told}");
+    }
 }

@@ -18,6 +18,7 @@ pub(super) fn while_working(shared: &RegionState, working: &Receiver<()>) {
     let full = GROUP * shared.job.nodes.len().max(1);
     let mut last = Instant::now();
     while working.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && !shared.leaving() {
+        shared.pass_signals_on();
         let waiting = shared.waiting();
         if waiting >= full || (waiting > 0 && last.elapsed() >= GROUP_AGE) {
             match catch_unwind(AssertUnwindSafe(|| shared.commit())) {

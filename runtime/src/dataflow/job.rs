@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
 use crate::event::{Event, Events};
@@ -17,10 +19,11 @@ use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::{ReasonCount, Reject, RejectClass};
 use crate::store::{
-    Artifact, ArtifactWriter, Counts, DigestedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter, Store,
-    StoreError, add_up,
+    Artifact, ArtifactWriter, Counts, DigestedFile, GroupName, NotedFile, Pending, PortRows, Record, RejectSet,
+    SnapshotWriter, Store, StoreError, add_up,
 };
 
+use super::cluster::Cluster;
 use super::in_flight::{InFlight, MemoryReservation};
 use super::partition_output::PartitionOutput;
 use super::port_buffer::KeepError;
@@ -36,7 +39,10 @@ pub(crate) struct RegionJob {
     pub start: u64,
     /// Producers first.
     pub nodes: Vec<NodeJob>,
+    /// Workers of all processes.
     pub workers: usize,
+    /// The other processes that run the region.
+    pub cluster: Option<Arc<Cluster>>,
     /// Thread budget of one worker's bodies.
     pub threads: usize,
     /// The column that names rows.
@@ -44,8 +50,8 @@ pub(crate) struct RegionJob {
     pub in_flight: Arc<InFlight>,
     pub as_bytes: bool,
     pub store: Store,
-    /// Where the run notes what its stages have.
-    pub snapshots: SnapshotWriter,
+    /// Where the run notes what its stages have; none in a process that follows another one's run.
+    pub snapshots: Option<SnapshotWriter>,
     pub events: Events,
     pub cancel: Cancel,
     pub signals: Arc<Signals>,
@@ -68,7 +74,7 @@ pub(crate) struct StreamedInput {
 }
 
 /// What the key of a partition is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum KeyPart {
     Known(Digest),
     /// The files of the source at this place in the region, digested when the source reads the partition.
@@ -147,6 +153,11 @@ impl Signals {
         }
     }
 
+    /// As if the signal had come here.
+    pub fn ask_to_stop(&self, signal: i32) {
+        self.stop.store(usize::try_from(signal).unwrap_or(0), Ordering::Release);
+    }
+
     pub fn lost(&self) -> Option<Loss> {
         self.processes.as_ref()?.lost()
     }
@@ -162,6 +173,8 @@ pub(crate) enum Failure {
     },
     /// Of the state directory, whichever stage was at work.
     Store(StoreError),
+    /// Of another process.
+    Process(String),
     /// Of the runtime itself.
     Internal(StageError),
 }
@@ -218,7 +231,15 @@ impl RegionState {
 
     /// Notes the first failure and asks all workers to leave.
     pub fn fail(&self, failure: Failure) {
-        lock(&self.failure).get_or_insert(failure);
+        {
+            let mut first = lock(&self.failure);
+            if first.is_none() {
+                if let Some(cluster) = &self.job.cluster {
+                    cluster.failed(&failure);
+                }
+                *first = Some(failure);
+            }
+        }
         self.leave();
     }
 
@@ -251,6 +272,9 @@ impl RegionState {
     pub fn leave(&self) {
         self.job.cancel.set();
         self.leave.store(true, Ordering::Release);
+        if let Some(cluster) = &self.job.cluster {
+            cluster.tell_leave();
+        }
     }
 
     pub fn leaving(&self) -> bool {
@@ -258,6 +282,13 @@ impl RegionState {
             self.fail(Failure::Internal(StageError::failed(loss.message)));
         }
         self.leave.load(Ordering::Acquire)
+    }
+
+    /// Passes a signal on to the other processes of the region.
+    pub fn pass_signals_on(&self) {
+        if let (Some(cluster), Some(signal)) = (&self.job.cluster, self.job.signals.stop_asked()) {
+            cluster.tell_stop(signal);
+        }
     }
 
     pub fn take_failure(&self) -> Option<Failure> {
@@ -410,55 +441,102 @@ impl RegionState {
             by_node.entry(written.node).or_default().push(written.pending);
         }
         for (node, group) in by_node {
-            let described = &self.job.nodes[node];
-            let Some(writer) = &described.writer else { continue };
+            let Some(writer) = &self.job.nodes[node].writer else {
+                continue;
+            };
             let failed = |error: StoreError| (node, self.fail_keeping(error.into()));
             let records = writer.commit(group).map_err(failed)?;
-            let sum = |of: fn(&Record) -> u64| records.iter().map(|record| of(record)).sum::<u64>();
-            let (rows_in, rows_out, rejects) = (sum(|r| r.rows_in), sum(|r| r.rows_out), sum(|r| r.rejects.rows));
-            let reasons = add_up(records.iter().flat_map(|record| &record.rejects.by_reason));
-            let partitions = records.len() as u64;
-            self.job
-                .snapshots
-                .note_committed(&described.stage, &described.recipe, &records)
-                .map_err(failed)?;
-            let (done, faults) = {
-                let mut sums = lock(&self.sums);
-                let (done, of_fault) = &mut sums[node];
-                *done += partitions;
-                *of_fault += sum(faults);
-                (described.reused + *done, described.reused_faults + *of_fault)
-            };
-            lock(&self.committed).extend(records.into_iter().map(|record| (node, record)));
-            self.job.events.send(Event::Committed {
-                stage: described.stage.clone(),
-                partitions,
-                rows_in,
-                rows_out,
-                rejects,
-                reasons,
-                done,
-                total: described.total,
-            });
-            if let Some(limit) = described.fault_limit
-                && faults > limit
-            {
-                // Copied, so that the lock is free for commits while the rejects are read.
-                let own: Vec<Arc<Record>> = lock(&self.committed)
-                    .iter()
-                    .filter(|(of, _)| *of == node)
-                    .map(|(_, record)| Arc::clone(record))
-                    .collect();
-                let reasons = add_up(own.iter().flat_map(|record| &record.rejects.by_reason));
-                let stages = [(described.stage.clone(), described.recipe, own)];
-                let set = self.job.store.reject_set(&stages);
-                let message = too_many(faults, &limit.to_string(), &reasons, &set);
-                return Err((node, StageError::failed(message).with_help(LIMIT_HELP)));
+            match (&self.job.snapshots, &self.job.cluster) {
+                (Some(snapshots), _) => self.note_committed(snapshots, node, records)?,
+                (None, Some(cluster)) => {
+                    let noted = self.job.store.sources().take_noted();
+                    cluster.committed(node, writer.take_groups(), &records, noted);
+                }
+                (None, None) => {}
             }
         }
         // Digests of source files are a cache for the next run: a failure to write them is ignored.
         let _ = self.job.store.append_sources();
         Ok(())
+    }
+
+    /// In process 0: notes what another process has committed.
+    pub fn take_over(
+        &self,
+        node: usize,
+        groups: Vec<GroupName>,
+        records: Vec<Arc<Record>>,
+        noted: Vec<NotedFile>,
+    ) -> Result<(), (usize, StageError)> {
+        let described = self.job.nodes.get(node);
+        let (
+            Some(NodeJob {
+                writer: Some(writer), ..
+            }),
+            Some(snapshots),
+        ) = (described, &self.job.snapshots)
+        else {
+            return Err((
+                node,
+                StageError::failed("another process committed what it was not given"),
+            ));
+        };
+        writer.take_over(groups, &records);
+        self.job.store.sources().put_noted(noted);
+        self.note_committed(snapshots, node, records)
+    }
+
+    /// Notes committed records: for the next run, for events, and for the limit of rejects.
+    fn note_committed(
+        &self,
+        snapshots: &SnapshotWriter,
+        node: usize,
+        records: Vec<Arc<Record>>,
+    ) -> Result<(), (usize, StageError)> {
+        let described = &self.job.nodes[node];
+        let sum = |of: fn(&Record) -> u64| records.iter().map(|record| of(record)).sum::<u64>();
+        let (rows_in, rows_out, rejects) = (sum(|r| r.rows_in), sum(|r| r.rows_out), sum(|r| r.rejects.rows));
+        let reasons = add_up(records.iter().flat_map(|record| &record.rejects.by_reason));
+        let partitions = records.len() as u64;
+        snapshots
+            .note_committed(&described.stage, &described.recipe, &records)
+            .map_err(|error| (node, self.fail_keeping(error.into())))?;
+        let (done, faults) = {
+            let mut sums = lock(&self.sums);
+            let (done, of_fault) = &mut sums[node];
+            *done += partitions;
+            *of_fault += sum(faults);
+            (described.reused + *done, described.reused_faults + *of_fault)
+        };
+        lock(&self.committed).extend(records.into_iter().map(|record| (node, record)));
+        self.job.events.send(Event::Committed {
+            stage: described.stage.clone(),
+            partitions,
+            rows_in,
+            rows_out,
+            rejects,
+            reasons,
+            done,
+            total: described.total,
+        });
+        match described.fault_limit {
+            Some(limit) if faults > limit => Err((node, self.past_limit(node, faults, limit))),
+            _ => Ok(()),
+        }
+    }
+
+    fn past_limit(&self, node: usize, faults: u64, limit: u64) -> StageError {
+        let described = &self.job.nodes[node];
+        // Copied, so that the lock is free for commits while the rejects are read.
+        let own: Vec<Arc<Record>> = lock(&self.committed)
+            .iter()
+            .filter(|(of, _)| *of == node)
+            .map(|(_, record)| Arc::clone(record))
+            .collect();
+        let reasons = add_up(own.iter().flat_map(|record| &record.rejects.by_reason));
+        let stages = [(described.stage.clone(), described.recipe, own)];
+        let set = self.job.store.reject_set(&stages);
+        StageError::failed(too_many(faults, &limit.to_string(), &reasons, &set)).with_help(LIMIT_HELP)
     }
 
     pub fn take_committed(&self) -> Vec<(usize, Arc<Record>)> {

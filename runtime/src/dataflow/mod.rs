@@ -1,10 +1,11 @@
 //! Runs a region of the plan as one timely dataflow. The only module that names timely.
 //!
-//! Time is the ordinal of a partition. Partition p is worked on by worker p modulo workers, from its source to
-//! its record; only the batches of a log stage go to worker 0. A node holds a capability for each of its
+//! Time is the ordinal of a partition. Partition p is worked on by worker p modulo workers, of all processes, from its
+//! source to its record; only the batches of a log stage go to worker 0. A node holds a capability for each of its
 //! partitions until the partition is written, so the frontier of what is written bounds what is in flight.
 
 mod batch_container;
+pub(crate) mod cluster;
 mod commit;
 pub(crate) mod in_flight;
 pub(crate) mod job;
@@ -53,42 +54,62 @@ const NAP: Duration = Duration::from_millis(50);
 /// each case.
 pub(crate) fn run_region(job: RegionJob) -> RegionDone {
     let expected = expected_sources(&job);
-    let workers = job.workers;
-    let communication = match (workers, job.as_bytes) {
-        (0 | 1, _) => Communication::Thread,
-        (_, false) => Communication::Process(workers),
-        (_, true) => Communication::ProcessBinary(workers),
-    };
     let shared = Arc::new(RegionState::new(job, expected));
-    let on_worker = Arc::clone(&shared);
-    let config = timely::Config {
-        communication,
-        worker: timely::WorkerConfig::default(),
-    };
-    let internal = |message: String| Failure::Internal(StageError::failed(message));
+    if let Some(cluster) = &shared.job.cluster {
+        cluster.listen(&shared);
+    }
     let (at_work, working) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let committing = &shared;
         scope.spawn(move || commit::while_working(committing, &working));
-        match timely::execute(config, move |worker| work(worker, &on_worker)) {
-            Ok(guards) => {
-                for result in guards.join() {
-                    if let Err(message) = result {
-                        shared.fail(internal(message));
-                    }
-                }
-            }
-            Err(message) => shared.fail(internal(format!("the workers cannot be started: {message}"))),
+        if let Err(message) = execute(&shared) {
+            let message = format!("the workers cannot be started: {message}");
+            shared.fail(Failure::Internal(StageError::failed(message)));
         }
         drop(at_work);
     });
     if let Err((node, error)) = shared.commit() {
         shared.fail_stage(node, None, error);
     }
+    if let Some(cluster) = &shared.job.cluster {
+        cluster.end(&shared);
+    }
     RegionDone {
         committed: shared.take_committed(),
         failure: shared.take_failure(),
     }
+}
+
+/// Runs the workers of this process until they leave.
+fn execute(shared: &Arc<RegionState>) -> Result<(), String> {
+    let job = &shared.job;
+    let mut connections = None;
+    let (builders, others) = match &job.cluster {
+        None => match (job.workers, job.as_bytes) {
+            (0 | 1, _) => Communication::Thread,
+            (workers, false) => Communication::Process(workers),
+            (workers, true) => Communication::ProcessBinary(workers),
+        }
+        .try_build()?,
+        Some(cluster) => {
+            let workers = job.workers / cluster.count();
+            let (builders, opened) = cluster.communicators(workers).map_err(|error| error.to_string())?;
+            connections = Some(opened);
+            (builders, Box::new(()) as Box<dyn std::any::Any + Send>)
+        }
+    };
+    let on_worker = Arc::clone(shared);
+    let settings = timely::WorkerConfig::default();
+    let guards = timely::execute::execute_from(builders, others, settings, move |worker| work(worker, &on_worker))?;
+    for result in guards.join() {
+        if let Err(message) = result {
+            shared.fail(Failure::Internal(StageError::failed(message)));
+        }
+    }
+    if let Some(connections) = connections {
+        connections.close();
+    }
+    Ok(())
 }
 
 /// By ordinal, how many sources and artifacts give the partition.

@@ -2,6 +2,7 @@
 
 use arrow::array::RecordBatch;
 use arrow::ipc::writer::StreamWriter;
+use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -9,7 +10,7 @@ use crate::kind::SourcePartition;
 use crate::store::FileRange;
 
 /// A partition of a source, as its body lists it.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct ListedPartition {
     pub partition: SourcePartition,
     pub ranges: Vec<FileRange>,

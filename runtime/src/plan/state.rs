@@ -119,12 +119,33 @@ impl PlanState {
         events: &Events,
         may_write: bool,
     ) -> Result<PlanState, RunError> {
+        let unread = store.runs()?;
+        PlanState::with_runs(checked, options, store, events, may_write, unread)
+    }
+
+    /// For a process that follows another one's run: it looks at no earlier runs.
+    pub fn follow(
+        checked: &Arc<Checked>,
+        options: &Options,
+        store: Store,
+        events: &Events,
+    ) -> Result<PlanState, RunError> {
+        PlanState::with_runs(checked, options, store, events, true, Vec::new())
+    }
+
+    fn with_runs(
+        checked: &Arc<Checked>,
+        options: &Options,
+        store: Store,
+        events: &Events,
+        may_write: bool,
+        unread: Vec<String>,
+    ) -> Result<PlanState, RunError> {
         let graph = Graph::new(checked).map_err(|message| RunError::Usage { message, help: None })?;
         let selection = StageSelection::new(checked, &graph, options).map_err(|(message, help)| RunError::Usage {
             message,
             help: Some(help),
         })?;
-        let unread = store.runs()?;
         let nodes: Vec<NodeState> = graph.nodes.iter().map(|_| NodeState::default()).collect();
         let failures = Failures::new(nodes.len());
         Ok(PlanState {

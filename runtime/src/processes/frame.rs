@@ -6,6 +6,9 @@
 
 use std::io::{self, Read, Write};
 
+/// Bytes of a frame before its body.
+pub(super) const HEADER: u64 = 13;
+
 /// The longest body; a larger length counts as damage.
 const LONGEST: u64 = 1 << 34;
 

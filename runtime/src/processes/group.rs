@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
@@ -109,6 +109,12 @@ impl Processes {
     /// Drops further messages of a topic.
     pub fn close(&self, topic: u32) {
         self.shared.lock().topics.insert(topic, Topic::Closed);
+    }
+
+    /// Bytes that this process has sent to the others and received from them, without those of the rendezvous.
+    pub fn traffic(&self) -> (u64, u64) {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (read(&self.shared.sent), read(&self.shared.received))
     }
 
     /// The first process that was lost.

@@ -3,6 +3,7 @@
 use std::io::{self, BufReader, BufWriter, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ pub(super) fn start(shared: &Arc<GroupState>, peer: Peer, stream: TcpStream) -> 
     thread::Builder::new()
         .name(format!("to-process-{}", peer.process))
         .spawn(move || {
-            if let Err(error) = write(&writing, &outgoing) {
+            if let Err(error) = write(&writing, &outgoing, &at_writer) {
                 at_writer.closed(&to, &why(&error));
             }
             // Nothing more is sent; the other side may still send data.
@@ -70,7 +71,7 @@ fn why(error: &io::Error) -> String {
     }
 }
 
-fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>) -> io::Result<()> {
+fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>, shared: &GroupState) -> io::Result<()> {
     let mut to = BufWriter::with_capacity(1 << 16, stream);
     loop {
         let next = match outgoing.try_recv() {
@@ -90,6 +91,7 @@ fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>) -> io::Result<()> {
         };
         match next {
             Outgoing::Message { topic, body } => {
+                shared.sent.fetch_add(frame::HEADER + body.size(), Ordering::Relaxed);
                 frame::header(&mut to, FrameKind::Message, topic, body.size())?;
                 body.write(&mut to)?;
             }
@@ -112,6 +114,8 @@ fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>) -> io::Result<()> {
 fn read(stream: &TcpStream, peer: &Peer, shared: &GroupState) -> io::Result<()> {
     let mut from = BufReader::with_capacity(1 << 16, stream);
     while let Some(frame) = frame::read(&mut from)? {
+        let bytes = frame::HEADER + frame.body.len() as u64;
+        shared.received.fetch_add(bytes, Ordering::Relaxed);
         match frame.kind {
             FrameKind::Beat => {}
             FrameKind::Message => shared.deliver(peer.process, frame.number, frame.body),

@@ -42,7 +42,7 @@ impl Listeners {
         {
             tell(JoinMessage::Warning(format!(
                 "process {} listens at {address} without a secret: whoever can connect to it and knows the pipeline can join \
-                 the run, and read and change what it trains; start all processes with the same --secret-file FILE",
+                 the run; start all processes with the same --secret-file FILE",
                 join.process
             )));
         }

@@ -1,7 +1,7 @@
 //! What a process knows of the others: their messages, losses, the end of the run.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,9 @@ impl SignalFlags {
 pub(super) struct GroupState {
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// Bytes of frames.
+    pub sent: AtomicU64,
+    pub received: AtomicU64,
 }
 
 #[derive(Default)]
@@ -66,6 +69,8 @@ impl GroupState {
         GroupState {
             inner: Mutex::new(inner),
             changed: Condvar::new(),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
         }
     }
 

@@ -1,13 +1,13 @@
 //! Runs the partitions of a region of streaming stages.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
+use super::Running;
 use super::counts::RunCounts;
-use super::job::{node_job, region_job};
+use super::job::{node_job, region_job, region_job_of, workers_of_each};
 use super::node::{failed, note, started};
 use super::schedule::Schedule;
-use crate::dataflow::job::{KeyPart, Signals};
+use crate::dataflow::job::KeyPart;
 use crate::dataflow::run_region;
 use crate::partition::Partition;
 use crate::plan::Action;
@@ -16,16 +16,16 @@ use crate::plan::failures::is_stored;
 use crate::plan::graph::{Flow, KeyInput, NodeInput};
 use crate::plan::state::PlanState;
 use crate::run_error::RunError;
-use crate::store::{ArtifactWriter, SnapshotWriter};
+use crate::store::ArtifactWriter;
 
 pub(super) fn run(
     state: &mut PlanState,
     nodes: &[usize],
     verdicts: Vec<NodeVerdict>,
-    snapshots: &SnapshotWriter,
-    signals: &Arc<Signals>,
+    running: &Running,
     run_counts: &mut RunCounts,
 ) -> Result<(), RunError> {
+    let (snapshots, signals) = (&running.snapshots, &running.signals);
     let mut decided: Vec<Vec<PartitionVerdict>> = Vec::new();
     for NodeVerdict { node, verdict } in verdicts {
         match verdict {
@@ -108,7 +108,16 @@ pub(super) fn run(
     }
     let partitions = schedule.partitions().to_vec();
     let writers: Vec<Option<ArtifactWriter>> = jobs.iter().map(|job| job.writer.clone()).collect();
-    let job = region_job(state, partitions, 0, jobs, snapshots, signals);
+    let workers = workers_of_each(state, partitions.len() as u64, running.processes());
+    let cluster = match &running.spread {
+        Some(spread) if partitions.len() > 1 => spread.begin(state, nodes, &partitions, &jobs, workers)?,
+        _ => None,
+    };
+    let snapshots = Some(snapshots);
+    let job = match cluster {
+        Some(cluster) => region_job_of(state, partitions, 0, jobs, snapshots, signals, workers, Some(cluster)),
+        None => region_job(state, partitions, 0, jobs, snapshots, signals),
+    };
     let done = run_region(job);
     for (own, record) in done.committed {
         let node = nodes[own];

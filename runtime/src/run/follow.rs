@@ -7,26 +7,34 @@ use std::time::Duration;
 use signal_hook::consts::SIGUSR1;
 
 use super::signals::SignalHandlers;
+use super::spread::Follower;
 use crate::dataflow::job::Signals;
+use crate::plan::Options;
 use crate::processes::{End, Outcome, Processes};
 use crate::run_error::RunError;
+use crate::spec::Checked;
 
 /// How often signals are checked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Waits for the end of a run that process 0 conducts, while the stages' listeners execute its messages. A signal to
-/// this process is forwarded to process 0, which ends the run for all; a second one ends this process at once.
-/// `given_up` may end the wait with an error.
+/// Takes part in a run of process 0 until its end: computes the partitions that fall to this process, while the stages'
+/// listeners execute their messages. `options` name the state directory, which process 0 and this process share, and the
+/// threads of this process. A signal to this process is forwarded to process 0, which ends the run for all; a second one
+/// ends this process at once. `given_up` may end the wait with an error.
 ///
 /// # Errors
 /// Where a process is lost, or `given_up` returns an error.
 pub fn follow(
     processes: &Arc<Processes>,
-    signals: bool,
+    checked: &Arc<Checked>,
+    options: &Options,
     mut given_up: impl FnMut() -> Option<String>,
 ) -> Result<End, RunError> {
     let came = Arc::new(Signals::default());
-    let _handlers = signals.then(|| SignalHandlers::install(&came)).transpose()?;
+    let _handlers = options.signals.then(|| SignalHandlers::install(&came)).transpose()?;
+    Follower::start(processes, checked, options).map_err(|error| RunError::Process {
+        message: format!("the thread that computes partitions cannot be started: {error}"),
+    })?;
     loop {
         match processes.outcome(LOOK) {
             Some(Outcome::Ended(end)) => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::node::writer;
 use crate::available_memory::available_memory;
+use crate::dataflow::cluster::Cluster;
 use crate::dataflow::in_flight::InFlight;
 use crate::dataflow::job::{Feed, NodeJob, RegionJob, Signals, StreamedInput, faults};
 use crate::kind::{Conservation, Role};
@@ -18,24 +19,47 @@ use crate::store::SnapshotWriter;
 /// Bytes in flight for each worker: enough that no worker waits for input; more would not be faster.
 const ENOUGH_FOR_A_WORKER: u64 = 256 << 20;
 
+/// How many workers each of `processes` has for `left` partitions.
+pub(super) fn workers_of_each(state: &PlanState, left: u64, processes: usize) -> usize {
+    let share = left.div_ceil(processes.max(1) as u64).max(1);
+    state.workers().min(usize::try_from(share).unwrap_or(usize::MAX))
+}
+
+/// Without a cluster, for this process alone.
 pub(super) fn region_job(
     state: &PlanState,
     partitions: Vec<Partition>,
     start: u64,
     nodes: Vec<NodeJob>,
-    snapshots: &SnapshotWriter,
+    snapshots: Option<&SnapshotWriter>,
     signals: &Arc<Signals>,
 ) -> RegionJob {
-    let left = (partitions.len() as u64).saturating_sub(start).max(1);
-    let workers = state.workers().min(usize::try_from(left).unwrap_or(usize::MAX));
+    let left = (partitions.len() as u64).saturating_sub(start);
+    let workers = workers_of_each(state, left, 1);
+    region_job_of(state, partitions, start, nodes, snapshots, signals, workers, None)
+}
+
+/// With `workers` in this process, and as many in each of the others.
+#[expect(clippy::too_many_arguments, reason = "what a region consists of")]
+pub(super) fn region_job_of(
+    state: &PlanState,
+    partitions: Vec<Partition>,
+    start: u64,
+    nodes: Vec<NodeJob>,
+    snapshots: Option<&SnapshotWriter>,
+    signals: &Arc<Signals>,
+    workers: usize,
+    cluster: Option<Arc<Cluster>>,
+) -> RegionJob {
+    let all_workers = workers * cluster.as_ref().map_or(1, |cluster| cluster.count());
     let share = available_memory().map(|bytes| bytes / 8);
     // What feeds a log are steps with all that they compute on, much larger than the rows of other partitions.
     let (in_flight, bytes) = match nodes.iter().any(|node| node.is_log) {
-        true => ((2 * workers).max(4), share),
+        true => ((2 * all_workers).max(4), share),
         false => {
             let enough = ENOUGH_FOR_A_WORKER.saturating_mul(workers as u64);
             (
-                (4 * workers).max(16),
+                (4 * all_workers).max(16),
                 Some(share.map_or(enough, |share| share.min(enough))),
             )
         }
@@ -44,7 +68,8 @@ pub(super) fn region_job(
         partitions,
         start,
         nodes,
-        workers,
+        workers: all_workers,
+        cluster,
         threads: (state.threads() / workers).max(1),
         id_column: state.checked.id_column,
         in_flight: Arc::new(InFlight::new(
@@ -53,7 +78,7 @@ pub(super) fn region_job(
         )),
         as_bytes: state.options.as_bytes,
         store: state.store.clone(),
-        snapshots: snapshots.clone(),
+        snapshots: snapshots.cloned(),
         events: state.events.clone(),
         cancel: state.cancel.clone(),
         signals: Arc::clone(signals),

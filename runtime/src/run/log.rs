@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 
+use super::Running;
 use super::counts::RunCounts;
 use super::job::{node_job, region_job};
 use super::node::{commit_one, failed, started};
-use crate::dataflow::job::Signals;
 use crate::dataflow::run_region;
 use crate::error::StageError;
 use crate::kind::{Body, LogPosition};
@@ -19,17 +19,17 @@ use crate::plan::keys::result_key;
 use crate::plan::state::{PlanState, RESULT};
 use crate::row_order::in_row_order;
 use crate::run_error::RunError;
-use crate::store::{Counts, PortRows, SnapshotWriter};
+use crate::store::{Counts, PortRows};
 
 pub(super) fn run(
     state: &mut PlanState,
     nodes: &[usize],
     log: usize,
     verdicts: Vec<NodeVerdict>,
-    snapshots: &SnapshotWriter,
-    signals: &Arc<Signals>,
+    running: &Running,
     run_counts: &mut RunCounts,
 ) -> Result<(), RunError> {
+    let signals = &running.signals;
     let name = state.graph.nodes[log].name.clone();
     let not_settled = || RunError::Internal {
         message: format!("the inputs of `{name}` are not settled in time"),
@@ -76,7 +76,7 @@ pub(super) fn run(
             })
             .map_err(|error| state.failed(log, None, error))?;
         }
-        let job = region_job(state, partitions, step, jobs, snapshots, signals);
+        let job = region_job(state, partitions, step, jobs, Some(&running.snapshots), signals);
         let done = run_region(job);
         if let Some(failure) = done.failure {
             return Err(failed(failure));

@@ -1,32 +1,26 @@
 //! Runs one region: decides which partitions run, settles the nodes that are left out, and runs the others by the
 //! region's kind (dataflow, decide, log, export).
 
-use std::sync::Arc;
-
 use super::counts::RunCounts;
 use super::node::note;
-use super::{dataflow, export, global, log};
+use super::{Running, dataflow, export, global, log};
 use crate::context::Cancel;
-use crate::dataflow::job::Signals;
 use crate::event::Event;
 use crate::plan::failures::Runnable;
 use crate::plan::graph::RegionKind;
 use crate::plan::state::PlanState;
 use crate::run_error::RunError;
-use crate::store::SnapshotWriter;
 
 /// Runs a region, and again without what failed, where the run is to go on after failures: on what is committed, so that
 /// partitions that were in flight are computed again.
 pub(super) fn run_on(
     state: &mut PlanState,
     region: usize,
-    run_id: &str,
-    snapshots: &SnapshotWriter,
-    signals: &Arc<Signals>,
+    running: &Running,
     run_counts: &mut RunCounts,
 ) -> Result<(), RunError> {
     loop {
-        let Err(error) = run(state, region, run_id, snapshots, signals, run_counts) else {
+        let Err(error) = run(state, region, running, run_counts) else {
             return Ok(());
         };
         if !state.options.keep_going {
@@ -53,14 +47,8 @@ pub(super) fn run_on(
     }
 }
 
-fn run(
-    state: &mut PlanState,
-    region: usize,
-    run: &str,
-    snapshots: &SnapshotWriter,
-    signals: &Arc<Signals>,
-    run_counts: &mut RunCounts,
-) -> Result<(), RunError> {
+fn run(state: &mut PlanState, region: usize, running: &Running, run_counts: &mut RunCounts) -> Result<(), RunError> {
+    let snapshots = &running.snapshots;
     let nodes = state.graph.regions[region].nodes.clone();
     let selected = nodes.iter().any(|node| state.selection.selected[*node]);
     if run_counts.ran > 0 || !state.failures.is_empty() {
@@ -96,10 +84,10 @@ fn run(
         return Ok(snapshots.flush()?);
     }
     match state.graph.regions[region].kind {
-        RegionKind::Dataflow => dataflow::run(state, &nodes, verdicts, snapshots, signals, run_counts),
+        RegionKind::Dataflow => dataflow::run(state, &nodes, verdicts, running, run_counts),
         RegionKind::Decide { node } => global::run(state, node, verdicts, run_counts),
-        RegionKind::Export { node } => export::run(state, node, verdicts, run, run_counts),
-        RegionKind::Log { log } => log::run(state, &nodes, log, verdicts, snapshots, signals, run_counts),
+        RegionKind::Export { node } => export::run(state, node, verdicts, &running.id, run_counts),
+        RegionKind::Log { log } => log::run(state, &nodes, log, verdicts, running, run_counts),
     }?;
     for node in incomplete {
         state.nodes[node].all_settled = false;

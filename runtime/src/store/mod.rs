@@ -59,13 +59,13 @@ pub use garbage::GarbageSummary;
 pub use lock::Lock;
 pub use object_set::path_in_set;
 pub(crate) use parquet_file::ROW_GROUP;
-pub(crate) use record::Ranges;
 pub use record::{Counts, LostRecord, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
+pub(crate) use record::{GroupName, Ranges};
 pub use rejects::{RejectSet, add_up};
 pub(crate) use snapshot::SnapshotWriter;
 pub use snapshot::{RunSnapshots, StageSnapshot};
-pub(crate) use sources::on_threads;
 pub use sources::{FileRange, SourceDigests, is_fault_of_the_file};
+pub(crate) use sources::{NotedFile, on_threads};
 pub use tombstone::{TOMBSTONE_SUFFIX, has_tombstone, remove_source};
 pub use writer::{ArtifactWriter, Pending, PortRows};
 
@@ -97,6 +97,9 @@ pub enum Access {
     /// To look (`flow plan`, `flow rejects`): nothing is written, nothing locked, and a directory that is not
     /// there is an empty one.
     Read,
+    /// To commit partitions for a run of process 0, which holds the lock, from another process of that run: nothing is
+    /// locked, recovered or removed, and the only writers are those of [`Store::follow_writer`].
+    Follow,
 }
 
 /// An open state directory. Cheap to clone; may be used from any thread.
@@ -155,7 +158,7 @@ impl Store {
             None => None,
         };
         let lock = match &access {
-            Access::Read => None,
+            Access::Read | Access::Follow => None,
             Access::Run { run_id } => {
                 if format.is_none() {
                     refuse_foreign(dir)?;
@@ -176,7 +179,11 @@ impl Store {
             }
         };
         let files = lock.as_ref().map_or(files.clone(), |lock| files.under(lock));
-        let sources = SourceDigests::load(dir)?;
+        let sources = match access {
+            // Process 0 sends what it knows of the files that are read here.
+            Access::Follow => SourceDigests::default(),
+            Access::Read | Access::Run { .. } => SourceDigests::load(dir)?,
+        };
         if lock.is_some() {
             sources.save(&files, dir)?;
         }
@@ -278,18 +285,19 @@ impl Store {
     /// kept for people and for the reasons of a plan, and compared with nothing.
     ///
     /// # Errors
-    /// [`StoreError::ReadOnly`] if the store was opened for reading.
+    /// [`StoreError::ReadOnly`] if the store was opened for reading, or to follow a run and [`Store::follow_writer`] gave
+    /// no writer of the recipe that is still there.
     pub fn writer(&self, recipe: &Digest, identity: &serde_json::Value) -> Result<ArtifactWriter, StoreError> {
-        if self.inner.lock.is_none() {
-            return Err(StoreError::ReadOnly {
-                path: self.inner.dir.clone(),
-            });
-        }
-        let mut writers = self.inner.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writers = self.writers();
         if let Some(shared) = writers.get(recipe).and_then(Weak::upgrade) {
             return Ok(ArtifactWriter {
                 shared,
                 id_column: ID_COLUMN,
+            });
+        }
+        if self.inner.lock.is_none() {
+            return Err(StoreError::ReadOnly {
+                path: self.inner.dir.clone(),
             });
         }
         // Refuses another recipe with the same first 16 digits.
@@ -304,6 +312,35 @@ impl Store {
         let writer = ArtifactWriter::open(self.inner.files.clone(), *recipe, folder, &stored)?;
         writers.insert(*recipe, Arc::downgrade(&writer.shared));
         Ok(writer)
+    }
+
+    /// The writer of a recipe in a process that follows a run: [`Store::writer`] gives the same as long as it is there.
+    /// Process 0 has made the folders of the recipe, gives the place of the groups that are written here
+    /// ([`ArtifactWriter::reserve_groups`]) and takes them over ([`ArtifactWriter::take_over`]). `standing` are records
+    /// of the partitions that are computed here.
+    pub(crate) fn follow_writer(
+        &self,
+        recipe: &Digest,
+        first: GroupName,
+        standing: impl IntoIterator<Item = Arc<Record>>,
+    ) -> ArtifactWriter {
+        let mut writers = self.writers();
+        let shared = writers.get(recipe).and_then(Weak::upgrade);
+        let writer = match shared {
+            Some(shared) => ArtifactWriter {
+                shared,
+                id_column: ID_COLUMN,
+            },
+            None => ArtifactWriter::follow(self.inner.files.clone(), *recipe, self.recipe_folder(recipe), first),
+        };
+        writer.put(standing);
+        writers.insert(*recipe, Arc::downgrade(&writer.shared));
+        writer
+    }
+
+    fn writers(&self) -> std::sync::MutexGuard<'_, BTreeMap<Digest, Weak<writer::SharedWriter>>> {
+        // Each change is one insertion: whole, whatever panicked.
+        self.inner.writers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The artifact that `records` make up on `port`.

@@ -229,7 +229,7 @@ mod shared_records {
 
 /// The position of a group in the order of commits. A generation lasts from the opening of a writer (or its last index)
 /// to its next index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct GroupName {
     pub generation: u64,
     pub number: u64,

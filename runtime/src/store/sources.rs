@@ -21,7 +21,7 @@ use super::versioned_json;
 use crate::digest::Digest;
 
 /// A part of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRange {
     pub path: PathBuf,
     /// In bytes.
@@ -120,6 +120,10 @@ fn is_settled(state: &FileState, known: Option<&Note>, now: SystemTime) -> bool 
         .map(|at| SystemTime::UNIX_EPOCH + Duration::from_secs(at));
     age(state.modified()) || state.changed().is_some_and(age) || seen.is_some_and(age)
 }
+
+/// The note of a file, as one process of a run sends it to another.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct NotedFile(String, Note);
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -233,6 +237,44 @@ impl SourceDigests {
             .open(&path)
             .and_then(|mut file| file.write_all(&lines))
             .map_err(|e| StoreError::io("write", &path, e))
+    }
+
+    /// The notes of files and of ranges of files.
+    pub(crate) fn noted_files<'a>(
+        &self,
+        files: impl IntoIterator<Item = &'a PathBuf>,
+        ranges: impl IntoIterator<Item = &'a FileRange>,
+    ) -> Vec<NotedFile> {
+        let notes = self.notes();
+        let names = files.into_iter().filter_map(|path| name_of(path));
+        let names = names.chain(ranges.into_iter().filter_map(range_name));
+        names
+            .filter_map(|name| notes.get(&name).copied().map(|note| NotedFile(name, note)))
+            .collect()
+    }
+
+    /// In a process that follows a run: what was noted since the last call.
+    pub(crate) fn take_noted(&self) -> Vec<NotedFile> {
+        self.fresh()
+            .drain(..)
+            .map(|(name, note)| NotedFile(name, note))
+            .collect()
+    }
+
+    /// Takes notes of another process.
+    pub(crate) fn put_noted(&self, noted: Vec<NotedFile>) {
+        if noted.is_empty() {
+            return;
+        }
+        {
+            let mut notes = self.notes();
+            for NotedFile(name, note) in &noted {
+                notes.insert(name.clone(), *note);
+            }
+        }
+        self.fresh()
+            .extend(noted.into_iter().map(|NotedFile(name, note)| (name, note)));
+        self.shared.changed.store(true, Ordering::Release);
     }
 
     /// The digest of a file's bytes if it is known without reading the file; [`SourceDigests::absent`] if the
@@ -365,9 +407,7 @@ impl SourceDigests {
 
     /// The digest of the bytes of a file in a range, as far as the file goes.
     fn digest_range(&self, range: &FileRange) -> Result<Digest, StoreError> {
-        let FileRange { path, offset, size } = range;
-        let name = name_of(path).map(|name| format!("{name}@{offset}+{size}"));
-        match self.digest_if_there(path, name, || read_range_digest(range)) {
+        match self.digest_if_there(&range.path, range_name(range), || read_range_digest(range)) {
             Ok(digest) => Ok(digest.unwrap_or_else(Self::absent)),
             Err(error) if is_of_the_file(&error) => Ok(Self::unreadable()),
             Err(error) => Err(error),
@@ -389,6 +429,12 @@ impl SourceDigests {
     fn notes(&self) -> MutexGuard<'_, BTreeMap<String, Note>> {
         self.shared.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The name under which a range of a file is noted.
+fn range_name(range: &FileRange) -> Option<String> {
+    let FileRange { path, offset, size } = range;
+    name_of(path).map(|name| format!("{name}@{offset}+{size}"))
 }
 
 /// Calls `work` for each item on up to `threads` threads; the results are in the order of the items.

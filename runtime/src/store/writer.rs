@@ -66,9 +66,14 @@ pub(super) struct SharedWriter {
     state: Mutex<State>,
 }
 
+/// Numbers of groups that a process other than 0 has for itself.
+const GROUPS_OF_A_PROCESS: u64 = 1 << 32;
+
 struct State {
     generation: u64,
     next_group: u64,
+    /// Blocks of [`GROUPS_OF_A_PROCESS`] numbers in use in this generation; the first is this process's own.
+    blocks: u64,
     groups: Vec<GroupName>,
     /// Records in these groups.
     grouped: usize,
@@ -143,6 +148,77 @@ impl ArtifactWriter {
             }),
             id_column: ID_COLUMN,
         })
+    }
+
+    /// A writer that adds groups from `first` on to a recipe that process 0 has recovered.
+    pub(super) fn follow(files: Files, recipe: Digest, folder: PathBuf, first: GroupName) -> Self {
+        let state = State {
+            generation: first.generation,
+            next_group: first.number,
+            blocks: 1,
+            groups: Vec::new(),
+            grouped: 0,
+            has_index: false,
+            records: Vec::new(),
+            places: BTreeMap::new(),
+        };
+        ArtifactWriter {
+            shared: Arc::new(SharedWriter {
+                files,
+                recipe,
+                folder,
+                state: Mutex::new(state),
+            }),
+            id_column: ID_COLUMN,
+        }
+    }
+
+    /// Reserves places for the groups of `processes` other processes: the first group of each. A process has room for
+    /// 2^32 groups.
+    pub(crate) fn reserve_groups(&self, processes: u64) -> Vec<GroupName> {
+        let mut state = self.lock();
+        let first = state.blocks;
+        state.blocks += processes;
+        (first..state.blocks)
+            .map(|block| GroupName {
+                generation: state.generation,
+                number: block * GROUPS_OF_A_PROCESS,
+            })
+            .collect()
+    }
+
+    /// The committed records of a partition, the latest last.
+    pub(crate) fn records_of(&self, partition: &Partition) -> Vec<Arc<Record>> {
+        let state = self.lock();
+        let least = Digest::from_bytes([0; 32]);
+        let from = state.places.range((partition.clone(), least)..);
+        let mut places: Vec<usize> = from
+            .take_while(|((of, _), _)| of == partition)
+            .map(|(_, at)| *at)
+            .collect();
+        places.sort_unstable();
+        places.into_iter().map(|at| Arc::clone(&state.records[at])).collect()
+    }
+
+    /// Adds records that are committed already.
+    pub(super) fn put(&self, records: impl IntoIterator<Item = Arc<Record>>) {
+        let mut state = self.lock();
+        records.into_iter().for_each(|record| state.put(record));
+    }
+
+    /// In a process that follows a run: the groups that were written since the last call.
+    pub(crate) fn take_groups(&self) -> Vec<GroupName> {
+        std::mem::take(&mut self.lock().groups)
+    }
+
+    /// In process 0: takes over groups of records that another process has written.
+    pub(crate) fn take_over(&self, groups: Vec<GroupName>, records: &[Arc<Record>]) {
+        let mut state = self.lock();
+        state.grouped += if groups.is_empty() { 0 } else { records.len() };
+        state.groups.extend(groups);
+        for record in records {
+            state.put(Arc::clone(record));
+        }
     }
 
     /// The column of rejects that names their rows; `id` if nothing is said.
@@ -415,6 +491,7 @@ impl ArtifactWriter {
         state.has_index = true;
         state.generation += 1;
         state.next_group = 0;
+        state.blocks = 1;
         state.grouped = 0;
         for name in std::mem::take(&mut state.groups) {
             files.remove(&records_folder(folder).join(name.file()))?;
@@ -461,6 +538,7 @@ fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, Store
     let mut state = State {
         generation,
         next_group: 0,
+        blocks: 1,
         grouped,
         groups: groups.into_iter().filter(|name| !stale.contains(name)).collect(),
         has_index: indexed.is_some(),

@@ -28,6 +28,13 @@ fn child() {
     let mut options = Options::new(folder.join("state"));
     options.workers = Some(2);
     options.signals = true;
+    if let Ok(number) = std::env::var("FLOW_TEST_CHILD_PROCESS") {
+        let numbers: Vec<usize> = number.split(' ').map(|number| number.parse().unwrap()).collect();
+        let [process, count, port] = numbers[..] else {
+            panic!("{number}")
+        };
+        std::process::exit(spread::be_process(process, count, port as u16, &checked, options).into());
+    }
     let code = match run(&checked, &options, &Events::default()) {
         Ok(_) => 0,
         Err(error) => {
@@ -36,6 +43,19 @@ fn child() {
         }
     };
     std::process::exit(code.into());
+}
+
+/// A child that is one of `count` processes of a run.
+pub(super) fn child_process(
+    place: &Place,
+    process: usize,
+    count: usize,
+    port: u16,
+    kill_at: Option<&str>,
+) -> std::process::Child {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.env("FLOW_TEST_CHILD_PROCESS", format!("{process} {count} {port}"));
+    child_by(command, place, &[], kill_at)
 }
 
 fn child_of(place: &Place, set: &[&str], kill_at: Option<&str>) -> std::process::Child {
@@ -155,7 +175,7 @@ fn a_killed_run_leaves_the_digests_of_what_it_read() {
     }
 }
 
-fn signal(child: &std::process::Child, name: &str) {
+pub(super) fn signal(child: &std::process::Child, name: &str) {
     let status = std::process::Command::new("kill")
         .args(["-s", name, &child.id().to_string()])
         .status()
@@ -163,7 +183,7 @@ fn signal(child: &std::process::Child, name: &str) {
     assert!(status.success());
 }
 
-fn wait_until(what: impl Fn() -> bool) {
+pub(super) fn wait_until(what: impl Fn() -> bool) {
     let started = Instant::now();
     while !what() {
         assert!(started.elapsed() < Duration::from_secs(20), "waited too long");

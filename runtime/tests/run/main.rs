@@ -12,6 +12,7 @@ mod partitions;
 mod reuse;
 mod secrets;
 mod shared_recipes;
+mod spread;
 #[path = "../toys/mod.rs"]
 mod toys;
 

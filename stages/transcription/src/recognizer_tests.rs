@@ -128,7 +128,7 @@ fn windows_are_decoded_alike_alone_in_company_and_by_any_number_of_threads() {
 fn low_precision_is_refused_with_weights_of_another_type() {
     let model = test_data::root().join("configs/models/small.nemo");
     let refused = Recognizer::load_in(&model, DType::BF16, Precision::Int8, &Device::Cpu);
-    assert!(refused.err().unwrap().to_string().contains("Int8"));
+    assert!(refused.err().unwrap().to_string().contains("int8"));
 }
 
 /// Samples in blocks of 1,000.

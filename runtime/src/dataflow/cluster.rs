@@ -1,0 +1,416 @@
+//! A region that runs on several processes: timely's cluster over the connections that the processes have already, and
+//! what they tell each other of commits and failures.
+//!
+//! Process 0 leads: it begins the region, takes over what the others commit, and passes on that the region is to end. The
+//! others follow: they compute and commit the partitions that fall to their workers.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, unbounded};
+use serde::{Deserialize, Serialize};
+use timely::communication::Hooks;
+use timely::communication::allocator::zero_copy::initialize::{CommsGuard, initialize_networking_from_sockets};
+use timely::communication::allocator::zero_copy::stream::Stream;
+use timely::communication::allocator::{AllocatorBuilder, ProcessBuilder};
+
+use super::job::{Failure, RegionState};
+use crate::error::StageError;
+use crate::event::Event;
+use crate::partition::Partition;
+use crate::processes::{Processes, RegionTopics};
+use crate::store::{GroupName, NotedFile, Record};
+
+/// How often a process that waits for others checks whether one is lost.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The processes that run a region together.
+pub(crate) struct Cluster {
+    processes: Arc<Processes>,
+    topics: RegionTopics,
+    /// Process 0: signals and the end of the region are told once.
+    told_stop: AtomicI32,
+    told_leave: AtomicBool,
+    /// Process 0: which of the others have ended the region.
+    ended: Mutex<Vec<bool>>,
+    changed: Condvar,
+}
+
+/// What process 0 tells the others of a region that runs.
+#[derive(Debug, Serialize, Deserialize)]
+enum Order {
+    /// A signal came: no new partitions are to be begun.
+    Stop(i32),
+    /// Drop the dataflow: the region failed.
+    Leave,
+}
+
+/// What the others tell process 0.
+#[derive(Serialize, Deserialize)]
+enum Report {
+    Committed {
+        node: usize,
+        groups: Vec<GroupName>,
+        records: Vec<Record>,
+        noted: Vec<NotedFile>,
+    },
+    Event(Event),
+    Failed(ToldFailure),
+    /// The last report of a region.
+    Ended,
+}
+
+/// A [`Failure`] as it is told to process 0.
+#[derive(Serialize, Deserialize)]
+enum ToldFailure {
+    Stage {
+        stage: String,
+        partition: Option<Partition>,
+        error: StageError,
+    },
+    Process(String),
+    Internal(StageError),
+}
+
+impl Cluster {
+    pub fn new(processes: &Arc<Processes>, topics: RegionTopics) -> Self {
+        let mut ended = vec![false; processes.count()];
+        // Process 0 reports nothing to itself.
+        ended[0] = true;
+        Cluster {
+            processes: Arc::clone(processes),
+            topics,
+            told_stop: AtomicI32::new(0),
+            told_leave: AtomicBool::new(false),
+            ended: Mutex::new(ended),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Number of processes.
+    pub fn count(&self) -> usize {
+        self.processes.count()
+    }
+
+    fn leads(&self) -> bool {
+        self.processes.process() == 0
+    }
+
+    /// Who a process is, for messages.
+    fn name(&self, process: usize) -> String {
+        self.processes
+            .peers()
+            .get(process)
+            .map_or_else(|| format!("process {process}"), ToString::to_string)
+    }
+
+    /// Takes the messages of the region until [`Cluster::end`]. Those that came before are not lost.
+    pub fn listen(self: &Arc<Self>, shared: &Arc<RegionState>) {
+        let (cluster, state) = (Arc::downgrade(self), Arc::downgrade(shared));
+        let heard = move |from: usize, message: Vec<u8>| {
+            let (Some(cluster), Some(shared)) = (cluster.upgrade(), state.upgrade()) else {
+                return;
+            };
+            if cluster.leads() {
+                cluster.report(&shared, from, &message);
+            } else if from == 0 {
+                cluster.order(&shared, &message);
+            }
+        };
+        let topic = if self.leads() {
+            self.topics.reports
+        } else {
+            self.topics.orders
+        };
+        self.processes.listen(topic, heard);
+    }
+
+    fn order(&self, shared: &RegionState, message: &[u8]) {
+        match serde_json::from_slice(message) {
+            Ok(Order::Stop(signal)) => shared.job.signals.ask_to_stop(signal),
+            Ok(Order::Leave) => shared.leave(),
+            Err(error) => shared.fail(unreadable(&self.name(0), &error)),
+        }
+    }
+
+    fn report(&self, shared: &RegionState, from: usize, message: &[u8]) {
+        match serde_json::from_slice(message) {
+            Ok(Report::Committed {
+                node,
+                groups,
+                records,
+                noted,
+            }) => {
+                let records = records.into_iter().map(Arc::new).collect();
+                if let Err((node, error)) = shared.take_over(node, groups, records, noted) {
+                    shared.fail_stage(node, None, error);
+                }
+            }
+            Ok(Report::Event(event)) => shared.job.events.send(event),
+            Ok(Report::Failed(failure)) => shared.fail(match failure {
+                ToldFailure::Stage {
+                    stage,
+                    partition,
+                    error,
+                } => Failure::Stage {
+                    stage,
+                    partition,
+                    error,
+                },
+                ToldFailure::Process(message) => Failure::Process(format!("{}: {message}", self.name(from))),
+                ToldFailure::Internal(error) => {
+                    Failure::Internal(StageError::failed(format!("{}: {error}", self.name(from))))
+                }
+            }),
+            Ok(Report::Ended) => {
+                if let Some(ended) = self.ended().get_mut(from) {
+                    *ended = true;
+                }
+                self.changed.notify_all();
+            }
+            Err(error) => shared.fail(unreadable(&self.name(from), &error)),
+        }
+    }
+
+    fn send(&self, to: usize, topic: u32, message: &impl Serialize) {
+        match serde_json::to_vec(message) {
+            Ok(bytes) => self.processes.send(to, topic, Box::new(bytes)),
+            // All of these messages are texts, numbers and records that were read from JSON or are written to it.
+            Err(error) => self.processes.send(
+                to,
+                topic,
+                Box::new(format!("a message that cannot be written: {error}").into_bytes()),
+            ),
+        }
+    }
+
+    fn tell_others(&self, order: &Order) {
+        for to in 1..self.count() {
+            self.send(to, self.topics.orders, order);
+        }
+    }
+
+    /// At process 0: passes a signal on.
+    pub fn tell_stop(&self, signal: i32) {
+        if self.leads() && self.told_stop.swap(signal, Ordering::AcqRel) != signal {
+            self.tell_others(&Order::Stop(signal));
+        }
+    }
+
+    /// At process 0: tells the others to drop the dataflow.
+    pub fn tell_leave(&self) {
+        if self.leads() && !self.told_leave.swap(true, Ordering::AcqRel) {
+            self.tell_others(&Order::Leave);
+        }
+    }
+
+    /// At the others: reports what was committed.
+    pub fn committed(&self, node: usize, groups: Vec<GroupName>, records: &[Arc<Record>], noted: Vec<NotedFile>) {
+        let records = records.iter().map(|record| Record::clone(record)).collect();
+        let report = Report::Committed {
+            node,
+            groups,
+            records,
+            noted,
+        };
+        self.send(0, self.topics.reports, &report);
+    }
+
+    /// At the others: reports the failure that ends the region.
+    pub fn failed(&self, failure: &Failure) {
+        if self.leads() {
+            return;
+        }
+        let told = match failure {
+            Failure::Stage {
+                stage,
+                partition,
+                error,
+            } => ToldFailure::Stage {
+                stage: stage.clone(),
+                partition: partition.clone(),
+                error: error.clone(),
+            },
+            Failure::Store(error) => ToldFailure::Process(error.to_string()),
+            Failure::Process(message) => ToldFailure::Process(message.clone()),
+            Failure::Internal(error) => ToldFailure::Internal(error.clone()),
+        };
+        self.send(0, self.topics.reports, &Report::Failed(told));
+    }
+
+    /// At the others: passes an event on.
+    pub fn event(&self, event: &Event) {
+        self.send(0, self.topics.reports, &Report::Event(event.clone()));
+    }
+
+    /// Ends the region: the others report it, and process 0 waits for all of them, or for the loss of one.
+    pub fn end(&self, shared: &RegionState) {
+        if self.leads() {
+            let mut ended = self.ended();
+            while !ended.iter().all(|ended| *ended) && self.processes.lost().is_none() {
+                ended = match self.changed.wait_timeout(ended, LOOK) {
+                    Ok((ended, _)) => ended,
+                    Err(poisoned) => poisoned.into_inner().0,
+                };
+                shared.pass_signals_on();
+            }
+        } else {
+            self.send(0, self.topics.reports, &Report::Ended);
+        }
+        self.processes.close(if self.leads() {
+            self.topics.reports
+        } else {
+            self.topics.orders
+        });
+    }
+
+    fn ended(&self) -> MutexGuard<'_, Vec<bool>> {
+        // Each change is one flag.
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Timely's communication between `workers` workers of each process.
+    ///
+    /// # Errors
+    /// When threads cannot be started.
+    pub fn communicators(&self, workers: usize) -> io::Result<(Vec<AllocatorBuilder>, Connections)> {
+        let (own, count) = (self.processes.process(), self.count());
+        let mut senders = Vec::with_capacity(count);
+        let mut streams = Vec::with_capacity(count);
+        for to in 0..count {
+            let (send, from) = unbounded();
+            senders.push(send);
+            streams.push((to != own).then(|| PeerStream {
+                processes: Arc::clone(&self.processes),
+                to,
+                topic: self.topics.batches,
+                incoming: Arc::new(Mutex::new(Incoming {
+                    from,
+                    piece: Vec::new(),
+                    read: 0,
+                })),
+            }));
+        }
+        self.processes.listen(self.topics.batches, move |from, bytes| {
+            if let Some(send) = senders.get(from) {
+                // The reading thread lives until the topic is closed.
+                let _ = send.send(bytes);
+            }
+        });
+        let hooks = Hooks::default();
+        let within = ProcessBuilder::new_typed_vector(workers, hooks.refill.clone(), None);
+        let (builders, threads) = initialize_networking_from_sockets(within, streams, own, workers, hooks)?;
+        let connections = Connections {
+            threads: Some(threads),
+            processes: Arc::clone(&self.processes),
+            topic: self.topics.batches,
+        };
+        Ok((builders.into_iter().map(AllocatorBuilder::Tcp).collect(), connections))
+    }
+}
+
+fn unreadable(from: &str, error: &serde_json::Error) -> Failure {
+    Failure::Internal(StageError::failed(format!("{from} sent what cannot be read: {error}")))
+}
+
+/// The threads that send and receive for timely's workers.
+pub(crate) struct Connections {
+    threads: Option<CommsGuard>,
+    processes: Arc<Processes>,
+    topic: u32,
+}
+
+impl Connections {
+    /// Waits until all is sent and received: the workers of all processes have left. After the loss of a process the
+    /// threads stay, as they would wait for it for ever; the run is then at its end.
+    pub fn close(mut self) {
+        let threads = self.threads.take();
+        let closing = std::thread::Builder::new()
+            .name("closing".into())
+            .spawn(|| drop(threads));
+        if let Ok(closing) = closing {
+            while !closing.is_finished() && self.processes.lost().is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        if self.processes.lost().is_none() {
+            self.processes.close(self.topic);
+        }
+    }
+}
+
+/// The bytes that timely exchanges with one other process, as messages of the connection between the two.
+struct PeerStream {
+    processes: Arc<Processes>,
+    to: usize,
+    topic: u32,
+    incoming: Arc<Mutex<Incoming>>,
+}
+
+struct Incoming {
+    from: Receiver<Vec<u8>>,
+    piece: Vec<u8>,
+    /// How much of `piece` was read.
+    read: usize,
+}
+
+impl Read for PeerStream {
+    /// Waits for ever after the loss of a process: an error would make timely's thread panic.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+        while incoming.read == incoming.piece.len() {
+            match incoming.from.recv() {
+                // The other side has shut its stream down.
+                Ok(piece) if piece.is_empty() => return Ok(0),
+                Ok(piece) => (incoming.piece, incoming.read) = (piece, 0),
+                Err(_) => loop {
+                    std::thread::park();
+                },
+            }
+        }
+        let left = &incoming.piece[incoming.read..];
+        let count = left.len().min(into.len());
+        into[..count].copy_from_slice(&left[..count]);
+        incoming.read += count;
+        Ok(count)
+    }
+}
+
+impl Write for PeerStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !bytes.is_empty() {
+            self.processes.send(self.to, self.topic, Box::new(bytes.to_vec()));
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Stream for PeerStream {
+    fn try_clone(&self) -> io::Result<Self> {
+        Ok(PeerStream {
+            processes: Arc::clone(&self.processes),
+            to: self.to,
+            topic: self.topic,
+            incoming: Arc::clone(&self.incoming),
+        })
+    }
+
+    fn set_nonblocking(&self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// An empty message ends the stream of what is written.
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        if how != Shutdown::Read {
+            self.processes.send(self.to, self.topic, Box::new(Vec::new()));
+        }
+        Ok(())
+    }
+}

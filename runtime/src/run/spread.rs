@@ -1,0 +1,331 @@
+//! Regions that run on all processes of a run. Process 0 plans, and sends each of the others what falls to its workers:
+//! partitions, the records that they are computed from, and where their groups of records go. The others list nothing.
+
+mod follower;
+mod message;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
+
+pub(super) use self::follower::Follower;
+use self::message::{Answer, Invitation, KeyOfPartition, NodeMessage, RegionMessage, SettledNode, StoredInput};
+use crate::dataflow::cluster::Cluster;
+use crate::dataflow::job::NodeJob;
+use crate::kind::Role;
+use crate::partition::Partition;
+use crate::plan::graph::Flow;
+use crate::plan::keys::ListedPartition;
+use crate::plan::state::PlanState;
+use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
+use crate::run_error::RunError;
+use crate::store::{GroupName, Record};
+
+/// How often process 0, which waits for answers, checks whether a process is lost.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Files of a source that the other processes look at before they read others: enough to notice a missing mount.
+const FILES_TO_LOOK_AT: usize = 8;
+
+/// At process 0: the other processes, which compute their share of the partitions.
+pub(super) struct Spread {
+    processes: Arc<Processes>,
+    answers: Receiver<(usize, Vec<u8>)>,
+}
+
+/// The processes and workers among which the ordinals of a region are dealt out.
+#[derive(Clone, Copy)]
+struct Shares {
+    processes: usize,
+    /// Of each process.
+    workers: usize,
+}
+
+impl Shares {
+    /// The process whose worker has the ordinal.
+    fn process_of(self, ordinal: usize) -> usize {
+        ordinal % (self.processes * self.workers) / self.workers
+    }
+}
+
+impl Spread {
+    /// Invites the other processes to the run. An error tells which of them do not see the state directory.
+    ///
+    /// # Errors
+    /// Where a process is lost.
+    pub fn new(
+        processes: &Arc<Processes>,
+        run: &str,
+        state: &std::path::Path,
+    ) -> Result<Result<Spread, String>, RunError> {
+        let (send, answers) = unbounded();
+        processes.listen(ANSWERS, move |from, answer| {
+            // The run may be over.
+            let _ = send.send((from, answer));
+        });
+        let spread = Spread {
+            processes: Arc::clone(processes),
+            answers,
+        };
+        let invitation = Invitation::Run { run: run.to_owned() };
+        let invitations = (1..processes.count())
+            .map(|_| encode(&invitation))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut unseen = Vec::new();
+        for (from, answer) in spread.ask(invitations)? {
+            if let Answer::Refused(why) = answer {
+                unseen.push(format!("{}: {why}", spread.name(from)));
+            }
+        }
+        if unseen.is_empty() {
+            return Ok(Ok(spread));
+        }
+        Ok(Err(format!(
+            "not all processes share the state directory {} of process 0: {}",
+            state.display(),
+            unseen.join("; ")
+        )))
+    }
+
+    fn name(&self, process: usize) -> String {
+        let peer = self.processes.peers().get(process);
+        peer.map_or_else(|| format!("process {process}"), ToString::to_string)
+    }
+
+    /// Sends one message to each of the others, from process 1 on, and waits for their answers.
+    fn ask(&self, messages: Vec<Vec<u8>>) -> Result<Vec<(usize, Answer)>, RunError> {
+        let mut answers = Vec::with_capacity(messages.len());
+        let asked = messages.len();
+        for (to, message) in (1..).zip(messages) {
+            self.processes.send(to, INVITATIONS, Box::new(message));
+        }
+        while answers.len() < asked {
+            match self.answers.recv_timeout(LOOK) {
+                Ok((from, answer)) => {
+                    let answer = serde_json::from_slice(&answer).map_err(|error| RunError::Process {
+                        message: format!("{} sent what cannot be read: {error}", self.name(from)),
+                    })?;
+                    answers.push((from, answer));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(RunError::Internal {
+                        message: "nobody listens to the other processes any more".to_owned(),
+                    });
+                }
+            }
+            if let Some(loss) = self.processes.lost() {
+                return Err(RunError::Process { message: loss.message });
+            }
+        }
+        Ok(answers)
+    }
+
+    fn tell(&self, invitation: &Invitation) -> Result<(), RunError> {
+        for to in 1..self.processes.count() {
+            self.processes.send(to, INVITATIONS, Box::new(encode(invitation)?));
+        }
+        Ok(())
+    }
+
+    /// Begins a region on all processes, with `workers` workers in each. `nodes` are those of the graph, `jobs` what process
+    /// 0 would do alone. None where the region cannot be described to others: a path in it is no text.
+    ///
+    /// # Errors
+    /// Where a process is lost, or cannot do its share.
+    pub fn begin(
+        &self,
+        state: &PlanState,
+        nodes: &[usize],
+        partitions: &[Partition],
+        jobs: &[NodeJob],
+        workers: usize,
+    ) -> Result<Option<Arc<Cluster>>, RunError> {
+        let session = self.processes.new_session();
+        let shares = Shares {
+            processes: self.processes.count(),
+            workers,
+        };
+        let first_groups: Vec<Vec<GroupName>> = jobs
+            .iter()
+            .map(|job| {
+                let writer = job.writer.as_ref();
+                writer.map_or_else(Vec::new, |writer| writer.reserve_groups(shares.processes as u64 - 1))
+            })
+            .collect();
+        let mut messages = Vec::with_capacity(shares.processes - 1);
+        for process in 1..shares.processes {
+            let is_own = |ordinal: usize| shares.process_of(ordinal) == process;
+            let own: Vec<usize> = (0..partitions.len()).filter(|ordinal| is_own(*ordinal)).collect();
+            let message = RegionMessage {
+                session,
+                workers,
+                partitions: partitions.to_vec(),
+                settled: settled(state, nodes, jobs, partitions, &own),
+                nodes: nodes
+                    .iter()
+                    .zip(jobs)
+                    .zip(&first_groups)
+                    .map(|((node, job), groups)| {
+                        let first_group = groups.get(process - 1).copied();
+                        node_message(state, *node, job, partitions, &own, first_group)
+                    })
+                    .collect(),
+            };
+            match serde_json::to_vec(&Invitation::Region(Box::new(message))) {
+                Ok(bytes) => messages.push(bytes),
+                Err(_) => return Ok(None),
+            }
+        }
+        let mut refused = None;
+        for (from, answer) in self.ask(messages)? {
+            if let (None, Answer::Refused(why)) = (&refused, answer) {
+                refused = Some(format!("{}: {why}", self.name(from)));
+            }
+        }
+        if let Some(message) = refused {
+            self.tell(&Invitation::Cancel)?;
+            return Err(RunError::Process { message });
+        }
+        self.tell(&Invitation::Begin)?;
+        let topics = RegionTopics::of_session(session);
+        Ok(Some(Arc::new(Cluster::new(&self.processes, topics))))
+    }
+}
+
+fn encode(invitation: &Invitation) -> Result<Vec<u8>, RunError> {
+    serde_json::to_vec(invitation).map_err(|error| RunError::Internal {
+        message: format!("a message to other processes cannot be written: {error}"),
+    })
+}
+
+/// What a process is to do of one node.
+fn node_message(
+    state: &PlanState,
+    node: usize,
+    job: &NodeJob,
+    partitions: &[Partition],
+    own: &[usize],
+    first_group: Option<GroupName>,
+) -> NodeMessage {
+    let is_active = |ordinal: &usize| job.active.get(*ordinal) == Some(&true);
+    let active: Vec<usize> = own.iter().copied().filter(is_active).collect();
+    let record: Vec<KeyOfPartition> = own
+        .iter()
+        .filter_map(|&ordinal| {
+            let parts = job.record.get(ordinal)?.clone()?;
+            Some(KeyOfPartition { ordinal, parts })
+        })
+        .collect();
+    let stored = job.streams.iter().filter_map(|stream| {
+        let (_, ordinals) = stream.stored.as_ref()?;
+        Some(StoredInput {
+            position: stream.position,
+            ordinals: own.iter().copied().filter(|ordinal| ordinals[*ordinal]).collect(),
+        })
+    });
+    let sources: Vec<ListedPartition> = active
+        .iter()
+        .filter_map(|ordinal| job.source_partitions.get(&partitions[*ordinal]).cloned())
+        .collect();
+    let files = sources.iter().flat_map(|listed| &listed.partition.files);
+    let ranges = sources.iter().flat_map(|listed| &listed.ranges);
+    let noted = state.store.sources().noted_files(files, ranges);
+    let standing = record.iter().flat_map(|key| {
+        let writer = job.writer.as_ref();
+        writer.map_or_else(Vec::new, |writer| writer.records_of(&partitions[key.ordinal]))
+    });
+    NodeMessage {
+        node,
+        recipe: job.recipe,
+        stored: stored.collect(),
+        standing: standing.map(|record| Record::clone(&record)).collect(),
+        look_at: files_to_look_at(&sources),
+        active,
+        record,
+        sources,
+        noted,
+        first_group,
+    }
+}
+
+/// Some files of the sources, with their sizes here.
+fn files_to_look_at(sources: &[ListedPartition]) -> Vec<(PathBuf, u64)> {
+    let files = sources.iter().flat_map(|listed| &listed.partition.files);
+    let files = files.filter(|file| !flow_storage::is_url(file));
+    let sized = files.filter_map(|file| Some((file.clone(), std::fs::metadata(file).ok()?.len())));
+    sized.take(FILES_TO_LOOK_AT).collect()
+}
+
+/// The records of nodes outside of the region that its nodes read: of the process's own partitions, or all where they are
+/// read as a whole.
+fn settled(
+    state: &PlanState,
+    nodes: &[usize],
+    jobs: &[NodeJob],
+    partitions: &[Partition],
+    own: &[usize],
+) -> Vec<SettledNode> {
+    // By node, whether it is read as a whole.
+    let mut read: BTreeMap<usize, bool> = BTreeMap::new();
+    for (&node, job) in nodes.iter().zip(jobs) {
+        let described = &state.graph.nodes[node];
+        for input in &described.inputs {
+            let stream = job
+                .streams
+                .iter()
+                .find(|stream| Some(stream.position) == input.position);
+            let whole = match input.flow {
+                Flow::Whole | Flow::Decisions => true,
+                Flow::Replay => false,
+                Flow::Stream if stream.is_some_and(|stream| stream.stored.is_some()) => false,
+                Flow::Stream | Flow::SemiJoin => continue,
+            };
+            *read.entry(input.node).or_default() |= whole;
+            // A source reads the rejects of all stages before its inputs.
+            if whole && described.role == Role::Source {
+                for before in state.graph.upstream(input.node) {
+                    if state.nodes[before].all_settled {
+                        read.insert(before, true);
+                    }
+                }
+            }
+        }
+    }
+    let of_node = |(node, whole): (usize, bool)| {
+        let settled = &state.nodes[node].settled;
+        let records: Vec<Record> = match whole {
+            true => settled.values().map(|record| Record::clone(record)).collect(),
+            false => {
+                let own = own.iter().filter_map(|ordinal| settled.get(&partitions[*ordinal]));
+                own.map(|record| Record::clone(record)).collect()
+            }
+        };
+        SettledNode {
+            node,
+            recipe: state.nodes[node]
+                .settled_recipe
+                .unwrap_or(state.graph.nodes[node].recipe),
+            records,
+        }
+    };
+    read.into_iter().map(of_node).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinals_fall_to_the_process_of_their_worker() {
+        let shares = Shares {
+            processes: 3,
+            workers: 2,
+        };
+        let processes: Vec<usize> = (0..8).map(|ordinal| shares.process_of(ordinal)).collect();
+        assert_eq!(processes, [0, 0, 1, 1, 2, 2, 0, 0]);
+    }
+}

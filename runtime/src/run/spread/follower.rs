@@ -1,0 +1,242 @@
+//! At every process but 0: its share of the regions of the run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, unbounded};
+
+use super::message::{Answer, Invitation, NodeMessage, RegionMessage};
+use crate::dataflow::cluster::Cluster;
+use crate::dataflow::job::{NodeJob, RegionJob, Signals};
+use crate::dataflow::run_region;
+use crate::event::{Event, Events};
+use crate::partition::Partition;
+use crate::plan::Options;
+use crate::plan::state::PlanState;
+use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
+use crate::run::job::{node_job, region_job_of};
+use crate::run_error::RunError;
+use crate::spec::Checked;
+use crate::store::{Access, ArtifactWriter, Store};
+
+/// Takes part in the regions of a run, on a thread of its own.
+pub(in crate::run) struct Follower {
+    processes: Arc<Processes>,
+    checked: Arc<Checked>,
+    options: Options,
+    store: Option<Store>,
+}
+
+/// A region that is ready to run. The writers of its recipes are held as long as it is there.
+struct Share {
+    job: RegionJob,
+    _writers: Vec<ArtifactWriter>,
+}
+
+impl Follower {
+    /// Begins to listen to process 0.
+    ///
+    /// # Errors
+    /// When the thread cannot be started.
+    pub fn start(processes: &Arc<Processes>, checked: &Arc<Checked>, options: &Options) -> std::io::Result<()> {
+        let (send, invitations) = unbounded();
+        processes.listen(INVITATIONS, move |from, message| {
+            if from == 0 {
+                // The thread lives as long as the process.
+                let _ = send.send(message);
+            }
+        });
+        let mut follower = Follower {
+            processes: Arc::clone(processes),
+            checked: Arc::clone(checked),
+            options: options.clone(),
+            store: None,
+        };
+        std::thread::Builder::new()
+            .name("regions".into())
+            .spawn(move || follower.follow(&invitations))?;
+        Ok(())
+    }
+
+    fn follow(&mut self, invitations: &Receiver<Vec<u8>>) {
+        let mut ready: Option<Share> = None;
+        while let Ok(message) = invitations.recv() {
+            match serde_json::from_slice(&message) {
+                Ok(Invitation::Run { run }) => {
+                    let seen = self.join_run(&run);
+                    self.answer(seen);
+                }
+                Ok(Invitation::Region(region)) => {
+                    let share = self.share(*region).map_err(|error| error.to_string());
+                    let answer = share.map(|share| ready = Some(share));
+                    self.answer(answer);
+                }
+                Ok(Invitation::Begin) => {
+                    if let Some(Share { job, _writers }) = ready.take() {
+                        // Commits and failures were reported to process 0.
+                        run_region(job);
+                    }
+                }
+                Ok(Invitation::Cancel) => ready = None,
+                Err(error) => self.answer(Err(format!("it was sent what it cannot read: {error}"))),
+            }
+        }
+    }
+
+    fn answer(&self, result: Result<(), String>) {
+        let answer = result.map_or_else(Answer::Refused, |()| Answer::Agreed);
+        // Texts can always be written.
+        let bytes = serde_json::to_vec(&answer).unwrap_or_default();
+        self.processes.send(0, ANSWERS, Box::new(bytes));
+    }
+
+    /// Opens the state directory, in which the run has a folder.
+    fn join_run(&mut self, run: &str) -> Result<(), String> {
+        self.store = None;
+        let place = || std::path::absolute(&self.options.state).unwrap_or_else(|_| self.options.state.clone());
+        let opened = Store::open(&self.options.state, Access::Follow);
+        let store = opened.map_err(|error| error.to_string())?;
+        let folder = store.run_folder(run).map_err(|error| error.to_string())?;
+        if !folder.is_dir() {
+            return Err(format!("{} has no run {run}", place().display()));
+        }
+        self.store = Some(store);
+        Ok(())
+    }
+
+    fn share(&self, region: RegionMessage) -> Result<Share, RunError> {
+        let fault = |message: &str| RunError::Internal {
+            message: message.to_owned(),
+        };
+        let store = self.store.clone().ok_or_else(|| fault("it was invited to no run"))?;
+        let cluster = Arc::new(Cluster::new(&self.processes, RegionTopics::of_session(region.session)));
+        let events = Events::default();
+        events.hide(&self.checked.pipeline.secrets);
+        let told = Arc::clone(&cluster);
+        events.listen(move |event| {
+            if let Event::StageFigures { .. } | Event::Warning { .. } | Event::Note { .. } = event {
+                told.event(event);
+            }
+        });
+        let mut state = PlanState::follow(&self.checked, &self.options, store.clone(), &events)?;
+        for settled in region.settled {
+            let node = state.nodes.get_mut(settled.node);
+            let node = node.ok_or_else(|| fault("it was sent records of a stage that it does not have"))?;
+            node.settled_recipe = Some(settled.recipe);
+            for record in settled.records {
+                let partition = record.partition.clone();
+                node.settle(&partition, Arc::new(record));
+            }
+            node.all_settled = true;
+        }
+        let places = region.nodes.iter().enumerate();
+        let place: BTreeMap<usize, usize> = places.map(|(place, message)| (message.node, place)).collect();
+        let mut jobs = Vec::with_capacity(region.nodes.len());
+        let mut writers = Vec::with_capacity(region.nodes.len());
+        for message in region.nodes {
+            let (job, writer) = share_of_node(&mut state, message, &place, &region.partitions)?;
+            jobs.push(job);
+            writers.push(writer);
+        }
+        let signals = Arc::new(Signals {
+            processes: Some(Arc::clone(&self.processes)),
+            ..Signals::default()
+        });
+        let workers = region.workers.max(1);
+        let job = region_job_of(
+            &state,
+            region.partitions,
+            0,
+            jobs,
+            None,
+            &signals,
+            workers,
+            Some(cluster),
+        );
+        Ok(Share { job, _writers: writers })
+    }
+}
+
+fn share_of_node(
+    state: &mut PlanState,
+    message: NodeMessage,
+    place: &BTreeMap<usize, usize>,
+    partitions: &[Partition],
+) -> Result<(NodeJob, ArtifactWriter), RunError> {
+    let described = state.graph.nodes.get(message.node).cloned();
+    let described = described.filter(|described| described.recipe == message.recipe);
+    let Some(described) = described else {
+        let name = state.graph.nodes.get(message.node).map(|node| node.name.clone());
+        return Err(RunError::Process {
+            message: format!(
+                "stage `{}` is another one here: a file that its settings name differs from that of process 0",
+                name.unwrap_or_default()
+            ),
+        });
+    };
+    look_at(&described.name, &message)?;
+    let sources = state.store.sources();
+    sources.put_noted(message.noted);
+    // What process 0 noted need not be reported to it.
+    sources.take_noted();
+    let first_group = message.first_group.ok_or_else(|| RunError::Internal {
+        message: format!("`{}` is to be recorded nowhere", described.name),
+    })?;
+    let standing = message.standing.into_iter().map(Arc::new);
+    let writer = state.store.follow_writer(&message.recipe, first_group, standing);
+    let by_name = message
+        .sources
+        .into_iter()
+        .map(|listed| (listed.partition.name.clone(), listed));
+    state.nodes[message.node].sources = Arc::new(by_name.collect());
+    let mut job = node_job(state, message.node, place, true)?;
+    job.active = flags(partitions.len(), &message.active);
+    job.record = vec![None; partitions.len()];
+    for key in message.record {
+        if let Some(record) = job.record.get_mut(key.ordinal) {
+            *record = Some(key.parts);
+        }
+    }
+    for stored in message.stored {
+        let input = described
+            .inputs
+            .iter()
+            .find(|input| input.position == Some(stored.position));
+        let stream = job.streams.iter_mut().find(|stream| stream.position == stored.position);
+        if let (Some(input), Some(stream)) = (input, stream) {
+            let artifact = state.artifact(input.node, input.port)?;
+            stream.stored = Some((artifact, flags(partitions.len(), &stored.ordinals)));
+        }
+    }
+    Ok((job, writer))
+}
+
+/// By ordinal, whether it is among `ordinals`.
+fn flags(count: usize, ordinals: &[usize]) -> Vec<bool> {
+    let mut flags = vec![false; count];
+    for ordinal in ordinals {
+        if let Some(flag) = flags.get_mut(*ordinal) {
+            *flag = true;
+        }
+    }
+    flags
+}
+
+/// Refuses to read sources whose files process 0 sees otherwise: a mount may be missing here.
+fn look_at(stage: &str, message: &NodeMessage) -> Result<(), RunError> {
+    for (path, size) in &message.look_at {
+        let here = std::fs::metadata(path).map(|file| file.len());
+        let found = match here {
+            Ok(here) if here == *size => continue,
+            Ok(here) => format!("has {here} bytes here"),
+            Err(error) => format!("cannot be seen here ({error})"),
+        };
+        return Err(RunError::Process {
+            message: format!(
+                "{} of stage `{stage}`, which has {size} bytes for process 0, {found}: all processes read the same files",
+                path.display()
+            ),
+        });
+    }
+    Ok(())
+}

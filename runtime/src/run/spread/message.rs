@@ -1,0 +1,85 @@
+//! What process 0 sends the others of a run, and their answers.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dataflow::job::KeyPart;
+use crate::digest::Digest;
+use crate::partition::Partition;
+use crate::plan::keys::ListedPartition;
+use crate::store::{GroupName, NotedFile, Record};
+
+#[derive(Serialize, Deserialize)]
+pub(super) enum Invitation {
+    /// To take part in a run, which has a folder in the state directory.
+    Run {
+        run: String,
+    },
+    /// To take part in a region. Begins with [`Invitation::Begin`], if all agreed.
+    Region(Box<RegionMessage>),
+    Begin,
+    Cancel,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) enum Answer {
+    Agreed,
+    Refused(String),
+}
+
+/// The share of one process in a region.
+#[derive(Serialize, Deserialize)]
+pub(super) struct RegionMessage {
+    pub session: u32,
+    /// Of each process.
+    pub workers: usize,
+    /// All partitions of the region, sorted.
+    pub partitions: Vec<Partition>,
+    /// Producers first.
+    pub nodes: Vec<NodeMessage>,
+    pub settled: Vec<SettledNode>,
+}
+
+/// What the process is to do of a node. Ordinals are places in [`RegionMessage::partitions`], of the process's own ones.
+#[derive(Serialize, Deserialize)]
+pub(super) struct NodeMessage {
+    /// Its place in the graph, which follows from the pipeline.
+    pub node: usize,
+    pub recipe: Digest,
+    pub active: Vec<usize>,
+    pub record: Vec<KeyOfPartition>,
+    pub stored: Vec<StoredInput>,
+    pub sources: Vec<ListedPartition>,
+    /// What is known of the sources' files.
+    pub noted: Vec<NotedFile>,
+    /// Files with their sizes, which this process has to see, too.
+    pub look_at: Vec<(PathBuf, u64)>,
+    /// Where its groups of records go.
+    pub first_group: Option<GroupName>,
+    /// Records of its partitions that are committed already.
+    pub standing: Vec<Record>,
+}
+
+/// The parts of the key under which a partition is recorded.
+#[derive(Serialize, Deserialize)]
+pub(super) struct KeyOfPartition {
+    pub ordinal: usize,
+    pub parts: Vec<KeyPart>,
+}
+
+/// Partitions of an input that are read where they are stored.
+#[derive(Serialize, Deserialize)]
+pub(super) struct StoredInput {
+    /// In the stage's `from`.
+    pub position: usize,
+    pub ordinals: Vec<usize>,
+}
+
+/// Records of a node that others read.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SettledNode {
+    pub node: usize,
+    pub recipe: Digest,
+    pub records: Vec<Record>,
+}

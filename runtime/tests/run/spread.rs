@@ -1,0 +1,420 @@
+//! Runs of several processes, which share the partitions: the same bytes as one process, whoever is lost.
+
+use std::net::TcpListener;
+use std::thread;
+
+use flow_runtime::Digest;
+use flow_runtime::processes::{Address, End, Join, Processes, join};
+use flow_runtime::run::follow;
+
+use super::*;
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+fn join_as(process: usize, processes: usize, port: u16) -> Arc<Processes> {
+    let member = Join {
+        process,
+        processes,
+        leader: Address {
+            host: "localhost".into(),
+            port,
+        },
+        port: None,
+        hosts: Vec::new(),
+        secret: None,
+        digest: Digest::of(b"this run"),
+        settings: Vec::new(),
+        timeout: Duration::from_secs(20),
+    };
+    join(&member, &|_| {}).unwrap()
+}
+
+/// Where a process other than 0 notes what it works on.
+fn notes_of(place: &Place, process: usize) -> PathBuf {
+    let folder = place.path(&format!("process{process}"));
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Runs the pipeline on `count` processes, which are threads of this one. `options_of` gives those of a process.
+fn run_on(
+    place: &Place,
+    count: usize,
+    events: &Events,
+    options_of: impl Fn(usize) -> Options,
+) -> Result<RunSummary, RunError> {
+    let port = free_port();
+    thread::scope(|scope| {
+        for process in 1..count {
+            let mut options = options_of(process);
+            let set = format!("noted={}", notes_of(place, process).display());
+            let checked = checked_for(place, &set);
+            scope.spawn(move || {
+                let processes = join_as(process, count, port);
+                options.processes = Some(Arc::clone(&processes));
+                follow(&processes, &checked, &options, || None).unwrap();
+            });
+        }
+        let processes = join_as(0, count, port);
+        let mut options = options_of(0);
+        options.processes = Some(Arc::clone(&processes));
+        let checked = place.checked(&[]);
+        let outcome = run(&checked, &options, events);
+        let code = outcome.as_ref().map_or_else(RunError::exit_code, |_| 0);
+        processes.end(&End {
+            code,
+            message: String::new(),
+        });
+        outcome
+    })
+}
+
+/// What a child does that is one of `count` processes: its exit code.
+pub(super) fn be_process(process: usize, count: usize, port: u16, checked: &Arc<Checked>, mut options: Options) -> u8 {
+    let processes = join_as(process, count, port);
+    if process > 0 {
+        return match follow(&processes, checked, &options, || None) {
+            Ok(end) => end.code,
+            Err(error) => error.exit_code(),
+        };
+    }
+    options.processes = Some(Arc::clone(&processes));
+    let outcome = run(checked, &options, &Events::default());
+    let code = outcome.as_ref().map_or_else(RunError::exit_code, |_| 0);
+    processes.end(&End {
+        code,
+        message: String::new(),
+    });
+    code
+}
+
+/// The pipeline as another process sees it: its kinds note their work elsewhere, which is no part of a recipe.
+fn checked_for(place: &Place, set: &str) -> Arc<Checked> {
+    let registry = Registry::new(toys::kinds()).unwrap();
+    let mut given = vec![set.to_owned()];
+    for name in ["shards", "out"] {
+        given.push(format!("{name}={}", place.path(name).display()));
+    }
+    let overrides = Overrides {
+        set: given,
+        ..Overrides::default()
+    };
+    let pipeline = load(&place.path("pipeline.yaml"), &overrides, &registry);
+    let checked = check(pipeline.unwrap_or_else(|found| panic!("{found:?}")), &registry);
+    Arc::new(checked.unwrap_or_else(|found| panic!("{found:?}")))
+}
+
+fn options_of(place: &Place, workers: usize) -> Options {
+    let mut options = place.options.clone();
+    options.workers = Some(workers);
+    options
+}
+
+/// What the processes other than 0 worked on, by stage.
+fn worked_elsewhere(place: &Place, count: usize) -> Vec<BTreeMap<String, Vec<String>>> {
+    let of_process = |process| {
+        let text = fs::read_to_string(notes_of(place, process).join("work.log")).unwrap_or_default();
+        let mut worked: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for line in text.lines() {
+            let (stage, partition) = line.split_once(' ').unwrap();
+            worked.entry(stage.into()).or_default().push(partition.into());
+        }
+        worked
+    };
+    (1..count).map(of_process).collect()
+}
+
+#[test]
+fn several_processes_give_the_bytes_of_one_and_each_does_its_share() {
+    let one = Place::new();
+    one.run(&[]);
+    let bytes = one.bytes();
+    for (count, workers) in [(2, 1), (2, 3), (4, 1), (4, 3)] {
+        let place = Place::new();
+        let events = Events::default();
+        let done = Arc::new(Mutex::new(BTreeMap::new()));
+        let into = Arc::clone(&done);
+        events.listen(move |event| {
+            if let Event::Committed { stage, done, total, .. } = event {
+                into.lock().unwrap().insert(stage.clone(), (*done, *total));
+            }
+        });
+        run_on(&place, count, &events, |_| options_of(&place, workers)).unwrap();
+        assert_eq!(place.bytes(), bytes, "{count} processes of {workers} workers");
+        let elsewhere = worked_elsewhere(&place, count);
+        for worked in &elsewhere {
+            // `clean` streams from `scan`, `dedup` reads what is stored.
+            for stage in ["scan", "clean", "probe"] {
+                assert!(worked.contains_key(stage), "{count} {workers}: {elsewhere:?}");
+            }
+        }
+        // No partition twice, and none forgotten.
+        let here = place.worked();
+        let mut scanned: Vec<&String> = here["scan"].iter().collect();
+        scanned.extend(elsewhere.iter().flat_map(|worked| &worked["scan"]));
+        scanned.sort_unstable();
+        assert_eq!(scanned.len(), 11, "{scanned:?}");
+        scanned.dedup();
+        assert_eq!(scanned.len(), 11, "{scanned:?}");
+        assert_eq!(done.lock().unwrap()["scan"], (11, 11));
+        // One process finds all of it, and so do several.
+        assert!(place.plan(&[]).is_empty(), "{:?}", counts(&place.plan(&[])));
+        let again = run_on(&place, count, &Events::default(), |_| options_of(&place, workers)).unwrap();
+        assert_eq!(again.ran, 0);
+    }
+}
+
+/// What others noted of source files is kept, and a change is computed by whom it falls to.
+#[test]
+fn several_processes_go_on_from_what_one_or_several_have_done() {
+    let place = Place::new();
+    let shards: Vec<PathBuf> = fs::read_dir(place.path("shards"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    for shard in &shards {
+        let file = fs::File::options().write(true).open(shard).unwrap();
+        file.set_modified(std::time::SystemTime::now() - Duration::from_secs(100))
+            .unwrap();
+    }
+    run_on(&place, 3, &Events::default(), |_| options_of(&place, 1)).unwrap();
+    let store = Store::open(&place.options.state, Access::Read).unwrap();
+    for shard in &shards {
+        assert!(store.sources().known(shard).unwrap().is_some(), "{}", shard.display());
+    }
+    place.shard("s03", "1\n2\n3\n4");
+    place.shard("s12", "8\n9");
+    let _ = fs::remove_file(place.path("work.log"));
+    for process in [1, 2] {
+        let _ = fs::remove_file(notes_of(&place, process).join("work.log"));
+    }
+    let summary = run_on(&place, 3, &Events::default(), |_| options_of(&place, 2)).unwrap();
+    assert!(summary.ran > 0);
+    let mut scanned: Vec<String> = place.worked().remove("scan").unwrap_or_default();
+    for mut worked in worked_elsewhere(&place, 3) {
+        scanned.extend(worked.remove("scan").unwrap_or_default());
+    }
+    scanned.sort();
+    assert_eq!(scanned, ["s03", "s12"]);
+    assert_eq!(
+        fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+        expected(&place, 3)
+    );
+    // Another setting of a stage in the middle, by one process.
+    let mut one = place;
+    one.options.workers = Some(3);
+    one.run(&["least=5"]);
+    assert_eq!(fs::read_to_string(one.path("out/rows.txt")).unwrap(), expected(&one, 5));
+    run_on(&one, 2, &Events::default(), |_| options_of(&one, 1)).unwrap();
+    assert_eq!(fs::read_to_string(one.path("out/rows.txt")).unwrap(), expected(&one, 3));
+}
+
+#[test]
+fn a_failure_in_any_process_ends_the_run_as_in_one() {
+    // Of process 0 and of process 1.
+    for shard in ["s03", "s04"] {
+        for (settings, said) in [
+            ("fail_at: 777", "777 is not allowed"),
+            ("panic_at: 777", "panicked: planted at 777"),
+            ("lose: 777", "4 in, but 3 out + 0 rejected + 0 merged = 3"),
+        ] {
+            let place = Place::new();
+            place.shard(shard, "4\n6\n777\n8");
+            place.pipeline(&PIPELINE.replace(
+                "clean: {uses: toy.double, from: scan, with: {",
+                &format!("clean: {{uses: toy.double, from: scan, with: {{{settings}, "),
+            ));
+            let error = run_on(&place, 3, &Events::default(), |_| options_of(&place, 1)).unwrap_err();
+            let RunError::Stage { stage, partition, .. } = &error else {
+                panic!("{error:?}")
+            };
+            assert_eq!((stage.as_str(), partition.as_ref().unwrap().as_str()), ("clean", shard));
+            assert!(error.to_string().contains(said), "{error}");
+            place.shard(shard, "4\n6\n8");
+            run_on(&place, 2, &Events::default(), |_| options_of(&place, 2)).unwrap();
+            assert_eq!(
+                fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+                expected(&place, 3)
+            );
+        }
+    }
+}
+
+/// A failing partition of another process is left out, and the rest goes on.
+#[test]
+fn several_processes_keep_going() {
+    let place = Place::new();
+    for shard in ["s03", "s04"] {
+        place.shard(shard, "4\n6\n777\n8");
+    }
+    place.pipeline(&PIPELINE.replace(
+        "clean: {uses: toy.double, from: scan, with: {",
+        "clean: {uses: toy.double, from: scan, with: {fail_at: 777, ",
+    ));
+    let error = run_on(&place, 3, &Events::default(), |_| {
+        let mut options = options_of(&place, 1);
+        options.keep_going = true;
+        options
+    })
+    .unwrap_err();
+    let RunError::Several { failures, .. } = &error else {
+        panic!("{error:?}")
+    };
+    let mut partitions: Vec<String> = failures
+        .iter()
+        .filter_map(|failure| match failure {
+            RunError::Stage { partition, .. } => partition.as_ref().map(ToString::to_string),
+            _ => None,
+        })
+        .collect();
+    partitions.sort();
+    assert_eq!(partitions, ["s03", "s04"]);
+}
+
+/// Rejects of all processes count.
+#[test]
+fn the_limit_of_rejects_counts_those_of_all_processes() {
+    let place = Place::new();
+    for shard in 0..6 {
+        place.shard(&format!("s{shard:02}"), "1\nx\n3\ny");
+    }
+    place.pipeline(&PIPELINE.replace(
+        "scan: {uses: toy.count, with: {folder: \"${shards}\", noted: \"${noted}\"}}",
+        "scan: {uses: toy.count, max_rejects: 11, with: {folder: \"${shards}\", noted: \"${noted}\"}}",
+    ));
+    let error = run_on(&place, 3, &Events::default(), |_| options_of(&place, 1)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("12 rejects of class fault, and max_rejects is 11"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_state_directory_that_is_not_shared_is_named() {
+    let place = Place::new();
+    let elsewhere = place.path("elsewhere");
+    let error = run_on(&place, 3, &Events::default(), |process| {
+        let mut options = options_of(&place, 1);
+        if process == 2 {
+            options.state = elsewhere.clone();
+        }
+        options
+    })
+    .unwrap_err();
+    assert_eq!(error.exit_code(), 2);
+    let error = error.to_string();
+    assert!(
+        error.contains("not all processes share the state directory") && error.contains("process 2 ("),
+        "{error}"
+    );
+    assert!(!error.contains("process 1 ("), "{error}");
+}
+
+/// A process that is killed at any point is named by the others, and the next run gives the same bytes.
+#[test]
+fn a_process_that_is_killed_is_named_and_the_next_run_goes_on() {
+    let whole = Place::new();
+    whole.run(&[]);
+    let bytes = whole.bytes();
+    let mut kills = 0;
+    for point in ["data-written", "data-renamed", "record-written", "record-linked"] {
+        for pass in [1, 3] {
+            let place = Place::new();
+            let port = free_port();
+            let mut child = killed::child_process(&place, 1, 2, port, Some(&format!("{point}:{pass}")));
+            let processes = join_as(0, 2, port);
+            let mut options = options_of(&place, 2);
+            options.processes = Some(Arc::clone(&processes));
+            let started = Instant::now();
+            let outcome = run(&place.checked(&[]), &options, &Events::default());
+            if let Err(error) = &outcome {
+                kills += 1;
+                assert_eq!(error.exit_code(), 1, "{error}");
+                let named = format!("pid {}) ended without a word", child.id());
+                assert!(error.to_string().contains(&named), "{error}");
+                assert!(started.elapsed() < Duration::from_secs(20));
+            } else {
+                processes.end(&End {
+                    code: 0,
+                    message: String::new(),
+                });
+            }
+            child.wait().unwrap();
+            drop(processes);
+            run_on(&place, 3, &Events::default(), |_| options_of(&place, 1)).unwrap();
+            assert_eq!(place.bytes(), bytes, "{point}:{pass}");
+            assert!(place.plan(&[]).is_empty(), "{point}:{pass}");
+        }
+    }
+    assert!(kills >= 6, "only {kills} of 8 runs lost their process");
+}
+
+/// Process 0 is killed: the other one ends with its name.
+#[test]
+fn the_loss_of_process_0_ends_the_others() {
+    let place = Place::new();
+    place.pipeline(&PIPELINE.replace(
+        "scan: {uses: toy.count, with: {",
+        "scan: {uses: toy.count, with: {slow: 60, ",
+    ));
+    let port = free_port();
+    let mut child = killed::child_process(&place, 0, 2, port, None);
+    let processes = join_as(1, 2, port);
+    let options = options_of(&place, 1);
+    let checked = checked_for(&place, &format!("noted={}", notes_of(&place, 1).display()));
+    let pid = child.id();
+    let killing = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(400));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    });
+    let error = follow(&processes, &checked, &options, || None).unwrap_err();
+    assert!(
+        error.to_string().contains(&format!("pid {pid}) ended without a word")),
+        "{error}"
+    );
+    killing.join().unwrap();
+    drop(processes);
+    place.run(&[]);
+    assert_eq!(
+        fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+        expected(&place, 3)
+    );
+}
+
+/// A signal to another process ends the run for all after the commit of what is in work.
+#[test]
+fn a_signal_at_any_process_commits_what_is_in_hand() {
+    let place = Place::new();
+    place.pipeline(&PIPELINE.replace(
+        "scan: {uses: toy.count, with: {",
+        "scan: {uses: toy.count, with: {slow: 60, ",
+    ));
+    let port = free_port();
+    let mut first = killed::child_process(&place, 0, 2, port, None);
+    let mut second = killed::child_process(&place, 1, 2, port, None);
+    killed::wait_until(|| {
+        let worked = place.worked();
+        worked.get("scan").is_some_and(|partitions| partitions.len() >= 4)
+    });
+    killed::signal(&second, "TERM");
+    assert_eq!(first.wait().unwrap().code(), Some(143));
+    assert_eq!(second.wait().unwrap().code(), Some(143));
+    let begun = place.worked()["scan"].clone();
+    assert!(begun.len() < 11, "{begun:?}");
+    place.run(&[]);
+    let again = &place.worked()["scan"];
+    assert!(
+        again.len() < 11 && again.len() + begun.len() >= 11,
+        "{begun:?} {again:?}"
+    );
+    assert_eq!(
+        fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+        expected(&place, 3)
+    );
+}
