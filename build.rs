@@ -1,13 +1,14 @@
-//! Tells the program what it was built from: `FLOW_VERSION`, which `flow --version` shows.
+//! Tells the program what it was built from: `FLOW_VERSION`, which `flow --version` shows, and `FLOW_COMMIT`, by which
+//! processes of one run tell their builds apart.
 //!
-//! Without git, or outside a repository of its own, the commit is left out; nothing here fails a build.
+//! Without git, or outside a repository of its own, the commit is left out, or `unknown`; nothing here fails a build.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What the program is made of. Where one of these changes it is compiled again in any case, and only then is the
 /// commit asked for again.
-const SOURCES: [&str; 22] = [
+const SOURCES: [&str; 23] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
@@ -23,6 +24,7 @@ const SOURCES: [&str; 22] = [
     "stages/sampling/src",
     "stages/service/src",
     "stages/speakers/src",
+    "stages/storage/src",
     "stages/training/src",
     "stages/transcription/src",
     "configs",
@@ -47,10 +49,12 @@ fn main() {
     } else {
         features.join(", ")
     };
-    let built = match commit(&root) {
+    let commit = commit(&root);
+    let built = match &commit {
         Some(commit) => format!("commit {commit}; features: {features}"),
         None => format!("features: {features}"),
     };
+    println!("cargo:rustc-env=FLOW_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
     println!("cargo:rustc-env=FLOW_VERSION={version} ({built})");
 }
 

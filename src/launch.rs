@@ -23,6 +23,8 @@ pub struct Launch {
     pub leader: Address,
     /// Where this process listens, if that is set.
     pub port: Option<u16>,
+    /// The host of each process, by the file of hosts.
+    pub hosts: Vec<String>,
     pub timeout: Duration,
     /// The source of these values, for the screen.
     pub read_from: String,
@@ -145,6 +147,7 @@ fn from_hosts(file: &Path, arguments: &ProcessArguments) -> Result<Launch, Failu
             port: port.or(arguments.port).unwrap_or(PORT),
         },
         port: hosts.get(process).and_then(|(_, port)| *port),
+        hosts: hosts.into_iter().map(|(host, _)| host).collect(),
         timeout: arguments.timeout(),
         read_from: file.display().to_string(),
     })
@@ -176,6 +179,7 @@ fn from_slurm(arguments: &ProcessArguments, variables: Variables) -> Result<Laun
             port: arguments.port.unwrap_or(20_000 + (step % 10_000) as u16),
         },
         port: None,
+        hosts: Vec::new(),
         timeout: arguments.timeout(),
         read_from: "Slurm's variables".into(),
     })
@@ -204,6 +208,7 @@ fn from_torchrun(arguments: &ProcessArguments, variables: Variables) -> Result<L
         processes,
         leader: Address { host, port },
         port: None,
+        hosts: Vec::new(),
         timeout: arguments.timeout(),
         read_from: "torchrun's variables".into(),
     })
@@ -257,6 +262,7 @@ mod tests {
             process,
             launch,
             port: None,
+            secret_file: None,
             join_timeout: 60.0,
         }
     }
@@ -288,6 +294,7 @@ mod tests {
         let launch = read(text, 2).unwrap();
         assert_eq!(told(&launch), (2, 4, "node1:7000".into()));
         assert_eq!(launch.port, Some(7002));
+        assert_eq!(launch.hosts, ["node1", "node2", "fd00::3", "fd00::4"]);
         assert_eq!(told(&read("a\nb\n", 1).unwrap()), (1, 2, format!("a:{PORT}")));
         for (text, process, said) in [
             ("", 0, "names no host"),

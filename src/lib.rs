@@ -20,6 +20,7 @@ mod launch;
 mod report;
 mod run_progress;
 mod screen;
+mod secret_file;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -54,6 +54,8 @@ pub fn joined_processes(count: usize) -> Vec<Arc<Processes>> {
                     port,
                 },
                 port: None,
+                hosts: Vec::new(),
+                secret: None,
                 digest: Digest::of(b"harness"),
                 settings: Vec::new(),
                 timeout: Duration::from_secs(20),

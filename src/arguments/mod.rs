@@ -51,6 +51,9 @@ pub fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Re
 /// The version, the commit and the features that this program was built from; the build script makes it.
 pub const VERSION: &str = env!("FLOW_VERSION");
 
+/// The commit that this program was built from, or `unknown`.
+pub const COMMIT: &str = env!("FLOW_COMMIT");
+
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed, `doctor`: something fails, `test`: a test failed; 2 the pipeline, a setting or the command line is wrong; \
 3 another run holds the state directory, or a folder that this one writes; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
 that only warns, `memory`: training does not fit; 70 a bug of ours; 129, 130, 143 interrupted.";

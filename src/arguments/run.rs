@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 
 /// Selects a pipeline and the values of its parameters.
 #[derive(Args, Clone, Debug)]
@@ -98,6 +98,7 @@ const PROCESSES: &str = "Several processes (only training ranks are spread; proc
 /// Options for a run of several processes. Only training is distributed: process 0 runs the pipeline and feeds the
 /// training ranks of the others, which do nothing else.
 #[derive(Args, Clone, Debug)]
+#[command(group = ArgGroup::new("others").args(["hosts", "launch"]))]
 pub struct ProcessArguments {
     /// A file with one line for each process, HOST or HOST:PORT; start the same command with the same pipeline and
     /// settings for each
@@ -114,6 +115,10 @@ pub struct ProcessArguments {
     /// one that follows from the job's number, with torchrun the one after MASTER_PORT]
     #[arg(long, help_heading = PROCESSES, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
+    /// A file with a secret of 16 bytes or more, the same for all processes: they prove to each other that they know it.
+    /// Nothing is encrypted
+    #[arg(long, help_heading = PROCESSES, value_name = "FILE", requires = "others")]
+    pub secret_file: Option<PathBuf>,
     /// How long the processes wait for each other when they start
     #[arg(long, help_heading = PROCESSES, value_name = "SECONDS", default_value_t = 600.0, value_parser = seconds)]
     pub join_timeout: f64,

@@ -389,6 +389,7 @@ fn run_arguments(
             process: None,
             launch: None,
             port: None,
+            secret_file: None,
             join_timeout: 600.0,
         },
         watch: false,

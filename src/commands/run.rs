@@ -1,26 +1,28 @@
 //! `flow run`: runs a pipeline, alone or as one of several processes.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use arrow::datatypes::Field;
 use flow_runtime::Digest;
 use flow_runtime::event::{Event, Events};
-use flow_runtime::processes::{End, Join, Processes, join};
+use flow_runtime::processes::{End, Join, JoinMessage, Processes, join};
 use flow_runtime::registry::Registry;
 use flow_runtime::run::RunError;
 use flow_runtime::spec::Checked;
 use flow_training::ranks::WorkerProcess;
 
 use super::{checked, options};
-use crate::arguments::RunArguments;
+use crate::arguments::{COMMIT, RunArguments};
 use crate::failure::{Exit, Failure};
 use crate::hook;
 use crate::launch::{self, Launch};
 use crate::report::Report;
 use crate::screen::{self, Screen};
+use crate::secret_file;
 
 /// Time after the loss of a process within which a run must end; otherwise one of its own ranks hangs, and the process
 /// is ended.
@@ -83,7 +85,8 @@ pub fn run_once(
         hook(arguments, &report, &events, &outcome);
         return outcome;
     };
-    let processes = come_together(&launch, &checked, registry, &events)?;
+    let secret_file = arguments.processes.secret_file.as_deref();
+    let processes = come_together(&launch, secret_file, &checked, registry, &events)?;
     if processes.process() > 0 {
         return joined(arguments, &processes, &checked, &events);
     }
@@ -167,55 +170,98 @@ fn check_spread(checked: &Arc<Checked>, processes: usize) -> Result<(), Failure>
     Ok(())
 }
 
-/// What must be the same for all processes of a run: the pipeline with all its values, and the program.
-fn digest(checked: &Checked, registry: &Registry) -> Digest {
+/// What must be the same for all processes of a run: the pipeline with all its values, the columns of its stages (some
+/// kinds read them from files), and the program.
+fn digest(checked: &Checked, registry: &Registry, commit: &str) -> Digest {
     let mut pipeline = checked.pipeline.clone();
     // Without its path.
     pipeline.path = PathBuf::new();
     let kinds = registry
         .kinds()
         .map(|kind| format!("{} {}", kind.name(), kind.version()));
-    let parts = [env!("CARGO_PKG_VERSION").to_owned(), pipeline.frozen()];
-    Digest::of_parts(parts.into_iter().chain(kinds))
+    let columns = columns(checked).map(|(stage, port, column, _)| {
+        let name = column.name();
+        format!("{stage}.{port}.{name} {}", type_of(column))
+    });
+    let parts = [env!("CARGO_PKG_VERSION"), commit].map(str::to_owned);
+    Digest::of_parts(parts.into_iter().chain([pipeline.frozen()]).chain(kinds).chain(columns))
 }
 
-/// The parts of the digest, by name: the first difference is reported first.
-fn told_apart(checked: &Checked, registry: &Registry) -> Vec<(String, String)> {
-    let mut all = checked.pipeline.values();
-    all.push(("version of flow".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
+/// The parts of the digest, by name: the first difference is reported first. A column is named where it comes from.
+fn told_apart(checked: &Checked, registry: &Registry, commit: &str) -> Vec<(String, String)> {
+    // Of another program much may differ.
+    let mut all = vec![
+        ("commit that flow was built from".to_owned(), commit.to_owned()),
+        ("version of flow".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+    ];
+    all.extend(checked.pipeline.values());
     let kinds = registry
         .kinds()
         .map(|kind| (format!("version of {}", kind.name()), kind.version().to_string()));
     all.extend(kinds);
+    let new = columns(checked).filter(|(_, _, _, is_new)| *is_new);
+    all.extend(new.map(|(stage, port, column, _)| {
+        let name = format!("column {} of {stage}.{port}", column.name());
+        (name, type_of(column))
+    }));
     all
+}
+
+/// All columns of all stages: stage, port, column, and whether no input of the stage has it.
+fn columns(checked: &Checked) -> impl Iterator<Item = (&str, &str, &Field, bool)> {
+    checked.stages.iter().flat_map(|stage| {
+        stage.shape.outputs.iter().flat_map(move |port| {
+            port.schema.fields().iter().map(move |column| {
+                let mut before = stage.inputs.iter().flat_map(|input| input.schema.fields().iter());
+                let is_new = !before.any(|field| field == column);
+                (stage.name.as_str(), port.name.as_str(), column.as_ref(), is_new)
+            })
+        })
+    })
+}
+
+fn type_of(column: &Field) -> String {
+    let or_null = if column.is_nullable() { " or null" } else { "" };
+    format!("{}{or_null}", column.data_type())
 }
 
 fn come_together(
     launch: &Launch,
+    secret_file: Option<&Path>,
     checked: &Checked,
     registry: &Registry,
     events: &Events,
 ) -> Result<Arc<Processes>, Failure> {
-    let note = |message: &str| {
-        events.send(Event::Note {
-            message: message.to_owned(),
+    let tell = |message: JoinMessage| {
+        events.send(match message {
+            JoinMessage::Note(message) => Event::Note { message },
+            JoinMessage::Warning(message) => Event::Warning { stage: None, message },
         });
     };
-    note(&format!(
+    let secret = match secret_file {
+        Some(path) => Some(secret_file::read(path, &|warning| tell(JoinMessage::Warning(warning)))?),
+        None => None,
+    };
+    tell(JoinMessage::Note(format!(
         "process {} of {} (by {}); process 0 is at {}",
         launch.process, launch.processes, launch.read_from, launch.leader
-    ));
+    )));
     let member = Join {
         process: launch.process,
         processes: launch.processes,
         leader: launch.leader.clone(),
         port: launch.port,
-        digest: digest(checked, registry),
-        settings: told_apart(checked, registry),
+        hosts: launch.hosts.clone(),
+        secret,
+        digest: digest(checked, registry, COMMIT),
+        settings: told_apart(checked, registry, COMMIT),
         timeout: launch.timeout,
     };
-    let processes = join(&member, &note)?;
-    note(&format!("all {} processes are there", processes.count()));
+    let processes = join(&member, &tell)?;
+    tell(JoinMessage::Note(format!(
+        "all {} processes are there",
+        processes.count()
+    )));
     Ok(processes)
 }
 
@@ -273,4 +319,52 @@ fn end_at_last(processes: &Arc<Processes>) {
     };
     // Without this thread a hanging run must be ended manually.
     let _ = thread::Builder::new().name("last-resort".into()).spawn(watch);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::PipelineArguments;
+
+    /// What differs between processes of which one has another build, or another file: the names.
+    #[test]
+    fn another_build_and_other_columns_are_told_apart_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (table, pipeline) = (folder.path().join("speakers.csv"), folder.path().join("pipeline.yaml"));
+        let text = format!(
+            "flow: 1\nstages:\n  speakers: {{uses: manifest.table, with: {{path: '{}'}}}}\n",
+            table.display()
+        );
+        std::fs::write(&pipeline, text).unwrap();
+        let registry = Registry::new(crate::kinds::all()).unwrap();
+        let arguments = PipelineArguments {
+            pipeline,
+            config: Vec::new(),
+            set: Vec::new(),
+        };
+        let process = |columns: &str, commit: &str| {
+            std::fs::write(&table, columns).unwrap();
+            let checked = checked(&arguments, &registry).unwrap();
+            (
+                digest(&checked, &registry, commit),
+                told_apart(&checked, &registry, commit),
+            )
+        };
+        let differing = |columns: &str, commit: &str| {
+            let ((own, settings), (other, others)) = (process("speaker,age\n", "0a1b2c3"), process(columns, commit));
+            let differ = |(name, value): &&(String, String)| !settings.contains(&(name.clone(), value.clone()));
+            let names: Vec<String> = others.iter().filter(differ).map(|(name, _)| name.clone()).collect();
+            assert_eq!(own == other, names.is_empty(), "{names:?}");
+            names
+        };
+        assert_eq!(differing("speaker,age\n", "0a1b2c3"), [""; 0]);
+        assert_eq!(
+            differing("speaker,age\n", "4d5e6f7"),
+            ["commit that flow was built from"]
+        );
+        assert_eq!(
+            differing("speaker,years\n", "0a1b2c3"),
+            ["column years of speakers.rows"]
+        );
+    }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -248,6 +249,77 @@ fn signals_to_any_process_are_for_all() {
         );
         find(&checkpoints, &format!("step-{last:09}"));
     }
+}
+
+/// Processes that share a secret train together; one with another secret, or with none, is refused by words on both
+/// sides, and hears nothing of the settings.
+#[test]
+fn only_who_knows_the_secret_can_join() {
+    let place = Workplace::new("micro");
+    let secret = |name: &str, text: &str, mode: u32| {
+        let path = place.path(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    };
+    let right = secret("right", "a secret of this run\n", 0o600);
+    let same = secret("same", "a secret of this run", 0o644);
+    let wrong = secret("wrong", "a secret of another run", 0o600);
+    let [mut first, mut second] = two(&place, &["train.max_steps=4"]);
+    first.arg("--secret-file").arg(&right);
+    second.arg("--secret-file").arg(&same);
+    let first = Started::new(first);
+    for (file, said) in [
+        (Some(&wrong), "it does not know the secret of process 0"),
+        (None, "it has no secret, and process 0 has one"),
+    ] {
+        let mut stranger = finetune(&place, &[TWO[0], TWO[1], "train.max_steps=5"]);
+        stranger
+            .arg("--hosts")
+            .arg(place.path("hosts.txt"))
+            .args(["--process", "1"]);
+        if let Some(file) = file {
+            stranger.arg("--secret-file").arg(file);
+        }
+        let (code, told) = Started::new(stranger).end();
+        assert_eq!(code, Some(2), "{told}");
+        assert!(told.contains("refuses process 1") && told.contains(said), "{told}");
+        assert!(!told.contains("max_steps"), "{told}");
+    }
+    let (code, told) = Started::new(second).end();
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("(mode 644)") && told.contains("chmod 600"), "{told}");
+    let (code, told) = first.end();
+    assert_eq!(code, Some(0), "{told}");
+    for said in [
+        "it does not know the secret of process 0",
+        "it has no secret, and process 0 has one",
+    ] {
+        assert!(told.contains(said), "{told}");
+    }
+    let refused: Vec<&str> = told.lines().filter(|line| line.contains("refused: ")).collect();
+    assert!(refused.len() == 2 && !refused.concat().contains("max_steps"), "{told}");
+    // It listens at a loopback address, and the owner alone can read its file.
+    assert!(!told.contains("without a secret") && !told.contains("chmod"), "{told}");
+    assert!(has_step(&place, 4));
+
+    let mut short = finetune(&place, &TWO);
+    short
+        .args(["--launch", "slurm", "--secret-file"])
+        .arg(secret("short", "hush", 0o600));
+    short.env("SLURM_PROCID", "0").env("SLURM_STEP_NUM_TASKS", "2");
+    short.env("SLURM_STEP_NODELIST", "localhost");
+    let output = short.output().unwrap();
+    expect_code(&output, 2);
+    let told = stderr(&output);
+    assert!(told.contains("fewer than 16") && !told.contains("hush"), "{told}");
+    let output = finetune(&place, &TWO)
+        .arg("--secret-file")
+        .arg(&right)
+        .output()
+        .unwrap();
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("--hosts"), "{}", stderr(&output));
 }
 
 #[test]

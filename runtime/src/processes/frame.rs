@@ -1,27 +1,16 @@
-//! The protocol of a connection: a greeting, then frames.
+//! Frames, of which a connection is made after its handshake.
 //!
 //! A frame is its kind (1 byte), a number (4 bytes: the topic of a message, a signal, an exit code), the length of its body
 //! (8 bytes) and the body. Numbers are little-endian; bodies of stages hold numbers as the machine has them, so machines
-//! whose byte orders differ refuse each other in the greeting.
+//! whose byte orders differ refuse each other in the handshake.
 
 use std::io::{self, Read, Write};
-
-/// Version of the protocol. Processes of one run have the same.
-pub(super) const VERSION: u32 = 2;
-
-/// The first bytes of both sides.
-pub(super) const MAGIC: &[u8; 8] = b"flow-pr\n";
-
-const ORDER: u32 = 0x0102_0304;
 
 /// Bytes of a frame before its body.
 pub(super) const HEADER: u64 = 13;
 
 /// The longest body; a larger length counts as damage.
 const LONGEST: u64 = 1 << 34;
-
-/// The most bytes of settings in a greeting.
-pub(super) const SETTINGS: usize = 1 << 17;
 
 /// The most bytes of a reason to refuse a process.
 const REASON: usize = 4096;
@@ -87,112 +76,6 @@ pub(super) fn read(from: &mut dyn Read) -> io::Result<Option<Frame>> {
     Ok(Some(Frame { kind, number, body }))
 }
 
-/// The greeting of a connecting process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
-    pub version: u32,
-    pub order: u32,
-    pub processes: u32,
-    pub process: u32,
-    /// To process 0 the digest of pipeline and settings, to others the token that process 0 sent to all.
-    pub token: [u8; 32],
-    /// Where it listens for other processes.
-    pub port: u16,
-    pub pid: u32,
-    pub host: String,
-    /// To process 0: the settings in the digest, so that it can name differences. Empty: unknown.
-    pub settings: Vec<u8>,
-}
-
-impl Hello {
-    pub fn new(processes: usize, process: usize, token: [u8; 32], port: u16) -> Hello {
-        Hello {
-            version: VERSION,
-            order: u32::from_le_bytes(ORDER.to_ne_bytes()),
-            processes: processes as u32,
-            process: process as u32,
-            token,
-            port,
-            pid: std::process::id(),
-            host: crate::host::host_name(),
-            settings: Vec::new(),
-        }
-    }
-
-    /// The same with settings, unless they are too many.
-    pub fn with_settings(mut self, settings: &[(String, String)]) -> Hello {
-        let bytes = serde_json::to_vec(settings).unwrap_or_default();
-        if bytes.len() <= SETTINGS {
-            self.settings = bytes;
-        }
-        self
-    }
-
-    /// Why this greeting of a process of the same version cannot be accepted.
-    pub fn wrong(&self, processes: usize) -> Option<String> {
-        if self.version != VERSION {
-            return Some(format!(
-                "it speaks version {} of the protocol, process 0 version {VERSION}; all processes must be the same program",
-                self.version
-            ));
-        }
-        if self.order != u32::from_le_bytes(ORDER.to_ne_bytes()) {
-            return Some("its machine has another byte order".into());
-        }
-        if self.processes as usize != processes {
-            return Some(format!(
-                "it was told that there are {} processes, process 0 that there are {processes}",
-                self.processes
-            ));
-        }
-        None
-    }
-
-    pub fn write(&self, to: &mut dyn Write) -> io::Result<()> {
-        let mut bytes = MAGIC.to_vec();
-        for number in [self.version, self.order, self.processes, self.process] {
-            bytes.extend(number.to_le_bytes());
-        }
-        bytes.extend(self.token);
-        bytes.extend(self.port.to_le_bytes());
-        bytes.extend(self.pid.to_le_bytes());
-        text(&mut bytes, &self.host);
-        bytes.extend((self.settings.len() as u32).to_le_bytes());
-        bytes.extend(&self.settings);
-        to.write_all(&bytes)
-    }
-
-    /// Reads a greeting. None where the other side uses another protocol.
-    pub fn read(from: &mut dyn Read) -> io::Result<Option<Hello>> {
-        if !is_magic(from)? {
-            return Ok(None);
-        }
-        let mut number = || read_u32(from);
-        let (version, order, processes, process) = (number()?, number()?, number()?, number()?);
-        let mut token = [0u8; 32];
-        from.read_exact(&mut token)?;
-        let (port, pid, host) = (read_u16(from)?, read_u32(from)?, read_text(from)?);
-        // Version 1 ends here; it is parsed so that the process can be refused with a reason.
-        let length = if version == 1 { 0 } else { read_u32(from)? as usize };
-        if length > SETTINGS {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let mut settings = vec![0u8; length];
-        from.read_exact(&mut settings)?;
-        Ok(Some(Hello {
-            version,
-            order,
-            processes,
-            process,
-            token,
-            port,
-            pid,
-            host,
-            settings,
-        }))
-    }
-}
-
 /// Appends why a process is refused.
 pub(super) fn reason(bytes: &mut Vec<u8>, text: &str) {
     let mut length = text.len().min(REASON);
@@ -242,18 +125,4 @@ pub(super) fn read_u32(from: &mut dyn Read) -> io::Result<u32> {
     let mut bytes = [0u8; 4];
     from.read_exact(&mut bytes)?;
     Ok(u32::from_le_bytes(bytes))
-}
-
-/// Whether the first bytes are the magic of this protocol.
-///
-/// # Errors
-/// If no bytes arrive: a peer that closes the connection at once may respond to another attempt.
-pub(super) fn is_magic(from: &mut dyn Read) -> io::Result<bool> {
-    let mut magic = [0u8; MAGIC.len()];
-    from.read_exact(&mut magic[..1])?;
-    match from.read_exact(&mut magic[1..]) {
-        Ok(()) => Ok(&magic == MAGIC),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-        Err(error) => Err(error),
-    }
 }

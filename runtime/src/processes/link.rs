@@ -32,6 +32,8 @@ pub(super) enum Outgoing {
 pub(super) fn start(shared: &Arc<GroupState>, peer: Peer, stream: TcpStream) -> io::Result<Sender<Outgoing>> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(SILENCE))?;
+    // Data may wait as long as the other side is heard of; the handshake had a timeout.
+    stream.set_write_timeout(None)?;
     let (send, outgoing) = unbounded();
     let (writing, reading) = (stream.try_clone()?, stream);
     let (at_writer, at_reader) = (Arc::clone(shared), Arc::clone(shared));
@@ -128,4 +130,26 @@ fn read(stream: &TcpStream, peer: &Peer, shared: &GroupState) -> io::Result<()> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A process that is busy for longer than a handshake may take is not lost.
+    #[test]
+    fn messages_are_written_without_the_timeout_of_the_handshake() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+        let peer = Peer {
+            process: 1,
+            host: "here".into(),
+            pid: 1,
+        };
+        let _link = start(&Arc::new(GroupState::new(2)), peer, stream.try_clone().unwrap()).unwrap();
+        assert_eq!(stream.write_timeout().unwrap(), None);
+    }
 }

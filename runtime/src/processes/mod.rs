@@ -5,22 +5,33 @@
 //! processes are connected, so messages are sent directly. Stages define the meaning of their messages; the runtime
 //! transports them, detects processes that die or stop responding, and reports these to all.
 //!
-//! A connecting process must use this protocol and send the digest of the same pipeline and settings. That separates
-//! runs; it is no protection against an attacker, since nothing is encrypted.
+//! A connecting process must use this protocol, prove that it knows the secret of the run, and have the same pipeline and
+//! settings. Without a secret that only separates runs. Nothing is encrypted, and what is sent after the handshake of a
+//! connection is not authenticated: whoever can change it on its way is not kept out.
 
+mod connect;
+mod follow;
 mod frame;
+mod greeting;
 mod group;
+mod handshake;
+#[cfg(test)]
+mod handshake_tests;
+mod lead;
 mod link;
+mod listeners;
 mod peer;
 mod pending;
 mod rendezvous;
+mod settings;
 mod state;
 #[cfg(test)]
 mod tests;
 mod topics;
 
 pub use group::Processes;
+pub use handshake::SharedSecret;
 pub use peer::{End, Loss, Outcome, Payload, Peer};
-pub use rendezvous::{Address, Join, JoinError, join};
+pub use rendezvous::{Address, Join, JoinError, JoinMessage, join};
 pub(crate) use state::SignalFlags;
 pub(crate) use topics::{ANSWERS, INVITATIONS, RegionTopics};

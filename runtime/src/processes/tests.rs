@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::frame::{Hello, SETTINGS};
-use super::rendezvous::{differences, free_port};
+use super::greeting::{Hello, SETTINGS};
+use super::rendezvous::free_port;
+use super::settings::{differences, encoded};
 use super::*;
 use crate::digest::Digest;
 
-const SOON: Duration = Duration::from_secs(20);
+pub(super) const SOON: Duration = Duration::from_secs(20);
 
-fn member(process: usize, processes: usize, port: u16) -> Join {
+pub(super) fn member(process: usize, processes: usize, port: u16) -> Join {
     Join {
         process,
         processes,
@@ -22,6 +23,8 @@ fn member(process: usize, processes: usize, port: u16) -> Join {
             port,
         },
         port: None,
+        hosts: Vec::new(),
+        secret: None,
         digest: Digest::of(b"this run"),
         settings: Vec::new(),
         timeout: SOON,
@@ -40,7 +43,7 @@ fn group(count: usize) -> Vec<Arc<Processes>> {
 }
 
 /// All messages of process 0 while it waits.
-fn leader(join_as: Join) -> thread::JoinHandle<(Result<Arc<Processes>, JoinError>, String)> {
+pub(super) fn leader(join_as: Join) -> thread::JoinHandle<(Result<Arc<Processes>, JoinError>, String)> {
     thread::spawn(move || {
         let said = Mutex::new(String::new());
         let joined = join(&join_as, &|line| *said.lock().unwrap() += &format!("{line}\n"));
@@ -183,7 +186,7 @@ fn settings(of: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 /// A process of this run with this seed, which waits long for the others.
-fn seeded(process: usize, processes: usize, port: u16, seed: &str) -> Join {
+pub(super) fn seeded(process: usize, processes: usize, port: u16, seed: &str) -> Join {
     Join {
         digest: Digest::of(seed.as_bytes()),
         settings: settings(&[
@@ -248,33 +251,49 @@ fn settings_of_strangers_are_looked_at_within_bounds() {
     let told = differences(&many, &serde_json::to_vec(&others).unwrap()).unwrap();
     assert!(told.ends_with("; and 995 more") && told.len() < 300, "{told}");
 
-    // A greeting holds them, unless they are too many; one that claims more is none.
-    let greeting = Hello::new(2, 1, [7; 32], 24_500).with_settings(&own);
-    let mut bytes = Vec::new();
-    greeting.write(&mut bytes).unwrap();
-    assert_eq!(Hello::read(&mut bytes.as_slice()).unwrap(), Some(greeting.clone()));
-    let begin = bytes.len() - greeting.settings.len() - 4;
-    bytes[begin..begin + 4].copy_from_slice(&(SETTINGS as u32 + 1).to_le_bytes());
-    bytes.resize(begin + 4 + SETTINGS + 1, b' ');
-    assert!(Hello::read(&mut bytes.as_slice()).is_err());
-    let vast = [("a".to_owned(), "x".repeat(SETTINGS))];
-    assert!(
-        Hello::new(2, 1, [7; 32], 24_500)
-            .with_settings(&vast)
-            .settings
-            .is_empty()
-    );
-    // That of the first version ends before them.
-    let first = Hello {
-        version: 1,
-        settings: Vec::new(),
-        ..greeting
+    // They are sent unless they are too many.
+    assert_eq!(differences(&own, &encoded(&settings(&[("a", "9")]))), None);
+    assert!(encoded(&own).len() < 100);
+    let vast: Vec<(String, String)> = (0..SETTINGS / 16)
+        .map(|number| (format!("setting {number:08}"), "1".to_owned()))
+        .collect();
+    assert!(encoded(&vast).is_empty());
+}
+
+/// Greetings of all versions are read to their end, so that the process can be refused with a reason.
+#[test]
+fn greetings_of_other_versions_are_understood() {
+    let greeting = Hello {
+        run: [7; 32],
+        nonce: [9; 32],
+        has_secret: true,
+        ..Hello::new(2, 1, 24_500)
     };
-    let mut bytes = Vec::new();
-    first.write(&mut bytes).unwrap();
-    bytes.truncate(bytes.len() - 4);
-    let read = Hello::read(&mut bytes.as_slice()).unwrap().unwrap();
-    assert!(read.wrong(2).unwrap().contains("version 1"), "{read:?}");
+    let bytes = greeting.bytes();
+    assert_eq!(Hello::read(&mut bytes.as_slice()).unwrap(), Some(greeting.clone()));
+    let version = |number: u32, bytes: &[u8]| {
+        let mut bytes = bytes.to_vec();
+        bytes[8..12].copy_from_slice(&number.to_le_bytes());
+        let mut left = bytes.as_slice();
+        let read = Hello::read(&mut left).unwrap().unwrap();
+        assert!(left.is_empty());
+        read.incompatible(0).unwrap()
+    };
+    // That of the first version ends behind the host; that of the second has settings there.
+    let tail = bytes.len() - 37;
+    assert!(version(1, &bytes[..tail]).contains("version 1 of the protocol, process 0 version 3"));
+    let mut second = bytes[..tail].to_vec();
+    second.extend((SETTINGS as u32).to_le_bytes());
+    second.resize(second.len() + SETTINGS, b' ');
+    assert!(version(2, &second).contains("version 2"));
+    second[tail..tail + 4].copy_from_slice(&(SETTINGS as u32 + 1).to_le_bytes());
+    second.push(b' ');
+    assert!(Hello::read(&mut second.as_slice()).is_err());
+    // One of this version has nothing else.
+    let mut longer = bytes;
+    longer[tail] += 1;
+    longer.push(0);
+    assert!(Hello::read(&mut longer.as_slice()).is_err());
 }
 
 /// More idle connections than are listened to, some that begin to speak, and some that are made again and again.

@@ -23,6 +23,8 @@ fn join_as(process: usize, processes: usize, port: u16) -> Arc<Processes> {
             port,
         },
         port: None,
+        hosts: Vec::new(),
+        secret: None,
         digest: Digest::of(b"this run"),
         settings: Vec::new(),
         timeout: Duration::from_secs(20),
