@@ -93,10 +93,9 @@ pub struct RunArguments {
 }
 
 /// Heading of the options for several processes.
-const PROCESSES: &str = "Several processes (only training ranks are spread; process 0 runs all other stages)";
+const PROCESSES: &str = "Several processes (see docs/machines.md)";
 
-/// Options for a run of several processes. Only training is distributed: process 0 runs the pipeline and feeds the
-/// training ranks of the others, which do nothing else.
+/// Options for a run of several processes: process 0 plans, and all compute their share of the partitions and train.
 #[derive(Args, Clone, Debug)]
 #[command(group = ArgGroup::new("others").args(["hosts", "launch"]))]
 pub struct ProcessArguments {
