@@ -148,7 +148,7 @@ impl Follower {
         let workers = region.workers.max(1);
         let job = region_job_of(
             &state,
-            region.partitions,
+            partitions,
             0,
             jobs,
             None,
