@@ -274,33 +274,28 @@ impl Running {
 }
 
 /// Invites the other processes to compute partitions. Those of a run with a stage that spreads its own work over
-/// processes need not see the state directory: process 0 then computes all partitions.
-fn spread_over(
-    checked: &Checked,
-    options: &Options,
-    events: &Events,
-    store: &Store,
-    id: &str,
-) -> Result<Option<Spread>, RunError> {
-    let processes = options.processes.as_ref().filter(|processes| processes.count() > 1);
-    let Some(processes) = processes else {
+/// processes need see neither the state directory nor the corpus: process 0 then computes all partitions.
+fn spread_over(state: &PlanState, id: &str) -> Result<Option<Spread>, RunError> {
+    let processes = state.options.processes.as_ref();
+    let Some(processes) = processes.filter(|processes| processes.count() > 1) else {
         return Ok(None);
     };
-    let message = match Spread::new(processes, id, store.dir())? {
+    let message = match Spread::new(processes, id, state)? {
         Ok(spread) => return Ok(Some(spread)),
         Err(message) => message,
     };
     let spreads = |stage: &CheckedStage| stage.settings.spreads(processes.count()).unwrap_or(false);
-    if checked.stages.iter().any(spreads) {
-        events.send(Event::Warning {
+    if state.checked.stages.iter().any(spreads) {
+        state.events.send(Event::Warning {
             stage: None,
             message: format!("{message}; process 0 alone computes partitions, and the others train only"),
         });
         return Ok(None);
     }
+    let help = "give all processes a --state directory, and a corpus, on file systems that they share";
     Err(RunError::Usage {
         message,
-        help: Some("give all processes a --state directory on a file system that they share".to_owned()),
+        help: Some(help.to_owned()),
     })
 }
 
@@ -316,7 +311,7 @@ fn run_regions(
     let plan = state.plan()?;
     records::freeze(&store, &running.id, checked, &plan)?;
     ready(&state, &plan)?;
-    running.spread = spread_over(checked, options, events, &store, &running.id)?;
+    running.spread = spread_over(&state, &running.id)?;
     if state.is_partial() {
         tell_left_out(events, &plan);
     }

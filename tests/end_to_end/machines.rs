@@ -473,6 +473,60 @@ fn a_state_directory_that_is_not_shared_is_told() {
     for started in commands.into_iter().map(Started::new).collect::<Vec<_>>() {
         let (code, told) = started.end();
         assert_eq!(code, Some(2), "{told}");
-        assert!(told.contains("not all processes share the state directory"), "{told}");
+        assert!(told.contains("not all processes see what process 0 sees"), "{told}");
     }
+}
+
+/// A corpus that another process sees in part: the run is refused where a sample shows it, and ends where it meets a file
+/// that only process 0 can read. No row is rejected for it.
+#[test]
+fn a_corpus_that_is_not_the_same_for_all_is_told() {
+    let place = Workplace::with_copy("mini");
+    let elsewhere = Workplace::with_copy("mini");
+    let mut shards: Vec<_> = std::fs::read_dir(elsewhere.path("shards"))
+        .unwrap()
+        .flat_map(|language| std::fs::read_dir(language.unwrap().path()).unwrap())
+        .map(|shard| shard.unwrap().path())
+        .collect();
+    shards.sort();
+    let run = |code: i32, said: &str| {
+        let hosts = place.path("hosts.txt");
+        std::fs::write(&hosts, format!("localhost:{}\nlocalhost\n", free_port())).unwrap();
+        let command = |process: usize| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_flow"));
+            let pipeline = concat!(env!("CARGO_MANIFEST_DIR"), "/pipelines/build_manifest_v2.yaml");
+            // The same names in two folders.
+            command.current_dir([&place, &elsewhere][process].folder.path());
+            command
+                .args(["run", pipeline, "--progress", "plain", "--workers", "1", "--hosts"])
+                .arg(&hosts);
+            command.args([
+                "--process",
+                &process.to_string(),
+                "--set",
+                "shards=shards",
+                "--set",
+                "out=out",
+            ]);
+            command.arg("--state").arg(place.path("state"));
+            command
+        };
+        for started in [0, 1].map(|process| Started::new(command(process))) {
+            let (found, told) = started.end();
+            assert_eq!(found, Some(code), "{told}");
+            assert!(told.contains(said) && told.contains("process 1 ("), "{told}");
+        }
+        assert!(!place.path("out").exists());
+    };
+    // Partitions between those that are looked at: of 22 every second one.
+    assert_eq!(shards.len(), 22);
+    for shard in shards.iter().skip(1).step_by(2) {
+        std::fs::remove_file(shard.join("metadata.parquet")).unwrap();
+    }
+    run(
+        1,
+        "metadata.parquet, which process 0 can: all processes read the same files",
+    );
+    std::fs::remove_dir_all(elsewhere.path("shards")).unwrap();
+    run(2, "cannot be seen here");
 }

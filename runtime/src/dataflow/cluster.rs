@@ -6,6 +6,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -58,6 +59,8 @@ enum Report {
         noted: Vec<NotedFile>,
     },
     Event(Event),
+    /// A source file that is not there, or cannot be read.
+    Unseen(PathBuf),
     Failed(ToldFailure),
     /// The last report of a region.
     Ended,
@@ -150,6 +153,15 @@ impl Cluster {
                 }
             }
             Ok(Report::Event(event)) => shared.job.events.send(event),
+            Ok(Report::Unseen(file)) => {
+                if is_readable(&file) {
+                    shared.fail(Failure::Process(format!(
+                        "{} cannot read {}, which process 0 can: all processes read the same files",
+                        self.name(from),
+                        file.display()
+                    )));
+                }
+            }
             Ok(Report::Failed(failure)) => shared.fail(match failure {
                 ToldFailure::Stage {
                     stage,
@@ -246,6 +258,14 @@ impl Cluster {
         self.send(0, self.topics.reports, &Report::Event(event.clone()));
     }
 
+    /// At the others: reports a source file that cannot be read here.
+    pub fn unseen(&self, file: &Path) {
+        // A path that is no text is not sent: such a region does not run on several processes.
+        if !self.leads() && file.to_str().is_some() {
+            self.send(0, self.topics.reports, &Report::Unseen(file.to_owned()));
+        }
+    }
+
     /// Ends the region: the others report it, and process 0 waits for all of them, or for the loss of one.
     pub fn end(&self, shared: &RegionState) {
         if self.leads() {
@@ -309,6 +329,13 @@ impl Cluster {
             topic: self.topics.batches,
         };
         Ok((builders.into_iter().map(AllocatorBuilder::Tcp).collect(), connections))
+    }
+}
+
+fn is_readable(file: &Path) -> bool {
+    match flow_storage::is_url(file) {
+        true => flow_storage::is_file(file).unwrap_or(false),
+        false => std::fs::metadata(file).is_ok_and(|found| found.is_file()) && std::fs::File::open(file).is_ok(),
     }
 }
 

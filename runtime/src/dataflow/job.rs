@@ -1,7 +1,7 @@
 //! The description of a region that is to run, and the state that its workers share.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,7 +20,7 @@ use crate::registry::AnySettings;
 use crate::reject::{ReasonCount, Reject, RejectClass};
 use crate::store::{
     Artifact, ArtifactWriter, Counts, DigestedFile, GroupName, NotedFile, Pending, PortRows, Record, RejectSet,
-    SnapshotWriter, Store, StoreError, add_up,
+    SnapshotWriter, SourceDigests, Store, StoreError, add_up,
 };
 
 use super::cluster::Cluster;
@@ -327,15 +327,29 @@ impl RegionState {
                 sources.forget(file);
             }
             let (digest, why) = sources.digest_or_why_not(file)?;
+            self.tell_unseen(file, &digest);
             files.push(digest);
             unreadable = unreadable.or(why.map(|why| why.to_string()));
         }
         let ranges = sources.digest_ranges(&listed.ranges, self.job.threads).into_iter();
         let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+        for (range, digest) in listed.ranges.iter().zip(&ranges) {
+            self.tell_unseen(&range.path, digest);
+        }
         Ok(FilesDigest {
             digest: source_digest(&listed.partition, &files, &ranges),
             unreadable,
         })
+    }
+
+    /// In a process that follows: a source file that is not there, or cannot be read, is told to process 0, which ends the run
+    /// if it sees the file.
+    fn tell_unseen(&self, file: &Path, digest: &Digest) {
+        if [SourceDigests::absent(), SourceDigests::unreadable()].contains(digest)
+            && let Some(cluster) = &self.job.cluster
+        {
+            cluster.unseen(file);
+        }
     }
 
     /// Notes the digest of a source's partition for the keys of the region.

@@ -27,8 +27,8 @@ use crate::store::{GroupName, Record};
 /// How often process 0, which waits for answers, checks whether a process is lost.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Files of a source that the other processes look at before they read others: enough to notice a missing mount.
-const FILES_TO_LOOK_AT: usize = 8;
+/// Partitions of a source whose files the other processes look at before they compute: enough to notice a missing mount.
+const PARTITIONS_TO_LOOK_AT: usize = 16;
 
 /// At process 0: the other processes, which compute their share of the partitions.
 pub(super) struct Spread {
@@ -52,15 +52,11 @@ impl Shares {
 }
 
 impl Spread {
-    /// Invites the other processes to the run. An error tells which of them do not see the state directory.
+    /// Invites the other processes to the run. A text tells which of them do not see the state directory, or the source files.
     ///
     /// # Errors
     /// Where a process is lost.
-    pub fn new(
-        processes: &Arc<Processes>,
-        run: &str,
-        state: &std::path::Path,
-    ) -> Result<Result<Spread, String>, RunError> {
+    pub fn new(processes: &Arc<Processes>, run: &str, state: &PlanState) -> Result<Result<Spread, String>, RunError> {
         let (send, answers) = unbounded();
         processes.listen(ANSWERS, move |from, answer| {
             // The run may be over.
@@ -70,10 +66,11 @@ impl Spread {
             processes: Arc::clone(processes),
             answers,
         };
-        let invitation = Invitation::Run { run: run.to_owned() };
-        let invitations = (1..processes.count())
-            .map(|_| encode(&invitation))
-            .collect::<Result<Vec<_>, _>>()?;
+        let invitation = encode(&Invitation::Run {
+            run: run.to_owned(),
+            look_at: files_to_look_at(state),
+        })?;
+        let invitations = vec![invitation; processes.count() - 1];
         let mut unseen = Vec::new();
         for (from, answer) in spread.ask(invitations)? {
             if let Answer::Refused(why) = answer {
@@ -84,8 +81,7 @@ impl Spread {
             return Ok(Ok(spread));
         }
         Ok(Err(format!(
-            "not all processes share the state directory {} of process 0: {}",
-            state.display(),
+            "not all processes see what process 0 sees: {}",
             unseen.join("; ")
         )))
     }
@@ -247,7 +243,6 @@ fn node_message(
         recipe: job.recipe,
         stored: stored.collect(),
         standing: standing.map(|record| Record::clone(&record)).collect(),
-        look_at: files_to_look_at(&sources),
         active,
         record,
         sources,
@@ -256,12 +251,20 @@ fn node_message(
     }
 }
 
-/// Some files of the sources, with their sizes here.
-fn files_to_look_at(sources: &[ListedPartition]) -> Vec<(PathBuf, u64)> {
-    let files = sources.iter().flat_map(|listed| &listed.partition.files);
-    let files = files.filter(|file| !flow_storage::is_url(file));
-    let sized = files.filter_map(|file| Some((file.clone(), std::fs::metadata(file).ok()?.len())));
-    sized.take(FILES_TO_LOOK_AT).collect()
+/// Some files of each source, with their sizes here.
+fn files_to_look_at(state: &PlanState) -> Vec<(PathBuf, u64)> {
+    let mut all = Vec::new();
+    for node in &state.nodes {
+        let every = node.sources.len().div_ceil(PARTITIONS_TO_LOOK_AT).max(1);
+        let files = node
+            .sources
+            .values()
+            .step_by(every)
+            .flat_map(|listed| &listed.partition.files);
+        let files = files.filter(|file| file.to_str().is_some() && !flow_storage::is_url(file));
+        all.extend(files.filter_map(|file| Some((file.clone(), std::fs::metadata(file).ok()?.len()))));
+    }
+    all
 }
 
 /// The records of nodes outside of the region that its nodes read: of the process's own partitions, or all where they are

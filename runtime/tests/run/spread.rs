@@ -309,7 +309,7 @@ fn a_state_directory_that_is_not_shared_is_named() {
     assert_eq!(error.exit_code(), 2);
     let error = error.to_string();
     assert!(
-        error.contains("not all processes share the state directory") && error.contains("process 2 ("),
+        error.contains("not all processes see what process 0 sees") && error.contains("process 2 ("),
         "{error}"
     );
     assert!(!error.contains("process 1 ("), "{error}");

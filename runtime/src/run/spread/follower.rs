@@ -1,6 +1,7 @@
 //! At every process but 0: its share of the regions of the run.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, unbounded};
@@ -63,8 +64,8 @@ impl Follower {
         let mut partitions = Vec::new();
         while let Ok(message) = invitations.recv() {
             match serde_json::from_slice(&message) {
-                Ok(Invitation::Run { run }) => {
-                    let seen = self.join_run(&run);
+                Ok(Invitation::Run { run, look_at }) => {
+                    let seen = self.join_run(&run).and_then(|()| see(&look_at));
                     self.answer(seen);
                 }
                 Ok(Invitation::Partitions(all)) => partitions = all,
@@ -101,7 +102,7 @@ impl Follower {
         let store = opened.map_err(|error| error.to_string())?;
         let folder = store.run_folder(run).map_err(|error| error.to_string())?;
         if !folder.is_dir() {
-            return Err(format!("{} has no run {run}", place().display()));
+            return Err(format!("its state directory {} has no run {run}", place().display()));
         }
         self.store = Some(store);
         Ok(())
@@ -146,16 +147,7 @@ impl Follower {
             ..Signals::default()
         });
         let workers = region.workers.max(1);
-        let job = region_job_of(
-            &state,
-            partitions,
-            0,
-            jobs,
-            None,
-            &signals,
-            workers,
-            Some(cluster),
-        );
+        let job = region_job_of(&state, partitions, 0, jobs, None, &signals, workers, Some(cluster));
         Ok(Share { job, _writers: writers })
     }
 }
@@ -177,7 +169,6 @@ fn share_of_node(
             ),
         });
     };
-    look_at(&described.name, &message)?;
     let sources = state.store.sources();
     sources.put_noted(message.noted);
     // What process 0 noted need not be reported to it.
@@ -225,21 +216,18 @@ fn flags(count: usize, ordinals: &[usize]) -> Vec<bool> {
     flags
 }
 
-/// Refuses to read sources whose files process 0 sees otherwise: a mount may be missing here.
-fn look_at(stage: &str, message: &NodeMessage) -> Result<(), RunError> {
-    for (path, size) in &message.look_at {
-        let here = std::fs::metadata(path).map(|file| file.len());
-        let found = match here {
+/// Whether source files are here as process 0 sees them: a mount may be missing.
+fn see(files: &[(PathBuf, u64)]) -> Result<(), String> {
+    for (path, size) in files {
+        let found = match std::fs::metadata(path).map(|file| file.len()) {
             Ok(here) if here == *size => continue,
             Ok(here) => format!("has {here} bytes here"),
             Err(error) => format!("cannot be seen here ({error})"),
         };
-        return Err(RunError::Process {
-            message: format!(
-                "{} of stage `{stage}`, which has {size} bytes for process 0, {found}: all processes read the same files",
-                path.display()
-            ),
-        });
+        return Err(format!(
+            "{}, which has {size} bytes for process 0, {found}",
+            path.display()
+        ));
     }
     Ok(())
 }

@@ -53,8 +53,6 @@ pub(super) struct NodeMessage {
     pub sources: Vec<ListedPartition>,
     /// What is known of the sources' files.
     pub noted: Vec<NotedFile>,
-    /// Files with their sizes, which this process has to see, too.
-    pub look_at: Vec<(PathBuf, u64)>,
     /// Where its groups of records go.
     pub first_group: Option<GroupName>,
     /// Records of its partitions that are committed already.
