@@ -20,7 +20,7 @@ pub(crate) enum WorkerInput {
     Command(Vec<u8>),
     /// The dataflow of this process has loaded a step.
     Step(ArrivedStep),
-    /// The dataflow has ended, and what it gave is dropped.
+    /// The dataflow has ended.
     FeedEnded,
 }
 
@@ -146,9 +146,12 @@ impl OwnBatches {
         std::mem::take(&mut self.steps_taken)
     }
 
-    /// The dataflow has ended, so nobody waits for its steps.
-    pub fn clear(&mut self) {
+    /// The dataflow has ended. Steps that process 0 was told of stay until the training is over, as it may begin them.
+    pub fn feed_ended(&mut self) {
         self.arrived.clear();
-        self.converted.clear();
     }
 }
+
+#[cfg(test)]
+#[path = "own_batches_tests.rs"]
+mod tests;

@@ -112,6 +112,8 @@ impl RemoteRanks {
             rank_bytes,
             own_batches,
         } = *start;
+        // Without a tokenizer there are no targets: the caller refuses the first step.
+        let own_batches = own_batches.filter(|_| model.tokenizer.is_some());
         let session = processes.new_session();
         let parameters = &model.parameters;
         let yaml = model.config.to_nemo_yaml()?;

@@ -139,7 +139,7 @@ impl Worker {
                     self.convert()
                 }
                 WorkerInput::FeedEnded => {
-                    self.own_batches.clear();
+                    self.own_batches.feed_ended();
                     Ok(())
                 }
             };
