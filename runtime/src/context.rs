@@ -30,8 +30,18 @@ pub struct Context {
     pub events: Events,
     pub cancel: Cancel,
     pub waker: Waker,
-    /// The other processes of the run, where there are several. Bodies run in process 0.
+    /// The other processes of the run, where there are several.
     pub processes: Option<Arc<Processes>>,
+    /// Of a log that is spread over processes, and of the stages that feed it: each process runs all of them, for all
+    /// partitions. None where they run in process 0 alone.
+    pub share: Option<ProcessShare>,
+}
+
+/// The place of a process among those that run the same stages for the same partitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessShare {
+    pub process: usize,
+    pub processes: usize,
 }
 
 impl Context {

@@ -261,6 +261,7 @@ impl<K: Kind> Harness<K> {
                 bell.1.notify_all();
             }),
             processes: None,
+            share: None,
         };
         let body = K::open(&self.settings, &context)?;
         let mut run = Run {

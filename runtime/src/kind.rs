@@ -66,7 +66,9 @@ pub trait Kind: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether the processes of a run share the work of the stage; all others run in process 0 alone.
+    /// Whether the processes of a run share the work of the stage; all others run in process 0 alone. A log whose work is
+    /// shared, and the stages that feed it, run in every process where the processes share the state directory: see
+    /// [`Context::share`]. Process 0 alone keeps the log.
     ///
     /// # Errors
     /// When it cannot be shared out over so many.

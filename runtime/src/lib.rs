@@ -40,7 +40,7 @@ mod switched_off;
 mod url_use;
 
 pub use available_memory::available_memory;
-pub use context::Context;
+pub use context::{Context, ProcessShare};
 pub use digest::Digest;
 pub use error::StageError;
 pub use full_disk::full_disk;

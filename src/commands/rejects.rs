@@ -116,7 +116,8 @@ fn examples(set: &RejectSet, out: &mut dyn Write) -> Result<(), Failure> {
 /// Recordings that could not be loaded during training, which are no rejects, as their rows had passed before.
 fn left_out(run: &PastRun, out: &mut dyn Write) -> Result<(), Failure> {
     const SHOWN: usize = 3;
-    let mut stages: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
+    // Each process of a run counts its own.
+    let mut stages: BTreeMap<String, (BTreeMap<u64, u64>, Vec<String>)> = BTreeMap::new();
     for (_, logged) in run.events()? {
         let Event::StageFigures { stage, figures } = logged.event else {
             continue;
@@ -124,7 +125,8 @@ fn left_out(run: &PastRun, out: &mut dyn Write) -> Result<(), Failure> {
         let Some(count) = figures["recordings_left_out"].as_u64() else {
             continue;
         };
-        let (so_far, shown) = stages.entry(stage).or_default();
+        let (counts, shown) = stages.entry(stage).or_default();
+        let so_far = counts.entry(figures["process"].as_u64().unwrap_or(0)).or_default();
         *so_far = (*so_far).max(count);
         if let Some(message) = figures["left_out"]["warning"].as_str()
             && shown.len() < SHOWN
@@ -132,7 +134,11 @@ fn left_out(run: &PastRun, out: &mut dyn Write) -> Result<(), Failure> {
             shown.push(message.to_string());
         }
     }
-    for (stage, (count, messages)) in stages.into_iter().filter(|(_, (count, _))| *count > 0) {
+    for (stage, (counts, messages)) in stages {
+        let count = counts.values().sum();
+        if count == 0 {
+            continue;
+        }
         let recordings = table::plural(count, "recording");
         writeln!(
             out,

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::binary::{Workplace, expect_code, stderr, with_failpoints};
+use crate::binary::{Workplace, expect_code, folder_bytes, read_manifest, stderr, with_failpoints};
 use crate::training::{find, finetune, has_checkpoint, last_checkpoint};
 
 /// Longer than anything here takes on a busy machine; a test that would wait for ever fails instead.
@@ -151,6 +151,84 @@ fn a_killed_process_is_named_and_two_processes_give_the_bits_of_one() {
         assert!(
             last_checkpoint(&one, 8) == last_checkpoint(&place, 8),
             "two processes gave other bits than one"
+        );
+    }
+}
+
+/// What training noted in its metrics, without times and memory.
+fn figures(place: &Workplace) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(place.path("checkpoints/metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines
+        .map(|mut line: serde_json::Value| {
+            let fields = line.as_object_mut().unwrap();
+            for name in ["seconds", "time", "waited_for_data", "rank_waits", "memory_mib"] {
+                fields.remove(name);
+            }
+            line
+        })
+        .filter(|line| line["kind"] != "evaluation")
+        .collect()
+}
+
+/// Each process loads the micro-batches of its own ranks, of which some recordings cannot be decoded: figures, what is left
+/// out and weights are those of one process that loads all. So they are where process 0 sends the micro-batches, because
+/// the processes do not share the state directory.
+#[test]
+fn each_process_loads_the_micro_batches_of_its_ranks() {
+    let made = Workplace::new("micro");
+    let setting = |name: &str, path: std::path::PathBuf| format!("{name}={}", path.display());
+    expect_code(&finetune(&made, &["train.max_steps=1"]).output().unwrap(), 0);
+    let audio = made.path("audio");
+    made.build_manifests(&[&setting("audio", audio.clone())]);
+    let manifest = made.out().join("train_manifest_v2.parquet");
+    for row in read_manifest(&manifest).iter().step_by(3) {
+        let lang = row.tar_path.rsplit('/').nth(2).unwrap();
+        let recording = audio.join(lang).join(&row.shard_id).join(&row.tar_member_name);
+        let bytes = std::fs::read(&recording).unwrap();
+        std::fs::write(&recording, &bytes[..bytes.len() / 2]).unwrap();
+    }
+    let given = [
+        "train.max_steps=8".to_owned(),
+        "train.log_every=1".to_owned(),
+        setting("train_manifest", manifest),
+        setting("val_manifest", made.out().join("val_manifest_v2.parquet")),
+        setting("audio", audio),
+    ];
+    let given: Vec<&str> = given.iter().map(String::as_str).collect();
+
+    let one = Workplace::new("micro");
+    let all: Vec<&str> = TWO.iter().chain(&given).copied().collect();
+    expect_code(&finetune(&one, &all).output().unwrap(), 0);
+    let expected = figures(&one);
+    assert!(expected.iter().any(|line| line["kind"] == "left_out"), "{expected:?}");
+
+    for shared in [true, false] {
+        let (place, elsewhere) = (Workplace::new("micro"), Workplace::new("micro"));
+        let mut commands = two(&place, &given);
+        if !shared {
+            let folders = ["checkpoints", "report", "model_out", "out"].map(|name| setting(name, place.path(name)));
+            let all: Vec<&str> = (all.iter().copied())
+                .chain(folders.iter().map(String::as_str))
+                .collect();
+            commands[1] = finetune(&elsewhere, &all);
+            commands[1].arg("--hosts").arg(place.path("hosts.txt"));
+            commands[1].args(["--process", "1"]);
+        }
+        for (process, (code, told)) in started(commands).map(Started::end).into_iter().enumerate() {
+            assert_eq!(code, Some(0), "{told}");
+            let loaded = told.contains("its ranks took the micro-batches of 8 steps, loaded here");
+            assert_eq!(loaded, shared && process == 1, "{told}");
+            assert_eq!(
+                told.contains("the others train only"),
+                !shared && process == 0,
+                "{told}"
+            );
+        }
+        assert_eq!(figures(&place), expected, "shared: {shared}");
+        assert!(
+            last_checkpoint(&one, 8) == last_checkpoint(&place, 8),
+            "two processes gave other bits than one, shared: {shared}"
         );
     }
 }

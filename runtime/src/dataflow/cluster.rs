@@ -2,7 +2,8 @@
 //! what they tell each other of commits and failures.
 //!
 //! Process 0 leads: it begins the region, takes over what the others commit, and passes on that the region is to end. The
-//! others follow: they compute and commit the partitions that fall to their workers.
+//! others follow: they compute and commit the partitions that fall to their workers. A log is run by each process in a
+//! dataflow of its own: the stage keeps them in step.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -19,6 +20,7 @@ use timely::communication::allocator::zero_copy::stream::Stream;
 use timely::communication::allocator::{AllocatorBuilder, ProcessBuilder};
 
 use super::job::{Failure, RegionState};
+use crate::context::ProcessShare;
 use crate::error::StageError;
 use crate::event::Event;
 use crate::partition::Partition;
@@ -32,12 +34,22 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) struct Cluster {
     processes: Arc<Processes>,
     topics: RegionTopics,
+    dataflows: Dataflows,
     /// Process 0: signals and the end of the region are told once.
     told_stop: AtomicI32,
     told_leave: AtomicBool,
     /// Process 0: which of the others have ended the region.
     ended: Mutex<Vec<bool>>,
     changed: Condvar,
+}
+
+/// How a region runs on several processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dataflows {
+    /// The workers of all processes run one dataflow, and each partition falls to one of them.
+    One,
+    /// Each process runs all partitions in a dataflow of its own.
+    OfEachProcess,
 }
 
 /// What process 0 tells the others of a region that runs.
@@ -79,13 +91,14 @@ enum ToldFailure {
 }
 
 impl Cluster {
-    pub fn new(processes: &Arc<Processes>, topics: RegionTopics) -> Self {
+    pub fn new(processes: &Arc<Processes>, topics: RegionTopics, dataflows: Dataflows) -> Self {
         let mut ended = vec![false; processes.count()];
         // Process 0 reports nothing to itself.
         ended[0] = true;
         Cluster {
             processes: Arc::clone(processes),
             topics,
+            dataflows,
             told_stop: AtomicI32::new(0),
             told_leave: AtomicBool::new(false),
             ended: Mutex::new(ended),
@@ -94,8 +107,24 @@ impl Cluster {
     }
 
     /// Number of processes.
-    pub fn count(&self) -> usize {
+    fn count(&self) -> usize {
         self.processes.count()
+    }
+
+    /// Number of processes whose workers run one dataflow with those of this process.
+    pub fn in_dataflow(&self) -> usize {
+        match self.dataflows {
+            Dataflows::One => self.count(),
+            Dataflows::OfEachProcess => 1,
+        }
+    }
+
+    /// The place of this process, where each one runs all partitions.
+    pub fn share(&self) -> Option<ProcessShare> {
+        (self.dataflows == Dataflows::OfEachProcess).then(|| ProcessShare {
+            process: self.processes.process(),
+            processes: self.count(),
+        })
     }
 
     fn leads(&self) -> bool {

@@ -39,7 +39,7 @@ pub(crate) struct RegionJob {
     pub start: u64,
     /// Producers first.
     pub nodes: Vec<NodeJob>,
-    /// Workers of all processes.
+    /// Workers of the dataflow, in all processes that it runs on.
     pub workers: usize,
     /// The other processes that run the region.
     pub cluster: Option<Arc<Cluster>>,
@@ -130,6 +130,7 @@ impl NodeJob {
             cancel: job.cancel.clone(),
             waker,
             processes: job.signals.processes.clone(),
+            share: job.cluster.as_ref().and_then(|cluster| cluster.share()),
         }
     }
 }

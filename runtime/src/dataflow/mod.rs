@@ -85,18 +85,18 @@ fn execute(shared: &Arc<RegionState>) -> Result<(), String> {
     let job = &shared.job;
     let mut connections = None;
     let (builders, others) = match &job.cluster {
-        None => match (job.workers, job.as_bytes) {
+        Some(cluster) if cluster.in_dataflow() > 1 => {
+            let workers = job.workers / cluster.in_dataflow();
+            let (builders, opened) = cluster.communicators(workers).map_err(|error| error.to_string())?;
+            connections = Some(opened);
+            (builders, Box::new(()) as Box<dyn std::any::Any + Send>)
+        }
+        _ => match (job.workers, job.as_bytes) {
             (0 | 1, _) => Communication::Thread,
             (workers, false) => Communication::Process(workers),
             (workers, true) => Communication::ProcessBinary(workers),
         }
         .try_build()?,
-        Some(cluster) => {
-            let workers = job.workers / cluster.count();
-            let (builders, opened) = cluster.communicators(workers).map_err(|error| error.to_string())?;
-            connections = Some(opened);
-            (builders, Box::new(()) as Box<dyn std::any::Any + Send>)
-        }
     };
     let on_worker = Arc::clone(shared);
     let settings = timely::WorkerConfig::default();

@@ -235,7 +235,10 @@ pub(super) fn build<'scope>(
                     session.give(routed);
                 };
                 if let Err(error) = reader.read(ordinal, partition, give) {
-                    shared.fail_stage(reader.node, Some(partition), error);
+                    // A body gives up with an error when the region is being left: that is no failure of its own.
+                    if !shared.job.cancel.is_set() {
+                        shared.fail_stage(reader.node, Some(partition), error);
+                    }
                     return;
                 }
                 shared.job.in_flight.gave(ordinal, bytes);

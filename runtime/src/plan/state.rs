@@ -314,6 +314,7 @@ impl PlanState {
             cancel: self.cancel.clone(),
             waker: Waker::default(),
             processes: self.options.processes.clone(),
+            share: None,
         }))
     }
 
@@ -382,6 +383,7 @@ impl PlanState {
             cancel: self.cancel.clone(),
             waker: Waker::default(),
             processes: None,
+            share: None,
         };
         catch_panic(|| match stage.settings.open(&context)? {
             Body::Global(body) if port == KEYS_PORT => Ok(body.key_schema()),

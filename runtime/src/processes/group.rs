@@ -1,10 +1,12 @@
 //! This process among those of its run.
 
+use std::any::{Any, TypeId};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
@@ -25,6 +27,8 @@ pub struct Processes {
     streams: Vec<TcpStream>,
     shared: Arc<GroupState>,
     sessions: AtomicU32,
+    /// By type; see [`Processes::shared`].
+    values: Mutex<BTreeMap<TypeId, Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Processes {
@@ -37,6 +41,7 @@ impl Processes {
             streams: Vec::new(),
             shared,
             sessions: AtomicU32::new(0),
+            values: Mutex::default(),
         };
         for (process, stream) in streams.into_iter().enumerate() {
             let link = match stream {
@@ -70,6 +75,18 @@ impl Processes {
     /// A unique number, which separates the messages of consecutive uses of a topic.
     pub fn new_session(&self) -> u32 {
         self.sessions.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The one value of type `T` of this process in the run, made by the first call: for what the bodies of a stage and
+    /// its threads beside them have in common.
+    pub fn shared<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
+        // A value is inserted whole.
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = values
+            .entry(TypeId::of::<T>())
+            .or_insert_with(|| Arc::new(T::default()));
+        // The key is the type of the value.
+        Arc::clone(value).downcast().unwrap_or_default()
     }
 
     /// Sends a message and returns at once; messages to one process arrive in their order. Messages to a lost process

@@ -39,7 +39,7 @@ pub(super) fn region_job(
     region_job_of(state, partitions, start, nodes, snapshots, signals, workers, None)
 }
 
-/// With `workers` in this process, and as many in each of the others.
+/// With `workers` in this process, and as many in each of the others that the dataflow runs on.
 #[expect(clippy::too_many_arguments, reason = "what a region consists of")]
 pub(super) fn region_job_of(
     state: &PlanState,
@@ -51,7 +51,7 @@ pub(super) fn region_job_of(
     workers: usize,
     cluster: Option<Arc<Cluster>>,
 ) -> RegionJob {
-    let all_workers = workers * cluster.as_ref().map_or(1, |cluster| cluster.count());
+    let all_workers = workers * cluster.as_ref().map_or(1, |cluster| cluster.in_dataflow());
     let share = available_memory().map(|bytes| bytes / 8);
     // What feeds a log are steps with all that they compute on, much larger than the rows of other partitions.
     let (in_flight, bytes) = match nodes.iter().any(|node| node.is_log) {

@@ -7,7 +7,7 @@ use arrow::array::RecordBatch;
 
 use super::Running;
 use super::counts::RunCounts;
-use super::job::{node_job, region_job};
+use super::job::{node_job, region_job_of, workers_of_each};
 use super::node::{commit_one, failed, started};
 use crate::dataflow::run_region;
 use crate::error::StageError;
@@ -76,7 +76,17 @@ pub(super) fn run(
             })
             .map_err(|error| state.failed(log, None, error))?;
         }
-        let job = region_job(state, partitions, step, jobs, Some(&running.snapshots), signals);
+        let left = total.saturating_sub(step);
+        let workers = workers_of_each(state, left, 1);
+        let spreads = |processes: usize| state.stage(log).settings.spreads(processes).unwrap_or(false);
+        let cluster = match &running.spread {
+            Some(spread) if left > 0 && spreads(running.processes()) => {
+                spread.begin_log(state, nodes, &partitions, step as usize, &jobs, workers)?
+            }
+            _ => None,
+        };
+        let snapshots = Some(&running.snapshots);
+        let job = region_job_of(state, partitions, step, jobs, snapshots, signals, workers, cluster);
         let done = run_region(job);
         if let Some(failure) = done.failure {
             return Err(failed(failure));

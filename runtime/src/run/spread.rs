@@ -12,8 +12,11 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 
 pub(super) use self::follower::Follower;
-use self::message::{Answer, Invitation, KeyOfPartition, NodeMessage, RegionMessage, SettledNode, StoredInput};
-use crate::dataflow::cluster::Cluster;
+use self::message::{
+    Answer, Invitation, KeyOfPartition, LogMessage, LogNodeMessage, NodeMessage, RegionMessage, SettledNode,
+    StoredInput,
+};
+use crate::dataflow::cluster::{Cluster, Dataflows};
 use crate::dataflow::job::NodeJob;
 use crate::kind::Role;
 use crate::partition::Partition;
@@ -175,13 +178,64 @@ impl Spread {
                 Err(_) => return Ok(None),
             }
         }
+        self.begin_together(partitions, messages)?;
+        let topics = RegionTopics::of_session(session);
+        Ok(Some(Arc::new(Cluster::new(&self.processes, topics, Dataflows::One))))
+    }
+
+    /// Begins a log, whose steps before `start` are done, and the stages that feed it, on all processes: each runs all of
+    /// `partitions` in a dataflow of its own, with `workers` workers. None where it cannot be described to others.
+    ///
+    /// # Errors
+    /// As [`Spread::begin`].
+    pub fn begin_log(
+        &self,
+        state: &PlanState,
+        nodes: &[usize],
+        partitions: &[Partition],
+        start: usize,
+        jobs: &[NodeJob],
+        workers: usize,
+    ) -> Result<Option<Arc<Cluster>>, RunError> {
+        let session = self.processes.new_session();
+        let left = partitions.get(start..).unwrap_or_default();
+        let all: Vec<usize> = (0..left.len()).collect();
+        let message = LogMessage {
+            session,
+            workers,
+            nodes: nodes
+                .iter()
+                .zip(jobs)
+                .map(|(node, job)| LogNodeMessage {
+                    node: *node,
+                    recipe: job.recipe,
+                    idle: all
+                        .iter()
+                        .copied()
+                        .filter(|at| job.active.get(start + at) != Some(&true))
+                        .collect(),
+                })
+                .collect(),
+            settled: settled(state, nodes, jobs, left, &all),
+        };
+        let Ok(message) = serde_json::to_vec(&Invitation::Log(Box::new(message))) else {
+            return Ok(None);
+        };
+        self.begin_together(left, vec![message; self.processes.count() - 1])?;
+        let topics = RegionTopics::of_session(session);
+        let cluster = Cluster::new(&self.processes, topics, Dataflows::OfEachProcess);
+        Ok(Some(Arc::new(cluster)))
+    }
+
+    /// Sends the partitions of a region, the invitations to it, and its begin if all agree.
+    fn begin_together(&self, partitions: &[Partition], invitations: Vec<Vec<u8>>) -> Result<(), RunError> {
         let all = Arc::new(encode(&Invitation::Partitions(partitions.to_vec()))?);
-        for to in 1..shares.processes {
+        for to in 1..self.processes.count() {
             self.processes.send(to, INVITATIONS, Box::new(Arc::clone(&all)));
         }
         drop(all);
         let mut refused = None;
-        for (from, answer) in self.ask(messages)? {
+        for (from, answer) in self.ask(invitations)? {
             if let (None, Answer::Refused(why)) = (&refused, answer) {
                 refused = Some(format!("{}: {why}", self.name(from)));
             }
@@ -190,9 +244,7 @@ impl Spread {
             self.tell(&Invitation::Cancel)?;
             return Err(RunError::Process { message });
         }
-        self.tell(&Invitation::Begin)?;
-        let topics = RegionTopics::of_session(session);
-        Ok(Some(Arc::new(Cluster::new(&self.processes, topics))))
+        self.tell(&Invitation::Begin)
     }
 }
 

@@ -243,6 +243,65 @@ fn a_failure_in_any_process_ends_the_run_as_in_one() {
     }
 }
 
+/// A log of 40 steps, of which each process takes all.
+fn spread_log(place: &Place, steps: &str) -> PathBuf {
+    let log = place.path("train.log");
+    place.pipeline(&format!(
+        r#"
+flow: 1
+params:
+  shards: {{required: true}}
+  noted: {{required: true}}
+  out: none
+stages:
+  scan: {{uses: toy.count, with: {{folder: "${{shards}}"}}}}
+  steps: {{uses: toy.steps, from: scan, with: {{steps: 40, noted: "${{noted}}"{steps}}}}}
+  train: {{uses: toy.train, from: steps, with: {{log: "{}", steps: 40, rate: 1, spread: true}}}}
+  after: {{uses: toy.double, from: train}}
+"#,
+        log.display()
+    ));
+    log
+}
+
+#[test]
+fn each_process_feeds_its_own_part_of_a_log() {
+    for (count, workers) in [(2, 1), (3, 3)] {
+        let place = Place::new();
+        let log = spread_log(&place, "");
+        fs::write(&log, "7 1000 1").unwrap();
+        run_on(&place, count, &Events::default(), |_| options_of(&place, workers)).unwrap();
+        let sum = 1000 + (7..40).map(|step| step + 220).sum::<i64>();
+        assert_eq!(fs::read_to_string(&log).unwrap(), format!("40 {sum} 1"));
+        let here = &place.worked()["steps"];
+        assert_eq!(here.len(), 33);
+        for mut worked in worked_elsewhere(&place, count) {
+            let mut steps = worked.remove("steps").unwrap();
+            steps.sort();
+            assert_eq!(&steps, here);
+        }
+        assert!(place.plan(&[]).is_empty(), "{:?}", counts(&place.plan(&[])));
+    }
+}
+
+#[test]
+fn a_process_that_cannot_feed_its_part_of_a_log_ends_the_run_as_one_would() {
+    for process in [0, 1, 2] {
+        let place = Place::new();
+        let log = spread_log(&place, &format!(", fail_at: [{process}, 11]"));
+        let error = run_on(&place, 3, &Events::default(), |_| options_of(&place, 2)).unwrap_err();
+        let RunError::Stage { stage, partition, .. } = &error else {
+            panic!("{error:?}")
+        };
+        let partition = partition.as_ref().unwrap().as_str();
+        assert_eq!((stage.as_str(), partition), ("steps", "step-00000011"));
+        assert!(error.to_string().contains("step 11 cannot be read"), "{error}");
+        spread_log(&place, "");
+        run_on(&place, 2, &Events::default(), |_| options_of(&place, 1)).unwrap();
+        assert!(fs::read_to_string(&log).unwrap().starts_with("40 "));
+    }
+}
+
 /// A failing partition of another process is left out, and the rest goes on.
 #[test]
 fn several_processes_keep_going() {

@@ -21,11 +21,15 @@ pub struct StepsSettings {
     /// Where to note work.
     #[serde(default)]
     noted: PathBuf,
+    /// The process that cannot read a step, and which step.
+    #[serde(default)]
+    fail_at: Option<(usize, i64)>,
 }
 
 struct StepsBody {
     settings: StepsSettings,
     rows: i64,
+    process: usize,
 }
 
 impl Kind for Steps {
@@ -44,7 +48,12 @@ impl Kind for Steps {
         Ok(Body::Source(Box::new(StepsBody {
             settings: settings.clone(),
             rows,
+            process: context.share.map_or(0, |share| share.process),
         })))
+    }
+
+    fn identity(settings: &StepsSettings) -> serde_json::Value {
+        serde_json::json!({ "steps": settings.steps })
     }
 }
 
@@ -61,6 +70,9 @@ impl Source for StepsBody {
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         note(&self.settings.noted, "steps", partition);
         let step: i64 = partition.as_str()[5..].parse().map_err(StageError::failed)?;
+        if self.settings.fail_at == Some((self.process, step)) {
+            return Err(StageError::failed(format!("step {step} cannot be read")));
+        }
         out.send(0, rows(&[0, 1], &[step, self.rows]));
         Ok(())
     }

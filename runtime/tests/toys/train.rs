@@ -33,6 +33,9 @@ pub struct TrainSettings {
     /// Milliseconds that a step takes.
     #[serde(default)]
     slow: u64,
+    /// Whether each process takes the steps, of which process 0 keeps the log.
+    #[serde(default)]
+    spread: bool,
 }
 
 /// Works on a thread of its own, as training does.
@@ -77,9 +80,17 @@ impl Kind for Train {
     fn identity(_: &TrainSettings) -> serde_json::Value {
         serde_json::Value::Null
     }
+
+    fn spreads(settings: &TrainSettings, _: usize) -> Result<bool, StageError> {
+        Ok(settings.spread)
+    }
 }
 
 impl TrainBody {
+    fn keeps_log(&self) -> bool {
+        self.context.share.is_none_or(|share| share.process == 0)
+    }
+
     /// Step that comes next, sum so far, rate.
     fn read_log(&self) -> (u64, i64, Option<i64>) {
         let Ok(text) = fs::read_to_string(&self.settings.log) else {
@@ -92,6 +103,9 @@ impl TrainBody {
     }
 
     fn write_log(&self) -> Result<(), StageError> {
+        if !self.keeps_log() {
+            return Ok(());
+        }
         fs::write(
             &self.settings.log,
             format!("{} {} {}", self.done.0, self.done.1, self.settings.rate),
@@ -113,7 +127,7 @@ impl Operator for TrainBody {
             let (to, work) = sync_channel::<(u64, i64)>(100);
             let (results, from) = sync_channel(100);
             let (next, mut sum, _) = self.read_log();
-            if next != step {
+            if self.keeps_log() && next != step {
                 return Err(StageError::failed(format!("step {next} comes next, not {step}")));
             }
             self.done = (next, sum);

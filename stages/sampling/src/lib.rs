@@ -3,6 +3,7 @@
 pub mod collate;
 pub mod curriculum;
 pub mod dataset;
+pub mod dealing;
 pub mod error;
 mod falling_order;
 pub mod figures;

@@ -21,6 +21,7 @@ use serde_json::json;
 
 use crate::curriculum::{self, Curriculum, StageSize, Wanted};
 use crate::dataset::{AudioColumns, Dataset, ROW_COLUMNS, Utterance, hashes_of_kept};
+use crate::dealing::{process_of, rank_of};
 use crate::error::SamplingError;
 use crate::loaded_batch::{Loaded, micro_batch, staged, staged_schema};
 use crate::plan::{Balance, Packing};
@@ -50,6 +51,10 @@ use crate::sampling_record::SamplingRecord;
 /// header, is not detected. Recordings of other formats are decoded whole for each such row. An empty micro-batch is
 /// one row with an empty `segment_id` and `text` and a signal of a single zero, so that every rank takes part in every
 /// step.
+///
+/// Where training is spread over processes that share the state directory, each process loads the micro-batches of its
+/// own ranks. Every other one is one such row there, with the seconds of its utterances as `duration`, by which training
+/// compares what the processes planned.
 ///
 /// With a `curriculum` the run goes through growing parts of the rows. A stage of n rows has of each language its share of
 /// n (every language has a row before any has a second), chosen by a hash of their names: a stage holds all rows of the
@@ -358,18 +363,23 @@ impl Source for LoadBody {
             .install(|| stage.step(&loader.data.rows, number))
             .map_err(|error| refused(error, &self.context.rejects))?;
         let mut wanted: Vec<(u32, u32, Utterance<'_>)> = Vec::new();
-        let mut places: Vec<(u32, u32)> = Vec::new();
+        // By rank and number; the seconds of those that other processes load.
+        let mut places: Vec<(u32, u32, f64)> = Vec::new();
+        let planned = step.ranks.saturating_mul(step.grad_accum);
         for rank in 0..step.ranks {
             for micro in 0..step.grad_accum {
                 let rows = step.micro_batch(rank, micro);
                 let rows = rows.ok_or_else(|| {
                     StageError::failed(format!("step {number} has no micro-batch {micro} of rank {rank}"))
                 })?;
-                places.push((rank, micro));
-                wanted.extend(
-                    rows.iter()
-                        .filter_map(|&row| Some((rank, micro, loader.data.utterance(stage.row(row))?))),
-                );
+                let utterances = rows.iter().filter_map(|&row| loader.data.utterance(stage.row(row)));
+                if self.is_own(places.len() as u32, planned) {
+                    places.push((rank, micro, 0.0));
+                    wanted.extend(utterances.map(|utterance| (rank, micro, utterance)));
+                } else {
+                    let seconds = utterances.fold(0.0, |sum, utterance| sum + utterance.duration);
+                    places.push((rank, micro, seconds));
+                }
             }
         }
         let cancel = &self.context.cancel;
@@ -391,11 +401,11 @@ impl Source for LoadBody {
         let loaded = self.told(&loader, number, wanted, signals);
         let mut row = 0;
         let mut rest = loaded.as_slice();
-        for (rank, micro) in places {
+        for (rank, micro, seconds) in places {
             let count = rest.iter().take_while(|(r, m, ..)| (*r, *m) == (rank, micro)).count();
             let (these, others) = rest.split_at(count);
             rest = others;
-            let mut batch = micro_batch(row, rank, micro, step.epoch, these)?;
+            let mut batch = micro_batch(row, rank, micro, step.epoch, these, seconds)?;
             if !self.settings.curriculum.is_empty() {
                 batch = staged(&batch, stage)?;
             }
@@ -407,6 +417,15 @@ impl Source for LoadBody {
 }
 
 impl LoadBody {
+    /// Whether this process loads the micro-batch at `place` among the `planned` ones of a step.
+    fn is_own(&self, place: u32, planned: u32) -> bool {
+        let ranks = self.settings.ranks as usize;
+        self.context.share.is_none_or(|share| {
+            let rank = rank_of(place, planned, ranks);
+            process_of(rank, ranks, share.processes) == share.process
+        })
+    }
+
     /// Replaces signals that could not be decoded by empty ones, with a warning.
     fn told<'a>(
         &self,
@@ -439,8 +458,11 @@ impl LoadBody {
             "step {step}: {} of {total} recordings left out ({so_far} so far); {segment_id}: {error}",
             broken.len()
         );
-        self.context
-            .report(json!({"recordings_left_out": so_far, "left_out": {"warning": message.as_str()}}));
+        self.context.report(json!({
+            "recordings_left_out": so_far,
+            "process": self.context.share.map_or(0, |share| share.process),
+            "left_out": {"warning": message.as_str()},
+        }));
         self.context.events.send(Event::Warning {
             stage: Some(self.context.stage.clone()),
             message,

@@ -377,7 +377,7 @@ fn where_no_row_is_left_the_commonest_reject_is_named() {
 
 #[test]
 fn an_empty_micro_batch_still_takes_part() {
-    let batch = micro_batch(7, 1, 2, 3, &[]).unwrap();
+    let batch = micro_batch(7, 1, 2, 3, &[], 0.0).unwrap();
     assert_eq!(
         (batch.num_rows(), batch["segment_id"].as_string::<i32>().value(0)),
         (1, "")

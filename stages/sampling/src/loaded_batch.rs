@@ -51,12 +51,14 @@ pub(crate) fn staged(batch: &RecordBatch, stage: &Stage) -> Result<RecordBatch, 
     Ok(RecordBatch::try_new(staged_schema(), columns)?)
 }
 
+/// One micro-batch. Where there are no utterances, one row stands for it, with `seconds` as its duration.
 pub(crate) fn micro_batch(
     first_row: u32,
     rank: u32,
     micro: u32,
     epoch: u64,
     utterances: &[Loaded<'_>],
+    seconds: f64,
 ) -> Result<RecordBatch, StageError> {
     let nothing = [(
         rank,
@@ -65,7 +67,7 @@ pub(crate) fn micro_batch(
             segment_id: "",
             text: "",
             lang: "",
-            duration: 0.0,
+            duration: seconds,
             place: None,
             start: None,
             by_duration: false,

@@ -3,6 +3,7 @@
 pub mod average;
 pub mod checkpoint;
 pub mod error;
+mod feed;
 mod file_set;
 pub mod init;
 pub mod language_tags;

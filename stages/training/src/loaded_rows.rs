@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Float32Type, Int64Type};
+use arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::ColumnType;
 
 use crate::error::TrainingError;
-use crate::long_texts::OverLimit;
+use crate::long_texts::{OverLimit, TextLimit};
 use crate::trainer::LoadedBatch;
 
 /// Columns that the rows must have; one row is one utterance, `signal` is a list of float32.
@@ -50,6 +50,9 @@ pub struct LoadedStep {
     pub batches: Vec<LoadedBatch>,
     /// The number of planned micro-batches, empty ones included.
     pub planned: u32,
+    /// The seconds of each of these by the durations of its rows (0 where they have none), those of other processes
+    /// included.
+    pub seconds: Vec<f64>,
     /// Segments whose recordings could not be loaded.
     pub lost: Vec<String>,
     /// Segments that were left out because their audio holds samples that are no numbers.
@@ -58,14 +61,28 @@ pub struct LoadedStep {
     pub too_long: Vec<String>,
 }
 
-/// Converts the rows of one optimizer step to micro-batches. A row with more than `max_tokens` tokens is left out, or
-/// its target is cut to so many.
+/// Converts the rows of one optimizer step to micro-batches. A row with more tokens than the limit is left out, or its
+/// target is cut to so many.
 pub fn micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
-    max_tokens: usize,
-    long_texts: OverLimit,
+    limit: TextLimit,
 ) -> Result<LoadedStep, TrainingError> {
+    own_micro_batches(batches, tokenizer, limit, |_, _| true)
+}
+
+/// As [`micro_batches`], of those for which `is_own` is true: it is given the place of a micro-batch and the number of
+/// planned ones.
+pub fn own_micro_batches(
+    batches: &[RecordBatch],
+    tokenizer: &Tokenizer,
+    limit: TextLimit,
+    is_own: impl Fn(u32, u32) -> bool,
+) -> Result<LoadedStep, TrainingError> {
+    let TextLimit { max_tokens, rule } = limit;
+    let planned = planned_seconds(batches)?;
+    let count = planned.len() as u32;
+    let places: BTreeMap<(u32, u32), u32> = planned.keys().copied().zip(0..).collect();
     let mut groups: BTreeMap<(u32, u32), LoadedBatch> = BTreeMap::new();
     let (mut lost, mut dropped, mut too_long) = (Vec::new(), Vec::new(), Vec::new());
     for batch in batches {
@@ -79,6 +96,10 @@ pub fn micro_batches(
         let signals = signals.as_list_opt::<i32>().ok_or_else(|| wrong("signal"))?;
         for row in 0..batch.num_rows() {
             let key = (ranks[row] as u32, micros[row] as u32);
+            let place = places.get(&key).copied().unwrap_or(0);
+            if !is_own(place, count) {
+                continue;
+            }
             let segment = if segments.is_null(row) {
                 String::new()
             } else {
@@ -93,6 +114,7 @@ pub fn micro_batches(
             let group = groups.entry(key).or_insert_with(|| LoadedBatch {
                 rank: key.0,
                 micro: key.1,
+                place,
                 ..LoadedBatch::default()
             });
             if segment.is_empty() && signal.len() <= 1 {
@@ -112,7 +134,7 @@ pub fn micro_batches(
             } else {
                 tokenizer.encode(texts.value(row))
             };
-            if tokens.len() > max_tokens && long_texts == OverLimit::Reject {
+            if tokens.len() > max_tokens && rule == OverLimit::Reject {
                 too_long.push(segment);
                 continue;
             }
@@ -123,16 +145,38 @@ pub fn micro_batches(
             group.batch.tokens.push(tokens);
         }
     }
-    let planned = groups.len() as u32;
-    let placed = (0..).zip(groups.into_values());
-    let batches = placed.map(|(place, batch)| LoadedBatch { place, ..batch });
     Ok(LoadedStep {
-        batches: batches.filter(|batch| !batch.segments.is_empty()).collect(),
-        planned,
+        batches: groups
+            .into_values()
+            .filter(|batch| !batch.segments.is_empty())
+            .collect(),
+        planned: count,
+        seconds: planned.into_values().collect(),
         lost,
         dropped,
         too_long,
     })
+}
+
+/// The planned micro-batches, by rank and number, with the sums of their rows' durations.
+fn planned_seconds(batches: &[RecordBatch]) -> Result<BTreeMap<(u32, u32), f64>, TrainingError> {
+    let mut planned: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+    for batch in batches {
+        let (ranks, micros) = (numbers(batch, "rank")?, numbers(batch, "micro")?);
+        let durations = match batch.column_by_name("duration") {
+            Some(durations) => Some(cast(durations, &DataType::Float64).map_err(|_| wrong("duration"))?),
+            None => None,
+        };
+        let durations = durations
+            .as_ref()
+            .and_then(|durations| durations.as_primitive_opt::<Float64Type>());
+        for row in 0..batch.num_rows() {
+            let seconds = durations.filter(|durations| durations.is_valid(row));
+            *planned.entry((ranks[row] as u32, micros[row] as u32)).or_default() +=
+                seconds.map_or(0.0, |durations| durations.value(row));
+        }
+    }
+    Ok(planned)
 }
 
 fn column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, TrainingError> {

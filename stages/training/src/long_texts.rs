@@ -23,6 +23,14 @@ pub enum OverLimit {
     Truncate,
 }
 
+/// How long the target of a row may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextLimit {
+    pub max_tokens: usize,
+    /// What becomes of a row with more.
+    pub rule: OverLimit,
+}
+
 /// Examples that are kept for each language.
 const EXAMPLES: usize = 3;
 

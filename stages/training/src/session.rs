@@ -21,10 +21,10 @@ use crate::loaded_rows::StageMark;
 use crate::metrics::Metrics;
 use crate::model_from::{ModelFrom, chosen};
 use crate::optimizer::AdamW;
-use crate::ranks::ProcessGroup;
+use crate::ranks::{LoadedElsewhere, ProcessGroup};
 use crate::resolved_settings::ResolvedSettings;
 use crate::start::{Start, find_start};
-use crate::trainer::{LoadedBatch, StepReport, Trainer, panic_text};
+use crate::trainer::{BatchFigures, LoadedBatch, StepReport, Trainer, panic_text};
 use crate::window::Window;
 
 /// Evaluates a model on the validation sample.
@@ -215,6 +215,11 @@ impl Session {
         self.trainer.model().tokenizer.as_ref()
     }
 
+    /// What the other processes load of each step; none where they load nothing.
+    pub(crate) fn loaded_elsewhere(&self) -> Option<LoadedElsewhere> {
+        self.trainer.loaded_elsewhere()
+    }
+
     /// Damaged checkpoints that were skipped and renamed, one line each.
     pub fn set_aside(&self) -> &[String] {
         &self.set_aside
@@ -262,10 +267,23 @@ impl Session {
     /// checkpoint where one is due (always after the last step of all and of a stage). A model that was given is evaluated
     /// before its first step too. Without any micro-batch the step is skipped.
     pub fn step(&mut self, micro_batches: &[LoadedBatch], planned: u32) -> Result<StepReport, TrainingError> {
+        self.step_beside(micro_batches, planned, &[])
+    }
+
+    /// As [`Session::step`], where other processes have loaded the micro-batches of their ranks themselves, which are
+    /// `elsewhere`.
+    pub fn step_beside(
+        &mut self,
+        micro_batches: &[LoadedBatch],
+        planned: u32,
+        elsewhere: &[BatchFigures],
+    ) -> Result<StepReport, TrainingError> {
         if std::mem::take(&mut self.evaluate_first) {
             self.evaluate()?;
         }
-        let mut report = self.trainer.step(self.record.step, micro_batches, planned)?;
+        let mut report = self
+            .trainer
+            .step_beside(self.record.step, micro_batches, planned, elsewhere)?;
         let left_out = std::mem::take(&mut self.left_out);
         if report.micro_batches == 0 {
             report.epoch = self.record.epoch;

@@ -118,7 +118,8 @@ pub struct TrainSettings {
     /// that share the cores of their process. Where a run has several processes (`flow run --hosts`), this is the number
     /// over all of them, and each has the same number. May be changed between runs.
     pub ranks: u32,
-    /// Seconds that a rank waits for another one before training ends and names it.
+    /// Seconds that a rank waits for another one, or process 0 for micro-batches that another process loads, before training
+    /// ends and names it.
     pub rank_timeout: f64,
     /// Where the model is computed: `cpu`; `cuda`, with the second rank on the second device and so on; or `cuda:1`, that
     /// device, for one rank. CUDA needs a program that was built for it (see docs/gpu.md). May be changed between runs.

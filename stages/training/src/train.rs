@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use crate::checkpoint::{self, CheckpointFolder, average_of};
 use crate::error::TrainingError;
+use crate::feed::Feed;
 use crate::loaded_rows::BATCH_COLUMNS;
 use crate::model_from::{ModelFrom, chosen};
 use crate::resolved_settings::ResolvedSettings;
@@ -124,6 +125,11 @@ impl Kind for TrainingTrain {
     }
 
     fn open(settings: &TrainSettings, context: &Context) -> Result<Body, StageError> {
+        if let (Some(share), Some(processes)) = (context.share, &context.processes)
+            && share.process > 0
+        {
+            return Ok(Body::Log(Box::new(Feed::new(context, processes))));
+        }
         let mut settings = ResolvedSettings::new(settings.clone(), &context.inputs.required("batches")?.schema)?;
         if let Some(tokenizer) = context.input("tokenizer") {
             settings.tokenizer_input = Some(read_tokenizer_files(tokenizer)?.0.into());
@@ -173,7 +179,7 @@ impl Drop for Thread {
 }
 
 /// The number in `step-000000012`.
-fn step_of(partition: &Partition) -> Result<u64, StageError> {
+pub(crate) fn step_of(partition: &Partition) -> Result<u64, StageError> {
     partition
         .as_str()
         .strip_prefix("step-")

@@ -8,14 +8,15 @@ use flow_kernels::threads::install;
 use flow_model::Parameters;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_random::nth;
+use flow_sampling::dealing::rank_of;
 use rayon::ThreadPool;
 
 use crate::average::MovingAverage;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::ranks::{
-    ProcessGroup, RankCommand, RankHandle, RankLayout, RankReport, RemoteRanks, RemoteStart, Replica, StepPlan,
-    group_in_process, new_collective, new_nccl_id, parameter_owners, rank_disconnected, rank_thread_pool,
+    LoadedElsewhere, ProcessGroup, RankCommand, RankHandle, RankLayout, RankReport, RemoteRanks, RemoteStart, Replica,
+    StepPlan, group_in_process, new_collective, new_nccl_id, parameter_owners, rank_disconnected, rank_thread_pool,
 };
 use crate::schedule::Recipe;
 
@@ -34,6 +35,16 @@ pub struct LoadedBatch {
 }
 
 impl LoadedBatch {
+    pub fn figures(&self) -> BatchFigures {
+        BatchFigures {
+            place: self.place,
+            epoch: self.epoch,
+            utterances: self.segments.len() as u64,
+            audio_samples: self.audio_samples(),
+            padded_seconds: self.padded_seconds(),
+        }
+    }
+
     /// Samples of audio.
     pub fn audio_samples(&self) -> u64 {
         self.batch.signals.iter().map(|signal| signal.len() as u64).sum()
@@ -44,6 +55,17 @@ impl LoadedBatch {
         let longest = self.batch.signals.iter().map(Vec::len).max().unwrap_or(0);
         (longest * self.batch.signals.len()) as f64 / SAMPLE_RATE
     }
+}
+
+/// What the report of a step needs of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchFigures {
+    /// As [`LoadedBatch::place`].
+    pub place: u32,
+    pub epoch: u64,
+    pub utterances: u64,
+    pub audio_samples: u64,
+    pub padded_seconds: f64,
 }
 
 /// Samples per second of all signals.
@@ -117,7 +139,7 @@ pub struct Trainer {
     /// The threads of the first rank, where there are several.
     pool: Option<ThreadPool>,
     /// The ranks of other processes; dropped after those of this one.
-    _remote: Option<RemoteRanks>,
+    remote: Option<RemoteRanks>,
 }
 
 impl Trainer {
@@ -153,7 +175,7 @@ impl Trainer {
                 first: Replica::single(model, optimizer, config.clone())?,
                 others: Vec::new(),
                 pool: None,
-                _remote: None,
+                remote: None,
                 config,
                 average,
             });
@@ -161,7 +183,12 @@ impl Trainer {
         let owners = parameter_owners(&model.parameters, ranks);
         let local_ranks = distributed.map_or(0..ranks, |(_, layout)| layout.ranks_of(0));
         let nccl_id = new_nccl_id(&model.parameters, &config, local_ranks.len())?;
-        let remote = distributed.map(|(ProcessGroup { processes, rank_bytes }, layout)| {
+        let remote = distributed.map(|(group, layout)| {
+            let ProcessGroup {
+                processes,
+                rank_bytes,
+                own_batches,
+            } = group;
             let start = RemoteStart {
                 layout,
                 owners: &owners,
@@ -170,6 +197,7 @@ impl Trainer {
                 config: &config,
                 nccl_id,
                 rank_bytes,
+                own_batches,
             };
             RemoteRanks::start(processes, &start)
         });
@@ -196,10 +224,15 @@ impl Trainer {
             first: Replica::new(model, optimizer, config.clone(), first)?,
             others,
             pool: Some(rank_thread_pool(0, threads)?),
-            _remote: remote,
+            remote,
             config,
             average,
         })
+    }
+
+    /// What the other processes load of each step; none where they load nothing.
+    pub(crate) fn loaded_elsewhere(&self) -> Option<LoadedElsewhere> {
+        self.remote.as_ref()?.loaded_elsewhere(self.config.rank_timeout)
     }
 
     /// The model of the first rank. Its parameters may be those before an offloaded update that is running; see
@@ -219,7 +252,19 @@ impl Trainer {
         micro_batches: &[LoadedBatch],
         planned: u32,
     ) -> Result<StepReport, TrainingError> {
-        install(|| self.step_here(step, micro_batches, planned))
+        self.step_beside(step, micro_batches, planned, &[])
+    }
+
+    /// As [`Trainer::step`], where other processes have loaded the micro-batches of their ranks themselves, which are
+    /// `elsewhere`: `micro_batches` are those of the ranks of this process.
+    pub fn step_beside(
+        &mut self,
+        step: u64,
+        micro_batches: &[LoadedBatch],
+        planned: u32,
+        elsewhere: &[BatchFigures],
+    ) -> Result<StepReport, TrainingError> {
+        install(|| self.step_here(step, micro_batches, planned, elsewhere))
     }
 
     fn step_here(
@@ -227,9 +272,16 @@ impl Trainer {
         step: u64,
         micro_batches: &[LoadedBatch],
         planned: u32,
+        elsewhere: &[BatchFigures],
     ) -> Result<StepReport, TrainingError> {
         let ranks = self.others.len() + 1;
-        if micro_batches.is_empty() {
+        let own = micro_batches.iter().map(LoadedBatch::figures);
+        let mut all: Vec<BatchFigures> = own.chain(elsewhere.iter().copied()).collect();
+        all.sort_by_key(|figures| figures.place);
+        if all.is_empty() {
+            if let Some(remote) = &self.remote {
+                remote.skip(step);
+            }
             return Ok(self.skipped(step));
         }
         let mut dealt: Vec<Vec<LoadedBatch>> = vec![Vec::new(); ranks];
@@ -238,12 +290,15 @@ impl Trainer {
                 dealt[rank_of(loaded.place, planned, ranks)].push(loaded.clone());
             }
         }
-        let rounds = dealt.iter().map(Vec::len).max().filter(|_| ranks > 1);
+        let mut rounds = vec![0; ranks];
+        for figures in &all {
+            rounds[rank_of(figures.place, planned, ranks)] += 1;
+        }
         let plan = StepPlan {
             step,
             planned,
-            received: micro_batches.len(),
-            rounds: rounds.unwrap_or(micro_batches.len()) as u32,
+            received: all.len(),
+            rounds: rounds.into_iter().max().unwrap_or(0),
         };
         let mut reports = Vec::with_capacity(ranks);
         if let Some(pool) = &self.pool {
@@ -263,7 +318,7 @@ impl Trainer {
         } else {
             reports.push(self.first.step(&plan, micro_batches)?);
         }
-        let report = self.merged(&plan, micro_batches, reports);
+        let report = self.merged(&plan, &all, reports);
         if report.skipped.is_none()
             && let Some(average) = &mut self.average
         {
@@ -291,7 +346,7 @@ impl Trainer {
         }
     }
 
-    fn merged(&self, plan: &StepPlan, micro_batches: &[LoadedBatch], ranks: Vec<RankReport>) -> StepReport {
+    fn merged(&self, plan: &StepPlan, all: &[BatchFigures], ranks: Vec<RankReport>) -> StepReport {
         let skipped = ranks.iter().any(|rank| rank.skipped);
         StepReport {
             step: plan.step,
@@ -300,11 +355,11 @@ impl Trainer {
             loss: ranks.first().map_or(0.0, |rank| rank.loss),
             gradient_norm: ranks.first().map_or(0.0, |rank| rank.gradient_norm),
             rate: self.config.recipe.rate(plan.step),
-            utterances: micro_batches.iter().map(|loaded| loaded.segments.len() as u64).sum(),
-            audio_samples: micro_batches.iter().map(LoadedBatch::audio_samples).sum(),
-            padded_seconds: micro_batches.iter().map(LoadedBatch::padded_seconds).sum(),
+            utterances: all.iter().map(|batch| batch.utterances).sum(),
+            audio_samples: all.iter().map(|batch| batch.audio_samples).sum(),
+            padded_seconds: all.iter().map(|batch| batch.padded_seconds).sum(),
             tokens: ranks.iter().map(|rank| rank.tokens).sum(),
-            epoch: micro_batches.iter().map(|loaded| loaded.epoch).max().unwrap_or(0),
+            epoch: all.iter().map(|batch| batch.epoch).max().unwrap_or(0),
             encoder_frozen: self.config.recipe.encoder_frozen(plan.step),
             waited: ranks.iter().map(|rank| rank.wait_seconds).collect(),
             skipped: skipped.then(|| ranks.into_iter().flat_map(|rank| rank.bad_segments).collect()),
@@ -350,12 +405,6 @@ impl Trainer {
         }
         Ok(whole)
     }
-}
-
-/// The rank that gets a micro-batch: each gets those that follow one another, as many as any other or one more.
-fn rank_of(place: u32, planned: u32, ranks: usize) -> usize {
-    let rank = u64::from(place) * ranks as u64 / u64::from(planned.max(1));
-    (rank as usize).min(ranks - 1)
 }
 
 /// The message of a panic.

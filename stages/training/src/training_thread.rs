@@ -18,10 +18,10 @@ use flow_runtime::{Artifact, Context, Partition, StageError};
 
 use crate::error::TrainingError;
 use crate::init::configuration;
-use crate::loaded_rows::{micro_batches, stage_mark};
-use crate::long_texts::LongTexts;
+use crate::loaded_rows::{micro_batches, own_micro_batches, stage_mark};
+use crate::long_texts::{LongTexts, TextLimit};
 use crate::memory::{self, MemoryCheck};
-use crate::ranks::{ProcessGroup, RankLayout};
+use crate::ranks::{LoadedElsewhere, ProcessGroup, RankLayout};
 use crate::resolved_settings::ResolvedSettings;
 use crate::session::{Evaluate, LeftOut, Session};
 use crate::start::{Start, find_start};
@@ -65,6 +65,7 @@ pub(crate) fn train(
         context.processes.as_ref().map(|processes| ProcessGroup {
             processes,
             rank_bytes: checked.map(|checked| checked.another),
+            own_batches: context.share.map(|_| text_limit(settings)),
         }),
     )?;
     if let Some(change) = session.vocabulary_change() {
@@ -101,6 +102,7 @@ pub(crate) fn train(
     warn_of_long_texts(settings, context, &mut session)?;
     report_unknown_letters(settings, context, &mut session)?;
     report_text_faults(settings, context, &mut session)?;
+    let mut elsewhere = session.loaded_elsewhere();
     let mut compared = false;
     loop {
         let began = Instant::now();
@@ -120,13 +122,18 @@ pub(crate) fn train(
                     if context.cancel.is_set() {
                         return Ok(());
                     }
+                    if let Some(elsewhere) = &mut elsewhere
+                        && wait_for_others(&mut session, elsewhere, requests, step.step)?
+                    {
+                        return Ok(());
+                    }
                     session.waited_for_data(began.elapsed());
                     if !std::mem::replace(&mut compared, true)
                         && let Some(rows) = context.input("train")
                     {
                         batches_of_rows(&step.batches, rows)?;
                     }
-                    let partition = one_step(settings, context, &mut session, step)?;
+                    let partition = one_step(settings, context, &mut session, &mut elsewhere, step)?;
                     if done.send(Ok(partition)).is_err() {
                         return Ok(());
                     }
@@ -308,10 +315,44 @@ fn serve_request(session: &mut Session, request: CheckpointRequest) -> bool {
     request.stop
 }
 
+fn text_limit(settings: &ResolvedSettings) -> TextLimit {
+    TextLimit {
+        max_tokens: settings.max_tokens,
+        rule: settings.long_texts,
+    }
+}
+
+/// Waits until all other processes have loaded their part of a step, and serves requests meanwhile. True: the thread is
+/// to end.
+fn wait_for_others(
+    session: &mut Session,
+    elsewhere: &mut LoadedElsewhere,
+    requests: &Receiver<CheckpointRequest>,
+    step: u64,
+) -> Result<bool, StageError> {
+    let until = Instant::now() + elsewhere.patience;
+    while let Some(process) = elsewhere.missing(step) {
+        let told = elsewhere.told.clone();
+        select! {
+            recv(requests) -> request => match request {
+                Ok(request) => if serve_request(session, request) { return Ok(true) },
+                Err(_) => return Ok(true),
+            },
+            recv(told) -> share => match share {
+                Ok(share) => elsewhere.note(share)?,
+                Err(_) => return Err(StageError::failed("nobody listens to the other processes any more")),
+            },
+            default(until.saturating_duration_since(Instant::now())) => return Err(elsewhere.late(step, process).into()),
+        }
+    }
+    Ok(false)
+}
+
 fn one_step(
     settings: &ResolvedSettings,
     context: &Context,
     session: &mut Session,
+    elsewhere: &mut Option<LoadedElsewhere>,
     work: StepBatches,
 ) -> Result<Partition, StageError> {
     if work.step != session.step_number() {
@@ -328,7 +369,21 @@ fn one_step(
     let tokenizer = session
         .tokenizer()
         .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
-    let loaded = micro_batches(&work.batches, tokenizer, settings.max_tokens, settings.long_texts)?;
+    let mut loaded = match &elsewhere {
+        None => micro_batches(&work.batches, tokenizer, text_limit(settings))?,
+        Some(elsewhere) => own_micro_batches(&work.batches, tokenizer, text_limit(settings), |place, planned| {
+            elsewhere.is_own(place, planned)
+        })?,
+    };
+    let mut batches_elsewhere = Vec::new();
+    if let Some(elsewhere) = elsewhere {
+        for share in elsewhere.take(work.step, &loaded.seconds)? {
+            batches_elsewhere.extend(share.batches);
+            loaded.lost.extend(share.lost);
+            loaded.dropped.extend(share.dropped);
+            loaded.too_long.extend(share.too_long);
+        }
+    }
     session.in_stage(stage_mark(&work.batches)?);
     drop(work.batches);
     // Where the train rows are an input, a warning about those with too many tokens was sent before the first step.
@@ -352,7 +407,7 @@ fn one_step(
         recordings: [loaded.lost, loaded.dropped].concat(),
         too_long: loaded.too_long,
     });
-    session.step(&loaded.batches, loaded.planned)?;
+    session.step_beside(&loaded.batches, loaded.planned, &batches_elsewhere)?;
     Ok(work.partition)
 }
 

@@ -534,6 +534,7 @@ fn process_group(processes: &Arc<Processes>) -> ProcessGroup<'_> {
     ProcessGroup {
         processes,
         rank_bytes: Some(1 << 20),
+        own_batches: None,
     }
 }
 

@@ -14,7 +14,7 @@ use flow_sampling::load::loaded_schema;
 use flow_training::language_tags::{LanguageTags, LanguageTagsSettings, TagTexts};
 use flow_training::limit_texts::{LimitTexts, LimitTextsSettings};
 use flow_training::loaded_rows::micro_batches;
-use flow_training::long_texts::{LongTexts, OverLimit};
+use flow_training::long_texts::{LongTexts, OverLimit, TextLimit};
 use flow_training::read_tokenizer::{ReadTokenizer, ReadTokenizerSettings};
 use flow_training::train_tokenizer::{
     NormalisationSetting, TokenizerType, TrainTokenizer, TrainTokenizerSettings, tokenizer_schema,
@@ -448,15 +448,15 @@ fn micro_batches_leave_out_or_cut_what_is_too_long() {
         Arc::new(signals.finish()),
     ];
     let step = [RecordBatch::try_new(loaded_schema(), columns).expect("a step")];
-    let limit = tokenizer.encode(texts[1]).len() - 1;
-    let loaded = |long_texts| micro_batches(&step, &tokenizer, limit, long_texts).expect("micro-batches");
+    let max_tokens = tokenizer.encode(texts[1]).len() - 1;
+    let loaded = |rule| micro_batches(&step, &tokenizer, TextLimit { max_tokens, rule }).expect("micro-batches");
     let (left_out, cut) = (loaded(OverLimit::Reject), loaded(OverLimit::Truncate));
     assert_eq!(
         (&left_out.batches[0].segments[..], &left_out.too_long[..]),
         (&["short".to_owned()][..], &["long".to_owned()][..])
     );
     assert_eq!(cut.batches[0].segments, ["short", "long"]);
-    assert_eq!(cut.batches[0].batch.tokens[1].len(), limit);
+    assert_eq!(cut.batches[0].batch.tokens[1].len(), max_tokens);
     assert!(cut.too_long.is_empty());
 }
 

@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, unbounded};
 
-use super::message::{Answer, Invitation, NodeMessage, RegionMessage};
-use crate::dataflow::cluster::Cluster;
+use super::message::{Answer, Invitation, LogMessage, NodeMessage, RegionMessage, SettledNode};
+use crate::dataflow::cluster::{Cluster, Dataflows};
 use crate::dataflow::job::{NodeJob, RegionJob, Signals};
 use crate::dataflow::run_region;
+use crate::digest::Digest;
 use crate::event::{Event, Events};
 use crate::partition::Partition;
 use crate::plan::Options;
+use crate::plan::graph::Node;
 use crate::plan::state::PlanState;
 use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
 use crate::run::job::{node_job, region_job_of};
@@ -75,6 +77,12 @@ impl Follower {
                     let answer = share.map(|share| ready = Some(share));
                     self.answer(answer);
                 }
+                Ok(Invitation::Log(log)) => {
+                    let share = self.log(*log, std::mem::take(&mut partitions));
+                    let share = share.map_err(|error| error.to_string());
+                    let answer = share.map(|share| ready = Some(share));
+                    self.answer(answer);
+                }
                 Ok(Invitation::Begin) => {
                     if let Some(Share { job, _writers }) = ready.take() {
                         // Commits and failures were reported to process 0.
@@ -108,22 +116,22 @@ impl Follower {
         Ok(())
     }
 
-    fn share(&self, region: RegionMessage, partitions: Vec<Partition>) -> Result<Share, RunError> {
+    /// What is known of the run for a region: the records that process 0 sent.
+    fn known(&self, cluster: &Arc<Cluster>, settled: Vec<SettledNode>) -> Result<PlanState, RunError> {
         let fault = |message: &str| RunError::Internal {
             message: message.to_owned(),
         };
         let store = self.store.clone().ok_or_else(|| fault("it was invited to no run"))?;
-        let cluster = Arc::new(Cluster::new(&self.processes, RegionTopics::of_session(region.session)));
         let events = Events::default();
         events.hide(&self.checked.pipeline.secrets);
-        let told = Arc::clone(&cluster);
+        let told = Arc::clone(cluster);
         events.listen(move |event| {
             if let Event::StageFigures { .. } | Event::Warning { .. } | Event::Note { .. } = event {
                 told.event(event);
             }
         });
         let mut state = PlanState::follow(&self.checked, &self.options, store.clone(), &events)?;
-        for settled in region.settled {
+        for settled in settled {
             let node = state.nodes.get_mut(settled.node);
             let node = node.ok_or_else(|| fault("it was sent records of a stage that it does not have"))?;
             node.settled_recipe = Some(settled.recipe);
@@ -133,6 +141,24 @@ impl Follower {
             }
             node.all_settled = true;
         }
+        Ok(state)
+    }
+
+    fn cluster(&self, session: u32, dataflows: Dataflows) -> Arc<Cluster> {
+        let topics = RegionTopics::of_session(session);
+        Arc::new(Cluster::new(&self.processes, topics, dataflows))
+    }
+
+    fn signals(&self) -> Arc<Signals> {
+        Arc::new(Signals {
+            processes: Some(Arc::clone(&self.processes)),
+            ..Signals::default()
+        })
+    }
+
+    fn share(&self, region: RegionMessage, partitions: Vec<Partition>) -> Result<Share, RunError> {
+        let cluster = self.cluster(region.session, Dataflows::One);
+        let mut state = self.known(&cluster, region.settled)?;
         let places = region.nodes.iter().enumerate();
         let place: BTreeMap<usize, usize> = places.map(|(place, message)| (message.node, place)).collect();
         let mut jobs = Vec::with_capacity(region.nodes.len());
@@ -142,13 +168,50 @@ impl Follower {
             jobs.push(job);
             writers.push(writer);
         }
-        let signals = Arc::new(Signals {
-            processes: Some(Arc::clone(&self.processes)),
-            ..Signals::default()
-        });
         let workers = region.workers.max(1);
-        let job = region_job_of(&state, partitions, 0, jobs, None, &signals, workers, Some(cluster));
+        let job = region_job_of(
+            &state,
+            partitions,
+            0,
+            jobs,
+            None,
+            &self.signals(),
+            workers,
+            Some(cluster),
+        );
         Ok(Share { job, _writers: writers })
+    }
+
+    /// A log and the stages that feed it, of which nothing is recorded.
+    fn log(&self, log: LogMessage, partitions: Vec<Partition>) -> Result<Share, RunError> {
+        let cluster = self.cluster(log.session, Dataflows::OfEachProcess);
+        let mut state = self.known(&cluster, log.settled)?;
+        let places = log.nodes.iter().enumerate();
+        let place: BTreeMap<usize, usize> = places.map(|(place, message)| (message.node, place)).collect();
+        let mut jobs = Vec::with_capacity(log.nodes.len());
+        for message in log.nodes {
+            same_node(&state, message.node, &message.recipe)?;
+            let mut job = node_job(&mut state, message.node, &place, false)?;
+            job.active = vec![true; partitions.len()];
+            for idle in message.idle {
+                if let Some(active) = job.active.get_mut(idle) {
+                    *active = false;
+                }
+            }
+            jobs.push(job);
+        }
+        let job = region_job_of(
+            &state,
+            partitions,
+            0,
+            jobs,
+            None,
+            &self.signals(),
+            log.workers.max(1),
+            Some(cluster),
+        );
+        let _writers = Vec::new();
+        Ok(Share { job, _writers })
     }
 }
 
@@ -158,17 +221,7 @@ fn share_of_node(
     place: &BTreeMap<usize, usize>,
     partitions: &[Partition],
 ) -> Result<(NodeJob, ArtifactWriter), RunError> {
-    let described = state.graph.nodes.get(message.node).cloned();
-    let described = described.filter(|described| described.recipe == message.recipe);
-    let Some(described) = described else {
-        let name = state.graph.nodes.get(message.node).map(|node| node.name.clone());
-        return Err(RunError::Process {
-            message: format!(
-                "stage `{}` is another one here: a file that its settings name differs from that of process 0",
-                name.unwrap_or_default()
-            ),
-        });
-    };
+    let described = same_node(state, message.node, &message.recipe)?;
     let sources = state.store.sources();
     sources.put_noted(message.noted);
     // What process 0 noted need not be reported to it.
@@ -203,6 +256,20 @@ fn share_of_node(
         }
     }
     Ok((job, writer))
+}
+
+/// The node of the graph, which must be the one that process 0 has there.
+fn same_node(state: &PlanState, node: usize, recipe: &Digest) -> Result<Node, RunError> {
+    let described = state.graph.nodes.get(node);
+    match described {
+        Some(described) if described.recipe == *recipe => Ok(described.clone()),
+        _ => Err(RunError::Process {
+            message: format!(
+                "stage `{}` is another one here: a file that its settings name differs from that of process 0",
+                described.map_or("", |described| &described.name)
+            ),
+        }),
+    }
 }
 
 /// By ordinal, whether it is among `ordinals`.

@@ -20,6 +20,8 @@ pub(super) enum Invitation {
     Partitions(Vec<Partition>),
     /// To take part in a region. Begins with [`Invitation::Begin`], if all agreed.
     Region(Box<RegionMessage>),
+    /// To run a log, and the stages that feed it, beside process 0. Begins with [`Invitation::Begin`], too.
+    Log(Box<LogMessage>),
     Begin,
     Cancel,
 }
@@ -39,6 +41,26 @@ pub(super) struct RegionMessage {
     /// Producers first.
     pub nodes: Vec<NodeMessage>,
     pub settled: Vec<SettledNode>,
+}
+
+/// A log that each process runs for itself, with the stages that feed it.
+#[derive(Serialize, Deserialize)]
+pub(super) struct LogMessage {
+    pub session: u32,
+    /// Of each process.
+    pub workers: usize,
+    /// Producers first.
+    pub nodes: Vec<LogNodeMessage>,
+    pub settled: Vec<SettledNode>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct LogNodeMessage {
+    /// Its place in the graph, which follows from the pipeline.
+    pub node: usize,
+    pub recipe: Digest,
+    /// Places among the partitions, which are the steps that are left, of those that it does not have.
+    pub idle: Vec<usize>,
 }
 
 /// What the process is to do of a node. Ordinals are places among the partitions of the region, of the process's own ones.

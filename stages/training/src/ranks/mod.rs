@@ -6,17 +6,20 @@
 //! starts as soon as the backward pass has completed a parameter group, and goes on while the pass works on the group
 //! below. Sums are taken in the order of the ranks, so they do not depend on timing.
 //!
-//! Ranks may be distributed over the processes of a run. Process 0 has the first ranks, sends all of them their
-//! micro-batches and writes the checkpoints; the other processes ([`WorkerProcess`]) receive the model and keep no
-//! files.
+//! Ranks may be distributed over the processes of a run. Process 0 has the first ranks and writes the checkpoints; the
+//! other processes ([`WorkerProcess`]) receive the model and keep no files. Where the processes share the state directory,
+//! each of them loads the micro-batches of its own ranks and tells process 0 what it has loaded of a step, which begins
+//! when all have; otherwise process 0 sends the micro-batches.
 
 mod backend;
 mod codec;
 mod collective;
 mod host_staging;
+mod loaded_step;
 mod local_collective;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod own_batches;
 mod ownership;
 mod peer_transport;
 mod process_group;
@@ -31,8 +34,10 @@ mod worker_process;
 pub(crate) use backend::{NcclUniqueId, new_collective, new_nccl_id};
 pub use collective::{Collective, CollectiveKey, CollectiveOp, ReducedGradients, SingleRank};
 pub use host_staging::HostStaging;
+pub(crate) use loaded_step::{LoadedElsewhere, LoadedShare, ShareOutcome};
 pub(crate) use local_collective::group_in_process;
 pub use local_collective::{LocalCollective, local_group};
+pub(crate) use own_batches::{ArrivedStep, WorkerInput, WorkerInputs};
 pub use ownership::parameter_owners;
 pub use process_group::ProcessGroup;
 pub(crate) use process_group::RankLayout;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use flow_runtime::processes::Processes;
 
 use crate::error::TrainingError;
+use crate::long_texts::TextLimit;
 
 /// The processes that the ranks of a training are distributed over, as process 0 sees them.
 #[derive(Clone, Copy)]
@@ -13,6 +14,9 @@ pub struct ProcessGroup<'a> {
     pub processes: &'a Arc<Processes>,
     /// Bytes of memory that a rank needs, where they are known; each process compares them with what it has.
     pub rank_bytes: Option<u64>,
+    /// Where each process loads the micro-batches of its own ranks: what becomes of their texts. Otherwise process 0 sends
+    /// them.
+    pub own_batches: Option<TextLimit>,
 }
 
 /// The number of ranks of each process. All processes have the same number; ranks are numbered in the order of the

@@ -1,17 +1,20 @@
 //! At process 0: the ranks of the other processes. A proxy thread for each forwards its commands and reports.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use flow_model::Parameters;
 use flow_model::model::TdtModel;
 use flow_runtime::processes::Processes;
 
 use super::codec::{Message, MessageReader, malformed_message};
 use super::peer_transport::PeerTransport;
-use super::{NcclUniqueId, RankCommand, RankHandle, RankLayout, RankReport};
+use super::{
+    LoadedElsewhere, LoadedShare, NcclUniqueId, RankCommand, RankHandle, RankLayout, RankReport, ShareOutcome,
+};
 use crate::error::TrainingError;
+use crate::long_texts::TextLimit;
 use crate::optimizer::{AdamW, AdamWConfig};
 use crate::trainer::TrainerConfig;
 
@@ -39,6 +42,8 @@ pub(super) const STEP: u8 = 4;
 pub(super) const GET_OPTIMIZER_STATE: u8 = 5;
 /// The training is over.
 pub(super) const END_TRAINING: u8 = 6;
+/// The ranks do not take part in a step, of which no process has loaded an utterance.
+pub(super) const SKIP_STEP: u8 = 7;
 
 // Kinds of replies.
 
@@ -50,6 +55,10 @@ pub(super) const STEP_FAILED: u8 = 1;
 pub(super) const OPTIMIZER_STATE_OF_ONE: u8 = 2;
 /// No more states follow.
 pub(super) const OPTIMIZER_STATE_END: u8 = 3;
+/// What the process has loaded of a step for its ranks.
+pub(super) const STEP_LOADED: u8 = 4;
+/// Why the process cannot go on: before the ranks begin a step they do not notice it.
+pub(super) const PROCESS_FAILED: u8 = 5;
 
 /// The ranks of other processes, whose training ends when this is dropped.
 pub(crate) struct RemoteRanks {
@@ -58,6 +67,10 @@ pub(crate) struct RemoteRanks {
     layout: RankLayout,
     ranks: usize,
     optimizer: AdamWConfig,
+    /// Whether the others load the micro-batches of their ranks.
+    own_batches: bool,
+    /// What they have loaded.
+    loaded: (Sender<ShareOutcome>, Receiver<ShareOutcome>),
 }
 
 /// What the other processes need to start a training.
@@ -73,6 +86,8 @@ pub(crate) struct RemoteStart<'a> {
     pub nccl_id: Option<NcclUniqueId>,
     /// Bytes of memory that a rank needs, where they are known.
     pub rank_bytes: Option<u64>,
+    /// As [`super::ProcessGroup::own_batches`].
+    pub own_batches: Option<TextLimit>,
 }
 
 enum Reply {
@@ -95,7 +110,10 @@ impl RemoteRanks {
             config,
             nccl_id,
             rank_bytes,
+            own_batches,
         } = *start;
+        // Without a tokenizer there are no targets: the caller refuses the first step.
+        let own_batches = own_batches.filter(|_| model.tokenizer.is_some());
         let session = processes.new_session();
         let parameters = &model.parameters;
         let yaml = model.config.to_nemo_yaml()?;
@@ -111,6 +129,7 @@ impl RemoteRanks {
             training.bool(nccl_id.is_some());
             training.bytes(nccl_id.as_ref().map_or(&[], |id| &id[..]));
             training.u64(rank_bytes.unwrap_or(0));
+            training.own_batches(own_batches, model.tokenizer.as_ref());
             send(training);
             for (_, parameter) in parameters.iter() {
                 let mut message = Message::new(MODEL_TENSOR);
@@ -134,6 +153,8 @@ impl RemoteRanks {
             layout,
             ranks: config.ranks as usize,
             optimizer: optimizer.config,
+            own_batches: own_batches.is_some(),
+            loaded: unbounded(),
         })
     }
 
@@ -149,11 +170,15 @@ impl RemoteRanks {
     pub fn handles(&self) -> Result<Vec<RankHandle>, TrainingError> {
         let first = self.layout.ranks_of(self.processes.process()).end;
         let (senders, receivers): (Vec<Sender<Reply>>, Vec<Receiver<Reply>>) =
-            (first..self.ranks).map(|_| channel()).unzip();
+            (first..self.ranks).map(|_| unbounded()).unzip();
         let adamw = self.optimizer;
         let topic = replies_topic(self.session);
+        let loaded = self.loaded.0.clone();
         self.processes.listen(topic, move |from, message| {
-            if let Ok((rank, reply)) = decode_reply(&message, adamw, from)
+            if let Some(share) = decode_share(&message) {
+                // As below.
+                let _ = loaded.send((from, share));
+            } else if let Ok((rank, reply)) = decode_reply(&message, adamw, from)
                 && let Some(sender) = rank.checked_sub(first).and_then(|at| senders.get(at))
             {
                 // The receiver may be dropped already.
@@ -166,12 +191,30 @@ impl RemoteRanks {
             .collect()
     }
 
+    /// What the other processes load of each step, each of which process 0 waits for so long; none where it sends all
+    /// micro-batches.
+    pub fn loaded_elsewhere(&self, patience: Duration) -> Option<LoadedElsewhere> {
+        let told = self.loaded.1.clone();
+        self.own_batches
+            .then(|| LoadedElsewhere::new(told, patience, self.layout, self.ranks, self.processes.count()))
+    }
+
+    /// Tells the others that their ranks do not take part in a step.
+    pub fn skip(&self, step: u64) {
+        for to in 1..self.processes.count() {
+            let mut message = Message::new(SKIP_STEP);
+            message.u64(step);
+            self.processes.send(to, COMMANDS, Box::new(message));
+        }
+    }
+
     /// The thread that forwards commands to a rank, and its reports.
     fn spawn_proxy(&self, rank: usize, replies: Receiver<Reply>) -> Result<RankHandle, TrainingError> {
         let (commands, received) = bounded::<RankCommand>(1);
         let (report, reports) = bounded(1);
         let (processes, adamw) = (Arc::clone(&self.processes), self.optimizer);
         let to = self.layout.process_of(rank);
+        let own_batches = self.own_batches;
         let forward = move || {
             while let Ok(command) = received.recv() {
                 match command {
@@ -179,8 +222,10 @@ impl RemoteRanks {
                         let mut message = Message::new(STEP);
                         message.count(rank);
                         message.plan(&plan);
-                        message.count(batches.len());
-                        batches.iter().for_each(|loaded| message.micro_batch(loaded));
+                        if !own_batches {
+                            message.count(batches.len());
+                            batches.iter().for_each(|loaded| message.micro_batch(loaded));
+                        }
                         drop(batches);
                         processes.send(to, COMMANDS, Box::new(message));
                         let Ok(Reply::Step(outcome)) = replies.recv() else {
@@ -226,6 +271,19 @@ impl Drop for RemoteRanks {
         for to in 1..self.processes.count() {
             self.processes.send(to, COMMANDS, Box::new(Message::new(END_TRAINING)));
         }
+    }
+}
+
+/// What a process has loaded of a step, or why it cannot go on; none where the message is another one.
+fn decode_share(message: &[u8]) -> Option<Result<LoadedShare, TrainingError>> {
+    let (kind, mut reader) = MessageReader::new(message).ok()?;
+    match kind {
+        STEP_LOADED => Some(LoadedShare::read(&mut reader)),
+        PROCESS_FAILED => {
+            let failed = reader.count().and_then(|rank| Ok((rank, reader.text()?)));
+            Some(failed.and_then(|(rank, message)| Err(TrainingError::Rank { rank, message })))
+        }
+        _ => None,
     }
 }
 

@@ -1,11 +1,10 @@
 //! At every process but 0: its ranks, which do what process 0 commands.
 
-use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use flow_kernels::threads::install;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
@@ -14,10 +13,12 @@ use flow_runtime::available_memory;
 use flow_runtime::processes::Processes;
 
 use super::codec::{Message, MessageReader, malformed_message};
+use super::own_batches::{BatchRules, OwnBatches, WorkerInput, WorkerInputs};
 use super::peer_transport::{PeerTransport, broadcast_failure};
 use super::remote_ranks::{
     COMMANDS, END_TRAINING, GET_OPTIMIZER_STATE, MODEL_TENSOR, NEW_TRAINING, OPTIMIZER_STATE, OPTIMIZER_STATE_END,
-    OPTIMIZER_STATE_OF_ONE, START_TRAINING, STEP, STEP_FAILED, STEP_REPORT, replies_topic,
+    OPTIMIZER_STATE_OF_ONE, PROCESS_FAILED, SKIP_STEP, START_TRAINING, STEP, STEP_FAILED, STEP_LOADED, STEP_REPORT,
+    replies_topic,
 };
 use super::{
     NcclUniqueId, RankCommand, RankHandle, RankLayout, Replica, group_in_process, new_collective, parameter_owners,
@@ -52,11 +53,12 @@ impl WorkerProcess {
         log: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<WorkerProcess, TrainingError> {
         let failure = Failure::default();
-        let (send, commands) = channel();
+        let inputs = processes.shared::<WorkerInputs>();
+        let (send, received) = (inputs.send.clone(), inputs.receive.clone());
         processes.listen(COMMANDS, move |from, message| {
             if from == 0 {
                 // The receiving thread lives as long as the process.
-                let _ = send.send(message);
+                let _ = send.send(WorkerInput::Command(message));
             }
         });
         let mut worker = Worker {
@@ -66,10 +68,12 @@ impl WorkerProcess {
             session: None,
             pending: None,
             running: None,
+            rules: None,
+            own_batches: OwnBatches::default(),
         };
         std::thread::Builder::new()
             .name("worker".into())
-            .spawn(move || worker.run(&commands))
+            .spawn(move || worker.run(&received))
             .map_err(|e| TrainingError::Data {
                 message: format!("the thread of the ranks cannot be started: {e}"),
             })?;
@@ -98,6 +102,9 @@ struct Worker {
     session: Option<(u32, usize)>,
     pending: Option<PendingTraining>,
     running: Option<RunningTraining>,
+    /// Of the latest training, where this process loads the micro-batches of its ranks.
+    rules: Option<BatchRules>,
+    own_batches: OwnBatches,
 }
 
 /// A training that is not received completely.
@@ -123,15 +130,44 @@ struct RunningTraining {
 }
 
 impl Worker {
-    fn run(&mut self, commands: &Receiver<Vec<u8>>) {
-        while let Ok(command) = commands.recv() {
-            if let Err(error) = self.execute(&command) {
-                record_failure(&self.failure, &self.log, &error.to_string());
+    fn run(&mut self, inputs: &Receiver<WorkerInput>) {
+        while let Ok(input) = inputs.recv() {
+            let outcome = match input {
+                WorkerInput::Command(command) => self.execute(&command),
+                WorkerInput::Step(step) => {
+                    self.own_batches.arrive(step);
+                    self.convert()
+                }
+                WorkerInput::FeedEnded => {
+                    self.own_batches.feed_ended();
+                    Ok(())
+                }
+            };
+            if let Err(error) = outcome {
+                let error = error.to_string();
+                record_failure(&self.failure, &self.log, &error);
                 if let Some((session, rank)) = self.session {
-                    broadcast_failure(&self.processes, session, rank, &error.to_string());
+                    broadcast_failure(&self.processes, session, rank, &error);
+                    let mut message = Message::new(PROCESS_FAILED);
+                    message.count(rank);
+                    message.text(&error);
+                    self.processes.send(0, replies_topic(session), Box::new(message));
                 }
             }
         }
+    }
+
+    /// Makes micro-batches of what the dataflow has loaded, and tells process 0 of them.
+    fn convert(&mut self) -> Result<(), TrainingError> {
+        let (Some(rules), Some((session, _))) = (&self.rules, self.session) else {
+            return Ok(());
+        };
+        for share in self.own_batches.convert(rules)? {
+            let mut message = Message::new(STEP_LOADED);
+            share.write(&mut message);
+            self.processes.send(0, replies_topic(session), Box::new(message));
+        }
+        Ok(())
     }
 
     fn execute(&mut self, command: &[u8]) -> Result<(), TrainingError> {
@@ -141,7 +177,8 @@ impl Worker {
                 self.running = None;
                 let session = reader.u32()?;
                 let config = reader.config()?;
-                let layout = RankLayout::new(config.ranks as usize, self.processes.count())?;
+                let ranks = config.ranks as usize;
+                let layout = RankLayout::new(ranks, self.processes.count())?;
                 self.session = Some((session, layout.ranks_of(self.processes.process()).start));
                 let optimizer = AdamW::new(reader.adamw()?);
                 self.pending = Some(PendingTraining {
@@ -159,6 +196,14 @@ impl Worker {
                     rank_bytes: reader.u64()?,
                     tensors: Vec::new(),
                 });
+                self.rules = reader.own_batches()?.map(|(limit, tokenizer)| BatchRules {
+                    tokenizer,
+                    limit,
+                    layout,
+                    ranks,
+                    process: self.processes.process(),
+                });
+                self.convert()?;
             }
             MODEL_TENSOR => {
                 let pending = self.pending.as_mut().ok_or_else(malformed_message)?;
@@ -179,7 +224,10 @@ impl Worker {
             STEP => {
                 let rank = reader.count()?;
                 let plan = reader.plan()?;
-                let batches = reader.list(MessageReader::micro_batch)?;
+                let batches = match &self.rules {
+                    Some(_) => self.own_batches.take(plan.step, rank)?,
+                    None => reader.list(MessageReader::micro_batch)?,
+                };
                 // A rank that has ended has reported its error.
                 let _ = self.rank(rank)?.send(RankCommand::Step(plan, batches));
             }
@@ -207,7 +255,14 @@ impl Worker {
             END_TRAINING => {
                 self.pending = None;
                 self.running = None;
+                let steps = self.own_batches.end();
+                if self.rules.take().is_some() {
+                    (self.log)(&format!(
+                        "its ranks took the micro-batches of {steps} steps, loaded here"
+                    ));
+                }
             }
+            SKIP_STEP => self.own_batches.skip(reader.u64()?),
             _ => return Err(malformed_message()),
         }
         Ok(())

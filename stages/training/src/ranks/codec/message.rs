@@ -5,11 +5,13 @@ use std::io::{self, Write};
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use flow_model::ParameterGroup;
 use flow_model::model::MicroBatch;
+use flow_model::tokenizer::Tokenizer;
 use flow_runtime::processes::Payload;
 use half::slice::HalfFloatSliceExt;
 
 use super::format::dtype_code;
 use crate::error::TrainingError;
+use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
 use crate::ranks::{CollectiveKey, CollectiveOp, RankReport, StepPlan};
 use crate::schedule::{Recipe, Schedule};
@@ -47,6 +49,12 @@ impl Message {
         }
     }
 
+    /// Appends bytes after their count.
+    pub fn counted(&mut self, bytes: &[u8]) {
+        self.count(bytes.len());
+        self.bytes(bytes);
+    }
+
     pub fn u8(&mut self, number: u8) {
         self.bytes(&[number]);
     }
@@ -73,8 +81,7 @@ impl Message {
 
     /// Appends a text after its length.
     pub fn text(&mut self, text: &str) {
-        self.count(text.len());
-        self.bytes(text.as_bytes());
+        self.counted(text.as_bytes());
     }
 
     /// Appends a tensor: data type, shape, elements in row-major order.
@@ -234,6 +241,17 @@ impl Message {
                 self.u64(warmup);
             }
         }
+    }
+
+    /// Whether the process loads the micro-batches of its ranks, and by which rules.
+    pub fn own_batches(&mut self, limit: Option<TextLimit>, tokenizer: Option<&Tokenizer>) {
+        let (Some(TextLimit { max_tokens, rule }), Some(tokenizer)) = (limit, tokenizer) else {
+            return self.bool(false);
+        };
+        self.bool(true);
+        self.count(max_tokens);
+        self.bool(rule == OverLimit::Reject);
+        self.counted(tokenizer.bytes());
     }
 
     pub fn adamw(&mut self, config: &AdamWConfig) {

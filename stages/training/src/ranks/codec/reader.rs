@@ -5,10 +5,12 @@ use std::time::Duration;
 use candle_core::{DType, Device, Tensor};
 use flow_model::ParameterGroup;
 use flow_model::model::MicroBatch;
+use flow_model::tokenizer::Tokenizer;
 use half::{bf16, f16};
 
 use super::format::{DTYPES, malformed_message};
 use crate::error::TrainingError;
+use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
 use crate::ranks::{CollectiveKey, CollectiveOp, RankReport, StepPlan};
 use crate::schedule::{Recipe, Schedule};
@@ -64,9 +66,14 @@ impl<'a> MessageReader<'a> {
         self.array().map(f64::from_le_bytes)
     }
 
-    pub fn text(&mut self) -> Result<String, TrainingError> {
+    /// Bytes, after their count.
+    pub fn counted(&mut self) -> Result<&'a [u8], TrainingError> {
         let length = self.count()?;
-        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| malformed_message())
+        self.take(length)
+    }
+
+    pub fn text(&mut self) -> Result<String, TrainingError> {
+        String::from_utf8(self.counted()?.to_vec()).map_err(|_| malformed_message())
     }
 
     /// All bytes that are left.
@@ -226,6 +233,19 @@ impl<'a> MessageReader<'a> {
             },
             _ => return Err(malformed_message()),
         })
+    }
+
+    pub fn own_batches(&mut self) -> Result<Option<(TextLimit, Tokenizer)>, TrainingError> {
+        if !self.bool()? {
+            return Ok(None);
+        }
+        let max_tokens = self.count()?;
+        let rule = match self.bool()? {
+            true => OverLimit::Reject,
+            false => OverLimit::Truncate,
+        };
+        let tokenizer = Tokenizer::from_bytes(self.counted()?)?;
+        Ok(Some((TextLimit { max_tokens, rule }, tokenizer)))
     }
 
     pub fn adamw(&mut self) -> Result<AdamWConfig, TrainingError> {

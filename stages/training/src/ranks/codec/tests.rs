@@ -7,7 +7,7 @@ use super::format::DTYPES;
 use super::{Message, MessageReader};
 use crate::error::TrainingError;
 use crate::optimizer::AdamWConfig;
-use crate::ranks::{CollectiveKey, CollectiveOp, RankReport};
+use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, RankReport};
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
@@ -32,6 +32,7 @@ fn message() -> Message {
     });
     message.micro_batch(&loaded());
     message.report(&report());
+    share().write(&mut message);
     message.config(&config());
     message.adamw(&AdamWConfig::default());
     message
@@ -48,6 +49,17 @@ fn loaded() -> LoadedBatch {
             signals: vec![vec![0.25, -1.0], vec![]],
             tokens: vec![vec![], vec![7, 8, 9]],
         },
+    }
+}
+
+fn share() -> LoadedShare {
+    LoadedShare {
+        step: 7,
+        seconds: vec![1.5, 0.0],
+        batches: vec![loaded().figures()],
+        lost: vec!["c".into()],
+        dropped: Vec::new(),
+        too_long: vec!["d".into(), "e".into()],
     }
 }
 
@@ -106,6 +118,7 @@ fn read(bytes: &[u8]) -> Result<(), TrainingError> {
     );
     assert_eq!(reader.micro_batch()?, loaded());
     assert_eq!(reader.report()?, report());
+    assert_eq!(LoadedShare::read(&mut reader)?, share());
     assert_eq!(reader.config()?, config());
     assert_eq!(reader.adamw()?, AdamWConfig::default());
     assert!(reader.rest().is_empty());
@@ -136,6 +149,7 @@ fn damaged_messages_are_errors_and_never_panic() {
             reader.key()?;
             reader.micro_batch()?;
             reader.report()?;
+            LoadedShare::read(&mut reader)?;
             reader.config()?;
             reader.adamw()?;
             Ok(())
