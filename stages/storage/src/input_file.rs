@@ -101,6 +101,18 @@ impl InputFile {
         }
         Ok(())
     }
+
+    /// As [`InputFile::read_exact_at`], for parts of one file that are read in no order, again and again: of an object, blocks are
+    /// kept on this machine ([`ObjectReader::read_kept_at`]).
+    ///
+    /// # Errors
+    /// Those of [`InputFile::read_exact_at`].
+    pub fn read_kept_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            InputFile::Local(file) => file.read_exact_at(buffer, offset),
+            InputFile::Object(object) => object.read_kept_at(buffer, offset),
+        }
+    }
 }
 
 /// Whether a path or URL names a file that is there. What is no URL that can be used names none.

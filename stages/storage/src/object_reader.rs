@@ -162,6 +162,17 @@ impl ObjectReader {
             StorageError::of(StorageFault::Cache, &self.url.to_string(), &said)
         };
         let mut file = tempfile::tempfile_in(folder).map_err(failed)?;
+        self.copy_to(&mut |bytes| file.write_all(bytes).map(|()| true).map_err(|error| failed(error).into()))?;
+        file.seek(SeekFrom::Start(0)).map_err(failed)?;
+        Ok(file)
+    }
+
+    /// Gives all bytes in order to `take`, from large ranges of which some are under way at the same time, until it says no.
+    /// Whether it took all.
+    ///
+    /// # Errors
+    /// When the object cannot be read or was changed (a [`StorageError`] within), or those of `take`.
+    pub(crate) fn copy_to(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<bool>) -> io::Result<bool> {
         let mut begun = std::collections::VecDeque::new();
         let mut next = 0;
         loop {
@@ -170,12 +181,16 @@ impl ObjectReader {
                 begun.push_back(self.begin(next..end)?);
                 next = end;
             }
-            let Some(range) = begun.pop_front() else { break };
+            let Some(range) = begun.pop_front() else { return Ok(true) };
             let bytes = range.wait().inspect_err(|_| self.storage.forget(&self.url))?;
-            file.write_all(&bytes).map_err(failed)?;
+            if !take(&bytes)? {
+                return Ok(false);
+            }
         }
-        file.seek(SeekFrom::Start(0)).map_err(failed)?;
-        Ok(file)
+    }
+
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.storage
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_evaluation::hub_token::hub_with_token;
 use flow_hub::HubReference;
+use flow_storage::is_url;
 use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::store::path_in_set;
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
 use crate::error::TrainingError;
-use crate::init::not_there;
+use crate::init::{fetch_model, not_there};
 use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
 
 /// Reads the tokenizer that a model is trained with.
@@ -38,7 +39,8 @@ use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
 #[serde(default, deny_unknown_fields)]
 pub struct ReadTokenizerSettings {
     /// The model that training begins from: `none`, a `.nemo` archive, a model folder, a Hugging Face folder, or a model of
-    /// the hub, which is downloaded when this stage runs (training then finds it in the cache).
+    /// the hub, which is downloaded when this stage runs (training then finds it in the cache). Of a URL of object storage a
+    /// copy is kept on this machine.
     pub init: String,
     /// Path of a SentencePiece `.model` that replaces that of `init`. Empty: none.
     pub tokenizer: String,
@@ -105,6 +107,7 @@ impl Kind for ReadTokenizer {
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("init", flow_runtime::UrlUse::Read),
         ("tokenizer", flow_runtime::UrlUse::Read),
         ("from_nothing", flow_runtime::UrlUse::Read),
     ];
@@ -170,7 +173,7 @@ impl Source for Reader {
                 StageError::setting(setting, message)
             })?,
             Origin::Model(path) => tokenizer_of_model("init", &path)?,
-            Origin::Hub(reference) => tokenizer_of_model("init", &self.fetched(&reference)?)?,
+            Origin::Hub(_) => tokenizer_of_model("init", &self.fetched()?)?,
         };
         let read = Tokenizer::from_bytes(&bytes);
         let tokenizer = read.map_err(|error| StageError::setting("tokenizer", error))?;
@@ -196,7 +199,11 @@ impl Reader {
         };
         match is_elsewhere.then(|| self.of_checkpoint()).transpose()?.flatten() {
             Some(path) => Ok(Origin::File(path, "checkpoints")),
-            None => Ok(origin),
+            None => match origin {
+                // Its digest is in the key, as that of a file of this machine.
+                Origin::Model(url) if is_url(&url) => Ok(Origin::Model(self.fetched()?)),
+                origin => Ok(origin),
+            },
         }
     }
 
@@ -218,13 +225,13 @@ impl Reader {
         Ok(of_init.map(|(standing, _)| standing.path.join(TOKENIZER_FILE)))
     }
 
-    fn fetched(&self, reference: &HubReference) -> Result<PathBuf, StageError> {
-        let hub = hub_with_token(self.settings.hub_token.as_ref()).map_err(TrainingError::from)?;
-        let fetched = hub.fetch(reference, &mut |line| {
+    /// The local path of `init`.
+    fn fetched(&self) -> Result<PathBuf, StageError> {
+        let hub = || hub_with_token(self.settings.hub_token.as_ref());
+        let fetched = fetch_model(&self.settings.init, hub, &mut |line| {
             self.context.report(serde_json::json!({ "line": line }));
             !self.context.cancel.is_set()
         });
-        let fetched = fetched.map_err(TrainingError::from)?;
-        fetched.ok_or_else(|| StageError::failed("stopped"))
+        fetched?.ok_or_else(|| StageError::failed("stopped"))
     }
 }

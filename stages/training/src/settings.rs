@@ -70,6 +70,7 @@ pub struct TrainSettings {
     /// Where the first weights come from: `none` (random, sized by `model`), a `.nemo` archive, a model folder
     /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), a Lightning `.ckpt`, or a model
     /// of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`: of that its `.nemo` archive, else its safetensors.
+    /// Of a URL of object storage a copy is kept on this machine.
     pub init: String,
     /// A token for the hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that `hf auth
     /// login` stored.

@@ -10,7 +10,6 @@ use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
 use flow_audio::probe::MEMBER_COLUMNS;
-use flow_hub::HubReference;
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
@@ -21,6 +20,7 @@ use serde_json::Value;
 
 use crate::checkpoint::{self, CheckpointFolder, average_of};
 use crate::error::TrainingError;
+use crate::init::is_remote;
 use crate::loaded_rows::BATCH_COLUMNS;
 use crate::model_from::{ModelFrom, chosen};
 use crate::resolved_settings::ResolvedSettings;
@@ -66,6 +66,7 @@ impl Kind for TrainingTrain {
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("model", "the checkpoint that is handed on")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("init", flow_runtime::UrlUse::Read),
         ("tokenizer", flow_runtime::UrlUse::Read),
         ("shards", flow_runtime::UrlUse::Read),
     ];
@@ -95,7 +96,7 @@ impl Kind for TrainingTrain {
         }
         // Once there is a checkpoint, training continues from it.
         let begins = !Path::new(&settings.checkpoints).exists();
-        if begins && settings.init != "none" && HubReference::parse(&settings.init).is_none() {
+        if begins && settings.init != "none" && !is_remote(&settings.init) {
             sources.push(("init", PathBuf::from(&settings.init)));
         }
         sources

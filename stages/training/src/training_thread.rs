@@ -9,7 +9,6 @@ use arrow::datatypes::DataType;
 use crossbeam_channel::{Receiver, Sender, select};
 use flow_evaluation::hub_token::hub_with_token;
 use flow_evaluation::validation::ValidationSet;
-use flow_hub::HubReference;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
@@ -17,7 +16,7 @@ use flow_runtime::event::Event;
 use flow_runtime::{Artifact, Context, Partition, StageError};
 
 use crate::error::TrainingError;
-use crate::init::configuration;
+use crate::init::{configuration, fetch_model, is_remote};
 use crate::loaded_rows::{micro_batches, stage_mark};
 use crate::long_texts::LongTexts;
 use crate::memory::{self, MemoryCheck};
@@ -172,8 +171,8 @@ fn batches_of_rows(batches: &[RecordBatch], rows: &Artifact) -> Result<(), Stage
     }
 }
 
-/// The settings with the local path of a model of the hub, which is downloaded if training begins from it. None: the run is
-/// to end.
+/// The settings with the local path of a model of the hub or in object storage, which is fetched if training begins from it.
+/// None: the run is to end.
 fn with_init(
     settings: &ResolvedSettings,
     context: &Context,
@@ -181,18 +180,15 @@ fn with_init(
     requests: &Receiver<CheckpointRequest>,
 ) -> Result<Option<ResolvedSettings>, StageError> {
     let mut settings = settings.clone();
-    let Some(reference) = HubReference::parse(&settings.init)
-        .transpose()
-        .map_err(TrainingError::from)?
-    else {
+    if !is_remote(&settings.init) {
         return Ok(Some(settings));
-    };
+    }
     if !matches!(find_start(&settings, data)?, Start::Fresh { .. }) {
         return Ok(Some(settings));
     }
-    let hub = hub_with_token(settings.hub_token.as_ref()).map_err(TrainingError::from)?;
+    let hub = || hub_with_token(settings.hub_token.as_ref());
     let mut stopped = false;
-    let fetched = hub.fetch(&reference, &mut |line| {
+    let fetched = fetch_model(&settings.init, hub, &mut |line| {
         context.report(serde_json::json!({ "line": line }));
         if let Ok(request) = requests.try_recv() {
             // There is nothing to checkpoint yet. The receiver may be dropped.
@@ -201,7 +197,7 @@ fn with_init(
         }
         !stopped && !context.cancel.is_set()
     });
-    settings.fetched = fetched.map_err(TrainingError::from)?;
+    settings.fetched = fetched?;
     Ok(settings.fetched.is_some().then_some(settings))
 }
 

@@ -105,6 +105,8 @@ pub struct TestServer {
     address: SocketAddr,
     root: PathBuf,
     rules: Arc<Mutex<Rules>>,
+    /// For copies of objects.
+    cache: tempfile::TempDir,
     /// Ends the server with it.
     _runtime: Runtime,
 }
@@ -140,6 +142,7 @@ impl TestServer {
             address,
             root: root.to_path_buf(),
             rules,
+            cache: tempfile::tempdir()?,
             _runtime: runtime,
         })
     }
@@ -153,6 +156,11 @@ impl TestServer {
         &self.root
     }
 
+    /// The folder in which processes that use the server keep copies of objects.
+    pub fn cache(&self) -> &Path {
+        self.cache.path()
+    }
+
     /// The variables of the environment of a process that is to use the server.
     pub fn environment(&self) -> Vec<(String, String)> {
         let pairs = [
@@ -163,6 +171,7 @@ impl TestServer {
             ("FLOW_STORAGE_RETRY_SECONDS", "20".into()),
             ("FLOW_STORAGE_TIMEOUT_SECONDS", "10".into()),
             ("FLOW_STORAGE_RETRIES", "6".into()),
+            ("FLOW_STORAGE_CACHE", self.cache.path().display().to_string()),
         ];
         pairs
             .into_iter()
