@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-use crate::error::StorageError;
+use crate::error::StorageFault;
 use crate::evict;
 use crate::kept::{KeptFolder, folder_name, version_of};
 use crate::object_reader::ObjectReader;
@@ -154,7 +154,7 @@ impl Blocks {
         let written = self.written.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if !self.has_evicted.swap(true, Ordering::Relaxed) || written > sixteenth {
             self.written.store(0, Ordering::Relaxed);
-            evict::to(folder, folder.limit - sixteenth);
+            evict::to(folder, (folder.limit - sixteenth).saturating_sub(bytes));
         }
     }
 }
@@ -205,11 +205,11 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 impl ObjectReader {
-    /// Fills `buffer` with the bytes at `offset`, from blocks that are kept on this machine as long as they fit into its cache.
+    /// Fills `buffer` with the bytes at `offset`, from blocks.
     ///
     /// # Errors
     /// When they cannot be read, there are fewer ([`io::ErrorKind::UnexpectedEof`]), or the object was changed.
-    pub fn read_kept_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    pub(crate) fn read_block_bytes(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.checked_add(buffer.len() as u64);
         if end.is_none_or(|end| end > self.stat().size) {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -218,7 +218,13 @@ impl ObjectReader {
             return Ok(());
         }
         let storage = self.storage();
-        let folder = storage.kept().map_err(|error: StorageError| io::Error::from(error))?;
-        storage.blocks().read(self, buffer, offset, &folder)
+        match storage.kept() {
+            Ok(folder) => storage.blocks().read(self, buffer, offset, &folder),
+            Err(error) if error.fault == StorageFault::Cache => {
+                buffer.copy_from_slice(&self.read_range(offset..offset + buffer.len() as u64)?);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! <folder>/copies/<digest of URL and version>/files            sizes and digests, written last: the copy is whole
 //! <folder>/copies/<digest of URL and version>/content/<name>   the copy: a file, or a folder with files
 //! <folder>/blocks/<digest of URL and version>/<number>         see `blocks.rs`
+//! <folder>/work/<digest of URL>                                what is written here for a prefix, and never taken away
 //! ```
 //!
 //! What was used last goes last: see `evict.rs`.
@@ -211,6 +212,15 @@ impl Storage {
     /// When none of these variables is set, or the number is none.
     pub fn kept_folder(&self) -> Result<PathBuf, StorageError> {
         Ok(self.kept()?.path)
+    }
+
+    /// The folder on this machine for what is worked on here and belongs below the prefix `url`. It is beside the copies, and
+    /// nothing is taken away from it.
+    ///
+    /// # Errors
+    /// Those of [`Storage::kept_folder`].
+    pub fn working_folder(&self, url: &ObjectUrl) -> Result<PathBuf, StorageError> {
+        Ok(self.kept()?.path.join("work").join(folder_name(&url.to_string())))
     }
 }
 

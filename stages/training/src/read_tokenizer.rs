@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use flow_evaluation::hub_token::hub_with_token;
 use flow_hub::HubReference;
-use flow_storage::is_url;
 use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::store::path_in_set;
@@ -12,10 +11,12 @@ use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Secret, Shape, Source, SourcePartition,
     StageError, read_regular_file,
 };
+use flow_storage::is_url;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
+use crate::checkpoint::bucket::{Wanted, local_root};
 use crate::error::TrainingError;
 use crate::init::{fetch_model, not_there};
 use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
@@ -107,6 +108,7 @@ impl Kind for ReadTokenizer {
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("checkpoints", flow_runtime::UrlUse::Read),
         ("init", flow_runtime::UrlUse::Read),
         ("tokenizer", flow_runtime::UrlUse::Read),
         ("from_nothing", flow_runtime::UrlUse::Read),
@@ -122,7 +124,9 @@ impl Kind for ReadTokenizer {
         match settings.source() {
             Ok(Origin::File(path, setting)) => vec![(setting, path)],
             // The tokenizer of a checkpoint may be used instead.
-            Ok(Origin::Model(path)) if !Path::new(&settings.checkpoints).exists() => vec![("init", path)],
+            Ok(Origin::Model(path)) if !is_url(&settings.checkpoints) && !Path::new(&settings.checkpoints).exists() => {
+                vec![("init", path)]
+            }
             _ => Vec::new(),
         }
     }
@@ -212,7 +216,8 @@ impl Reader {
         if self.settings.checkpoints.is_empty() {
             return Ok(None);
         }
-        let folder = checkpoint::current(Path::new(&self.settings.checkpoints))?;
+        let root = local_root(&self.settings.checkpoints, Wanted::NEWEST)?;
+        let folder = checkpoint::current(&root)?;
         let latest = match checkpoint::latest(&folder) {
             // A damaged checkpoint; training renames it.
             Err(TrainingError::Damaged { .. }) => None,

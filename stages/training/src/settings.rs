@@ -65,7 +65,9 @@ use crate::trainer::TrainerConfig;
 #[serde(default, deny_unknown_fields)]
 pub struct TrainSettings {
     /// Folder that receives the checkpoints, `metrics.jsonl`, and the same figures for TensorBoard (`tensorboard
-    /// --logdir`). Locked while training runs.
+    /// --logdir`). Locked while training runs. With a URL of object storage that is a folder on this machine
+    /// (docs/storage.md), from which each checkpoint is copied to that prefix while training goes on; where the folder lacks
+    /// the newest, it is fetched.
     pub checkpoints: String,
     /// Where the first weights come from: `none` (random, sized by `model`), a `.nemo` archive, a model folder
     /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), a Lightning `.ckpt`, or a model

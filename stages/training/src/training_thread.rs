@@ -104,14 +104,15 @@ pub(crate) fn train(
     loop {
         let began = Instant::now();
         // Requests take precedence over waiting steps.
+        warn_of_uploads(context, &session);
         if let Ok(request) = requests.try_recv()
-            && serve_request(&mut session, request)
+            && serve_request(context, &mut session, request)
         {
             return Ok(());
         }
         select! {
             recv(requests) -> request => match request {
-                Ok(request) => if serve_request(&mut session, request) { return Ok(()) },
+                Ok(request) => if serve_request(context, &mut session, request) { return Ok(()) },
                 Err(_) => return Ok(()),
             },
             recv(work) -> step => match step {
@@ -296,9 +297,24 @@ fn report_text_faults(settings: &ResolvedSettings, context: &Context, session: &
     Ok(())
 }
 
-/// Writes a checkpoint and replies. Whether the thread is to end.
-fn serve_request(session: &mut Session, request: CheckpointRequest) -> bool {
-    let outcome = session.checkpoint().map(|_| ()).map_err(StageError::from);
+/// Sends warnings about checkpoints that could not be copied into object storage.
+fn warn_of_uploads(context: &Context, session: &Session) {
+    for message in session.upload_warnings() {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message,
+        });
+    }
+}
+
+/// Writes a checkpoint, waits at the end until all are where they are to be, and replies. Whether the thread is to end.
+fn serve_request(context: &Context, session: &mut Session, request: CheckpointRequest) -> bool {
+    let mut outcome = session.checkpoint().map(drop);
+    if request.stop {
+        outcome = outcome.and_then(|()| session.finish_upload());
+    }
+    warn_of_uploads(context, session);
+    let outcome = outcome.map_err(StageError::from);
     // The receiver may be dropped.
     let _ = request.reply.send(outcome);
     request.stop
