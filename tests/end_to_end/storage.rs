@@ -50,7 +50,7 @@ impl Bucket {
 }
 
 /// Files that were changed long ago: the test server's listings have no ETags, and the time counts.
-fn age(folder: &Path) {
+pub fn age(folder: &Path) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         match path.is_dir() {

@@ -18,7 +18,7 @@ use crate::error::TrainingError;
 const FETCHING: &str = ".fetching-";
 
 /// Which checkpoints a training needs, the newest always among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wanted {
     /// The one with the lowest validation error.
     pub best: bool,

@@ -19,11 +19,12 @@ mod uploader;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use flow_storage::{Entry, Location, ObjectUrl, Storage, StorageError, StorageFault};
+use flow_storage::{Entry as Object, Location, ObjectUrl, Storage, StorageError, StorageFault};
 
 use super::listing::{RESTART, StoredCheckpoint, restart_name, step_of};
 use super::record::{CheckpointRecord, RECORD, record_of};
@@ -51,8 +52,11 @@ pub fn local_folder(checkpoints: &str) -> Result<PathBuf, TrainingError> {
     })
 }
 
-/// What was fetched in this process, each with warnings that were not told yet.
-static FETCHED: Mutex<Option<HashMap<(String, Wanted), Vec<String>>>> = Mutex::new(None);
+/// Warnings that were not told yet, by what was fetched.
+type Fetched = BTreeMap<(String, Wanted), Vec<String>>;
+
+/// What was fetched in this process.
+static FETCHED: Mutex<Fetched> = Mutex::new(BTreeMap::new());
 
 /// As [`local_folder`], into which the wanted checkpoints are fetched that only the bucket has: once in a process, which itself
 /// writes all later ones.
@@ -64,11 +68,8 @@ pub fn local_root(checkpoints: &str, wanted: Wanted) -> Result<PathBuf, Training
     if let Location::Object(url) = Location::parse(checkpoints)? {
         // Others wait for what is fetched.
         let mut fetched = FETCHED.lock().unwrap_or_else(PoisonError::into_inner);
-        let fetched = fetched.get_or_insert_default();
-        let key = (checkpoints.to_owned(), wanted);
-        if !fetched.contains_key(&key) {
-            let warnings = fetch::fetch(Storage::global(), &url, &folder, wanted)?;
-            fetched.insert(key, warnings);
+        if let Entry::Vacant(first) = fetched.entry((checkpoints.to_owned(), wanted)) {
+            first.insert(fetch::fetch(Storage::global(), &url, &folder, wanted)?);
         }
     }
     Ok(folder)
@@ -77,7 +78,7 @@ pub fn local_root(checkpoints: &str, wanted: Wanted) -> Result<PathBuf, Training
 /// What was wrong with checkpoints that were to be fetched, told once.
 pub fn take_warnings(checkpoints: &str) -> Vec<String> {
     let mut fetched = FETCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    let of_this = fetched.iter_mut().flatten().filter(|((of, _), _)| of == checkpoints);
+    let of_this = fetched.iter_mut().filter(|((of, _), _)| of == checkpoints);
     of_this.flat_map(|(_, warnings)| std::mem::take(warnings)).collect()
 }
 
@@ -122,9 +123,9 @@ pub fn is_uploaded(checkpoints: &str, checkpoint: &StoredCheckpoint) -> Result<b
 #[derive(Debug, Default)]
 struct RemoteFolder {
     /// Files of checkpoints by their names, by step.
-    checkpoints: BTreeMap<u64, BTreeMap<String, Entry>>,
+    checkpoints: BTreeMap<u64, BTreeMap<String, Object>>,
     /// Files beside them, by their names below the folder.
-    beside: BTreeMap<String, Entry>,
+    beside: BTreeMap<String, Object>,
 }
 
 impl RemoteFolder {

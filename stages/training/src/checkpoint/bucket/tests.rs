@@ -105,7 +105,8 @@ fn checkpoints_go_to_the_bucket_through_faults_and_come_back() {
     for rule in [
         FaultRule::first(2, Fault::Status(503), "model.safetensors"),
         FaultRule::first(2, Fault::Drop, "optimizer.safetensors"),
-        FaultRule::first(1, Fault::Status(500), "training.json"),
+        FaultRule::first(1, Fault::Status(500), "step-000000010/training.json"),
+        FaultRule::first(1, Fault::Drop, "step-000000020/training.json"),
     ] {
         place.server.fault(FaultRule {
             method: Some("PUT"),
@@ -232,9 +233,16 @@ fn a_bucket_that_takes_nothing_is_told_and_the_last_checkpoint_has_to_arrive() {
         ..FaultRule::always(Fault::Status(403), "training.json")
     });
     let uploader = Uploader::start(place.mirror(&local, 1)).unwrap();
-    while place.server.requests("PUT /bucket/run/step-000000010/training.json") == 0 {
-        std::thread::yield_now();
-    }
+    let warnings = loop {
+        match uploader.warnings() {
+            none if none.is_empty() => std::thread::sleep(std::time::Duration::from_millis(5)),
+            warnings => break warnings,
+        }
+    };
+    assert!(
+        warnings[0].contains("s3://bucket/run/step-000000010/training.json"),
+        "{warnings:?}"
+    );
     uploader.wake();
     let error = uploader.finish().unwrap_err();
     assert!(

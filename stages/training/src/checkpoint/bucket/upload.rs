@@ -16,6 +16,9 @@ use crate::checkpoint::record::{RECORD, record_of};
 use crate::error::TrainingError;
 use crate::tensorboard;
 
+/// Times that the record of a checkpoint is sent.
+const MARK_ATTEMPTS: usize = 3;
+
 /// A folder of checkpoints, and the prefix that they are copied to.
 pub struct Mirror {
     storage: Storage,
@@ -108,22 +111,31 @@ impl Mirror {
                 ));
             }
         }
-        match self.storage.put_if_absent(&marker, bytes.clone()) {
-            // An answer that was lost, or another process that copies the same.
-            Err(error) if error.fault == StorageFault::AlreadyExists => {
-                let stat = self.storage.stat(&marker)?;
-                let same =
-                    stat.size == bytes.len() as u64 && self.storage.read_range(&marker, 0..stat.size, &stat)? == bytes;
-                if !same {
-                    return Err(another_training(&prefix));
-                }
-            }
-            // Storage that cannot write where there is nothing.
-            Err(error) if error.fault == StorageFault::Unsupported => self.storage.put(&marker, bytes)?,
-            put => put?,
-        }
+        self.mark(&marker, bytes)?;
         self.rates.insert(checkpoint.step, record.validation_wer);
         Ok(())
+    }
+
+    /// Writes the record of a checkpoint whose files are there, if there is none.
+    fn mark(&self, marker: &ObjectUrl, record: Vec<u8>) -> Result<(), TrainingError> {
+        for attempt in 1.. {
+            match self.storage.put_if_absent(marker, record.clone()) {
+                // The answer to an attempt before may be lost, or another process may copy the same.
+                Err(error) if error.fault == StorageFault::AlreadyExists => {
+                    let stat = self.storage.stat(marker)?;
+                    let same = stat.size == record.len() as u64
+                        && self.storage.read_range(marker, 0..stat.size, &stat)? == record;
+                    let prefix = marker.parent().unwrap_or_else(|| marker.clone());
+                    return if same { Ok(()) } else { Err(another_training(&prefix)) };
+                }
+                // The client does not send such a request again where the connection was cut.
+                Err(error) if error.fault == StorageFault::Unavailable && attempt < MARK_ATTEMPTS => {}
+                // Storage that cannot write where there is nothing.
+                Err(error) if error.fault == StorageFault::Unsupported => break,
+                put => return Ok(put?),
+            }
+        }
+        Ok(self.storage.put(marker, record)?)
     }
 
     /// Copies a file, and returns its BLAKE3. None where that is not the expected one: then there is no object.
