@@ -28,8 +28,8 @@ pub enum ManifestError {
         source: parquet::errors::ParquetError,
     },
     /// Whether a recording is there cannot be told.
-    #[error("{}: {source}", path.display())]
-    Recording { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Recording(flow_storage::StorageError),
     /// An existing manifest is invalid.
     #[error("{}: {why}", path.display())]
     Manifest { path: PathBuf, why: String },

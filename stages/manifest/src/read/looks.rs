@@ -82,10 +82,7 @@ impl FileLook {
             }
             Ok(Location::Object(url)) => match Storage::global().look(&url) {
                 Ok(stat) => Ok(stat.as_ref().map(FileLook::of_object)),
-                Err(error) => Err(ManifestError::Recording {
-                    path: path.to_path_buf(),
-                    source: error.into(),
-                }),
+                Err(error) => Err(ManifestError::Recording(error)),
             },
             Err(_) => Ok(None),
         }
