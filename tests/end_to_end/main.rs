@@ -33,6 +33,7 @@ mod speaker_words;
 mod speakers;
 mod storage;
 mod storage_out;
+mod storage_recordings;
 mod storage_training;
 mod supply_chain;
 mod synthesize;

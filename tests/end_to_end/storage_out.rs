@@ -336,7 +336,7 @@ fn what_cannot_be_in_a_bucket_is_refused_by_name() {
     refused(flow(&["run", &finetune, "--state", "s3://bucket/state"]), "--state");
     let synthesize = pipeline("synthesize.yaml");
     refused(flow(&["run", &synthesize, "--set", "out=s3://bucket/shards"]), "out");
-    refused(flow(&["transcribe", "a.wav", "--out", "s3://bucket/out"]), "--out");
+    refused(flow(&["transcribe", "a.wav", "--state", "s3://bucket/out"]), "--state");
     refused(flow(&["model", "convert", "a.nemo", "s3://bucket/b.nemo"]), "<TO>");
     // A password is not repeated.
     let mut secret = flow(&[

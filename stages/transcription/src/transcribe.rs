@@ -50,7 +50,7 @@ impl Kind for Transcribe {
             "one row for each recording: when it was transcribed, and how long that took",
         ),
     ];
-    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("model", UrlUse::Read)];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("input", UrlUse::Read), ("model", UrlUse::Read)];
     type Settings = TranscribeSettings;
 
     fn shape(settings: &TranscribeSettings, _: &Inputs) -> Result<Shape, StageError> {
