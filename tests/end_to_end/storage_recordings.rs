@@ -72,10 +72,15 @@ fn recordings_in_a_bucket_give_the_results_of_those_on_disk() {
     ));
     done(flow(
         &server,
-        &["diarize", &text(&talks.join("later")), "--out", &text(&local)],
+        &[
+            "diarize",
+            &text(&talks.join("later")),
+            "--out",
+            &text(&place.path().join("turns")),
+        ],
     ));
     let turns = fs::read(served.join("bucket/turns/two.rttm")).unwrap();
-    assert!(turns == fs::read(local.join("two.rttm")).unwrap() && !turns.is_empty());
+    assert!(turns == fs::read(place.path().join("turns/two.rttm")).unwrap() && !turns.is_empty());
 
     // Files of others are left alone, and what is not there is said.
     fs::create_dir_all(served.join("bucket/other")).unwrap();

@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use crate::error::StorageFault;
 use crate::evict;
-use crate::kept::{KeptFolder, folder_name, version_of};
+use crate::kept::{KeptFolder, folder_name, make_private, version_of};
 use crate::object_reader::ObjectReader;
 
 /// Bytes of a block.
@@ -137,7 +137,8 @@ impl Blocks {
             None => {
                 let bytes = reader.read_range(start..end)?;
                 self.make_room(length as u64, folder);
-                if write(&path, &bytes).is_err() {
+                // A folder that is empty may be taken away between two steps of the first attempt.
+                if write(&path, &bytes).is_err() && write(&path, &bytes).is_err() {
                     self.is_full.store(true, Ordering::Relaxed);
                 }
                 bytes
@@ -197,7 +198,7 @@ fn mark_used(file: &File) {
 /// Writes a block under a name of its own, and renames it.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
-    fs::create_dir_all(folder)?;
+    make_private(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(bytes)?;
     file.write_all(blake3::hash(bytes).as_bytes())?;

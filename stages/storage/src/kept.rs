@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -109,8 +109,10 @@ pub(crate) fn failed<'a>(url: &'a ObjectUrl, path: &'a Path) -> impl Fn(io::Erro
 
 impl Storage {
     /// The path of a copy on this machine of the object of this URL, or of the folder of objects right below it whose names
-    /// `wanted` takes. The copy is made if there is none of the object as it is now, in [`Storage::kept_folder`]; it stays for
-    /// later processes, and for this one until it ends. Its last part is the name that the object has. None: `progress` ended it.
+    /// `wanted` takes. The copy is made if there is none of the object as it is now: in `flow` in `FLOW_STORAGE_CACHE`, or else in
+    /// `flow/storage` where programs keep what they can get again (`$XDG_CACHE_HOME` or `~/.cache`). It stays for later processes, as
+    /// far as `FLOW_STORAGE_CACHE_BYTES` allow it, and for this one until it ends. Its last part is the name that the object has.
+    /// None: `progress` ended it.
     ///
     /// Each file is compared with its digest, and what was damaged is copied again.
     ///
@@ -205,20 +207,11 @@ impl Storage {
         Ok(Sources { is_folder: true, files })
     }
 
-    /// The folder on this machine in which copies are kept: `flow` in `FLOW_STORAGE_CACHE`, or else `flow/storage` where programs
-    /// keep what they can get again (`$XDG_CACHE_HOME` or `~/.cache`). Copies in it have `FLOW_STORAGE_CACHE_BYTES` at most.
-    ///
-    /// # Errors
-    /// When none of these variables is set, or the number is none.
-    pub fn kept_folder(&self) -> Result<PathBuf, StorageError> {
-        Ok(self.kept()?.path)
-    }
-
     /// The folder on this machine for what is worked on here and belongs below the prefix `url`. It is beside the copies, and
     /// nothing is taken away from it.
     ///
     /// # Errors
-    /// Those of [`Storage::kept_folder`].
+    /// When no variable of the environment names a folder for copies, or `FLOW_STORAGE_CACHE_BYTES` is no number.
     pub fn working_folder(&self, url: &ObjectUrl) -> Result<PathBuf, StorageError> {
         Ok(self.kept()?.path.join("work").join(folder_name(&url.to_string())))
     }
@@ -281,7 +274,7 @@ impl Copy<'_> {
         let path = self.folder.join(LOCK);
         let failed = failed(self.url, &path);
         loop {
-            fs::create_dir_all(&self.folder).map_err(&failed)?;
+            make_private(&self.folder).map_err(&failed)?;
             let opened = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -383,6 +376,11 @@ impl Copy<'_> {
         write().map_err(&failed)?;
         Ok(true)
     }
+}
+
+/// Makes a folder, and those above it, for this user alone: what is in a bucket may not be for everybody.
+pub(crate) fn make_private(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 /// Whether a file that was opened by a path is still the one there.

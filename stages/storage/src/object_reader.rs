@@ -63,7 +63,8 @@ impl ObjectReader {
     }
 
     /// The reader of parts that are read in no order, again and again: they come from large blocks, which are kept on this machine
-    /// as long as the objects that are read so fit into [`Storage::kept_folder`] together. Else each part is asked for by itself.
+    /// as long as the objects that are read so fit together into what may be kept ([`Storage::keep`]). Else each part is asked for by
+    /// itself.
     #[must_use]
     pub fn in_blocks(self) -> Self {
         ObjectReader {
