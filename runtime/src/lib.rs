@@ -15,6 +15,7 @@ pub mod harness;
 mod host;
 pub mod inputs;
 pub mod kind;
+mod local_copy;
 pub mod out;
 pub mod output_files;
 mod panic_guard;
@@ -49,6 +50,7 @@ pub use kind::{
     Body, Conservation, Export, Global, Kind, Log, LogPosition, Operator, Port, Progress, Role, RowOutcome, Shape,
     Source, SourcePartition,
 };
+pub use local_copy::local_copy;
 pub use out::Out;
 pub use partition::Partition;
 pub use read_once::ReadOnce;

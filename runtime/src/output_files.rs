@@ -14,6 +14,7 @@ use flow_storage::{Location, ObjectUrl, Storage};
 use crate::digest::Digest;
 use crate::error::StageError;
 use crate::partition::Partition;
+use crate::regular_file::read_regular_file;
 use crate::row_number::ROW;
 use crate::store::{Artifact, on_threads, write_atomically};
 
@@ -154,7 +155,7 @@ impl Notes {
         if known.is_empty() {
             return false;
         }
-        std::fs::read(path).is_ok_and(|bytes| known.contains(&Digest::of(&bytes).to_hex().as_str()))
+        read_regular_file(path).is_ok_and(|bytes| known.contains(&Digest::of(&bytes).to_hex().as_str()))
     }
 }
 

@@ -60,12 +60,12 @@ pub struct DiarizeArguments {
 /// Arguments that commands on recordings share.
 #[derive(Args, Debug)]
 pub struct RecordingsArguments {
-    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, MP4 and M4A, QuickTime, Matroska, WebM): files, folders (all audio in them), patterns in quotes, or `-` for standard input
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, MP4 and M4A, QuickTime, Matroska, WebM): files, folders (all audio in them), patterns in quotes, URLs of object storage, or `-` for standard input
     #[arg(required = true)]
     pub input: Vec<String>,
-    /// The folder that receives the files; folders below an input keep their shape [default: .]
+    /// The folder that receives the files, or a prefix in object storage; folders below an input keep their shape [default: .]
     #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
+    pub out: Option<String>,
     /// Print the results, in the first of the formats; without --out no files are written
     #[arg(long)]
     pub stdout: bool,
@@ -73,7 +73,8 @@ pub struct RecordingsArguments {
     /// pipelines/diarize.yaml, docs/transcription.md and docs/speakers.md
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// The state directory, with the results of earlier runs [default: .flow in the folder of --out]
+    /// The state directory, with the results of earlier runs [default: .flow in the folder of --out; for a URL one beside what is
+    /// kept of object storage]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Worker threads; one per core if not given

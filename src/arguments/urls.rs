@@ -48,7 +48,10 @@ mod tests {
             ),
             ("flow rejects p.yaml --state az://hush", "--state <DIR>"),
             ("flow transcribe a.wav --state file:///tmp/state", "--state <DIR>"),
-            ("flow transcribe a.wav --out s3://hush/out", "--out <DIR>"),
+            (
+                "flow lm build a.jsonl --model a.nemo --out s3://hush/out",
+                "--out <FILE.arpa>",
+            ),
             ("flow model convert a.nemo s3://hush/b.nemo", "<TO>"),
         ] {
             let error = parse(words.split(' ')).unwrap_err();

@@ -3,12 +3,11 @@
 use std::cmp::Ordering;
 use std::io::Write;
 
-use flow_hub::HubReference;
 use flow_runtime::Kind;
 use flow_runtime::available_memory;
 use flow_runtime::registry::Registry;
 use flow_runtime::spec::{Checked, yaml};
-use flow_training::init::configuration;
+use flow_training::init::{configuration, is_remote};
 use flow_training::memory::{DataAssumptions, MeasuredMemory, MemoryNeeds, gigabytes, largest_batch};
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::{Optimizer, TrainSettings};
@@ -37,7 +36,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     let separate = settings.separate_memory();
     let wrong =
         |error: flow_training::TrainingError| Failure::unreadable(format!("{}: {error}", pipeline.path.display()));
-    let config = if HubReference::parse(&settings.init).is_some() {
+    let config = if is_remote(&settings.init) {
         let vocabulary = arguments.vocabulary.unwrap_or(HUB_VOCABULARY);
         writeln!(
             out,

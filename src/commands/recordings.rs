@@ -13,7 +13,8 @@ use flow_runtime::escape::escape_line;
 use flow_runtime::output_files::Notes;
 use flow_runtime::registry::Registry;
 use flow_runtime::store::{Access, Records, Store};
-use flow_runtime::{Digest, StageError};
+use flow_runtime::{Digest, StageError, read_regular_file};
+use flow_storage::{Location, Storage, is_file, is_url};
 use flow_transcription::channels::{ChannelUse, Listed, shared_listed};
 use tempfile::TempDir;
 
@@ -83,7 +84,7 @@ pub fn work(
     let (spooled, printed) = (TempDir::new()?, TempDir::new()?);
     let input = input(&arguments.input, spooled.path())?;
     let folder = match &arguments.out {
-        Some(folder) => folder.clone(),
+        Some(folder) => PathBuf::from(folder),
         None if arguments.stdout => printed.path().to_owned(),
         None => PathBuf::from("."),
     };
@@ -96,27 +97,35 @@ pub fn work(
             ));
         }
     }
-    // The same folder, however it is spelled.
-    let real = fs::create_dir_all(&folder).and_then(|()| folder.canonicalize());
-    let real = real.map_err(|error| {
-        let message = format!("cannot make the folder {}: {error}", folder.display());
-        Failure::usage(message, "name another folder with --out")
-    })?;
+    let target = Location::of_path(&folder)
+        .map_err(|error| Failure::usage(error.to_string(), "docs/storage.md says what a URL may be"))?;
+    let folder = target.to_path();
+    let real = match &target {
+        Location::Object(_) => folder.clone(),
+        // The same folder, however it is spelled.
+        Location::Local(folder) => {
+            let real = fs::create_dir_all(folder).and_then(|()| folder.canonicalize());
+            real.map_err(|error| {
+                let message = format!("cannot make the folder {}: {error}", folder.display());
+                Failure::usage(message, "name another folder with --out")
+            })?
+        }
+    };
     let Some(out_folder) = real.to_str() else {
         let message = format!("{} is not UTF-8", folder.display());
         return Err(Failure::usage(message, "give --out another name"));
     };
     // Kept until the end, so that the run does not list again. Errors of listing are reported by the run.
     let listed = names(work, &input);
+    let state = state(arguments, &target)?;
     if let Ok(listed) = &listed {
-        refuse_files_of_others(work, arguments, listed, &folder, &real)?;
+        refuse_files_of_others(work, &state.state, listed, &folder, &real)?;
     }
     let mut set = vec![
         format!("input={}", json(&input)),
         format!("out={}", json(&[out_folder.to_owned()])[0]),
     ];
     set.extend(work.set.iter().chain(&arguments.set).cloned());
-    let state = state(arguments, &folder);
     let outcome = run::run(
         &run_arguments(arguments, pipeline, set, &state),
         registry,
@@ -173,9 +182,9 @@ pub fn work(
                 writeln!(out, "==> {} <==", recording.file)?;
             }
             let path = path(recording);
-            let text = fs::read_to_string(&path)
+            let text = read_regular_file(&path)
                 .map_err(|error| Failure::unreadable(format!("cannot read {}: {error}", path.display())))?;
-            out.write_all(text.as_bytes())?;
+            out.write_all(&text)?;
         }
         out.flush()?;
     }
@@ -227,20 +236,31 @@ pub fn speakers(arguments: &SpeakersArguments) -> Result<Vec<String>, Failure> {
 }
 
 /// The state directory.
-fn state(arguments: &RecordingsArguments, folder: &Path) -> StateArguments {
-    StateArguments {
-        state: arguments.state.clone().unwrap_or_else(|| folder.join(".flow")),
-    }
+fn state(arguments: &RecordingsArguments, out: &Location) -> Result<StateArguments, Failure> {
+    let state = match (&arguments.state, out) {
+        (Some(state), _) => state.clone(),
+        (None, Location::Local(folder)) => folder.join(".flow"),
+        (None, Location::Object(url)) => {
+            let folder = Storage::global().working_folder(url);
+            let folder = folder.map_err(|error| Failure::usage(error.to_string(), "name a folder with --state"))?;
+            folder.join(".flow")
+        }
+    };
+    Ok(StateArguments { state })
 }
 
 /// Refuses to write over files that an earlier run did not write: a corpus may have texts beside its recordings.
 fn refuse_files_of_others(
     work: &Work,
-    arguments: &RecordingsArguments,
+    state: &Path,
     listed: &[Listed],
     folder: &Path,
     real: &Path,
 ) -> Result<(), Failure> {
+    if let Ok(Location::Object(url)) = Location::of_path(real) {
+        // Whether an object is there is then known of all.
+        Storage::global().list_and_remember(&url).map_err(Failure::unreadable)?;
+    }
     let stages: BTreeSet<&str> = work.formats.iter().map(|format| format.stage).collect();
     for stage in stages {
         let own = || work.formats.iter().filter(|format| format.stage == stage);
@@ -248,13 +268,21 @@ fn refuse_files_of_others(
             let file = |format: &WrittenFormat| format!("{}.{}", listed.recording.name, format.name);
             own().map(file)
         });
-        let standing = files.map(|file| (real.join(&file), file));
-        let mut standing: BTreeMap<PathBuf, String> = standing.filter(|(path, _)| path.exists()).collect();
+        let mut standing: BTreeMap<PathBuf, String> = BTreeMap::new();
+        for file in files {
+            let path = real.join(&file);
+            let is_there = match is_url(&path) {
+                true => is_file(&path).map_err(Failure::unreadable)?,
+                false => path.exists(),
+            };
+            if is_there {
+                standing.insert(path, file);
+            }
+        }
         if standing.is_empty() {
             continue;
         }
-        let state = state(arguments, folder).state;
-        leave_unwritten(stage, &state, &mut standing)?;
+        leave_unwritten(stage, state, &mut standing)?;
         // A killed run may have written files that no record names.
         if !standing.is_empty() {
             let notes = Notes::read(&state.join("scratch").join(stage));

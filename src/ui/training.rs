@@ -47,7 +47,10 @@ fn trainings(app: &App) -> Result<Vec<Training>, PageError> {
             let Some(stage) = name.strip_suffix(".checkpoints") else {
                 continue;
             };
-            let file = Path::new(folder).join("metrics.jsonl");
+            let Ok(folder) = flow_training::checkpoint::bucket::local_folder(folder) else {
+                continue;
+            };
+            let file = folder.join("metrics.jsonl");
             // Runs that continued the same training share the file.
             if file.is_file() && !found.iter().any(|known| known.file == file) {
                 found.push(Training {

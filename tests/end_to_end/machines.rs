@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::binary::{Workplace, expect_code, folder_bytes, read_manifest, stderr, with_failpoints};
+use crate::binary::{Workplace, expect_code, read_manifest, stderr, with_failpoints};
 use crate::training::{find, finetune, has_checkpoint, last_checkpoint};
 
 /// Longer than anything here takes on a busy machine; a test that would wait for ever fails instead.

@@ -33,6 +33,8 @@ mod speaker_words;
 mod speakers;
 mod storage;
 mod storage_out;
+mod storage_recordings;
+mod storage_training;
 mod supply_chain;
 mod synthesize;
 mod tokenizer;

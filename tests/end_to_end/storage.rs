@@ -50,7 +50,7 @@ impl Bucket {
 }
 
 /// Files that were changed long ago: the test server's listings have no ETags, and the time counts.
-fn age(folder: &Path) {
+pub fn age(folder: &Path) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         match path.is_dir() {
@@ -320,20 +320,22 @@ fn a_manifest_in_a_bucket_names_recordings_in_it() {
         method: Some("HEAD"),
         ..FaultRule::always(Fault::Status(503), ".flac")
     });
-    let mut flow = program();
-    flow.arg("run")
-        .arg(&pipeline)
-        .arg("--state")
-        .arg(disk.path("of_silence"));
-    flow.args(["--set", "manifest=s3://sets/first/manifest.jsonl"]);
-    flow.envs(server.environment()).env("FLOW_STORAGE_RETRIES", "1");
-    let output = flow.output().unwrap();
-    expect_code(&output, 1);
-    assert!(
-        stderr(&output).contains("s3://sets/first/audio/"),
-        "{}",
-        stderr(&output)
-    );
+    for command in ["plan", "run"] {
+        let mut flow = program();
+        flow.arg(command)
+            .arg(&pipeline)
+            .arg("--state")
+            .arg(disk.path("of_silence"));
+        flow.args(["--set", "manifest=s3://sets/first/manifest.jsonl"]);
+        flow.envs(server.environment()).env("FLOW_STORAGE_RETRIES", "1");
+        let output = flow.output().unwrap();
+        expect_code(&output, 1);
+        assert!(
+            stderr(&output).contains("s3://sets/first/audio/"),
+            "{command}: {}",
+            stderr(&output)
+        );
+    }
     server.clear();
 
     for (manifest, said) in [

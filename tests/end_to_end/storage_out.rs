@@ -330,18 +330,13 @@ fn what_cannot_be_in_a_bucket_is_refused_by_name() {
     let pipelines = Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines");
     let pipeline = |name: &str| pipelines.join(name).display().to_string();
     let finetune = pipeline("finetune.yaml");
-    refused(
-        flow(&["run", &finetune, "--set", "checkpoints=s3://bucket/checkpoints"]),
-        "checkpoints",
-    );
-    refused(
-        flow(&["plan", &finetune, "--set", "checkpoints=s3://bucket/checkpoints"]),
-        "checkpoints",
-    );
+    let evaluate = pipeline("evaluate.yaml");
+    refused(flow(&["run", &evaluate, "--set", "lm=s3://bucket/lm.arpa"]), "lm");
+    refused(flow(&["plan", &evaluate, "--set", "lm=s3://bucket/lm.arpa"]), "lm");
     refused(flow(&["run", &finetune, "--state", "s3://bucket/state"]), "--state");
     let synthesize = pipeline("synthesize.yaml");
     refused(flow(&["run", &synthesize, "--set", "out=s3://bucket/shards"]), "out");
-    refused(flow(&["transcribe", "a.wav", "--out", "s3://bucket/out"]), "--out");
+    refused(flow(&["transcribe", "a.wav", "--state", "s3://bucket/out"]), "--state");
     refused(flow(&["model", "convert", "a.nemo", "s3://bucket/b.nemo"]), "<TO>");
     // A password is not repeated.
     let mut secret = flow(&[

@@ -513,6 +513,10 @@ fn name_of(path: &Path) -> Option<String> {
 
 fn read_range_digest(range: &FileRange) -> io::Result<Digest> {
     let mut file = InputFile::open(&range.path)?;
+    if range.size != u64::MAX {
+        // Members of one tar are read one after the other, and again when they are used.
+        file = file.in_blocks();
+    }
     file.seek(SeekFrom::Start(range.offset))?;
     digest_to_end(file.take(range.size))
 }

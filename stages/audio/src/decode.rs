@@ -33,13 +33,13 @@ pub fn decode(bytes: &[u8], max_seconds: f64) -> Result<Vec<f32>, AudioError> {
     resample(mono, rate, SAMPLE_RATE)
 }
 
-/// Reads `size` bytes at `offset` of a file: one member of a tar, or a whole file.
+/// Reads `size` bytes at `offset` of a file: one member of a tar, whose blocks are kept if it is an object.
 pub fn read_range(path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioError> {
     let failed = |source| AudioError::Read {
         path: path.to_owned(),
         source,
     };
-    let file = open_input_file(path).map_err(failed)?;
+    let file = open_input_file(path).map_err(failed)?.in_blocks();
     read_open_range(&file, path, offset, size)
 }
 

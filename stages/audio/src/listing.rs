@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use flow_runtime::glob::path_fits;
 use flow_runtime::{Shared, StageError};
+use flow_storage::{Location, ObjectUrl, Storage, StorageError, is_url};
 
 /// A recording, and the name of result files about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,20 +49,32 @@ type Result<T> = std::result::Result<T, ListingError>;
 /// folder (of which all files with an ending of audio are taken, those in its folders too, hidden ones not), or, where
 /// there is nothing of that name, a pattern: `*` and `?` stand for parts of a name, `**` for folders.
 ///
+/// A URL of object storage is an object, whatever its ending, a prefix (of which all objects with an ending of audio are taken), or
+/// a pattern of `*` and `**`.
+///
 /// Names have no ending, unless two recordings would then have one name, or the ending is one of [`ENDINGS_OF_RESULTS`].
 /// What is named twice is taken once.
 ///
 /// # Errors
-/// If a folder has no recording or cannot be read, a pattern fits nothing, or two recordings have the same path below
+/// If a folder or prefix has no recording or cannot be read, a pattern fits nothing, or two recordings have the same path below
 /// different folders.
 pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
     let mut found = BTreeMap::new();
     for text in input {
         let wrong = ListingError;
-        let path = Path::new(text);
         if text.is_empty() {
             return Err(wrong("a name is empty".to_owned()));
         }
+        let path = match is_url(text).then(|| Location::parse(text)).transpose() {
+            Ok(None) => PathBuf::from(text),
+            Ok(Some(Location::Local(path))) => path,
+            Ok(Some(Location::Object(url))) => {
+                add(&mut found, objects(&url)?)?;
+                continue;
+            }
+            Err(error) => return Err(wrong(error.to_string())),
+        };
+        let path = path.as_path();
         let before = found.len();
         if path.is_dir() {
             let mut files = files_below(path)?;
@@ -149,6 +162,49 @@ fn walk(top: &Path, folder: &Path, seen: &mut HashSet<PathBuf>, files: &mut File
         }
     }
     Ok(())
+}
+
+/// The recordings that a URL names, with their names below the prefix.
+fn objects(url: &ObjectUrl) -> Result<Files> {
+    let storage = Storage::global();
+    let failed = |error: StorageError| ListingError(error.to_string());
+    let path = |url: &ObjectUrl| PathBuf::from(url.to_string());
+    let mut top = url.clone();
+    while top.key().contains('*')
+        && let Some(parent) = top.parent()
+    {
+        top = parent;
+    }
+    let pattern = url.below(&top).filter(|_| top != *url);
+    if pattern.is_none() && !url.key().is_empty() && storage.look(url).map_err(failed)?.is_some() {
+        return Ok(vec![(url.name().to_owned(), path(url))]);
+    }
+    let mut files = Vec::new();
+    for entry in storage.list_and_remember(&top).map_err(failed)? {
+        let below = entry.url.below(&top).unwrap_or_default();
+        let fits = match pattern {
+            Some(pattern) => path_fits(pattern, below),
+            None => has_ending_of_audio(below),
+        };
+        if !fits || below.split('/').any(|part| part.starts_with('.')) {
+            continue;
+        }
+        if below.contains(['?', '#']) {
+            return Err(ListingError(format!(
+                "{}: a recording whose name has `?` or `#` cannot be read",
+                entry.url
+            )));
+        }
+        files.push((below.to_owned(), path(&entry.url)));
+    }
+    match (files.is_empty(), pattern) {
+        (false, _) => Ok(files),
+        (true, Some(_)) => Err(ListingError(format!("nothing fits `{url}`"))),
+        (true, None) => Err(ListingError(format!(
+            "{url}: there is no such object, and no recording below it ({})",
+            ENDINGS.join(", ")
+        ))),
+    }
 }
 
 /// The path below `top`, with `/` between its parts.

@@ -167,7 +167,10 @@ pub fn samples_or_damage(
 pub fn lock_if_long(path: &Path, is_stopped: &dyn Fn() -> bool) -> Result<Option<MutexGuard<'static, ()>>, Stopped> {
     static LONG: Mutex<()> = Mutex::new(());
     let is_long = stated_seconds(path, None).map_or_else(
-        || path.metadata().is_ok_and(|metadata| metadata.len() > 20_000_000),
+        || {
+            let length = flow_runtime::open_input_file(path).and_then(|file| file.length());
+            length.is_ok_and(|length| length > 20_000_000)
+        },
         |seconds| seconds > 600.0,
     );
     if is_long {

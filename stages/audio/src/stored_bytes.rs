@@ -30,7 +30,10 @@ impl StoredBytes {
             path: path.to_owned(),
             source,
         };
-        let file = open_input_file(path).map_err(failed)?;
+        let mut file = open_input_file(path).map_err(failed)?;
+        if range.is_some() {
+            file = file.in_blocks();
+        }
         let length = file.length().map_err(failed)?;
         let (offset, size) = range.unwrap_or((0, length));
         if offset.checked_add(size).is_none_or(|end| end > length) {

@@ -14,7 +14,7 @@ use flow_model::model::TdtModel;
 use flow_model::{Precision, Weights};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError,
+    Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError, UrlUse, local_copy,
 };
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
 use schemars::JsonSchema;
@@ -71,7 +71,7 @@ pub struct DecodeSettings {
     /// The model to transcribe with, where none comes from a `training.train`: a `.nemo` archive, a model folder such as
     /// a checkpoint, a Hugging Face folder, or a model of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`, which
     /// is downloaded into the hub's own cache. For a model of the hub the key has its reference, not its bytes: name a
-    /// revision where it may change.
+    /// revision where it may change. Of a URL of object storage a copy is kept on this machine.
     pub model: String,
     /// Number of utterances, those with the most errors, whose audio is kept for the report; 0 for none.
     pub clips: usize,
@@ -212,7 +212,7 @@ impl Kind for EvaluationDecode {
         "transcripts",
         "one row for each recording: reference, hypothesis, their words and characters with the errors, where the audio is",
     )];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("shards", flow_runtime::UrlUse::Read)];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("shards", UrlUse::Read), ("model", UrlUse::Read)];
     type Settings = DecodeSettings;
 
     fn shape(settings: &DecodeSettings, inputs: &Inputs) -> Result<Shape, StageError> {
@@ -310,6 +310,16 @@ impl DecodeBody {
         fetched.map_err(hub_error)?.ok_or_else(|| StageError::failed("stopped"))
     }
 
+    /// The local path of a model that is named by its path or URL.
+    fn local(&self, model: &Path) -> Result<PathBuf, StageError> {
+        let copied = local_copy(model, &OpenModel::is_part, &mut |line| {
+            self.context.report(json!({ "line": line }));
+            !self.context.cancel.is_set()
+        });
+        let copied = copied.map_err(|error| StageError::setting("model", error))?;
+        copied.ok_or_else(|| StageError::failed("stopped"))
+    }
+
     /// The recordings that are transcribed. Their content is not part of the rows, so their digests are part of the
     /// key.
     fn recordings(&self) -> Result<Recordings, StageError> {
@@ -332,7 +342,7 @@ impl Source for DecodeBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let mut files = match (self.settings.of_hub()?, self.settings.named()) {
             (Some(_), _) | (None, None) => Vec::new(),
-            (None, Some(model)) => OpenModel::files(model).map_err(|error| {
+            (None, Some(model)) => OpenModel::files(&self.local(model)?).map_err(|error| {
                 let wrong = StageError::setting("model", error);
                 match HubReference::meant(&self.settings.model) {
                     Some(meant) => wrong.with_help(format!("a model of the Hugging Face hub is written {meant}")),
@@ -361,7 +371,7 @@ impl Source for DecodeBody {
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
         let model = match (self.settings.of_hub()?, self.settings.named()) {
             (Some(reference), _) => self.fetched(&reference)?,
-            (None, Some(model)) => model.to_path_buf(),
+            (None, Some(model)) => self.local(model)?,
             (None, None) => {
                 let model = read_model(self.context.required("model")?)?;
                 model

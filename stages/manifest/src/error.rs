@@ -27,6 +27,9 @@ pub enum ManifestError {
         path: PathBuf,
         source: parquet::errors::ParquetError,
     },
+    /// Whether a recording is there cannot be told.
+    #[error(transparent)]
+    Recording(flow_storage::StorageError),
     /// An existing manifest is invalid.
     #[error("{}: {why}", path.display())]
     Manifest { path: PathBuf, why: String },

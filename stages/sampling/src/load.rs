@@ -11,7 +11,7 @@ use flow_audio::resample::resample;
 use flow_runtime::event::Event;
 use flow_runtime::{
     Body, Context, Digest, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Shape, Shared, Source,
-    SourcePartition, StageError,
+    SourcePartition, StageError, UrlUse,
 };
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -187,7 +187,7 @@ impl Kind for Load {
         "batches",
         "one partition for each step: the micro-batches of all ranks, with signals and texts",
     )];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("shards", flow_runtime::UrlUse::Read)];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("shards", UrlUse::Read), ("checkpoints", UrlUse::Read)];
     type Settings = LoadSettings;
 
     fn shape(settings: &LoadSettings, inputs: &Inputs) -> Result<Shape, StageError> {
@@ -294,7 +294,8 @@ impl LoadBody {
         let scratch = self.context.scratch.to_string_lossy().into_owned();
         let members_digest = members.map(|members| members.digest().to_hex()).unwrap_or_default();
         let plans = match &self.settings.checkpoints {
-            Some(folder) => Planned::history(folder, self.settings.ranks, self.settings.grad_accum),
+            Some(folder) => Planned::history(folder, self.settings.ranks, self.settings.grad_accum)
+                .map_err(|error| StageError::setting("checkpoints", error))?,
             None => Vec::new(),
         };
         let history = format!("{plans:?}");

@@ -4,12 +4,27 @@
 //! another number, the current epoch ends as it was planned, so that every row of it comes once; later epochs are
 //! planned with the new number.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use flow_storage::{Location, ObjectUrl, Storage, StorageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Packing;
+
+/// What is read of the record of a checkpoint.
+#[derive(Deserialize)]
+struct Record {
+    step: u64,
+    #[serde(default)]
+    plans: Vec<Planned>,
+}
+
+/// The file of a checkpoint that has its record.
+const RECORD: &str = "training.json";
+
+/// A record that is longer is none.
+const LONGEST_RECORD: u64 = 64 << 20;
 
 /// For how many ranks, and micro-batches of each, the steps from `from_step` on were planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -46,40 +61,79 @@ impl Planned {
     }
 
     /// The packings recorded in the newest checkpoint below `checkpoints`, followed by the present one. Empty if no
-    /// checkpoint can be read: training then begins, or reports the error.
-    pub fn history(checkpoints: &Path, ranks: u32, grad_accum: u32) -> Vec<Planned> {
-        #[derive(Deserialize)]
-        struct Record {
-            step: u64,
-            #[serde(default)]
-            plans: Vec<Planned>,
-        }
-        let numbered = |folder: &Path, prefix: &str| {
-            let mut found: Vec<(u64, std::path::PathBuf)> = std::fs::read_dir(folder)
-                .into_iter()
-                .flatten()
-                .flatten()
-                .filter_map(|entry| {
-                    let number = entry.file_name().to_str()?.strip_prefix(prefix)?.parse().ok()?;
-                    Some((number, entry.path()))
-                })
-                .collect();
-            found.sort();
-            found.into_iter().map(|(_, path)| path).rev()
+    /// checkpoint can be read: training then begins, or reports the error. Of a URL the newest counts of those in the bucket
+    /// and of those on this machine that are copied there.
+    ///
+    /// # Errors
+    /// If the bucket cannot be read.
+    pub fn history(checkpoints: &Path, ranks: u32, grad_accum: u32) -> Result<Vec<Planned>, StorageError> {
+        let newest = match Location::of_path(checkpoints)? {
+            Location::Local(folder) => newest(&folder),
+            Location::Object(url) => {
+                let storage = Storage::global();
+                let here = newest(&storage.working_folder(&url)?);
+                let there = newest_object(storage, &url)?;
+                let place = |found: &(u64, Record)| (found.0, found.1.step);
+                here.into_iter().chain(there).max_by_key(place)
+            }
         };
-        // The newest of the folders in which training was begun anew, or the folder itself.
-        let folder = numbered(checkpoints, "restart-").next();
-        let folder = folder.as_deref().unwrap_or(checkpoints);
-        let read = |checkpoint: std::path::PathBuf| {
-            let text = std::fs::read(checkpoint.join("training.json")).ok()?;
-            serde_json::from_slice::<Record>(&text).ok()
-        };
-        let Some(Record { step, mut plans }) = numbered(folder, "step-").find_map(read) else {
-            return Vec::new();
+        let Some((_, Record { step, mut plans })) = newest else {
+            return Ok(Vec::new());
         };
         Planned::note(&mut plans, step, ranks, grad_accum);
-        plans
+        Ok(plans)
     }
+}
+
+/// The newest checkpoint of a folder that can be read, and the number of the restart that it belongs to (0: none).
+fn newest(checkpoints: &Path) -> Option<(u64, Record)> {
+    let numbered = |folder: &Path, prefix: &str| {
+        let mut found: Vec<(u64, PathBuf)> = std::fs::read_dir(folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| {
+                let number = entry.file_name().to_str()?.strip_prefix(prefix)?.parse().ok()?;
+                Some((number, entry.path()))
+            })
+            .collect();
+        found.sort();
+        found.into_iter().rev()
+    };
+    // The newest of the folders in which training was begun anew, or the folder itself.
+    let folder = numbered(checkpoints, "restart-").next();
+    let (restart, folder) = folder.unwrap_or((0, checkpoints.to_owned()));
+    let read = |(_, checkpoint): (u64, PathBuf)| {
+        let text = std::fs::read(checkpoint.join(RECORD)).ok()?;
+        Some((restart, serde_json::from_slice::<Record>(&text).ok()?))
+    };
+    numbered(&folder, "step-").find_map(read)
+}
+
+/// As [`newest`], of a prefix.
+fn newest_object(storage: &Storage, url: &ObjectUrl) -> Result<Option<(u64, Record)>, StorageError> {
+    let number = |name: &str, prefix: &str| name.strip_prefix(prefix)?.parse::<u64>().ok();
+    let mut found: Vec<((u64, u64), _)> = storage
+        .list(url)?
+        .into_iter()
+        .filter_map(|entry| {
+            let parts: Vec<&str> = entry.url.below(url)?.split('/').collect();
+            let place = match parts[..] {
+                [step, RECORD] => (0, number(step, "step-")?),
+                [restart, step, RECORD] => (number(restart, "restart-")?, number(step, "step-")?),
+                _ => return None,
+            };
+            (entry.stat.size <= LONGEST_RECORD).then_some((place, entry))
+        })
+        .collect();
+    found.sort_by_key(|(place, _)| *place);
+    for ((restart, _), entry) in found.into_iter().rev() {
+        let text = storage.read_range(&entry.url, 0..entry.stat.size, &entry.stat)?;
+        if let Ok(record) = serde_json::from_slice::<Record>(&text) {
+            return Ok(Some((restart, record)));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -89,7 +143,7 @@ mod tests {
     #[test]
     fn the_newest_checkpoint_tells() {
         let folder = tempfile::tempdir().unwrap();
-        let history = |ranks| Planned::history(folder.path(), ranks, 3);
+        let history = |ranks| Planned::history(folder.path(), ranks, 3).unwrap();
         let planned = |from_step, ranks| Planned {
             from_step,
             ranks,

@@ -52,6 +52,16 @@ impl InputFile {
         }
     }
 
+    /// For parts that are read in no order, again and again, such as recordings in a tar: those of an object come from blocks that
+    /// are kept on this machine ([`ObjectReader::in_blocks`]).
+    #[must_use]
+    pub fn in_blocks(self) -> InputFile {
+        match self {
+            InputFile::Local(file) => InputFile::Local(file),
+            InputFile::Object(object) => InputFile::Object(Box::new(object.in_blocks())),
+        }
+    }
+
     /// In bytes. Of an object, when it was opened.
     ///
     /// # Errors
@@ -81,6 +91,7 @@ impl InputFile {
     pub fn read_exact_at(&self, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
         match self {
             InputFile::Local(file) => return file.read_exact_at(buffer, offset),
+            InputFile::Object(object) if object.is_in_blocks() => return object.read_block_bytes(buffer, offset),
             InputFile::Object(object) if buffer.len() >= OF_ITS_OWN && object.stat().size > buffer.len() as u64 => {
                 let end = offset.saturating_add(buffer.len() as u64);
                 if end > object.stat().size {

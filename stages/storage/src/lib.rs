@@ -7,10 +7,13 @@
 //! Settings and rows keep a URL in the field that holds a path otherwise: [`is_url`] tells them apart.
 
 mod aws_profile;
+mod blocks;
 mod client;
 mod counters;
 mod error;
+mod evict;
 mod input_file;
+mod kept;
 mod list;
 mod location;
 mod object_reader;
@@ -21,6 +24,7 @@ mod storage;
 pub use counters::StorageCounts;
 pub use error::{StorageError, StorageFault};
 pub use input_file::{InputFile, is_file};
+pub use kept::Progress;
 pub use list::{Entry, Folder, folders_two_levels_below};
 pub use location::{Location, ObjectUrl, Scheme, is_url};
 pub use object_reader::ObjectReader;

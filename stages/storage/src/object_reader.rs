@@ -33,6 +33,7 @@ pub struct ObjectReader {
     stat: Stat,
     window: Arc<Mutex<Window>>,
     at: u64,
+    in_blocks: bool,
 }
 
 /// What was read last, and what will be needed next if reading goes on in order.
@@ -57,7 +58,23 @@ impl ObjectReader {
             stat,
             window: Arc::default(),
             at: 0,
+            in_blocks: false,
         }
+    }
+
+    /// The reader of parts that are read in no order, again and again: they come from large blocks, which are kept on this machine
+    /// as long as the objects that are read so fit together into what may be kept ([`Storage::keep`]). Else each part is asked for by
+    /// itself.
+    #[must_use]
+    pub fn in_blocks(self) -> Self {
+        ObjectReader {
+            in_blocks: true,
+            ..self
+        }
+    }
+
+    pub(crate) fn is_in_blocks(&self) -> bool {
+        self.in_blocks
     }
 
     pub fn url(&self) -> &ObjectUrl {
@@ -93,6 +110,12 @@ impl ObjectReader {
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         if offset >= self.stat.size || buffer.is_empty() {
             return Ok(0);
+        }
+        if self.in_blocks {
+            let left = self.stat.size - offset;
+            let length = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            self.read_block_bytes(&mut buffer[..length], offset)?;
+            return Ok(length);
         }
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         if !(window.start..window.end()).contains(&offset) {
@@ -162,6 +185,21 @@ impl ObjectReader {
             StorageError::of(StorageFault::Cache, &self.url.to_string(), &said)
         };
         let mut file = tempfile::tempfile_in(folder).map_err(failed)?;
+        self.copy_to(&mut |bytes| {
+            file.write_all(bytes)
+                .map(|()| true)
+                .map_err(|error| failed(error).into())
+        })?;
+        file.seek(SeekFrom::Start(0)).map_err(failed)?;
+        Ok(file)
+    }
+
+    /// Gives all bytes in order to `take`, from large ranges of which some are under way at the same time, until it says no.
+    /// Whether it took all.
+    ///
+    /// # Errors
+    /// When the object cannot be read or was changed (a [`StorageError`] within), or those of `take`.
+    pub fn copy_to(&self, take: &mut dyn FnMut(&[u8]) -> io::Result<bool>) -> io::Result<bool> {
         let mut begun = std::collections::VecDeque::new();
         let mut next = 0;
         loop {
@@ -170,12 +208,18 @@ impl ObjectReader {
                 begun.push_back(self.begin(next..end)?);
                 next = end;
             }
-            let Some(range) = begun.pop_front() else { break };
+            let Some(range) = begun.pop_front() else {
+                return Ok(true);
+            };
             let bytes = range.wait().inspect_err(|_| self.storage.forget(&self.url))?;
-            file.write_all(&bytes).map_err(failed)?;
+            if !take(&bytes)? {
+                return Ok(false);
+            }
         }
-        file.seek(SeekFrom::Start(0)).map_err(failed)?;
-        Ok(file)
+    }
+
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.storage
     }
 }
 

@@ -1,6 +1,7 @@
 //! Object storage as the rest of the program uses it: calls that wait for their answer.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,9 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
+use crate::blocks::Blocks;
 use crate::client::{Client, key_of, wait};
 use crate::counters::{Counters, StorageCounts};
 use crate::error::{StorageError, StorageFault};
+use crate::kept::KeptFolder;
 use crate::list::{Entry, Folder};
 use crate::location::{ObjectUrl, Scheme};
 use crate::object_reader::ObjectReader;
@@ -69,14 +72,20 @@ struct Shared {
     counters: Arc<Counters>,
     clients: Mutex<HashMap<(Scheme, String), Arc<Client>>>,
     remembered: Mutex<Remembered>,
+    kept: Result<KeptFolder, StorageError>,
+    blocks: Blocks,
+    /// Locks of copies that this process uses, until it ends, by their folders.
+    held: Mutex<HashMap<PathBuf, File>>,
 }
 
 /// What listings told of objects.
 #[derive(Default)]
-struct Remembered {
+pub(crate) struct Remembered {
     /// Each with when it was listed.
     prefixes: Vec<(ObjectUrl, Instant)>,
     stats: BTreeMap<ObjectUrl, Stat>,
+    /// Paths of copies on this machine.
+    pub kept: HashMap<ObjectUrl, PathBuf>,
 }
 
 /// A listing of a prefix is used for so long by whoever asks for another one.
@@ -102,10 +111,13 @@ impl Storage {
         let environment: BTreeMap<String, String> = variables.into_iter().collect();
         Storage(Arc::new(Shared {
             limits: Limits::of(&environment),
+            kept: KeptFolder::of(&environment),
             environment,
             counters: Arc::default(),
             clients: Mutex::default(),
             remembered: Mutex::default(),
+            blocks: Blocks::default(),
+            held: Mutex::default(),
         }))
     }
 
@@ -133,14 +145,28 @@ impl Storage {
         Ok(client)
     }
 
-    fn remembered(&self) -> MutexGuard<'_, Remembered> {
+    pub(crate) fn remembered(&self) -> MutexGuard<'_, Remembered> {
         self.0.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn kept(&self) -> Result<KeptFolder, StorageError> {
+        self.0.kept.clone()
+    }
+
+    pub(crate) fn blocks(&self) -> &Blocks {
+        &self.0.blocks
+    }
+
+    /// The locks of copies that are held until the process ends.
+    pub(crate) fn held(&self) -> MutexGuard<'_, HashMap<PathBuf, File>> {
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets what a listing told of an object.
     pub(crate) fn forget(&self, url: &ObjectUrl) {
         let mut remembered = self.remembered();
         remembered.stats.remove(url);
+        remembered.kept.retain(|kept, _| kept != url && !below(kept, url));
         remembered.prefixes.retain(|(prefix, _)| !below(prefix, url));
     }
 

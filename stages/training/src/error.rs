@@ -36,6 +36,9 @@ pub enum TrainingError {
     /// Too many steps were skipped, the last because none of its utterances could be loaded.
     #[error("{message}")]
     NothingLoaded { message: String },
+    /// Object storage could not be read or written.
+    #[error(transparent)]
+    Storage(#[from] flow_storage::StorageError),
     #[error(transparent)]
     Model(#[from] flow_model::Error),
     #[error(transparent)]

@@ -3,26 +3,26 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
-use flow_hub::{Hub, HubReference};
+use flow_hub::{Hub, HubError, HubReference};
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
+use flow_runtime::local_copy;
+use flow_storage::is_url;
 
 use crate::error::TrainingError;
 use crate::resolved_settings::ResolvedSettings;
 
-/// The local file or folder of a model: `model` itself, or where it is `hf://...` the path in the hub's cache, into
-/// which it is downloaded first. `progress` is called with lines about the download.
+/// The local file or folder of a model: `model` itself; where it is `hf://...` the path in the hub's cache, into which it is
+/// downloaded first; and where it is a URL of object storage that of a copy, which is kept. `progress` is called with lines
+/// about the download.
 ///
 /// # Errors
-/// Where the reference cannot be read or the hub does not give the model.
+/// Where the reference cannot be read, or the hub or the storage does not give the model.
 pub fn local_model(model: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, TrainingError> {
-    let Some(reference) = HubReference::parse(model).transpose()? else {
-        return Ok(PathBuf::from(model));
-    };
-    let fetched = Hub::from_environment()?.fetch(&reference, &mut |line| {
+    let fetched = fetch_model(model, Hub::from_environment, &mut |line| {
         progress(line);
         true
     })?;
@@ -30,10 +30,33 @@ pub fn local_model(model: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBu
     Ok(fetched.unwrap_or_else(|| PathBuf::from(model)))
 }
 
+/// As [`local_model`]. `hub` is asked for where it is needed. None: `progress` has cancelled it.
+///
+/// # Errors
+/// Those of [`local_model`].
+pub fn fetch_model(
+    model: &str,
+    hub: impl FnOnce() -> Result<Hub, HubError>,
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> Result<Option<PathBuf>, TrainingError> {
+    match HubReference::parse(model).transpose()? {
+        Some(reference) => Ok(hub()?.fetch(&reference, progress)?),
+        None if is_url(model) => local_copy(Path::new(model), &OpenModel::is_part, progress)
+            .map_err(|error| TrainingError::setting("init", error)),
+        None => Ok(Some(PathBuf::from(model))),
+    }
+}
+
+/// Whether a model has to be fetched before it can be read.
+pub fn is_remote(model: &str) -> bool {
+    HubReference::parse(model).is_some() || is_url(model)
+}
+
 /// Checks that the first weights exist, without reading them. Only needed where there is no checkpoint.
 pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
-    // A model of the hub is fetched when training begins.
-    if settings.init == "none" || HubReference::parse(&settings.init).transpose()?.is_some() {
+    HubReference::parse(&settings.init).transpose()?;
+    // It is fetched when training begins.
+    if settings.init == "none" || is_remote(&settings.init) {
         return Ok(());
     }
     if !Path::new(&settings.init).exists() {
@@ -44,12 +67,6 @@ pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
 
 /// The message about a model that does not exist.
 pub fn not_there(model: &str) -> String {
-    if ["s3://", "gs://", "az://", "https://"]
-        .iter()
-        .any(|scheme| model.starts_with(scheme))
-    {
-        return format!("{model}: models are read from this machine or the Hugging Face hub; copy it here first");
-    }
     let mut message = format!("{model} is not there");
     if let Some(meant) = HubReference::meant(model) {
         message.push_str(&format!("; a model of the Hugging Face hub is written {meant}"));

@@ -11,12 +11,14 @@ use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Secret, Shape, Source, SourcePartition,
     StageError, read_regular_file,
 };
+use flow_storage::is_url;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint;
+use crate::checkpoint::bucket::{Wanted, local_root};
 use crate::error::TrainingError;
-use crate::init::not_there;
+use crate::init::{fetch_model, not_there};
 use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
 
 /// Reads the tokenizer that a model is trained with.
@@ -38,7 +40,8 @@ use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
 #[serde(default, deny_unknown_fields)]
 pub struct ReadTokenizerSettings {
     /// The model that training begins from: `none`, a `.nemo` archive, a model folder, a Hugging Face folder, or a model of
-    /// the hub, which is downloaded when this stage runs (training then finds it in the cache).
+    /// the hub, which is downloaded when this stage runs (training then finds it in the cache). Of a URL of object storage a
+    /// copy is kept on this machine.
     pub init: String,
     /// Path of a SentencePiece `.model` that replaces that of `init`. Empty: none.
     pub tokenizer: String,
@@ -105,6 +108,8 @@ impl Kind for ReadTokenizer {
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("checkpoints", flow_runtime::UrlUse::Read),
+        ("init", flow_runtime::UrlUse::Read),
         ("tokenizer", flow_runtime::UrlUse::Read),
         ("from_nothing", flow_runtime::UrlUse::Read),
     ];
@@ -119,7 +124,9 @@ impl Kind for ReadTokenizer {
         match settings.source() {
             Ok(Origin::File(path, setting)) => vec![(setting, path)],
             // The tokenizer of a checkpoint may be used instead.
-            Ok(Origin::Model(path)) if !Path::new(&settings.checkpoints).exists() => vec![("init", path)],
+            Ok(Origin::Model(path)) if !is_url(&settings.checkpoints) && !Path::new(&settings.checkpoints).exists() => {
+                vec![("init", path)]
+            }
             _ => Vec::new(),
         }
     }
@@ -170,7 +177,7 @@ impl Source for Reader {
                 StageError::setting(setting, message)
             })?,
             Origin::Model(path) => tokenizer_of_model("init", &path)?,
-            Origin::Hub(reference) => tokenizer_of_model("init", &self.fetched(&reference)?)?,
+            Origin::Hub(_) => tokenizer_of_model("init", &self.fetched()?)?,
         };
         let read = Tokenizer::from_bytes(&bytes);
         let tokenizer = read.map_err(|error| StageError::setting("tokenizer", error))?;
@@ -196,7 +203,11 @@ impl Reader {
         };
         match is_elsewhere.then(|| self.of_checkpoint()).transpose()?.flatten() {
             Some(path) => Ok(Origin::File(path, "checkpoints")),
-            None => Ok(origin),
+            None => match origin {
+                // Its digest is in the key, as that of a file of this machine.
+                Origin::Model(url) if is_url(&url) => Ok(Origin::Model(self.fetched()?)),
+                origin => Ok(origin),
+            },
         }
     }
 
@@ -205,7 +216,8 @@ impl Reader {
         if self.settings.checkpoints.is_empty() {
             return Ok(None);
         }
-        let folder = checkpoint::current(Path::new(&self.settings.checkpoints))?;
+        let root = local_root(&self.settings.checkpoints, Wanted::NEWEST)?;
+        let folder = checkpoint::current(&root)?;
         let latest = match checkpoint::latest(&folder) {
             // A damaged checkpoint; training renames it.
             Err(TrainingError::Damaged { .. }) => None,
@@ -218,13 +230,13 @@ impl Reader {
         Ok(of_init.map(|(standing, _)| standing.path.join(TOKENIZER_FILE)))
     }
 
-    fn fetched(&self, reference: &HubReference) -> Result<PathBuf, StageError> {
-        let hub = hub_with_token(self.settings.hub_token.as_ref()).map_err(TrainingError::from)?;
-        let fetched = hub.fetch(reference, &mut |line| {
+    /// The local path of `init`.
+    fn fetched(&self) -> Result<PathBuf, StageError> {
+        let hub = || hub_with_token(self.settings.hub_token.as_ref());
+        let fetched = fetch_model(&self.settings.init, hub, &mut |line| {
             self.context.report(serde_json::json!({ "line": line }));
             !self.context.cancel.is_set()
         });
-        let fetched = fetched.map_err(TrainingError::from)?;
-        fetched.ok_or_else(|| StageError::failed("stopped"))
+        fetched?.ok_or_else(|| StageError::failed("stopped"))
     }
 }

@@ -27,7 +27,7 @@ pub struct ResolvedSettings {
     pub sampling: Option<SamplingRecord>,
     /// The `.model` that came as an input.
     pub tokenizer_input: Option<Arc<[u8]>>,
-    /// The local path of `init`, if it was fetched from the hub.
+    /// The local path of `init`, if it was fetched.
     pub fetched: Option<PathBuf>,
 }
 

@@ -1,6 +1,6 @@
 //! One run of training: its steps, checkpoints and metrics.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use flow_sampling::planned::Planned;
 use serde_json::{Value, json};
 
 use crate::average::MovingAverage;
+use crate::checkpoint::bucket::{self, Uploader};
 use crate::checkpoint::{self, CheckpointFolder, CheckpointRecord, Identity};
 use crate::error::TrainingError;
 use crate::init::first_model;
@@ -40,6 +41,8 @@ pub struct Session {
     folder: Arc<CheckpointFolder>,
     /// A checkpoint that is being written.
     writing: Option<JoinHandle<Result<PathBuf, TrainingError>>>,
+    /// Copies checkpoints into object storage, where the setting names a URL.
+    uploader: Option<Uploader>,
     metrics: Metrics,
     record: CheckpointRecord,
     evaluate: Option<Evaluate>,
@@ -100,7 +103,8 @@ impl Session {
         group: Option<ProcessGroup>,
     ) -> Result<Self, TrainingError> {
         settings.validate()?;
-        let root = Path::new(&settings.checkpoints);
+        let root = settings.checkpoint_root()?;
+        let root = root.as_path();
         let lock = checkpoint::lock(root)?;
         let start = find_start(settings, data)?;
         let resumed = match &start {
@@ -115,7 +119,7 @@ impl Session {
         let device = settings.device()?.open(0)?;
         let decay = settings.average_decay;
         let mut vocabulary_change = None;
-        let mut set_aside = Vec::new();
+        let mut set_aside = bucket::take_warnings(&settings.checkpoints);
         let (folder, mut model, optimizer, average, record) = match start {
             Start::Fresh { folder } => {
                 let folder = CheckpointFolder::open(lock, &folder)?;
@@ -174,6 +178,9 @@ impl Session {
                 "kept": change.kept(), "mean": change.averaged(), "random": change.random(),
             }))?;
         }
+        let (keep, keep_best) = (settings.keep_checkpoints, settings.keep_best);
+        let mirror = bucket::mirror(&settings.checkpoints, folder.folder(), keep, keep_best)?;
+        let uploader = mirror.map(Uploader::start).transpose()?;
         let config = settings.trainer_config(model.config.encoder.d_model);
         let trainer = Trainer::distributed(model, optimizer, config, average, group)?;
         Ok(Session {
@@ -181,6 +188,7 @@ impl Session {
             trainer,
             folder: Arc::new(folder),
             writing: None,
+            uploader,
             set_aside,
             rate_after_end,
             evaluated: None,
@@ -375,7 +383,24 @@ impl Session {
             .with_state(|model, optimizer, live| folder.write(&record, model, optimizer, live))??;
         self.folder
             .prune(self.settings.keep_checkpoints, self.settings.keep_best)?;
+        if let Some(uploader) = &self.uploader {
+            uploader.wake();
+        }
         Ok(path)
+    }
+
+    /// What could not be copied into object storage since the last call, one line each.
+    pub fn upload_warnings(&self) -> Vec<String> {
+        self.uploader.as_ref().map_or_else(Vec::new, Uploader::warnings)
+    }
+
+    /// Waits until all checkpoints are copied into object storage. Later ones are not.
+    ///
+    /// # Errors
+    /// Where the last ones could not be copied.
+    pub fn finish_upload(&mut self) -> Result<(), TrainingError> {
+        self.written()?;
+        self.uploader.take().map_or(Ok(()), Uploader::finish)
     }
 
     /// Begins to write a checkpoint of the present state in the background, from a copy in host memory. Errors are
@@ -390,9 +415,13 @@ impl Session {
         })??;
         let folder = self.folder.clone();
         let (keep, best) = (self.settings.keep_checkpoints, self.settings.keep_best);
+        let waker = self.uploader.as_ref().and_then(Uploader::waker);
         let write = move || {
             let path = folder.write(&record, &model, &optimizer, live.as_ref())?;
             folder.prune(keep, best)?;
+            if let Some(waker) = waker {
+                waker.wake();
+            }
             Ok(path)
         };
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(write);

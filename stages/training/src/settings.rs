@@ -65,11 +65,14 @@ use crate::trainer::TrainerConfig;
 #[serde(default, deny_unknown_fields)]
 pub struct TrainSettings {
     /// Folder that receives the checkpoints, `metrics.jsonl`, and the same figures for TensorBoard (`tensorboard
-    /// --logdir`). Locked while training runs.
+    /// --logdir`). Locked while training runs. With a URL of object storage that is a folder on this machine
+    /// (docs/storage.md), from which each checkpoint is copied to that prefix while training goes on; where the folder lacks
+    /// the newest, it is fetched.
     pub checkpoints: String,
     /// Where the first weights come from: `none` (random, sized by `model`), a `.nemo` archive, a model folder
     /// such as a checkpoint, a folder of Hugging Face's transformers (`ParakeetForTDT`), a Lightning `.ckpt`, or a model
     /// of the Hugging Face hub, `hf://OWNER/NAME[@REVISION][/FILE]`: of that its `.nemo` archive, else its safetensors.
+    /// Of a URL of object storage a copy is kept on this machine.
     pub init: String,
     /// A token for the hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that `hf auth
     /// login` stored.

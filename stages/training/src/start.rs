@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::bucket::{self, Wanted};
 use crate::checkpoint::{self, CheckpointRecord, StoredCheckpoint};
 use crate::error::TrainingError;
 use crate::init::check_init;
 use crate::resolved_settings::ResolvedSettings;
-use crate::settings::{OnChange, TrainSettings};
+use crate::settings::{ModelFrom, OnChange, TrainSettings};
 
 /// Where training starts or continues.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,10 +41,28 @@ impl Start {
     }
 }
 
+impl TrainSettings {
+    /// The folder of this machine with the checkpoints. Those that only a bucket has are fetched into it, as far as they are
+    /// needed to go on.
+    ///
+    /// # Errors
+    /// Where they cannot be fetched.
+    pub fn checkpoint_root(&self) -> Result<PathBuf, TrainingError> {
+        let wanted = Wanted {
+            best: self.model_from == ModelFrom::Best,
+            last: match self.model_from {
+                ModelFrom::Average => self.keep_checkpoints,
+                ModelFrom::Last | ModelFrom::Best => 1,
+            },
+        };
+        bucket::local_root(&self.checkpoints, wanted)
+    }
+}
+
 /// Finds where training starts, from the checkpoint folder alone. Changes nothing. `data` is the digest of the train
 /// rows, where it is known.
 pub fn find_start(settings: &ResolvedSettings, data: Option<&str>) -> Result<Start, TrainingError> {
-    let root = Path::new(&settings.checkpoints);
+    let root = &settings.checkpoint_root()?;
     let folder = checkpoint::current(root)?;
     let identity = settings.identity()?;
     let Some((standing, record, damaged)) = checkpoint::newest_sound(&folder)? else {
@@ -106,7 +125,7 @@ fn refusal(on_change: OnChange, folder: &Path, changes: &[String], another_run: 
 /// As [`find_start`].
 pub fn check_changes(settings: &TrainSettings) -> Result<(), TrainingError> {
     let settings = ResolvedSettings::from(settings.clone());
-    let folder = checkpoint::current(Path::new(&settings.checkpoints))?;
+    let folder = checkpoint::current(&settings.checkpoint_root()?)?;
     let of_record = |record: &CheckpointRecord| {
         let mut identity = record.identity.clone();
         identity.init.clone_from(&settings.init);

@@ -18,7 +18,7 @@ use crate::metrics::seconds_since_epoch;
 pub const FOLDER: &str = "tensorboard";
 
 /// Whether a file is named as [`EventFile::begin`] names it.
-fn is_ours(name: &str) -> bool {
+pub(crate) fn is_ours(name: &str) -> bool {
     let parts = name
         .strip_prefix("events.out.tfevents.")
         .and_then(|rest| rest.strip_suffix(".flow"))

@@ -10,18 +10,19 @@ use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
 use flow_audio::probe::MEMBER_COLUMNS;
-use flow_hub::HubReference;
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
 };
 
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
+use flow_storage::is_url;
 use serde_json::Value;
 
-use crate::checkpoint::{self, CheckpointFolder, average_of};
+use crate::checkpoint::{self, CheckpointFolder, average_of, bucket};
 use crate::error::TrainingError;
 use crate::feed::Feed;
+use crate::init::is_remote;
 use crate::loaded_rows::BATCH_COLUMNS;
 use crate::model_from::{ModelFrom, chosen};
 use crate::resolved_settings::ResolvedSettings;
@@ -67,6 +68,8 @@ impl Kind for TrainingTrain {
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("model", "the checkpoint that is handed on")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
+        ("checkpoints", flow_runtime::UrlUse::Write),
+        ("init", flow_runtime::UrlUse::Read),
         ("tokenizer", flow_runtime::UrlUse::Read),
         ("shards", flow_runtime::UrlUse::Read),
     ];
@@ -95,8 +98,8 @@ impl Kind for TrainingTrain {
             sources.push(("tokenizer", PathBuf::from(settings.tokenizer_path())));
         }
         // Once there is a checkpoint, training continues from it.
-        let begins = !Path::new(&settings.checkpoints).exists();
-        if begins && settings.init != "none" && HubReference::parse(&settings.init).is_none() {
+        let begins = !is_url(&settings.checkpoints) && !Path::new(&settings.checkpoints).exists();
+        if begins && settings.init != "none" && !is_remote(&settings.init) {
             sources.push(("init", PathBuf::from(&settings.init)));
         }
         sources
@@ -289,14 +292,43 @@ impl TrainBody {
         if start.step() < self.settings.max_steps || self.average_stands(&start)? {
             return Ok(());
         }
-        let root = Path::new(&self.settings.checkpoints);
-        let lock = match checkpoint::lock(root) {
+        let root = self.settings.checkpoint_root()?;
+        let lock = match checkpoint::lock(&root) {
             // The last step is running on another worker, which writes it.
             Err(TrainingError::Locked { .. }) => return Ok(()),
             lock => lock?,
         };
-        let folder = CheckpointFolder::open(lock, &checkpoint::current(root)?)?;
+        let folder = CheckpointFolder::open(lock, &checkpoint::current(&root)?)?;
         Ok(folder.make_average(self.settings.keep_checkpoints)?)
+    }
+
+    /// Whether the checkpoint that training would go on from is where it is to be, also if that is a bucket.
+    fn is_uploaded(&self, start: &Start) -> Result<bool, TrainingError> {
+        match start {
+            Start::Resume { checkpoint, .. } => bucket::is_uploaded(&self.settings.checkpoints, checkpoint),
+            Start::Fresh { .. } => Ok(true),
+        }
+    }
+
+    /// Copies the last checkpoints into the bucket, where all steps were done before and a process was killed while it copied
+    /// them.
+    fn upload_rest(&self) -> Result<(), StageError> {
+        let start = find_start(&self.settings, self.data_digest().as_deref())?;
+        if start.step() < self.settings.max_steps || self.is_uploaded(&start)? {
+            return Ok(());
+        }
+        let root = self.settings.checkpoint_root()?;
+        let _lock = match checkpoint::lock(&root) {
+            // Another worker trains.
+            Err(TrainingError::Locked { .. }) => return Ok(()),
+            lock => lock?,
+        };
+        let (keep, keep_best) = (self.settings.keep_checkpoints, self.settings.keep_best);
+        let folder = checkpoint::current(&root)?;
+        match bucket::mirror(&self.settings.checkpoints, &folder, keep, keep_best)? {
+            Some(mut mirror) => Ok(mirror.copy_all()?),
+            None => Ok(()),
+        }
     }
 
     fn request_checkpoint(&mut self, stop: bool) -> Result<(), StageError> {
@@ -365,6 +397,7 @@ impl Operator for TrainBody {
     fn complete(&mut self) -> Result<(), StageError> {
         if self.thread.is_none() && self.context.worker == 0 {
             self.make_average()?;
+            self.upload_rest()?;
         }
         self.request_checkpoint(true)
     }
@@ -398,6 +431,9 @@ impl Log for TrainBody {
         };
         if step < self.settings.max_steps {
             Ok(LogPosition::At { step, detail })
+        } else if !self.is_uploaded(&start)? {
+            let detail = format!("{detail}; it is to be copied to {}", self.settings.checkpoints);
+            Ok(LogPosition::At { step, detail })
         } else if self.average_stands(&start)? {
             Ok(LogPosition::Finished { detail })
         } else {
@@ -407,8 +443,7 @@ impl Log for TrainBody {
     }
 
     fn result(&mut self) -> Result<RecordBatch, StageError> {
-        let root = Path::new(&self.settings.checkpoints);
-        let folder = checkpoint::current(root)?;
+        let folder = checkpoint::current(&self.settings.checkpoint_root()?)?;
         let chosen = chosen(&folder, self.settings.model_from)?;
         Ok(RecordBatch::try_new(
             model_schema(),

@@ -15,7 +15,7 @@ use flow_runtime::event::Event;
 use flow_runtime::store::path_in_set;
 use flow_runtime::{
     Artifact, Body, ColumnType, Context, InputCount, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    ReadOnce, Shape, Source, SourcePartition, StageError, read_regular_file,
+    ReadOnce, Shape, Source, SourcePartition, StageError, local_copy, read_regular_file,
 };
 use rayon::ThreadPoolBuilder;
 use schemars::JsonSchema;
@@ -138,7 +138,8 @@ impl TrainTokenizerSettings {
             let read = read.and_then(|path| read_regular_file(&path));
             return read.map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)));
         }
-        tokenizer_of_model("extend", path)
+        let path = local_copy(path, &OpenModel::is_part, &mut |_| true).map_err(|error| refuse(error.to_string()))?;
+        tokenizer_of_model("extend", &path.ok_or_else(|| refuse("stopped".into()))?)
     }
 
     fn recipe(&self, languages: &BTreeSet<String>, extends: Option<Vec<u8>>) -> Recipe {

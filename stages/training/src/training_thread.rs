@@ -9,7 +9,6 @@ use arrow::datatypes::DataType;
 use crossbeam_channel::{Receiver, Sender, select};
 use flow_evaluation::hub_token::hub_with_token;
 use flow_evaluation::validation::ValidationSet;
-use flow_hub::HubReference;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
@@ -17,7 +16,7 @@ use flow_runtime::event::Event;
 use flow_runtime::{Artifact, Context, Partition, StageError};
 
 use crate::error::TrainingError;
-use crate::init::configuration;
+use crate::init::{configuration, fetch_model, is_remote};
 use crate::loaded_rows::{micro_batches, own_micro_batches, stage_mark};
 use crate::long_texts::{LongTexts, TextLimit};
 use crate::memory::{self, MemoryCheck};
@@ -107,14 +106,15 @@ pub(crate) fn train(
     loop {
         let began = Instant::now();
         // Requests take precedence over waiting steps.
+        warn_of_uploads(context, &session);
         if let Ok(request) = requests.try_recv()
-            && serve_request(&mut session, request)
+            && serve_request(context, &mut session, request)
         {
             return Ok(());
         }
         select! {
             recv(requests) -> request => match request {
-                Ok(request) => if serve_request(&mut session, request) { return Ok(()) },
+                Ok(request) => if serve_request(context, &mut session, request) { return Ok(()) },
                 Err(_) => return Ok(()),
             },
             recv(work) -> step => match step {
@@ -179,8 +179,8 @@ fn batches_of_rows(batches: &[RecordBatch], rows: &Artifact) -> Result<(), Stage
     }
 }
 
-/// The settings with the local path of a model of the hub, which is downloaded if training begins from it. None: the run is
-/// to end.
+/// The settings with the local path of a model of the hub or in object storage, which is fetched if training begins from it.
+/// None: the run is to end.
 fn with_init(
     settings: &ResolvedSettings,
     context: &Context,
@@ -188,18 +188,15 @@ fn with_init(
     requests: &Receiver<CheckpointRequest>,
 ) -> Result<Option<ResolvedSettings>, StageError> {
     let mut settings = settings.clone();
-    let Some(reference) = HubReference::parse(&settings.init)
-        .transpose()
-        .map_err(TrainingError::from)?
-    else {
+    if !is_remote(&settings.init) {
         return Ok(Some(settings));
-    };
+    }
     if !matches!(find_start(&settings, data)?, Start::Fresh { .. }) {
         return Ok(Some(settings));
     }
-    let hub = hub_with_token(settings.hub_token.as_ref()).map_err(TrainingError::from)?;
+    let hub = || hub_with_token(settings.hub_token.as_ref());
     let mut stopped = false;
-    let fetched = hub.fetch(&reference, &mut |line| {
+    let fetched = fetch_model(&settings.init, hub, &mut |line| {
         context.report(serde_json::json!({ "line": line }));
         if let Ok(request) = requests.try_recv() {
             // There is nothing to checkpoint yet. The receiver may be dropped.
@@ -208,7 +205,7 @@ fn with_init(
         }
         !stopped && !context.cancel.is_set()
     });
-    settings.fetched = fetched.map_err(TrainingError::from)?;
+    settings.fetched = fetched?;
     Ok(settings.fetched.is_some().then_some(settings))
 }
 
@@ -307,9 +304,24 @@ fn report_text_faults(settings: &ResolvedSettings, context: &Context, session: &
     Ok(())
 }
 
-/// Writes a checkpoint and replies. Whether the thread is to end.
-fn serve_request(session: &mut Session, request: CheckpointRequest) -> bool {
-    let outcome = session.checkpoint().map(|_| ()).map_err(StageError::from);
+/// Sends warnings about checkpoints that could not be copied into object storage.
+fn warn_of_uploads(context: &Context, session: &Session) {
+    for message in session.upload_warnings() {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message,
+        });
+    }
+}
+
+/// Writes a checkpoint, waits at the end until all are where they are to be, and replies. Whether the thread is to end.
+fn serve_request(context: &Context, session: &mut Session, request: CheckpointRequest) -> bool {
+    let mut outcome = session.checkpoint().map(drop);
+    if request.stop {
+        outcome = outcome.and_then(|()| session.finish_upload());
+    }
+    warn_of_uploads(context, session);
+    let outcome = outcome.map_err(StageError::from);
     // The receiver may be dropped.
     let _ = request.reply.send(outcome);
     request.stop

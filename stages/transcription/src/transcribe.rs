@@ -13,7 +13,7 @@ use flow_model::decoding::DecodingOptions;
 use flow_model::{Precision, Weights};
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
-    SourcePartition, StageError, open_regular_file,
+    SourcePartition, StageError, UrlUse, local_copy, open_regular_file,
 };
 use flow_speakers::silero::SAMPLE_RATE;
 use serde_json::{Value, json};
@@ -50,6 +50,7 @@ impl Kind for Transcribe {
             "one row for each recording: when it was transcribed, and how long that took",
         ),
     ];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("input", UrlUse::Read), ("model", UrlUse::Read)];
     type Settings = TranscribeSettings;
 
     fn shape(settings: &TranscribeSettings, _: &Inputs) -> Result<Shape, StageError> {
@@ -139,15 +140,27 @@ impl Transcriber {
     fn recognizer(&mut self) -> Result<Arc<Recognizer>, StageError> {
         let recognizer = match self.recognizer.take() {
             Some(recognizer) => recognizer,
-            None => shared_recognizer(&self.settings)?,
+            None => shared_recognizer(&self.settings, self.model()?)?,
         };
         Ok(Arc::clone(self.recognizer.insert(recognizer)))
     }
 }
 
+impl Transcriber {
+    /// The local path of the model.
+    fn model(&self) -> Result<PathBuf, StageError> {
+        let copied = local_copy(&self.settings.model, &OpenModel::is_part, &mut |line| {
+            self.context.report(json!({ "line": line }));
+            !self.context.cancel.is_set()
+        });
+        let copied = copied.map_err(|error| StageError::setting("model", error))?;
+        copied.ok_or_else(|| StageError::failed("stopped"))
+    }
+}
+
 impl Source for Transcriber {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let model = OpenModel::files(&self.settings.model).map_err(|error| StageError::setting("model", error))?;
+        let model = OpenModel::files(&self.model()?).map_err(|error| StageError::setting("model", error))?;
         for file in &model {
             // Checked here, or each recording would be rejected for it.
             let unreadable = |error| StageError::setting("model", format!("cannot read {}: {error}", file.display()));
@@ -245,11 +258,11 @@ fn seconds(samples: u64) -> f64 {
 type Loaded = (PathBuf, (Weights, Precision), String, DecodingOptions);
 
 /// The recognizer of these settings, which all workers of a run share: it is loaded by the first that needs it.
-fn shared_recognizer(settings: &TranscribeSettings) -> Result<Arc<Recognizer>, StageError> {
+fn shared_recognizer(settings: &TranscribeSettings, model: PathBuf) -> Result<Arc<Recognizer>, StageError> {
     static LOADED: Shared<Loaded, Recognizer> = Shared::new();
     let decoding = settings.decoding();
     let key = (
-        settings.model.clone(),
+        model.clone(),
         (settings.weights, settings.precision),
         settings.device.clone(),
         decoding.clone(),
@@ -259,7 +272,7 @@ fn shared_recognizer(settings: &TranscribeSettings) -> Result<Arc<Recognizer>, S
             .device()?
             .open(0)
             .map_err(|error| StageError::setting("device", error))?;
-        let recognizer = Recognizer::load_in(&settings.model, settings.weights.into(), settings.precision, &device)?;
+        let recognizer = Recognizer::load_in(&model, settings.weights.into(), settings.precision, &device)?;
         Ok(recognizer.with_decoding(&decoding)?)
     })
 }

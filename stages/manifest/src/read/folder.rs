@@ -115,11 +115,13 @@ impl AudioFolder {
         self.blocks.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    pub fn partitions(&self) -> Vec<SourcePartition> {
-        let partition = |(name, files): &(Partition, Vec<Listed>)| {
+    /// # Errors
+    /// When storage does not say whether an object is there.
+    pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+        let partition = |(name, files): &(Partition, Vec<Listed>)| -> Result<SourcePartition, ManifestError> {
             let wanted: Vec<Wanted> = files.iter().map(|listed| self.wanted(&listed.file)).collect();
             let mut chain = Chain::default();
-            looks_of(&wanted).iter().for_each(|look| chain.add(look));
+            looks_of(&wanted)?.iter().for_each(|look| chain.add(look));
             // The names of files count, as rows are named by them, while a renamed file has the same metadata.
             let mut names = blake3::Hasher::new();
             for listed in files {
@@ -140,7 +142,7 @@ impl AudioFolder {
                     Transcript::Line(_) | Transcript::Refused { .. } => {}
                 }
             }
-            SourcePartition {
+            Ok(SourcePartition {
                 name: name.clone(),
                 files: texts,
                 extra: format!(
@@ -149,7 +151,7 @@ impl AudioFolder {
                     names.finalize().to_hex(),
                     self.folders.in_key()
                 ),
-            }
+            })
         };
         self.blocks.iter().map(partition).collect()
     }

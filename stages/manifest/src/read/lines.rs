@@ -175,16 +175,26 @@ impl LineManifest {
     /// The metadata of the recordings of a block; none when none has to be checked.
     fn recordings(&self, block: Block) -> Result<Option<Chain>, ManifestError> {
         let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
-        self.each_line(block, |number, line| {
+        let mut failed = None;
+        let read = self.each_line(block, |number, line| {
             let row = line.ok().and_then(|line| self.row(line, number, block.file).ok());
             // Rows contain the offset of a recording in its tar and a measured duration, so these recordings are
             // checked in any case.
             if let Some(row) = row.filter(|row| self.look || row.wanted.files.is_empty() || row.duration.is_none()) {
-                chain.get_or_insert_default().add(&eyes.look(&row.wanted));
+                match eyes.look(&row.wanted) {
+                    Ok(look) => chain.get_or_insert_default().add(&look),
+                    Err(error) => {
+                        failed = Some(error);
+                        return Err(io::Error::other("stopped"));
+                    }
+                }
             }
             Ok(())
-        })?;
-        Ok(chain)
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => read.map(|()| chain),
+        }
     }
 
     pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {

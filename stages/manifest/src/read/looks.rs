@@ -11,6 +11,7 @@ use flow_storage::{Location, Stat, Storage, is_url};
 use rayon::prelude::*;
 
 use super::recordings::Wanted;
+use crate::error::ManifestError;
 
 /// Rows whose recordings one thread checks.
 const SHARE: usize = 512;
@@ -69,13 +70,22 @@ impl FileLook {
         }
     }
 
-    /// Of a path that leads to a file; none of what is no file or cannot be looked at.
-    fn of_file(path: &Path) -> Option<Self> {
-        if is_url(path) {
-            return FileLook::of(path).ok();
+    /// Of a path that leads to a file; none of what is no file of this machine or cannot be looked at, and of what is no URL.
+    ///
+    /// # Errors
+    /// When storage does not say whether an object is there: it must not be taken for missing.
+    fn of_file(path: &Path) -> Result<Option<Self>, ManifestError> {
+        match Location::of_path(path) {
+            Ok(Location::Local(path)) => {
+                let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
+                Ok(metadata.as_ref().map(FileLook::from))
+            }
+            Ok(Location::Object(url)) => match Storage::global().look(&url) {
+                Ok(stat) => Ok(stat.as_ref().map(FileLook::of_object)),
+                Err(error) => Err(ManifestError::Recording(error)),
+            },
+            Err(_) => Ok(None),
         }
-        let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
-        metadata.as_ref().map(FileLook::from)
     }
 
     /// # Errors
@@ -96,10 +106,14 @@ impl FileLook {
 pub type Look = Option<(usize, FileLook)>;
 
 /// The metadata of the recordings of rows, read by several threads.
-pub fn looks_of(wanted: &[Wanted]) -> Vec<Look> {
+///
+/// # Errors
+/// When storage does not say whether an object is there.
+pub fn looks_of(wanted: &[Wanted]) -> Result<Vec<Look>, ManifestError> {
     let share = |wanted: &[Wanted]| {
         let mut eyes = Eyes::default();
-        wanted.iter().map(|wanted| eyes.look(wanted)).collect::<Vec<Look>>()
+        let looks = wanted.iter().map(|wanted| eyes.look(wanted));
+        looks.collect::<Vec<Result<Look, ManifestError>>>()
     };
     wanted.par_chunks(SHARE).flat_map_iter(share).collect()
 }
@@ -115,16 +129,21 @@ pub struct Eyes {
 
 impl Eyes {
     /// In the order in which recordings are looked for.
-    pub fn look(&mut self, wanted: &Wanted) -> Look {
+    ///
+    /// # Errors
+    /// When storage does not say whether an object is there.
+    pub fn look(&mut self, wanted: &Wanted) -> Result<Look, ManifestError> {
         for (place, file) in wanted.files.iter().enumerate() {
             if self.folder_is_there(file)
-                && let Some(look) = remembered(&mut self.file, file)
+                && let Some(look) = remembered(&mut self.file, file)?
             {
-                return Some((place, look));
+                return Ok(Some((place, look)));
             }
         }
-        let (tar, _) = wanted.member.as_ref()?;
-        remembered(&mut self.tar, tar).map(|look| (wanted.files.len(), look))
+        let Some((tar, _)) = wanted.member.as_ref() else {
+            return Ok(None);
+        };
+        Ok(remembered(&mut self.tar, tar)?.map(|look| (wanted.files.len(), look)))
     }
 
     fn folder_is_there(&mut self, file: &Path) -> bool {
@@ -146,14 +165,14 @@ impl Eyes {
     }
 }
 
-fn remembered(last: &mut Option<(PathBuf, Option<FileLook>)>, path: &Path) -> Option<FileLook> {
+fn remembered(last: &mut Option<(PathBuf, Option<FileLook>)>, path: &Path) -> Result<Option<FileLook>, ManifestError> {
     match last {
-        Some((known, look)) if known == path => *look,
+        Some((known, look)) if known == path => Ok(*look),
         _ => {
             // Links are followed: folders of recordings are often made of them.
-            let look = FileLook::of_file(path);
+            let look = FileLook::of_file(path)?;
             *last = Some((path.to_path_buf(), look));
-            look
+            Ok(look)
         }
     }
 }
@@ -194,7 +213,7 @@ mod tests {
 
     fn chain(wanted: &[Wanted]) -> Chain {
         let mut chain = Chain::default();
-        looks_of(wanted).iter().for_each(|look| chain.add(look));
+        looks_of(wanted).unwrap().iter().for_each(|look| chain.add(look));
         chain
     }
 

@@ -39,8 +39,8 @@ impl Manifest {
         Ok(match self {
             Manifest::Tables(tables) => tables.partitions(),
             Manifest::Lines(lines) => lines.partitions()?,
-            Manifest::Texts(tables) => tables.partitions(),
-            Manifest::Folder(folder) => folder.partitions(),
+            Manifest::Texts(tables) => tables.partitions()?,
+            Manifest::Folder(folder) => folder.partitions()?,
         })
     }
 
@@ -154,6 +154,40 @@ impl ReadSettings {
     }
 }
 
+/// Objects that are looked for at the same time.
+const OBJECTS_AT_ONCE: usize = 16;
+
+/// Where files lie that may be of sets in object storage; objects are opened.
+fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
+    let look = |file: &String| -> Result<PathBuf, ManifestError> {
+        let path = path_in_set(file.as_ref()).map_err(|error| ManifestError::Manifest {
+            path: file.into(),
+            why: error.to_string(),
+        })?;
+        if is_url(&path) {
+            // Why it cannot be read is said here: rights, the bucket, credentials.
+            open_input_file(&path).map_err(|error| ManifestError::io(&path, error))?;
+        }
+        Ok(path)
+    };
+    if !files.iter().any(is_url) {
+        return files.iter().map(look).collect();
+    }
+    // Each waits for several requests.
+    let threads = files.len().min(OBJECTS_AT_ONCE);
+    let looked: Vec<Result<PathBuf, ManifestError>> = std::thread::scope(|scope| {
+        let share = |number: usize| files.iter().skip(number).step_by(threads).map(look).collect::<Vec<_>>();
+        let shares: Vec<_> = (0..threads).map(|number| scope.spawn(move || share(number))).collect();
+        let mut shares: Vec<_> = shares
+            .into_iter()
+            .map(|share| share.join().unwrap_or_default().into_iter())
+            .collect();
+        // In the order of the files, as far as no thread panicked.
+        (0..files.len()).filter_map(|at| shares[at % threads].next()).collect()
+    });
+    looked.into_iter().collect()
+}
+
 /// The files of a pattern, all of which have to be there.
 fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
     // The pattern was checked with the pipeline.
@@ -161,17 +195,7 @@ fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
         path: pattern.into(),
         why,
     })?;
-    let in_set = |file: String| {
-        path_in_set(file.as_ref()).map_err(|error| ManifestError::Manifest {
-            path: file.into(),
-            why: error.to_string(),
-        })
-    };
-    let files: Vec<PathBuf> = files.into_iter().map(in_set).collect::<Result<_, _>>()?;
-    for file in files.iter().filter(|file| is_url(file)) {
-        // Why it cannot be read is said here: rights, the bucket, credentials.
-        open_input_file(file).map_err(|error| ManifestError::io(file, error))?;
-    }
+    let files = in_sets(&files)?;
     let is_there = |file: &PathBuf| is_url(file) || file.is_file() || file.is_dir();
     match files.iter().find(|file| !is_there(file)) {
         None => Ok(files),

@@ -443,7 +443,7 @@ impl Table {
         let wanted: Vec<Wanted> = (0..batch.num_rows())
             .map(|row| columns.wanted(row, &self.places, &self.path).unwrap_or_default())
             .collect();
-        Ok(looks_of(&wanted))
+        looks_of(&wanted)
     }
 }
 

@@ -143,22 +143,24 @@ impl TextTables {
         self.blocks.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    pub fn partitions(&self) -> Vec<SourcePartition> {
-        let partition = |(name, block): &(Partition, Block)| {
+    /// # Errors
+    /// When storage does not say whether an object is there.
+    pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+        let partition = |(name, block): &(Partition, Block)| -> Result<SourcePartition, ManifestError> {
             let table = &self.tables[block.table];
             let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
             for record in table.text.records(block.range.clone(), table.quoted) {
                 // A measured duration is part of the row, so the recording is checked.
                 let row = table.row(&record, self).ok();
                 if let Some(row) = row.filter(|row| self.look || row.duration.is_none()) {
-                    chain.get_or_insert_default().add(&eyes.look(&row.wanted));
+                    chain.get_or_insert_default().add(&eyes.look(&row.wanted)?);
                 }
             }
-            SourcePartition {
+            Ok(SourcePartition {
                 name: name.clone(),
                 files: vec![table.path.clone()],
                 extra: chain.map(Chain::to_hex).unwrap_or_default() + self.folders.in_key(),
-            }
+            })
         };
         self.blocks.par_iter().map(partition).collect()
     }

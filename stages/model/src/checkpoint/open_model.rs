@@ -50,9 +50,14 @@ impl Format {
     }
 }
 
-/// Whether a file of a folder is one that we write there.
+/// Whether a file of a folder may be one of a model's.
 fn is_model_file(name: &str) -> bool {
     [CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE].contains(&name) || huggingface::FILES.contains(&name)
+}
+
+/// As [`is_model_file`]; weights in several files have other names.
+fn is_part_of_folder(name: &str) -> bool {
+    is_model_file(name) || (name.starts_with("model") && name.contains(".safetensors"))
 }
 
 /// The archive of a folder that holds one.
@@ -144,6 +149,12 @@ impl OpenModel {
         open_nemo(path)
     }
 
+    /// Whether a file of a folder may be one of a model's, by its name: a configuration, a tokenizer, weights, which may be in several
+    /// files, or an archive.
+    pub fn is_part(name: &str) -> bool {
+        is_part_of_folder(name) || (name.ends_with(".nemo") && !name.starts_with('.'))
+    }
+
     /// The files of the model at a path, sorted: the archive itself, or a folder's model files without the other files
     /// of a checkpoint.
     pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
@@ -162,9 +173,7 @@ impl OpenModel {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            // Weights in several files have other names.
-            let part = name.starts_with("model") && name.contains(".safetensors");
-            if is_model_file(&name) || part {
+            if is_part_of_folder(&name) {
                 files.push(entry.path());
             }
         }

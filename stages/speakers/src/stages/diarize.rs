@@ -9,7 +9,7 @@ use flow_audio::samples::{OnDamage, RecordingSamples, Refusal, lock_if_long, sam
 use flow_hub::HubReference;
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
-    SourcePartition, StageError,
+    SourcePartition, StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -230,6 +230,7 @@ impl Kind for Diarize {
         ),
         OutputPort::new("timings", "one row for each recording: how long it was worked on"),
     ];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("input", UrlUse::Read)];
     type Settings = DiarizeSettings;
 
     fn shape(settings: &DiarizeSettings, _: &Inputs) -> Result<Shape, StageError> {

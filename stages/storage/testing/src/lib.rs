@@ -105,6 +105,8 @@ pub struct TestServer {
     address: SocketAddr,
     root: PathBuf,
     rules: Arc<Mutex<Rules>>,
+    /// For copies of objects.
+    cache: tempfile::TempDir,
     /// Ends the server with it.
     _runtime: Runtime,
 }
@@ -135,11 +137,12 @@ impl TestServer {
         let listener = runtime.block_on(TcpListener::bind(address))?;
         let address = listener.local_addr()?;
         let rules: Arc<Mutex<Rules>> = Arc::default();
-        runtime.spawn(serve(listener, service, Arc::clone(&rules)));
+        runtime.spawn(serve(listener, service, Arc::clone(&rules), root.into()));
         Ok(TestServer {
             address,
             root: root.to_path_buf(),
             rules,
+            cache: tempfile::tempdir()?,
             _runtime: runtime,
         })
     }
@@ -153,6 +156,11 @@ impl TestServer {
         &self.root
     }
 
+    /// The folder in which processes that use the server keep copies of objects.
+    pub fn cache(&self) -> &Path {
+        self.cache.path()
+    }
+
     /// The variables of the environment of a process that is to use the server.
     pub fn environment(&self) -> Vec<(String, String)> {
         let pairs = [
@@ -163,6 +171,7 @@ impl TestServer {
             ("FLOW_STORAGE_RETRY_SECONDS", "20".into()),
             ("FLOW_STORAGE_TIMEOUT_SECONDS", "10".into()),
             ("FLOW_STORAGE_RETRIES", "6".into()),
+            ("FLOW_STORAGE_CACHE", self.cache.path().display().to_string()),
         ];
         pairs
             .into_iter()
@@ -201,14 +210,14 @@ impl TestServer {
     }
 }
 
-async fn serve(listener: TcpListener, service: S3Service, rules: Arc<Mutex<Rules>>) {
+async fn serve(listener: TcpListener, service: S3Service, rules: Arc<Mutex<Rules>>, root: Arc<Path>) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             continue;
         };
-        let (service, rules) = (service.clone(), Arc::clone(&rules));
+        let (service, rules, root) = (service.clone(), Arc::clone(&rules), Arc::clone(&root));
         tokio::spawn(async move {
-            let answer = service_fn(|request| answer(request, service.clone(), Arc::clone(&rules)));
+            let answer = service_fn(|request| answer(request, service.clone(), Arc::clone(&rules), Arc::clone(&root)));
             // A connection that was cut on purpose is an error here.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
@@ -221,6 +230,7 @@ async fn answer(
     request: Request<Incoming>,
     service: S3Service,
     rules: Arc<Mutex<Rules>>,
+    root: Arc<Path>,
 ) -> Result<Response<Body>, io::Error> {
     let path = request
         .uri()
@@ -238,12 +248,23 @@ async fn answer(
         Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
         Some(Fault::Truncate) | None => {}
     }
+    let is_read = is_head || request.method() == Method::GET;
+    if is_read && request.uri().query().is_none() && is_folder(&root, request.uri().path()) {
+        // There are no folders in object storage.
+        return Ok(refusal(404, is_head));
+    }
     let answer = service.call(request.map(Body::from)).await;
     let answer = answer.map_err(|error| io::Error::other(format!("{error:?}")))?;
     if fault == Some(Fault::Truncate) && !is_head {
         return truncated(answer).await;
     }
     Ok(answer)
+}
+
+/// Whether the path of a request is that of a folder in a bucket. Names that are percent-encoded are taken for those of files.
+fn is_folder(root: &Path, path: &str) -> bool {
+    let name = path.trim_matches('/');
+    name.contains('/') && root.join(name).is_dir()
 }
 
 fn refusal(status: u16, is_head: bool) -> Response<Body> {

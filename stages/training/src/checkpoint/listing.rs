@@ -34,11 +34,12 @@ pub fn next_restart(root: &Path) -> Result<PathBuf, TrainingError> {
     Ok(root.join(restart_name(restarts(root)?.last().unwrap_or(&0) + 1)))
 }
 
-fn restart_name(number: u64) -> String {
+pub(super) fn restart_name(number: u64) -> String {
     format!("{RESTART}{number:03}")
 }
 
-fn restarts(root: &Path) -> Result<Vec<u64>, TrainingError> {
+/// Numbers of the restarts, ascending.
+pub(super) fn restarts(root: &Path) -> Result<Vec<u64>, TrainingError> {
     let mut numbers: Vec<u64> = folders(root)?
         .iter()
         .filter_map(|name| name.strip_prefix(RESTART)?.parse().ok())

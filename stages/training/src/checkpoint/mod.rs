@@ -8,6 +8,7 @@
 //! `on_change: restart` began again; the newest of them is the current one.
 
 pub mod average_of;
+pub mod bucket;
 mod changes;
 mod damage;
 mod listing;

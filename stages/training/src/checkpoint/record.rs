@@ -107,24 +107,28 @@ pub(super) fn digest_of_files<'a>(files: impl Iterator<Item = (&'a String, &'a F
 pub fn read_record(checkpoint: &Path) -> Result<CheckpointRecord, TrainingError> {
     let path = checkpoint.join(RECORD);
     let text = fs::read_to_string(&path).map_err(|e| unreadable(checkpoint, RECORD, e))?;
-    let value: Value = serde_json::from_str(&text).map_err(|e| damaged(checkpoint, format!("{RECORD}: {e}")))?;
+    let record = record_of(checkpoint, &text)?;
+    let named = checkpoint.file_name().and_then(|name| step_of(name.to_str()?));
+    if named.is_some_and(|step| step != record.step) {
+        return Err(damaged(checkpoint, format!("{RECORD} says step {}", record.step)));
+    }
+    Ok(record)
+}
+
+/// The record in the text of a `training.json`; `checkpoint` is for messages.
+pub(super) fn record_of(checkpoint: &Path, text: &str) -> Result<CheckpointRecord, TrainingError> {
+    let value: Value = serde_json::from_str(text).map_err(|e| damaged(checkpoint, format!("{RECORD}: {e}")))?;
     match value["version"].as_u64() {
         Some(version) if version > u64::from(CHECKPOINT_VERSION) => {
             return Err(TrainingError::Refused {
                 message: format!(
                     "{}: version {version} is newer than this program, which knows {CHECKPOINT_VERSION}",
-                    path.display()
+                    checkpoint.join(RECORD).display()
                 ),
                 help: Some("use the program that wrote it, or a newer one".into()),
             });
         }
         _ => {}
     }
-    let record: CheckpointRecord =
-        serde_json::from_value(value).map_err(|e| damaged(checkpoint, format!("{RECORD}: {e}")))?;
-    let named = checkpoint.file_name().and_then(|name| step_of(name.to_str()?));
-    if named.is_some_and(|step| step != record.step) {
-        return Err(damaged(checkpoint, format!("{RECORD} says step {}", record.step)));
-    }
-    Ok(record)
+    serde_json::from_value(value).map_err(|e| damaged(checkpoint, format!("{RECORD}: {e}")))
 }
