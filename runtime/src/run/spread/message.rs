@@ -12,9 +12,11 @@ use crate::store::{GroupName, NotedFile, Record};
 
 #[derive(Serialize, Deserialize)]
 pub(super) enum Invitation {
-    /// To take part in a run, which has a folder in the state directory.
+    /// To take part in a run, which has a folder in the state directory. `look_at` are some of its source files with their
+    /// sizes, which the process has to see, too.
     Run {
         run: String,
+        look_at: Vec<(PathBuf, u64)>,
     },
     /// All partitions of the region that comes next, sorted.
     Partitions(Vec<Partition>),
