@@ -18,7 +18,7 @@ use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 
-use crate::context::{Cancel, Context, Waker};
+use crate::context::{Cancel, Context, ProcessShare, Waker};
 use crate::dataflow::partition_output::{PartitionOutput, drain};
 use crate::dataflow::port_buffer::PortBuffer;
 use crate::dataflow::work::apply;
@@ -76,6 +76,7 @@ pub struct Harness<K: Kind> {
     rejects: Vec<(String, Partition, Reject)>,
     scratch: PathBuf,
     threads: usize,
+    share: Option<ProcessShare>,
     id_column: &'static str,
 }
 
@@ -113,6 +114,7 @@ impl<K: Kind> Harness<K> {
             rejects: Vec::new(),
             scratch: std::env::temp_dir().join(format!("flow-harness-{}", std::process::id())),
             threads: 1,
+            share: None,
             id_column: ID_COLUMN,
         }
     }
@@ -170,6 +172,12 @@ impl<K: Kind> Harness<K> {
 
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
+        self
+    }
+
+    /// Runs the body as that process of several, each of which runs all partitions.
+    pub fn share(mut self, share: ProcessShare) -> Self {
+        self.share = Some(share);
         self
     }
 
@@ -261,7 +269,7 @@ impl<K: Kind> Harness<K> {
                 bell.1.notify_all();
             }),
             processes: None,
-            share: None,
+            share: self.share,
         };
         let body = K::open(&self.settings, &context)?;
         let mut run = Run {

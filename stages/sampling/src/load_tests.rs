@@ -1,9 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use arrow::array::{ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
-use arrow::datatypes::{DataType, Field, Float32Type, Int32Type, Schema, SchemaRef};
-use flow_runtime::ROW;
+use arrow::datatypes::{DataType, Field, Float32Type, Float64Type, Int32Type, Schema, SchemaRef};
 use flow_runtime::harness::{Harness, Output};
+use flow_runtime::{ProcessShare, ROW};
 
 use super::*;
 use crate::plan::BatchPlan;
@@ -162,6 +162,51 @@ fn every_step_holds_the_planned_utterances_with_their_samples() {
             }
             assert_eq!(loaded.num_rows(), at);
             number += 1;
+        }
+    }
+}
+
+/// Rank and number of the micro-batch, segment, samples, seconds.
+type LoadedRow = (i32, i32, String, usize, f64);
+
+fn loaded_rows(output: &Output, step: u64) -> Vec<LoadedRow> {
+    let rows = output.rows("batches", &step_name(step));
+    let int = |name: &str, at: usize| rows[name].as_primitive::<Int32Type>().value(at);
+    (0..rows.num_rows())
+        .map(|at| {
+            (
+                int("rank", at),
+                int("micro", at),
+                rows["segment_id"].as_string::<i32>().value(at).to_owned(),
+                rows["signal"].as_list::<i32>().value(at).len(),
+                rows["duration"].as_primitive::<Float64Type>().value(at),
+            )
+        })
+        .collect()
+}
+
+/// Of two processes with a rank each, one row with its seconds stands for each micro-batch of the other.
+#[test]
+fn a_process_loads_the_micro_batches_of_its_ranks() {
+    let (harness_of_all, _temp) = harness(settings(), |_, batch| batch);
+    let whole = harness_of_all.run().unwrap();
+    for process in 0..2 {
+        let (harness, _temp) = harness(settings(), |_, batch| batch);
+        let share = ProcessShare { process, processes: 2 };
+        let output = harness.share(share).run().unwrap();
+        for step in 0..4 {
+            let mut expected: Vec<LoadedRow> = Vec::new();
+            for row in loaded_rows(&whole, step) {
+                if row.0 == process as i32 {
+                    expected.push(row);
+                    continue;
+                }
+                match expected.last_mut() {
+                    Some(last) if (last.0, last.1) == (row.0, row.1) => last.4 += row.4,
+                    _ => expected.push((row.0, row.1, String::new(), 1, row.4)),
+                }
+            }
+            assert_eq!(loaded_rows(&output, step), expected, "process {process}, step {step}");
         }
     }
 }
