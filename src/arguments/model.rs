@@ -16,7 +16,8 @@ pub enum ModelCommand {
 
 #[derive(Args, Debug)]
 pub struct ModelInfoArguments {
-    /// A .nemo archive, a model folder (such as a checkpoint), a Hugging Face folder or a Lightning .ckpt
+    /// A .nemo archive, a model folder (such as a checkpoint), a Hugging Face folder or a Lightning .ckpt; hf://OWNER/NAME or a URL
+    /// of object storage
     pub model: String,
     /// Also list every tensor with its type and shape
     #[arg(long)]
@@ -25,7 +26,8 @@ pub struct ModelInfoArguments {
 
 #[derive(Args, Debug)]
 pub struct ModelConvertArguments {
-    /// The model: a .nemo archive, a model folder, a Hugging Face folder or a Lightning .ckpt
+    /// The model: a .nemo archive, a model folder, a Hugging Face folder or a Lightning .ckpt; hf://OWNER/NAME or a URL of object
+    /// storage
     pub from: String,
     /// The path to write. A name that ends in `.nemo` is an archive, one without an ending a model folder
     pub to: PathBuf,

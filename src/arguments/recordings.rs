@@ -13,8 +13,8 @@ pub struct TranscribeArguments {
     /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl, parquet, and with --diarize rttm
     #[arg(long, value_name = "FORMATS", default_value = "txt")]
     pub format: Vec<String>,
-    /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME; the bundled small model if
-    /// not given
+    /// A .nemo archive, a model folder, a Hugging Face folder, hf://OWNER/NAME, or a URL of object storage; the bundled small
+    /// model if not given
     #[arg(long, value_name = "MODEL")]
     pub model: Option<String>,
     /// What the model processes at once

@@ -10,8 +10,8 @@ use super::Precision;
 /// What is given here counts more than the file of `--config`.
 #[derive(Args, Debug, Default)]
 pub struct ServeArguments {
-    /// A .nemo archive, a model folder, a Hugging Face folder, or hf://OWNER/NAME, with its name for clients; may be
-    /// given several times, and the first is used where a client names none. The bundled small model if none is given
+    /// A .nemo archive, a model folder, a Hugging Face folder, hf://OWNER/NAME, or a URL of object storage, with its name for
+    /// clients; may be given several times, and the first is used where a client names none. The bundled small model if none is given
     #[arg(long, value_name = "[NAME=]MODEL")]
     pub model: Vec<String>,
     /// Allow requests for diarization

@@ -170,4 +170,30 @@ mod tests {
         let at = |step| Planned::packing(&history(5), &packing, step).world_size;
         assert_eq!((at(0), at(1), at(100)), (packing.world_size, 5, 5));
     }
+
+    #[test]
+    fn the_newest_checkpoint_of_a_bucket_tells() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join("bucket/run").join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("step-000000004/training.json", r#"{"step":4,"other":1}"#);
+        write("step-000000009/training.json", "{");
+        // One that is not whole.
+        write("restart-001/step-000000002/model.safetensors", "weights");
+        let server = flow_storage_testing::TestServer::start(folder.path()).unwrap();
+        let newest = |text: &str| {
+            let Ok(Location::Object(url)) = Location::parse(text) else {
+                panic!("{text} is no URL")
+            };
+            let found = newest_object(&server.storage(), &url).unwrap();
+            found.map(|(restart, record)| (restart, record.step))
+        };
+        assert_eq!(newest("s3://bucket/run"), Some((0, 4)));
+        write("restart-001/step-000000001/training.json", r#"{"step":1}"#);
+        assert_eq!(newest("s3://bucket/run"), Some((1, 1)));
+        assert_eq!(newest("s3://bucket/none"), None);
+    }
 }

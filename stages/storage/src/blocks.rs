@@ -5,7 +5,7 @@
 //! of any other, each part is asked for by itself, as blocks would be thrown away before they are needed again.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;

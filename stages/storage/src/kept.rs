@@ -269,7 +269,10 @@ impl Copy<'_> {
         Ok(Some(lock))
     }
 
-    /// The lock, held alone. None: `progress` ended the wait.
+    /// The lock, held alone, or shared where the copy is whole by now. None: `progress` ended the wait.
+    ///
+    /// # Errors
+    /// When the copy is damaged and others use it.
     fn lock_alone(&self, progress: Progress<'_>) -> Result<Option<File>, StorageError> {
         let path = self.folder.join(LOCK);
         let failed = failed(self.url, &path);
@@ -289,6 +292,17 @@ impl Copy<'_> {
             };
             // On a file system without locks none is taken.
             while matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
+                if !is_at(&lock, &path) {
+                    break;
+                }
+                if lock.try_lock_shared().is_ok() {
+                    // Nobody makes the copy, but others use it.
+                    if self.is_whole() {
+                        return Ok(Some(lock));
+                    }
+                    let why = "the copy is damaged, and another process uses it: end that, or remove the folder";
+                    return Err(failed(io::Error::other(why)));
+                }
                 if !progress(&format!("{}: another process copies it; waiting", self.url)) {
                     return Ok(None);
                 }

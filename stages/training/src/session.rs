@@ -400,7 +400,12 @@ impl Session {
     /// Where the last ones could not be copied.
     pub fn finish_upload(&mut self) -> Result<(), TrainingError> {
         self.written()?;
-        self.uploader.take().map_or(Ok(()), Uploader::finish)
+        let Some(uploader) = self.uploader.take() else {
+            return Ok(());
+        };
+        let line = format!("copies the last checkpoints to {}", self.settings.checkpoints);
+        (self.report)(json!({ "line": line }));
+        uploader.finish()
     }
 
     /// Begins to write a checkpoint of the present state in the background, from a copy in host memory. Errors are
@@ -666,5 +671,7 @@ impl Drop for Session {
         // An error is lost here, but then no checkpoint was renamed into place either; a run that ends normally has
         // waited before.
         let _ = self.written();
+        // While the folder is still locked.
+        self.uploader = None;
     }
 }

@@ -105,7 +105,13 @@ fn a_copy_is_made_once_and_again_when_it_must_be() {
         path
     );
     assert!(fs::read(&path).unwrap() == all);
+    // Not while another process uses it, which is told.
+    let user = place.storage(1 << 30);
+    keep(&user, "s3://bucket/models/a.nemo").unwrap();
     fs::write(&path, &all[..1_000]).unwrap();
+    let refused = keep(&place.storage(1 << 30), "s3://bucket/models/a.nemo");
+    assert_eq!(refused, Err(StorageFault::Cache));
+    drop(user);
     keep(&place.storage(1 << 30), "s3://bucket/models/a.nemo").unwrap();
     assert!(fs::read(&path).unwrap() == all);
 
