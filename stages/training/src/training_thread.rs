@@ -337,6 +337,7 @@ fn text_limit(settings: &ResolvedSettings) -> TextLimit {
 /// Waits until all other processes have loaded their part of a step, and serves requests meanwhile. True: the thread is
 /// to end.
 fn wait_for_others(
+    context: &Context,
     session: &mut Session,
     elsewhere: &mut LoadedElsewhere,
     requests: &Receiver<CheckpointRequest>,
@@ -347,7 +348,7 @@ fn wait_for_others(
         let told = elsewhere.told.clone();
         select! {
             recv(requests) -> request => match request {
-                Ok(request) => if serve_request(session, request) { return Ok(true) },
+                Ok(request) => if serve_request(context, session, request) { return Ok(true) },
                 Err(_) => return Ok(true),
             },
             recv(told) -> share => match share {
