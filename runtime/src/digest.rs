@@ -16,13 +16,11 @@ impl Digest {
     /// Digest of several parts. Each part's length is hashed with it, so that moving a byte from one
     /// part to the next changes the digest.
     pub fn of_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
-        let mut hasher = blake3::Hasher::new();
+        let mut all = DigestOfParts::default();
         for part in parts {
-            let part = part.as_ref();
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part);
+            all.add(part.as_ref());
         }
-        Digest(*hasher.finalize().as_bytes())
+        all.finish()
     }
 
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
@@ -46,6 +44,21 @@ impl Digest {
         let mut bytes = [0u8; 32];
         hex::decode_to_slice(text, &mut bytes).ok()?;
         Some(Digest(bytes))
+    }
+}
+
+/// [`Digest::of_parts`] of parts that come one by one.
+#[derive(Default)]
+pub(crate) struct DigestOfParts(blake3::Hasher);
+
+impl DigestOfParts {
+    pub fn add(&mut self, part: &[u8]) {
+        self.0.update(&(part.len() as u64).to_le_bytes());
+        self.0.update(part);
+    }
+
+    pub fn finish(&self) -> Digest {
+        Digest(*self.0.finalize().as_bytes())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Names of partitions.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 ///
 /// Names are compared as bytes. A name is stored and hashed; its place in the sorted list of one run
 /// (timely's time) never is.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Partition(Arc<str>);
 
 impl Partition {
@@ -19,6 +20,22 @@ impl Partition {
 
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl Ord for Partition {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // Clones are found without reading their names.
+        match Arc::ptr_eq(&self.0, &other.0) {
+            true => Ordering::Equal,
+            false => self.0.cmp(&other.0),
+        }
+    }
+}
+
+impl PartialOrd for Partition {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

@@ -57,7 +57,7 @@ pub fn plan_despite_refusal(checked: &Arc<Checked>, options: &Options) -> Result
     let hidden = |error: RunError| error.hidden(&checked.pipeline.secrets);
     let store = Store::open(&options.state, Access::Read)?;
     let mut state = PlanState::new(checked, options, store, &Events::default(), false).map_err(hidden)?;
-    let plan = state.plan().map_err(hidden)?;
+    let plan = state.plan(true).map_err(hidden)?;
     Ok((plan, state.refusals.into_iter().next().map(hidden)))
 }
 
@@ -308,13 +308,14 @@ fn run_regions(
     run_counts: &mut RunCounts,
 ) -> Result<Done, RunError> {
     let mut state = PlanState::new(checked, options, store.clone(), events, true)?;
-    let plan = state.plan()?;
+    let plan = state.plan(false)?;
     records::freeze(&store, &running.id, checked, &plan)?;
     ready(&state, &plan)?;
     running.spread = spread_over(&state, &running.id)?;
     if state.is_partial() {
         tell_left_out(events, &plan);
     }
+    drop(plan);
     let outcome = run_all(&mut state, running, run_counts);
     if state.failures.is_empty() {
         return outcome;

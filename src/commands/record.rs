@@ -75,7 +75,7 @@ fn of_stage(
             did_you_mean(partition.as_str(), names, "partitions"),
         )
     })?;
-    let kept: Vec<&str> = record.ports.keys().map(String::as_str).collect();
+    let kept: Vec<&str> = record.ports.keys().collect();
     if kept.is_empty() {
         return Err(Failure::usage(
             format!(

@@ -306,8 +306,8 @@ pub fn ports_of_run(app: &App, id: &str) -> Result<Vec<RunPort>, PageError> {
         // Missing data is reported when the rows are opened.
         let records = snapshot.among(&run.store.records(&snapshot.recipe)?);
         for record in &records {
-            for (port, stored) in &record.ports {
-                match ports.iter_mut().find(|(known, _)| known == port) {
+            for (port, stored) in record.ports.iter() {
+                match ports.iter_mut().find(|(known, _)| *known == port) {
                     Some((_, rows)) => *rows += stored.rows,
                     None => ports.push((port, stored.rows)),
                 }

@@ -1,12 +1,14 @@
 //! Decides for each partition of each node of a region: run, reuse, or (while an upstream node is not settled) run if
 //! changed.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 
 use super::Action;
+use super::cursor::Cursor;
 use super::graph::{KeyInput, RegionKind, StagePart};
 use super::keys::{key_of, result_key};
 use super::reason::{self, Identity};
@@ -25,7 +27,8 @@ use crate::store::{ExportSet, ExportStatus, Record};
 pub(crate) struct PartitionVerdict {
     pub partition: Partition,
     pub action: Action,
-    pub reason: String,
+    /// Shared by partitions that follow each other.
+    pub reason: Arc<str>,
     /// In the order of the node's key inputs; none where a digest is not known yet.
     pub inputs: Vec<Option<Digest>>,
 }
@@ -123,8 +126,9 @@ impl PlanState {
                     if records.is_empty() {
                         continue;
                     }
+                    let mut of_node = Cursor::new(records.by_partition());
                     for (known, partition) in recorded.iter_mut().zip(space.iter()) {
-                        *known = *known || !records.of(partition).is_empty();
+                        *known |= of_node.find(partition).is_some();
                     }
                 }
             }
@@ -149,17 +153,21 @@ impl PlanState {
         let recipe_reason = records.is_empty().then(|| self.why_no_recipe(node));
         let described = self.graph.nodes[node].clone();
         let (selected, forced) = (self.selection.selected[node], self.selection.forced[node]);
-        let mut decided = Vec::with_capacity(space.len());
-        let mut settled = true;
-        for partition in space.iter() {
-            let mut inputs = Vec::with_capacity(described.key_inputs.len());
-            for input in &described.key_inputs {
-                inputs.push(self.key_input(*input, partition)?);
-            }
+        let mut decided: Vec<PartitionVerdict> = Vec::with_capacity(space.len());
+        let mut reused: Vec<(Partition, Arc<Record>)> = Vec::with_capacity(space.len());
+        let mut key_inputs = Vec::with_capacity(described.key_inputs.len());
+        for input in &described.key_inputs {
+            key_inputs.push(self.key_input_of_each(*input, &space)?);
+        }
+        let mut recorded = Cursor::new(records.by_partition());
+        for (at, partition) in space.iter().enumerate() {
+            let inputs: Vec<Option<Digest>> = key_inputs.iter().map(|of_each| of_each[at]).collect();
             let known: Option<Vec<Digest>> = inputs.iter().copied().collect();
-            let standing = known
-                .as_ref()
-                .and_then(|known| records.get(partition, &key_of(&described.recipe, known)));
+            let recorded = recorded.find(partition).unwrap_or(&[]);
+            let standing = known.as_ref().and_then(|known| {
+                let key = key_of(&described.recipe, known);
+                recorded.iter().find(|record| record.key == key)
+            });
             let unkept = standing.and_then(|record| {
                 described
                     .outputs
@@ -168,34 +176,41 @@ impl PlanState {
                     .find(|(port, kept)| **kept && !record.ports.contains_key(&port.name))
                     .map(|(port, _)| port.name.clone())
             });
-            let (action, reason) = match (standing, unkept, records.latest(partition)) {
-                (Some(_), None, _) if selected && forced => (Action::Run, "forced".to_string()),
+            let (action, reason): (Action, Cow<str>) = match (standing, unkept, recorded.last()) {
+                (Some(_), None, _) if selected && forced => (Action::Run, "forced".into()),
                 // For a source, the key contains whether its files can be read.
                 (Some(record), None, _) if selected && described.role == Role::Local && lacks_a_file(record) => {
-                    (Action::Run, "a file could not be read".to_string())
+                    (Action::Run, "a file could not be read".into())
                 }
                 (Some(record), None, _) => {
-                    self.nodes[node].settle(partition, Arc::clone(record));
-                    (Action::Reuse, "unchanged".to_string())
+                    reused.push((partition.clone(), Arc::clone(record)));
+                    (Action::Reuse, "unchanged".into())
                 }
-                _ if !selected => (Action::Reuse, "not selected".to_string()),
-                (Some(_), Some(port), _) => (Action::Run, format!("its output `{port}` was not kept")),
+                _ if !selected => (Action::Reuse, "not selected".into()),
+                (Some(_), Some(port), _) => (Action::Run, format!("its output `{port}` was not kept").into()),
                 (None, _, None) => {
                     let reason = match &recipe_reason {
-                        Some(reason) => reason.clone(),
-                        None => reason::no_record(&records, partition),
+                        Some(reason) => reason.into(),
+                        None => reason::no_record(&records, partition).into(),
                     };
                     (Action::Run, reason)
                 }
                 (None, _, Some(before)) => match known {
-                    Some(_) => (
-                        Action::Run,
-                        reason::input_changed(&self.graph, &described.key_inputs, before, &inputs),
-                    ),
-                    None => (Action::IfChanged, self.what_may_change(&described.key_inputs, &inputs)),
+                    Some(_) => {
+                        let key_inputs = &described.key_inputs;
+                        let reason = reason::input_changed(&self.graph, key_inputs, before, &inputs);
+                        (Action::Run, reason.into())
+                    }
+                    None => {
+                        let reason = self.what_may_change(&described.key_inputs, &inputs);
+                        (Action::IfChanged, reason.into())
+                    }
                 },
             };
-            settled &= action == Action::Reuse && self.nodes[node].settled.contains_key(partition);
+            let reason = match decided.last().filter(|before| *before.reason == *reason) {
+                Some(before) => Arc::clone(&before.reason),
+                None => Arc::from(reason),
+            };
             decided.push(PartitionVerdict {
                 partition: partition.clone(),
                 action,
@@ -203,8 +218,10 @@ impl PlanState {
                 inputs,
             });
         }
-        settled &= self.rerun_missing_outputs(node, &mut decided)?;
-        self.nodes[node].all_settled = settled;
+        let all_reused = reused.len() == space.len();
+        self.nodes[node].settle_all(reused);
+        let all_there = self.rerun_missing_outputs(node, &mut decided)?;
+        self.nodes[node].all_settled = all_reused && all_there;
         Ok(Verdict::Partitions(decided))
     }
 
@@ -224,7 +241,7 @@ impl PlanState {
         for decided in decided.iter_mut().filter(|decided| decided.action == Action::Reuse) {
             if let Some(reason) = missing.get(&decided.partition) {
                 decided.action = Action::Run;
-                decided.reason.clone_from(reason);
+                decided.reason = reason.as_str().into();
                 self.nodes[node].unsettle(&decided.partition);
             }
         }

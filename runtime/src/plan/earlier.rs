@@ -3,16 +3,35 @@
 
 use std::sync::Arc;
 
+use serde::Deserialize;
+
 use super::state::{LOOK_BACK, PlanState};
-use super::{Plan, StagePlan};
+use crate::digest::Digest;
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::run_error::RunError;
 use crate::store::StageSnapshot;
 
+/// What is read of the plan of an earlier run. Its partitions are not: they may be millions.
+#[derive(Deserialize)]
+pub(crate) struct EarlierPlan {
+    pipeline: String,
+    stages: Vec<EarlierStage>,
+}
+
+/// A stage of an earlier plan: see [`super::StagePlan`].
+#[derive(Deserialize)]
+pub(crate) struct EarlierStage {
+    stage: String,
+    pub kind: String,
+    pub kind_version: u32,
+    pub recipe: Digest,
+    pub identity: serde_json::Value,
+}
+
 impl PlanState {
     /// The entry of a node in an earlier plan of the pipeline: the latest (0), or one before it.
-    pub fn before(&mut self, node: usize, back: usize) -> Option<&StagePlan> {
+    pub fn before(&mut self, node: usize, back: usize) -> Option<&EarlierStage> {
         while self.previous.len() <= back {
             let run = self.unread.pop()?;
             if let Ok(Some((_, true))) = self.store.run_pipeline(&run) {
@@ -24,7 +43,7 @@ impl PlanState {
             // Only reasons depend on it, so an unreadable plan is skipped.
             let folder = self.store.run_folder(&run).ok();
             let text = folder.and_then(|folder| std::fs::read(folder.join("plan.json")).ok());
-            let plan = text.and_then(|text| serde_json::from_slice::<Plan>(&text).ok());
+            let plan = text.and_then(|text| serde_json::from_slice::<EarlierPlan>(&text).ok());
             self.previous
                 .extend(plan.filter(|plan| plan.pipeline == self.checked.pipeline.name));
         }

@@ -1,5 +1,6 @@
 //! What must run and why: nodes, regions, recipes, keys.
 
+mod cursor;
 pub(crate) mod decide;
 pub(crate) mod decisions;
 mod earlier;
@@ -134,7 +135,7 @@ pub struct StagePlan {
     pub unknown_partitions: bool,
     /// How often each reason was given, commonest first.
     pub reasons: Vec<(Action, String, u64)>,
-    /// In the plan that a run keeps: those that are not reused.
+    /// In the plan that a run makes and keeps: those that are not reused.
     pub partitions: Vec<PartitionPlan>,
     /// Of a source: partitions that it had in the last run and that no longer exist.
     pub removed: Vec<Partition>,
@@ -144,7 +145,7 @@ pub struct StagePlan {
 pub struct PartitionPlan {
     pub partition: Partition,
     pub action: Action,
-    pub reason: String,
+    pub reason: Arc<str>,
 }
 
 /// Plans of earlier versions do not say.

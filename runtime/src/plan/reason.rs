@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::StagePlan;
+use super::earlier::EarlierStage;
 use super::graph::{Graph, KeyInput};
 use crate::store::{Record, Records};
 
@@ -15,7 +15,7 @@ pub(crate) struct Identity<'a> {
 
 /// Why a recipe has no records, by comparison with the stage of this name in the last plan. None if the stage itself is
 /// unchanged: then a stage that streams into it has changed.
-pub(crate) fn recipe_changed(before: &StagePlan, now: &Identity) -> Option<String> {
+pub(crate) fn recipe_changed(before: &EarlierStage, now: &Identity) -> Option<String> {
     if before.kind != now.kind {
         return Some(format!("kind changed {} -> {}", before.kind, now.kind));
     }
@@ -114,7 +114,7 @@ pub(crate) fn input_changed(
 
 /// Why a partition without any record under a recipe that has records runs.
 pub(crate) fn no_record(records: &Records, partition: &crate::Partition) -> String {
-    match records.lost().iter().find(|lost| lost.partition == *partition) {
+    match records.lost_of(partition) {
         Some(lost) => match lost.found {
             None => format!("its data is missing ({})", lost.file),
             Some(bytes) => format!("its data is damaged ({} has {bytes} bytes)", lost.file),

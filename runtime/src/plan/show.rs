@@ -1,6 +1,8 @@
 //! Builds the plan that is shown and stored from verdicts.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::decide::{NodeVerdict, Verdict};
 use super::state::PlanState;
@@ -10,15 +12,16 @@ use crate::partition::Partition;
 use crate::run_error::RunError;
 
 impl PlanState {
-    /// The plan: decides over all regions with the present state.
-    pub fn plan(&mut self) -> Result<Plan, RunError> {
+    /// The plan: decides over all regions with the present state. Reused partitions are only counted unless
+    /// `with_reused`: there may be millions.
+    pub fn plan(&mut self, with_reused: bool) -> Result<Plan, RunError> {
         self.read_records();
         self.keep_wanted_partitions()?;
         let mut stages: BTreeMap<usize, StagePlan> = BTreeMap::new();
         for region in 0..self.graph.regions.len() {
             for verdict in self.decide(region)? {
                 let node = verdict.node;
-                stages.insert(node, self.show(verdict)?);
+                stages.insert(node, self.show(verdict, with_reused)?);
             }
             for node in self.graph.regions[region].nodes.clone() {
                 if !self.selection.selected[node] {
@@ -34,7 +37,7 @@ impl PlanState {
         })
     }
 
-    fn show(&mut self, verdict: NodeVerdict) -> Result<StagePlan, RunError> {
+    fn show(&mut self, verdict: NodeVerdict, with_reused: bool) -> Result<StagePlan, RunError> {
         let NodeVerdict { node, verdict } = verdict;
         let described = self.graph.nodes[node].clone();
         let stage = self.stage(node);
@@ -69,10 +72,18 @@ impl PlanState {
         match verdict {
             Verdict::Partitions(decided) => {
                 plan.removed = self.removed(node)?;
-                for one in decided {
-                    if plan.selected {
-                        plan.count(one.action, 1, &one.reason);
+                if plan.selected {
+                    let mut reasons: BTreeMap<(Action, &Arc<str>), u64> = BTreeMap::new();
+                    for one in &decided {
+                        *reasons.entry((one.action, &one.reason)).or_default() += 1;
                     }
+                    for ((action, reason), partitions) in reasons {
+                        plan.count(action, partitions, reason);
+                    }
+                }
+                let shown = |action: Action| with_reused || action != Action::Reuse;
+                plan.partitions = Vec::with_capacity(decided.iter().filter(|one| shown(one.action)).count());
+                for one in decided.into_iter().filter(|one| shown(one.action)) {
                     plan.partitions.push(PartitionPlan {
                         partition: one.partition,
                         action: one.action,
@@ -98,7 +109,7 @@ impl PlanState {
             Verdict::Feeds | Verdict::Log { .. } | Verdict::Export { .. } => {}
         }
         plan.reasons
-            .sort_by(|a, b| (a.0, std::cmp::Reverse(a.2), &a.1).cmp(&(b.0, std::cmp::Reverse(b.2), &b.1)));
+            .sort_by(|a, b| (a.0, Reverse(a.2), &a.1).cmp(&(b.0, Reverse(b.2), &b.1)));
         Ok(plan)
     }
 
@@ -121,19 +132,13 @@ impl PlanState {
 }
 
 impl StagePlan {
+    /// Called once for each reason.
     fn count(&mut self, action: Action, partitions: u64, reason: &str) {
         match action {
             Action::Run => self.run += partitions,
             Action::IfChanged => self.if_changed += partitions,
             Action::Reuse => self.reuse += partitions,
         }
-        match self
-            .reasons
-            .iter_mut()
-            .find(|(of, known, _)| *of == action && known == reason)
-        {
-            Some((_, _, count)) => *count += partitions,
-            None => self.reasons.push((action, reason.to_string(), partitions)),
-        }
+        self.reasons.push((action, reason.to_string(), partitions));
     }
 }

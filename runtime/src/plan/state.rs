@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::Options;
+use super::cursor::Cursor;
 use super::decisions::{self, ALL, Decisions, digests_schema};
+use super::earlier::EarlierPlan;
 use super::failures::Failures;
 use super::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, StagePart};
 use super::keys::{self, ListedPartition, source_digest};
 use super::select::StageSelection;
-use super::{Options, Plan};
 use crate::context::{Cancel, Context, Waker};
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -23,7 +25,7 @@ use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
 use crate::run_error::RunError;
 use crate::spec::{Checked, CheckedInput, CheckedStage};
-use crate::store::{Artifact, FileRange, Record, Records, RejectSet, Store};
+use crate::store::{Artifact, FileRange, Record, Records, RejectSet, Store, artifact_digest};
 
 /// The one partition of a log stage's outputs.
 pub(crate) const RESULT: &str = "result";
@@ -31,6 +33,10 @@ pub(crate) const RESULT: &str = "result";
 /// How many runs back older plans are looked at. Runs that had all of no stage, such as those about some partitions, are not
 /// counted.
 pub(super) const LOOK_BACK: usize = 10;
+
+/// Partitions whose files are digested together: enough for all threads, and few enough that the lists of their files take
+/// no memory to speak of.
+const DIGESTED_AT_ONCE: usize = 16_384;
 
 #[derive(Default)]
 pub(crate) struct NodeState {
@@ -65,6 +71,13 @@ impl NodeState {
         self.settled.insert(partition.clone(), record);
     }
 
+    /// Settles partitions in place of all that were.
+    pub fn settle_all(&mut self, records: Vec<(Partition, Arc<Record>)>) {
+        self.whole.clear();
+        self.decided = None;
+        self.settled = records.into_iter().collect();
+    }
+
     /// Drops all settled records.
     pub fn unsettle_all(&mut self) {
         self.whole.clear();
@@ -97,7 +110,7 @@ pub(crate) struct PlanState {
     pub store: Store,
     pub nodes: Vec<NodeState>,
     /// Plans of the last runs of the pipeline, the latest first, as far as they were asked for: for reasons.
-    pub(super) previous: Vec<Plan>,
+    pub(super) previous: Vec<EarlierPlan>,
     pub(super) unread: Vec<String>,
     /// How many runs that had all of a stage were read.
     pub(super) complete_read: usize,
@@ -367,6 +380,12 @@ impl PlanState {
             .artifact(&recipe, &port.name, schema, state.settled.values())?)
     }
 
+    /// The digest of [`PlanState::artifact`], without making it.
+    fn digest_of_whole(&self, node: usize, port: usize) -> Result<Digest, RunError> {
+        let port = &self.graph.nodes[node].outputs[port].name;
+        Ok(artifact_digest(port, self.nodes[node].settled.values())?)
+    }
+
     /// The schema of key rows and decisions, which only the body knows.
     pub fn global_schema(&self, node: usize, port: &str) -> Result<arrow::datatypes::SchemaRef, RunError> {
         let stage = self.stage(node);
@@ -399,6 +418,36 @@ impl PlanState {
         Decisions::load(&rows, &list).map_err(|error| self.failed(decide, None, error))
     }
 
+    /// As [`PlanState::key_input`], for each of the partitions, which ascend.
+    pub fn key_input_of_each(&mut self, input: KeyInput, space: &[Partition]) -> Result<Vec<Option<Digest>>, RunError> {
+        match input {
+            KeyInput::Source { node } => {
+                let state = &self.nodes[node];
+                let mut digests = Cursor::new(state.source_digests.iter());
+                let mut sources = Cursor::new(state.sources.iter());
+                let of_partition = |partition| match (sources.find(partition), digests.find(partition)) {
+                    (_, Some(digest)) => Some(*digest),
+                    (Some(_), None) => None,
+                    (None, None) => Some(keys::absent()),
+                };
+                Ok(space.iter().map(of_partition).collect())
+            }
+            KeyInput::Partition { node, port } if self.failures.is_empty() => {
+                let state = &self.nodes[node];
+                let name = &self.graph.nodes[node].outputs[port].name;
+                let absent = state.all_settled.then(keys::absent);
+                let mut settled = Cursor::new(state.settled.iter());
+                let of_partition = |partition| {
+                    let port = settled.find(partition).and_then(|record| record.ports.get(name));
+                    port.map(|port| port.digest).or(absent)
+                };
+                Ok(space.iter().map(of_partition).collect())
+            }
+            // The same for all partitions, or found by a map of its own.
+            _ => space.iter().map(|partition| self.key_input(input, partition)).collect(),
+        }
+    }
+
     /// The digest of one input of one partition for its key; none while it is unknown.
     pub fn key_input(&mut self, input: KeyInput, partition: &Partition) -> Result<Option<Digest>, RunError> {
         match input {
@@ -427,7 +476,7 @@ impl PlanState {
                 if let Some(digest) = self.nodes[node].whole.get(&port) {
                     return Ok(Some(*digest));
                 }
-                let digest = self.artifact(node, port)?.digest();
+                let digest = self.digest_of_whole(node, port)?;
                 self.nodes[node].whole.insert(port, digest);
                 Ok(Some(digest))
             }
@@ -454,22 +503,23 @@ impl PlanState {
             .filter(|partition| !state.source_digests.contains_key(*partition))
             .filter_map(|partition| state.sources.get(partition))
             .collect();
-        let paths: Vec<PathBuf> = wanted
-            .iter()
-            .flat_map(|listed| listed.partition.files.iter().cloned())
-            .collect();
-        let ranges: Vec<FileRange> = wanted.iter().flat_map(|listed| listed.ranges.iter().cloned()).collect();
         let sources = self.store.sources();
-        let mut digests = sources.digest_all(&paths, self.threads()).into_iter();
-        let mut of_ranges = sources.digest_ranges(&ranges, self.threads()).into_iter();
-        let mut made = Vec::new();
-        for listed in wanted {
-            let files = digests.by_ref().take(listed.partition.files.len());
-            let files = files.collect::<Result<Vec<_>, _>>()?;
-            let ranges = of_ranges.by_ref().take(listed.ranges.len());
-            let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
-            let digest = source_digest(&listed.partition, &files, &ranges);
-            made.push((listed.partition.name.clone(), digest));
+        let mut made = Vec::with_capacity(wanted.len());
+        for wanted in wanted.chunks(DIGESTED_AT_ONCE) {
+            let files = wanted.iter().flat_map(|listed| listed.partition.files.iter().cloned());
+            let files: Vec<PathBuf> = files.collect();
+            let ranges = wanted.iter().flat_map(|listed| listed.ranges.iter().cloned());
+            let ranges: Vec<FileRange> = ranges.collect();
+            let mut digests = sources.digest_all(&files, self.threads()).into_iter();
+            let mut of_ranges = sources.digest_ranges(&ranges, self.threads()).into_iter();
+            for listed in wanted {
+                let files = digests.by_ref().take(listed.partition.files.len());
+                let files = files.collect::<Result<Vec<_>, _>>()?;
+                let ranges = of_ranges.by_ref().take(listed.ranges.len());
+                let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
+                let digest = source_digest(&listed.partition, &files, &ranges);
+                made.push((listed.partition.name.clone(), digest));
+            }
         }
         self.nodes[node].source_digests.extend(made);
         Ok(())

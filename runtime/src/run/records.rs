@@ -9,10 +9,10 @@ use chrono::{SecondsFormat, Utc};
 
 use crate::digest::Digest;
 use crate::event::{Event, Events};
-use crate::plan::{Action, Plan};
+use crate::plan::Plan;
 use crate::run_error::RunError;
 use crate::spec::Checked;
-use crate::store::{Store, StoreError, write_atomically};
+use crate::store::{Store, StoreError, write_atomically, write_json_atomically};
 
 /// A name that sorts by time, and differs for runs of one second.
 pub(super) fn new_run_id() -> String {
@@ -23,19 +23,11 @@ pub(super) fn new_run_id() -> String {
     format!("{}-{mark}", now.format("%Y%m%dT%H%M%S%3fZ"))
 }
 
+/// Keeps spec and plan. Reused partitions are none of the plan's: they are in the run's snapshots.
 pub(super) fn freeze(store: &Store, id: &str, checked: &Checked, plan: &Plan) -> Result<(), RunError> {
     let folder = store.run_folder(id)?;
     write_atomically(&folder.join("spec.yaml"), checked.pipeline.frozen().as_bytes())?;
-    // Reused partitions are in the run's snapshots.
-    let mut plan = plan.clone();
-    for stage in &mut plan.stages {
-        stage.partitions.retain(|one| one.action != Action::Reuse);
-    }
-    let mut text = serde_json::to_vec(&plan).map_err(|error| RunError::Internal {
-        message: format!("plan.json: {error}"),
-    })?;
-    text.push(b'\n');
-    write_atomically(&folder.join("plan.json"), &text)?;
+    write_json_atomically(&folder.join("plan.json"), plan)?;
     Ok(())
 }
 

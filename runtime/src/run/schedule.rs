@@ -37,8 +37,15 @@ impl Schedule {
         }
         let mut tasks = vec![vec![Task::Absent; partitions.len()]; verdicts.len()];
         for (tasks, own) in tasks.iter_mut().zip(verdicts) {
+            let mut next = 0;
             for verdict in own {
-                if let Ok(at) = partitions.binary_search(&verdict.partition) {
+                // Nodes mostly have the same partitions, in the same order.
+                let found = match partitions.get(next) {
+                    Some(partition) if *partition == verdict.partition => Ok(next),
+                    _ => partitions.binary_search(&verdict.partition),
+                };
+                if let Ok(at) = found {
+                    next = at + 1;
                     tasks[at] = match verdict.action {
                         Action::Reuse => Task::Reuse,
                         Action::Run | Action::IfChanged => Task::Run,
@@ -100,7 +107,7 @@ mod tests {
         let verdict = |(name, action): &(&str, Action)| PartitionVerdict {
             partition: Partition::new(name),
             action: *action,
-            reason: String::new(),
+            reason: "".into(),
             inputs: Vec::new(),
         };
         of.iter().map(verdict).collect()

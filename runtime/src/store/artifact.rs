@@ -8,9 +8,10 @@ use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 
+use super::StoreError;
 use super::parquet_file::{self, Rows, WrittenFile};
-use super::record::{RowRange, Selection};
-use crate::digest::Digest;
+use super::record::{self, Record, RowRange, Selection};
+use crate::digest::{Digest, DigestOfParts};
 use crate::error::StageError;
 use crate::partition::Partition;
 
@@ -33,9 +34,58 @@ pub(crate) struct ArtifactPart {
     pub data: Data,
 }
 
+/// Where a data file lies. Its path is made when it is opened: an artifact may have hundreds of thousands.
+#[derive(Clone)]
+pub(crate) enum Place {
+    /// In the folder of a recipe, named after the file's digest, key and port: see [`record::data_file`].
+    Own {
+        folder: Arc<Path>,
+        key: Digest,
+        port: Arc<str>,
+        digest: Digest,
+    },
+    /// Where the selection says, below the state directory.
+    Selected { dir: Arc<Path> },
+}
+
+impl Place {
+    fn path(&self, selection: Option<&Arc<Selection>>) -> PathBuf {
+        match self {
+            Place::Own {
+                folder,
+                key,
+                port,
+                digest,
+            } => folder.join(record::data_file(key, port, digest)),
+            Place::Selected { dir } => dir.join(selection.map_or("", |selection| &selection.file)),
+        }
+    }
+}
+
+/// The digest of the artifact that `records`, sorted by partition, make up on `port`.
+///
+/// # Errors
+/// [`StoreError::NotCommitted`] if one of the records did not store the port.
+pub(crate) fn artifact_digest<'a>(
+    port: &str,
+    records: impl IntoIterator<Item = &'a Arc<Record>>,
+) -> Result<Digest, StoreError> {
+    let mut parts = DigestOfParts::default();
+    for record in records {
+        let Some(stored) = record.ports.get(port) else {
+            return Err(StoreError::NotCommitted {
+                partition: record.partition.to_string(),
+            });
+        };
+        parts.add(record.partition.as_str().as_bytes());
+        parts.add(stored.digest.as_bytes());
+    }
+    Ok(parts.finish())
+}
+
 pub(crate) enum Data {
     File {
-        path: PathBuf,
+        place: Place,
         /// The ranges of rows of the file that belong to the partition; none: all rows.
         selection: Option<Arc<Selection>>,
     },
@@ -102,12 +152,12 @@ impl Artifact {
 
     /// Digest of the whole: of all partitions' names and digests.
     pub fn digest(&self) -> Digest {
-        Digest::of_parts(self.inner.parts.iter().flat_map(|(partition, part)| {
-            [
-                partition.as_str().as_bytes().to_vec(),
-                part.written.digest.as_bytes().to_vec(),
-            ]
-        }))
+        let mut parts = DigestOfParts::default();
+        for (partition, part) in &self.inner.parts {
+            parts.add(partition.as_str().as_bytes());
+            parts.add(part.written.digest.as_bytes());
+        }
+        parts.finish()
     }
 
     /// Reads one partition, batch by batch. `columns` chooses columns and their order; all, if none are named.
@@ -122,8 +172,8 @@ impl Artifact {
             .ok_or_else(|| StageError::failed(format!("the input has no partition `{partition}`")))?;
         let (schema, positions) = parquet_file::project(&self.inner.schema, columns).map_err(StageError::failed)?;
         let source = match &part.data {
-            Data::File { path, selection } => Source::File(Box::new(parquet_file::open(
-                path,
+            Data::File { place, selection } => Source::File(Box::new(parquet_file::open(
+                &place.path(selection.as_ref()),
                 part.written.bytes,
                 &self.inner.schema,
                 columns,
@@ -141,7 +191,7 @@ impl Artifact {
     /// without copying them; none where the partition is in memory or does not exist.
     pub(crate) fn select(&self, partition: &Partition, ranges: &[RowRange], state: &Path) -> Option<Selection> {
         let part = self.inner.parts.get(partition)?;
-        let Data::File { path, selection } = &part.data else {
+        let Data::File { place, selection } = &part.data else {
             return None;
         };
         Some(match selection {
@@ -150,7 +200,7 @@ impl Artifact {
                 ..(**selection).clone()
             },
             None => Selection {
-                file: path.strip_prefix(state).ok()?.to_str()?.to_owned(),
+                file: place.path(None).strip_prefix(state).ok()?.to_str()?.to_owned(),
                 file_bytes: part.written.bytes,
                 file_rows: part.written.rows,
                 file_digest: part.written.digest,
@@ -180,7 +230,7 @@ impl Artifact {
                     "there are no rows of {partition} to choose from"
                 )));
             };
-            let Data::File { path, selection: None } = &own.data else {
+            let Data::File { place, selection: None } = &own.data else {
                 return Err(StageError::failed(format!(
                     "the rows of {partition} are a choice already"
                 )));
@@ -192,7 +242,7 @@ impl Artifact {
                 )));
             }
             let selection = Selection {
-                file: String::new(), // The path is known.
+                file: String::new(), // The place is known.
                 file_bytes: own.written.bytes,
                 file_rows: own.written.rows,
                 file_digest: own.written.digest,
@@ -204,7 +254,7 @@ impl Artifact {
                 bytes: 0,
             };
             let data = Data::File {
-                path: path.clone(),
+                place: place.clone(),
                 selection: Some(Arc::new(selection)),
             };
             parts.insert(partition.clone(), ArtifactPart { written, data });
@@ -229,7 +279,7 @@ impl Artifact {
         };
         let Some(ArtifactPart {
             written,
-            data: Data::File { path, .. },
+            data: Data::File { place, selection: own },
         }) = self.inner.parts.get(partition)
         else {
             return whole();
@@ -237,7 +287,13 @@ impl Artifact {
         let Some(selection) = self.select(partition, ranges, Path::new("")) else {
             return whole();
         };
-        let rows = parquet_file::open(path, written.bytes, &schema, None, Some(&selection))?;
+        let rows = parquet_file::open(
+            &place.path(own.as_ref()),
+            written.bytes,
+            &schema,
+            None,
+            Some(&selection),
+        )?;
         Ok(Batches {
             schema,
             source: Source::File(Box::new(rows)),

@@ -2,14 +2,17 @@
 //! only then renamed to its final name.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::Serialize;
+
 use super::StoreError;
 use super::lock::{Lock, LostLock};
 use super::recovery::{Listing, TEMPORARY};
+use super::versioned_json;
 
 /// Threads that flush files concurrently. The file system combines concurrent flushes into few journal writes, so the
 /// number does not depend on the cores.
@@ -28,6 +31,11 @@ pub(crate) struct Files {
 /// also after a crash.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     Files::default().replace(path, bytes)
+}
+
+/// Writes a value as the file `path`, as JSON on one line, replacing an existing one atomically.
+pub(crate) fn write_json_atomically(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
+    Files::default().replace_with(path, |file| versioned_json::write_json(file, value))
 }
 
 impl Files {
@@ -192,10 +200,22 @@ impl Files {
 
     /// Writes `bytes` under a temporary name beside `path` and flushes them to the disk.
     pub(crate) fn prepare(&self, path: &Path, bytes: &[u8]) -> Result<PathBuf, StoreError> {
-        let (temporary, mut file) = self.create_temporary(folder_of(path))?;
+        self.prepare_with(path, |file| file.write_all(bytes))
+    }
+
+    fn prepare_with(
+        &self,
+        path: &Path,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<PathBuf, StoreError> {
+        let (temporary, file) = self.create_temporary(folder_of(path))?;
+        let mut file = BufWriter::new(file);
         let written = self
             .step(path)
-            .and_then(|()| file.write_all(bytes).map_err(|e| StoreError::io("write", path, e)))
+            .and_then(|()| {
+                let written = write(&mut file).and_then(|()| file.flush());
+                written.map_err(|e| StoreError::io("write", path, e))
+            })
             .and_then(|()| self.sync(&temporary));
         if let Err(error) = written {
             let _ = self.remove(&temporary);
@@ -206,7 +226,16 @@ impl Files {
 
     /// Writes `bytes` as the file `path`, replacing what is there.
     pub(crate) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-        let temporary = self.prepare(path, bytes)?;
+        self.replace_with(path, |file| file.write_all(bytes))
+    }
+
+    /// As [`Files::replace`], with what `write` writes: for files that need not be in memory as a whole.
+    pub(crate) fn replace_with(
+        &self,
+        path: &Path,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), StoreError> {
+        let temporary = self.prepare_with(path, write)?;
         if let Err(error) = self.rename(&temporary, path) {
             let _ = self.remove(&temporary);
             return Err(error);

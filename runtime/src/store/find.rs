@@ -6,7 +6,7 @@ use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
 use arrow::compute::{can_cast_types, filter_record_batch};
 use arrow::datatypes::DataType;
 
-use super::artifact::{Artifact, Data};
+use super::artifact::Artifact;
 use super::record::Record;
 use super::{Store, parquet_file};
 use crate::digest::Digest;
@@ -44,9 +44,7 @@ impl Store {
         let Some((first, stored)) = kept.first().and_then(|record| Some((record, record.ports.get(port)?))) else {
             return Ok(None);
         };
-        let Data::File { path, .. } = self.data_of(recipe, first, port, stored)? else {
-            return Ok(None);
-        };
+        let path = self.data_path(recipe, first, port, stored)?;
         let schema = parquet_file::schema_of(&path)?;
         Ok(Some(self.artifact(recipe, port, schema, kept)?))
     }
@@ -65,9 +63,7 @@ impl Store {
         let Some(stored) = record.ports.get(port) else {
             return Ok(Vec::new());
         };
-        let Data::File { path, selection } = self.data_of(recipe, record, port, stored)? else {
-            return Ok(Vec::new());
-        };
+        let (path, selection) = (self.data_path(recipe, record, port, stored)?, &stored.selection);
         let schema = parquet_file::schema_of(&path)?;
         let mut first = Vec::new();
         for batch in parquet_file::open(&path, stored.bytes, &schema, None, selection.as_deref())? {
@@ -104,9 +100,7 @@ impl Store {
         let Some(stored) = record.ports.get(port) else {
             return Ok(Vec::new());
         };
-        let Data::File { path, selection } = self.data_of(recipe, record, port, stored)? else {
-            return Ok(Vec::new());
-        };
+        let (path, selection) = (self.data_path(recipe, record, port, stored)?, &stored.selection);
         let schema = parquet_file::schema_of(&path)?;
         let id_column = match columns.first() {
             Some(first) if schema.field_with_name(first).is_ok() => *first,

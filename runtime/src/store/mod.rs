@@ -34,6 +34,7 @@ mod garbage;
 mod lock;
 mod object_set;
 mod parquet_file;
+mod port_records;
 mod recipe_files;
 mod record;
 mod recovery;
@@ -49,6 +50,7 @@ mod writer;
 
 pub use artifact::{Artifact, Batches};
 pub use atomic::write_atomically;
+pub(crate) use atomic::write_json_atomically;
 pub(crate) use data_file_writer::DataFileWriter;
 pub use digested_file::DigestedFile;
 pub use error::{Holder, StoreError};
@@ -59,6 +61,7 @@ pub use garbage::GarbageSummary;
 pub use lock::Lock;
 pub use object_set::path_in_set;
 pub(crate) use parquet_file::ROW_GROUP;
+pub use port_records::PortRecords;
 pub use record::{Counts, LostRecord, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
 pub(crate) use record::{GroupName, Ranges};
 pub use rejects::{RejectSet, add_up};
@@ -78,7 +81,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::reject::ID_COLUMN;
-use artifact::{ArtifactPart, Data};
+pub(crate) use artifact::artifact_digest;
+use artifact::{ArtifactPart, Data, Place};
 use atomic::Files;
 use parquet_file::WrittenFile;
 use rejects::{RejectData, RejectPart, StageRejects};
@@ -354,9 +358,11 @@ impl Store {
         schema: SchemaRef,
         records: impl IntoIterator<Item = &'a Arc<Record>>,
     ) -> Result<Artifact, StoreError> {
-        let mut parts = BTreeMap::new();
+        let mut parts = Vec::new();
+        let folder: Arc<Path> = recipe_files::data_folder(&self.recipe_folder(recipe)).into();
+        let (dir, port): (Arc<Path>, Arc<str>) = (self.inner.dir.as_path().into(), port.into());
         for record in records {
-            let Some(stored) = record.ports.get(port) else {
+            let Some(stored) = record.ports.get(&port) else {
                 return Err(StoreError::NotCommitted {
                     partition: record.partition.to_string(),
                 });
@@ -366,30 +372,52 @@ impl Store {
                 rows: stored.rows,
                 bytes: stored.bytes,
             };
-            let data = self.data_of(recipe, record, port, stored)?;
-            parts.insert(record.partition.clone(), ArtifactPart { written, data });
+            let selection = self.valid_selection(record, stored)?;
+            let place = match selection {
+                None => Place::Own {
+                    folder: Arc::clone(&folder),
+                    key: record.key,
+                    port: Arc::clone(&port),
+                    digest: stored.digest,
+                },
+                Some(_) => Place::Selected { dir: Arc::clone(&dir) },
+            };
+            let selection = selection.cloned();
+            let data = Data::File { place, selection };
+            parts.push((record.partition.clone(), ArtifactPart { written, data }));
         }
-        Ok(Artifact::new(schema, parts))
+        Ok(Artifact::new(schema, parts.into_iter().collect()))
     }
 
-    /// Where the rows of a port of a record are.
-    fn data_of(&self, recipe: &Digest, record: &Record, port: &str, stored: &PortRecord) -> Result<Data, StoreError> {
-        let Some(selection) = &stored.selection else {
-            let data = recipe_files::data_folder(&self.recipe_folder(recipe));
-            return Ok(Data::File {
-                path: data.join(record::data_file(&record.key, port, &stored.digest)),
-                selection: None,
-            });
-        };
-        let path = self.inner.dir.join(&selection.file);
-        if !selection.is_valid() {
-            let detail = format!("partition {} selects rows that it cannot have", record.partition);
-            return Err(StoreError::Damaged { path, detail });
-        }
-        Ok(Data::File {
-            path,
-            selection: Some(Arc::clone(selection)),
+    /// The file with the rows of a port of a record: all of its rows, or those that the port selects.
+    fn data_path(
+        &self,
+        recipe: &Digest,
+        record: &Record,
+        port: &str,
+        stored: &PortRecord,
+    ) -> Result<PathBuf, StoreError> {
+        Ok(match self.valid_selection(record, stored)? {
+            Some(selection) => self.inner.dir.join(&selection.file),
+            None => {
+                let data = recipe_files::data_folder(&self.recipe_folder(recipe));
+                data.join(record::data_file(&record.key, port, &stored.digest))
+            }
         })
+    }
+
+    fn valid_selection<'a>(
+        &self,
+        record: &Record,
+        stored: &'a PortRecord,
+    ) -> Result<Option<&'a Arc<Selection>>, StoreError> {
+        match &stored.selection {
+            Some(selection) if !selection.is_valid() => Err(StoreError::Damaged {
+                path: self.inner.dir.join(&selection.file),
+                detail: format!("partition {} selects rows that it cannot have", record.partition),
+            }),
+            selection => Ok(selection.as_ref()),
+        }
     }
 
     /// The rejects of several stages: for each its name, its recipe and its records.

@@ -1,10 +1,10 @@
 //! The record of a committed partition of a stage.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Serialize};
 
+use super::port_records::PortRecords;
 use crate::digest::Digest;
 use crate::partition::Partition;
 use crate::reject::ReasonCount;
@@ -23,9 +23,10 @@ pub struct Record {
     /// Digest of recipe and inputs.
     pub key: Digest,
     /// Digest of each input, in the order of the plan: shows which input changed.
+    #[serde(deserialize_with = "without_spare_room")]
     pub inputs: Vec<Digest>,
     /// The stored ports. A port that was only streamed is not there.
-    pub ports: BTreeMap<String, PortRecord>,
+    pub ports: PortRecords,
     /// Rows of input 0.
     pub rows_in: u64,
     /// Rows over all ports, stored or streamed.
@@ -34,7 +35,9 @@ pub struct Record {
     pub read: u64,
     /// Rows merged into others on purpose.
     pub merged: u64,
-    pub rejects: RejectRecord,
+    /// Shared by all records without rejects.
+    #[serde(with = "shared_rejects")]
+    pub rejects: Arc<RejectRecord>,
 }
 
 /// The committed data of one port of one partition.
@@ -138,18 +141,49 @@ pub struct RejectRecord {
     pub rows: u64,
     pub bytes: u64,
     /// Sorted by reason, then class.
+    #[serde(deserialize_with = "without_spare_room")]
     pub by_reason: Vec<ReasonCount>,
 }
 
 impl RejectRecord {
-    pub(crate) fn none() -> Self {
-        RejectRecord {
-            digest: Digest::of(b""),
-            rows: 0,
-            bytes: 0,
-            by_reason: Vec::new(),
-        }
+    pub(crate) fn none() -> Arc<Self> {
+        static NONE: LazyLock<Arc<RejectRecord>> = LazyLock::new(|| {
+            Arc::new(RejectRecord {
+                digest: Digest::of(b""),
+                rows: 0,
+                bytes: 0,
+                by_reason: Vec::new(),
+            })
+        });
+        Arc::clone(&NONE)
     }
+}
+
+mod shared_rejects {
+    use super::{Arc, Deserialize, RejectRecord};
+
+    pub(super) fn serialize<S: serde::Serializer>(
+        rejects: &Arc<RejectRecord>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serde::Serialize::serialize(rejects.as_ref(), serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<RejectRecord>, D::Error> {
+        let (rejects, none) = (RejectRecord::deserialize(deserializer)?, RejectRecord::none());
+        Ok(if rejects == *none { none } else { Arc::new(rejects) })
+    }
+}
+
+/// A parser does not know how long a list will be, and leaves room for more.
+fn without_spare_room<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let mut list = Vec::<T>::deserialize(deserializer)?;
+    list.shrink_to_fit();
+    Ok(list)
 }
 
 /// The row counts of one partition of one stage.
@@ -213,17 +247,37 @@ pub(crate) struct Index {
 
 /// Records are shared in memory and plain in files.
 mod shared_records {
-    use super::{Arc, Deserialize, Record};
+    use std::fmt;
+
+    use serde::de::{SeqAccess, Visitor};
+
+    use super::{Arc, Record};
 
     pub(super) fn serialize<S: serde::Serializer>(records: &[Arc<Record>], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(records.iter().map(Arc::as_ref))
     }
 
     pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Arc<Record>>, D::Error> {
-        Ok(Vec::<Record>::deserialize(deserializer)?
-            .into_iter()
-            .map(Arc::new)
-            .collect())
+        deserializer.deserialize_seq(Shared)
+    }
+
+    /// Shares each record as it is read.
+    struct Shared;
+
+    impl<'de> Visitor<'de> for Shared {
+        type Value = Vec<Arc<Record>>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of records")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<Arc<Record>>, A::Error> {
+            let mut records = Vec::new();
+            while let Some(record) = list.next_element::<Record>()? {
+                records.push(Arc::new(record));
+            }
+            Ok(records)
+        }
     }
 }
 
@@ -253,9 +307,11 @@ impl GroupName {
 /// The records of one recipe whose data is all there.
 #[derive(Clone, Debug)]
 pub struct Records {
-    pub(crate) recipe: Digest,
-    pub(crate) by_partition: BTreeMap<Partition, Vec<Arc<Record>>>,
-    pub(crate) lost: Vec<LostRecord>,
+    recipe: Digest,
+    /// Sorted by partition; those of one partition in the order of their commits.
+    records: Vec<Arc<Record>>,
+    /// Sorted by partition.
+    lost: Vec<LostRecord>,
 }
 
 /// A record that is ignored because a data file that it names is missing or has another size.
@@ -270,14 +326,13 @@ pub struct LostRecord {
 }
 
 impl Records {
-    pub(crate) fn new(recipe: Digest, standing: Vec<Arc<Record>>, lost: Vec<LostRecord>) -> Self {
-        let mut by_partition: BTreeMap<Partition, Vec<Arc<Record>>> = BTreeMap::new();
-        for record in standing {
-            by_partition.entry(record.partition.clone()).or_default().push(record);
-        }
+    /// `standing` are in the order of their commits.
+    pub(crate) fn new(recipe: Digest, mut standing: Vec<Arc<Record>>, mut lost: Vec<LostRecord>) -> Self {
+        standing.sort_by(|a, b| a.partition.cmp(&b.partition));
+        lost.sort_by(|a, b| a.partition.cmp(&b.partition));
         Records {
             recipe,
-            by_partition,
+            records: standing,
             lost,
         }
     }
@@ -287,7 +342,7 @@ impl Records {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.by_partition.is_empty()
+        self.records.is_empty()
     }
 
     /// The record of `partition` under `key`.
@@ -297,7 +352,10 @@ impl Records {
 
     /// All records of `partition`, the latest last.
     pub fn of(&self, partition: &Partition) -> &[Arc<Record>] {
-        self.by_partition.get(partition).map_or(&[], Vec::as_slice)
+        let begin = self.records.partition_point(|record| record.partition < *partition);
+        let from = &self.records[begin..];
+        let others = from.iter().position(|record| record.partition != *partition);
+        &from[..others.unwrap_or(from.len())]
     }
 
     /// The latest record of `partition`, whatever its key. A plan compares with it to report which input changed. It
@@ -306,13 +364,25 @@ impl Records {
         self.of(partition).last()
     }
 
-    /// The partitions that have a record, sorted by name.
-    pub fn partitions(&self) -> impl Iterator<Item = &Partition> {
-        self.by_partition.keys()
+    /// The records of each partition that has some, the latest last; partitions sorted by name.
+    pub(crate) fn by_partition(&self) -> impl Iterator<Item = (&Partition, &[Arc<Record>])> {
+        let runs = self.records.chunk_by(|a, b| a.partition == b.partition);
+        runs.filter_map(|run| Some((&run.first()?.partition, run)))
     }
 
-    /// Records that are ignored because their data is missing; their partitions run again.
+    /// The partitions that have a record, sorted by name.
+    pub fn partitions(&self) -> impl Iterator<Item = &Partition> {
+        self.by_partition().map(|(partition, _)| partition)
+    }
+
+    /// Records that are ignored because their data is missing; their partitions run again. Sorted by partition.
     pub fn lost(&self) -> &[LostRecord] {
         &self.lost
+    }
+
+    /// The first such record of a partition.
+    pub fn lost_of(&self, partition: &Partition) -> Option<&LostRecord> {
+        let first = self.lost.partition_point(|lost| lost.partition < *partition);
+        self.lost.get(first).filter(|lost| lost.partition == *partition)
     }
 }

@@ -111,9 +111,9 @@ pub(crate) fn combine(old: &Record, mut new: Record) -> Record {
             .iter()
             .all(|(name, port)| old.ports.get(name).is_none_or(|before| before == port));
     if same_rows {
-        for (name, port) in &old.ports {
-            new.ports.entry(name.clone()).or_insert_with(|| port.clone());
-        }
+        // Of a port that both have the later one counts: the new one, which is equal.
+        let both = old.ports.iter().chain(new.ports.iter());
+        new.ports = both.map(|(name, port)| (name, port.clone())).collect();
     }
     new
 }

@@ -401,7 +401,7 @@ fn absolute(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::super::record::RejectRecord;
-    use super::super::{Access, Counts};
+    use super::super::{Access, Counts, PortRecords};
     use super::*;
 
     fn record(partition: &str, key: u8) -> Arc<Record> {
@@ -415,7 +415,7 @@ mod tests {
             partition: Partition::new(partition),
             key: Digest::of(&[key]),
             inputs: Vec::new(),
-            ports: BTreeMap::new(),
+            ports: PortRecords::default(),
             rows_in,
             rows_out,
             read,

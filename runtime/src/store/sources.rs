@@ -125,11 +125,18 @@ fn is_settled(state: &FileState, known: Option<&Note>, now: SystemTime) -> bool 
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct NotedFile(String, Note);
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
     version: u64,
     files: BTreeMap<String, Note>,
+}
+
+/// The same, to be written.
+#[derive(Serialize)]
+struct ToStore<'a> {
+    version: u64,
+    files: &'a BTreeMap<String, Note>,
 }
 
 impl versioned_json::Versioned for Stored {
@@ -209,12 +216,13 @@ impl SourceDigests {
             return Ok(());
         }
         self.fresh().clear();
-        let stored = Stored {
+        let notes = self.notes();
+        let stored = ToStore {
             version: SOURCES_VERSION,
-            files: self.notes().clone(),
+            files: &notes,
         };
-        let path = dir.join(FILE);
-        files.replace(&path, &versioned_json::to_json(&path, &stored)?)?;
+        files.replace_with(&dir.join(FILE), |file| versioned_json::write_json(file, &stored))?;
+        drop(notes);
         files.remove(&dir.join(JOURNAL))
     }
 

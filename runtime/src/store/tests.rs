@@ -384,7 +384,7 @@ fn committing_again_keeps_ports_and_writes_nothing_that_stands() {
             .unwrap()
             .ports
             .keys()
-            .cloned()
+            .map(str::to_string)
             .collect::<Vec<_>>()
     };
     assert_eq!(ports(&store), ["a", "b"]);

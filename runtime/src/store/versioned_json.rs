@@ -1,5 +1,6 @@
 //! JSON files with a version number.
 
+use std::io::{self, Write};
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -36,6 +37,12 @@ pub(super) fn from_json<T: Versioned>(path: &Path, bytes: &[u8], known: u64) -> 
         path: path.to_path_buf(),
         detail: e.to_string(),
     })
+}
+
+/// Writes what [`to_json`] gives, without having all of it in memory.
+pub(super) fn write_json(file: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *file, value)?;
+    file.write_all(b"\n")
 }
 
 pub(super) fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {

@@ -322,18 +322,18 @@ impl ArtifactWriter {
                 file.push(batch.map_err(|error| misfit(&error))?)?;
             }
             let written = written(REJECTS, file.finish()?);
-            reject_record = RejectRecord {
+            reject_record = Arc::new(RejectRecord {
                 digest: written.digest,
                 rows: written.rows,
                 bytes: written.bytes,
                 by_reason,
-            };
+            });
         }
         pending.record = Some(Record {
             partition: partition.clone(),
             key,
             inputs,
-            ports: port_records,
+            ports: port_records.into_iter().collect(),
             rows_in: counts.rows_in,
             rows_out: counts.rows_out,
             read: counts.read,
@@ -486,7 +486,7 @@ impl ArtifactWriter {
             generation: state.generation,
             records: state.records.clone(),
         };
-        files.replace(&path, &versioned_json::to_json(&path, &index)?)?;
+        files.replace_with(&path, |file| versioned_json::write_json(file, &index))?;
         failpoints::hit(failpoints::INDEX_WRITTEN, &[]);
         state.has_index = true;
         state.generation += 1;

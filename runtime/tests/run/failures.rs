@@ -144,7 +144,7 @@ fn what_cannot_be_read_is_refused_and_made_again_once_it_can() {
         .iter()
         .find(|one| one.partition.as_str() == "s04")
         .unwrap();
-    assert_eq!(one.reason, "a file could not be read");
+    assert_eq!(&*one.reason, "a file could not be read");
     fs::remove_dir(&needed).unwrap();
     fs::write(&needed, "").unwrap();
     assert_eq!(rejects("probe"), (1, 0));

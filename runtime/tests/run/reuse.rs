@@ -62,7 +62,7 @@ fn a_new_a_changed_and_a_removed_shard() {
             .find(|one| one.partition.as_str() == partition)
             .unwrap()
             .reason
-            .clone()
+            .to_string()
     };
     assert_eq!(reason("s05"), "its source files changed");
     assert_eq!(reason("s11"), "new partition");

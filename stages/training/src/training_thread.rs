@@ -123,7 +123,7 @@ pub(crate) fn train(
                         return Ok(());
                     }
                     if let Some(elsewhere) = &mut elsewhere
-                        && wait_for_others(&mut session, elsewhere, requests, step.step)?
+                        && wait_for_others(context, &mut session, elsewhere, requests, step.step)?
                     {
                         return Ok(());
                     }
