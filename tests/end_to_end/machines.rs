@@ -190,7 +190,6 @@ fn each_process_loads_the_micro_batches_of_its_ranks() {
     }
     let given = [
         "train.max_steps=8".to_owned(),
-        "train.log_every=1".to_owned(),
         setting("train_manifest", manifest),
         setting("val_manifest", made.out().join("val_manifest_v2.parquet")),
         setting("audio", audio),

@@ -124,7 +124,7 @@ impl LoadedElsewhere {
         Ok(())
     }
 
-    /// The processes that have not loaded their part of a step.
+    /// The first process that has not loaded its part of a step.
     pub fn missing(&self, step: u64) -> Option<usize> {
         (1..self.processes).find(|process| !self.shares.contains_key(&(step, *process)))
     }
