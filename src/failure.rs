@@ -117,7 +117,7 @@ impl Failure {
                 } => Exit::Failed,
                 RunError::Stage { .. } | RunError::Usage { .. } => Exit::Usage,
                 RunError::Store(error) => store_exit(error),
-                RunError::Process { .. } | RunError::Several { .. } => Exit::Failed,
+                RunError::Process { .. } | RunError::OfProcess { .. } | RunError::Several { .. } => Exit::Failed,
                 RunError::Interrupted { signal } => Exit::Interrupted(*signal),
                 RunError::Internal { .. } => Exit::Bug,
             },

@@ -275,12 +275,12 @@ impl Running {
 
 /// Invites the other processes to compute partitions. Those of a run with a stage that spreads its own work over
 /// processes need see neither the state directory nor the corpus: process 0 then computes all partitions.
-fn spread_over(state: &PlanState, id: &str) -> Result<Option<Spread>, RunError> {
+fn spread_over(state: &PlanState, id: &str, signals: &Arc<Signals>) -> Result<Option<Spread>, RunError> {
     let processes = state.options.processes.as_ref();
     let Some(processes) = processes.filter(|processes| processes.count() > 1) else {
         return Ok(None);
     };
-    let message = match Spread::new(processes, id, state)? {
+    let message = match Spread::new(processes, signals, id, state)? {
         Ok(spread) => return Ok(Some(spread)),
         Err(message) => message,
     };
@@ -311,7 +311,7 @@ fn run_regions(
     let plan = state.plan(false)?;
     records::freeze(&store, &running.id, checked, &plan)?;
     ready(&state, &plan)?;
-    running.spread = spread_over(&state, &running.id)?;
+    running.spread = spread_over(&state, &running.id, &running.signals)?;
     if state.is_partial() {
         tell_left_out(events, &plan);
     }

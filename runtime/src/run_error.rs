@@ -31,6 +31,9 @@ pub enum RunError {
     /// Another process of the run is lost: exit code 1.
     #[error("{message}")]
     Process { message: String },
+    /// What another process of the run could not do, as it told: exit code 1.
+    #[error("{message}")]
+    OfProcess { message: String },
     /// Stages failed in a run that went on with what did not depend on them: exit code 1.
     #[error("{}", several(.failures, .left_out))]
     Several {
@@ -122,7 +125,7 @@ impl RunError {
             } => 1,
             RunError::Stage { .. } | RunError::Usage { .. } => 2,
             RunError::Store(error) if error.is_held() => 3,
-            RunError::Store(_) | RunError::Process { .. } | RunError::Several { .. } => 1,
+            RunError::Store(_) | RunError::Process { .. } | RunError::OfProcess { .. } | RunError::Several { .. } => 1,
             RunError::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(u8::MAX),
             RunError::Internal { .. } => 70,
         }
@@ -149,6 +152,7 @@ impl RunError {
                 help: help.map(text),
             },
             RunError::Process { message } => RunError::Process { message: text(message) },
+            RunError::OfProcess { message } => RunError::OfProcess { message: text(message) },
             RunError::Internal { message } => RunError::Internal { message: text(message) },
             RunError::Several { failures, left_out } => RunError::Several {
                 failures: failures.into_iter().map(|failure| failure.hidden(secrets)).collect(),
@@ -175,6 +179,9 @@ impl RunError {
                 "look at what that process said last; then start all again: what is committed is not done again"
                     .to_string(),
             ),
+            RunError::OfProcess { .. } => {
+                Some("when it is mended, start all again: what is committed is not done again".to_string())
+            }
             RunError::Several { failures, .. } => {
                 let first = failures.iter().find_map(RunError::help);
                 Some(match first {

@@ -85,8 +85,7 @@ pub fn run_once(
         hook(arguments, &report, &events, &outcome);
         return outcome;
     };
-    let secret_file = arguments.processes.secret_file.as_deref();
-    let processes = come_together(&launch, secret_file, &checked, registry, &events)?;
+    let processes = come_together(&launch, arguments, &checked, registry, &events)?;
     if processes.process() > 0 {
         return joined(arguments, &processes, &checked, &events);
     }
@@ -225,9 +224,30 @@ fn type_of(column: &Field) -> String {
     format!("{}{or_null}", column.data_type())
 }
 
+/// The options of the run that say what is done, which process 0 follows alone.
+fn selected(arguments: &RunArguments) -> Vec<(String, String)> {
+    let selection = &arguments.selection;
+    let several = |options: &[String]| match options {
+        [] => "none".to_owned(),
+        some => some.join(" "),
+    };
+    let one = |option: &Option<String>| several(option.as_slice());
+    [
+        ("--from", one(&selection.from)),
+        ("--until", one(&selection.until)),
+        ("--only", several(&selection.only)),
+        ("--force", several(&selection.force)),
+        ("--partition", several(&selection.partition)),
+        ("--keep-going", arguments.keep_going.to_string()),
+        ("--allow-shrink", arguments.allow_shrink.to_string()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
+}
+
 fn come_together(
     launch: &Launch,
-    secret_file: Option<&Path>,
+    arguments: &RunArguments,
     checked: &Checked,
     registry: &Registry,
     events: &Events,
@@ -238,7 +258,7 @@ fn come_together(
             JoinMessage::Warning(message) => Event::Warning { stage: None, message },
         });
     };
-    let secret = match secret_file {
+    let secret = match arguments.processes.secret_file.as_deref() {
         Some(path) => Some(secret_file::read(path, &|warning| tell(JoinMessage::Warning(warning)))?),
         None => None,
     };
@@ -253,8 +273,14 @@ fn come_together(
         port: launch.port,
         hosts: launch.hosts.clone(),
         secret,
-        digest: digest(checked, registry, COMMIT),
-        settings: told_apart(checked, registry, COMMIT),
+        digest: Digest::of_parts([
+            digest(checked, registry, COMMIT).to_hex(),
+            format!("{:?}", selected(arguments)),
+        ]),
+        settings: selected(arguments)
+            .into_iter()
+            .chain(told_apart(checked, registry, COMMIT))
+            .collect(),
         timeout: launch.timeout,
     };
     let processes = join(&member, &tell)?;

@@ -297,6 +297,10 @@ fn signals_to_any_process_are_for_all() {
         let both = started(two(&place, &endless));
         let checkpoints = place.path("checkpoints");
         wait_until("training", || checkpoints.join("metrics.jsonl").is_file());
+        // Ctrl-Z and `fg`: what was stopped for a moment goes on.
+        both[to].signal(libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(300));
+        both[to].signal(libc::SIGCONT);
         both[to].signal(libc::SIGUSR1);
         wait_until("a checkpoint", || has_checkpoint(&checkpoints));
         both[to].signal(libc::SIGTERM);
@@ -428,6 +432,15 @@ fn processes_that_do_not_fit_together_are_refused_with_their_reason() {
     );
     assert!(began.elapsed().as_secs() < 300);
     assert!(!place.path("checkpoints").exists());
+
+    // Another selection of stages.
+    let [mut first, mut other] = two(&place, &["train.max_steps=4"]);
+    other.args(["--until", "train"]);
+    first.args(["--join-timeout", "600"]);
+    for (code, told) in started([first, other]).map(Started::end) {
+        assert_eq!(code, Some(2), "{told}");
+        assert!(told.contains("`--until` is train instead of none"), "{told}");
+    }
 
     // Nobody to meet, and ranks that cannot be dealt out.
     let refused = |mut command: Command, code: i32, said: &str| {

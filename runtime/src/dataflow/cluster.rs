@@ -119,6 +119,14 @@ impl Cluster {
         }
     }
 
+    /// The place of this process among those whose workers run one dataflow.
+    pub fn place_in_dataflow(&self) -> usize {
+        match self.dataflows {
+            Dataflows::One => self.processes.process(),
+            Dataflows::OfEachProcess => 0,
+        }
+    }
+
     /// The place of this process, where each one runs all partitions.
     pub fn share(&self) -> Option<ProcessShare> {
         (self.dataflows == Dataflows::OfEachProcess).then(|| ProcessShare {

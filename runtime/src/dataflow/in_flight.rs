@@ -8,7 +8,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct InFlight {
     partitions: u64,
     bytes: Option<u64>,
+    own: OwnPartitions,
     state: Mutex<InFlightState>,
+}
+
+/// Which partitions fall to this process, of those that a region has on all processes of its dataflow: those of workers
+/// `first` to `first + workers` of `all`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnPartitions {
+    pub first: u64,
+    pub workers: u64,
+    pub all: u64,
+}
+
+impl OwnPartitions {
+    /// All of them.
+    pub const ALL: OwnPartitions = OwnPartitions {
+        first: 0,
+        workers: 1,
+        all: 1,
+    };
+
+    fn has(self, ordinal: u64) -> bool {
+        let worker = ordinal % self.all.max(1);
+        worker >= self.first && worker < self.first + self.workers
+    }
 }
 
 #[derive(Default)]
@@ -76,11 +100,12 @@ impl Drop for MemoryReservation {
 
 impl InFlight {
     /// Allows at most `partitions`, and at most `bytes` where given. The limit of bytes never holds back the oldest
-    /// partition, or the run would stop, nor the one after it, which is read while the oldest is worked on.
-    pub fn new(partitions: u64, bytes: Option<u64>) -> Self {
+    /// partition of this process, or the run would stop, nor the one after it, which is read while the oldest is worked on.
+    pub fn new(partitions: u64, bytes: Option<u64>, own: OwnPartitions) -> Self {
         InFlight {
             partitions,
             bytes,
+            own,
             state: Mutex::default(),
         }
     }
@@ -99,7 +124,8 @@ impl InFlight {
         let mut state = self.lock();
         state.given = state.given.split_off(&oldest);
         let expected = state.total() + (state.reading + 1) * state.largest;
-        let may = ordinal <= oldest + 1 || state.largest > 0 && expected <= most;
+        let before = (oldest..ordinal).filter(|before| self.own.has(*before)).take(2).count();
+        let may = before < 2 || state.largest > 0 && expected <= most;
         state.reading += u64::from(may);
         may
     }
@@ -127,13 +153,13 @@ mod tests {
 
     #[test]
     fn partitions_are_counted_from_the_oldest() {
-        let flight = InFlight::new(3, None);
+        let flight = InFlight::new(3, None, OwnPartitions::ALL);
         assert!(flight.take(5, 5) && flight.take(7, 5) && !flight.take(8, 5) && flight.take(8, 6));
     }
 
     #[test]
     fn bytes_hold_back_all_but_the_two_oldest() {
-        let flight = InFlight::new(100, Some(350));
+        let flight = InFlight::new(100, Some(350), OwnPartitions::ALL);
         assert!(flight.take(0, 0) && flight.take(1, 0));
         assert!(!flight.take(2, 0), "nobody knows yet how large one is");
         flight.gave(0, 100);
@@ -152,9 +178,30 @@ mod tests {
         assert!(flight.take(5, 4));
     }
 
+    /// Process 1 of 3 with two workers each has the partitions 2, 3, 8, 9, ...: it does not wait for those of others.
+    #[test]
+    fn the_two_oldest_are_those_of_this_process() {
+        let own = OwnPartitions {
+            first: 2,
+            workers: 2,
+            all: 6,
+        };
+        let flight = InFlight::new(100, Some(350), own);
+        assert!(flight.take(2, 0) && flight.take(3, 0));
+        assert!(!flight.take(8, 0), "nobody knows yet how large one is");
+        flight.gave(2, 100);
+        flight.gave(3, 100);
+        assert!(flight.take(8, 0));
+        flight.gave(8, 100);
+        assert!(!flight.take(9, 0));
+        assert!(flight.take(9, 3), "2 is written");
+        let alone = InFlight::new(100, Some(350), OwnPartitions::ALL);
+        assert!(alone.take(0, 0) && alone.take(1, 0) && !alone.take(2, 0));
+    }
+
     #[test]
     fn what_stages_hold_counts_until_they_let_it_go() {
-        let flight = Arc::new(InFlight::new(100, Some(350)));
+        let flight = Arc::new(InFlight::new(100, Some(350), OwnPartitions::ALL));
         for ordinal in 0..2 {
             assert!(flight.take(ordinal, 0));
             flight.gave(ordinal, 50);

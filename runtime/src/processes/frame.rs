@@ -47,8 +47,14 @@ pub(super) fn header(to: &mut dyn Write, kind: FrameKind, number: u32, length: u
 /// Reads a frame. None where the connection ends before one begins.
 pub(super) fn read(from: &mut dyn Read) -> io::Result<Option<Frame>> {
     let mut first = [0u8; 1];
-    if from.read(&mut first)? == 0 {
-        return Ok(None);
+    loop {
+        match from.read(&mut first) {
+            Ok(0) => return Ok(None),
+            Ok(_) => break,
+            // The process was stopped and continued, or got a signal: a socket with a timeout says so.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
     let mut rest = [0u8; 12];
     from.read_exact(&mut rest)?;

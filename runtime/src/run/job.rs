@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::node::writer;
 use crate::available_memory::available_memory;
 use crate::dataflow::cluster::Cluster;
-use crate::dataflow::in_flight::InFlight;
+use crate::dataflow::in_flight::{InFlight, OwnPartitions};
 use crate::dataflow::job::{Feed, NodeJob, RegionJob, Signals, StreamedInput, faults};
 use crate::kind::{Conservation, Role};
 use crate::partition::Partition;
@@ -52,6 +52,12 @@ pub(super) fn region_job_of(
     cluster: Option<Arc<Cluster>>,
 ) -> RegionJob {
     let all_workers = workers * cluster.as_ref().map_or(1, |cluster| cluster.in_dataflow());
+    let process = cluster.as_ref().map_or(0, |cluster| cluster.place_in_dataflow());
+    let own = OwnPartitions {
+        first: (process * workers) as u64,
+        workers: workers as u64,
+        all: all_workers as u64,
+    };
     let share = available_memory().map(|bytes| bytes / 8);
     // What feeds a log are steps with all that they compute on, much larger than the rows of other partitions.
     let (in_flight, bytes) = match nodes.iter().any(|node| node.is_log) {
@@ -75,6 +81,7 @@ pub(super) fn region_job_of(
         in_flight: Arc::new(InFlight::new(
             state.options.in_flight.unwrap_or(in_flight).max(1) as u64,
             state.options.in_flight_bytes.or(bytes),
+            own,
         )),
         as_bytes: state.options.as_bytes,
         store: state.store.clone(),

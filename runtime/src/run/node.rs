@@ -64,7 +64,7 @@ pub(super) fn failed(failure: Failure) -> RunError {
             error,
         },
         Failure::Store(error) => RunError::Store(error),
-        Failure::Process(message) => RunError::Process { message },
+        Failure::Process(message) => RunError::OfProcess { message },
         Failure::Internal(error) => RunError::Internal {
             message: error.to_string(),
         },

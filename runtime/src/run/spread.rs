@@ -17,7 +17,7 @@ use self::message::{
     StoredInput,
 };
 use crate::dataflow::cluster::{Cluster, Dataflows};
-use crate::dataflow::job::NodeJob;
+use crate::dataflow::job::{NodeJob, Signals};
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::plan::graph::Flow;
@@ -36,6 +36,7 @@ const PARTITIONS_TO_LOOK_AT: usize = 16;
 /// At process 0: the other processes, which compute their share of the partitions.
 pub(super) struct Spread {
     processes: Arc<Processes>,
+    signals: Arc<Signals>,
     answers: Receiver<(usize, Vec<u8>)>,
 }
 
@@ -59,7 +60,12 @@ impl Spread {
     ///
     /// # Errors
     /// Where a process is lost.
-    pub fn new(processes: &Arc<Processes>, run: &str, state: &PlanState) -> Result<Result<Spread, String>, RunError> {
+    pub fn new(
+        processes: &Arc<Processes>,
+        signals: &Arc<Signals>,
+        run: &str,
+        state: &PlanState,
+    ) -> Result<Result<Spread, String>, RunError> {
         let (send, answers) = unbounded();
         processes.listen(ANSWERS, move |from, answer| {
             // The run may be over.
@@ -67,6 +73,7 @@ impl Spread {
         });
         let spread = Spread {
             processes: Arc::clone(processes),
+            signals: Arc::clone(signals),
             answers,
         };
         let invitation = encode(&Invitation::Run {
@@ -118,6 +125,9 @@ impl Spread {
             }
             if let Some(loss) = self.processes.lost() {
                 return Err(RunError::Process { message: loss.message });
+            }
+            if let Some(signal) = self.signals.stop_asked() {
+                return Err(RunError::Interrupted { signal });
             }
         }
         Ok(answers)
@@ -242,7 +252,7 @@ impl Spread {
         }
         if let Some(message) = refused {
             self.tell(&Invitation::Cancel)?;
-            return Err(RunError::Process { message });
+            return Err(RunError::OfProcess { message });
         }
         self.tell(&Invitation::Begin)
     }
