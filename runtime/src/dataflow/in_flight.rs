@@ -22,13 +22,6 @@ pub(crate) struct OwnPartitions {
 }
 
 impl OwnPartitions {
-    /// All of them.
-    pub const ALL: OwnPartitions = OwnPartitions {
-        first: 0,
-        workers: 1,
-        all: 1,
-    };
-
     fn has(self, ordinal: u64) -> bool {
         let worker = ordinal % self.all.max(1);
         worker >= self.first && worker < self.first + self.workers
@@ -151,15 +144,21 @@ impl InFlight {
 mod tests {
     use super::*;
 
+    const ALL: OwnPartitions = OwnPartitions {
+        first: 0,
+        workers: 1,
+        all: 1,
+    };
+
     #[test]
     fn partitions_are_counted_from_the_oldest() {
-        let flight = InFlight::new(3, None, OwnPartitions::ALL);
+        let flight = InFlight::new(3, None, ALL);
         assert!(flight.take(5, 5) && flight.take(7, 5) && !flight.take(8, 5) && flight.take(8, 6));
     }
 
     #[test]
     fn bytes_hold_back_all_but_the_two_oldest() {
-        let flight = InFlight::new(100, Some(350), OwnPartitions::ALL);
+        let flight = InFlight::new(100, Some(350), ALL);
         assert!(flight.take(0, 0) && flight.take(1, 0));
         assert!(!flight.take(2, 0), "nobody knows yet how large one is");
         flight.gave(0, 100);
@@ -195,13 +194,13 @@ mod tests {
         flight.gave(8, 100);
         assert!(!flight.take(9, 0));
         assert!(flight.take(9, 3), "2 is written");
-        let alone = InFlight::new(100, Some(350), OwnPartitions::ALL);
+        let alone = InFlight::new(100, Some(350), ALL);
         assert!(alone.take(0, 0) && alone.take(1, 0) && !alone.take(2, 0));
     }
 
     #[test]
     fn what_stages_hold_counts_until_they_let_it_go() {
-        let flight = Arc::new(InFlight::new(100, Some(350), OwnPartitions::ALL));
+        let flight = Arc::new(InFlight::new(100, Some(350), ALL));
         for ordinal in 0..2 {
             assert!(flight.take(ordinal, 0));
             flight.gave(ordinal, 50);
