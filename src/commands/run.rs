@@ -1,7 +1,7 @@
 //! `flow run`: runs a pipeline, alone or as one of several processes.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
