@@ -29,7 +29,10 @@ pub(crate) struct PartitionVerdict {
     pub action: Action,
     /// Shared by partitions that follow each other.
     pub reason: Arc<str>,
-    /// In the order of the node's key inputs; none where a digest is not known yet.
+    /// The key, where all inputs are known.
+    pub key: Option<Digest>,
+    /// In the order of the node's key inputs; none where a digest is not known yet. Empty where the partition is reused: there may
+    /// be millions.
     pub inputs: Vec<Option<Digest>>,
 }
 
@@ -164,10 +167,8 @@ impl PlanState {
             let inputs: Vec<Option<Digest>> = key_inputs.iter().map(|of_each| of_each[at]).collect();
             let known: Option<Vec<Digest>> = inputs.iter().copied().collect();
             let recorded = recorded.find(partition).unwrap_or(&[]);
-            let standing = known.as_ref().and_then(|known| {
-                let key = key_of(&described.recipe, known);
-                recorded.iter().find(|record| record.key == key)
-            });
+            let key = known.as_ref().map(|known| key_of(&described.recipe, known));
+            let standing = key.and_then(|key| recorded.iter().find(|record| record.key == key));
             let unkept = standing.and_then(|record| {
                 described
                     .outputs
@@ -215,7 +216,8 @@ impl PlanState {
                 partition: partition.clone(),
                 action,
                 reason,
-                inputs,
+                key,
+                inputs: if action == Action::Reuse { Vec::new() } else { inputs },
             });
         }
         let all_reused = reused.len() == space.len();
@@ -242,6 +244,10 @@ impl PlanState {
             if let Some(reason) = missing.get(&decided.partition) {
                 decided.action = Action::Run;
                 decided.reason = reason.as_str().into();
+                // The record has the inputs of its key.
+                let record = self.nodes[node].settled.get(&decided.partition);
+                let inputs = record.map_or(&[][..], |record| &record.inputs);
+                decided.inputs = inputs.iter().copied().map(Some).collect();
                 self.nodes[node].unsettle(&decided.partition);
             }
         }

@@ -9,9 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Action;
 use super::decide::{NodeVerdict, PartitionVerdict, Verdict};
 use super::graph::{Flow, NodeInput, RegionKind};
-use super::keys::key_of;
 use super::state::PlanState;
-use crate::digest::Digest;
 use crate::event::{StageFailure, StageOutcome};
 use crate::kind::Role;
 use crate::partition::Partition;
@@ -81,11 +79,10 @@ pub(crate) struct Runnable {
 /// of computed.
 pub(crate) fn is_stored(state: &PlanState, input: &NodeInput, producer: &PartitionVerdict) -> bool {
     let (described, node_state) = (&state.graph.nodes[input.node], &state.nodes[input.node]);
-    let inputs: Option<Vec<Digest>> = producer.inputs.iter().copied().collect();
-    match (node_state.settled.get(&producer.partition), inputs) {
-        (Some(record), Some(inputs)) => {
+    match (node_state.settled.get(&producer.partition), producer.key) {
+        (Some(record), Some(key)) => {
             let port = &described.outputs[input.port].name;
-            record.key == key_of(&described.recipe, &inputs) && record.ports.contains_key(port)
+            record.key == key && record.ports.contains_key(port)
         }
         _ => false,
     }

@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::Options;
 use super::cursor::Cursor;
 use super::decisions::{self, ALL, Decisions, digests_schema};
@@ -203,11 +201,8 @@ impl PlanState {
 
     /// Reads the records of all nodes' recipes, on all threads; errors are reported on first use.
     pub fn read_records(&mut self) {
-        let mut recipes: Vec<_> = self.graph.nodes.iter().map(|node| node.recipe).collect();
-        recipes.sort_unstable();
-        recipes.dedup();
-        let read = |recipe: &Digest| Some((*recipe, Arc::new(self.store.records(recipe).ok()?)));
-        let found: BTreeMap<Digest, Arc<Records>> = recipes.par_iter().filter_map(read).collect();
+        let recipes = self.graph.nodes.iter().map(|node| node.recipe).collect();
+        let found = self.store.records_of_all(recipes, self.threads());
         for (node, state) in self.graph.nodes.iter().zip(&mut self.nodes) {
             state.records = found.get(&node.recipe).cloned();
         }

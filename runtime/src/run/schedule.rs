@@ -108,6 +108,7 @@ mod tests {
             partition: Partition::new(name),
             action: *action,
             reason: "".into(),
+            key: None,
             inputs: Vec::new(),
         };
         of.iter().map(verdict).collect()

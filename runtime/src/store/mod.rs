@@ -72,14 +72,16 @@ pub(crate) use sources::{NotedFile, on_threads};
 pub use tombstone::{TOMBSTONE_SUFFIX, has_tombstone, remove_source};
 pub use writer::{ArtifactWriter, Pending, PortRows};
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use arrow::datatypes::SchemaRef;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::partition::Partition;
 use crate::reject::ID_COLUMN;
 pub(crate) use artifact::artifact_digest;
 use artifact::{ArtifactPart, Data, Place};
@@ -89,6 +91,9 @@ use rejects::{RejectData, RejectPart, StageRejects};
 
 /// Version of the state directory's layout.
 pub const FORMAT: u64 = 1;
+
+/// Indices that are read at the same time: the text of each is in memory until it is parsed.
+const INDICES_AT_ONCE: usize = 4;
 
 /// Version of `recipe.json`.
 const RECIPE_VERSION: u64 = 1;
@@ -245,6 +250,23 @@ impl Store {
         let (standing, without) = self.with_their_files(standing);
         lost.extend(without);
         Ok(Records::new(*recipe, standing, lost))
+    }
+
+    /// The records of several recipes, on up to `threads` threads; without those of recipes whose files cannot be read. Recipes with
+    /// large indices are read first, while there is most room for their texts.
+    pub(crate) fn records_of_all(&self, mut recipes: Vec<Digest>, threads: usize) -> BTreeMap<Digest, Arc<Records>> {
+        recipes.sort_unstable();
+        recipes.dedup();
+        let index = |recipe: &Digest| std::fs::metadata(self.recipe_folder(recipe).join("index.json"));
+        recipes.sort_by_cached_key(|recipe| Reverse(index(recipe).map_or(0, |file| file.len())));
+        let names: OnceLock<Vec<Partition>> = OnceLock::new();
+        let read = |recipe: &Digest| {
+            let mut records = self.records(recipe).ok()?;
+            records.share_names(names.get_or_init(|| records.partitions().cloned().collect()));
+            Some((*recipe, Arc::new(records)))
+        };
+        let found = on_threads(&recipes, threads.min(INDICES_AT_ONCE), read);
+        found.into_iter().flatten().collect()
     }
 
     /// Separates the records whose selections refer to existing files from the others.

@@ -1,10 +1,12 @@
 //! The stored ports of a partition, by name.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Index;
+use std::sync::Arc;
 
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::record::PortRecord;
@@ -12,7 +14,7 @@ use super::record::PortRecord;
 /// The stored ports of a partition, sorted by name. A map of one slice, since a plan holds millions of them with one or two
 /// ports each; in files it is a JSON object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PortRecords(Box<[(Box<str>, PortRecord)]>);
+pub struct PortRecords(Box<[(Arc<str>, PortRecord)]>);
 
 impl PortRecords {
     pub fn get(&self, port: &str) -> Option<&PortRecord> {
@@ -54,10 +56,10 @@ impl Index<&str> for PortRecords {
 }
 
 /// Of two records of one port the later one counts.
-impl<N: Into<Box<str>>> FromIterator<(N, PortRecord)> for PortRecords {
+impl<N: Into<Arc<str>>> FromIterator<(N, PortRecord)> for PortRecords {
     fn from_iter<I: IntoIterator<Item = (N, PortRecord)>>(records: I) -> Self {
         let named = records.into_iter().map(|(name, record)| (name.into(), record));
-        let mut all: Vec<(Box<str>, PortRecord)> = named.collect();
+        let mut all: Vec<(Arc<str>, PortRecord)> = named.collect();
         if !all.is_sorted_by(|a, b| a.0 < b.0) {
             all = BTreeMap::from_iter(all).into_iter().collect();
         }
@@ -88,10 +90,47 @@ impl<'de> Visitor<'de> for Ports {
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<PortRecords, M::Error> {
         let mut all = Vec::new();
-        while let Some(entry) = map.next_entry::<Box<str>, PortRecord>()? {
-            all.push(entry);
+        while let Some((PortName(name), record)) = map.next_entry::<PortName, PortRecord>()? {
+            all.push((name, record));
         }
         Ok(all.into_iter().collect())
+    }
+}
+
+/// The name of a port, which is one allocation for all records that a thread reads: there are few names.
+struct PortName(Arc<str>);
+
+impl<'de> Deserialize<'de> for PortName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(SharedName)
+    }
+}
+
+struct SharedName;
+
+impl Visitor<'_> for SharedName {
+    type Value = PortName;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a port")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<PortName, E> {
+        /// More names than that are those of a damaged file.
+        const MOST: usize = 64;
+        thread_local! {
+            static KNOWN: RefCell<Vec<Arc<str>>> = const { RefCell::new(Vec::new()) };
+        }
+        Ok(KNOWN.with_borrow_mut(|known| {
+            if let Some(known) = known.iter().find(|known| ***known == *name) {
+                return PortName(Arc::clone(known));
+            }
+            let name: Arc<str> = name.into();
+            if known.len() < MOST {
+                known.push(Arc::clone(&name));
+            }
+            PortName(name)
+        }))
     }
 }
 

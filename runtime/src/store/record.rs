@@ -337,6 +337,18 @@ impl Records {
         }
     }
 
+    /// Has the partitions named by the allocations of `names`, which are sorted, as far as these have them: the records of
+    /// all stages name the same partitions. Records that somebody else holds stay as they are.
+    pub(crate) fn share_names(&mut self, names: &[Partition]) {
+        let mut names = names.iter().peekable();
+        for record in self.records.iter_mut().filter_map(Arc::get_mut) {
+            while names.next_if(|name| **name < record.partition).is_some() {}
+            if let Some(name) = names.peek().filter(|name| ***name == record.partition) {
+                record.partition = Partition::clone(name);
+            }
+        }
+    }
+
     pub fn recipe(&self) -> &Digest {
         &self.recipe
     }
