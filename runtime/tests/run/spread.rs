@@ -419,7 +419,7 @@ fn the_loss_of_process_0_ends_the_others() {
     let place = Place::new();
     place.pipeline(&PIPELINE.replace(
         "scan: {uses: toy.count, with: {",
-        "scan: {uses: toy.count, with: {slow: 60, ",
+        "scan: {uses: toy.count, with: {slow: 400, ",
     ));
     let port = free_port();
     let mut child = killed::child_process(&place, 0, 2, port, None);
