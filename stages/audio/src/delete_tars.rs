@@ -11,9 +11,9 @@ use arrow::datatypes::{DataType, Int64Type};
 use flow_runtime::store::{has_tombstone, remove_source};
 use flow_runtime::{
     Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Partition,
-    RejectSet, Shape, StageError,
+    RejectSet, Shape, StageError, UrlUse,
 };
-use flow_storage::InputFile;
+use flow_storage::{InputFile, is_url};
 use rayon::ThreadPool;
 use rayon::prelude::*;
 use schemars::JsonSchema;
@@ -93,9 +93,17 @@ impl Kind for DeleteTars {
         .count(InputCount::Many),
     ];
     const OUTPUTS: &'static [OutputPort] = &[];
+    /// Refused by `shape`, so that a pipeline in which the stage is switched off may read and write in object storage.
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("shards", UrlUse::Text), ("out", UrlUse::Text)];
     type Settings = DeleteTarsSettings;
 
-    fn shape(_: &DeleteTarsSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+    fn shape(settings: &DeleteTarsSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+        for (name, folder) in [("shards", &settings.shards), ("out", &settings.out)] {
+            if is_url(folder) {
+                let message = "tars are deleted from folders of this machine, and listed in one; this is a URL";
+                return Err(StageError::setting(name, message));
+            }
+        }
         for input in inputs.of("extracted") {
             let has = |name: &str| input.schema.field_with_name(name).is_ok();
             if !has("audio_path") && has("tar_path") && has("offset") {
