@@ -75,8 +75,7 @@ fn json(value: &serde_json::Value, out: &mut dyn Write) -> Result<(), Failure> {
 /// not deleted.
 fn write_docs(registry: &Registry, folder: &Path) -> Result<Vec<String>, Failure> {
     let mut files = vec![("schema".to_string(), "pipeline.schema.json".to_string(), {
-        let mut text =
-            serde_json::to_string_pretty(&pipeline_schema::schema(registry)).map_err(std::io::Error::from)?;
+        let mut text = serde_json::to_string(&pipeline_schema::schema(registry)).map_err(std::io::Error::from)?;
         text.push('\n');
         text
     })];
