@@ -239,8 +239,7 @@ fn run(name: &str, dtype: DType, slack: f64) {
             expected("grad_norm")
         );
     }
-    let finals = candle_core::safetensors::load(golden(&format!("{name}_final_sample.safetensors")), &Device::Cpu)
-        .expect("final values");
+    let finals = tensors(&format!("{name}_final_sample.safetensors")).expect("final values");
     let mut compared = 0;
     let mut worst: Vec<(f64, String)> = Vec::new();
     for (number, (_, parameter)) in trainer.model().parameters.iter().enumerate() {
