@@ -107,7 +107,7 @@ pub enum Access {
     /// there is an empty one.
     Read,
     /// To commit partitions for a run of process 0, which holds the lock, from another process of that run: nothing is
-    /// locked, recovered or removed, and the only writers are those of [`Store::follow_writer`].
+    /// locked, recovered or removed, and the only writers are those of `Store::follow_writer`.
     Follow,
 }
 
@@ -311,7 +311,7 @@ impl Store {
     /// kept for people and for the reasons of a plan, and compared with nothing.
     ///
     /// # Errors
-    /// [`StoreError::ReadOnly`] if the store was opened for reading, or to follow a run and [`Store::follow_writer`] gave
+    /// [`StoreError::ReadOnly`] if the store was opened for reading, or to follow a run and `Store::follow_writer` gave
     /// no writer of the recipe that is still there.
     pub fn writer(&self, recipe: &Digest, identity: &serde_json::Value) -> Result<ArtifactWriter, StoreError> {
         let mut writers = self.writers();
