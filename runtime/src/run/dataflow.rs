@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Running;
 use super::counts::RunCounts;
-use super::job::{node_job, region_job, region_job_of, workers_of_each};
+use super::job::{node_job, region_job, workers_of_each};
 use super::node::{failed, note, started};
 use super::schedule::Schedule;
 use crate::dataflow::job::KeyPart;
@@ -108,16 +108,17 @@ pub(super) fn run(
     }
     let partitions = schedule.partitions().to_vec();
     let writers: Vec<Option<ArtifactWriter>> = jobs.iter().map(|job| job.writer.clone()).collect();
-    let workers = workers_of_each(state, partitions.len() as u64, running.processes());
+    let left = partitions.len() as u64;
+    let workers = workers_of_each(state, left, running.processes());
     let cluster = match &running.spread {
-        Some(spread) if partitions.len() > 1 => spread.begin(state, nodes, &partitions, &jobs, workers)?,
+        Some(spread) if left > 1 => spread.begin(state, nodes, &partitions, &jobs, workers)?,
         _ => None,
     };
-    let snapshots = Some(snapshots);
-    let job = match cluster {
-        Some(cluster) => region_job_of(state, partitions, 0, jobs, snapshots, signals, workers, Some(cluster)),
-        None => region_job(state, partitions, 0, jobs, snapshots, signals),
+    let workers = match cluster {
+        Some(_) => workers,
+        None => workers_of_each(state, left, 1),
     };
+    let job = region_job(state, partitions, 0, jobs, Some(snapshots), signals, workers, cluster);
     let done = run_region(job);
     for (own, record) in done.committed {
         let node = nodes[own];

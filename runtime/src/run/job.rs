@@ -25,23 +25,9 @@ pub(super) fn workers_of_each(state: &PlanState, left: u64, processes: usize) ->
     state.workers().min(usize::try_from(share).unwrap_or(usize::MAX))
 }
 
-/// Without a cluster, for this process alone.
-pub(super) fn region_job(
-    state: &PlanState,
-    partitions: Vec<Partition>,
-    start: u64,
-    nodes: Vec<NodeJob>,
-    snapshots: Option<&SnapshotWriter>,
-    signals: &Arc<Signals>,
-) -> RegionJob {
-    let left = (partitions.len() as u64).saturating_sub(start);
-    let workers = workers_of_each(state, left, 1);
-    region_job_of(state, partitions, start, nodes, snapshots, signals, workers, None)
-}
-
 /// With `workers` in this process, and as many in each of the others that the dataflow runs on.
 #[expect(clippy::too_many_arguments, reason = "what a region consists of")]
-pub(super) fn region_job_of(
+pub(super) fn region_job(
     state: &PlanState,
     partitions: Vec<Partition>,
     start: u64,

@@ -7,7 +7,7 @@ use arrow::array::RecordBatch;
 
 use super::Running;
 use super::counts::RunCounts;
-use super::job::{node_job, region_job_of, workers_of_each};
+use super::job::{node_job, region_job, workers_of_each};
 use super::node::{commit_one, failed, started};
 use crate::dataflow::run_region;
 use crate::error::StageError;
@@ -86,7 +86,7 @@ pub(super) fn run(
             _ => None,
         };
         let snapshots = Some(&running.snapshots);
-        let job = region_job_of(state, partitions, step, jobs, snapshots, signals, workers, cluster);
+        let job = region_job(state, partitions, step, jobs, snapshots, signals, workers, cluster);
         let done = run_region(job);
         if let Some(failure) = done.failure {
             return Err(failed(failure));

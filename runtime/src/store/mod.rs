@@ -82,7 +82,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::partition::Partition;
-use crate::reject::ID_COLUMN;
 pub(crate) use artifact::artifact_digest;
 use artifact::{ArtifactPart, Data, Place};
 use atomic::Files;
@@ -316,10 +315,7 @@ impl Store {
     pub fn writer(&self, recipe: &Digest, identity: &serde_json::Value) -> Result<ArtifactWriter, StoreError> {
         let mut writers = self.writers();
         if let Some(shared) = writers.get(recipe).and_then(Weak::upgrade) {
-            return Ok(ArtifactWriter {
-                shared,
-                id_column: ID_COLUMN,
-            });
+            return Ok(ArtifactWriter::of(shared));
         }
         if self.inner.lock.is_none() {
             return Err(StoreError::ReadOnly {
@@ -353,10 +349,7 @@ impl Store {
         let mut writers = self.writers();
         let shared = writers.get(recipe).and_then(Weak::upgrade);
         let writer = match shared {
-            Some(shared) => ArtifactWriter {
-                shared,
-                id_column: ID_COLUMN,
-            },
+            Some(shared) => ArtifactWriter::of(shared),
             None => ArtifactWriter::follow(self.inner.files.clone(), *recipe, self.recipe_folder(recipe), first),
         };
         writer.put(standing);

@@ -129,6 +129,22 @@ impl Drop for Pending {
 }
 
 impl ArtifactWriter {
+    fn new(files: Files, recipe: Digest, folder: PathBuf, state: State) -> Self {
+        ArtifactWriter::of(Arc::new(SharedWriter {
+            files,
+            recipe,
+            folder,
+            state: Mutex::new(state),
+        }))
+    }
+
+    pub(super) fn of(shared: Arc<SharedWriter>) -> Self {
+        ArtifactWriter {
+            shared,
+            id_column: ID_COLUMN,
+        }
+    }
+
     /// Creates the folders of a recipe, and removes what a crash left in them. The caller holds the lock.
     pub(super) fn open(files: Files, recipe: Digest, folder: PathBuf, identity: &[u8]) -> Result<Self, StoreError> {
         for each in [&folder, &data_folder(&folder), &records_folder(&folder)] {
@@ -139,15 +155,7 @@ impl ArtifactWriter {
             files.replace(&recipe_file, identity)?;
         }
         let state = recover(&files, &recipe, &folder)?;
-        Ok(ArtifactWriter {
-            shared: Arc::new(SharedWriter {
-                files,
-                recipe,
-                folder,
-                state: Mutex::new(state),
-            }),
-            id_column: ID_COLUMN,
-        })
+        Ok(ArtifactWriter::new(files, recipe, folder, state))
     }
 
     /// A writer that adds groups from `first` on to a recipe that process 0 has recovered.
@@ -162,15 +170,7 @@ impl ArtifactWriter {
             records: Vec::new(),
             places: BTreeMap::new(),
         };
-        ArtifactWriter {
-            shared: Arc::new(SharedWriter {
-                files,
-                recipe,
-                folder,
-                state: Mutex::new(state),
-            }),
-            id_column: ID_COLUMN,
-        }
+        ArtifactWriter::new(files, recipe, folder, state)
     }
 
     /// Reserves places for the groups of `processes` other processes: the first group of each. A process has room for

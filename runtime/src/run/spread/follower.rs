@@ -17,7 +17,7 @@ use crate::plan::Options;
 use crate::plan::graph::Node;
 use crate::plan::state::PlanState;
 use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
-use crate::run::job::{node_job, region_job_of};
+use crate::run::job::{node_job, region_job};
 use crate::run_error::RunError;
 use crate::spec::Checked;
 use crate::store::{Access, ArtifactWriter, Store};
@@ -149,18 +149,34 @@ impl Follower {
         Arc::new(Cluster::new(&self.processes, topics, dataflows))
     }
 
-    fn signals(&self) -> Arc<Signals> {
-        Arc::new(Signals {
+    fn job(
+        &self,
+        state: &PlanState,
+        partitions: Vec<Partition>,
+        jobs: Vec<NodeJob>,
+        workers: usize,
+        cluster: Arc<Cluster>,
+    ) -> RegionJob {
+        let signals = Arc::new(Signals {
             processes: Some(Arc::clone(&self.processes)),
             ..Signals::default()
-        })
+        });
+        region_job(
+            state,
+            partitions,
+            0,
+            jobs,
+            None,
+            &signals,
+            workers.max(1),
+            Some(cluster),
+        )
     }
 
     fn share(&self, region: RegionMessage, partitions: Vec<Partition>) -> Result<Share, RunError> {
         let cluster = self.cluster(region.session, Dataflows::One);
         let mut state = self.known(&cluster, region.settled)?;
-        let places = region.nodes.iter().enumerate();
-        let place: BTreeMap<usize, usize> = places.map(|(place, message)| (message.node, place)).collect();
+        let place = places(region.nodes.iter().map(|message| message.node));
         let mut jobs = Vec::with_capacity(region.nodes.len());
         let mut writers = Vec::with_capacity(region.nodes.len());
         for message in region.nodes {
@@ -168,17 +184,7 @@ impl Follower {
             jobs.push(job);
             writers.push(writer);
         }
-        let workers = region.workers.max(1);
-        let job = region_job_of(
-            &state,
-            partitions,
-            0,
-            jobs,
-            None,
-            &self.signals(),
-            workers,
-            Some(cluster),
-        );
+        let job = self.job(&state, partitions, jobs, region.workers, cluster);
         Ok(Share { job, _writers: writers })
     }
 
@@ -186,8 +192,7 @@ impl Follower {
     fn log(&self, log: LogMessage, partitions: Vec<Partition>) -> Result<Share, RunError> {
         let cluster = self.cluster(log.session, Dataflows::OfEachProcess);
         let mut state = self.known(&cluster, log.settled)?;
-        let places = log.nodes.iter().enumerate();
-        let place: BTreeMap<usize, usize> = places.map(|(place, message)| (message.node, place)).collect();
+        let place = places(log.nodes.iter().map(|message| message.node));
         let mut jobs = Vec::with_capacity(log.nodes.len());
         for message in log.nodes {
             same_node(&state, message.node, &message.recipe)?;
@@ -200,19 +205,15 @@ impl Follower {
             }
             jobs.push(job);
         }
-        let job = region_job_of(
-            &state,
-            partitions,
-            0,
-            jobs,
-            None,
-            &self.signals(),
-            log.workers.max(1),
-            Some(cluster),
-        );
+        let job = self.job(&state, partitions, jobs, log.workers, cluster);
         let _writers = Vec::new();
         Ok(Share { job, _writers })
     }
+}
+
+/// By node, its place in the region.
+fn places(nodes: impl Iterator<Item = usize>) -> BTreeMap<usize, usize> {
+    nodes.enumerate().map(|(place, node)| (node, place)).collect()
 }
 
 fn share_of_node(
