@@ -292,6 +292,7 @@ fn by_processes(root: &Path, work: &Path, aside: &Path) {
         let mut folders: Vec<PathBuf> = state.map(|recipe| recipe.path().join("data")).collect();
         folders.push(place.join("out"));
         let files = digests(&folders);
+        assert!(!files.is_empty(), "no files to compare");
         println!(
             "{count} processes of 1 worker {wall:8.2} s wall {cpu:8.2} s CPU; peak MiB {}; {}{}",
             memory.join(", "),

@@ -70,7 +70,7 @@ pub struct RunArguments {
     #[arg(long)]
     pub keep_going: bool,
     /// Stay, and run the pipeline again each time its sources or its files have changed: partitions that come, change or go.
-    /// SIGTERM and SIGINT end it
+    /// SIGTERM and SIGINT end it. Not with several processes
     #[arg(long, conflicts_with_all = ["hosts", "launch", "force", "from"])]
     pub watch: bool,
     /// With --watch: for how long sources must not have changed before they are read (at the latest, after ten times that)
@@ -100,7 +100,7 @@ const PROCESSES: &str = "Several processes (see docs/machines.md)";
 #[command(group = ArgGroup::new("others").args(["hosts", "launch"]))]
 pub struct ProcessArguments {
     /// A file with one line for each process, HOST or HOST:PORT; start the same command with the same pipeline and
-    /// settings for each
+    /// settings for each; they share the state directory
     #[arg(long, help_heading = PROCESSES, value_name = "FILE", requires = "process")]
     pub hosts: Option<PathBuf>,
     /// Which line of the file of hosts this process is; the first is 0
@@ -111,7 +111,7 @@ pub struct ProcessArguments {
     #[arg(long, help_heading = PROCESSES, value_name = "BY", conflicts_with = "hosts")]
     pub launch: Option<Launcher>,
     /// The port at which process 0 waits for the others, where the file of hosts names none [default: 24500; with Slurm
-    /// one that follows from the job's number, with torchrun the one after MASTER_PORT]
+    /// one that follows from the numbers of job and step, with torchrun the one after MASTER_PORT]
     #[arg(long, help_heading = PROCESSES, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
     /// A file with a secret of 16 bytes or more, the same for all processes: they prove to each other that they know it.

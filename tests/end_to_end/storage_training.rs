@@ -161,16 +161,18 @@ fn a_training_that_is_killed_while_it_copies_copies_again() {
     });
     let mut command = place.train(&settings);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    for _ in 0..1_200 {
-        if place
+    let copies = || {
+        place
             .server
             .requests("PUT /runs/first/step-000000004/optimizer.safetensors")
-            > 0
-        {
+    };
+    for _ in 0..1_200 {
+        if copies() > 0 {
             break;
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+    assert!(copies() > 0, "it never came to the copy");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(!place.checkpoint(4).join("training.json").exists());

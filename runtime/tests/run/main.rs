@@ -123,14 +123,7 @@ impl Place {
 
     /// What was worked on in the last run, by stage.
     fn worked(&self) -> BTreeMap<String, Vec<String>> {
-        let text = fs::read_to_string(self.path("work.log")).unwrap_or_default();
-        let mut worked: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for line in text.lines() {
-            let (stage, partition) = line.split_once(' ').unwrap();
-            worked.entry(stage.into()).or_default().push(partition.into());
-        }
-        worked.values_mut().for_each(|partitions| partitions.sort());
-        worked
+        worked_in(&self.path("work.log"))
     }
 
     /// Every data file of the store, and every file that was exported, with its bytes.
@@ -151,6 +144,18 @@ impl Place {
         }
         found
     }
+}
+
+/// What the kinds noted in a file of theirs: the partitions that they worked on, by stage.
+fn worked_in(log: &Path) -> BTreeMap<String, Vec<String>> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let mut worked: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in text.lines() {
+        let (stage, partition) = line.split_once(' ').unwrap();
+        worked.entry(stage.into()).or_default().push(partition.into());
+    }
+    worked.values_mut().for_each(|partitions| partitions.sort());
+    worked
 }
 
 fn counts(plan: &Plan) -> Vec<(&str, u64, u64, u64)> {

@@ -115,16 +115,8 @@ fn options_of(place: &Place, workers: usize) -> Options {
 
 /// What the processes other than 0 worked on, by stage.
 fn worked_elsewhere(place: &Place, count: usize) -> Vec<BTreeMap<String, Vec<String>>> {
-    let of_process = |process| {
-        let text = fs::read_to_string(notes_of(place, process).join("work.log")).unwrap_or_default();
-        let mut worked: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for line in text.lines() {
-            let (stage, partition) = line.split_once(' ').unwrap();
-            worked.entry(stage.into()).or_default().push(partition.into());
-        }
-        worked
-    };
-    (1..count).map(of_process).collect()
+    let log = |process| notes_of(place, process).join("work.log");
+    (1..count).map(|process| worked_in(&log(process))).collect()
 }
 
 #[test]
@@ -331,6 +323,16 @@ fn several_processes_keep_going() {
         .collect();
     partitions.sort();
     assert_eq!(partitions, ["s03", "s04"]);
+    for shard in ["s03", "s04"] {
+        place.shard(shard, "4\n6\n8");
+    }
+    // All others are done.
+    place.run(&[]);
+    assert_eq!(place.worked()["clean"], ["s03", "s04"]);
+    assert_eq!(
+        fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+        expected(&place, 3)
+    );
 }
 
 /// Rejects of all processes count.

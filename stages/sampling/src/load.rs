@@ -53,8 +53,8 @@ use crate::sampling_record::SamplingRecord;
 /// step.
 ///
 /// Where training is spread over processes that share the state directory, each process loads the micro-batches of its
-/// own ranks. Every other one is one such row there, with the seconds of its utterances as `duration`, by which training
-/// compares what the processes planned.
+/// own ranks. Micro-batches of other processes are empty ones there, whose `duration` is the seconds of their utterances:
+/// training compares these to see that all processes planned the same.
 ///
 /// With a `curriculum` the run goes through growing parts of the rows. A stage of n rows has of each language its share of
 /// n (every language has a row before any has a second), chosen by a hash of their names: a stage holds all rows of the
