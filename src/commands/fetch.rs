@@ -1,4 +1,4 @@
-//! Models in command-line arguments: those of the hub are fetched first, with progress on standard error.
+//! Models in command-line arguments: those of the hub or in object storage are fetched first, with progress on standard error.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn tell_to(screen: &mut dyn Write, line: &str) {
     let _ = writeln!(screen, "{}", escape_line(line));
 }
 
-/// The path of a model, which is fetched first if it is one of the hub. `speaks`: with progress of the download.
+/// The path of a model, which is fetched first if it is one of the hub or in object storage. `speaks`: with progress of the download.
 pub fn local_model(model: &str, speaks: bool) -> Result<PathBuf, Failure> {
     let mut progress = |line: &str| {
         if speaks {

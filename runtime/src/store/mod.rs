@@ -67,8 +67,8 @@ pub(crate) use record::{GroupName, Ranges};
 pub use rejects::{RejectSet, add_up};
 pub(crate) use snapshot::SnapshotWriter;
 pub use snapshot::{RunSnapshots, StageSnapshot};
-pub use sources::{FileRange, SourceDigests, is_fault_of_the_file};
-pub(crate) use sources::{NotedFile, on_threads};
+pub(crate) use sources::NotedFile;
+pub use sources::{FileRange, SourceDigests, is_fault_of_the_file, on_threads};
 pub use tombstone::{TOMBSTONE_SUFFIX, has_tombstone, remove_source};
 pub use writer::{ArtifactWriter, Pending, PortRows};
 

@@ -446,7 +446,7 @@ fn range_name(range: &FileRange) -> Option<String> {
 }
 
 /// Calls `work` for each item on up to `threads` threads; the results are in the order of the items.
-pub(crate) fn on_threads<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub fn on_threads<T: Sync, R: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let take = || {
         let mut done = Vec::new();

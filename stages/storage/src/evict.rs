@@ -1,6 +1,6 @@
 //! Takes copies away, those first that were not used for longest, until they have no more bytes than they may.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -68,7 +68,7 @@ fn remove_copy(folder: &Path) -> bool {
         // Without a lock it is none of ours, or is being removed.
         return false;
     };
-    if matches!(File::try_lock(&lock), Err(TryLockError::WouldBlock)) || !is_at(&lock, &path) {
+    if lock.try_lock().is_err() || !is_at(&lock, &path) {
         return false;
     }
     // First what says that it is whole, last the lock.

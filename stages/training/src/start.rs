@@ -59,7 +59,8 @@ impl TrainSettings {
     }
 }
 
-/// Finds where training starts, from the checkpoint folder alone. Changes nothing. `data` is the digest of the train
+/// Finds where training starts, from the checkpoint folder alone, into which what only a bucket has is fetched first. Changes
+/// nothing else. `data` is the digest of the train
 /// rows, where it is known.
 pub fn find_start(settings: &ResolvedSettings, data: Option<&str>) -> Result<Start, TrainingError> {
     let root = &settings.checkpoint_root()?;

@@ -313,6 +313,9 @@ impl TrainBody {
     /// Copies the last checkpoints into the bucket, where all steps were done before and a process was killed while it copied
     /// them.
     fn upload_rest(&self) -> Result<(), StageError> {
+        if !is_url(&self.settings.checkpoints) {
+            return Ok(());
+        }
         let start = find_start(&self.settings, self.data_digest().as_deref())?;
         if start.step() < self.settings.max_steps || self.is_uploaded(&start)? {
             return Ok(());

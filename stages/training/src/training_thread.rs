@@ -317,10 +317,11 @@ fn warn_of_uploads(context: &Context, session: &Session) {
 /// Writes a checkpoint, waits at the end until all are where they are to be, and replies. Whether the thread is to end.
 fn serve_request(context: &Context, session: &mut Session, request: CheckpointRequest) -> bool {
     let mut outcome = session.checkpoint().map(drop);
+    // The last failure is the error of the run, and no warning beside it.
+    warn_of_uploads(context, session);
     if request.stop {
         outcome = outcome.and_then(|()| session.finish_upload());
     }
-    warn_of_uploads(context, session);
     let outcome = outcome.map_err(StageError::from);
     // The receiver may be dropped.
     let _ = request.reply.send(outcome);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_runtime::store::path_in_set;
+use flow_runtime::store::{on_threads, path_in_set};
 use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
 use flow_storage::is_url;
 
@@ -170,22 +170,9 @@ fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
         }
         Ok(path)
     };
-    if !files.iter().any(is_url) {
-        return files.iter().map(look).collect();
-    }
-    // Each waits for several requests.
-    let threads = files.len().min(OBJECTS_AT_ONCE);
-    let looked: Vec<Result<PathBuf, ManifestError>> = std::thread::scope(|scope| {
-        let share = |number: usize| files.iter().skip(number).step_by(threads).map(look).collect::<Vec<_>>();
-        let shares: Vec<_> = (0..threads).map(|number| scope.spawn(move || share(number))).collect();
-        let mut shares: Vec<_> = shares
-            .into_iter()
-            .map(|share| share.join().unwrap_or_default().into_iter())
-            .collect();
-        // In the order of the files, as far as no thread panicked.
-        (0..files.len()).filter_map(|at| shares[at % threads].next()).collect()
-    });
-    looked.into_iter().collect()
+    // For each object several requests are waited for.
+    let threads = if files.iter().any(is_url) { OBJECTS_AT_ONCE } else { 1 };
+    on_threads(files, threads, look).into_iter().collect()
 }
 
 /// The files of a pattern, all of which have to be there.

@@ -82,7 +82,8 @@ pub fn fetch(storage: &Storage, url: &ObjectUrl, root: &Path, wanted: Wanted) ->
         there,
         folder: &folder,
     };
-    if newer.is_empty() && !others.iter().any(|step| there.whole().any(|whole| whole == *step)) {
+    others.retain(|step| there.whole().any(|whole| whole == *step));
+    if newer.is_empty() && others.is_empty() {
         return Ok(Vec::new());
     }
     let _lock = match lock(root) {
@@ -94,24 +95,27 @@ pub fn fetch(storage: &Storage, url: &ObjectUrl, root: &Path, wanted: Wanted) ->
     fetched.remove_left()?;
     let mut warnings = Vec::new();
     // The newest comes last: without it, the next run fetches again what is missing.
-    for step in others
-        .into_iter()
-        .filter(|step| there.whole().any(|whole| whole == *step))
-    {
+    for step in others {
         match fetched.checkpoint(step) {
             Err(error @ TrainingError::Damaged { .. }) => warnings.push(error.to_string()),
             done => done?,
         }
     }
+    // Before the newest, for the same reason: the next copy into the bucket would replace figures that are not here.
+    if newer
+        .first()
+        .is_some_and(|newest| !folder.join(name_of(*newest)).exists())
+    {
+        fetched.beside()?;
+    }
     let mut failure = None;
     for step in newer {
-        if local.contains_key(&step) || folder.join(name_of(step)).exists() {
+        if folder.join(name_of(step)).exists() {
             failure = None;
             break;
         }
         match fetched.checkpoint(step) {
             Ok(()) => {
-                fetched.beside()?;
                 failure = None;
                 break;
             }

@@ -61,6 +61,7 @@ impl Mirror {
     pub fn copy_all(&mut self) -> Result<(), TrainingError> {
         let mut there = RemoteFolder::list(&self.storage, &self.url)?;
         let mut tried = BTreeSet::new();
+        let mut failure = None;
         // The folder changes meanwhile: each time it is looked at anew.
         while let Some(next) = list(&self.folder)?
             .into_iter()
@@ -73,12 +74,15 @@ impl Mirror {
                 }
                 // It was removed, as others are newer.
                 Err(_) if !next.path.exists() => {}
+                // Others are copied, and old ones deleted, all the same.
+                Err(error @ TrainingError::Damaged { .. }) => failure = failure.or(Some(error)),
                 Err(error) => return Err(error),
             }
         }
         there = RemoteFolder::list(&self.storage, &self.url)?;
         self.copy_beside(&there)?;
-        self.prune(&there)
+        self.prune(&there)?;
+        failure.map_or(Ok(()), Err)
     }
 
     fn copy(&mut self, checkpoint: &StoredCheckpoint, there: &RemoteFolder) -> Result<(), TrainingError> {
