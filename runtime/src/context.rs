@@ -1,12 +1,13 @@
 //! What a body may know of the run it takes part in.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::StageError;
 use crate::event::{Event, Events};
 use crate::inputs::{Input, Inputs};
+use crate::local_copy::local_copy;
 use crate::processes::Processes;
 use crate::store::{Artifact, RejectSet};
 
@@ -64,6 +65,19 @@ impl Context {
         let inputs = self.inputs.iter().zip(self.artifacts.iter());
         inputs
             .filter_map(move |(input, artifact)| Some((input, artifact.as_ref()?)).filter(|_| input.port.name == port))
+    }
+
+    /// [`local_copy`] of what `setting` names. It is shown on the screen, and ends where the run does.
+    ///
+    /// # Errors
+    /// Those of [`local_copy`], naming `setting`, and if the run ends.
+    pub fn local_copy(&self, setting: &str, path: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<PathBuf, StageError> {
+        let copied = local_copy(path, wanted, &mut |line| {
+            self.report(serde_json::json!({ "line": line }));
+            !self.cancel.is_set()
+        });
+        let copied = copied.map_err(|error| StageError::setting(setting, error))?;
+        copied.ok_or_else(|| StageError::failed("stopped"))
     }
 
     /// Sends figures of the stage (step, loss, ...) as an event to the screen and the event log.

@@ -14,7 +14,7 @@ use flow_model::model::TdtModel;
 use flow_model::{Precision, Weights};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError, UrlUse, local_copy,
+    Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError, UrlUse,
 };
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
 use schemars::JsonSchema;
@@ -312,12 +312,7 @@ impl DecodeBody {
 
     /// The local path of a model that is named by its path or URL.
     fn local(&self, model: &Path) -> Result<PathBuf, StageError> {
-        let copied = local_copy(model, &OpenModel::is_part, &mut |line| {
-            self.context.report(json!({ "line": line }));
-            !self.context.cancel.is_set()
-        });
-        let copied = copied.map_err(|error| StageError::setting("model", error))?;
-        copied.ok_or_else(|| StageError::failed("stopped"))
+        self.context.local_copy("model", model, &OpenModel::is_part)
     }
 
     /// The recordings that are transcribed. Their content is not part of the rows, so their digests are part of the

@@ -1,7 +1,8 @@
 //! Linear layers, and convolutions in time as linear layers over rows that overlap.
 
-/// Outputs that are computed together: they stay in the L1 cache with four rows of the weight.
-const CACHED: usize = 4096;
+/// Rows and outputs whose sums are in registers together: eight vectors of AVX2, as many as keep its two units busy.
+const ROWS: usize = 4;
+const OUTPUTS: usize = 16;
 
 /// `y = x W + b`. Each value of `y` begins with its bias and takes its products in order of the inputs, fused, whatever
 /// the number of rows: a row's result is equal to the bit whether computed alone or with others.
@@ -51,45 +52,67 @@ impl Linear {
 
     /// Adds `x W` to what `out` holds, without the bias.
     pub fn add(&self, x: &[f32], out: &mut [f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) {
-        let step = (CACHED / self.outputs).max(1);
-        for first in (0..rows).step_by(step) {
-            let rows = first..rows.min(first + step);
-            let fours = self.weight.chunks_exact(4 * self.outputs);
-            let rest = fours.remainder();
-            let mut input = 0;
-            for weight in fours {
-                for row in rows.clone() {
-                    let (from, to) = place(row);
-                    let x = &x[from + input..from + input + 4];
-                    add_four(&mut out[to..to + self.outputs], weight, [x[0], x[1], x[2], x[3]]);
+        let together = rows / ROWS * ROWS;
+        let mut output = 0;
+        while output < self.outputs {
+            let left = self.outputs - output;
+            for first in (0..together).step_by(ROWS) {
+                let places = std::array::from_fn::<_, ROWS, _>(|row| place(first + row));
+                match left {
+                    OUTPUTS.. => self.tile::<ROWS, OUTPUTS>(x, out, places, output),
+                    8.. => self.tile::<ROWS, 8>(x, out, places, output),
+                    2.. => self.tile::<ROWS, 2>(x, out, places, output),
+                    _ => self.tile::<ROWS, 1>(x, out, places, output),
                 }
-                input += 4;
             }
-            for weight in rest.chunks_exact(self.outputs) {
-                for row in rows.clone() {
-                    let (from, to) = place(row);
-                    add_one(&mut out[to..to + self.outputs], weight, x[from + input]);
+            output += [OUTPUTS, 8, 2, 1]
+                .into_iter()
+                .find(|&width| width <= left)
+                .unwrap_or(left);
+        }
+        // A row alone has as many sums at once, all along it.
+        for row in together..rows {
+            let places = [place(row)];
+            let mut output = 0;
+            while output < self.outputs {
+                let left = self.outputs - output;
+                match left {
+                    64.. => self.tile::<1, 64>(x, out, places, output),
+                    8.. => self.tile::<1, 8>(x, out, places, output),
+                    _ => self.tile::<1, 1>(x, out, places, output),
                 }
-                input += 1;
+                output += [64, 8, 1].into_iter().find(|&width| width <= left).unwrap_or(left);
             }
         }
     }
-}
 
-/// Adds four rows of a weight to a result.
-fn add_four(out: &mut [f32], weight: &[f32], x: [f32; 4]) {
-    let (first, rest) = weight.split_at(out.len());
-    let (second, rest) = rest.split_at(out.len());
-    let (third, fourth) = rest.split_at(out.len());
-    let weights = first.iter().zip(second).zip(third.iter().zip(fourth));
-    for (out, ((&a, &b), (&c, &d))) in out.iter_mut().zip(weights) {
-        *out = x[3].mul_add(d, x[2].mul_add(c, x[1].mul_add(b, x[0].mul_add(a, *out))));
-    }
-}
-
-fn add_one(out: &mut [f32], weight: &[f32], x: f32) {
-    for (out, &weight) in out.iter_mut().zip(weight) {
-        *out = x.mul_add(weight, *out);
+    /// The sums of `R` rows for `C` outputs from `output` on.
+    #[inline(always)]
+    fn tile<const R: usize, const C: usize>(
+        &self,
+        x: &[f32],
+        out: &mut [f32],
+        places: [(usize, usize); R],
+        output: usize,
+    ) {
+        let inputs = self.weight.len() / self.outputs;
+        let x: [&[f32]; R] = places.map(|(from, _)| &x[from..from + inputs]);
+        let mut sums = [[0.0f32; C]; R];
+        for (sums, (_, to)) in sums.iter_mut().zip(places) {
+            sums.copy_from_slice(&out[to + output..to + output + C]);
+        }
+        for (input, weight) in self.weight.chunks_exact(self.outputs).enumerate() {
+            let weight = &weight[output..output + C];
+            for (sums, x) in sums.iter_mut().zip(x) {
+                let x = x[input];
+                for (sum, &weight) in sums.iter_mut().zip(weight) {
+                    *sum = x.mul_add(weight, *sum);
+                }
+            }
+        }
+        for (sums, (_, to)) in sums.iter().zip(places) {
+            out[to + output..to + output + C].copy_from_slice(sums);
+        }
     }
 }
 
@@ -131,6 +154,25 @@ mod tests {
             let mut alone = vec![0.0; outputs];
             layer.apply(&x[row * inputs..], &mut alone, 1, |_| (0, 0));
             assert_eq!(alone, together[row * outputs..(row + 1) * outputs], "{row}");
+        }
+    }
+
+    #[test]
+    fn sums_take_their_products_in_the_order_of_the_inputs() {
+        let value = |seed: usize| (seed * 7919 % 2003) as f32 / 1001.5 - 1.0;
+        for (inputs, outputs, rows) in [(256, 258, 9), (7, 1, 5), (128, 512, 1), (3, 75, 6), (31, 27, 4)] {
+            let weight: Vec<f32> = (0..inputs * outputs).map(value).collect();
+            let bias: Vec<f32> = (0..outputs).map(|at| value(at + 3)).collect();
+            let layer = Linear::new(&weight, bias.clone());
+            let x: Vec<f32> = (0..inputs * rows).map(|at| value(at * 31 + 5)).collect();
+            let mut found = vec![0.0; rows * outputs];
+            layer.apply(&x, &mut found, rows, |row| (row * inputs, row * outputs));
+            for (at, found) in found.iter().enumerate() {
+                let (x, weight) = (&x[at / outputs * inputs..], &weight[at % outputs * inputs..]);
+                let products = x.iter().zip(&weight[..inputs]);
+                let expected = products.fold(bias[at % outputs], |sum, (x, weight)| x.mul_add(*weight, sum));
+                assert_eq!(*found, expected, "{inputs} {outputs} {at}");
+            }
         }
     }
 }

@@ -32,8 +32,10 @@ const BINS: usize = TRANSFORM / 2 + 1;
 const WIDE: usize = 128;
 const NARROW: usize = 64;
 const GATES: usize = 4 * WIDE;
-/// Windows whose convolutions are computed together.
+/// Windows whose convolutions are computed together, by one thread.
 const BLOCK: usize = 8;
+/// Most windows that wait before they are computed, block by block on all threads: four seconds.
+const WAITING: usize = 16 * BLOCK;
 
 /// The weights that the crate carries; `THIRD_PARTY.md` says where they are from.
 const BUNDLED: &[u8] = include_bytes!("../weights/silero-vad-16k.safetensors.zst");
@@ -97,6 +99,8 @@ impl SileroVad {
     pub fn stream(&self) -> SileroStream<'_> {
         SileroStream {
             network: self,
+            waves: vec![0.0; PADDED],
+            gates: Vec::new(),
             buffers: Buffers::new(),
             hidden: [0.0; WIDE],
             cell: [0.0; WIDE],
@@ -121,12 +125,14 @@ impl SileroVad {
             .collect()
     }
 
-    /// Convolutions of the first `windows` windows of `buffers.waves`, up to what the LSTM gets: `buffers.encoded`.
-    fn encode(&self, buffers: &mut Buffers, windows: usize) {
+    /// Convolutions of windows (windows, PADDED), at most a block of them, and the products of the LSTM's gates with what
+    /// comes of them: `gates` (windows, GATES).
+    fn encode(&self, waves: &[f32], buffers: &mut Buffers, gates: &mut [f32]) {
+        let windows = waves.len() / PADDED;
         let b = buffers;
         let [first, second, third, fourth] = &self.convolutions;
         let frames = windows * FRAMES;
-        self.transform.apply(&b.waves, &mut b.spectra, frames, |row| {
+        self.transform.apply(waves, &mut b.spectra, frames, |row| {
             (row / FRAMES * PADDED + row % FRAMES * HOP, row * 2 * BINS)
         });
         for (row, spectrum) in b.spectra.chunks_exact(2 * BINS).take(frames).enumerate() {
@@ -155,14 +161,14 @@ impl SileroVad {
         relu(&mut b.third[..windows * NARROW]);
         fourth.apply(&b.third, &mut b.encoded, windows, |row| (row * NARROW, row * WIDE));
         relu(&mut b.encoded[..windows * WIDE]);
+        self.input
+            .apply(&b.encoded, gates, windows, |row| (row * WIDE, row * GATES));
     }
 }
 
 /// Intermediate values for a block of windows.
 #[derive(Debug, Clone)]
 struct Buffers {
-    /// (windows + 1, PADDED): the window after the last whole one is being filled.
-    waves: Vec<f32>,
     /// (windows, FRAMES, 2 BINS): real parts, then imaginary ones.
     spectra: Vec<f32>,
     /// (windows, 1 + FRAMES + 1, BINS)
@@ -175,22 +181,18 @@ struct Buffers {
     third: Vec<f32>,
     /// (windows, WIDE)
     encoded: Vec<f32>,
-    /// (windows, GATES)
-    gates: Vec<f32>,
 }
 
 impl Buffers {
     fn new() -> Self {
         let zeros = |values: usize| vec![0.0; values];
         Self {
-            waves: zeros((BLOCK + 1) * PADDED),
             spectra: zeros(BLOCK * FRAMES * 2 * BINS),
             magnitudes: zeros(BLOCK * (FRAMES + 2) * BINS),
             first: zeros(BLOCK * (FRAMES + 2) * WIDE),
             second: zeros(BLOCK * 3 * NARROW),
             third: zeros(BLOCK * NARROW),
             encoded: zeros(BLOCK * WIDE),
-            gates: zeros(BLOCK * GATES),
         }
     }
 }
@@ -200,6 +202,10 @@ impl Buffers {
 #[derive(Debug, Clone)]
 pub struct SileroStream<'a> {
     network: &'a SileroVad,
+    /// (windows that wait + 1, PADDED): the window after the last whole one is being filled. As long as was ever needed.
+    waves: Vec<f32>,
+    /// (windows, GATES)
+    gates: Vec<f32>,
     buffers: Buffers,
     hidden: [f32; WIDE],
     cell: [f32; WIDE],
@@ -228,7 +234,7 @@ impl SileroStream<'_> {
         while !rest.is_empty() {
             let (taken, left) = rest.split_at(rest.len().min(WINDOW - self.filled));
             let at = self.ready * PADDED + CONTEXT + self.filled;
-            self.buffers.waves[at..at + taken.len()].copy_from_slice(taken);
+            self.waves[at..at + taken.len()].copy_from_slice(taken);
             self.filled += taken.len();
             rest = left;
             if self.filled == WINDOW {
@@ -244,7 +250,7 @@ impl SileroStream<'_> {
     pub fn finish(mut self, probabilities: &mut Vec<f32>) {
         if self.filled > 0 {
             let at = self.ready * PADDED + CONTEXT;
-            self.buffers.waves[at + self.filled..at + WINDOW].fill(0.0);
+            self.waves[at + self.filled..at + WINDOW].fill(0.0);
             self.complete(probabilities);
             self.run(probabilities);
         }
@@ -252,7 +258,10 @@ impl SileroStream<'_> {
 
     /// Mirrors the end of a window that is full, and gives its last samples to the next one.
     fn complete(&mut self, probabilities: &mut Vec<f32>) {
-        let (window, next) = self.buffers.waves[self.ready * PADDED..].split_at_mut(PADDED);
+        if self.waves.len() < (self.ready + 2) * PADDED {
+            self.waves.resize((self.ready + 2) * PADDED, 0.0);
+        }
+        let (window, next) = self.waves[self.ready * PADDED..].split_at_mut(PADDED);
         let (heard, mirrored) = window.split_at_mut(CONTEXT + WINDOW);
         for (mirrored, &sample) in mirrored.iter_mut().zip(heard.iter().rev().skip(1)) {
             *mirrored = sample;
@@ -260,7 +269,7 @@ impl SileroStream<'_> {
         next[..CONTEXT].copy_from_slice(&heard[WINDOW..]);
         self.ready += 1;
         self.filled = 0;
-        if self.ready == BLOCK {
+        if self.ready == WAITING {
             self.run(probabilities);
         }
     }
@@ -271,13 +280,22 @@ impl SileroStream<'_> {
         if windows == 0 {
             return;
         }
-        let (network, buffers) = (self.network, &mut self.buffers);
-        network.encode(buffers, windows);
-        let Buffers { encoded, gates, .. } = buffers;
-        network
-            .input
-            .apply(encoded, gates, windows, |row| (row * WIDE, row * GATES));
-        for gates in gates.chunks_exact_mut(GATES).take(windows) {
+        let network = self.network;
+        if self.gates.len() < windows * GATES {
+            self.gates.resize(windows * GATES, 0.0);
+        }
+        let (waves, gates) = (&self.waves[..windows * PADDED], &mut self.gates[..windows * GATES]);
+        if windows <= BLOCK {
+            network.encode(waves, &mut self.buffers, gates);
+        } else {
+            waves
+                .par_chunks(BLOCK * PADDED)
+                .zip(gates.par_chunks_mut(BLOCK * GATES))
+                .for_each_init(Buffers::new, |buffers, (waves, gates)| {
+                    network.encode(waves, buffers, gates)
+                });
+        }
+        for gates in gates.chunks_exact_mut(GATES) {
             network.hidden.add(&self.hidden, gates, 1, |_| (0, 0));
             step(gates, &mut self.cell, &mut self.hidden);
             let mut sum = network.output_bias;
@@ -288,7 +306,7 @@ impl SileroStream<'_> {
         }
         // Moves the samples of the next window to the front.
         let from = windows * PADDED;
-        buffers.waves.copy_within(from..from + CONTEXT + self.filled, 0);
+        self.waves.copy_within(from..from + CONTEXT + self.filled, 0);
     }
 }
 
@@ -358,14 +376,14 @@ mod tests {
             };
             let mut stream = network.stream();
             let input = golden("input");
-            stream.buffers.waves[..CONTEXT].copy_from_slice(&input[..CONTEXT]);
+            stream.waves[..CONTEXT].copy_from_slice(&input[..CONTEXT]);
             stream.hidden.copy_from_slice(&golden("h_before"));
             stream.cell.copy_from_slice(&golden("c_before"));
-            stream.buffers.waves[CONTEXT..CONTEXT + WINDOW].copy_from_slice(&input[CONTEXT..]);
+            stream.waves[CONTEXT..CONTEXT + WINDOW].copy_from_slice(&input[CONTEXT..]);
             let mut probabilities = Vec::new();
             stream.filled = WINDOW;
             stream.complete(&mut probabilities);
-            check("padded", &stream.buffers.waves[..PADDED]);
+            check("padded", &stream.waves[..PADDED]);
             stream.run(&mut probabilities);
             let b = &stream.buffers;
             let inner = |frames: &[f32], count: usize, channels: usize| {

@@ -1,6 +1,6 @@
 //! Voice activity of a recording whose samples come in blocks.
 
-use flow_speakers::silero::{MAX_SAMPLE, SileroStream, SileroVad, WINDOW};
+use flow_speakers::silero::{MAX_SAMPLE, SAMPLE_RATE, SileroStream, SileroVad, WINDOW};
 use flow_speakers::tones::ToneDetector;
 
 use crate::energy::{frame_levels, speech_probabilities};
@@ -20,7 +20,32 @@ enum Method<'a> {
     /// Samples of a frame that is not whole yet.
     Energy(Vec<f32>),
     /// Steady tones count as no speech, although the network classifies notes and beeps as speech.
-    Neural(Box<SileroStream<'a>>, Box<ToneDetector>),
+    Neural(Box<Neural<'a>>),
+}
+
+struct Neural<'a> {
+    network: SileroStream<'a>,
+    tones: ToneDetector,
+    /// Samples that wait until there are [`TOGETHER`].
+    waiting: Vec<f32>,
+}
+
+/// Samples that the network takes at once, while another thread looks for tones in them: four seconds.
+const TOGETHER: usize = 4 * SAMPLE_RATE as usize;
+
+impl Neural<'_> {
+    fn run(&mut self, frames: &mut Vec<f32>) -> Result<()> {
+        let Neural {
+            network,
+            tones,
+            waiting,
+        } = self;
+        let (heard, looked) = rayon::join(|| network.feed(waiting, frames), || tones.feed(waiting));
+        waiting.clear();
+        heard
+            .and(looked)
+            .map_err(|error| TranscriptionError::Input(error.to_string()))
+    }
 }
 
 impl<'a> Activity<'a> {
@@ -29,7 +54,11 @@ impl<'a> Activity<'a> {
             method: match method {
                 VoiceActivity::Off => Method::Off,
                 VoiceActivity::Energy => Method::Energy(Vec::new()),
-                VoiceActivity::Neural => Method::Neural(Box::new(network.stream()), Box::default()),
+                VoiceActivity::Neural => Method::Neural(Box::new(Neural {
+                    network: network.stream(),
+                    tones: ToneDetector::default(),
+                    waiting: Vec::new(),
+                })),
             },
             frames: Vec::new(),
             samples: 0,
@@ -41,28 +70,31 @@ impl<'a> Activity<'a> {
     /// # Errors
     /// If one is NaN, or far too large.
     pub fn feed(&mut self, samples: &[f32]) -> Result<()> {
-        let before = self.samples;
+        let wrong = |sample: &f32| sample.is_nan() || sample.abs() > MAX_SAMPLE;
+        if let Some(at) = samples.iter().position(wrong) {
+            let (at, value) = (self.samples + at as u64, samples[at]);
+            let why = format!("sample {at} is {value}; it must be a number of at most {MAX_SAMPLE}");
+            return Err(TranscriptionError::Input(why));
+        }
         self.samples += samples.len() as u64;
         match &mut self.method {
-            Method::Off => {
-                let wrong = |sample: &f32| sample.is_nan() || sample.abs() > MAX_SAMPLE;
-                if let Some(at) = samples.iter().position(wrong) {
-                    let (at, value) = (before + at as u64, samples[at]);
-                    let why = format!("sample {at} is {value}; it must be a number of at most {MAX_SAMPLE}");
-                    return Err(TranscriptionError::Input(why));
-                }
-            }
+            Method::Off => {}
             Method::Energy(rest) => {
                 rest.extend_from_slice(samples);
                 let whole = rest.len() / WINDOW * WINDOW;
                 self.frames.extend(frame_levels(&rest[..whole], WINDOW));
                 rest.drain(..whole);
             }
-            Method::Neural(stream, tones) => {
-                let fed = stream
-                    .feed(samples, &mut self.frames)
-                    .and_then(|()| tones.feed(samples));
-                fed.map_err(|error| TranscriptionError::Input(error.to_string()))?;
+            Method::Neural(neural) => {
+                let mut rest = samples;
+                while !rest.is_empty() {
+                    let (taken, after) = rest.split_at(rest.len().min(TOGETHER - neural.waiting.len()));
+                    neural.waiting.extend_from_slice(taken);
+                    if neural.waiting.len() == TOGETHER {
+                        neural.run(&mut self.frames)?;
+                    }
+                    rest = after;
+                }
             }
         }
         Ok(())
@@ -74,15 +106,20 @@ impl<'a> Activity<'a> {
     }
 
     /// The probability of each frame, the last one of which may be shorter, and the number of samples.
-    pub fn finish(mut self) -> (Vec<f32>, u64) {
+    ///
+    /// # Errors
+    /// If the network refuses samples.
+    pub fn finish(mut self) -> Result<(Vec<f32>, u64)> {
         let frames = match self.method {
             Method::Off => vec![1.0; self.samples.div_ceil(WINDOW as u64) as usize],
             Method::Energy(rest) => {
                 self.frames.extend(frame_levels(&rest, WINDOW));
                 speech_probabilities(&self.frames)
             }
-            Method::Neural(stream, tones) => {
-                stream.finish(&mut self.frames);
+            Method::Neural(mut neural) => {
+                neural.run(&mut self.frames)?;
+                let Neural { network, tones, .. } = *neural;
+                network.finish(&mut self.frames);
                 let tones = tones.finish();
                 for (probability, _) in self.frames.iter_mut().zip(&tones).filter(|(_, tone)| **tone) {
                     *probability = 0.0;
@@ -90,7 +127,7 @@ impl<'a> Activity<'a> {
                 self.frames
             }
         };
-        (frames, self.samples)
+        Ok((frames, self.samples))
     }
 }
 
@@ -104,7 +141,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
         fn blocks_of_any_size_give_the_same_bits(
-            length in 0usize..20_000, sizes in prop::collection::vec(1usize..3_000, 1..6),
+            length in 0usize..150_000, sizes in prop::collection::vec(1usize..90_000, 1..6),
         ) {
             let network = SileroVad::bundled().unwrap();
             let samples: Vec<f32> = (0..length).map(|at| ((at * at % 1_009) as f32 / 504.5 - 1.0) * 0.5).collect();
@@ -121,11 +158,11 @@ mod tests {
                         break;
                     }
                 }
-                let (whole, count) = whole.finish();
+                let (whole, count) = whole.finish().unwrap();
                 prop_assert_eq!(count, length as u64);
                 prop_assert_eq!(whole.len(), length.div_ceil(WINDOW));
                 let bits = |frames: &[f32]| frames.iter().map(|frame| frame.to_bits()).collect::<Vec<_>>();
-                prop_assert_eq!(bits(&parts.finish().0), bits(&whole), "{:?}", method);
+                prop_assert_eq!(bits(&parts.finish().unwrap().0), bits(&whole), "{:?}", method);
             }
         }
     }

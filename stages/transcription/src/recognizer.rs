@@ -408,7 +408,7 @@ impl FirstPass<'_> {
 
 /// The windows of a recording, and its length in samples.
 fn windows_of(activity: Activity<'_>, settings: &RecognitionSettings) -> Result<(Vec<Range<u64>>, u64)> {
-    let (probabilities, samples) = activity.finish();
+    let (probabilities, samples) = activity.finish()?;
     Ok((windows_by(&probabilities, samples, settings)?, samples))
 }
 

@@ -13,7 +13,7 @@ use flow_model::decoding::DecodingOptions;
 use flow_model::{Precision, Weights};
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
-    SourcePartition, StageError, UrlUse, local_copy, open_regular_file,
+    SourcePartition, StageError, UrlUse, open_regular_file,
 };
 use flow_speakers::silero::SAMPLE_RATE;
 use serde_json::{Value, json};
@@ -149,12 +149,8 @@ impl Transcriber {
 impl Transcriber {
     /// The local path of the model.
     fn model(&self) -> Result<PathBuf, StageError> {
-        let copied = local_copy(&self.settings.model, &OpenModel::is_part, &mut |line| {
-            self.context.report(json!({ "line": line }));
-            !self.context.cancel.is_set()
-        });
-        let copied = copied.map_err(|error| StageError::setting("model", error))?;
-        copied.ok_or_else(|| StageError::failed("stopped"))
+        self.context
+            .local_copy("model", &self.settings.model, &OpenModel::is_part)
     }
 }
 

@@ -177,7 +177,7 @@ fn min_pause() -> f64 {
 }
 
 fn batch_seconds() -> f64 {
-    120.0
+    60.0
 }
 
 fn max_duration() -> f64 {

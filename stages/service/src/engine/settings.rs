@@ -83,7 +83,8 @@ impl Default for EngineSettings {
             vad: usual.vad,
             max_gap: usual.max_gap,
             max_segment: usual.max_segment,
-            batch_seconds: usual.batch_seconds,
+            // Twice that of one recording: windows of several requests share a batch.
+            batch_seconds: 120.0,
             batch_share: 0.5,
             max_duration: usual.max_duration,
             max_queue: 100,

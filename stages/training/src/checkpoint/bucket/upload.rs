@@ -107,8 +107,7 @@ impl Mirror {
             if name.contains('/') || name.starts_with('.') {
                 return Err(damaged(&checkpoint.path, format!("{RECORD} names a file {name:?}")));
             }
-            let digest = self.copy_file(&checkpoint.path.join(name), &prefix.join(name)?, Some(&expected.blake3))?;
-            if digest.is_none() {
+            if !self.copy_file(&checkpoint.path.join(name), &prefix.join(name)?, Some(&expected.blake3))? {
                 return Err(damaged(
                     &checkpoint.path,
                     format!("{name} has other content than when it was written"),
@@ -142,8 +141,8 @@ impl Mirror {
         Ok(self.storage.put(marker, record)?)
     }
 
-    /// Copies a file, and returns its BLAKE3. None where that is not the expected one: then there is no object.
-    fn copy_file(&self, path: &Path, url: &ObjectUrl, expected: Option<&str>) -> Result<Option<String>, TrainingError> {
+    /// Copies a file. False where its BLAKE3 is not the expected one: then there is no object.
+    fn copy_file(&self, path: &Path, url: &ObjectUrl, expected: Option<&str>) -> Result<bool, TrainingError> {
         let mut file = File::open(path).map_err(TrainingError::file(path))?;
         let mut writer = self.storage.create(url)?;
         let mut hasher = blake3::Hasher::new();
@@ -168,12 +167,11 @@ impl Mirror {
                     None => TrainingError::file(path)(error),
                 })?;
         }
-        let digest = hasher.finalize().to_hex().to_string();
-        if expected.is_some_and(|expected| expected != digest) {
-            return Ok(None);
+        if expected.is_some_and(|expected| expected != hasher.finalize().to_hex().as_str()) {
+            return Ok(false);
         }
         writer.finish()?;
-        Ok(Some(digest))
+        Ok(true)
     }
 
     /// Copies the figures, where they have another size than in the bucket: lines are only added to them.
