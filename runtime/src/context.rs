@@ -36,7 +36,12 @@ pub struct Context {
     /// Of a log that is spread over processes, and of the stages that feed it: each process runs all of them, for all
     /// partitions. None where they run in process 0 alone.
     pub share: Option<ProcessShare>,
+    /// Of a process that follows: see [`Context::compare_unreadable`].
+    pub(crate) compare_unreadable: Option<CompareUnreadable>,
 }
+
+/// An error for a file that cannot be read in this process, if process 0 can read it.
+pub(crate) type CompareUnreadable = Arc<dyn Fn(&Path) -> Result<(), StageError> + Send + Sync>;
 
 /// The place of a process among those that run the same stages for the same partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +70,15 @@ impl Context {
         let inputs = self.inputs.iter().zip(self.artifacts.iter());
         inputs
             .filter_map(move |(input, artifact)| Some((input, artifact.as_ref()?)).filter(|_| input.port.name == port))
+    }
+
+    /// To be called before rows are rejected for a file that is not there or cannot be read: with several processes,
+    /// an error where process 0 can read it. A mount may be missing here.
+    ///
+    /// # Errors
+    /// If process 0 can read the file, or the run ends.
+    pub fn compare_unreadable(&self, file: &Path) -> Result<(), StageError> {
+        self.compare_unreadable.as_ref().map_or(Ok(()), |compare| compare(file))
     }
 
     /// [`local_copy`] of what `setting` names. It is shown on the screen, and ends where the run does.

@@ -64,6 +64,16 @@ impl StageError {
         self
     }
 
+    /// The same, as it came from another process.
+    pub(crate) fn of_process(mut self, name: &str) -> Self {
+        let (StageError::Setting { message, .. }
+        | StageError::Input { message, .. }
+        | StageError::Refused { message, .. }
+        | StageError::Failed { message, .. }) = &mut self;
+        *message = format!("{name}: {message}");
+        self
+    }
+
     pub fn with_help(mut self, text: impl Into<String>) -> Self {
         let (StageError::Setting { help, .. }
         | StageError::Input { help, .. }

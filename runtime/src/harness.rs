@@ -270,6 +270,7 @@ impl<K: Kind> Harness<K> {
             }),
             processes: None,
             share: self.share,
+            compare_unreadable: None,
         };
         let body = K::open(&self.settings, &context)?;
         let mut run = Run {

@@ -30,7 +30,7 @@ use crate::plan::state::PlanState;
 use crate::plan::{Options, Plan, StagePlan};
 use crate::processes::{Loss, SignalFlags};
 pub use crate::run_error::{LeftOut, RunError};
-use crate::spec::{Checked, CheckedStage};
+use crate::spec::Checked;
 use crate::store::{Access, SnapshotWriter, Store};
 use counts::RunCounts;
 pub use follow::follow;
@@ -137,9 +137,9 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     };
     let outcome = run_regions(checked, options, events, store.clone(), &mut running, &mut run_counts);
     let outcome = match (outcome, signals.lost()) {
-        // The error of a stage, if there is one, names the stage and is preferred.
-        (outcome @ Err(RunError::Stage { .. }), _) | (outcome, None) => outcome,
-        (_, Some(Loss { message, .. })) => Err(RunError::Process { message }),
+        // What failed before says more than the loss that came of it.
+        (Ok(_), Some(Loss { message, .. })) => Err(RunError::Process { message }),
+        (outcome, _) => outcome,
     };
     let outcome = outcome.map_err(|error| error.hidden(&checked.pipeline.secrets));
     // Digests of source files are a cache: a failure to write them does not fail the run.
@@ -284,8 +284,10 @@ fn spread_over(state: &PlanState, id: &str, signals: &Arc<Signals>) -> Result<Op
         Ok(spread) => return Ok(Some(spread)),
         Err(message) => message,
     };
-    let spreads = |stage: &CheckedStage| stage.settings.spreads(processes.count()).unwrap_or(false);
-    if state.checked.stages.iter().any(spreads) {
+    let spreads = |node: usize| {
+        state.selection.selected[node] && state.stage(node).settings.spreads(processes.count()).unwrap_or(false)
+    };
+    if (0..state.graph.nodes.len()).any(spreads) {
         state.events.send(Event::Warning {
             stage: None,
             message: format!("{message}; process 0 alone computes partitions, and the others train only"),

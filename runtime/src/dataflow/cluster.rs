@@ -5,12 +5,13 @@
 //! others follow: they compute and commit the partitions that fall to their workers. A log is run by each process in a
 //! dataflow of its own: the stage keeps them in step.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ use timely::communication::allocator::zero_copy::stream::Stream;
 use timely::communication::allocator::{AllocatorBuilder, ProcessBuilder};
 
 use super::job::{Failure, RegionState};
-use crate::context::ProcessShare;
+use crate::context::{Cancel, ProcessShare};
 use crate::error::StageError;
 use crate::event::Event;
 use crate::partition::Partition;
@@ -29,6 +30,9 @@ use crate::store::{GroupName, NotedFile, Record};
 
 /// How often a process that waits for others checks whether one is lost.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// How long process 0 waits for the others to leave a region that failed.
+const LEAVING: Duration = Duration::from_secs(60);
 
 /// The processes that run a region together.
 pub(crate) struct Cluster {
@@ -40,6 +44,8 @@ pub(crate) struct Cluster {
     told_leave: AtomicBool,
     /// Process 0: which of the others have ended the region.
     ended: Mutex<Vec<bool>>,
+    /// The others: files that process 0 cannot read either.
+    unreadable: Mutex<BTreeSet<PathBuf>>,
     changed: Condvar,
 }
 
@@ -59,6 +65,8 @@ enum Order {
     Stop(i32),
     /// Drop the dataflow: the region failed.
     Leave,
+    /// Process 0 cannot read the file either.
+    Unreadable(PathBuf),
 }
 
 /// What the others tell process 0.
@@ -102,6 +110,7 @@ impl Cluster {
             told_stop: AtomicI32::new(0),
             told_leave: AtomicBool::new(false),
             ended: Mutex::new(ended),
+            unreadable: Mutex::default(),
             changed: Condvar::new(),
         }
     }
@@ -172,6 +181,10 @@ impl Cluster {
         match serde_json::from_slice(message) {
             Ok(Order::Stop(signal)) => shared.job.signals.ask_to_stop(signal),
             Ok(Order::Leave) => shared.leave(),
+            Ok(Order::Unreadable(file)) => {
+                lock(&self.unreadable).insert(file);
+                self.changed.notify_all();
+            }
             Err(error) => shared.fail(unreadable(&self.name(0), &error)),
         }
     }
@@ -185,7 +198,7 @@ impl Cluster {
                 noted,
             }) => {
                 let records = records.into_iter().map(Arc::new).collect();
-                if let Err((node, error)) = shared.take_over(node, groups, records, noted) {
+                if let Err((node, error)) = shared.take_over(from, node, groups, records, noted) {
                     shared.fail_stage(node, None, error);
                 }
             }
@@ -197,6 +210,8 @@ impl Cluster {
                         self.name(from),
                         file.display()
                     )));
+                } else {
+                    self.send(from, self.topics.orders, &Order::Unreadable(file));
                 }
             }
             Ok(Report::Failed(failure)) => shared.fail(match failure {
@@ -207,7 +222,7 @@ impl Cluster {
                 } => Failure::Stage {
                     stage,
                     partition,
-                    error,
+                    error: error.of_process(&self.name(from)),
                 },
                 ToldFailure::Process(message) => Failure::Process(format!("{}: {message}", self.name(from))),
                 ToldFailure::Internal(error) => {
@@ -215,7 +230,7 @@ impl Cluster {
                 }
             }),
             Ok(Report::Ended) => {
-                if let Some(ended) = self.ended().get_mut(from) {
+                if let Some(ended) = lock(&self.ended).get_mut(from) {
                     *ended = true;
                 }
                 self.changed.notify_all();
@@ -225,15 +240,14 @@ impl Cluster {
     }
 
     fn send(&self, to: usize, topic: u32, message: &impl Serialize) {
-        match serde_json::to_vec(message) {
-            Ok(bytes) => self.processes.send(to, topic, Box::new(bytes)),
-            // All of these messages are texts, numbers and records that were read from JSON or are written to it.
-            Err(error) => self.processes.send(
-                to,
-                topic,
-                Box::new(format!("a message that cannot be written: {error}").into_bytes()),
-            ),
-        }
+        // All of these messages are texts, numbers and records that were read from JSON or are written to it.
+        let bytes = serde_json::to_vec(message)
+            .unwrap_or_else(|error| format!("a message that cannot be written: {error}").into_bytes());
+        self.send_bytes(to, topic, bytes);
+    }
+
+    fn send_bytes(&self, to: usize, topic: u32, bytes: Vec<u8>) {
+        self.processes.send(to, topic, Box::new(bytes));
     }
 
     fn tell_others(&self, order: &Order) {
@@ -284,7 +298,7 @@ impl Cluster {
                 error: error.clone(),
             },
             Failure::Store(error) => ToldFailure::Process(error.to_string()),
-            Failure::Process(message) => ToldFailure::Process(message.clone()),
+            Failure::Process(message) | Failure::Lost(message) => ToldFailure::Process(message.clone()),
             Failure::Internal(error) => ToldFailure::Internal(error.clone()),
         };
         self.send(0, self.topics.reports, &Report::Failed(told));
@@ -295,24 +309,44 @@ impl Cluster {
         self.send(0, self.topics.reports, &Report::Event(event.clone()));
     }
 
-    /// At the others: reports a source file that cannot be read here.
-    pub fn unseen(&self, file: &Path) {
-        // A path that is no text is not sent: such a region does not run on several processes.
-        if !self.leads() && file.to_str().is_some() {
-            self.send(0, self.topics.reports, &Report::Unseen(file.to_owned()));
+    /// At the others: waits until process 0 has looked at a file that cannot be read here.
+    ///
+    /// # Errors
+    /// If process 0 can read it, which ends the region, or the region ends.
+    pub fn compare_unseen(&self, file: &Path, cancel: &Cancel) -> Result<(), StageError> {
+        // A path that is no text cannot be sent: such a region does not run on several processes.
+        if self.leads() || file.to_str().is_none() || lock(&self.unreadable).contains(file) {
+            return Ok(());
         }
+        self.send(0, self.topics.reports, &Report::Unseen(file.to_owned()));
+        let mut unreadable = lock(&self.unreadable);
+        while !unreadable.contains(file) {
+            if cancel.is_set() || self.processes.lost().is_some() {
+                return Err(StageError::failed("stopped"));
+            }
+            unreadable = self.wait(unreadable);
+        }
+        Ok(())
     }
 
-    /// Ends the region: the others report it, and process 0 waits for all of them, or for the loss of one.
+    /// Ends the region: the others report it, and process 0 waits for all of them, or for the loss of one. When it has told
+    /// them to leave, it waits for [`LEAVING`] at most.
     pub fn end(&self, shared: &RegionState) {
         if self.leads() {
-            let mut ended = self.ended();
+            let mut told: Option<Instant> = None;
+            let mut ended = lock(&self.ended);
             while !ended.iter().all(|ended| *ended) && self.processes.lost().is_none() {
-                ended = match self.changed.wait_timeout(ended, LOOK) {
-                    Ok((ended, _)) => ended,
-                    Err(poisoned) => poisoned.into_inner().0,
-                };
+                ended = self.wait(ended);
                 shared.pass_signals_on();
+                if self.told_leave.load(Ordering::Acquire) && told.get_or_insert_with(Instant::now).elapsed() > LEAVING
+                {
+                    let late = (0..ended.len()).filter(|process| !ended[*process]);
+                    let late: Vec<String> = late.map(|process| self.name(process)).collect();
+                    drop(ended);
+                    let message = format!("{} did not leave within {} s", late.join(", "), LEAVING.as_secs());
+                    shared.fail(Failure::Process(message));
+                    break;
+                }
             }
         } else {
             self.send(0, self.topics.reports, &Report::Ended);
@@ -324,9 +358,18 @@ impl Cluster {
         });
     }
 
-    fn ended(&self) -> MutexGuard<'_, Vec<bool>> {
-        // Each change is one flag.
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    fn wait<'a, T>(&self, held: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        match self.changed.wait_timeout(held, LOOK) {
+            Ok((held, _)) => held,
+            Err(poisoned) => poisoned.into_inner().0,
+        }
+    }
+
+    /// Where this process could not begin: ends what the others read of it, who would wait for it for ever.
+    pub fn abandon(&self) {
+        for to in (0..self.count()).filter(|to| *to != self.processes.process()) {
+            self.send_bytes(to, self.topics.batches, Vec::new());
+        }
     }
 
     /// Timely's communication between `workers` workers of each process.
@@ -369,6 +412,11 @@ impl Cluster {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change under these locks is one flag or one insertion.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn is_readable(file: &Path) -> bool {
     match flow_storage::is_url(file) {
         true => flow_storage::is_file(file).unwrap_or(false),
@@ -403,6 +451,13 @@ impl Connections {
         if self.processes.lost().is_none() {
             self.processes.close(self.topic);
         }
+    }
+}
+
+impl Drop for Connections {
+    /// Where workers could not be started, the threads would wait for others for ever: they are left to the process's end.
+    fn drop(&mut self) {
+        std::mem::forget(self.threads.take());
     }
 }
 

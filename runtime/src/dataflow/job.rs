@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::context::{Cancel, Context, Waker};
+use crate::context::{Cancel, CompareUnreadable, Context, Waker};
 use crate::digest::Digest;
 use crate::event::{Event, Events};
 use crate::inputs::Inputs;
@@ -131,6 +131,11 @@ impl NodeJob {
             waker,
             processes: job.signals.processes.clone(),
             share: job.cluster.as_ref().and_then(|cluster| cluster.share()),
+            compare_unreadable: job.cluster.clone().map(|cluster| {
+                let cancel = job.cancel.clone();
+                let compare: CompareUnreadable = Arc::new(move |file| cluster.compare_unseen(file, &cancel));
+                compare
+            }),
         }
     }
 }
@@ -176,6 +181,8 @@ pub(crate) enum Failure {
     Store(StoreError),
     /// Of another process.
     Process(String),
+    /// Another process is lost.
+    Lost(String),
     /// Of the runtime itself.
     Internal(StageError),
 }
@@ -280,7 +287,7 @@ impl RegionState {
 
     pub fn leaving(&self) -> bool {
         if let Some(loss) = self.job.signals.lost() {
-            self.fail(Failure::Internal(StageError::failed(loss.message)));
+            self.fail(Failure::Lost(loss.message));
         }
         self.leave.load(Ordering::Acquire)
     }
@@ -328,14 +335,14 @@ impl RegionState {
                 sources.forget(file);
             }
             let (digest, why) = sources.digest_or_why_not(file)?;
-            self.tell_unseen(file, &digest);
+            self.compare_unseen(file, &digest)?;
             files.push(digest);
             unreadable = unreadable.or(why.map(|why| why.to_string()));
         }
         let ranges = sources.digest_ranges(&listed.ranges, self.job.threads).into_iter();
         let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
         for (range, digest) in listed.ranges.iter().zip(&ranges) {
-            self.tell_unseen(&range.path, digest);
+            self.compare_unseen(&range.path, digest)?;
         }
         Ok(FilesDigest {
             digest: source_digest(&listed.partition, &files, &ranges),
@@ -343,13 +350,13 @@ impl RegionState {
         })
     }
 
-    /// In a process that follows: a source file that is not there, or cannot be read, is told to process 0, which ends the run
-    /// if it sees the file.
-    fn tell_unseen(&self, file: &Path, digest: &Digest) {
-        if [SourceDigests::absent(), SourceDigests::unreadable()].contains(digest)
-            && let Some(cluster) = &self.job.cluster
-        {
-            cluster.unseen(file);
+    /// In a process that follows: an error where a source file is not there, or cannot be read, and process 0 reads it.
+    fn compare_unseen(&self, file: &Path, digest: &Digest) -> Result<(), StageError> {
+        match &self.job.cluster {
+            Some(cluster) if [SourceDigests::absent(), SourceDigests::unreadable()].contains(digest) => {
+                cluster.compare_unseen(file, &self.job.cancel)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -476,8 +483,12 @@ impl RegionState {
     }
 
     /// In process 0: notes what another process has committed.
+    ///
+    /// # Errors
+    /// If it is no work of that process, and if it cannot be noted.
     pub fn take_over(
         &self,
+        from: usize,
         node: usize,
         groups: Vec<GroupName>,
         records: Vec<Arc<Record>>,
@@ -496,9 +507,35 @@ impl RegionState {
                 StageError::failed("another process committed what it was not given"),
             ));
         };
+        if !records.iter().all(|record| self.is_share(from, node, record)) {
+            return Err((
+                node,
+                StageError::failed("another process committed partitions of which it was given no work"),
+            ));
+        }
         writer.take_over(groups, &records);
         self.job.store.sources().put_noted(noted);
         self.note_committed(snapshots, node, records)
+    }
+
+    /// Whether a record is of a partition of the node that falls to a process, under the key that was planned, where that
+    /// was known.
+    fn is_share(&self, process: usize, node: usize, record: &Record) -> bool {
+        let (job, described) = (&self.job, &self.job.nodes[node]);
+        let Ok(ordinal) = job.partitions.binary_search(&record.partition) else {
+            return false;
+        };
+        let Some(Some(parts)) = described.record.get(ordinal) else {
+            return false;
+        };
+        let workers = job.workers / job.cluster.as_ref().map_or(1, |cluster| cluster.in_dataflow());
+        let known = parts.iter().map(|part| match part {
+            KeyPart::Known(digest) => Some(*digest),
+            KeyPart::Source(_) => None,
+        });
+        let planned = known.collect::<Option<Vec<Digest>>>();
+        ordinal % job.workers / workers.max(1) == process
+            && planned.is_none_or(|planned| key_of(&described.recipe, &planned) == record.key)
     }
 
     /// Notes committed records: for the next run, for events, and for the limit of rejects.

@@ -63,8 +63,10 @@ pub(crate) fn run_region(job: RegionJob) -> RegionDone {
         let committing = &shared;
         scope.spawn(move || commit::while_working(committing, &working));
         if let Err(message) = execute(&shared) {
-            let message = format!("the workers cannot be started: {message}");
-            shared.fail(Failure::Internal(StageError::failed(message)));
+            shared.fail(Failure::Process(format!("the workers cannot be started: {message}")));
+            if let Some(cluster) = &shared.job.cluster {
+                cluster.abandon();
+            }
         }
         drop(at_work);
     });

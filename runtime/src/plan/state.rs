@@ -323,6 +323,7 @@ impl PlanState {
             waker: Waker::default(),
             processes: self.options.processes.clone(),
             share: None,
+            compare_unreadable: None,
         }))
     }
 
@@ -398,6 +399,7 @@ impl PlanState {
             waker: Waker::default(),
             processes: None,
             share: None,
+            compare_unreadable: None,
         };
         catch_panic(|| match stage.settings.open(&context)? {
             Body::Global(body) if port == KEYS_PORT => Ok(body.key_schema()),

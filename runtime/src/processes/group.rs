@@ -215,7 +215,7 @@ impl fmt::Debug for Processes {
 }
 
 impl Processes {
-    /// Closes all connections without a goodbye, like a killed process. For tests.
+    /// Closes all connections without a goodbye, like a killed process: the others end the run with the name of this one.
     pub fn cut(&self) {
         for stream in &self.streams {
             // Closed already, perhaps.

@@ -2,6 +2,7 @@
 
 use std::io::{self, BufReader, BufWriter, Write};
 use std::net::{Shutdown, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -50,8 +51,14 @@ pub(super) fn start(shared: &Arc<GroupState>, peer: Peer, stream: TcpStream) -> 
     thread::Builder::new()
         .name(format!("from-process-{}", peer.process))
         .spawn(move || {
-            let ended = read(&reading, &peer, &at_reader);
-            at_reader.closed(&peer, &ended.map_or_else(|error| why(&error), |()| ENDED.to_owned()));
+            // Listeners run on this thread: a panic of theirs must end the connection, too.
+            let ended = catch_unwind(AssertUnwindSafe(|| read(&reading, &peer, &at_reader)));
+            let told = match ended {
+                Ok(Ok(())) => ENDED.to_owned(),
+                Ok(Err(error)) => why(&error),
+                Err(_) => "sent what ended the thread that reads its messages".to_owned(),
+            };
+            at_reader.closed(&peer, &told);
             let _ = reading.shutdown(Shutdown::Both);
         })?;
     Ok(send)

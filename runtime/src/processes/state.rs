@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+
 use super::peer::{End, Loss, Peer};
 
 pub(super) type LossListener = Arc<dyn Fn(&Loss) + Send + Sync>;
@@ -29,7 +31,7 @@ pub(crate) struct SignalFlags {
 
 impl SignalFlags {
     pub(super) fn set(&self, signal: i32) {
-        if signal == signal_hook::consts::SIGUSR1 {
+        if signal == SIGUSR1 {
             self.checkpoint.store(true, Ordering::Release);
         } else {
             self.stop.store(usize::try_from(signal).unwrap_or(0), Ordering::Release);
@@ -90,10 +92,16 @@ impl GroupState {
         listener(from, body);
     }
 
+    /// A signal that another process got. Numbers of others than those that end a run or ask for a checkpoint are
+    /// ignored.
     pub fn signal(&self, signal: i32) {
+        if ![SIGINT, SIGTERM, SIGHUP, SIGUSR1].contains(&signal) {
+            return;
+        }
         let mut state = self.lock();
         match &state.signals {
             Some(flags) => flags.set(signal),
+            None if state.early.contains(&signal) => {}
             None => state.early.push(signal),
         }
     }

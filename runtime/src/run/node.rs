@@ -65,6 +65,7 @@ pub(super) fn failed(failure: Failure) -> RunError {
         },
         Failure::Store(error) => RunError::Store(error),
         Failure::Process(message) => RunError::OfProcess { message },
+        Failure::Lost(message) => RunError::Process { message },
         Failure::Internal(error) => RunError::Internal {
             message: error.to_string(),
         },

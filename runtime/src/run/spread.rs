@@ -103,7 +103,7 @@ impl Spread {
 
     /// Sends one message to each of the others, from process 1 on, and waits for their answers.
     fn ask(&self, messages: Vec<Vec<u8>>) -> Result<Vec<(usize, Answer)>, RunError> {
-        let mut answers = Vec::with_capacity(messages.len());
+        let mut answers = BTreeMap::new();
         let asked = messages.len();
         for (to, message) in (1..).zip(messages) {
             self.processes.send(to, INVITATIONS, Box::new(message));
@@ -114,7 +114,11 @@ impl Spread {
                     let answer = serde_json::from_slice(&answer).map_err(|error| RunError::Process {
                         message: format!("{} sent what cannot be read: {error}", self.name(from)),
                     })?;
-                    answers.push((from, answer));
+                    if answers.insert(from, answer).is_some() {
+                        return Err(RunError::Process {
+                            message: format!("{} answered what it was not asked", self.name(from)),
+                        });
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
@@ -130,7 +134,7 @@ impl Spread {
                 return Err(RunError::Interrupted { signal });
             }
         }
-        Ok(answers)
+        Ok(answers.into_iter().collect())
     }
 
     fn tell(&self, invitation: &Invitation) -> Result<(), RunError> {

@@ -16,7 +16,7 @@ use flow_runtime::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
     Port, Progress, RejectClass, Shape, StageError, UrlUse,
 };
-use flow_storage::Location;
+use flow_storage::{Location, is_url};
 use rayon::ThreadPool;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -185,6 +185,7 @@ impl Kind for Extract {
         };
         Ok(Body::Local(Box::new(Extractor {
             settings,
+            context: context.clone(),
             pool,
             target: None,
             pending: HashMap::new(),
@@ -228,6 +229,7 @@ struct Waiting {
 
 struct Extractor {
     settings: ExtractSettings,
+    context: Context,
     pool: ThreadPool,
     /// Opened with the first partition that has rows.
     target: Option<Destination>,
@@ -256,6 +258,11 @@ impl Operator for Extractor {
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
         let members = wanted::members_by_name(&members)?;
         let wanted = wanted::find(&rows, &members, &shard, self.settings.store)?;
+        let tar = shard.tar();
+        let from_tar = wanted.jobs.iter().any(|job| job.member.in_tar);
+        if from_tar && !is_url(&tar) && std::fs::File::open(&tar).is_err() {
+            self.context.compare_unreadable(&tar)?;
+        }
         let kept = if self.settings.store == Store::Tar {
             placing::point_into_tar(&wanted.jobs, &shard).map_err(StageError::failed)?
         } else {

@@ -399,7 +399,7 @@ impl Source for LoadBody {
         if cancel.is_set() {
             return Err(StageError::failed("stopped"));
         }
-        let loaded = self.told(&loader, number, wanted, signals);
+        let loaded = self.told(&loader, number, wanted, signals)?;
         let mut row = 0;
         let mut rest = loaded.as_slice();
         for (rank, micro, seconds) in places {
@@ -428,13 +428,16 @@ impl LoadBody {
     }
 
     /// Replaces signals that could not be decoded by empty ones, with a warning.
+    ///
+    /// # Errors
+    /// If process 0 can read what this one cannot.
     fn told<'a>(
         &self,
         loader: &Loader,
         step: u64,
         wanted: Vec<(u32, u32, Utterance<'a>)>,
         signals: Vec<Result<Vec<f32>, AudioError>>,
-    ) -> Vec<Loaded<'a>> {
+    ) -> Result<Vec<Loaded<'a>>, StageError> {
         let total = wanted.len();
         let mut loaded = Vec::with_capacity(total);
         let mut broken: Vec<(String, AudioError)> = Vec::new();
@@ -443,14 +446,20 @@ impl LoadBody {
                 Ok(signal) if signal.is_empty() => Err(AudioError::Decode("no frames".into())),
                 signal => signal,
             };
-            let signal = signal.unwrap_or_else(|error| {
-                broken.push((utterance.segment_id.to_owned(), error));
-                Vec::new()
-            });
+            let signal = match signal {
+                Ok(signal) => signal,
+                Err(error) => {
+                    if let AudioError::Read { path, .. } = &error {
+                        self.context.compare_unreadable(path)?;
+                    }
+                    broken.push((utterance.segment_id.to_owned(), error));
+                    Vec::new()
+                }
+            };
             loaded.push((rank, micro, utterance, signal));
         }
         let Some((segment_id, error)) = broken.first() else {
-            return loaded;
+            return Ok(loaded);
         };
         let so_far = loader.left_out.fetch_add(broken.len() as u64, Ordering::Relaxed) + broken.len() as u64;
         // Numbered as in `metrics.jsonl`: the first step is 1.
@@ -468,7 +477,7 @@ impl LoadBody {
             stage: Some(self.context.stage.clone()),
             message,
         });
-        loaded
+        Ok(loaded)
     }
 }
 

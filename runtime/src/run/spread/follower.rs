@@ -1,6 +1,7 @@
 //! At every process but 0: its share of the regions of the run.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -55,9 +56,12 @@ impl Follower {
             options: options.clone(),
             store: None,
         };
-        std::thread::Builder::new()
-            .name("regions".into())
-            .spawn(move || follower.follow(&invitations))?;
+        std::thread::Builder::new().name("regions".into()).spawn(move || {
+            // Process 0 would wait for this share for ever.
+            if catch_unwind(AssertUnwindSafe(|| follower.follow(&invitations))).is_err() {
+                follower.processes.cut();
+            }
+        })?;
         Ok(())
     }
 
@@ -84,13 +88,15 @@ impl Follower {
                     self.answer(answer);
                 }
                 Ok(Invitation::Begin) => {
-                    if let Some(Share { job, _writers }) = ready.take() {
-                        // Commits and failures were reported to process 0.
-                        run_region(job);
-                    }
+                    let Some(Share { job, _writers }) = ready.take() else {
+                        return self.processes.cut();
+                    };
+                    // Commits and failures were reported to process 0.
+                    run_region(job);
                 }
                 Ok(Invitation::Cancel) => ready = None,
-                Err(error) => self.answer(Err(format!("it was sent what it cannot read: {error}"))),
+                // Whether it is a question cannot be told.
+                Err(_) => return self.processes.cut(),
             }
         }
     }
