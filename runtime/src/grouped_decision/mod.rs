@@ -82,7 +82,8 @@ pub trait GroupedDecision: Send + Sync {
     /// Makes a reducer of a round. `partitions` are all partitions, sorted by name.
     fn reducer(&self, round: usize, partitions: &Arc<[Partition]>) -> Box<dyn Reducer>;
 
-    /// Whether the reducers of the round that were not asked yet would say nothing and leave `carried` as it is.
+    /// Whether the round may end here: the reducers that were not asked yet would say nothing and leave `carried` as it is.
+    /// Where none was asked yet, no partition is mapped, and none makes decisions of its own in this round.
     fn is_done(&self, _round: usize, _carried: &Value) -> bool {
         false
     }

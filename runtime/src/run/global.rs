@@ -10,6 +10,7 @@ use super::counts::RunCounts;
 use super::node::{commit_one, started};
 use crate::context::Context;
 use crate::error::StageError;
+use crate::event::Event;
 use crate::grouped_decision::{self, Budget, Decided, Shuffle, Stopped, Task, fits_in_one_pass};
 use crate::kind::{Body, Global};
 use crate::panic_guard::catch_panic;
@@ -151,7 +152,16 @@ fn decide(
     };
     let passes = |round: usize, replied: u64| {
         let bytes = grouped.bytes(round, keys.rows(), replied);
-        budget.passes(bytes, shuffle.processes())
+        let passes = budget.passes(bytes, shuffle.processes());
+        if passes > 1 {
+            state.events.send(Event::Note {
+                message: format!(
+                    "{} decides in up to {passes} passes over its key rows, as they do not fit into memory at once",
+                    context.stage
+                ),
+            });
+        }
+        passes
     };
     let decided = grouped_decision::run(&Task {
         grouped: grouped.as_ref(),
