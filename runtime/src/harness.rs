@@ -25,10 +25,12 @@ use crate::dataflow::work::apply;
 use crate::digest::Digest;
 use crate::error::StageError;
 use crate::event::{Event, Events};
+use crate::grouped_decision::{self, Decided, GroupedDecision, Shuffle, Stopped, Task};
 use crate::inputs::{self, InputPort, Inputs, Offered, Reads};
 use crate::kind::{Body, Export, Global, Kind, Log, LogPosition, Operator, Progress, Shape, Source};
 use crate::out::Out;
 use crate::partition::Partition;
+use crate::plan::decisions::Decisions;
 use crate::processes::{Address, Join, Processes, join};
 use crate::reject::{ID_COLUMN, Reject};
 use crate::row_number::ROW;
@@ -589,5 +591,64 @@ impl Output {
             .filter(|(of, _)| *of == partition)
             .map(|(_, reject)| (reject.row, reject.reason.as_str()))
             .collect()
+    }
+}
+
+/// Decisions as they are stored: by partition, sorted by `_row`, without partitions that have none.
+///
+/// # Errors
+/// When they do not have the columns of `schema`.
+pub fn stored_decisions(
+    schema: &SchemaRef,
+    decisions: Vec<(Partition, RecordBatch)>,
+) -> Result<BTreeMap<Partition, RecordBatch>, StageError> {
+    let decisions = Decisions::new(Arc::clone(schema), decisions)?;
+    let partitions = decisions.partitions();
+    Ok(partitions.map(|name| (name.clone(), decisions.of(name))).collect())
+}
+
+/// Decides about `keys` group by group, in so many passes of each round, on `processes` ([`joined_processes`]; none: in this
+/// process alone): the decisions, and what the last reducer left.
+///
+/// # Errors
+/// Those of the stage.
+pub fn decide_by_groups(
+    grouped: &dyn GroupedDecision,
+    keys: &Artifact,
+    passes: u64,
+    processes: &[Arc<Processes>],
+) -> Result<(Vec<(Partition, RecordBatch)>, serde_json::Value), StageError> {
+    let partitions: Arc<[Partition]> = keys.partitions().cloned().collect();
+    let decide = |shuffle: Shuffle| {
+        grouped_decision::run(&Task {
+            grouped,
+            keys,
+            partitions: &partitions,
+            shuffle: &shuffle,
+            passes: &|_, _| passes,
+        })
+    };
+    let done = match processes.first() {
+        None => decide(Shuffle::alone(|| None)),
+        Some(first) => {
+            // Above the topics of stages and of a run's invitations.
+            let topic = (1 << 31) + 2 + first.new_session();
+            let decide = &decide;
+            // What becomes of the others is told to the first.
+            std::thread::scope(|scope| {
+                for process in &processes[1..] {
+                    scope.spawn(move || decide(Shuffle::among(process, topic, || None)));
+                }
+                decide(Shuffle::among(first, topic, || None))
+            })
+        }
+    };
+    match done {
+        Ok(Some(Decided { carried, decisions })) => Ok((decisions, carried)),
+        Err(Stopped::Stage(error) | Stopped::Elsewhere(Some(error))) => Err(error),
+        other => Err(StageError::failed(format!(
+            "it did not decide: {:?}",
+            other.map(|decided| decided.is_some())
+        ))),
     }
 }

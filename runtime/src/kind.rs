@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::context::Context;
 use crate::error::StageError;
+use crate::grouped_decision::GroupedDecision;
 use crate::inputs::{Input, InputPort, Inputs, OutputPort, Reads};
 use crate::out::Out;
 use crate::partition::Partition;
@@ -294,6 +295,11 @@ pub trait Global {
     /// Decisions for every partition of `keys`, sorted by `_row`. Rows without a decision may be left out. All columns
     /// of the key rows together may not fit in memory: read only the columns that are needed.
     fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
+    /// Another way to the same decisions, group by group, for several processes and for one whose memory does not suffice for
+    /// `decide`. None: `decide` is the only one.
+    fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {
+        None
+    }
     /// Applies the decisions of one partition: one outcome for each row, by its `_row`, ascending. Local.
     fn apply(
         &mut self,

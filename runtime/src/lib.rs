@@ -11,6 +11,7 @@ pub mod event;
 pub mod failpoints;
 mod full_disk;
 pub mod glob;
+mod grouped_decision;
 pub mod harness;
 mod host;
 pub mod inputs;
@@ -45,6 +46,7 @@ pub use context::{Context, ProcessShare};
 pub use digest::Digest;
 pub use error::StageError;
 pub use full_disk::full_disk;
+pub use grouped_decision::{GroupedDecision, MappedRows, Reducer, ShuffledRows};
 pub use inputs::{ColumnType, Input, InputCount, InputPort, Inputs, OutputPort, Reads};
 pub use kind::{
     Body, Conservation, Export, Global, Kind, Log, LogPosition, Operator, Port, Progress, Role, RowOutcome, Shape,

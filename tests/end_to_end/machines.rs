@@ -530,7 +530,15 @@ fn manifests_of_several_processes_are_those_of_one() {
         let again = place.manifest_command("plan", &[]).arg("--exit-code").output().unwrap();
         expect_code(&again, 0);
     }
-    for (killed, point) in [(1, "data-written:7"), (2, "record-written:2"), (0, "record-linked:2")] {
+    for (killed, point) in [
+        (1, "data-written:7"),
+        (2, "record-written:2"),
+        (0, "record-linked:2"),
+        // Duplicates have two rounds, the split follows.
+        (2, "rows-shuffled:1"),
+        (1, "rows-reduced:2"),
+        (0, "rows-reduced:3"),
+    ] {
         let place = Workplace::new("mini");
         let mut commands: Vec<Command> = manifests_by(&place, 3, 2).iter().map(with_failpoints).collect();
         commands[killed].env("FLOW_KILL_AT", point);

@@ -57,6 +57,9 @@ pub struct Options {
     /// Bytes in flight at most (the two oldest partitions are read whatever their size); none: an eighth of the memory that
     /// is available, and for what does not feed a log no more than 256 MiB for each worker.
     pub in_flight_bytes: Option<u64>,
+    /// Bytes of key rows that a process holds at most while a global stage decides group by group; none: half of the memory
+    /// that is available, shared by the processes of the run on one machine.
+    pub decide_bytes: Option<u64>,
     /// Send batches between workers as Arrow IPC instead of by pointer, as between processes. For tests.
     pub as_bytes: bool,
     /// The other processes of the run, where this is process 0 of several.
@@ -79,6 +82,7 @@ impl Options {
             signals: false,
             in_flight: None,
             in_flight_bytes: None,
+            decide_bytes: None,
             as_bytes: false,
             processes: None,
         }

@@ -1,9 +1,18 @@
 //! Runs `decide` of a global stage: over the key rows of all partitions, in one commit.
 
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+
+use super::Running;
 use super::counts::RunCounts;
 use super::node::{commit_one, started};
+use crate::context::Context;
 use crate::error::StageError;
-use crate::kind::Body;
+use crate::event::Event;
+use crate::grouped_decision::{self, Budget, Decided, Shuffle, Stopped, Task, fits_in_one_pass};
+use crate::kind::{Body, Global};
 use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
 use crate::plan::Action;
@@ -13,12 +22,13 @@ use crate::plan::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow};
 use crate::plan::keys::key_of;
 use crate::plan::state::PlanState;
 use crate::run_error::RunError;
-use crate::store::{Counts, PortRows};
+use crate::store::{Artifact, Counts, PortRows};
 
 pub(super) fn run(
     state: &mut PlanState,
     node: usize,
     verdicts: Vec<NodeVerdict>,
+    running: &Running,
     run_counts: &mut RunCounts,
 ) -> Result<(), RunError> {
     let one = match verdicts.into_iter().next().map(|verdict| verdict.verdict) {
@@ -45,23 +55,10 @@ pub(super) fn run(
             ),
         });
     };
-    let keys_node = state.graph.nodes[node].inputs[0].node;
-    let mut keys = state.artifact(keys_node, 0)?;
-    for input in &state.graph.nodes[node].inputs {
-        if input.flow == Flow::SemiJoin {
-            let chosen = state.artifact(input.node, input.port)?;
-            keys = keys
-                .semi_join(&chosen)
-                .map_err(|error| state.failed(node, None, error))?;
-        }
-    }
-    let stage = &state.checked.stages[state.graph.nodes[node].stage];
-    let decided = catch_panic(|| {
-        let Body::Global(mut body) = stage.settings.open(&context)? else {
-            return Err(StageError::failed("the kind says it is global, but its body is not"));
-        };
-        let schema = body.decision_schema();
-        let decisions = Decisions::new(schema.clone(), body.decide(&keys)?)?;
+    let keys = keys_of(state, node)?;
+    let (schema, decided) = decide(state, node, &context, &keys, running)?;
+    let stored = catch_panic(|| {
+        let decisions = Decisions::new(schema.clone(), decided)?;
         if let Some(partition) = decisions
             .partitions()
             .find(|partition| keys.rows_of(partition).is_none())
@@ -70,10 +67,9 @@ pub(super) fn run(
                 "it decided over partition {partition}, which has no rows"
             )));
         }
-        let (rows, list) = decisions.to_ports()?;
-        Ok((schema, rows, list))
+        decisions.to_ports()
     });
-    let (schema, rows, list) = decided.map_err(|error| state.failed(node, None, error))?;
+    let (rows, list) = stored.map_err(|error| state.failed(node, None, error))?;
     let counts = Counts {
         rows_in: keys.rows(),
         rows_out: rows.iter().map(|batch| batch.num_rows() as u64).sum(),
@@ -96,4 +92,96 @@ pub(super) fn run(
     )?;
     run_counts.add(node, 1, 0);
     Ok(())
+}
+
+/// The key rows that a node decides about: of the rows that come through the global stage before, where there is one.
+pub(super) fn keys_of(state: &mut PlanState, node: usize) -> Result<Artifact, RunError> {
+    let inputs = state.graph.nodes[node].inputs.clone();
+    let Some(first) = inputs.first() else {
+        return Err(RunError::Internal {
+            message: format!("`{}` has no key rows", state.graph.nodes[node].name),
+        });
+    };
+    let mut keys = state.artifact(first.node, 0)?;
+    for input in inputs.iter().filter(|input| input.flow == Flow::SemiJoin) {
+        let chosen = state.artifact(input.node, input.port)?;
+        keys = keys
+            .semi_join(&chosen)
+            .map_err(|error| state.failed(node, None, error))?;
+    }
+    Ok(keys)
+}
+
+/// Opens the body of a global stage.
+pub(super) fn open(state: &PlanState, node: usize, context: &Context) -> Result<Box<dyn Global>, RunError> {
+    let settings = &state.stage(node).settings;
+    let opened = catch_panic(|| match settings.open(context)? {
+        Body::Global(body) => Ok(body),
+        _ => Err(StageError::failed("the kind says it is global, but its body is not")),
+    });
+    opened.map_err(|error| state.failed(node, None, error))
+}
+
+/// The schema of the decisions, and the decisions. A kind that can decide group by group does so where there are several
+/// processes, and in one process whose memory does not suffice for all key rows at once; all else is decided at once.
+fn decide(
+    state: &PlanState,
+    node: usize,
+    context: &Context,
+    keys: &Artifact,
+    running: &Running,
+) -> Result<(SchemaRef, Vec<(Partition, RecordBatch)>), RunError> {
+    let failed = |error| state.failed(node, None, error);
+    let mut body = open(state, node, context)?;
+    let (schema, grouped) = catch_panic(|| Ok((body.decision_schema(), body.by_groups()))).map_err(failed)?;
+    let at_once = |body: &mut Box<dyn Global>| catch_panic(|| body.decide(keys)).map_err(failed);
+    let Some(grouped) = grouped else {
+        return Ok((schema, at_once(&mut body)?));
+    };
+    let spread = running.spread.as_ref().filter(|_| keys.partitions().len() > 1);
+    let budget = Budget::new(state.options.decide_bytes, state.options.processes.as_deref());
+    if spread.is_none() && fits_in_one_pass(grouped.as_ref(), keys.rows(), budget) {
+        return Ok((schema, at_once(&mut body)?));
+    }
+    let partitions: Arc<[Partition]> = keys.partitions().cloned().collect();
+    let signals = Arc::clone(&running.signals);
+    let stop = move || signals.stop_asked();
+    let shuffle = match spread {
+        Some(spread) => spread.begin_decide(state, node, &partitions, stop)?,
+        None => Shuffle::alone(stop),
+    };
+    let passes = |round: usize, replied: u64| {
+        let bytes = grouped.bytes(round, keys.rows(), replied);
+        let passes = budget.passes(bytes, shuffle.processes());
+        if passes > 1 {
+            state.events.send(Event::Note {
+                message: format!(
+                    "{} decides in up to {passes} passes over its key rows, as they do not fit into memory at once",
+                    context.stage
+                ),
+            });
+        }
+        passes
+    };
+    let decided = grouped_decision::run(&Task {
+        grouped: grouped.as_ref(),
+        keys,
+        partitions: &partitions,
+        shuffle: &shuffle,
+        passes: &passes,
+    });
+    let fault = |message: &str| RunError::Internal {
+        message: message.to_owned(),
+    };
+    let decided = decided.map_err(|why| match why {
+        Stopped::Stage(error) | Stopped::Elsewhere(Some(error)) => failed(error),
+        Stopped::Elsewhere(None) => fault("another process left a decision without a reason"),
+        Stopped::Lost(message) => RunError::Process { message },
+        Stopped::Signal(signal) => RunError::Interrupted { signal },
+    })?;
+    let Some(Decided { carried, decisions }) = decided else {
+        return Err(fault("process 0 was given no decisions"));
+    };
+    catch_panic(|| grouped.complete(context, &carried, &decisions)).map_err(failed)?;
+    Ok((schema, decisions))
 }

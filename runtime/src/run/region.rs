@@ -85,7 +85,7 @@ fn run(state: &mut PlanState, region: usize, running: &Running, run_counts: &mut
     }
     match state.graph.regions[region].kind {
         RegionKind::Dataflow => dataflow::run(state, &nodes, verdicts, running, run_counts),
-        RegionKind::Decide { node } => global::run(state, node, verdicts, run_counts),
+        RegionKind::Decide { node } => global::run(state, node, verdicts, running, run_counts),
         RegionKind::Export { node } => export::run(state, node, verdicts, &running.id, run_counts),
         RegionKind::Log { log } => log::run(state, &nodes, log, verdicts, running, run_counts),
     }?;

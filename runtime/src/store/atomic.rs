@@ -5,12 +5,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
 use super::StoreError;
-use super::lock::{Lock, LostLock};
+use super::lock::{self, Lock, LostLock};
 use super::recovery::{Listing, TEMPORARY};
 use super::versioned_json;
 
@@ -23,6 +24,8 @@ const SYNC_THREADS: usize = 16;
 pub(crate) struct Files {
     /// The state of the lock under which the files are written: once it is lost, nothing more is written.
     lost: LostLock,
+    /// In a process that commits for the run of another one: the lock, and the run that has to hold it.
+    run: Option<Arc<(PathBuf, String)>>,
     #[cfg(test)]
     pub(crate) crash: Option<std::sync::Arc<super::crash::Crash>>,
 }
@@ -44,6 +47,22 @@ impl Files {
         let mut files = self.clone();
         files.lost = lock.lost();
         files
+    }
+
+    /// The same, for a run whose lock another process holds.
+    pub(crate) fn of_run(&self, lock: PathBuf, run: &str) -> Files {
+        let mut files = self.clone();
+        files.run = Some(Arc::new((lock, run.to_owned())));
+        files
+    }
+
+    /// Before a commit.
+    ///
+    /// # Errors
+    /// Where the run for which another process holds the lock holds it no more: that process is gone, and the next run may
+    /// have begun.
+    pub(crate) fn check_run(&self) -> Result<(), StoreError> {
+        self.run.as_ref().map_or(Ok(()), |run| lock::check_run(&run.0, &run.1))
     }
 
     /// In tests: as if the machine stopped after some steps.
@@ -148,6 +167,7 @@ impl Files {
     /// Gives the temporary file `from` the name `to`, unless that name is taken: then says false.
     pub(crate) fn rename_if_absent(&self, from: &Path, to: &Path) -> Result<bool, StoreError> {
         self.step(to)?;
+        self.check_run()?;
         // The test treats a link that is lost in a power failure like a lost rename: the file keeps its temporary name,
         // or has none.
         #[cfg(test)]

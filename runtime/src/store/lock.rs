@@ -272,6 +272,23 @@ impl Drop for Lock {
     }
 }
 
+/// # Errors
+/// If the lock at `path`, of the state directory, is not that of a run.
+pub(crate) fn check_run(path: &Path, run: &str) -> Result<(), StoreError> {
+    match record::at(path).map_err(|error| StoreError::io("read", path, error))? {
+        Some(record) if record.is_of_run(run) && !record.released => Ok(()),
+        Some(record) if !record.released => Err(StoreError::Held {
+            what: "the state directory",
+            path: folder_of(path).to_path_buf(),
+            holder: record.holder(),
+        }),
+        _ => Err(StoreError::Damaged {
+            path: path.to_path_buf(),
+            detail: format!("the run {run}, for which this process computes, does not hold the lock any more"),
+        }),
+    }
+}
+
 /// Who holds the lock at `path` now; none if it is free or does not exist.
 pub(crate) fn holder_of(path: &Path) -> Option<Holder> {
     let file = OpenOptions::new().read(true).open(path).ok()?;

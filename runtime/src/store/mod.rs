@@ -106,8 +106,9 @@ pub enum Access {
     /// there is an empty one.
     Read,
     /// To commit partitions for a run of process 0, which holds the lock, from another process of that run: nothing is
-    /// locked, recovered or removed, and the only writers are those of `Store::follow_writer`.
-    Follow,
+    /// locked, recovered or removed, and the only writers are those of `Store::follow_writer`. They commit as long as the
+    /// lock is that of the run.
+    Follow { run_id: String },
 }
 
 /// An open state directory. Cheap to clone; may be used from any thread.
@@ -166,7 +167,7 @@ impl Store {
             None => None,
         };
         let lock = match &access {
-            Access::Read | Access::Follow => None,
+            Access::Read | Access::Follow { .. } => None,
             Access::Run { run_id } => {
                 if format.is_none() {
                     refuse_foreign(dir)?;
@@ -186,10 +187,14 @@ impl Store {
                 Some(lock)
             }
         };
-        let files = lock.as_ref().map_or(files.clone(), |lock| files.under(lock));
+        let files = match (&lock, &access) {
+            (Some(lock), _) => files.under(lock),
+            (None, Access::Follow { run_id }) => files.of_run(dir.join("lock"), run_id),
+            (None, _) => files,
+        };
         let sources = match access {
             // Process 0 sends what it knows of the files that are read here.
-            Access::Follow => SourceDigests::default(),
+            Access::Follow { .. } => SourceDigests::default(),
             Access::Read | Access::Run { .. } => SourceDigests::load(dir)?,
         };
         if lock.is_some() {

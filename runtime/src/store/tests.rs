@@ -548,6 +548,26 @@ fn a_state_directory_is_opened_with_care() {
 }
 
 #[test]
+fn who_follows_a_run_commits_only_while_that_run_has_the_lock() {
+    let dir = TempDir::new().unwrap();
+    let store = run(dir.path());
+    let leading = writer(&store);
+    let first = leading.reserve_groups(1)[0];
+    let follow = Access::Follow { run_id: "test".into() };
+    let following = Store::open(dir.path(), follow).unwrap();
+    let follower = following.follow_writer(&recipe(1), first, []);
+    let commit = |partition| follower.commit(vec![write(&follower, partition, 1, 3).unwrap()]);
+    commit("a").unwrap();
+    drop((leading, store));
+    assert!(matches!(commit("b"), Err(StoreError::Damaged { .. })));
+    let next = Store::open(dir.path(), Access::Run { run_id: "next".into() }).unwrap();
+    assert!(matches!(commit("c"), Err(StoreError::Held { .. })));
+    let records = next.records(&recipe(1)).unwrap();
+    let committed: Vec<&Partition> = records.by_partition().map(|(partition, _)| partition).collect();
+    assert_eq!(committed, [&Partition::from("a")]);
+}
+
+#[test]
 fn readers_beside_a_writer_never_see_less_than_before() {
     let dir = TempDir::new().unwrap();
     let store = run(dir.path());

@@ -378,6 +378,7 @@ impl ArtifactWriter {
             .map(|(from, _)| from.clone())
             .collect();
         files.sync_all(&temporary)?;
+        files.check_run()?;
         for pending in &mut moving {
             while let Some((from, to)) = pending.moves.last() {
                 files.rename(from, to)?;

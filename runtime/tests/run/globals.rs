@@ -2,7 +2,7 @@
 
 use super::*;
 
-const CHAIN: &str = r#"
+pub(super) const CHAIN: &str = r#"
 flow: 1
 params:
   shards: {required: true}
@@ -120,4 +120,25 @@ fn every_row_has_a_key() {
     let error = place.try_run(&[]).unwrap_err();
     assert!(error.to_string().contains("key rows for"), "{error}");
     assert!(error.to_string().contains("last"), "{error}");
+}
+
+/// Memory for a few key rows alone: several passes, the same bytes.
+#[test]
+fn several_passes_give_the_bytes_of_one() {
+    let place = chain();
+    place.run(&[]);
+    let bytes = place.bytes();
+    assert!(!place.worked().contains_key("reduce"), "one pass decides at once");
+    for decide_bytes in [20, 100, 1000] {
+        let mut place = chain();
+        place.options.decide_bytes = Some(decide_bytes);
+        place.run(&[]);
+        assert_eq!(place.bytes(), bytes, "{decide_bytes}");
+        assert!(place.worked()["reduce"].len() > 4, "{:?}", place.worked());
+        // A row less, and what was kept back comes through.
+        place.shard("s00", "1\n3");
+        place.run(&[]);
+        let rows = fs::read_to_string(place.path("out/rows.txt")).unwrap();
+        assert_eq!(rows, chained(&place, 7), "{decide_bytes}");
+    }
 }

@@ -12,7 +12,8 @@ fn child() {
         return;
     };
     if let Ok(at) = std::env::var("FLOW_TEST_CHILD_KILL_AT") {
-        let kill = failpoints::kill_at(&at, &flow_runtime::failpoints::STORE);
+        use flow_runtime::failpoints::{DECISION, STORE};
+        let kill = failpoints::kill_at(&at, &[&STORE[..], &DECISION].concat());
         flow_runtime::failpoints::set(move |point, _| kill(point));
     }
     let folder = PathBuf::from(folder);

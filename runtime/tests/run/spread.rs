@@ -143,6 +143,11 @@ fn several_processes_give_the_bytes_of_one_and_each_does_its_share() {
                 assert!(worked.contains_key(stage), "{count} {workers}: {elsewhere:?}");
             }
         }
+        // Each process maps its partitions, and reduces its groups in both rounds.
+        for worked in elsewhere.iter().chain([&place.worked()]) {
+            assert_eq!(worked["reduce"], ["round-0", "round-1"], "{count} {workers}");
+            assert!(worked["map"].len() < 2 * 11, "{count} {workers}: {worked:?}");
+        }
         // No partition twice, and none forgotten.
         let here = place.worked();
         let mut scanned: Vec<&String> = here["scan"].iter().collect();
@@ -156,6 +161,50 @@ fn several_processes_give_the_bytes_of_one_and_each_does_its_share() {
         assert!(place.plan(&[]).is_empty(), "{:?}", counts(&place.plan(&[])));
         let again = run_on(&place, count, &Events::default(), |_| options_of(&place, workers)).unwrap();
         assert_eq!(again.ran, 0);
+    }
+}
+
+/// The second global stage decides about rows that came through the first, in passes or in one.
+#[test]
+fn several_processes_decide_one_stage_behind_another() {
+    let one = Place::new();
+    one.pipeline(globals::CHAIN);
+    one.run(&[]);
+    let bytes = one.bytes();
+    for (count, decide_bytes) in [(2, None), (4, None), (2, Some(200)), (3, Some(50))] {
+        let place = Place::new();
+        place.pipeline(globals::CHAIN);
+        let options = |_| {
+            let mut options = options_of(&place, 2);
+            options.decide_bytes = decide_bytes;
+            options
+        };
+        run_on(&place, count, &Events::default(), options).unwrap();
+        assert_eq!(place.bytes(), bytes, "{count} {decide_bytes:?}");
+        assert!(place.plan(&[]).is_empty(), "{:?}", counts(&place.plan(&[])));
+    }
+}
+
+/// Whichever process has the partition, and others wait for it.
+#[test]
+fn a_decision_that_fails_in_any_process_ends_the_run_as_in_one() {
+    for shard in ["s03", "s04", "s05"] {
+        let place = Place::new();
+        place.pipeline(&globals::CHAIN.replace(
+            "{noted: \"${noted}\"}}\n  last",
+            "{noted: \"${noted}\", refuse: 888}}\n  last",
+        ));
+        place.shard(shard, "4\n6\n444\n8");
+        let in_one = place.try_run(&[]).unwrap_err().to_string();
+        assert!(in_one.contains("row 2 has 888, which is refused"), "{in_one}");
+        let error = run_on(&place, 3, &Events::default(), |_| options_of(&place, 1)).unwrap_err();
+        let RunError::Stage { stage, .. } = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((stage.as_str(), error.to_string()), ("first", in_one));
+        place.shard(shard, "4\n6\n8");
+        run_on(&place, 2, &Events::default(), |_| options_of(&place, 2)).unwrap();
+        assert!(place.plan(&[]).is_empty(), "{:?}", counts(&place.plan(&[])));
     }
 }
 
@@ -225,6 +274,7 @@ fn a_failure_in_any_process_ends_the_run_as_in_one() {
             };
             assert_eq!((stage.as_str(), partition.as_ref().unwrap().as_str()), ("clean", shard));
             assert!(error.to_string().contains(said), "{error}");
+            assert_eq!(error.to_string().contains("process 1 ("), shard == "s04", "{error}");
             place.shard(shard, "4\n6\n8");
             run_on(&place, 2, &Events::default(), |_| options_of(&place, 2)).unwrap();
             assert_eq!(
@@ -355,6 +405,48 @@ fn the_limit_of_rejects_counts_those_of_all_processes() {
     );
 }
 
+/// A mount may be missing in one process: its rows are not refused for it.
+#[test]
+fn a_file_that_one_process_alone_cannot_read_ends_the_run_and_refuses_no_row() {
+    let place = Place::new();
+    fs::write(place.path("needed"), "").unwrap();
+    let needs = format!(
+        "needs: {}, blind: \"${{noted}}/blind\", ",
+        place.path("needed").display()
+    );
+    place.pipeline(&PIPELINE.replace(
+        "clean: {uses: toy.double, from: scan, with: {",
+        &format!("clean: {{uses: toy.double, from: scan, with: {{{needs}"),
+    ));
+    let blind = notes_of(&place, 1).join("blind");
+    fs::write(&blind, "").unwrap();
+    let error = run_on(&place, 2, &Events::default(), |_| options_of(&place, 1)).unwrap_err();
+    assert_eq!(error.exit_code(), 1);
+    let error = error.to_string();
+    assert!(
+        error.contains("process 1 (") && error.contains("needed, which process 0 can"),
+        "{error}"
+    );
+    fs::remove_file(blind).unwrap();
+    run_on(&place, 2, &Events::default(), |_| options_of(&place, 1)).unwrap();
+    assert_eq!(
+        fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+        expected(&place, 3)
+    );
+    // What no process can read is refused, and asked for again.
+    fs::remove_file(place.path("needed")).unwrap();
+    place.shard("s04", "4");
+    run_on(&place, 2, &Events::default(), |_| options_of(&place, 1)).unwrap();
+    let without = fs::read_to_string(place.path("out/rows.txt")).unwrap();
+    assert_ne!(without, expected(&place, 3));
+    fs::write(place.path("needed"), "").unwrap();
+    run_on(&place, 2, &Events::default(), |_| options_of(&place, 1)).unwrap();
+    assert_eq!(
+        fs::read_to_string(place.path("out/rows.txt")).unwrap(),
+        expected(&place, 3)
+    );
+}
+
 #[test]
 fn a_state_directory_that_is_not_shared_is_named() {
     let place = Place::new();
@@ -383,36 +475,39 @@ fn a_process_that_is_killed_is_named_and_the_next_run_goes_on() {
     whole.run(&[]);
     let bytes = whole.bytes();
     let mut kills = 0;
-    for point in ["data-written", "data-renamed", "record-written", "record-linked"] {
-        for pass in [1, 3] {
-            let place = Place::new();
-            let port = free_port();
-            let mut child = killed::child_process(&place, 1, 2, port, Some(&format!("{point}:{pass}")));
-            let processes = join_as(0, 2, port);
-            let mut options = options_of(&place, 2);
-            options.processes = Some(Arc::clone(&processes));
-            let started = Instant::now();
-            let outcome = run(&place.checked(&[]), &options, &Events::default());
-            if let Err(error) = &outcome {
-                kills += 1;
-                assert_eq!(error.exit_code(), 1, "{error}");
-                let named = format!("pid {}) ended without a word", child.id());
-                assert!(error.to_string().contains(&named), "{error}");
-                assert!(started.elapsed() < Duration::from_secs(20));
-            } else {
-                processes.end(&End {
-                    code: 0,
-                    message: String::new(),
-                });
-            }
-            child.wait().unwrap();
-            drop(processes);
-            run_on(&place, 3, &Events::default(), |_| options_of(&place, 1)).unwrap();
-            assert_eq!(place.bytes(), bytes, "{point}:{pass}");
-            assert!(place.plan(&[]).is_empty(), "{point}:{pass}");
+    let store = ["data-written", "data-renamed", "record-written", "record-linked"];
+    let store = store.into_iter().flat_map(|point| [(point, 1), (point, 3)]);
+    // One decision of two rounds.
+    let decision = ["rows-shuffled", "rows-reduced"];
+    let decision = decision.into_iter().flat_map(|point| [(point, 1), (point, 2)]);
+    for (point, pass) in store.chain(decision) {
+        let place = Place::new();
+        let port = free_port();
+        let mut child = killed::child_process(&place, 1, 2, port, Some(&format!("{point}:{pass}")));
+        let processes = join_as(0, 2, port);
+        let mut options = options_of(&place, 2);
+        options.processes = Some(Arc::clone(&processes));
+        let started = Instant::now();
+        let outcome = run(&place.checked(&[]), &options, &Events::default());
+        if let Err(error) = &outcome {
+            kills += 1;
+            assert_eq!(error.exit_code(), 1, "{error}");
+            let named = format!("pid {}) ended without a word", child.id());
+            assert!(error.to_string().contains(&named), "{error}");
+            assert!(started.elapsed() < Duration::from_secs(20));
+        } else {
+            processes.end(&End {
+                code: 0,
+                message: String::new(),
+            });
         }
+        child.wait().unwrap();
+        drop(processes);
+        run_on(&place, 3, &Events::default(), |_| options_of(&place, 1)).unwrap();
+        assert_eq!(place.bytes(), bytes, "{point}:{pass}");
+        assert!(place.plan(&[]).is_empty(), "{point}:{pass}");
     }
-    assert!(kills >= 6, "only {kills} of 8 runs lost their process");
+    assert!(kills >= 10, "only {kills} of 12 runs lost their process");
 }
 
 /// Process 0 is killed: the other one ends with its name.

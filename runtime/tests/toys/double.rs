@@ -39,6 +39,8 @@ pub struct DoubleSettings {
     needs_current: bool,
     /// A file without which all rows are refused.
     needs: PathBuf,
+    /// A file whose presence hides that file.
+    blind: PathBuf,
     /// A state directory in which no data can be written any more, under recipes that have none yet.
     breaks: PathBuf,
     /// Where to note work.
@@ -57,6 +59,7 @@ impl Default for DoubleSettings {
             aside: false,
             needs_current: false,
             needs: PathBuf::new(),
+            blind: PathBuf::new(),
             breaks: PathBuf::new(),
             noted: PathBuf::new(),
         }
@@ -112,7 +115,9 @@ impl DoubleBody {
                 }
             }
         }
-        if !settings.needs.as_os_str().is_empty() && fs::read(&settings.needs).is_err() {
+        let needs = !settings.needs.as_os_str().is_empty();
+        if needs && (fs::read(&settings.needs).is_err() || settings.blind.is_file()) {
+            self.context.compare_unreadable(&settings.needs)?;
             let all: Vec<usize> = (0..batch.num_rows()).collect();
             out.of(partition);
             return out.reject_rows(batch, &all, UNREADABLE, RejectClass::Fault, "");

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt8Array, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW,
-    RejectClass, RowOutcome, Shape, StageError,
+    Artifact, Body, ColumnType, Context, Global, GroupedDecision, InputPort, Inputs, Kind, OutputPort, Partition, Port,
+    ROW, RejectClass, RowOutcome, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns;
 use crate::duplicates::{Duplicate, candidates, decide_duplicates, decision_schema, key_schema};
+use crate::duplicates_by_group::DuplicatesByGroup;
 use crate::keys::{keys_of, marks_of};
 
 /// Keeps one row of each segment and of each recording.
@@ -145,21 +146,12 @@ impl Global for Deduplicator {
 
     fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
         let decisions = decide_duplicates(&candidates(keys)?)?;
-        let mut counts = [0u64; 3];
-        for (_, batch) in &decisions {
-            for number in duplicates(batch)?.values() {
-                if let Some(duplicate) = Duplicate::of_number(*number) {
-                    counts[duplicate as usize - 1] += 1; // Numbered from 1 to 3.
-                }
-            }
-        }
-        let figures: serde_json::Map<_, _> = Duplicate::ALL
-            .iter()
-            .zip(counts)
-            .map(|(d, n)| (d.reason().to_string(), n.into()))
-            .collect();
-        self.context.report(figures.into());
+        report(&self.context, &decisions)?;
         Ok(decisions)
+    }
+
+    fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {
+        Some(Box::new(DuplicatesByGroup))
     }
 
     fn apply(
@@ -199,6 +191,25 @@ impl Global for Deduplicator {
         }
         Ok(outcomes)
     }
+}
+
+/// Reports how many rows go for each reason.
+pub(crate) fn report(context: &Context, decisions: &[(Partition, RecordBatch)]) -> Result<(), StageError> {
+    let mut counts = [0u64; 3];
+    for (_, batch) in decisions {
+        for number in duplicates(batch)?.values() {
+            if let Some(duplicate) = Duplicate::of_number(*number) {
+                counts[duplicate as usize - 1] += 1; // Numbered from 1 to 3.
+            }
+        }
+    }
+    let figures: serde_json::Map<_, _> = Duplicate::ALL
+        .iter()
+        .zip(counts)
+        .map(|(d, n)| (d.reason().to_string(), n.into()))
+        .collect();
+    context.report(figures.into());
+    Ok(())
 }
 
 fn duplicates(decisions: &RecordBatch) -> Result<&UInt8Array, StageError> {

@@ -126,7 +126,7 @@ pub fn candidates(keys: &Artifact) -> Result<Vec<(Partition, Vec<RecordBatch>)>,
 }
 
 /// Checks that no row number comes twice.
-fn each_once(partition: &Partition, rows: &UInt32Array) -> Result<(), ManifestError> {
+pub(crate) fn each_once(partition: &Partition, rows: &UInt32Array) -> Result<(), ManifestError> {
     // Key rows are stored in ascending order.
     if rows.values().is_sorted_by(|a, b| a < b) {
         return Ok(());
@@ -147,7 +147,7 @@ fn ascend(ids: &StringArray) -> bool {
 }
 
 /// The places of ids that come more than once.
-fn same_id(ids: &StringArray) -> Result<Vec<u32>, ManifestError> {
+pub(crate) fn same_id(ids: &StringArray) -> Result<Vec<u32>, ManifestError> {
     number(ids.len())?;
     if ascend(ids) {
         return Ok(Vec::new());
@@ -239,7 +239,7 @@ struct Gone {
     kept: At,
 }
 
-fn number(count: usize) -> Result<u32, ManifestError> {
+pub(crate) fn number(count: usize) -> Result<u32, ManifestError> {
     u32::try_from(count).map_err(|_| ManifestError::Rows {
         message: "more partitions, or more rows of one, than fit in 32 bits".into(),
         row: None,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW, RejectSet,
-    RowOutcome, Shape, StageError,
+    Artifact, Body, ColumnType, Context, Global, GroupedDecision, InputPort, Inputs, Kind, OutputPort, Partition, Port,
+    ROW, RejectSet, RowOutcome, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::columns;
 use crate::keys::{key_rows, keys_of};
+use crate::split_by_group::SplitByGroup;
 use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_keys, key_schema, words};
 
 /// Divides rows into training and validation.
@@ -88,9 +89,28 @@ impl SplitSettings {
         (self.split_by == SplitBy::Recording && !self.segment_key.is_empty()).then_some(&self.segment_key)
     }
 
+    pub(crate) fn quota(&self) -> Quota {
+        Quota {
+            per_language: self.val_per_language,
+            percent: self.val_percent,
+        }
+    }
+
+    /// Refuses key rows without a language.
+    pub(crate) fn check_languages(&self, partition: &Partition, keys: &RecordBatch) -> Result<(), StageError> {
+        let lang = columns::text(keys, "lang")?;
+        let Some(place) = (0..lang.len()).find(|&place| lang.is_null(place)) else {
+            return Ok(());
+        };
+        let (column, row) = (&self.lang, columns::rows(keys)?.value(place));
+        Err(StageError::failed(format!(
+            "`{column}` of row {row} of {partition} is null: a row without a language cannot be divided by language"
+        )))
+    }
+
     /// Refuses a split that has fewer rows for validation than are asked for. `languages`: rows in all and for validation.
     /// `rejects`: of the stages before.
-    fn check_rows(
+    pub(crate) fn check_rows(
         &self,
         languages: &BTreeMap<String, (u64, u64)>,
         quota: Quota,
@@ -161,7 +181,7 @@ fn totals(languages: &BTreeMap<String, (u64, u64)>) -> (u64, u64) {
 }
 
 /// What the screen shows of a split, and with a table the page of the run, too.
-fn figures(languages: &BTreeMap<String, (u64, u64)>, with_table: bool) -> serde_json::Value {
+pub(crate) fn figures(languages: &BTreeMap<String, (u64, u64)>, with_table: bool) -> serde_json::Value {
     let (all, chosen) = totals(languages);
     let line = format!("{chosen} of {all} rows for validation");
     let by_language = languages.iter();
@@ -284,28 +304,25 @@ impl Global for Splitter {
 
     fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
         let settings = &self.settings;
-        let quota = Quota {
-            per_language: settings.val_per_language,
-            percent: settings.val_percent,
-        };
+        let quota = settings.quota();
         let keys = key_rows(keys)?;
         for (partition, batch) in keys
             .iter()
             .flat_map(|(partition, batches)| batches.iter().map(move |batch| (partition, batch)))
         {
-            let lang = columns::text(batch, "lang")?;
-            if let Some(place) = (0..lang.len()).find(|&place| lang.is_null(place)) {
-                let (column, row) = (&settings.lang, columns::rows(batch)?.value(place));
-                return Err(StageError::failed(format!(
-                    "`{column}` of row {row} of {partition} is null: a row without a language cannot be divided by language"
-                )));
-            }
+            settings.check_languages(partition, batch)?;
         }
         let split = decide_split(&keys, settings.split_by, quota, settings.split_seed)?;
         settings.check_rows(&split.languages, quota, &self.context.rejects)?;
         self.context
             .report(figures(&split.languages, settings.min_val_rows > 0));
         Ok(split.validation)
+    }
+
+    fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {
+        // By recording a group is a chain of rows: no hash of a row tells it.
+        let by_text = self.settings.split_by == SplitBy::Text;
+        by_text.then(|| Box::new(SplitByGroup::new(&self.settings)) as Box<dyn GroupedDecision>)
     }
 
     fn apply(

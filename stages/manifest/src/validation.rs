@@ -152,7 +152,7 @@ impl LanguageNumbers {
     }
 }
 
-fn small(count: usize) -> Result<u32, ManifestError> {
+pub(crate) fn small(count: usize) -> Result<u32, ManifestError> {
     u32::try_from(count).map_err(|_| ManifestError::Rows {
         message: "more groups than fit in 32 bits".into(),
         row: None,
@@ -197,61 +197,106 @@ struct Candidate {
     lang: u32,
 }
 
-fn by_text(all: &[(Partition, Vec<RecordBatch>)], quota: Quota) -> Result<Split, ManifestError> {
-    let mut languages = LanguageNumbers::default();
-    let batches: Vec<&RecordBatch> = all.iter().flat_map(|(_, batches)| batches).collect();
-    let rows = small(batches.iter().map(|batch| batch.num_rows()).sum())?;
-    let mut candidates: Vec<Candidate> = Vec::with_capacity(rows as usize);
-    // By batch: its first row, and the words of its rows.
-    let mut words = Vec::with_capacity(batches.len());
-    for batch in &batches {
-        let (first, keys) = (small(candidates.len())?, keys(batch, "words")?);
-        words.push((first, keys));
-        for ((row, place), lang) in (first..rows).zip(0..).zip(columns::text(batch, "lang")?) {
-            let lang = languages.count(lang.unwrap_or(""))?;
-            let [order, _] = halves(key_at(keys, place));
-            candidates.push(Candidate { order, row, lang });
-        }
-    }
-    candidates.par_sort_unstable();
-    let words_of = |row: u32| {
-        let batch = words.partition_point(|(first, _)| *first <= row) - 1; // The first batch begins at 0.
-        let (first, words) = &words[batch];
-        key_at(words, (row - first) as usize)
-    };
-    let mut missing: Vec<u64> = languages.rows.iter().map(|&rows| quota.target(rows)).collect();
-    let mut left: u64 = missing.iter().sum();
-    let mut chosen: Vec<u32> = Vec::new();
-    for alike in candidates.chunk_by(|a, b| a.order == b.order) {
-        if left == 0 {
-            break;
-        }
-        let mut choose = |group: &[Candidate]| {
-            let home = group.iter().map(|row| row.lang).reduce(|a, b| languages.smaller(a, b));
-            let rows = group.len() as u64;
-            if let Some(missing) = home
-                .and_then(|home| missing.get_mut(home as usize))
-                .filter(|m| rows <= **m)
-            {
-                *missing -= rows;
-                left -= rows;
-                chosen.extend(group.iter().map(|row| row.row));
+/// Rows that may be chosen by text, of some groups of equal words with all of their rows.
+pub(crate) struct TextCandidates {
+    languages: LanguageNumbers,
+    candidates: Vec<Candidate>,
+    /// By batch: its first row, and the words of its rows.
+    words: Vec<(u32, FixedSizeBinaryArray)>,
+}
+
+impl TextCandidates {
+    /// Of batches of key rows.
+    pub fn new<'a>(batches: impl Iterator<Item = &'a RecordBatch> + Clone) -> Result<Self, ManifestError> {
+        let mut languages = LanguageNumbers::default();
+        let rows = small(batches.clone().map(RecordBatch::num_rows).sum())?;
+        let mut candidates: Vec<Candidate> = Vec::with_capacity(rows as usize);
+        let mut words = Vec::new();
+        for batch in batches {
+            let (first, keys) = (small(candidates.len())?, keys(batch, "words")?);
+            words.push((first, keys.clone()));
+            for ((row, place), lang) in (first..rows).zip(0..).zip(columns::text(batch, "lang")?) {
+                let lang = languages.count(lang.unwrap_or(""))?;
+                let [order, _] = halves(key_at(keys, place));
+                candidates.push(Candidate { order, row, lang });
             }
-        };
-        match alike {
-            [_] => choose(alike),
-            _ => {
-                let mut alike: Vec<(Key, Candidate)> = alike.iter().map(|row| (words_of(row.row), *row)).collect();
-                alike.sort_unstable();
-                for group in alike.chunk_by(|a, b| a.0 == b.0) {
-                    choose(&group.iter().map(|(_, row)| *row).collect::<Vec<_>>());
+        }
+        Ok(TextCandidates {
+            languages,
+            candidates,
+            words,
+        })
+    }
+
+    /// Into the order of choice.
+    pub fn sort(&mut self) {
+        self.candidates.par_sort_unstable();
+    }
+
+    /// The languages of the rows, by number.
+    pub fn languages(&self) -> &[String] {
+        &self.languages.names
+    }
+
+    /// Of sorted candidates the rows that are chosen, each with the number of its language. `missing`: by number of the
+    /// language, how many rows it still takes; `left`: of all languages, those without rows here, too.
+    pub fn choose(&self, missing: &mut [u64], left: &mut u64) -> Vec<(u32, u32)> {
+        let mut chosen = Vec::new();
+        for alike in self.candidates.chunk_by(|a, b| a.order == b.order) {
+            if *left == 0 {
+                break;
+            }
+            let mut choose = |group: &[Candidate]| {
+                let home = group
+                    .iter()
+                    .map(|row| row.lang)
+                    .reduce(|a, b| self.languages.smaller(a, b));
+                let rows = group.len() as u64;
+                if let Some(missing) = home
+                    .and_then(|home| missing.get_mut(home as usize))
+                    .filter(|m| rows <= **m)
+                {
+                    *missing -= rows;
+                    *left -= rows;
+                    chosen.extend(group.iter().map(|row| (row.row, row.lang)));
+                }
+            };
+            match alike {
+                [_] => choose(alike),
+                _ => {
+                    let mut alike: Vec<(Key, Candidate)> =
+                        alike.iter().map(|row| (self.words_of(row.row), *row)).collect();
+                    alike.sort_unstable();
+                    for group in alike.chunk_by(|a, b| a.0 == b.0) {
+                        choose(&group.iter().map(|(_, row)| *row).collect::<Vec<_>>());
+                    }
                 }
             }
         }
+        chosen
     }
+
+    fn words_of(&self, row: u32) -> Key {
+        let batch = self.words.partition_point(|(first, _)| *first <= row) - 1; // The first batch begins at 0.
+        let (first, words) = &self.words[batch];
+        key_at(words, (row - first) as usize)
+    }
+}
+
+fn by_text(all: &[(Partition, Vec<RecordBatch>)], quota: Quota) -> Result<Split, ManifestError> {
+    let mut candidates = TextCandidates::new(all.iter().flat_map(|(_, batches)| batches))?;
+    candidates.sort();
+    let rows = &candidates.languages.rows;
+    let mut missing: Vec<u64> = rows.iter().map(|&rows| quota.target(rows)).collect();
+    let mut left: u64 = missing.iter().sum();
+    let mut chosen: Vec<u32> = candidates
+        .choose(&mut missing, &mut left)
+        .into_iter()
+        .map(|(row, _)| row)
+        .collect();
     chosen.sort_unstable();
     let mut chosen = chosen.into_iter().peekable();
-    finish(all, &languages, |row| chosen.next_if_eq(&row).is_some())
+    finish(all, &candidates.languages, |row| chosen.next_if_eq(&row).is_some())
 }
 
 fn by_recording(all: &[(Partition, Vec<RecordBatch>)], quota: Quota, seed: i64) -> Result<Split, ManifestError> {

@@ -69,6 +69,10 @@ impl LockRecord {
         !boot.is_empty() && self.boot == boot
     }
 
+    pub fn is_of_run(&self, run: &str) -> bool {
+        self.run == run
+    }
+
     pub fn holder(&self) -> Holder {
         Holder {
             host: if self.host.is_empty() {

@@ -1,0 +1,440 @@
+//! What the processes that make one grouped decision send each other.
+//!
+//! Rows that one process sends another arrive in order, and the rows of a phase (to reducers, back to partitions, decisions)
+//! end with a mark. A process that fails tells all others, which then leave.
+
+use std::collections::VecDeque;
+use std::io::Cursor;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema, UInt32Type};
+use arrow::error::ArrowError;
+use arrow::ipc::reader::StreamReader;
+use arrow::ipc::writer::StreamWriter;
+use serde_json::Value;
+
+use super::ShuffledRows;
+use super::passes::Pass;
+use crate::error::StageError;
+use crate::processes::Processes;
+
+/// How often a process that waits for others checks whether one is lost.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Kinds of messages: their first byte.
+const ROWS: u8 = 0;
+/// The sender sends this process no more rows in this phase.
+const END: u8 = 1;
+/// What one reducer leaves to the next.
+const CARRIED: u8 = 2;
+/// From process 0: the next pass, or none in this round.
+const PASS: u8 = 3;
+/// The sender left; with the error of the stage, or null where it was asked to stop.
+const FAILED: u8 = 4;
+
+/// Why a decision was not made.
+#[derive(Debug)]
+pub(crate) enum Stopped {
+    /// Of the stage, in this process.
+    Stage(StageError),
+    /// Another process failed; none where it was asked to stop.
+    Elsewhere(Option<StageError>),
+    /// A process is lost; the text names it.
+    Lost(String),
+    /// A signal came.
+    Signal(i32),
+}
+
+impl From<StageError> for Stopped {
+    fn from(error: StageError) -> Self {
+        Stopped::Stage(error)
+    }
+}
+
+/// One process among those that make a decision together.
+pub(crate) struct Shuffle {
+    /// None where this process decides alone.
+    peers: Option<Peers>,
+    /// The signal that asks the run to end.
+    stop: Box<dyn Fn() -> Option<i32> + Send + Sync>,
+}
+
+struct Peers {
+    processes: Arc<Processes>,
+    topic: u32,
+    inbox: Arc<Inbox>,
+}
+
+struct Inbox {
+    received: Mutex<Received>,
+    changed: Condvar,
+}
+
+/// Messages that came and were not taken yet.
+struct Received {
+    /// By sender; an end mark is [`Rows::End`].
+    rows: Vec<VecDeque<Rows>>,
+    carried: VecDeque<Vec<u8>>,
+    passes: VecDeque<Vec<u8>>,
+    failed: Option<Vec<u8>>,
+}
+
+enum Rows {
+    /// The message, with its kind.
+    Batch(Vec<u8>),
+    End,
+}
+
+impl Received {
+    fn new(processes: usize) -> Received {
+        Received {
+            rows: (0..processes).map(|_| VecDeque::new()).collect(),
+            carried: VecDeque::new(),
+            passes: VecDeque::new(),
+            failed: None,
+        }
+    }
+
+    fn rows_of(&mut self, from: usize) -> &mut VecDeque<Rows> {
+        // A message comes from one of the processes.
+        &mut self.rows[from]
+    }
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, Received> {
+        // Each change is one push or pop.
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, from: usize, message: Vec<u8>) {
+        let kind = message.first().copied().unwrap_or(FAILED);
+        let mut received = self.lock();
+        match kind {
+            ROWS => received.rows_of(from).push_back(Rows::Batch(message)),
+            END => received.rows_of(from).push_back(Rows::End),
+            CARRIED => received.carried.push_back(message),
+            PASS => received.passes.push_back(message),
+            // What cannot be understood ends the decision, too.
+            _ => received.failed = received.failed.take().or(Some(message)),
+        }
+        drop(received);
+        self.changed.notify_all();
+    }
+}
+
+/// The senders of a phase that have not ended it.
+pub(crate) struct Phase {
+    open: Vec<bool>,
+}
+
+impl Shuffle {
+    /// A process that decides alone.
+    pub fn alone(stop: impl Fn() -> Option<i32> + Send + Sync + 'static) -> Shuffle {
+        Shuffle {
+            peers: None,
+            stop: Box::new(stop),
+        }
+    }
+
+    /// One of `processes`, which send each other messages of `topic` and listen to it from now on.
+    pub fn among(
+        processes: &Arc<Processes>,
+        topic: u32,
+        stop: impl Fn() -> Option<i32> + Send + Sync + 'static,
+    ) -> Shuffle {
+        let inbox = Arc::new(Inbox {
+            received: Mutex::new(Received::new(processes.count())),
+            changed: Condvar::new(),
+        });
+        let into = Arc::clone(&inbox);
+        processes.listen(topic, move |from, message| into.put(from, message));
+        Shuffle {
+            peers: Some(Peers {
+                processes: Arc::clone(processes),
+                topic,
+                inbox,
+            }),
+            stop: Box::new(stop),
+        }
+    }
+
+    pub fn processes(&self) -> usize {
+        self.peers.as_ref().map_or(1, |peers| peers.processes.count())
+    }
+
+    pub fn process(&self) -> usize {
+        self.peers.as_ref().map_or(0, |peers| peers.processes.process())
+    }
+
+    fn send(&self, to: usize, message: Vec<u8>) {
+        if let Some(peers) = &self.peers {
+            peers.processes.send(to, peers.topic, Box::new(message));
+        }
+    }
+
+    fn send_all(&self, message: &[u8]) {
+        for to in (0..self.processes()).filter(|to| *to != self.process()) {
+            self.send(to, message.to_vec());
+        }
+    }
+
+    /// # Errors
+    /// Where the processes are not to go on.
+    pub fn check(&self) -> Result<(), Stopped> {
+        if let Some(peers) = &self.peers {
+            self.go_on(&mut peers.inbox.lock())?;
+        }
+        match (self.stop)() {
+            Some(signal) => Err(Stopped::Signal(signal)),
+            None => Ok(()),
+        }
+    }
+
+    fn go_on(&self, received: &mut Received) -> Result<(), Stopped> {
+        if let Some(message) = received.failed.take() {
+            let unreadable = || StageError::failed("another process sent what cannot be read");
+            let told = match message.split_first() {
+                Some((&FAILED, told)) => serde_json::from_slice(told).unwrap_or_else(|_| Some(unreadable())),
+                _ => Some(unreadable()),
+            };
+            return Err(Stopped::Elsewhere(told));
+        }
+        if let Some(loss) = self.peers.as_ref().and_then(|peers| peers.processes.lost()) {
+            return Err(Stopped::Lost(loss.message));
+        }
+        Ok(())
+    }
+
+    /// Waits for what `take` finds among the messages that came; it finds nothing where there are no other processes.
+    fn wait<T>(&self, mut take: impl FnMut(&mut Received) -> Option<T>) -> Result<T, Stopped> {
+        let Some(peers) = &self.peers else {
+            return Err(StageError::failed("there is no process to wait for: a fault of the runtime").into());
+        };
+        let mut received = peers.inbox.lock();
+        loop {
+            if let Some(found) = take(&mut received) {
+                return Ok(found);
+            }
+            self.go_on(&mut received)?;
+            if let Some(signal) = (self.stop)() {
+                return Err(Stopped::Signal(signal));
+            }
+            received = match peers.inbox.changed.wait_timeout(received, LOOK) {
+                Ok((received, _)) => received,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+
+    /// Tells the others that this process leaves, unless they know why: each sees for itself that a process is lost.
+    pub fn leave(&self, why: &Stopped) {
+        let told = match why {
+            Stopped::Stage(error) => Some(error),
+            Stopped::Signal(_) => None,
+            Stopped::Elsewhere(_) | Stopped::Lost(_) => return,
+        };
+        let mut message = vec![FAILED];
+        // An error of a stage is texts and numbers.
+        message.extend(serde_json::to_vec(&told).unwrap_or_default());
+        self.send_all(&message);
+    }
+
+    /// At process 0: begins a pass in all processes, or ends the round.
+    pub fn send_pass(&self, pass: Option<Pass>) {
+        let Pass { number, passes } = pass.unwrap_or(Pass { number: 0, passes: 0 });
+        let mut message = vec![PASS];
+        message.extend(number.to_le_bytes());
+        message.extend(passes.to_le_bytes());
+        self.send_all(&message);
+    }
+
+    /// At the others: what process 0 begins.
+    pub fn receive_pass(&self) -> Result<Option<Pass>, Stopped> {
+        let message = self.wait(|received| received.passes.pop_front())?;
+        let number = |at: usize| {
+            let bytes = message.get(at..at + 8)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        match (number(1), number(9)) {
+            (Some(_), Some(0)) => Ok(None),
+            (Some(number), Some(passes)) => Ok(Some(Pass { number, passes })),
+            _ => Err(StageError::failed("process 0 sent a pass that cannot be read").into()),
+        }
+    }
+
+    pub fn send_carried(&self, to: usize, carried: &Value) {
+        let mut message = vec![CARRIED];
+        // Its keys are texts, as it is JSON already.
+        message.extend(serde_json::to_vec(carried).unwrap_or_default());
+        self.send(to, message);
+    }
+
+    /// What the reducer before left.
+    pub fn receive_carried(&self) -> Result<Value, Stopped> {
+        let message = self.wait(|received| received.carried.pop_front())?;
+        let read = serde_json::from_slice(message.get(1..).unwrap_or_default());
+        Ok(read.map_err(|error| StageError::failed(format!("another process sent what cannot be read: {error}")))?)
+    }
+
+    pub fn send_rows(&self, to: usize, rows: &ShuffledRows) -> Result<(), Stopped> {
+        let message = encode(rows).map_err(StageError::from)?;
+        self.send(to, message);
+        Ok(())
+    }
+
+    /// Ends this process's part of a phase for the others.
+    pub fn end_rows(&self) {
+        self.send_all(&[END]);
+    }
+
+    /// Ends it for one process.
+    pub fn end_rows_for(&self, to: usize) {
+        self.send(to, vec![END]);
+    }
+
+    /// A phase in which all others send rows.
+    pub fn phase(&self) -> Phase {
+        let others = 0..self.processes();
+        Phase {
+            open: others.map(|process| process != self.process()).collect(),
+        }
+    }
+
+    /// Takes rows of the phase that are there.
+    pub fn take_some(
+        &self,
+        phase: &mut Phase,
+        add: &mut dyn FnMut(ShuffledRows) -> Result<(), StageError>,
+    ) -> Result<(), Stopped> {
+        let Some(peers) = &self.peers else { return Ok(()) };
+        loop {
+            let next = next_rows(&mut peers.inbox.lock(), phase);
+            let Some(message) = next else { return Ok(()) };
+            add(decode(&message).map_err(StageError::from)?)?;
+        }
+    }
+
+    /// Takes rows until all have ended the phase.
+    pub fn take_all(
+        &self,
+        phase: &mut Phase,
+        add: &mut dyn FnMut(ShuffledRows) -> Result<(), StageError>,
+    ) -> Result<(), Stopped> {
+        while phase.open.contains(&true) {
+            let next = self.wait(|received| match next_rows(received, phase) {
+                Some(message) => Some(Some(message)),
+                None => (!phase.open.contains(&true)).then_some(None),
+            })?;
+            if let Some(message) = next {
+                add(decode(&message).map_err(StageError::from)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The next rows of any sender, without those that follow the end of its phase.
+fn next_rows(received: &mut Received, phase: &mut Phase) -> Option<Vec<u8>> {
+    for (rows, open) in received.rows.iter_mut().zip(&mut phase.open) {
+        if !*open {
+            continue;
+        }
+        match rows.pop_front() {
+            Some(Rows::Batch(message)) => return Some(message),
+            Some(Rows::End) => *open = false,
+            None => {}
+        }
+    }
+    None
+}
+
+impl Drop for Shuffle {
+    fn drop(&mut self) {
+        if let Some(peers) = &self.peers {
+            peers.processes.close(peers.topic);
+        }
+    }
+}
+
+/// The kind of the message, and an Arrow IPC stream of the rows, whose last column are the partitions.
+fn encode(rows: &ShuffledRows) -> Result<Vec<u8>, ArrowError> {
+    let mut fields: Vec<_> = rows.rows.schema_ref().fields().iter().cloned().collect();
+    fields.push(Arc::new(Field::new("partition", DataType::UInt32, false)));
+    let mut columns = rows.rows.columns().to_vec();
+    columns.push(Arc::new(rows.partitions.clone()));
+    let batch = RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?;
+    let mut writer = StreamWriter::try_new(vec![ROWS], batch.schema_ref())?;
+    writer.write(&batch)?;
+    writer.into_inner()
+}
+
+fn decode(message: &[u8]) -> Result<ShuffledRows, ArrowError> {
+    let wrong = |what: &str| ArrowError::IpcError(format!("rows of another process {what}"));
+    let (_, stream) = message.split_first().ok_or_else(|| wrong("are cut short"))?;
+    let batch = StreamReader::try_new(Cursor::new(stream), None)?
+        .next()
+        .ok_or_else(|| wrong("are cut short"))??;
+    let last = batch
+        .num_columns()
+        .checked_sub(1)
+        .ok_or_else(|| wrong("have no columns"))?;
+    let partitions = batch.column(last).as_primitive_opt::<UInt32Type>();
+    let partitions = partitions
+        .filter(|partitions| partitions.null_count() == 0)
+        .ok_or_else(|| wrong("do not name their partitions"))?
+        .clone();
+    let columns: Vec<usize> = (0..last).collect();
+    Ok(ShuffledRows {
+        partitions,
+        rows: batch.project(&columns)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, StringArray, UInt32Array};
+
+    use super::*;
+
+    fn rows() -> ShuffledRows {
+        let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("")]));
+        let schema = Schema::new(vec![Field::new("text", DataType::Utf8, true)]);
+        ShuffledRows {
+            partitions: UInt32Array::from(vec![7, 7, 3]),
+            rows: RecordBatch::try_new(Arc::new(schema), vec![texts]).unwrap(),
+        }
+    }
+
+    #[test]
+    fn rows_go_and_come_and_cut_short_they_are_an_error() {
+        let message = encode(&rows()).unwrap();
+        let read = decode(&message).unwrap();
+        assert_eq!((read.partitions, read.rows), (rows().partitions, rows().rows));
+        for end in [0, 1, 5, message.len() / 2] {
+            assert!(decode(&message[..end]).is_err(), "{end}");
+        }
+        let runs: Vec<(u32, usize)> = rows()
+            .by_partition()
+            .map(|(partition, rows)| (partition, rows.num_rows()))
+            .collect();
+        assert_eq!(runs, [(7, 2), (3, 1)]);
+    }
+
+    /// A sender that is ahead has ended this phase and begun the next one.
+    #[test]
+    fn rows_of_the_next_phase_stay() {
+        let mut received = Received::new(2);
+        let sent = [Rows::Batch(vec![1]), Rows::End, Rows::Batch(vec![2])];
+        received.rows_of(1).extend(sent);
+        let mut phase = Phase {
+            open: vec![false, true],
+        };
+        assert_eq!(next_rows(&mut received, &mut phase), Some(vec![1]));
+        assert_eq!(next_rows(&mut received, &mut phase), None);
+        assert_eq!(next_rows(&mut received, &mut phase), None);
+        assert_eq!((phase.open[1], received.rows[1].len()), (false, 1));
+    }
+}

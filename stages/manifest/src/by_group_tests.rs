@@ -1,0 +1,175 @@
+//! Decisions that are made group by group, in several passes and processes, are those that are made at once.
+
+use std::sync::{Arc, LazyLock};
+
+use arrow::array::{Array, FixedSizeBinaryBuilder, Float64Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
+use flow_runtime::harness::{decide_by_groups, joined_processes, stored_decisions};
+use flow_runtime::processes::Processes;
+use flow_runtime::{Artifact, Partition};
+use proptest::prelude::*;
+
+use crate::duplicates::{self, candidates, decide_duplicates};
+use crate::duplicates_by_group::DuplicatesByGroup;
+use crate::keys::key_rows;
+use crate::split::SplitSettings;
+use crate::split_by_group::SplitByGroup;
+use crate::validation::{self, SplitBy, decide_split, group_key};
+
+/// Names whose order differs from that of their components; some partitions stay empty.
+const PARTITIONS: [&str; 5] = ["a-b/x", "a/x", "b/x", "b/y", "c"];
+
+/// One process alone, two and three.
+static PROCESSES: LazyLock<[Vec<Arc<Processes>>; 3]> =
+    LazyLock::new(|| [Vec::new(), joined_processes(2), joined_processes(3)]);
+
+fn artifact(schema: &arrow::datatypes::SchemaRef, columns_of: impl Fn(usize) -> Vec<Arc<dyn Array>>) -> Artifact {
+    let partition = |(number, name): (usize, &&str)| {
+        let batch = RecordBatch::try_new(Arc::clone(schema), columns_of(number)).unwrap();
+        (Partition::from(*name), vec![batch])
+    };
+    let partitions = PARTITIONS.iter().enumerate().map(partition).collect();
+    Artifact::in_memory(Arc::clone(schema), partitions).unwrap()
+}
+
+/// Rows of a partition, each with its number: gaps are rows that a stage before kept back.
+fn rows_of<T>(rows: &[(usize, bool, T)], partition: usize) -> Vec<(u32, &T)> {
+    let rows = (0u32..).zip(rows);
+    rows.filter(|(_, (of, comes_through, _))| *of == partition && *comes_through)
+        .map(|(number, (.., row))| (number, row))
+        .collect()
+}
+
+#[derive(Clone, Debug)]
+struct Segment {
+    id: Option<u8>,
+    member: u8,
+    quality: Option<f64>,
+    norm: Option<u8>,
+    /// The two halves of the audio key: equal first halves are no duplicates.
+    audio: Option<(u8, u8)>,
+}
+
+fn segment() -> impl Strategy<Value = Segment> {
+    let quality = prop_oneof![Just(Some(0.5)), Just(Some(0.9)), Just(Some(f64::NAN)), Just(None)];
+    let audio = prop::option::weighted(0.9, (0..6u8, 0..2u8));
+    let ids = prop::option::weighted(0.9, 0..8u8);
+    (ids, 0..3u8, quality, prop::option::weighted(0.9, 0..3u8), audio).prop_map(|(id, member, quality, norm, audio)| {
+        Segment {
+            id,
+            member,
+            quality,
+            norm,
+            audio,
+        }
+    })
+}
+
+fn segment_keys(rows: &[(usize, bool, Segment)]) -> Artifact {
+    artifact(&duplicates::key_schema(), |partition| {
+        let rows = rows_of(rows, partition);
+        let mut audio = FixedSizeBinaryBuilder::new(16);
+        for (_, row) in &rows {
+            match row.audio {
+                Some((first, second)) => {
+                    let mut key = [first.wrapping_mul(43); 16];
+                    key[15] = second;
+                    audio.append_value(key).unwrap();
+                }
+                None => audio.append_null(),
+            }
+        }
+        vec![
+            Arc::new(UInt32Array::from_iter_values(rows.iter().map(|row| row.0))),
+            Arc::new(StringArray::from_iter(
+                rows.iter().map(|row| row.1.id.map(|id| format!("s{id}"))),
+            )),
+            Arc::new(StringArray::from_iter_values(
+                rows.iter().map(|row| format!("m{}", row.1.member)),
+            )),
+            Arc::new(Float64Array::from_iter(rows.iter().map(|row| row.1.quality))),
+            Arc::new(UInt64Array::from_iter(rows.iter().map(|row| row.1.norm.map(u64::from)))),
+            Arc::new(audio.finish()),
+        ]
+    })
+}
+
+fn sentence_keys(rows: &[(usize, bool, (u8, u8))], seed: i64) -> Artifact {
+    artifact(&validation::key_schema(SplitBy::Text, false), |partition| {
+        let rows = rows_of(rows, partition);
+        let mut words = FixedSizeBinaryBuilder::new(16);
+        for (_, (text, _)) in &rows {
+            let mut key = group_key(seed, &format!("w{}", text / 2));
+            // Some groups have one place in the order of choice.
+            key[15] = text % 2;
+            words.append_value(key).unwrap();
+        }
+        vec![
+            Arc::new(UInt32Array::from_iter_values(rows.iter().map(|row| row.0))),
+            Arc::new(StringArray::from_iter_values(
+                rows.iter().map(|row| format!("l{}", row.1.1)),
+            )),
+            Arc::new(words.finish()),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn duplicates_are_the_same(
+        rows in prop::collection::vec((0..5usize, prop::bool::weighted(0.9), segment()), 0..60),
+        passes in 1..6u64, processes in 0..3usize,
+    ) {
+        let keys = segment_keys(&rows);
+        let schema = duplicates::decision_schema();
+        let at_once = decide_duplicates(&candidates(&keys).unwrap()).unwrap();
+        let (by_groups, _) = decide_by_groups(&DuplicatesByGroup, &keys, passes, &PROCESSES[processes]).unwrap();
+        prop_assert_eq!(
+            stored_decisions(&schema, by_groups).unwrap(),
+            stored_decisions(&schema, at_once).unwrap()
+        );
+    }
+
+    #[test]
+    fn splits_by_text_are_the_same(
+        rows in prop::collection::vec((0..5usize, prop::bool::weighted(0.9), (0..24u8, 0..3u8)), 0..80),
+        val_per_language in 0..9u64, val_percent in 0..100u32, passes in 1..6u64, processes in 0..3usize,
+    ) {
+        let settings = SplitSettings {
+            val_per_language,
+            val_percent: f64::from(val_percent),
+            ..SplitSettings::default()
+        };
+        let keys = sentence_keys(&rows, settings.split_seed);
+        let schema = validation::decision_schema();
+        let at_once = decide_split(&key_rows(&keys).unwrap(), SplitBy::Text, settings.quota(), settings.split_seed).unwrap();
+        let grouped = SplitByGroup::new(&settings);
+        let (by_groups, carried) = decide_by_groups(&grouped, &keys, passes, &PROCESSES[processes]).unwrap();
+        prop_assert_eq!(
+            stored_decisions(&schema, by_groups).unwrap(),
+            stored_decisions(&schema, at_once.validation).unwrap()
+        );
+        prop_assert_eq!(crate::split_by_group::counts(&carried).unwrap(), at_once.languages);
+    }
+}
+
+#[test]
+fn a_row_without_a_language_is_named_whichever_process_has_it() {
+    let schema = validation::key_schema(SplitBy::Text, false);
+    let keys = artifact(&schema, |partition| {
+        let lang = (partition != 3).then_some("de");
+        let mut words = FixedSizeBinaryBuilder::new(16);
+        words.append_value(group_key(1, "w")).unwrap();
+        vec![
+            Arc::new(UInt32Array::from(vec![7])),
+            Arc::new(StringArray::from(vec![lang])),
+            Arc::new(words.finish()),
+        ]
+    });
+    for processes in PROCESSES.iter() {
+        let grouped = SplitByGroup::new(&SplitSettings::default());
+        let error = decide_by_groups(&grouped, &keys, 2, processes).unwrap_err();
+        assert!(error.to_string().contains("`lang` of row 7 of b/y is null"), "{error}");
+    }
+}
