@@ -330,6 +330,7 @@ impl<K: Kind> Harness<K> {
             });
         }
         set.finish()?;
+        body.stands();
         Ok(())
     }
 }
