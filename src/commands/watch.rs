@@ -95,6 +95,14 @@ enum Waited {
     Signal,
 }
 
+/// What sources list, and the pipeline.
+struct Listed {
+    digest: Digest,
+    /// What can be watched for changes; none where something else may change what is listed.
+    folders: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+}
+
 struct Watch<'a> {
     arguments: &'a RunArguments,
     registry: &'a Registry,
@@ -104,31 +112,27 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// What sources list, and the pipeline with its values; read anew each time. From here on, events are those that come
-    /// after it was read.
+    /// Digest of what sources list, and of the pipeline with its values; read anew each time. Events are from here on those
+    /// that come after it was read.
     fn listing(&mut self) -> Result<Digest, Failure> {
         if let Some(events) = &mut self.events {
             events.forget();
         }
         let listed = self.list();
-        match &listed {
-            Ok((_, folders, files)) => {
-                let is_watched = self.events.as_ref().is_some_and(|events| events.are_of(folders, files));
-                if !is_watched {
-                    self.events = None;
-                    if !folders.is_empty() && !self.arguments.poll {
-                        // Where it does not work, sources are listed at intervals.
-                        self.events = FileEvents::watch(folders, files).ok();
-                        if self.events.is_some() {
-                            // Of what came between the listing and the events nobody told.
-                            return self.list().map(|(digest, ..)| digest);
-                        }
-                    }
-                }
+        let Ok(Listed { folders, files, .. }) = &listed else {
+            self.events = None;
+            return listed.map(|listed| listed.digest);
+        };
+        if !self.events.as_ref().is_some_and(|events| events.are_of(folders, files)) {
+            // Where the file system does not tell of changes, sources are listed at intervals.
+            let can_tell = !self.arguments.poll && !(folders.is_empty() && files.is_empty());
+            self.events = can_tell.then(|| FileEvents::watch(folders, files).ok()).flatten();
+            if self.events.is_some() {
+                // Of what came between the listing and the events nobody told.
+                return self.list().map(|listed| listed.digest);
             }
-            Err(_) => self.events = None,
         }
-        listed.map(|(digest, ..)| digest)
+        listed.map(|listed| listed.digest)
     }
 
     /// What is waited for, and how it is noticed.
@@ -145,14 +149,20 @@ impl Watch<'_> {
         (self.settle / 2).clamp(LISTED_EVERY[0], LISTED_EVERY[1])
     }
 
-    /// The digest of all that is listed, folders of which the file system may tell, and the pipeline's file.
-    fn list(&self) -> Result<(Digest, Vec<PathBuf>, Vec<PathBuf>), Failure> {
+    fn list(&self) -> Result<Listed, Failure> {
         let checked = checked(&self.arguments.pipeline, self.registry)?;
         let listed = flow_runtime::run::listing(&checked, &options(&self.arguments.selection))
             .map_err(|error| Failure::run(error, &checked))?;
-        let parts = [checked.pipeline.frozen(), listed.digest.to_hex()];
-        let files = pipeline_file(&checked.pipeline.path).into_iter().collect();
-        Ok((Digest::of_parts(parts), listed.folders, files))
+        let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) =
+            listed.paths.into_iter().partition(|path| path.is_dir());
+        if !(folders.is_empty() && files.is_empty()) {
+            files.extend(pipeline_file(&checked.pipeline.path));
+        }
+        Ok(Listed {
+            digest: Digest::of_parts([checked.pipeline.frozen(), listed.digest.to_hex()]),
+            folders,
+            files,
+        })
     }
 
     /// Waits until the sources are others than `before` and have not changed for the time to settle, or until a failed run
