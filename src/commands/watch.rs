@@ -125,8 +125,10 @@ impl Watch<'_> {
         };
         if !self.events.as_ref().is_some_and(|events| events.are_of(folders, files)) {
             // Where the file system does not tell of changes, sources are listed at intervals.
-            let can_tell = !self.arguments.poll && !(folders.is_empty() && files.is_empty());
-            self.events = can_tell.then(|| FileEvents::watch(folders, files).ok()).flatten();
+            self.events = match folders.is_empty() && files.is_empty() {
+                false if !self.arguments.poll => FileEvents::watch(folders, files).ok(),
+                _ => None,
+            };
             if self.events.is_some() {
                 // Of what came between the listing and the events nobody told.
                 return self.list().map(|listed| listed.digest);

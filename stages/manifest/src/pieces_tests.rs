@@ -232,7 +232,7 @@ struct Shard {
 type Corpus = BTreeMap<String, Shard>;
 
 fn shard() -> impl Strategy<Value = Shard> {
-    (0u64..5, prop_oneof![1 => Just(0u64), 5 => 1u64..9_000], 0u64..4).prop_map(|(content, rows, val)| Shard {
+    (0u64..5, prop_oneof![1 => Just(0u64), 5 => 1u64..12_000], 0u64..4).prop_map(|(content, rows, val)| Shard {
         content,
         rows,
         val,
@@ -301,11 +301,11 @@ fn set(corpus: &Corpus, out: &Path, scratch: &Path) -> Result<BTreeMap<String, V
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 4, ..ProptestConfig::default() })]
 
     #[test]
     fn after_any_edits_a_set_is_the_one_that_is_written_from_nothing(
-        first in prop::collection::btree_map(name(), shard(), 8..20),
+        first in prop::collection::btree_map(name(), shard(), 10..20),
         edits in prop::collection::vec(edit(), 1..4),
     ) {
         let place = tempfile::tempdir().unwrap();
