@@ -330,6 +330,9 @@ fn main() {
     let each = rows_of(&touched.join("metadata.parquet")) as usize;
     let shard_of = |seed| shard(&touched, 0, "en_00000", each, &vocabulary, seed);
     shard_of(1);
+    // The shard that comes new; an earlier run may have left it.
+    let new = work.join("shards/en/en_new");
+    let _ = std::fs::remove_dir_all(&new);
     let (state, out) = (work.join("state"), work.join("out"));
     // Files of the last round are removed at the end: for some minutes after thousands of files were removed, ext4
     // takes several times as long to create files.
@@ -364,9 +367,20 @@ fn main() {
         &measure(flow("changed")).expect("flow runs"),
         Some(&first),
     );
+    shard(&new, 0, "en_new", each, &vocabulary, 999_998);
+    show(
+        "flow, one new shard",
+        &measure(flow("new")).expect("flow runs"),
+        Some(&first),
+    );
     let kept = rows_of(&out.join("train_manifest_v2.parquet")) + rows_of(&out.join("val_manifest_v2.parquet"));
 
     by_processes(root, &work, &aside);
+    let from_nothing = digests(&[work.join("processes1/out")]);
+    assert!(
+        digests(&[out]) == from_nothing,
+        "edits give other bytes than a set that is written from nothing"
+    );
     for peer in ["polars", "duckdb", "pandas"] {
         if !installed(peer) {
             continue;

@@ -333,6 +333,7 @@ impl<K: Kind> Harness<K> {
             });
         }
         set.finish()?;
+        body.stands();
         Ok(())
     }
 }

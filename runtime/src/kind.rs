@@ -342,4 +342,6 @@ pub trait Export {
     /// Writes all files of the set. Inputs, and the rejects of every stage upstream, are those of the [`Context`] that it was
     /// opened with.
     fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError>;
+    /// Called when the set that was written stands: for notes of it that the next one makes use of.
+    fn stands(&mut self) {}
 }

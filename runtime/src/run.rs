@@ -22,10 +22,10 @@ use std::time::Instant;
 use flow_storage::Storage;
 
 use crate::dataflow::job::Signals;
-use crate::digest::Digest;
 use crate::error::StageError;
 use crate::event::{EVENT_VERSION, Event, Events, StageFailure, StageOutcome};
 use crate::partition::Partition;
+pub use crate::plan::listing::Listing;
 use crate::plan::state::PlanState;
 use crate::plan::{Options, Plan, StagePlan};
 use crate::processes::{Loss, SignalFlags};
@@ -76,12 +76,12 @@ pub fn selected(checked: &Arc<Checked>, options: &Options) -> Result<Vec<bool>, 
     Ok(selected)
 }
 
-/// What the sources of a pipeline list: equal as long as none of their partitions comes, goes or changes. Reads no file, only
+/// What the sources of a pipeline list: of equal digest as long as none of their partitions comes, goes or changes. Reads no file, only
 /// sizes, times and inodes (of objects sizes and ETags, asked for anew: the run that follows sees objects as they are now).
 ///
 /// # Errors
 /// A source that cannot list its partitions, a state directory that cannot be read.
-pub fn listing(checked: &Arc<Checked>, options: &Options) -> Result<Digest, RunError> {
+pub fn listing(checked: &Arc<Checked>, options: &Options) -> Result<Listing, RunError> {
     Storage::global().forget_all();
     let hidden = |error: RunError| error.hidden(&checked.pipeline.secrets);
     let store = Store::open(&options.state, Access::Read)?;

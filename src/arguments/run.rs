@@ -76,6 +76,9 @@ pub struct RunArguments {
     /// With --watch: for how long sources must not have changed before they are read (at the latest, after ten times that)
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds, requires = "watch")]
     pub settle: f64,
+    /// With --watch: look for changes at intervals alone, as where the file system does not tell of them
+    #[arg(long, requires = "watch")]
+    pub poll: bool,
     /// What standard error shows while the run goes on
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub progress: Progress,

@@ -422,6 +422,7 @@ fn run_arguments(
         },
         watch: false,
         settle: 10.0,
+        poll: false,
         allow_shrink: false,
         keep_going: false,
         progress: arguments.progress,

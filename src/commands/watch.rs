@@ -1,6 +1,9 @@
 //! `flow run --watch`: the pipeline runs again each time its sources have changed, until a signal ends it.
 
+mod file_events;
+
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -14,6 +17,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown, register_usize};
 use signal_hook::low_level::unregister;
 
+use file_events::{Changes, FileEvents, pipeline_file};
+
 use super::run::{Files, run_once};
 use super::{checked, options};
 use crate::arguments::{Progress, RunArguments};
@@ -24,7 +29,8 @@ use crate::screen;
 const LONGEST_WAIT: u32 = 10;
 /// A run that failed is tried again after this time, or as long as sources may take to settle if that is more.
 const RETRY: Duration = Duration::from_secs(60);
-/// How often sources are listed, at most and at least.
+/// How often sources are listed, at most and at least; where the file system tells of changes, as seldom as the latter until
+/// it does.
 const LISTED_EVERY: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(30)];
 /// How soon a signal is noticed.
 const TICK: Duration = Duration::from_millis(100);
@@ -32,15 +38,16 @@ const TICK: Duration = Duration::from_millis(100);
 pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     refuse_training(arguments, registry)?;
     let signals = Signals::install()?;
-    let watch = Watch {
+    let mut watch = Watch {
         arguments,
         registry,
         settle: Duration::from_secs_f64(arguments.settle),
+        events: None,
     };
     let mut files = Files::New;
+    // Listed before each run, so that what changes meanwhile is taken up by the next one.
+    let mut listed = watch.listing().ok();
     loop {
-        // Listed before the run, so that what changes meanwhile is taken up by the next one.
-        let listed = watch.listing();
         let outcome = run_once(arguments, registry, files, out);
         if signals.came().is_some() {
             return outcome;
@@ -54,11 +61,12 @@ pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write)
         }
         files = Files::Append;
         if arguments.progress != Progress::None {
-            say("waiting for changes of the sources");
+            say(&watch.waiting());
         }
-        if watch.wait(listed.ok(), failed, &signals).is_some() {
-            return outcome;
-        }
+        listed = match watch.wait(listed, failed, &signals) {
+            Waited::Listed(now) => now,
+            Waited::Signal => return outcome,
+        };
     }
 }
 
@@ -80,41 +88,113 @@ fn refuse_training(arguments: &RunArguments, registry: &Registry) -> Result<(), 
     ))
 }
 
+/// What ended the wait for a change.
+enum Waited {
+    /// What the sources list now.
+    Listed(Option<Digest>),
+    Signal,
+}
+
+/// What sources list, and the pipeline.
+struct Listed {
+    digest: Digest,
+    /// What can be watched for changes; none where something else may change what is listed.
+    folders: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+}
+
 struct Watch<'a> {
     arguments: &'a RunArguments,
     registry: &'a Registry,
     settle: Duration,
+    /// Where the file system tells of changes.
+    events: Option<FileEvents>,
 }
 
 impl Watch<'_> {
-    /// What sources list, and the pipeline with its values; read anew each time.
-    fn listing(&self) -> Result<Digest, Failure> {
+    /// Digest of what sources list, and of the pipeline with its values; read anew each time. Events are from here on those
+    /// that come after it was read.
+    fn listing(&mut self) -> Result<Digest, Failure> {
+        if let Some(events) = &mut self.events {
+            events.forget();
+        }
+        let listed = self.list();
+        let Ok(Listed { folders, files, .. }) = &listed else {
+            self.events = None;
+            return listed.map(|listed| listed.digest);
+        };
+        if !self.events.as_ref().is_some_and(|events| events.are_of(folders, files)) {
+            // Where the file system does not tell of changes, sources are listed at intervals.
+            self.events = match folders.is_empty() && files.is_empty() {
+                false if !self.arguments.poll => FileEvents::watch(folders, files).ok(),
+                _ => None,
+            };
+            if self.events.is_some() {
+                // Of what came between the listing and the events nobody told.
+                return self.list().map(|listed| listed.digest);
+            }
+        }
+        listed.map(|listed| listed.digest)
+    }
+
+    /// What is waited for, and how it is noticed.
+    fn waiting(&self) -> String {
+        let how = match self.events {
+            Some(_) => "the file system tells of them".to_owned(),
+            None => format!("they are looked for every {:.1} s", self.every().as_secs_f64()),
+        };
+        format!("waiting for changes of the sources; {how}")
+    }
+
+    /// How often sources are listed where nobody tells of changes.
+    fn every(&self) -> Duration {
+        (self.settle / 2).clamp(LISTED_EVERY[0], LISTED_EVERY[1])
+    }
+
+    fn list(&self) -> Result<Listed, Failure> {
         let checked = checked(&self.arguments.pipeline, self.registry)?;
         let listed = flow_runtime::run::listing(&checked, &options(&self.arguments.selection))
             .map_err(|error| Failure::run(error, &checked))?;
-        let parts = [checked.pipeline.frozen(), listed.to_hex()];
-        Ok(Digest::of_parts(parts))
+        let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) =
+            listed.paths.into_iter().partition(|path| path.is_dir());
+        if !(folders.is_empty() && files.is_empty()) {
+            files.extend(pipeline_file(&checked.pipeline.path));
+        }
+        Ok(Listed {
+            digest: Digest::of_parts([checked.pipeline.frozen(), listed.digest.to_hex()]),
+            folders,
+            files,
+        })
     }
 
     /// Waits until the sources are others than `before` and have not changed for the time to settle, or until a failed run
-    /// is to be tried again. The signal that ended the wait, if one did.
-    fn wait(&self, before: Option<Digest>, failed: bool, signals: &Signals) -> Option<i32> {
-        let every = (self.settle / 2).clamp(LISTED_EVERY[0], LISTED_EVERY[1]);
+    /// is to be tried again, or until a signal comes.
+    fn wait(&mut self, before: Option<Digest>, failed: bool, signals: &Signals) -> Waited {
+        let every = self.every();
         let longest = self.settle * LONGEST_WAIT;
         let began = Instant::now();
+        let mut listed = began;
         let mut last = before;
-        let mut changed: Option<(Instant, Instant)> = None;
+        let mut changed: Option<Changes> = None;
         let mut complained = String::new();
         loop {
-            let next = Instant::now() + every;
-            while Instant::now() < next {
-                if let Some(signal) = signals.came() {
-                    return Some(signal);
-                }
-                thread::sleep(TICK);
+            if signals.came().is_some() {
+                return Waited::Signal;
+            }
+            thread::sleep(TICK);
+            let told = self.events.as_mut().and_then(FileEvents::changes);
+            let is_due = match told {
+                Some(told) => told.latest.elapsed() >= self.settle || told.first.elapsed() >= longest,
+                // Some events may be lost.
+                None if self.events.is_some() && changed.is_none() => listed.elapsed() >= LISTED_EVERY[1],
+                None => listed.elapsed() >= every,
+            };
+            let again = failed && began.elapsed() >= RETRY.max(longest) && listed.elapsed() >= every;
+            if !is_due && !again {
+                continue;
             }
             let now = match self.listing() {
-                Ok(listed) => Some(listed),
+                Ok(digest) => Some(digest),
                 // A folder that is gone for now, or a pipeline that is being written.
                 Err(failure) => {
                     let text = failure.render(screen::style());
@@ -122,26 +202,32 @@ impl Watch<'_> {
                         say(text.trim_end());
                         complained = text;
                     }
+                    listed = Instant::now();
                     continue;
                 }
             };
+            listed = Instant::now();
             complained.clear();
             if now != last {
-                let first = changed.map_or(Instant::now(), |(first, _)| first);
-                changed = Some((first, Instant::now()));
+                let told = told.unwrap_or(Changes {
+                    first: listed,
+                    latest: listed,
+                });
+                let first = changed.map_or(told.first, |changed| changed.first);
+                changed = Some(Changes { first, ..told });
                 last = now;
             }
             if last == before && changed.is_some() {
                 // Changed back.
                 changed = None;
             }
-            if let Some((first, latest)) = changed
+            if let Some(Changes { first, latest }) = changed
                 && (latest.elapsed() >= self.settle || first.elapsed() >= longest)
             {
-                return None;
+                return Waited::Listed(last);
             }
             if failed && began.elapsed() >= RETRY.max(longest) {
-                return None;
+                return Waited::Listed(last);
             }
         }
     }

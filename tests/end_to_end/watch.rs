@@ -72,12 +72,22 @@ fn from_nothing(place: &Workplace) -> std::collections::BTreeMap<String, Vec<u8>
 
 #[test]
 fn outputs_follow_the_shards_until_a_signal_comes() {
+    outputs_follow_the_shards(&[], "the file system tells of them");
+}
+
+#[test]
+fn outputs_follow_the_shards_where_the_file_system_tells_nothing() {
+    outputs_follow_the_shards(&["--poll"], "they are looked for every 0.2 s");
+}
+
+fn outputs_follow_the_shards(more: &[&str], how: &str) {
     let place = Workplace::with_copy("micro");
     let events = place.path("events.jsonl");
     let mut command = place.manifest_command("run", &[]);
     command
         .args(["--watch", "--settle", "0.4", "--allow-shrink", "--events"])
-        .arg(&events);
+        .arg(&events)
+        .args(more);
     let running = Running::start(&mut command);
 
     wait_for_runs(&events, 1);
@@ -109,10 +119,31 @@ fn outputs_follow_the_shards_until_a_signal_comes() {
 
     let output = running.terminate();
     expect_code(&output, 0);
-    assert!(stderr(&output).contains("waiting for changes"), "{}", stderr(&output));
+    let waiting = format!("waiting for changes of the sources; {how}");
+    assert!(stderr(&output).contains(&waiting), "{}", stderr(&output));
     let outcomes = outcomes(&events);
     assert_eq!(outcomes.len(), 3, "{outcomes:?}\n{}", stderr(&output));
     assert!(outcomes.iter().all(|outcome| outcome == "done"), "{outcomes:?}");
+}
+
+/// Where the file system tells of changes, sources are listed only every 30 seconds otherwise.
+#[test]
+fn a_shard_is_taken_up_long_before_sources_are_listed_anyway() {
+    let place = Workplace::with_copy("micro");
+    let events = place.path("events.jsonl");
+    let mut command = place.manifest_command("run", &[]);
+    command.args(["--watch", "--settle", "0.4", "--events"]).arg(&events);
+    let running = Running::start(&mut command);
+    wait_for_runs(&events, 1);
+    let added = place.path("added");
+    copy_folder(&corpus("mini").join("shards/hi/hi_0005"), &added);
+    let began = Instant::now();
+    std::fs::rename(&added, place.shards.join("hi/hi_0005")).unwrap();
+    wait_for_runs(&events, 2);
+    let waited = began.elapsed();
+    assert!(folder_bytes(&place.out()) == from_nothing(&place));
+    expect_code(&running.terminate(), 0);
+    assert!(waited < Duration::from_secs(25), "{waited:?}");
 }
 
 #[test]

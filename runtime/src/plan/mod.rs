@@ -7,7 +7,7 @@ mod earlier;
 pub(crate) mod failures;
 pub(crate) mod graph;
 pub(crate) mod keys;
-mod listing;
+pub(crate) mod listing;
 mod partitions;
 pub(crate) mod reason;
 pub(crate) mod select;

@@ -83,6 +83,11 @@ pub(super) fn run(
         return Err(state.failed(node, None, error));
     }
     let files = set.finish()?;
+    catch_panic(|| {
+        body.stands();
+        Ok(())
+    })
+    .map_err(|error| state.failed(node, None, error))?;
     state.events.send(Event::Exported {
         stage: stage.name.clone(),
         folder: folder.display().to_string(),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use flow_storage::{Location, Stat, Storage};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
@@ -410,28 +411,37 @@ impl ExportSet {
                 found: found.clone(),
             });
         }
-        let mut entries = BTreeMap::new();
-        for (name, path) in &self.names {
-            let digest = read_digest(path).map_err(|e| StoreError::io("read", path, e))?;
-            let bytes = std::fs::metadata(path)
-                .map_err(|e| StoreError::io("look at", path, e))?
-                .len();
-            entries.insert(
-                name.clone(),
-                FileEntry {
-                    digest,
-                    bytes,
-                    etag: None,
-                    rows: None,
-                },
-            );
+        for name in self.names.keys() {
             let target = self.folder.join(name);
             if target.is_dir() {
                 let error = std::io::Error::from(std::io::ErrorKind::IsADirectory);
                 return Err(StoreError::io("write", &target, error));
             }
         }
-        to.sync_all(&self.names.values().cloned().collect::<Vec<_>>())?;
+        let entry = |(name, path): (&String, &PathBuf)| {
+            let digest = read_digest(path).map_err(|e| StoreError::io("read", path, e))?;
+            let found = std::fs::metadata(path).map_err(|e| StoreError::io("look at", path, e))?;
+            let entry = FileEntry {
+                digest,
+                bytes: found.len(),
+                etag: None,
+                rows: None,
+            };
+            Ok((name.clone(), entry))
+        };
+        let (entries, synced) = std::thread::scope(|scope| {
+            // The files are read while the disk takes them.
+            let entries = scope.spawn(|| {
+                let entries = self.names.par_iter().map(entry);
+                entries.collect::<Result<BTreeMap<String, FileEntry>, StoreError>>()
+            });
+            let synced = to.sync_all(&self.names.values().cloned().collect::<Vec<_>>());
+            // Propagates a panic of the other thread.
+            let entries = entries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            (entries, synced)
+        });
+        let entries = entries?;
+        synced?;
         to.remove(&manifest_path)?;
         to.sync_folder(&self.folder)?;
         let mut folders = std::collections::BTreeSet::from([self.folder.clone()]);

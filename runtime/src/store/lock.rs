@@ -23,7 +23,8 @@ use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
 use super::StoreError;
 use super::error::Holder;
-use machine::{boot_id, is_of_one_machine};
+use machine::boot_id;
+pub(crate) use machine::is_of_one_machine;
 use record::LockRecord;
 pub(crate) use record::new_token;
 

@@ -138,6 +138,41 @@ pub(crate) enum RejectData {
     Memory(Vec<Reject>),
 }
 
+/// The rejects of one stage and partition, in the order of their rows.
+#[derive(Clone, Copy)]
+pub struct PartOfRejects<'r> {
+    stage: &'r StageRejects,
+    part: &'r RejectPart,
+}
+
+impl<'r> PartOfRejects<'r> {
+    pub fn stage(&self) -> &'r str {
+        &self.stage.stage
+    }
+
+    pub fn partition(&self) -> &'r Partition {
+        &self.part.partition
+    }
+
+    /// How many there are.
+    pub fn rows(&self) -> u64 {
+        self.part.by_reason.iter().map(|count| count.rows).sum()
+    }
+
+    /// Digest of them, without the names of stage and partition.
+    pub fn digest(&self) -> Digest {
+        self.part.digest
+    }
+
+    /// The rejects as they are stored: see [`RejectSet::batches`].
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn batches(&self) -> Result<impl Iterator<Item = Result<RecordBatch, StageError>> + use<>, StageError> {
+        self.part.batches()
+    }
+}
+
 impl RejectSet {
     pub(crate) fn new(stages: Vec<StageRejects>) -> Self {
         RejectSet {
@@ -190,6 +225,14 @@ impl RejectSet {
             };
             failed.into_iter().chain(named.into_iter().flatten())
         })
+    }
+
+    /// The rejects of each stage and partition, in the order of [`RejectSet::iter`].
+    pub fn parts(&self) -> impl Iterator<Item = PartOfRejects<'_>> {
+        let of_stage = |stage| move |part| PartOfRejects { stage, part };
+        self.stages
+            .iter()
+            .flat_map(move |stage| stage.parts.iter().map(of_stage(stage)))
     }
 
     /// All rejects as they are stored, in the order of [`RejectSet::iter`], with their stage and partition: columns
@@ -245,12 +288,7 @@ impl RejectSet {
 
     /// How many rejects there are.
     pub fn rows(&self) -> u64 {
-        self.stages
-            .iter()
-            .flat_map(|stage| &stage.parts)
-            .flat_map(|part| &part.by_reason)
-            .map(|count| count.rows)
-            .sum()
+        self.parts().map(|part| part.rows()).sum()
     }
 
     /// How many rejects there are for each reason of each stage, in the order of the stages, by reason.

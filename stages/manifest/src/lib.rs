@@ -21,6 +21,7 @@ pub mod names;
 #[cfg(test)]
 mod parity;
 mod parquet_file;
+mod pieces;
 mod place_columns;
 pub mod read;
 pub mod scan;
@@ -35,6 +36,7 @@ pub mod text;
 pub mod validation;
 pub mod write;
 pub mod write_lines;
+mod write_parts;
 pub mod written_form;
 
 pub use error::ManifestError;

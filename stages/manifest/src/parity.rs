@@ -18,10 +18,11 @@ use crate::columns::MANIFEST_COLUMNS;
 use crate::dedup::Dedup;
 use crate::keys::partition_order;
 use crate::names::{strip_dot_slash, unsafe_name};
+use crate::pieces::Standing;
 use crate::scan::Scan;
 use crate::split::Split;
 use crate::sql::Sql;
-use crate::write::Write;
+use crate::write::{Recipe, Write, WriteSettings};
 
 fn repository(path: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)
@@ -524,13 +525,16 @@ fn the_same_version_writes_the_same_files() {
     let train = Artifact::in_memory(schema, partitions.into_iter().collect()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (parquet, lines) = (folder.path().join("train.parquet"), folder.path().join("train.jsonl"));
-    let extracted = crate::write_lines::Extracted::new(Path::new("audio"), Path::new("manifests"));
-    crate::write::write_manifest(&train, "shards", &extracted, &[], &parquet).unwrap();
-    crate::write_lines::write_lines(&train, "shards", &extracted, &[], &lines).unwrap();
+    let settings = serde_json::json!({"out": "manifests", "shards": "shards", "jsonl": true, "audio": "audio"});
+    let settings: WriteSettings = serde_json::from_value(settings).unwrap();
+    let extracted = crate::write_lines::Extracted::new(&settings.audio, &settings.out);
+    let (recipe, none) = (Recipe::new(&settings).unwrap(), Standing::default());
+    crate::write::write_manifest(&train, &extracted, &recipe, &none, &parquet).unwrap();
+    crate::write_lines::write_lines(&train, &extracted, &recipe, &none, &lines).unwrap();
     let digest = |path| Digest::of(&std::fs::read(path).unwrap()).short().to_string();
     assert_eq!(
         (Write::VERSION, digest(&parquet).as_str(), digest(&lines).as_str()),
-        (4, "671f226b10960b3b", "b3c7320c374c9109")
+        (5, "671f226b10960b3b", "b3c7320c374c9109")
     );
 }
 

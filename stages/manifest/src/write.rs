@@ -9,19 +9,22 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::event::Event;
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::{
-    Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition, RejectSet, Shape,
-    StageError, UrlUse,
+    Artifact, Body, Context, Digest, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, PartOfRejects, Partition,
+    RejectSet, Shape, StageError, UrlUse,
 };
+use flow_storage::is_url;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns::{self, MANIFEST_COLUMNS, constant, manifest_schema};
 use crate::extra::EXTRA;
 use crate::keys::partition_order;
-use crate::parquet_file::{ROW_GROUP, write_parquet};
+use crate::parquet_file::{ROW_GROUP, encoder_digest};
+use crate::pieces::{Notes, Part, Piece, Standing};
 use crate::place_columns::{self, Places, columns_of, of_read, with_extra};
 use crate::statistics::{Durations, Figures, Languages, write_statistics};
 use crate::write_lines::{Extracted, write_lines};
+use crate::write_parts::{FileOfParts, write_parts};
 
 /// The inputs that can be given, and the file that each becomes, less its extension.
 const FILES: [(&str, &str); 3] = [
@@ -62,7 +65,8 @@ const STATISTICS: &str = "statistics.json";
 /// lang, segment_id, shard_id, tar_member_name, tar_path, source`. `audio_filepath` is where `audio.extract` places the
 /// recording; it is relative to `out` where `audio` (or `shards`) is relative.
 ///
-/// The set is written as a whole, with `flow.json` in the end. A set with far fewer rows than the existing one (see
+/// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
+/// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see
 /// `max_shrink`) is not written, as input data may be missing. An empty set is not written where rows were rejected
 /// before (see `allow_empty`).
 ///
@@ -126,7 +130,7 @@ const FOR_STAGES: [&str; 4] = ["audio_hash", "norm", "quality", "recording_id"];
 
 impl Kind for Write {
     const NAME: &'static str = "manifest.write";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("master", "rows for `master_manifest.parquet`").optional(),
         InputPort::whole("train", "rows for `train_manifest_v2.parquet`").optional(),
@@ -180,6 +184,8 @@ impl Kind for Write {
             files,
             inputs,
             rejects: context.rejects.clone(),
+            scratch: context.scratch.clone(),
+            pieces: BTreeMap::new(),
         })))
     }
 
@@ -233,6 +239,9 @@ struct Writer {
     files: Vec<(&'static str, &'static str)>,
     inputs: Vec<Artifact>,
     rejects: RejectSet,
+    scratch: PathBuf,
+    /// Of the files of the set that was written.
+    pieces: BTreeMap<String, Vec<Piece>>,
 }
 
 impl Export for Writer {
@@ -241,7 +250,7 @@ impl Export for Writer {
     }
 
     fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
-        let WriteSettings { shards, audio, out, .. } = &self.settings;
+        let WriteSettings { audio, out, .. } = &self.settings;
         let (inputs, rejects) = (&self.inputs, &self.rejects);
         for (what, names) in GUARDED {
             let rows = self
@@ -258,17 +267,84 @@ impl Export for Writer {
         if rows == 0 && rejects.rows() > 0 && !self.settings.allow_empty {
             set.guard_empty(all_refused(rejects));
         }
+        let recipe = Recipe::new(&self.settings)?;
+        let notes = Notes::read(&self.scratch);
         let (statistics, refused) = (set.file(STATISTICS)?, set.file(REJECTS)?);
-        let figures = std::thread::scope(|scope| {
+        let standing = notes.standing(set.folder(), REJECTS);
+        let (written, refused) = std::thread::scope(|scope| {
             // In parallel with the encoders of the manifests.
-            let beside = scope.spawn(|| write_rejects(rejects, &refused));
-            let written = self.write_manifests(inputs, shards, &Extracted::new(audio, out), set);
+            let recipe_of_rejects = recipe.of_file(&rejects_schema(), &Schema::empty());
+            let (standing, refused) = (&standing, &refused);
+            let beside = scope.spawn(move || write_rejects_of_set(rejects, recipe_of_rejects, standing, refused));
+            let written = self.write_manifests(inputs, &Extracted::new(audio, out), &recipe, &notes, set);
             // Propagates a panic of the other thread.
             let beside = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            written.and_then(|figures| beside.map(|()| figures))
+            written.and_then(|written| beside.map(|beside| (written, beside)))
         })?;
+        let mut figures = Vec::new();
+        for ((input, file), written) in self.files.iter().zip(written) {
+            figures.push((*input, written.figures));
+            self.pieces.insert(format!("{file}.parquet"), written.rows);
+            if let Some(lines) = written.lines {
+                self.pieces.insert(format!("{file}.jsonl"), lines);
+            }
+        }
+        self.pieces.insert(REJECTS.into(), refused);
         write_statistics(figures, &statistics)
     }
+
+    fn stands(&mut self) {
+        if !is_url(&self.settings.out) {
+            // Without them the next set is written from nothing.
+            let _ = Notes::of(std::mem::take(&mut self.pieces)).write(&self.scratch);
+        }
+    }
+}
+
+/// What files are made from, beside rows.
+pub(crate) struct Recipe<'s> {
+    pub settings: &'s WriteSettings,
+    /// What a piece of any file follows from: the settings, the folder (which paths are relative to), and this program.
+    digest: Digest,
+}
+
+impl<'s> Recipe<'s> {
+    pub fn new(settings: &'s WriteSettings) -> Result<Recipe<'s>, StageError> {
+        let linked = Extracted::new(&settings.audio, &settings.out).is_linked();
+        let here = std::env::current_dir().unwrap_or_default();
+        let said = serde_json::json!([
+            Write::NAME,
+            Write::VERSION,
+            env!("CARGO_PKG_VERSION"),
+            encoder_digest()?,
+            Write::identity(settings),
+            settings.audio.as_os_str().as_encoded_bytes(),
+            settings.out.as_os_str().as_encoded_bytes(),
+            linked,
+            here.as_os_str().as_encoded_bytes(),
+        ]);
+        let digest = Digest::of(said.to_string().as_bytes());
+        Ok(Recipe { settings, digest })
+    }
+
+    /// That of a file with these columns, made from rows with those columns.
+    pub fn of_file(&self, written: &Schema, rows: &Schema) -> Digest {
+        let columns = [written, rows].map(|schema| format!("{schema:?}"));
+        let parts = [
+            self.digest.as_bytes().as_slice(),
+            columns[0].as_bytes(),
+            columns[1].as_bytes(),
+        ];
+        Digest::of_parts(parts)
+    }
+}
+
+/// What was written of one input.
+struct Written {
+    figures: Languages<Figures>,
+    /// Pieces of the parquet file, and of the JSON lines.
+    rows: Vec<Piece>,
+    lines: Option<Vec<Piece>>,
 }
 
 /// The message that all rows were rejected, with the most frequent reasons.
@@ -286,59 +362,59 @@ fn all_refused(rejects: &RejectSet) -> String {
 }
 
 impl Writer {
-    /// Returns the statistics of each manifest.
+    /// Gives what was written of each input.
     fn write_manifests(
         &self,
         inputs: &[Artifact],
-        shards: &str,
         extracted: &Extracted,
+        recipe: &Recipe<'_>,
+        notes: &Notes,
         set: &mut ExportSet,
-    ) -> Result<Vec<(&'static str, Languages<Figures>)>, StageError> {
-        let mut paths = Vec::with_capacity(inputs.len());
+    ) -> Result<Vec<Written>, StageError> {
+        let folder = set.folder().to_path_buf();
+        let mut files = Vec::with_capacity(inputs.len());
         for (_, file) in &self.files {
-            let lines = if self.settings.jsonl {
-                Some(set.file(&format!("{file}.jsonl"))?)
-            } else {
-                None
-            };
-            paths.push((set.file(&format!("{file}.parquet"))?, lines));
+            let mut of = |name: String| Ok::<_, StageError>((set.file(&name)?, notes.standing(&folder, &name)));
+            let lines = self.settings.jsonl.then(|| of(format!("{file}.jsonl"))).transpose()?;
+            files.push((of(format!("{file}.parquet"))?, lines));
         }
-        let write = |artifact, (rows, lines): &(PathBuf, Option<PathBuf>)| {
-            let further = &self.settings.extra_columns;
-            let figures = write_manifest(artifact, shards, extracted, further, rows)?;
-            if let Some(lines) = lines {
-                write_lines(artifact, shards, extracted, further, lines)?;
-            }
-            Ok::<_, StageError>(figures)
+        type File = (PathBuf, Standing);
+        let write = |artifact, ((rows, standing), lines): &(File, Option<File>)| {
+            let (figures, rows) = write_manifest(artifact, extracted, recipe, standing, rows)?;
+            let lines = lines
+                .as_ref()
+                .map(|(path, standing)| write_lines(artifact, extracted, recipe, standing, path));
+            Ok::<_, StageError>(Written {
+                figures,
+                rows,
+                lines: lines.transpose()?,
+            })
         };
         std::thread::scope(|scope| {
             // Small manifests in parallel with the others: for a few rows of validation the files of nearly all rows
             // are read.
             let beside: Vec<_> = inputs
                 .iter()
-                .zip(&paths)
-                .map(|(artifact, paths)| {
+                .zip(&files)
+                .map(|(artifact, files)| {
                     let small = artifact.rows() <= ROW_GROUP as u64;
-                    small.then(|| scope.spawn(move || write(artifact, paths)))
+                    small.then(|| scope.spawn(move || write(artifact, files)))
                 })
                 .collect();
-            let mut figures = BTreeMap::new();
-            for (at, (artifact, paths)) in inputs.iter().zip(&paths).enumerate() {
+            let mut written = BTreeMap::new();
+            for (at, (artifact, files)) in inputs.iter().zip(&files).enumerate() {
                 if beside[at].is_none() {
-                    figures.insert(at, write(artifact, paths)?);
+                    written.insert(at, write(artifact, files)?);
                 }
             }
             for (at, beside) in beside.into_iter().enumerate() {
                 if let Some(beside) = beside {
                     // Propagates a panic of the other thread.
-                    let written = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                    figures.insert(at, written?);
+                    let small = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                    written.insert(at, small?);
                 }
             }
-            Ok(figures
-                .into_iter()
-                .map(|(at, figures)| (self.files[at].0, figures))
-                .collect())
+            Ok(written.into_values().collect())
         })
     }
 }
@@ -360,35 +436,57 @@ fn written_schema(rows: &Schema, further: &[String]) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-/// Writes the manifest columns of all rows of `artifact`, and `further` ones, to `path`, partitions in the order of the manifest. Gives
-/// what the manifest holds, language by language.
+/// The partitions of an artifact that have rows, in the order of manifests, and as parts of a file.
+pub(crate) fn parts_of(artifact: &Artifact) -> (Vec<&Partition>, Vec<Part>) {
+    let rows = |partition: &Partition| artifact.rows_of(partition).unwrap_or_default();
+    let mut partitions: Vec<_> = artifact.partitions().filter(|partition| rows(partition) > 0).collect();
+    partitions.sort_by(|a, b| partition_order(a, b));
+    let part = |partition: &&Partition| Part {
+        name: partition.to_string(),
+        rows: rows(partition),
+        digest: artifact.digest_of(partition).unwrap_or_else(|| Digest::of(b"")),
+    };
+    let parts = partitions.iter().map(part).collect();
+    (partitions, parts)
+}
+
+/// Writes the manifest columns of all rows of `artifact`, and further ones, to `path`, partitions in the order of the manifest.
+/// Gives what the manifest holds, language by language, and where its row groups lie.
 ///
 /// # Errors
 /// When a value is null, a row does not say where its recording is, or the file cannot be written.
-pub fn write_manifest(
+pub(crate) fn write_manifest(
     artifact: &Artifact,
-    shards: &str,
     extracted: &Extracted<'_>,
-    further: &[String],
+    recipe: &Recipe<'_>,
+    standing: &Standing,
     path: &Path,
-) -> Result<Languages<Figures>, StageError> {
+) -> Result<(Languages<Figures>, Vec<Piece>), StageError> {
+    let further = &recipe.settings.extra_columns;
     let wanted = columns_of(artifact.schema(), further);
     let schema = written_schema(artifact.schema(), further);
-    let mut partitions: Vec<_> = artifact.partitions().collect();
-    partitions.sort_by(|a, b| partition_order(a, b));
-    write_parquet(path, Arc::clone(&schema), |rows| {
-        let mut durations = Durations::default();
-        for partition in partitions {
-            for batch in artifact.read(partition, Some(&wanted))? {
-                let batch = manifest_rows(&batch?, partition, shards, extracted, &schema)?;
-                durations.add(&batch)?;
-                rows.push(batch)?;
-            }
+    let (partitions, parts) = parts_of(artifact);
+    let file = FileOfParts {
+        path,
+        schema: Arc::clone(&schema),
+        recipe: recipe.of_file(&schema, artifact.schema()),
+        parts: &parts,
+        standing,
+    };
+    let (figures, pieces) = write_parts(&file, Some(Durations::default()), |at, push| {
+        let partition = partitions[at];
+        for batch in artifact.read(partition, Some(&wanted))? {
+            push(manifest_rows(
+                &batch?,
+                partition,
+                &recipe.settings.shards,
+                extracted,
+                &schema,
+            )?)?;
         }
-        // While the last rows are still encoded.
-        rows.finish()?;
-        Ok(durations.figures())
-    })
+        Ok(())
+    })?;
+    Ok((figures.unwrap_or_else(|| Durations::default().figures()), pieces))
 }
 
 /// The columns of a manifest, with the folder of shards before `tar_path`.
@@ -454,17 +552,44 @@ fn rejects_schema() -> SchemaRef {
 /// # Errors
 /// When rejects cannot be read, or the file cannot be written.
 pub fn write_rejects(rejects: &RejectSet, path: &Path) -> Result<(), StageError> {
-    write_parquet(path, rejects_schema(), |rows| {
-        for batch in rejects.batches() {
-            let (stage, partition, batch) = batch?;
+    write_rejects_of_set(rejects, Digest::of(b""), &Standing::default(), path).map(|_| ())
+}
+
+/// The same for a set, where one stands perhaps. Gives where the row groups lie.
+fn write_rejects_of_set(
+    rejects: &RejectSet,
+    recipe: Digest,
+    standing: &Standing,
+    path: &Path,
+) -> Result<Vec<Piece>, StageError> {
+    let of_stages: Vec<_> = rejects.parts().filter(|part| part.rows() > 0).collect();
+    let part = |part: &PartOfRejects<'_>| Part {
+        // A stage's name has no space.
+        name: format!("{} {}", part.stage(), part.partition()),
+        rows: part.rows(),
+        digest: part.digest(),
+    };
+    let parts: Vec<Part> = of_stages.iter().map(part).collect();
+    let file = FileOfParts {
+        path,
+        schema: rejects_schema(),
+        recipe,
+        parts: &parts,
+        standing,
+    };
+    let (_, pieces) = write_parts(&file, None, |at, push| {
+        let part = &of_stages[at];
+        for batch in part.batches()? {
+            let batch = batch?;
             let count = batch.num_rows();
             let mut columns = batch.columns().to_vec(); // row, segment_id, reason, class, detail, values
-            columns.insert(0, constant(partition.as_str(), count)?);
-            columns.insert(3, constant(&stage, count)?);
-            rows.push(RecordBatch::try_new(rejects_schema(), columns)?)?;
+            columns.insert(0, constant(part.partition().as_str(), count)?);
+            columns.insert(3, constant(part.stage(), count)?);
+            push(RecordBatch::try_new(rejects_schema(), columns)?)?;
         }
         Ok(())
-    })
+    })?;
+    Ok(pieces)
 }
 
 #[cfg(test)]

@@ -2,23 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Component, Path, PathBuf};
 
 use arrow::array::{Array, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
-use arrow::datatypes::DataType;
-use flow_runtime::{Artifact, StageError};
+use arrow::datatypes::{DataType, Schema};
+use flow_runtime::{Artifact, Digest, Partition, StageError};
 use flow_storage::is_url;
 use serde::Serialize;
 
 use crate::columns;
 use crate::error::ManifestError;
 use crate::extra::{self, EXTRA};
-use crate::keys::partition_order;
 use crate::names::strip_dot_slash;
+use crate::pieces::{Piece, Standing, inputs_of, runs};
 use crate::place_columns::{Places, columns_of, with_extra};
 use crate::read::{leads_through_link, shard_folders};
+use crate::write::{Recipe, WriteSettings, parts_of};
+use crate::write_parts::check_rows;
 
 #[derive(Serialize)]
 struct Line<'r> {
@@ -49,6 +51,10 @@ impl<'s> Extracted<'s> {
     pub fn new(audio: &'s Path, out: &'s Path) -> Self {
         let linked = leads_through_link(out);
         Extracted { audio, out, linked }
+    }
+
+    pub(crate) fn is_linked(&self) -> bool {
+        self.linked
     }
 
     /// The recording of a member: as it is where it is absolute, otherwise relative to the manifest's folder, which is how
@@ -96,28 +102,133 @@ fn seen_from(folder: &Path, path: &Path) -> std::io::Result<PathBuf> {
     Ok(up.join(plain))
 }
 
-/// Writes all rows of `artifact`, in the order of the parquet manifest. `tar_path` gets `shards` before it; columns that
-/// `further` names become keys, where they are not null.
+/// Writes all rows of `artifact`, in the order of the parquet manifest. Further columns become keys, where they are not null.
+/// Gives where the lines of runs of partitions lie.
 ///
 /// # Errors
 /// When a duration or an offset is no number, a row does not say where its recording is, or the file cannot be written.
-pub fn write_lines(
+pub(crate) fn write_lines(
     artifact: &Artifact,
-    shards: &str,
     extracted: &Extracted<'_>,
-    further: &[String],
+    recipe: &Recipe<'_>,
+    standing: &Standing,
     path: &Path,
-) -> Result<(), StageError> {
+) -> Result<Vec<Piece>, StageError> {
     let failed = |e| ManifestError::io(path, e);
-    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
-    let mut partitions: Vec<_> = artifact.partitions().collect();
-    partitions.sort_by(|a, b| partition_order(a, b));
-    let wanted = columns_of(artifact.schema(), further);
-    for partition in partitions {
-        for batch in artifact.read(partition, Some(&wanted))? {
+    let mut file = Pieces::create(path).map_err(failed)?;
+    let (partitions, parts) = parts_of(artifact);
+    let recipe_of_lines = recipe.of_file(&Schema::empty(), artifact.schema());
+    let lines = Lines {
+        artifact,
+        extracted,
+        recipe,
+    };
+    for run in runs(&parts) {
+        let inputs = inputs_of(&recipe_of_lines, &parts[run.clone()]);
+        if file.copy(standing, inputs).map_err(failed)? {
+            continue;
+        }
+        file.begin();
+        for at in run {
+            let written = lines.write(partitions[at], &mut |line| {
+                file.write(line).map_err(|e| failed(e).into())
+            })?;
+            check_rows(&parts[at], written)?;
+        }
+        file.end(inputs);
+    }
+    Ok(file.finish().map_err(failed)?)
+}
+
+/// A file that is written piece by piece.
+struct Pieces {
+    file: BufWriter<File>,
+    /// Bytes that are written.
+    end: u64,
+    /// Digest of the bytes of the current piece.
+    content: blake3::Hasher,
+    start: u64,
+    pieces: Vec<Piece>,
+}
+
+impl Pieces {
+    fn create(path: &Path) -> io::Result<Pieces> {
+        Ok(Pieces {
+            file: BufWriter::with_capacity(1 << 18, File::create(path)?),
+            end: 0,
+            content: blake3::Hasher::new(),
+            start: 0,
+            pieces: Vec::new(),
+        })
+    }
+
+    /// Takes over the piece that was made from `inputs`. False if it does not stand as it was written: then nothing is.
+    fn copy(&mut self, standing: &Standing, inputs: Digest) -> io::Result<bool> {
+        let Some(piece) = standing.copy(&inputs, &mut self.file)? else {
+            // What was written of it goes.
+            self.file.seek(SeekFrom::Start(self.end))?;
+            self.file.get_ref().set_len(self.end)?;
+            return Ok(false);
+        };
+        let start = self.end;
+        self.end += piece.bytes;
+        self.pieces.push(Piece { start, ..piece.clone() });
+        Ok(true)
+    }
+
+    fn begin(&mut self) {
+        self.start = self.end;
+        self.content = blake3::Hasher::new();
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.content.update(bytes);
+        self.end += bytes.len() as u64;
+        self.file.write_all(bytes)
+    }
+
+    fn end(&mut self, inputs: Digest) {
+        self.pieces.push(Piece {
+            inputs,
+            start: self.start,
+            bytes: self.end - self.start,
+            tail: String::new(),
+            content: Digest::from_bytes(*self.content.finalize().as_bytes()),
+        });
+    }
+
+    fn finish(mut self) -> io::Result<Vec<Piece>> {
+        self.file.flush()?;
+        Ok(self.pieces)
+    }
+}
+
+/// The lines of an artifact's rows.
+struct Lines<'l> {
+    artifact: &'l Artifact,
+    extracted: &'l Extracted<'l>,
+    recipe: &'l Recipe<'l>,
+}
+
+impl Lines<'_> {
+    /// Gives each line of a partition, with its end, to `write`, and says how many there are.
+    fn write(
+        &self,
+        partition: &Partition,
+        write: &mut dyn FnMut(&[u8]) -> Result<(), StageError>,
+    ) -> Result<u64, StageError> {
+        let WriteSettings {
+            shards,
+            extra_columns: further,
+            ..
+        } = self.recipe.settings;
+        let schema = self.artifact.schema();
+        let wanted = columns_of(schema, further);
+        let mut written = 0;
+        for batch in self.artifact.read(partition, Some(&wanted))? {
             let batch = batch?;
             let places = Places::of(&batch)?;
-            let extras = if with_extra(artifact.schema()) {
+            let extras = if with_extra(schema) {
                 Some(columns::text(&batch, EXTRA)?)
             } else {
                 None
@@ -131,11 +242,11 @@ pub fn write_lines(
                 .map(|name| Ok((name, as_json(&batch, name)?)))
                 .collect::<Result<Vec<_>, StageError>>()?;
             for row in 0..batch.num_rows() {
-                let place = places.of_row(row, shards, extracted, partition)?;
+                let place = places.of_row(row, shards, self.extracted, partition)?;
                 let line = Line {
                     audio_filepath: match place.file {
                         Some(file) => file,
-                        None => extracted.path(&place.tar_path, members.value(row))?,
+                        None => self.extracted.path(&place.tar_path, members.value(row))?,
                     },
                     offset: place.offset,
                     duration: durations.value(row),
@@ -172,12 +283,12 @@ pub fn write_lines(
                     })?;
                 }
                 text.push(b'\n');
-                file.write_all(&text).map_err(failed)?;
+                write(&text)?;
+                written += 1;
             }
         }
+        Ok(written)
     }
-    file.flush().map_err(failed)?;
-    Ok(())
 }
 
 /// Values of a column as JSON; null where a row has none.

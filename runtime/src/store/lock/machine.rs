@@ -31,7 +31,7 @@ const LOCAL: [i64; 11] = [
 ];
 
 /// Whether the files of a folder can be seen by this machine only.
-pub(super) fn is_of_one_machine(folder: &Path) -> bool {
+pub(crate) fn is_of_one_machine(folder: &Path) -> bool {
     // overlayfs: the kernel accepts only local file systems as upper layer.
     const OVERLAY: i64 = 0x794c_7630;
     // The width of the field differs between platforms; the magic number has 32 bits.
