@@ -17,6 +17,9 @@
 //! A partition is committed when a record file (or the index) names it; data files that no record names are ignored.
 //! Which partitions are committed follows from the files by pure functions (`recovery`); every file is written by
 //! `atomic`. Reading needs no lock, also during a run.
+//!
+//! A state directory may be a prefix in object storage (`remote`): the objects have the same names and bytes, and the lock is an
+//! object, too (`lease`). The rest of the store works with a copy on this machine.
 
 mod artifact;
 mod atomic;
@@ -31,6 +34,7 @@ mod file_state;
 mod find;
 mod foreign_parquet;
 mod garbage;
+mod lease;
 mod lock;
 mod object_set;
 mod parquet_file;
@@ -39,6 +43,9 @@ mod recipe_files;
 mod record;
 mod recovery;
 mod rejects;
+mod remote;
+#[cfg(test)]
+mod remote_tests;
 mod snapshot;
 mod sources;
 #[cfg(test)]
@@ -78,14 +85,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use arrow::datatypes::SchemaRef;
+use flow_storage::{Location, ObjectUrl, Storage};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::partition::Partition;
 pub(crate) use artifact::artifact_digest;
-use artifact::{ArtifactPart, Data, Place};
+use artifact::{ArtifactPart, Data, Place, PlaceFolder};
 use atomic::Files;
+use lease::Lease;
 use parquet_file::WrittenFile;
+use remote::{CopyLock, Remote};
 use rejects::{RejectData, RejectPart, StageRejects};
 
 /// Version of the state directory's layout.
@@ -122,6 +132,8 @@ struct Inner {
     sources: SourceDigests,
     /// One writer per recipe, also where two stages of a pipeline have the same recipe.
     writers: Mutex<BTreeMap<Digest, Weak<writer::SharedWriter>>>,
+    /// Given back before the lock of the folder.
+    _lease: Option<Lease>,
     lock: Option<Lock>,
 }
 
@@ -150,21 +162,65 @@ impl versioned_json::Versioned for Recipe {
 }
 
 impl Store {
-    /// Opens the state directory `dir`.
+    /// Opens the state directory `dir`: a folder, or a URL of object storage. Of one in object storage a copy on this machine is
+    /// brought up to date ([`Storage::state_folder`]).
     ///
     /// # Errors
     /// [`StoreError::Held`] if another run has it, [`StoreError::Newer`] if a newer flow wrote it, and
-    /// [`StoreError::Damaged`] if it is not a state directory.
+    /// [`StoreError::Damaged`] if it is not a state directory. [`StoreError::Conditions`] for object storage that writes no object
+    /// with a condition, [`StoreError::OneProcess`] for one that is to follow a run in object storage.
     pub fn open(dir: impl AsRef<Path>, access: Access) -> Result<Store, StoreError> {
-        Store::open_with(dir.as_ref(), access, Files::default())
+        match Location::of_path(dir.as_ref())? {
+            Location::Local(dir) => Store::open_with(&dir, access, Files::default()),
+            Location::Object(url) => {
+                let storage = Storage::global();
+                Store::open_remote(storage, &url, &storage.state_folder(&url)?, access, lease::PATIENCE)
+            }
+        }
+    }
+
+    /// Opens the state directory at `url`; `copy` is the folder of its copy.
+    fn open_remote(
+        storage: &Storage,
+        url: &ObjectUrl,
+        copy: &Path,
+        access: Access,
+        patience: lease::Patience,
+    ) -> Result<Store, StoreError> {
+        remote::can_hold(url)?;
+        if access == Access::Follow {
+            return Err(StoreError::OneProcess { url: url.to_string() });
+        }
+        let files = Files::default();
+        files.create_folder(copy)?;
+        let updating = CopyLock::take(copy)?;
+        let (lock, lease) = match &access {
+            Access::Read | Access::Follow => (None, None),
+            Access::Run { run_id } => {
+                remote::refuse_foreign(storage, url)?;
+                let lock = Lock::take(&copy.join("lock"), "the state directory", run_id);
+                // Whoever has the copy has the lease.
+                let lock = lock.map_err(|error| match error {
+                    StoreError::Held { what, holder, .. } => StoreError::Held {
+                        what,
+                        path: url.to_string().into(),
+                        holder,
+                    },
+                    error => error,
+                })?;
+                (Some(lock), Some(Lease::take(storage, url, run_id, patience)?))
+            }
+        };
+        let is_kept_up = lock.is_none() && lock::holder_of(&copy.join("lock")).is_some();
+        let remote = Arc::new(Remote::new(storage, url, copy, lease.as_ref()));
+        remote.update(is_kept_up)?;
+        drop(updating);
+        let format = read_format(copy)?;
+        Store::opened(copy, access, files.with_remote(remote), lock, lease, format.is_some())
     }
 
     fn open_with(dir: &Path, access: Access, files: Files) -> Result<Store, StoreError> {
-        let format_file = dir.join("FORMAT");
-        let format = match atomic::read(&format_file)? {
-            Some(bytes) => Some(versioned_json::from_json::<Format>(&format_file, &bytes, FORMAT)?),
-            None => None,
-        };
+        let format = read_format(dir)?;
         let lock = match &access {
             Access::Read | Access::Follow => None,
             Access::Run { run_id } => {
@@ -172,21 +228,30 @@ impl Store {
                     refuse_foreign(dir)?;
                 }
                 files.create_folder(dir)?;
-                let lock = Lock::take(&dir.join("lock"), "the state directory", run_id)?;
-                let files = files.under(&lock);
-                for name in atomic::list(dir)?.keys().filter(|name| recovery::is_temporary(name)) {
-                    files.remove(&dir.join(name))?;
-                }
-                if format.is_none() {
-                    files.replace(
-                        &format_file,
-                        &versioned_json::to_json(&format_file, &Format { version: FORMAT })?,
-                    )?;
-                }
-                Some(lock)
+                Some(Lock::take(&dir.join("lock"), "the state directory", run_id)?)
             }
         };
+        Store::opened(dir, access, files, lock, None, format.is_some())
+    }
+
+    fn opened(
+        dir: &Path,
+        access: Access,
+        files: Files,
+        lock: Option<Lock>,
+        lease: Option<Lease>,
+        has_format: bool,
+    ) -> Result<Store, StoreError> {
         let files = lock.as_ref().map_or(files.clone(), |lock| files.under(lock));
+        if lock.is_some() {
+            for name in atomic::list(dir)?.keys().filter(|name| recovery::is_temporary(name)) {
+                files.remove(&dir.join(name))?;
+            }
+            if !has_format {
+                let path = dir.join("FORMAT");
+                files.replace(&path, &versioned_json::to_json(&path, &Format { version: FORMAT })?)?;
+            }
+        }
         let sources = match access {
             // Process 0 sends what it knows of the files that are read here.
             Access::Follow => SourceDigests::default(),
@@ -200,19 +265,79 @@ impl Store {
             files,
             sources,
             writers: Mutex::default(),
+            _lease: lease,
             lock,
         };
         Ok(Store { inner: Arc::new(inner) })
     }
 
-    /// The state directory.
+    /// The folder of the state directory; of one in object storage that of its copy.
     pub fn dir(&self) -> &Path {
         &self.inner.dir
     }
 
-    /// Who runs in the state directory `dir` at this moment.
+    /// What the state directory is called in messages: its folder or its URL.
+    pub fn name(&self) -> String {
+        match self.inner.files.remote() {
+            Some(remote) => remote.url().to_string(),
+            None => self.inner.dir.display().to_string(),
+        }
+    }
+
+    /// Who runs in the state directory `dir` (a folder or a URL) at this moment, as far as it can be told.
     pub fn holder(dir: &Path) -> Option<Holder> {
-        lock::holder_of(&dir.join("lock"))
+        match Location::of_path(dir).ok()? {
+            Location::Local(dir) => lock::holder_of(&dir.join("lock")),
+            Location::Object(url) => lease::holder_of(Storage::global(), &url),
+        }
+    }
+
+    /// Whether `dir`, a folder or a URL, is a state directory.
+    ///
+    /// # Errors
+    /// If object storage cannot be asked.
+    pub fn is_there(dir: &Path) -> Result<bool, StoreError> {
+        match Location::of_path(dir)? {
+            Location::Local(dir) => Ok(dir.join("FORMAT").is_file()),
+            Location::Object(url) => remote::is_there(Storage::global(), &url),
+        }
+    }
+
+    /// The folder of the state directory `dir`, or of the copy of one that is a URL.
+    ///
+    /// # Errors
+    /// Where there is no folder for copies.
+    pub fn folder_of(dir: &Path) -> Result<PathBuf, StoreError> {
+        Ok(match Location::of_path(dir)? {
+            Location::Local(dir) => dir,
+            Location::Object(url) => Storage::global().state_folder(&url)?,
+        })
+    }
+
+    /// Uploads a file that was added to the folder of a run of the state directory `dir`, if that is in object storage.
+    ///
+    /// # Errors
+    /// If it cannot be read or uploaded.
+    pub fn upload_run_file(dir: &Path, run: &str, file: &str) -> Result<(), StoreError> {
+        let Location::Object(url) = Location::of_path(dir)? else {
+            return Ok(());
+        };
+        let storage = Storage::global();
+        let path = storage.state_folder(&url)?.join("runs").join(run).join(file);
+        let bytes = std::fs::read(&path).map_err(|e| StoreError::io("read", &path, e))?;
+        Ok(storage.put(&url.join("runs")?.join(run)?.join(file)?, bytes)?)
+    }
+
+    /// Uploads what changed in the folder of a run, if the state directory is in object storage.
+    ///
+    /// # Errors
+    /// If it cannot be uploaded.
+    pub(crate) fn upload_run(&self, run: &str) -> Result<(), StoreError> {
+        let Some(remote) = self.inner.files.remote() else {
+            return Ok(());
+        };
+        remote.upload_folder(&self.run_folder(run)?)?;
+        remote.save()
     }
 
     /// The digests of source files, including those that earlier runs noted.
@@ -232,6 +357,7 @@ impl Store {
     /// after a run that was killed. Does nothing if opened for reading.
     pub(crate) fn append_sources(&self) -> Result<(), StoreError> {
         match self.inner.lock {
+            // In object storage they are uploaded as a whole, at the end of the run.
             Some(_) => self.inner.sources.append(&self.inner.dir),
             None => Ok(()),
         }
@@ -244,7 +370,7 @@ impl Store {
     /// If a record file is damaged or newer: named, with what to do. A record whose data is missing or short is
     /// no error: it is left out, listed in [`Records::lost`], and its partition runs again.
     pub fn records(&self, recipe: &Digest) -> Result<Records, StoreError> {
-        let found = recipe_files::read_recipe_files(&self.recipe_folder(recipe), recipe)?;
+        let found = recipe_files::read_recipe_files(&self.inner.files, &self.recipe_folder(recipe), recipe)?;
         let (standing, mut lost) = recovery::complete_records(recovery::merge(found.index, found.groups), &found.data);
         let (standing, without) = self.with_their_files(standing);
         lost.extend(without);
@@ -275,9 +401,7 @@ impl Store {
         for record in records {
             let missing = record.ports.values().find_map(|port| {
                 let selection = port.selection.as_ref()?;
-                let found = std::fs::metadata(self.inner.dir.join(&selection.file))
-                    .ok()
-                    .map(|file| file.len());
+                let found = self.inner.files.size_of(&self.inner.dir.join(&selection.file));
                 (found != Some(selection.file_bytes)).then(|| (selection.file.clone(), found))
             });
             match missing {
@@ -374,8 +498,12 @@ impl Store {
         records: impl IntoIterator<Item = &'a Arc<Record>>,
     ) -> Result<Artifact, StoreError> {
         let mut parts = Vec::new();
-        let folder: Arc<Path> = recipe_files::data_folder(&self.recipe_folder(recipe)).into();
-        let (dir, port): (Arc<Path>, Arc<str>) = (self.inner.dir.as_path().into(), port.into());
+        let place = |path: PathBuf| {
+            let files = self.inner.files.clone();
+            Arc::new(PlaceFolder { path, files })
+        };
+        let folder = place(recipe_files::data_folder(&self.recipe_folder(recipe)));
+        let (dir, port): (Arc<PlaceFolder>, Arc<str>) = (place(self.inner.dir.clone()), port.into());
         for record in records {
             let Some(stored) = record.ports.get(&port) else {
                 return Err(StoreError::NotCommitted {
@@ -404,7 +532,8 @@ impl Store {
         Ok(Artifact::new(schema, parts.into_iter().collect()))
     }
 
-    /// The file with the rows of a port of a record: all of its rows, or those that the port selects.
+    /// The file with the rows of a port of a record: all of its rows, or those that the port selects. One in object storage is
+    /// fetched.
     fn data_path(
         &self,
         recipe: &Digest,
@@ -412,13 +541,14 @@ impl Store {
         port: &str,
         stored: &PortRecord,
     ) -> Result<PathBuf, StoreError> {
-        Ok(match self.valid_selection(record, stored)? {
-            Some(selection) => self.inner.dir.join(&selection.file),
+        let (path, bytes) = match self.valid_selection(record, stored)? {
+            Some(selection) => (self.inner.dir.join(&selection.file), selection.file_bytes),
             None => {
                 let data = recipe_files::data_folder(&self.recipe_folder(recipe));
-                data.join(record::data_file(&record.key, port, &stored.digest))
+                (data.join(record::data_file(&record.key, port, &stored.digest)), stored.bytes)
             }
-        })
+        };
+        self.inner.files.at_hand(path, bytes)
     }
 
     fn valid_selection<'a>(
@@ -449,6 +579,7 @@ impl Store {
                     data: RejectData::File {
                         path: data.join(record::data_file(&record.key, record::REJECTS, &record.rejects.digest)),
                         bytes: record.rejects.bytes,
+                        files: self.inner.files.clone(),
                     },
                 })
                 .collect();
@@ -523,6 +654,15 @@ impl Store {
 
     fn recipe_folder(&self, recipe: &Digest) -> PathBuf {
         self.inner.dir.join("artifacts").join(recipe.short())
+    }
+}
+
+/// The format of the state directory in a folder; none where there is none.
+fn read_format(dir: &Path) -> Result<Option<Format>, StoreError> {
+    let path = dir.join("FORMAT");
+    match atomic::read(&path)? {
+        Some(bytes) => Ok(Some(versioned_json::from_json(&path, &bytes, FORMAT)?)),
+        None => Ok(None),
     }
 }
 
