@@ -1,6 +1,6 @@
 //! `flow` with failpoints that are set by environment variables, for end-to-end tests that kill it at a given point.
 //!
-//! - `FLOW_KILL_AT=name[:n]` kills the process when it passes a point of the store (`flow_runtime::failpoints`) for the n-th
+//! - `FLOW_KILL_AT=name[:n]` kills the process when it passes a point of the store (`flow_runtime::failpoints`: `STORE` and `REMOTE`) for the n-th
 //!   time.
 //! - `FLOW_HANG_AT=rank:step` makes that rank hang before that optimizer step, like one whose device does not respond.
 
@@ -16,7 +16,8 @@ mod process;
 
 fn main() -> ExitCode {
     process::set_up();
-    let kill = variable("FLOW_KILL_AT").map(|value| hooks::kill_at(&value, &failpoints::STORE));
+    let points = [&failpoints::STORE[..], &failpoints::REMOTE[..]].concat();
+    let kill = variable("FLOW_KILL_AT").map(|value| hooks::kill_at(&value, &points));
     let hang = variable("FLOW_HANG_AT").map(|value| rank_and_step(&value));
     failpoints::set(move |point, numbers| {
         if let Some(kill) = &kill {

@@ -191,11 +191,7 @@ impl PastRun {
             .and_then(|line| serde_json::from_str::<serde_json::Value>(&line).ok())
             .and_then(|line| Some(format!(", started {}", line.get("at")?.as_str()?)))
             .unwrap_or_default();
-        let text = format!(
-            "run {} of {pipeline}{started}, state {}",
-            self.id,
-            self.store.name()
-        );
+        let text = format!("run {} of {pipeline}{started}, state {}", self.id, self.store.name());
         escape_line(&text).into_owned()
     }
 

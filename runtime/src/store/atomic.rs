@@ -321,7 +321,10 @@ impl Files {
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), StoreError> {
         let temporary = self.prepare_with(path, write)?;
-        let uploaded = self.remote.as_ref().map_or(Ok(()), |remote| remote.replace(&temporary, path));
+        let uploaded = self
+            .remote
+            .as_ref()
+            .map_or(Ok(()), |remote| remote.replace(&temporary, path));
         if let Err(error) = uploaded.and_then(|()| self.rename(&temporary, path)) {
             let _ = self.remove(&temporary);
             return Err(error);

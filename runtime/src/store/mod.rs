@@ -95,8 +95,8 @@ use artifact::{ArtifactPart, Data, Place, PlaceFolder};
 use atomic::Files;
 use lease::Lease;
 use parquet_file::WrittenFile;
-use remote::{CopyLock, Remote};
 use rejects::{RejectData, RejectPart, StageRejects};
+use remote::{CopyLock, Remote};
 
 /// Version of the state directory's layout.
 pub const FORMAT: u64 = 1;
@@ -545,7 +545,10 @@ impl Store {
             Some(selection) => (self.inner.dir.join(&selection.file), selection.file_bytes),
             None => {
                 let data = recipe_files::data_folder(&self.recipe_folder(recipe));
-                (data.join(record::data_file(&record.key, port, &stored.digest)), stored.bytes)
+                (
+                    data.join(record::data_file(&record.key, port, &stored.digest)),
+                    stored.bytes,
+                )
             }
         };
         self.inner.files.at_hand(path, bytes)

@@ -25,8 +25,8 @@ use super::recipe_files::data_folder;
 use super::recovery::{Listing, is_temporary};
 use super::sources::on_threads;
 use crate::digest::Digest;
-pub(super) use update::CopyLock;
 use update::Copied;
+pub(super) use update::CopyLock;
 
 /// What the state directory has in object storage; what else lies in the copy is of this machine alone.
 const KEPT: [&str; 5] = ["FORMAT", "artifacts", "snapshots", "runs", "sources.json"];
@@ -89,7 +89,10 @@ impl Remote {
     /// # Errors
     /// If the copy's folder cannot be listed.
     pub fn data_of(&self, recipe_folder: &Path) -> Result<Listing, StoreError> {
-        let name = recipe_folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = recipe_folder
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
         let mut listed = self.data().get(name).cloned().unwrap_or_default();
         if self.lease.is_none() {
             // A run of this machine may have written more since they were listed.
@@ -113,13 +116,17 @@ impl Remote {
     /// Uploads data files: each from its first path, under the name of its second.
     pub fn upload_data(&self, files: &[(PathBuf, PathBuf)]) -> Result<(), StoreError> {
         let sized = files.iter().map(|(from, to)| {
-            let size = std::fs::metadata(from).map_err(|e| StoreError::io("look at", from, e))?.len();
+            let size = std::fs::metadata(from)
+                .map_err(|e| StoreError::io("look at", from, e))?
+                .len();
             Ok((from, to, size))
         });
         let sized: Vec<(&PathBuf, &PathBuf, u64)> = sized.collect::<Result<_, StoreError>>()?;
         let (large, small): (Vec<_>, Vec<_>) = sized.into_iter().partition(|(_, _, size)| *size > LARGE);
         on_threads(&small, AT_ONCE, |(from, to, size)| {
-            let Some((key, url)) = self.named(to)? else { return Ok(()) };
+            let Some((key, url)) = self.named(to)? else {
+                return Ok(());
+            };
             self.storage.put(&url, read_whole(from)?)?;
             self.uploaded(&key, *size);
             Ok(())
@@ -147,7 +154,9 @@ impl Remote {
     /// Writes the content of the file `from` as the object of the file `to`, which is not data. An index is written in place
     /// of the one that was read last alone.
     pub fn replace(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
-        let Some((key, url)) = self.named(to)? else { return Ok(()) };
+        let Some((key, url)) = self.named(to)? else {
+            return Ok(());
+        };
         // Before it is read: it may grow.
         let file = state_of(from);
         let bytes = read_whole(from)?;
@@ -168,7 +177,9 @@ impl Remote {
 
     /// Writes the content of the file `from` as the object of the file `to` where there is none; says false where there is one.
     pub fn create(&self, from: &Path, to: &Path) -> Result<bool, StoreError> {
-        let Some((key, url)) = self.named(to)? else { return Ok(true) };
+        let Some((key, url)) = self.named(to)? else {
+            return Ok(true);
+        };
         match self.storage.put_if(&url, &read_whole(from)?, None) {
             Ok(version) => {
                 self.copied().note(key, state_of(from), version);
@@ -189,7 +200,9 @@ impl Remote {
 
     /// Deletes the object of a file of the copy.
     pub fn remove(&self, path: &Path) -> Result<(), StoreError> {
-        let Some((key, url)) = self.named(path)? else { return Ok(()) };
+        let Some((key, url)) = self.named(path)? else {
+            return Ok(());
+        };
         self.storage.delete(&url)?;
         self.copied().forget(&key);
         if let Some((recipe, file)) = data_file(&key)
@@ -213,11 +226,18 @@ impl Remote {
     /// Deletes the objects of a folder of the copy. Those by which the folder is found, `recipe.json` of a recipe and
     /// `plan.json` of a run, go last: what a crash leaves is found again.
     pub fn remove_folder(&self, folder: &Path) -> Result<(), StoreError> {
-        let Some((_, url)) = self.named(folder)? else { return Ok(()) };
+        let Some((_, url)) = self.named(folder)? else {
+            return Ok(());
+        };
         let named = self.storage.list(&url)?;
-        let paths = named.iter().filter_map(|entry| Some(self.dir.join(entry.url.below(&self.url)?)));
+        let paths = named
+            .iter()
+            .filter_map(|entry| Some(self.dir.join(entry.url.below(&self.url)?)));
         let is_last = |path: &PathBuf| {
-            path.parent() == Some(folder) && path.file_name().is_some_and(|name| name == "recipe.json" || name == "plan.json")
+            path.parent() == Some(folder)
+                && path
+                    .file_name()
+                    .is_some_and(|name| name == "recipe.json" || name == "plan.json")
         };
         let (last, first): (Vec<PathBuf>, Vec<PathBuf>) = paths.partition(is_last);
         self.remove_all(&first)?;
@@ -303,10 +323,12 @@ impl Remote {
                 };
                 hasher.update(&buffer[..read]);
                 size += read as u64;
-                file.write_all(&buffer[..read]).map_err(|e| StoreError::io("write", &temporary, e))?;
+                file.write_all(&buffer[..read])
+                    .map_err(|e| StoreError::io("write", &temporary, e))?;
             }
             check(size, &Digest::from_bytes(*hasher.finalize().as_bytes()))?;
-            file.sync_all().map_err(|e| StoreError::io("bring to the disk", &temporary, e))?;
+            file.sync_all()
+                .map_err(|e| StoreError::io("bring to the disk", &temporary, e))?;
             std::fs::rename(&temporary, path).map_err(|e| StoreError::io("rename a file to", path, e))
         })();
         if let Err(error) = fetched {
@@ -401,7 +423,9 @@ fn group_file(key: &str) -> Option<&str> {
 }
 
 fn is_index(key: &str) -> bool {
-    let recipe = key.strip_prefix("artifacts/").and_then(|key| key.strip_suffix("/index.json"));
+    let recipe = key
+        .strip_prefix("artifacts/")
+        .and_then(|key| key.strip_suffix("/index.json"));
     recipe.is_some_and(|recipe| !recipe.contains('/'))
 }
 

@@ -8,11 +8,11 @@ use flow_storage::{Entry, ObjectVersion, StorageFault};
 use serde::{Deserialize, Serialize};
 
 use super::{AT_ONCE, FETCHING, FileState, Remote, data_file, group_file, is_index, is_kept, state_of};
+use crate::store::StoreError;
 use crate::store::atomic::write_json_atomically;
 use crate::store::lease::LOCK;
 use crate::store::recovery::{Listing, is_temporary};
 use crate::store::sources::on_threads;
-use crate::store::StoreError;
 
 /// Files of the copy that are of this machine alone.
 const NOTES: &str = "copied.json";
@@ -33,7 +33,9 @@ impl CopyLock {
         let path = dir.join(COPY_LOCK);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let locked = file.and_then(|file| file.lock().map(|()| file));
-        locked.map(|file| CopyLock { _file: file }).map_err(|e| StoreError::io("lock", &path, e))
+        locked
+            .map(|file| CopyLock { _file: file })
+            .map_err(|e| StoreError::io("lock", &path, e))
     }
 }
 
@@ -203,7 +205,17 @@ impl Remote {
     fn fetch_if_changed(&self, key: &str) -> Result<(), StoreError> {
         let url = self.url.join(key)?;
         match self.storage.stat(&url) {
-            Ok(stat) if self.has(key, &Entry { url, stat: stat.clone() }) => Ok(()),
+            Ok(stat)
+                if self.has(
+                    key,
+                    &Entry {
+                        url,
+                        stat: stat.clone(),
+                    },
+                ) =>
+            {
+                Ok(())
+            }
             Ok(_) => self.fetch_object(key),
             Err(error) if error.fault == StorageFault::NotFound => Ok(()),
             Err(error) => Err(error.into()),
@@ -227,7 +239,11 @@ impl Remote {
                 }
                 return is_kept(key) && !key.ends_with("/data");
             }
-            if is_kept(key) && !wanted.contains_key(key) && key != LOCK && !name.starts_with(FETCHING) && !is_temporary(name)
+            if is_kept(key)
+                && !wanted.contains_key(key)
+                && key != LOCK
+                && !name.starts_with(FETCHING)
+                && !is_temporary(name)
             {
                 gone.push((key.to_owned(), path.to_path_buf()));
             }
