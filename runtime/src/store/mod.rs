@@ -173,6 +173,7 @@ impl Store {
         match Location::of_path(dir.as_ref())? {
             Location::Local(dir) => Store::open_with(&dir, access, Files::default()),
             Location::Object(url) => {
+                remote::can_hold(&url)?;
                 let storage = Storage::global();
                 Store::open_remote(storage, &url, &storage.state_folder(&url)?, access, lease::PATIENCE)
             }
@@ -187,7 +188,6 @@ impl Store {
         access: Access,
         patience: lease::Patience,
     ) -> Result<Store, StoreError> {
-        remote::can_hold(url)?;
         if access == Access::Follow {
             return Err(StoreError::OneProcess { url: url.to_string() });
         }

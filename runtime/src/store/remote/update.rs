@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::{AT_ONCE, FETCHING, FileState, Remote, data_file, group_file, is_index, is_kept, state_of};
 use crate::store::StoreError;
 use crate::store::atomic::write_json_atomically;
-use crate::store::lease::LOCK;
 use crate::store::recovery::{Listing, is_temporary};
 use crate::store::sources::on_threads;
 
@@ -233,24 +232,23 @@ impl Remote {
             };
             let name = key.rsplit('/').next().unwrap_or_default();
             if is_folder {
-                let is_run = key.starts_with("runs/");
-                if is_run {
+                if key.starts_with("runs/") {
                     folders.push(path.to_path_buf());
                 }
                 return is_kept(key) && !key.ends_with("/data");
             }
-            if is_kept(key)
-                && !wanted.contains_key(key)
-                && key != LOCK
-                && !name.starts_with(FETCHING)
-                && !is_temporary(name)
-            {
+            // Nobody else fetches what is no data while the copy is brought up to date.
+            let is_strange = is_kept(key) && !wanted.contains_key(key) && !is_temporary(name);
+            if is_strange || name.starts_with(FETCHING) {
                 gone.push((key.to_owned(), path.to_path_buf()));
             }
             false
         })?;
         for (key, path) in gone {
-            std::fs::remove_file(&path).map_err(|e| StoreError::io("remove", &path, e))?;
+            match std::fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(StoreError::io("remove", &path, e)),
+                _ => {}
+            }
             self.copied().forget(&key);
         }
         for folder in folders {
@@ -260,13 +258,13 @@ impl Remote {
         Ok(())
     }
 
-    /// Removes data files of the copy that are no objects, or other ones.
+    /// Removes data files of the copy that are no objects, or other ones, and what processes that are no more left of fetching.
     fn remove_strange_data(&self) -> Result<(), StoreError> {
         let mut gone = Vec::new();
         walk(&self.dir.join("artifacts"), &mut |path, is_folder| {
             let key = path.strip_prefix(&self.dir).ok().and_then(Path::to_str);
             if !is_folder
-                && key.is_some_and(|key| data_file(key).is_some())
+                && key.is_some_and(|key| data_file(key).is_some_and(|(_, file)| !is_being_fetched(file)))
                 && std::fs::metadata(path).ok().map(|file| file.len()) != self.size_of(path)
             {
                 gone.push(path.to_path_buf());
@@ -279,6 +277,12 @@ impl Remote {
         }
         Ok(())
     }
+}
+
+/// Whether another process of this machine is writing the file.
+fn is_being_fetched(name: &str) -> bool {
+    let process = name.strip_prefix(FETCHING).and_then(|rest| rest.split_once('-'));
+    process.is_some_and(|(process, _)| Path::new("/proc").join(process).exists())
 }
 
 /// Shows all files and folders below a folder, in no order: whether it is a folder, and then whether to look into it. A folder
