@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use flow_storage::{Location, ObjectUrl, Storage};
 use flow_storage_testing::{Fault, FaultRule, TestServer};
 use tempfile::TempDir;
 
