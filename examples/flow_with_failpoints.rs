@@ -1,7 +1,7 @@
 //! `flow` with failpoints that are set by environment variables, for end-to-end tests that kill it at a given point.
 //!
-//! - `FLOW_KILL_AT=name[:n]` kills the process when it passes a point of the store or of a decision
-//!   (`flow_runtime::failpoints`) for the n-th time.
+//! - `FLOW_KILL_AT=name[:n]` kills the process when it passes a point of the store, in a folder or in object storage, or of a
+//!   decision (`flow_runtime::failpoints`) for the n-th time.
 //! - `FLOW_HANG_AT=rank:step` makes that rank hang before that optimizer step, like one whose device does not respond.
 
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ mod process;
 
 fn main() -> ExitCode {
     process::set_up();
-    let points = [&failpoints::STORE[..], &failpoints::DECISION].concat();
+    let points = [&failpoints::STORE[..], &failpoints::REMOTE, &failpoints::DECISION].concat();
     let kill = variable("FLOW_KILL_AT").map(|value| hooks::kill_at(&value, &points));
     let hang = variable("FLOW_HANG_AT").map(|value| rank_and_step(&value));
     failpoints::set(move |point, numbers| {

@@ -8,7 +8,7 @@ use flow_evaluation::page::STYLE;
 use flow_runtime::event::{Event, Events, StageOutcome};
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::spec::SwitchedOff;
-use flow_runtime::store::{StoreError, path_in_set, write_atomically};
+use flow_runtime::store::{Store, StoreError, path_in_set, write_atomically};
 use flow_storage::{Location, Storage};
 use maud::{Markup, PreEscaped, html};
 use serde_json::{Value, json};
@@ -68,9 +68,10 @@ impl Report {
         if seen.run.is_empty() {
             return Ok(None);
         }
-        let path = page_path(state, &seen.run);
-        write_atomically(&path, seen.page().as_bytes())?;
-        Ok(Some(path))
+        let page = page_path(&Store::folder_of(state)?, &seen.run);
+        write_atomically(&page, seen.page().as_bytes())?;
+        Store::upload_run_file(state, &seen.run, PAGE)?;
+        Ok(Some(page_path(state, &seen.run)))
     }
 
     /// Whether a run began: mistakes in a pipeline, or a state directory that another run holds, end before.

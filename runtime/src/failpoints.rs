@@ -18,6 +18,14 @@ pub const EXPORT_RENAMING: &str = "export-renaming";
 /// `flow.json` is there.
 pub const EXPORT_DONE: &str = "export-done";
 
+/// The data files of a group are in object storage; no record names them yet.
+pub const DATA_UPLOADED: &str = "data-uploaded";
+/// The record of a group is in object storage: the group is committed. The copy on this machine does not have it yet.
+pub const RECORD_CREATED: &str = "record-created";
+
+/// The points that a state directory in object storage has beside those of a folder.
+pub const REMOTE: [&str; 2] = [DATA_UPLOADED, RECORD_CREATED];
+
 /// The points of the store, in the order in which one partition passes them.
 pub const STORE: [&str; 7] = [
     DATA_WRITTEN,

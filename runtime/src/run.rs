@@ -182,6 +182,12 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
             };
             events.send(finished(outcome, seconds, &run_counts));
             log.close();
+            if let Err(error) = store.upload_run(&id) {
+                events.send(Event::Warning {
+                    stage: None,
+                    message: error.to_string(),
+                });
+            }
             return Err(error);
         }
     };
@@ -195,6 +201,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         &run_counts,
     ));
     log.close();
+    store.upload_run(&id)?;
     Ok(RunSummary {
         run: id,
         stages,
@@ -312,6 +319,7 @@ fn run_regions(
     let mut state = PlanState::new(checked, options, store.clone(), events, true)?;
     let plan = state.plan(false)?;
     records::freeze(&store, &running.id, checked, &plan)?;
+    store.upload_run(&running.id)?;
     ready(&state, &plan)?;
     running.spread = spread_over(&state, &running.id, &running.signals)?;
     if state.is_partial() {
@@ -377,6 +385,7 @@ fn run_all(state: &mut PlanState, running: &Running, run_counts: &mut RunCounts)
         region::run_on(state, region, running, run_counts)?;
         // A cache for the next run only.
         let _ = state.store.append_sources();
+        state.store.upload_run(&running.id)?;
         for node in state.graph.regions[region].nodes.clone() {
             let Some(summary) = limits::summarise(state, node, run_counts) else {
                 continue;

@@ -48,7 +48,7 @@ pub struct SelectionArguments {
 
 #[derive(Args, Clone, Debug)]
 pub struct StateArguments {
-    /// The state directory
+    /// The state directory: a folder, or a URL of object storage
     #[arg(long, value_name = "DIR", default_value = ".flow")]
     pub state: PathBuf,
 }

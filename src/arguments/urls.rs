@@ -5,6 +5,10 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command};
 use flow_runtime::{NO_URL_HELP, no_url, url_scheme};
+use flow_storage::{Location, Scheme, is_url};
+
+/// Commands whose state directory is a folder of this machine. That of the others may be a bucket.
+const NO_BUCKET: [&str; 2] = ["transcribe", "diarize"];
 
 /// Refuses the first path that is a URL.
 ///
@@ -16,7 +20,22 @@ pub fn refuse(command: &Command, matches: &ArgMatches) -> Result<(), clap::Error
         let Ok(Some(mut paths)) = matches.try_get_many::<PathBuf>(id.as_str()) else {
             continue;
         };
-        let Some(scheme) = paths.find_map(|path| url_scheme(path.to_str()?)) else {
+        let may_be_bucket = id == "state" && !NO_BUCKET.contains(&command.get_name());
+        let mut refused = None;
+        for path in paths.by_ref() {
+            if may_be_bucket && is_url(path) {
+                match Location::of_path(path) {
+                    Ok(Location::Object(url)) if !matches!(url.scheme(), Scheme::Https | Scheme::Http) => continue,
+                    Ok(_) => {}
+                    Err(error) => return Err(clap::Error::raw(ErrorKind::ValueValidation, format!("{error}\n"))),
+                }
+            }
+            refused = path.to_str().and_then(url_scheme);
+            if refused.is_some() {
+                break;
+            }
+        }
+        let Some(scheme) = refused else {
             continue;
         };
         let argument = command.get_arguments().find(|argument| argument.get_id() == id);
@@ -40,13 +59,13 @@ mod tests {
     #[test]
     fn urls_where_paths_are_meant_are_refused_by_name() {
         for (words, name) in [
-            ("flow run p.yaml --state s3://hush/state", "--state <DIR>"),
+            ("flow run p.yaml --state https://hush/state", "--state <DIR>"),
             ("flow run s3://hush/p.yaml", "<PIPELINE>"),
             (
                 "flow run p.yaml --config a.yaml --config gs://hush/b.yaml",
                 "--config <FILE>",
             ),
-            ("flow rejects p.yaml --state az://hush", "--state <DIR>"),
+            ("flow rejects p.yaml --state file:///hush", "--state <DIR>"),
             ("flow transcribe a.wav --state file:///tmp/state", "--state <DIR>"),
             (
                 "flow lm build a.jsonl --model a.nemo --out s3://hush/out",
@@ -62,5 +81,15 @@ mod tests {
         }
         // Values of parameters are looked at where settings are read.
         parse("flow run p.yaml --set out=s3://hush/out".split(' ')).unwrap();
+        for words in [
+            "flow run p.yaml --state s3://a/b",
+            "flow gc --state az://a",
+            "flow ui --state gs://a/b/c",
+        ] {
+            parse(words.split(' ')).unwrap();
+        }
+        let error = parse("flow run p.yaml --state s3://key:hush@a/b".split(' ')).unwrap_err();
+        assert!(!error.to_string().contains("hush"), "{error}");
+        assert_eq!(error.exit_code(), 2);
     }
 }

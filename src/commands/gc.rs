@@ -10,7 +10,7 @@ use crate::table::{count, plural};
 
 pub fn gc(arguments: &GcArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let state = &arguments.state.state;
-    if !state.join("FORMAT").is_file() {
+    if !Store::is_there(state)? {
         return Err(Failure::usage(
             format!("{} is no state directory of flow", state.display()),
             "name it with --state",

@@ -111,7 +111,7 @@ impl PastRun {
 
     fn find_run(arguments: &LookArguments, planned: bool) -> Result<PastRun, Failure> {
         let dir = &arguments.state.state;
-        if !dir.join("FORMAT").is_file() {
+        if !Store::is_there(dir)? {
             return Err(Failure::usage(
                 format!("{} is no state directory of flow", dir.display()),
                 "name it with --state, or make one with `flow run`",
@@ -191,11 +191,7 @@ impl PastRun {
             .and_then(|line| serde_json::from_str::<serde_json::Value>(&line).ok())
             .and_then(|line| Some(format!(", started {}", line.get("at")?.as_str()?)))
             .unwrap_or_default();
-        let text = format!(
-            "run {} of {pipeline}{started}, state {}",
-            self.id,
-            self.store.dir().display()
-        );
+        let text = format!("run {} of {pipeline}{started}, state {}", self.id, self.store.name());
         escape_line(&text).into_owned()
     }
 

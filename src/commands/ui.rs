@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
 
 use flow_runtime::run::is_ignored;
+use flow_runtime::store::Store;
+use flow_storage::is_url;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::oneshot;
@@ -30,7 +32,7 @@ pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure>
         }
     }
     let state = &arguments.state.state;
-    if state.exists() && !state.join("FORMAT").is_file() {
+    if (is_url(state) || state.exists()) && !Store::is_there(state)? {
         return Err(Failure::usage(
             format!("{} is no state directory of flow", state.display()),
             "name it with --state",

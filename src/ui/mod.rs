@@ -25,6 +25,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -69,7 +70,8 @@ pub struct Settings {
 pub struct App {
     settings: Settings,
     access: Access,
-    store: Mutex<Option<Store>>,
+    /// With the time at which it was opened.
+    store: Mutex<Option<(Store, Instant)>>,
     questions: Arc<Semaphore>,
     /// Of runs that are over.
     summaries: Mutex<BTreeMap<String, Arc<RunSummary>>>,

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use flow_evaluation::page::percent;
 use flow_runtime::event::{Event, StageOutcome};
 use flow_runtime::store::{Access, Store};
+use flow_storage::is_url;
 use maud::{Markup, html};
 
 use super::dag::{self, Frozen};
@@ -30,18 +31,22 @@ pub const SHOWN: usize = 200;
 const LIST_TIME: Duration = Duration::from_millis(1500);
 /// Between looks at a run that goes on.
 const PAUSE: Duration = Duration::from_secs(1);
+/// After which a state directory in object storage is looked at anew.
+const REOPENED: Duration = Duration::from_secs(60);
 /// Largest report that is served.
 const MAX_REPORT: u64 = 256 << 20;
 
 /// The state directory, for looking.
 pub fn store(app: &App) -> Result<Store, PageError> {
     let mut known = app.store.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(store) = &*known {
+    // What other machines wrote in object storage is seen when it is opened again.
+    let is_old = |opened: &Instant| is_url(&app.settings.state) && opened.elapsed() > REOPENED;
+    if let Some((store, _)) = known.as_ref().filter(|(_, opened)| !is_old(opened)) {
         return Ok(store.clone());
     }
     // Opened once, since opening reads the digests of all source files.
     let store = Store::open(&app.settings.state, Access::Read)?;
-    *known = Some(store.clone());
+    *known = Some((store.clone(), Instant::now()));
     Ok(store)
 }
 

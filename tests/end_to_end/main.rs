@@ -34,6 +34,7 @@ mod speakers;
 mod storage;
 mod storage_out;
 mod storage_recordings;
+mod storage_state;
 mod storage_training;
 mod supply_chain;
 mod synthesize;

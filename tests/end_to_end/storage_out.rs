@@ -333,7 +333,7 @@ fn what_cannot_be_in_a_bucket_is_refused_by_name() {
     let evaluate = pipeline("evaluate.yaml");
     refused(flow(&["run", &evaluate, "--set", "lm=s3://bucket/lm.arpa"]), "lm");
     refused(flow(&["plan", &evaluate, "--set", "lm=s3://bucket/lm.arpa"]), "lm");
-    refused(flow(&["run", &finetune, "--state", "s3://bucket/state"]), "--state");
+    refused(flow(&["run", &finetune, "--state", "https://host/state"]), "--state");
     let synthesize = pipeline("synthesize.yaml");
     refused(flow(&["run", &synthesize, "--set", "out=s3://bucket/shards"]), "out");
     refused(flow(&["transcribe", "a.wav", "--state", "s3://bucket/out"]), "--state");

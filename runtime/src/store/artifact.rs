@@ -9,6 +9,7 @@ use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 
 use super::StoreError;
+use super::atomic::Files;
 use super::parquet_file::{self, Rows, WrittenFile};
 use super::record::{self, Record, RowRange, Selection};
 use crate::digest::{Digest, DigestOfParts};
@@ -39,13 +40,19 @@ pub(crate) struct ArtifactPart {
 pub(crate) enum Place {
     /// In the folder of a recipe, named after the file's digest, key and port: see [`record::data_file`].
     Own {
-        folder: Arc<Path>,
+        folder: Arc<PlaceFolder>,
         key: Digest,
         port: Arc<str>,
         digest: Digest,
     },
     /// Where the selection says, below the state directory.
-    Selected { dir: Arc<Path> },
+    Selected { dir: Arc<PlaceFolder> },
+}
+
+/// A folder with data files, directly or (the state directory) below others.
+pub(crate) struct PlaceFolder {
+    pub path: PathBuf,
+    pub files: Files,
 }
 
 impl Place {
@@ -56,9 +63,16 @@ impl Place {
                 key,
                 port,
                 digest,
-            } => folder.join(record::data_file(key, port, digest)),
-            Place::Selected { dir } => dir.join(selection.map_or("", |selection| &selection.file)),
+            } => folder.path.join(record::data_file(key, port, digest)),
+            Place::Selected { dir } => dir.path.join(selection.map_or("", |selection| &selection.file)),
         }
+    }
+
+    /// The path of the file, of `bytes` bytes if all its rows are meant, once it is there.
+    fn at_hand(&self, selection: Option<&Arc<Selection>>, bytes: u64) -> Result<PathBuf, StoreError> {
+        let (Place::Own { folder, .. } | Place::Selected { dir: folder }) = self;
+        let bytes = selection.map_or(bytes, |selection| selection.file_bytes);
+        folder.files.at_hand(self.path(selection), bytes)
     }
 }
 
@@ -173,7 +187,7 @@ impl Artifact {
         let (schema, positions) = parquet_file::project(&self.inner.schema, columns).map_err(StageError::failed)?;
         let source = match &part.data {
             Data::File { place, selection } => Source::File(Box::new(parquet_file::open(
-                &place.path(selection.as_ref()),
+                &place.at_hand(selection.as_ref(), part.written.bytes)?,
                 part.written.bytes,
                 &self.inner.schema,
                 columns,
@@ -288,7 +302,7 @@ impl Artifact {
             return whole();
         };
         let rows = parquet_file::open(
-            &place.path(own.as_ref()),
+            &place.at_hand(own.as_ref(), written.bytes)?,
             written.bytes,
             &schema,
             None,

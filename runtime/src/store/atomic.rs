@@ -12,8 +12,11 @@ use serde::Serialize;
 
 use super::StoreError;
 use super::lock::{self, Lock, LostLock};
+use super::recipe_files::data_folder;
 use super::recovery::{Listing, TEMPORARY};
+use super::remote::Remote;
 use super::versioned_json;
+use crate::failpoints;
 
 /// Threads that flush files concurrently. The file system combines concurrent flushes into few journal writes, so the
 /// number does not depend on the cores.
@@ -26,6 +29,8 @@ pub(crate) struct Files {
     lost: LostLock,
     /// In a process that commits for the run of another one: the lock, and the run that has to hold it.
     run: Option<Arc<(PathBuf, String)>>,
+    /// Where the state directory is in object storage: what is written here in its copy is written there first.
+    remote: Option<Arc<Remote>>,
     #[cfg(test)]
     pub(crate) crash: Option<std::sync::Arc<super::crash::Crash>>,
 }
@@ -65,6 +70,54 @@ impl Files {
         self.run.as_ref().map_or(Ok(()), |run| lock::check_run(&run.0, &run.1))
     }
 
+    /// The same, for the copy of a state directory in object storage.
+    pub(super) fn with_remote(&self, remote: Arc<Remote>) -> Files {
+        Files {
+            remote: Some(remote),
+            ..self.clone()
+        }
+    }
+
+    pub(super) fn remote(&self) -> Option<&Arc<Remote>> {
+        self.remote.as_ref()
+    }
+
+    /// The data files of a recipe, with their sizes.
+    pub(super) fn data_of(&self, recipe_folder: &Path) -> Result<Listing, StoreError> {
+        match &self.remote {
+            Some(remote) => remote.data_of(recipe_folder),
+            None => list(&data_folder(recipe_folder)),
+        }
+    }
+
+    /// The size of a data file; none where there is none.
+    pub(super) fn size_of(&self, path: &Path) -> Option<u64> {
+        match &self.remote {
+            Some(remote) => remote.size_of(path),
+            None => path.metadata().ok().map(|file| file.len()),
+        }
+    }
+
+    /// The path, once the data file of `bytes` bytes is there: one in object storage is fetched.
+    pub(super) fn at_hand(&self, path: PathBuf, bytes: u64) -> Result<PathBuf, StoreError> {
+        if let Some(remote) = &self.remote {
+            remote.fetch(&path, bytes)?;
+        }
+        Ok(path)
+    }
+
+    /// Uploads data files, from their temporary names as those that they will have, where the state directory is in object
+    /// storage.
+    pub(super) fn upload_data(&self, moves: &[(PathBuf, PathBuf)]) -> Result<(), StoreError> {
+        match &self.remote {
+            Some(remote) => {
+                remote.check()?;
+                remote.upload_data(moves)
+            }
+            None => Ok(()),
+        }
+    }
+
     /// In tests: as if the machine stopped after some steps.
     #[cfg(test)]
     pub(crate) fn stopping(crash: &std::sync::Arc<super::crash::Crash>) -> Files {
@@ -77,6 +130,9 @@ impl Files {
     /// Called before every step; fails if the lock is lost, or the test says that the machine has stopped.
     fn step(&self, path: &Path) -> Result<(), StoreError> {
         self.lost.check()?;
+        if let Some(remote) = &self.remote {
+            remote.check()?;
+        }
         #[cfg(test)]
         if let Some(crash) = &self.crash {
             crash.step().map_err(|e| StoreError::io("go on with", path, e))?;
@@ -168,6 +224,15 @@ impl Files {
     pub(crate) fn rename_if_absent(&self, from: &Path, to: &Path) -> Result<bool, StoreError> {
         self.step(to)?;
         self.check_run()?;
+        if let Some(remote) = &self.remote {
+            if !remote.create(from, to)? {
+                return Ok(false);
+            }
+            failpoints::hit(failpoints::RECORD_CREATED, &[]);
+            // The copy follows, whatever an earlier process left in it.
+            self.rename(from, to)?;
+            return Ok(true);
+        }
         // The test treats a link that is lost in a power failure like a lost rename: the file keeps its temporary name,
         // or has none.
         #[cfg(test)]
@@ -197,6 +262,14 @@ impl Files {
     /// Removes a file, if it is there.
     pub(crate) fn remove(&self, path: &Path) -> Result<(), StoreError> {
         self.step(path)?;
+        if let Some(remote) = &self.remote {
+            remote.remove(path)?;
+        }
+        self.remove_copy(path)
+    }
+
+    /// Removes a file of this machine, if it is there.
+    fn remove_copy(&self, path: &Path) -> Result<(), StoreError> {
         #[cfg(test)]
         if let Some(crash) = &self.crash {
             crash.removed(path);
@@ -204,6 +277,17 @@ impl Files {
         match std::fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("remove", path, e)),
             _ => Ok(()),
+        }
+    }
+
+    /// Removes several files, if they are there.
+    pub(crate) fn remove_all(&self, paths: &[PathBuf]) -> Result<(), StoreError> {
+        match &self.remote {
+            Some(remote) => {
+                remote.remove_all(paths)?;
+                paths.iter().try_for_each(|path| self.remove_copy(path))
+            }
+            None => paths.iter().try_for_each(|path| self.remove(path)),
         }
     }
 
@@ -256,7 +340,11 @@ impl Files {
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), StoreError> {
         let temporary = self.prepare_with(path, write)?;
-        if let Err(error) = self.rename(&temporary, path) {
+        let uploaded = self
+            .remote
+            .as_ref()
+            .map_or(Ok(()), |remote| remote.replace(&temporary, path));
+        if let Err(error) = uploaded.and_then(|()| self.rename(&temporary, path)) {
             let _ = self.remove(&temporary);
             return Err(error);
         }

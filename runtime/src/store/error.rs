@@ -59,6 +59,17 @@ pub enum StoreError {
     /// Object storage knows no locks: two exports came to their end at the same time.
     #[error("another run has written the set in {folder} while this one did")]
     SetMeanwhile { folder: String },
+    #[error("{url} cannot hold a state directory: {detail}")]
+    Conditions { url: String, detail: String },
+    /// The lock of a state directory in object storage was not renewed for so long that another run may have it.
+    #[error("the lock of the state directory {} could not be renewed", path.display())]
+    NotRenewed { path: PathBuf },
+    /// Another run has written a state directory in object storage whose lock this one holds.
+    #[error("another run has written {url} while this one held the state directory")]
+    WrittenMeanwhile { url: String },
+    /// A process that only computes for another one.
+    #[error("the state directory {url} is in object storage, where process 0 alone can use it")]
+    OneProcess { url: String },
     #[error(transparent)]
     Storage(#[from] flow_storage::StorageError),
 }
@@ -147,6 +158,16 @@ impl StoreError {
             StoreError::OtherSet { .. } => "name another folder, or move what is there".to_string(),
             StoreError::SetMeanwhile { .. } => {
                 "run again once the other run has ended, or name another folder".to_string()
+            }
+            StoreError::Conditions { .. } => "a state directory needs storage that writes an object only where there is none \
+                (If-None-Match) or where it is unchanged (If-Match): Amazon S3, Google Cloud Storage, Azure, MinIO, Ceph and R2 \
+                of today do; name a folder of this machine with --state, or see docs/storage.md"
+                .to_string(),
+            StoreError::NotRenewed { .. } => {
+                "see that the storage can be reached, and run again: what is committed is reused".to_string()
+            }
+            StoreError::WrittenMeanwhile { .. } => {
+                "wait until the other run has ended, and run again: what is committed is reused".to_string()
             }
             StoreError::Foreign { .. } => "name a new or empty folder with --state".to_string(),
             _ => return None,

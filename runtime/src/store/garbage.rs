@@ -102,6 +102,10 @@ impl Store {
                 sum.bytes += folder.data.values().sum::<u64>() + folder.noted;
                 if !dry {
                     // The files that name the artifact are removed last: after a crash the rest is found again.
+                    if let Some(remote) = self.inner.files.remote() {
+                        remote.check()?;
+                        remote.remove_folder(&folder.path)?;
+                    }
                     let removed = match std::fs::remove_dir_all(data_folder(&folder.path)) {
                         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
                         _ => std::fs::remove_dir_all(&folder.path),
@@ -113,6 +117,17 @@ impl Store {
             let is_wanted = |record: &Record| wanted.contains(&(record.partition.clone(), record.key));
             let gone: Vec<&Arc<Record>> = folder.records.iter().filter(|record| !is_wanted(record)).collect();
             if gone.is_empty() {
+                let named = folder.records.iter().flat_map(|record| record.files());
+                let named: BTreeSet<String> = named.map(|(file, _)| file).collect();
+                let left = folder.data.iter().filter(|(file, _)| !named.contains(*file));
+                let left: Vec<u64> = left.map(|(_, bytes)| *bytes).collect();
+                // On a disk the next writer removes them.
+                if self.inner.files.remote().is_some() && !left.is_empty() {
+                    sum.bytes += left.iter().sum::<u64>();
+                    if !dry {
+                        self.writer_of(folder)?.remove_orphans()?;
+                    }
+                }
                 continue;
             }
             let stays: BTreeSet<String> = folder
@@ -130,14 +145,16 @@ impl Store {
                 .map(|(_, bytes)| bytes)
                 .sum::<u64>();
             if !dry {
-                let identity = atomic::read(&folder.path.join("recipe.json"))?.unwrap_or_default();
-                ArtifactWriter::open(self.inner.files.clone(), folder.recipe, folder.path.clone(), &identity)?
-                    .retain(is_wanted)?;
+                self.writer_of(folder)?.retain(is_wanted)?;
             }
         }
         if !dry {
             for run in &old {
                 let folder = self.run_folder(run)?;
+                if let Some(remote) = self.inner.files.remote() {
+                    remote.check()?;
+                    remote.remove_folder(&folder)?;
+                }
                 std::fs::remove_dir_all(&folder).map_err(|e| StoreError::io("remove", &folder, e))?;
             }
         }
@@ -150,7 +167,15 @@ impl Store {
                 }
             }
         }
+        if let (Some(remote), false) = (self.inner.files.remote(), dry) {
+            remote.save()?;
+        }
         Ok(sum)
+    }
+
+    fn writer_of(&self, folder: &Folder) -> Result<ArtifactWriter, StoreError> {
+        let identity = atomic::read(&folder.path.join("recipe.json"))?.unwrap_or_default();
+        ArtifactWriter::open(self.inner.files.clone(), folder.recipe, folder.path.clone(), &identity)
     }
 
     /// The last `keep` runs of each pipeline and the last that had all of some stage, and the others.
@@ -227,7 +252,7 @@ impl Store {
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
-            let found = read_recipe_files(&entry.path(), &recipe)?;
+            let found = read_recipe_files(&self.inner.files, &entry.path(), &recipe)?;
             let folder = Folder {
                 path: entry.path(),
                 recipe,

@@ -23,7 +23,7 @@ use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
 use super::StoreError;
 use super::error::Holder;
-use machine::boot_id;
+pub(super) use machine::boot_id;
 pub(crate) use machine::is_of_one_machine;
 use record::LockRecord;
 pub(crate) use record::new_token;
@@ -306,7 +306,7 @@ pub(crate) fn holder_of(path: &Path) -> Option<Holder> {
 
 /// The result of watching a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+pub(super) enum Owner {
     Lives,
     Dead,
     Unknown,
@@ -314,12 +314,12 @@ enum Owner {
 
 /// A watched record: its text when it was first seen, and the time of that.
 #[derive(Default)]
-struct Watch {
+pub(super) struct Watch {
     first: Option<(String, Instant)>,
 }
 
 impl Watch {
-    fn look(&mut self, text: &str, now: Instant, stale: Duration) -> Owner {
+    pub fn look(&mut self, text: &str, now: Instant, stale: Duration) -> Owner {
         let (before, since) = self.first.get_or_insert_with(|| (text.to_owned(), now));
         if before != text {
             Owner::Lives

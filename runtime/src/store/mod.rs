@@ -17,6 +17,9 @@
 //! A partition is committed when a record file (or the index) names it; data files that no record names are ignored.
 //! Which partitions are committed follows from the files by pure functions (`recovery`); every file is written by
 //! `atomic`. Reading needs no lock, also during a run.
+//!
+//! A state directory may be a prefix in object storage (`remote`): the objects have the same names and bytes, and the lock is an
+//! object, too (`lease`). The rest of the store works with a copy on this machine.
 
 mod artifact;
 mod atomic;
@@ -31,14 +34,19 @@ mod file_state;
 mod find;
 mod foreign_parquet;
 mod garbage;
+mod lease;
 mod lock;
 mod object_set;
+mod open;
 mod parquet_file;
 mod port_records;
 mod recipe_files;
 mod record;
 mod recovery;
 mod rejects;
+mod remote;
+#[cfg(test)]
+mod remote_tests;
 mod snapshot;
 mod sources;
 #[cfg(test)]
@@ -84,8 +92,9 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::partition::Partition;
 pub(crate) use artifact::artifact_digest;
-use artifact::{ArtifactPart, Data, Place};
+use artifact::{ArtifactPart, Data, Place, PlaceFolder};
 use atomic::Files;
+use lease::Lease;
 use parquet_file::WrittenFile;
 use rejects::{RejectData, RejectPart, StageRejects};
 
@@ -124,12 +133,9 @@ struct Inner {
     sources: SourceDigests,
     /// One writer per recipe, also where two stages of a pipeline have the same recipe.
     writers: Mutex<BTreeMap<Digest, Weak<writer::SharedWriter>>>,
+    /// Given back before the lock of the folder.
+    _lease: Option<Lease>,
     lock: Option<Lock>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Format {
-    version: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -139,12 +145,6 @@ struct Recipe {
     identity: serde_json::Value,
 }
 
-impl versioned_json::Versioned for Format {
-    fn version(&self) -> u64 {
-        self.version
-    }
-}
-
 impl versioned_json::Versioned for Recipe {
     fn version(&self) -> u64 {
         self.version
@@ -152,73 +152,9 @@ impl versioned_json::Versioned for Recipe {
 }
 
 impl Store {
-    /// Opens the state directory `dir`.
-    ///
-    /// # Errors
-    /// [`StoreError::Held`] if another run has it, [`StoreError::Newer`] if a newer flow wrote it, and
-    /// [`StoreError::Damaged`] if it is not a state directory.
-    pub fn open(dir: impl AsRef<Path>, access: Access) -> Result<Store, StoreError> {
-        Store::open_with(dir.as_ref(), access, Files::default())
-    }
-
-    fn open_with(dir: &Path, access: Access, files: Files) -> Result<Store, StoreError> {
-        let format_file = dir.join("FORMAT");
-        let format = match atomic::read(&format_file)? {
-            Some(bytes) => Some(versioned_json::from_json::<Format>(&format_file, &bytes, FORMAT)?),
-            None => None,
-        };
-        let lock = match &access {
-            Access::Read | Access::Follow { .. } => None,
-            Access::Run { run_id } => {
-                if format.is_none() {
-                    refuse_foreign(dir)?;
-                }
-                files.create_folder(dir)?;
-                let lock = Lock::take(&dir.join("lock"), "the state directory", run_id)?;
-                let files = files.under(&lock);
-                for name in atomic::list(dir)?.keys().filter(|name| recovery::is_temporary(name)) {
-                    files.remove(&dir.join(name))?;
-                }
-                if format.is_none() {
-                    files.replace(
-                        &format_file,
-                        &versioned_json::to_json(&format_file, &Format { version: FORMAT })?,
-                    )?;
-                }
-                Some(lock)
-            }
-        };
-        let files = match (&lock, &access) {
-            (Some(lock), _) => files.under(lock),
-            (None, Access::Follow { run_id }) => files.of_run(dir.join("lock"), run_id),
-            (None, _) => files,
-        };
-        let sources = match access {
-            // Process 0 sends what it knows of the files that are read here.
-            Access::Follow { .. } => SourceDigests::default(),
-            Access::Read | Access::Run { .. } => SourceDigests::load(dir)?,
-        };
-        if lock.is_some() {
-            sources.save(&files, dir)?;
-        }
-        let inner = Inner {
-            dir: dir.to_path_buf(),
-            files,
-            sources,
-            writers: Mutex::default(),
-            lock,
-        };
-        Ok(Store { inner: Arc::new(inner) })
-    }
-
-    /// The state directory.
+    /// The folder of the state directory; of one in object storage that of its copy.
     pub fn dir(&self) -> &Path {
         &self.inner.dir
-    }
-
-    /// Who runs in the state directory `dir` at this moment.
-    pub fn holder(dir: &Path) -> Option<Holder> {
-        lock::holder_of(&dir.join("lock"))
     }
 
     /// The digests of source files, including those that earlier runs noted.
@@ -238,6 +174,7 @@ impl Store {
     /// after a run that was killed. Does nothing if opened for reading.
     pub(crate) fn append_sources(&self) -> Result<(), StoreError> {
         match self.inner.lock {
+            // In object storage they are uploaded as a whole, at the end of the run.
             Some(_) => self.inner.sources.append(&self.inner.dir),
             None => Ok(()),
         }
@@ -250,7 +187,7 @@ impl Store {
     /// If a record file is damaged or newer: named, with what to do. A record whose data is missing or short is
     /// no error: it is left out, listed in [`Records::lost`], and its partition runs again.
     pub fn records(&self, recipe: &Digest) -> Result<Records, StoreError> {
-        let found = recipe_files::read_recipe_files(&self.recipe_folder(recipe), recipe)?;
+        let found = recipe_files::read_recipe_files(&self.inner.files, &self.recipe_folder(recipe), recipe)?;
         let (standing, mut lost) = recovery::complete_records(recovery::merge(found.index, found.groups), &found.data);
         let (standing, without) = self.with_their_files(standing);
         lost.extend(without);
@@ -281,9 +218,7 @@ impl Store {
         for record in records {
             let missing = record.ports.values().find_map(|port| {
                 let selection = port.selection.as_ref()?;
-                let found = std::fs::metadata(self.inner.dir.join(&selection.file))
-                    .ok()
-                    .map(|file| file.len());
+                let found = self.inner.files.size_of(&self.inner.dir.join(&selection.file));
                 (found != Some(selection.file_bytes)).then(|| (selection.file.clone(), found))
             });
             match missing {
@@ -380,8 +315,12 @@ impl Store {
         records: impl IntoIterator<Item = &'a Arc<Record>>,
     ) -> Result<Artifact, StoreError> {
         let mut parts = Vec::new();
-        let folder: Arc<Path> = recipe_files::data_folder(&self.recipe_folder(recipe)).into();
-        let (dir, port): (Arc<Path>, Arc<str>) = (self.inner.dir.as_path().into(), port.into());
+        let place = |path: PathBuf| {
+            let files = self.inner.files.clone();
+            Arc::new(PlaceFolder { path, files })
+        };
+        let folder = place(recipe_files::data_folder(&self.recipe_folder(recipe)));
+        let (dir, port): (Arc<PlaceFolder>, Arc<str>) = (place(self.inner.dir.clone()), port.into());
         for record in records {
             let Some(stored) = record.ports.get(&port) else {
                 return Err(StoreError::NotCommitted {
@@ -410,7 +349,8 @@ impl Store {
         Ok(Artifact::new(schema, parts.into_iter().collect()))
     }
 
-    /// The file with the rows of a port of a record: all of its rows, or those that the port selects.
+    /// The file with the rows of a port of a record: all of its rows, or those that the port selects. One in object storage is
+    /// fetched.
     fn data_path(
         &self,
         recipe: &Digest,
@@ -418,13 +358,17 @@ impl Store {
         port: &str,
         stored: &PortRecord,
     ) -> Result<PathBuf, StoreError> {
-        Ok(match self.valid_selection(record, stored)? {
-            Some(selection) => self.inner.dir.join(&selection.file),
+        let (path, bytes) = match self.valid_selection(record, stored)? {
+            Some(selection) => (self.inner.dir.join(&selection.file), selection.file_bytes),
             None => {
                 let data = recipe_files::data_folder(&self.recipe_folder(recipe));
-                data.join(record::data_file(&record.key, port, &stored.digest))
+                (
+                    data.join(record::data_file(&record.key, port, &stored.digest)),
+                    stored.bytes,
+                )
             }
-        })
+        };
+        self.inner.files.at_hand(path, bytes)
     }
 
     fn valid_selection<'a>(
@@ -455,6 +399,7 @@ impl Store {
                     data: RejectData::File {
                         path: data.join(record::data_file(&record.key, record::REJECTS, &record.rejects.digest)),
                         bytes: record.rejects.bytes,
+                        files: self.inner.files.clone(),
                     },
                 })
                 .collect();
@@ -538,26 +483,4 @@ fn other_recipe(path: PathBuf, found: &Digest, expected: &Digest) -> StoreError 
         found: found.to_hex(),
         expected: expected.to_hex(),
     }
-}
-
-/// Refuses a folder with other content: a state directory is created in an empty folder, or in one in which its
-/// creation was interrupted.
-fn refuse_foreign(dir: &Path) -> Result<(), StoreError> {
-    let entries = match std::fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(StoreError::io("list the folder", dir, e)),
-    };
-    for entry in entries {
-        let entry = entry.map_err(|e| StoreError::io("list the folder", dir, e))?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name != "lock" && !recovery::is_temporary(&name) {
-            return Err(StoreError::Foreign {
-                path: dir.to_path_buf(),
-                found: name.into_owned(),
-            });
-        }
-    }
-    Ok(())
 }

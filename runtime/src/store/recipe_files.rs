@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::StoreError;
-use super::atomic;
+use super::atomic::{self, Files};
 use super::record::{Group, GroupName, Index, RECORD_VERSION};
 use super::recovery::Listing;
 use super::versioned_json::{Versioned, from_json};
@@ -23,7 +23,7 @@ pub(super) struct RecipeFiles {
 /// The order matters while a writer runs: groups are read before the index, and the index before the data is listed. A
 /// group that was removed before it is read is then in the index, and data files exist before the record that names
 /// them.
-pub(super) fn read_recipe_files(folder: &Path, recipe: &Digest) -> Result<RecipeFiles, StoreError> {
+pub(super) fn read_recipe_files(files: &Files, folder: &Path, recipe: &Digest) -> Result<RecipeFiles, StoreError> {
     let top = atomic::list(folder)?;
     let records = atomic::list(&records_folder(folder))?;
     let mut groups = Vec::new();
@@ -42,7 +42,7 @@ pub(super) fn read_recipe_files(folder: &Path, recipe: &Digest) -> Result<Recipe
     if let Some(index) = &index {
         same_recipe(&path, &index.recipe, recipe)?;
     }
-    let data = atomic::list(&data_folder(folder))?;
+    let data = files.data_of(folder)?;
     Ok(RecipeFiles {
         top,
         data,

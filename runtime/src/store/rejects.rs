@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
 
+use super::atomic::Files;
 use super::parquet_file;
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -134,7 +135,7 @@ pub(crate) struct RejectPart {
 }
 
 pub(crate) enum RejectData {
-    File { path: PathBuf, bytes: u64 },
+    File { path: PathBuf, bytes: u64, files: Files },
     Memory(Vec<Reject>),
 }
 
@@ -369,7 +370,8 @@ impl RejectPart {
                 let batches: Vec<_> = rejects.chunks(BATCH).map(|some| Ok(to_batch(some, &schema)?)).collect();
                 Ok(Box::new(batches.into_iter()))
             }
-            RejectData::File { path, bytes } => {
+            RejectData::File { path, bytes, files } => {
+                let path = &files.at_hand(path.clone(), *bytes)?;
                 // The file itself says which column names its rows.
                 // What is wrong with a file, `open` finds out.
                 let stored = parquet_file::schema_of(path).unwrap_or_else(|_| schema(ID_COLUMN));

@@ -28,7 +28,7 @@ fn schema() -> SchemaRef {
 }
 
 /// Rows that depend on `seed` alone.
-fn rows(seed: u64, count: usize) -> RecordBatch {
+pub(super) fn rows(seed: u64, count: usize) -> RecordBatch {
     let random = |i: usize| {
         seed.wrapping_mul(6364136223846793005)
             .wrapping_add(i as u64 * 1442695040888963407)
@@ -70,11 +70,11 @@ fn reject(row: Option<u32>, reason: &str, class: RejectClass) -> Reject {
     }
 }
 
-fn recipe(n: u8) -> Digest {
+pub(super) fn recipe(n: u8) -> Digest {
     Digest::of(&[n])
 }
 
-fn key(n: u64) -> Digest {
+pub(super) fn key(n: u64) -> Digest {
     Digest::of_parts([n.to_le_bytes()])
 }
 
@@ -90,11 +90,11 @@ fn read(dir: &Path) -> Store {
     Store::open(dir, Access::Read).unwrap()
 }
 
-fn writer(store: &Store) -> ArtifactWriter {
+pub(super) fn writer(store: &Store) -> ArtifactWriter {
     store.writer(&recipe(1), &serde_json::json!({"kind": "test"})).unwrap()
 }
 
-fn write(writer: &ArtifactWriter, partition: &str, n: u64, count: usize) -> Result<Pending, StoreError> {
+pub(super) fn write(writer: &ArtifactWriter, partition: &str, n: u64, count: usize) -> Result<Pending, StoreError> {
     let rejects = if n.is_multiple_of(2) {
         vec![reject(Some(1), "too_long", RejectClass::Rule)]
     } else {
@@ -115,7 +115,7 @@ fn write(writer: &ArtifactWriter, partition: &str, n: u64, count: usize) -> Resu
     )
 }
 
-fn names(dir: &Path) -> BTreeSet<String> {
+pub(super) fn names(dir: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut folders = vec![dir.to_path_buf()];
     while let Some(folder) = folders.pop() {

@@ -379,6 +379,11 @@ impl ArtifactWriter {
             .collect();
         files.sync_all(&temporary)?;
         files.check_run()?;
+        let moves: Vec<(PathBuf, PathBuf)> = moving.iter().flat_map(|pending| pending.moves.clone()).collect();
+        files.upload_data(&moves)?;
+        if !moves.is_empty() && files.remote().is_some() {
+            failpoints::hit(failpoints::DATA_UPLOADED, &[]);
+        }
         for pending in &mut moving {
             while let Some((from, to)) = pending.moves.last() {
                 files.rename(from, to)?;
@@ -411,12 +416,19 @@ impl ArtifactWriter {
             recipe: *recipe,
             records: records.to_vec(),
         };
+        if files.remote().is_some() {
+            // Also where it fails: the answer may be lost, and the record there.
+            state.next_group += 1;
+        }
         let prepared = files.prepare(&path, &versioned_json::to_json(&path, &record_file)?)?;
         failpoints::hit(failpoints::RECORD_WRITTEN, &[]);
         match files.rename_if_absent(&prepared, &path) {
             Ok(true) => {}
             Ok(false) => {
                 let _ = files.remove(&prepared);
+                if let Some(remote) = files.remote() {
+                    return Err(remote.written_meanwhile(&path));
+                }
                 let detail = "another run has written it while this one held the lock".to_string();
                 return Err(StoreError::Damaged { path, detail });
             }
@@ -427,7 +439,7 @@ impl ArtifactWriter {
         }
         files.sync_folder(&records_folder(folder))?;
         failpoints::hit(failpoints::RECORD_LINKED, &[]);
-        state.next_group += 1;
+        state.next_group = name.number + 1;
         state.groups.push(name);
         state.grouped += records.len();
         Ok(())
@@ -468,12 +480,19 @@ impl ArtifactWriter {
         if gone > 0 {
             // From here on no record names the data: after a crash the next writer removes the files.
             self.write_index(&mut state)?;
-            let data = data_folder(&self.shared.folder);
-            for orphan in recovery::orphans(&atomic::list(&data)?, &state.records) {
-                self.shared.files.remove(&data.join(orphan))?;
-            }
+            drop(state);
+            self.remove_orphans()?;
         }
         Ok(gone)
+    }
+
+    /// Removes data files that no record names.
+    pub(super) fn remove_orphans(&self) -> Result<(), StoreError> {
+        let state = self.lock();
+        let SharedWriter { files, folder, .. } = &*self.shared;
+        let orphans = recovery::orphans(&files.data_of(folder)?, &state.records);
+        let orphans: Vec<PathBuf> = orphans.into_iter().map(|file| data_folder(folder).join(file)).collect();
+        files.remove_all(&orphans)
     }
 
     fn write_index(&self, state: &mut State) -> Result<(), StoreError> {
@@ -494,10 +513,11 @@ impl ArtifactWriter {
         state.next_group = 0;
         state.blocks = 1;
         state.grouped = 0;
-        for name in std::mem::take(&mut state.groups) {
-            files.remove(&records_folder(folder).join(name.file()))?;
-        }
-        Ok(())
+        let superseded: Vec<PathBuf> = std::mem::take(&mut state.groups)
+            .into_iter()
+            .map(|name| records_folder(folder).join(name.file()))
+            .collect();
+        files.remove_all(&superseded)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -509,7 +529,7 @@ impl ArtifactWriter {
 /// Reads the committed records and removes leftovers: temporary files, groups that are in the index, data files that no
 /// record names.
 fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, StoreError> {
-    let found = read_recipe_files(folder, recipe)?;
+    let found = read_recipe_files(files, folder, recipe)?;
     let records = records_folder(folder);
     let data = data_folder(folder);
     let groups: Vec<GroupName> = found.groups.iter().map(|(name, _)| *name).collect();
@@ -524,8 +544,11 @@ fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, Store
     let grouped = left.map(|(_, group)| group.records.len()).sum();
     let all = recovery::merge(found.index, found.groups);
     let (standing, _) = recovery::complete_records(all, &found.data);
-    for orphan in recovery::orphans(&found.data, &standing) {
-        files.remove(&data.join(orphan))?;
+    // In object storage they are for garbage collection: each costs a request.
+    if files.remote().is_none() {
+        for orphan in recovery::orphans(&found.data, &standing) {
+            files.remove(&data.join(orphan))?;
+        }
     }
     for (folder, listing) in [
         (&data, &found.data),

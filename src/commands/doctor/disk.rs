@@ -6,6 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use flow_runtime::store::Store;
+use flow_storage::is_url;
+
 use super::{Check, gigabytes};
 
 /// Free space below which larger runs may fail (warning), and below which any run may (failure).
@@ -19,6 +22,9 @@ const FLUSHES: usize = 5;
 /// The state directory, or, where it is not there yet, the folder that it would be made in.
 pub fn state_directory(state: &Path) -> Check {
     let name = "state directory";
+    if is_url(state) {
+        return state_in_object_storage(state);
+    }
     let standing = standing(state);
     let shown = match standing == state {
         true => state.display().to_string(),
@@ -46,6 +52,25 @@ pub fn state_directory(state: &Path) -> Check {
         Check::warn(name, found, help)
     } else {
         Check::ok(name, found)
+    }
+}
+
+/// A state directory in object storage: whether it can be reached. That it takes writes with conditions, a run finds out.
+fn state_in_object_storage(state: &Path) -> Check {
+    let name = "state directory";
+    let copy = match Store::is_there(state).and_then(|is_there| Ok((is_there, Store::folder_of(state)?))) {
+        Ok(found) => found,
+        Err(error) => {
+            let help = "see docs/storage.md for what it needs, or name a folder with --state";
+            return Check::fail(name, error.to_string(), help);
+        }
+    };
+    let (is_there, copy) = copy;
+    let shown = if is_there { "" } else { " (not there yet)" };
+    let check = state_directory(&copy);
+    Check {
+        found: format!("{}{shown}, with a copy in {}", state.display(), check.found),
+        ..check
     }
 }
 

@@ -126,6 +126,7 @@ pub(crate) fn of_client(url: &str, error: &object_store::Error, secrets: &[Strin
         | "RequestTimeTooSkewed"
         | "AuthenticationFailed"
         | "InvalidAuthenticationInfo" => StorageFault::Credentials,
+        "NotImplemented" => StorageFault::Unsupported,
         _ => match error {
             Error::NotFound { .. } => StorageFault::NotFound,
             Error::PermissionDenied { .. } => StorageFault::PermissionDenied,

@@ -6,6 +6,7 @@
 //! <folder>/copies/<digest of URL and version>/content/<name>   the copy: a file, or a folder with files
 //! <folder>/blocks/<digest of URL and version>/<number>         see `blocks.rs`
 //! <folder>/work/<digest of URL>                                what is written here for a prefix, and never taken away
+//! <folder>/state/<digest of URL>                               the copy of a state directory, never taken away, either
 //! ```
 //!
 //! What was used last goes last: see `evict.rs`.
@@ -214,6 +215,14 @@ impl Storage {
     /// When no variable of the environment names a folder for copies, or `FLOW_STORAGE_CACHE_BYTES` is no number.
     pub fn working_folder(&self, url: &ObjectUrl) -> Result<PathBuf, StorageError> {
         Ok(self.kept()?.path.join("work").join(folder_name(&url.to_string())))
+    }
+
+    /// The folder on this machine for the copy of the state directory at the prefix `url`. Nothing is taken away from it.
+    ///
+    /// # Errors
+    /// As [`Storage::working_folder`].
+    pub fn state_folder(&self, url: &ObjectUrl) -> Result<PathBuf, StorageError> {
+        Ok(self.kept()?.path.join("state").join(folder_name(&url.to_string())))
     }
 }
 

@@ -9,6 +9,7 @@
 mod aws_profile;
 mod blocks;
 mod client;
+mod conditional;
 mod counters;
 mod error;
 mod evict;
@@ -21,6 +22,7 @@ mod object_writer;
 mod open_bucket;
 mod storage;
 
+pub use conditional::ObjectVersion;
 pub use counters::StorageCounts;
 pub use error::{StorageError, StorageFault};
 pub use input_file::{InputFile, is_file};

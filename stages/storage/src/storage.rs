@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectStoreExt, PutMode};
 
 use crate::blocks::Blocks;
 use crate::client::{Client, key_of, wait};
@@ -336,7 +336,7 @@ impl Storage {
     /// # Errors
     /// When it cannot be written.
     pub fn put(&self, url: &ObjectUrl, bytes: impl Into<Bytes>) -> Result<(), StorageError> {
-        self.put_with(url, bytes.into(), PutMode::Overwrite)
+        self.put_mode(url, bytes.into(), PutMode::Overwrite).map(drop)
     }
 
     /// Writes an object whole where there is none.
@@ -344,21 +344,7 @@ impl Storage {
     /// # Errors
     /// [`StorageFault::AlreadyExists`] when there is one; when it cannot be written.
     pub fn put_if_absent(&self, url: &ObjectUrl, bytes: impl Into<Bytes>) -> Result<(), StorageError> {
-        self.put_with(url, bytes.into(), PutMode::Create)
-    }
-
-    fn put_with(&self, url: &ObjectUrl, bytes: Bytes, mode: PutMode) -> Result<(), StorageError> {
-        can_write(url)?;
-        let (client, address) = (self.client(url)?, url.clone());
-        let put = wait(async move {
-            let key = key_of(&address)?;
-            let options = PutOptions::from(mode);
-            let put = client.store.put_opts(&key, PutPayload::from(bytes), options);
-            client.limited(&address, put).await.map(drop)
-        });
-        // Also what another thread was told meanwhile.
-        self.forget(url);
-        put
+        self.put_mode(url, bytes.into(), PutMode::Create).map(drop)
     }
 
     /// Begins to write an object in parts. It is there with [`ObjectWriter::finish`], whole, or not at all.
@@ -406,7 +392,7 @@ fn below(prefix: &ObjectUrl, url: &ObjectUrl) -> bool {
     url.below(prefix).is_some()
 }
 
-fn can_write(url: &ObjectUrl) -> Result<(), StorageError> {
+pub(crate) fn can_write(url: &ObjectUrl) -> Result<(), StorageError> {
     match url.scheme() {
         Scheme::Https | Scheme::Http => {
             let said = "addresses of web servers are read only";

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 /// The boot id of the running kernel: the same for all processes and containers of a machine until it reboots, and
 /// different on every other machine, even with the same host name. Empty if it cannot be read.
-pub(super) fn boot_id() -> &'static str {
+pub(in crate::store) fn boot_id() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| {
         std::fs::read_to_string("/proc/sys/kernel/random/boot_id")

@@ -40,6 +40,10 @@ pub enum Fault {
     Truncate,
     /// The answer comes later by so much.
     Delay(Duration),
+    /// What is asked for is done, and the connection is cut without an answer.
+    LoseAnswer,
+    /// An object is written also where there is one (`If-None-Match` is ignored).
+    Overwrite,
 }
 
 /// Which requests have a fault.
@@ -246,7 +250,11 @@ async fn answer(
         Some(Fault::Drop) => return Err(io::Error::other("cut on purpose")),
         Some(Fault::Status(status)) => return Ok(refusal(status, is_head)),
         Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
-        Some(Fault::Truncate) | None => {}
+        Some(Fault::Overwrite) if request.method() == Method::PUT => {
+            // Headers are signed: the object goes, not the header.
+            let _ = std::fs::remove_file(root.join(request.uri().path().trim_matches('/')));
+        }
+        Some(Fault::Truncate | Fault::LoseAnswer | Fault::Overwrite) | None => {}
     }
     let is_read = is_head || request.method() == Method::GET;
     if is_read && request.uri().query().is_none() && is_folder(&root, request.uri().path()) {
@@ -255,6 +263,9 @@ async fn answer(
     }
     let answer = service.call(request.map(Body::from)).await;
     let answer = answer.map_err(|error| io::Error::other(format!("{error:?}")))?;
+    if fault == Some(Fault::LoseAnswer) {
+        return Err(io::Error::other("cut on purpose"));
+    }
     if fault == Some(Fault::Truncate) && !is_head {
         return truncated(answer).await;
     }

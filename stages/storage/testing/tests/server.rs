@@ -4,7 +4,8 @@ use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::time::Duration;
 
-use flow_storage::{Location, ObjectUrl, Storage, StorageFault};
+use bytes::Bytes;
+use flow_storage::{Location, ObjectUrl, ObjectVersion, Storage, StorageError, StorageFault};
 use flow_storage_testing::{Fault, FaultRule, SECRET_ACCESS_KEY, TestServer};
 
 fn url(text: &str) -> ObjectUrl {
@@ -279,4 +280,38 @@ fn calls_may_come_from_threads_of_another_runtime() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let read = runtime.block_on(async move { storage.read(&url("s3://bucket/a"), 10) });
     assert_eq!(&read.unwrap()[..], b"a");
+}
+
+#[test]
+fn an_object_is_replaced_only_where_it_is_the_version_that_was_seen() {
+    let (_folder, server) = server();
+    let storage = server.storage();
+    let object = url("s3://bucket/state/lock");
+    let write = |text: &'static str, of: Option<&ObjectVersion>| storage.put_if(&object, &Bytes::from(text), of);
+    let first = write("one", None).unwrap();
+    let fault = |result: Result<ObjectVersion, StorageError>| result.unwrap_err().fault;
+    assert_eq!(fault(write("two", None)), StorageFault::AlreadyExists);
+    let second = write("two", Some(&first)).unwrap();
+    assert_eq!(fault(write("three", Some(&first))), StorageFault::Changed);
+    let (version, bytes) = storage.read_now(&object, 10).unwrap().unwrap();
+    assert_eq!((version, &bytes[..]), (second.clone(), &b"two"[..]));
+    assert_eq!(storage.read_now(&object, 2).unwrap_err().fault, StorageFault::TooLarge);
+    // Done, but not answered; neither; and not done.
+    let mut version = second;
+    for (fault, text) in [
+        (Fault::LoseAnswer, "four"),
+        (Fault::Drop, "five"),
+        (Fault::Status(503), "six"),
+    ] {
+        server.clear();
+        server.fault(FaultRule {
+            method: Some("PUT"),
+            ..FaultRule::first(1, fault, "lock")
+        });
+        version = write(text, Some(&version)).unwrap();
+        assert_eq!(storage.read_now(&object, 10).unwrap().unwrap().0, version);
+    }
+    storage.delete(&object).unwrap();
+    assert_eq!(fault(write("seven", Some(&version))), StorageFault::Changed);
+    assert_eq!(storage.read_now(&object, 10).unwrap(), None);
 }
