@@ -283,7 +283,7 @@ fn storage_without_conditions_is_refused() {
 
     let web = Store::open("https://127.0.0.1/state", Access::Read).err().unwrap();
     assert!(web.to_string().contains("read only"), "{web}");
-    let follower = place.open("a", Access::Follow).err().unwrap();
+    let follower = place.open("a", Access::Follow { run_id: "r".into() }).err().unwrap();
     assert!(follower.to_string().contains("process 0"), "{follower}");
 }
 
