@@ -121,7 +121,6 @@ fn killed_anywhere_another_machine_goes_on() {
         "record-created",
         "record-linked",
         "index-written",
-        "export-done",
     ] {
         let place = Place::new();
         let out = place.place.out();

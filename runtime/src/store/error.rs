@@ -123,7 +123,9 @@ impl StoreError {
         if let StoreError::Io { source, path, .. } = self
             && let Some(full) = full_disk(path, source)
         {
-            return Some(format!("{full}; --state names another state directory"));
+            return Some(format!(
+                "{full}; --state names another state directory, and FLOW_STORAGE_CACHE the folder for the copy of one in object storage"
+            ));
         }
         let text = match self {
             StoreError::Io { source, path, .. } => match source.kind() {

@@ -113,7 +113,7 @@ pub enum Access {
     /// To run: it is made if it is not there, and locked until the last clone of the [`Store`] is dropped.
     Run { run_id: String },
     /// To look (`flow plan`, `flow rejects`): nothing is written, nothing locked, and a directory that is not
-    /// there is an empty one.
+    /// there is an empty one. (Of one in object storage the copy on this machine is brought up to date.)
     Read,
     /// To commit partitions for a run of process 0, which holds the lock, from another process of that run: nothing is
     /// locked, recovered or removed, and the only writers are those of `Store::follow_writer`. They commit as long as the
