@@ -12,6 +12,7 @@ use super::{
     Float, by_chunks, dispatch, modify, multiversion, on_gpu, rows_per_chunk, slice, sum_of, tensor, two_by_rows,
 };
 use crate::error::Result;
+use crate::lengths::Lengths;
 
 /// (rows, H * k) -> (H, rows, k), plus the head's bias (H, k) where given.
 pub fn split_heads(x: &Tensor, heads: usize, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -121,7 +122,7 @@ pub fn add_rows_in_place(sum: &Tensor, part: &Tensor, batch: usize, first: usize
 #[derive(Clone, Debug)]
 pub struct Scores<'a> {
     /// Valid frames per sequence.
-    pub lengths: &'a [usize],
+    pub lengths: &'a Lengths,
     /// `1 / sqrt(k)`.
     pub scale: f64,
     /// Keys at most this many frames away, if limited.
@@ -257,7 +258,7 @@ mod tests {
             let position = normal(&[heads, batch, time, 2 * time - 1], &mut noise);
             let weight = normal(&[heads, batch, time, time], &mut noise);
             let scores = Scores {
-                lengths: &[5, 3],
+                lengths: &Lengths::new([5, 3]),
                 scale: 0.7,
                 band,
                 queries: 0..time,

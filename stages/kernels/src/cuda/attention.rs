@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 
 use super::Argument::{Float, Int, Long, Read, ReadIf, Signed, Write};
 use super::sums::Partial;
-use super::{Argument, Grid, fresh, launch, lengths_of};
+use super::{Argument, Grid, fresh, launch};
 use crate::attention::Scores;
 use crate::error::Result;
 
@@ -68,7 +68,7 @@ pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<T
     let (content, position) = (content.contiguous()?, position.contiguous()?);
     let (heads, batch, queries, width) = content.dims4()?;
     let out = fresh(content.shape(), &content)?;
-    let lengths = lengths_of(scores.lengths, batch, &content)?;
+    let lengths = scores.lengths.on_device(batch, content.device())?;
     let tensors = [Read(&content), Read(&position), Read(&lengths), Write(&out)];
     launch(
         "attention_weights",
@@ -83,7 +83,7 @@ pub fn weights_backward(p: &Tensor, dp: &Tensor, scores: &Scores) -> Result<(Ten
     let (heads, batch, queries, width) = p.dims4()?;
     let content = fresh(p.shape(), &p)?;
     let position = fresh((heads, batch, queries, 2 * scores.reach + 1), &p)?;
-    let lengths = lengths_of(scores.lengths, batch, &p)?;
+    let lengths = scores.lengths.on_device(batch, p.device())?;
     let tensors = [Read(&p), Read(&dp), Read(&lengths), Write(&content), Write(&position)];
     launch(
         "attention_weights_backward",

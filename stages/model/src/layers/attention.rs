@@ -393,7 +393,7 @@ mod tests {
         let frames = Frames {
             batch: 3,
             time,
-            lengths: vec![time, time / 2, 1],
+            lengths: Lengths::new([time, time / 2, 1]),
         };
         let mut noise = Noise::new(11);
         let x = normal(&[3 * time, 8], &mut noise);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flow_kernels::adamw::{DeviceTables, Moment, Numbers, Update, seed, update};
+use flow_kernels::adamw::{DeviceTables, Moment, Numbers, ParameterUpdate, Update, seed, update_all};
 use flow_model::{Gradients, ParameterId, Parameters};
 use serde::{Deserialize, Serialize};
 
@@ -110,16 +110,16 @@ impl AdamW {
         rate: f64,
         scale: f64,
     ) -> Result<(), TrainingError> {
+        let mut updated = BTreeMap::new();
         for &id in ids {
             let parameter = parameters.parameter(id);
-            let Some(gradient) = gradients.get(id) else { continue };
-            if !parameter.trainable {
+            let Some(gradient) = gradients.get(id).filter(|_| parameter.trainable) else {
                 continue;
-            }
-            let moments = match self.moments.get_mut(&parameter.name) {
+            };
+            let (dtype, len) = (parameter.tensor.dtype(), parameter.tensor.elem_count());
+            let moments = match self.moments.get(&parameter.name) {
                 Some(moments) => moments,
                 None => {
-                    let (dtype, len) = (parameter.tensor.dtype(), parameter.tensor.elem_count());
                     let fresh = Moments {
                         steps: 0,
                         shape: parameter.tensor.dims().to_vec(),
@@ -139,23 +139,30 @@ impl AdamW {
                     ),
                 });
             }
-            moments.steps += 1;
-            let AdamWConfig {
-                betas,
-                epsilon,
-                weight_decay,
-                ..
-            } = self.config;
-            let scalars = Update::new(betas, epsilon, weight_decay, moments.steps, rate, scale);
-            update(
-                &parameter.tensor,
-                &gradient.contiguous()?,
-                (&mut moments.first, &mut moments.second),
-                &scalars,
-                seed(&parameter.name, moments.steps),
-                &mut self.tables,
-            )?;
+            updated.insert(parameter.name.as_str(), (&parameter.tensor, gradient));
         }
+        let AdamWConfig {
+            betas,
+            epsilon,
+            weight_decay,
+            ..
+        } = self.config;
+        let mut updates = Vec::with_capacity(updated.len());
+        for (name, moments) in &mut self.moments {
+            let Some((parameter, gradient)) = updated.get(name.as_str()) else {
+                continue;
+            };
+            moments.steps += 1;
+            updates.push(ParameterUpdate {
+                parameter,
+                gradient,
+                first: &mut moments.first,
+                second: &mut moments.second,
+                update: Update::new(betas, epsilon, weight_decay, moments.steps, rate, scale),
+                noise: seed(name, moments.steps),
+            });
+        }
+        update_all(&mut updates, &mut self.tables)?;
         Ok(())
     }
 

@@ -51,7 +51,7 @@ impl ConformerLayer {
         let frames = Frames {
             batch: 1,
             time,
-            lengths: vec![valid],
+            lengths: Lengths::new([valid]),
         };
         Ok(LayerStream {
             time,
