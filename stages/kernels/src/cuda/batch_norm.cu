@@ -77,14 +77,23 @@ KERNEL(normalise_silu_sums, (const float* x, const float* affine, const float* m
     });
 }
 
-// The sum for the weight gets its inverse deviation; and what dx needs of both sums: (2, width).
-KERNEL(normalise_silu_level, (float* dw, const float* db, const float* inverse, float* level, int width, float rows,
-                              int batch_statistics)) {
+// Adds up the sums of all chunks, in order; that for the weight gets its inverse deviation. And what dx needs of both
+// sums: (2, width).
+KERNEL(normalise_silu_level, (const float* partial, const float* inverse, float* dw, float* db, float* level, int chunks,
+                              int width, float rows, int batch_statistics)) {
     int column = element();
     if (column >= width) return;
-    dw[column] *= inverse[column];
-    level[column] = batch_statistics ? db[column] / rows : 0.0f;
-    level[width + column] = batch_statistics ? dw[column] * inverse[column] / rows : 0.0f;
+    float of_weight = partial[column], of_bias = partial[width + column];
+    for (int chunk = 1; chunk < chunks; chunk++) {
+        const float* sums = partial + (u64)chunk * 2 * width;
+        of_weight += sums[column];
+        of_bias += sums[width + column];
+    }
+    of_weight *= inverse[column];
+    dw[column] = of_weight;
+    db[column] = of_bias;
+    level[column] = batch_statistics ? of_bias / rows : 0.0f;
+    level[width + column] = batch_statistics ? of_weight * inverse[column] / rows : 0.0f;
 }
 
 KERNEL(normalise_silu_dx, (const float* x, const float* affine, const float* mean, const float* level, const float* dy,

@@ -90,10 +90,21 @@ pub fn normalise_silu_backward(
     let tensors = [Read(&x), Read(&affine), Read(by.mean), Read(&dy), Write(&partial.sums)];
     let sizes = [rows, width, partial.chunk].map(Int);
     launch("normalise_silu_sums", partial.grid(), &[&tensors[..], &sizes].concat())?;
-    let (dw, db) = (partial.total(0, width, width)?, partial.total(width, width, width)?);
+    let (dw, db) = (fresh(width, &x)?, fresh(width, &x)?);
     let (level, out) = (fresh((2, width), &x)?, fresh(x.shape(), &x)?);
-    let tensors = [Write(&dw), Read(&db), Read(by.inverse), Write(&level)];
-    let sizes = [Int(width), Float(rows as f64), Int(usize::from(batch_statistics))];
+    let tensors = [
+        Read(&partial.sums),
+        Read(by.inverse),
+        Write(&dw),
+        Write(&db),
+        Write(&level),
+    ];
+    let sizes = [
+        Int(partial.chunks),
+        Int(width),
+        Float(rows as f64),
+        Int(usize::from(batch_statistics)),
+    ];
     launch(
         "normalise_silu_level",
         Grid::elements(width),

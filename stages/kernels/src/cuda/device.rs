@@ -37,10 +37,11 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
         .iter()
         .map(|argument| {
             Ok(match *argument {
-                Argument::Read(tensor) | Argument::Write(tensor) | Argument::ReadIf(Some(tensor)) => {
-                    Value::Pointer(pointer(kernel, tensor, &device, &stream)?)
-                }
-                Argument::ReadIf(None) => Value::Pointer(0),
+                Argument::Read(tensor)
+                | Argument::Write(tensor)
+                | Argument::ReadIf(Some(tensor))
+                | Argument::WriteIf(Some(tensor)) => Value::Pointer(pointer(kernel, tensor, &device, &stream)?),
+                Argument::ReadIf(None) | Argument::WriteIf(None) => Value::Pointer(0),
                 Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => {
                     let start = table.len();
                     for tensor in tensors {
@@ -125,7 +126,10 @@ fn failed(kernel: &Kernel, error: impl std::fmt::Display) -> Error {
 /// The device that the tensors lie on.
 fn device_of(kernel: &Kernel, arguments: &[Argument]) -> Result<CudaDevice> {
     let first = arguments.iter().find_map(|argument| match argument {
-        Argument::Read(tensor) | Argument::Write(tensor) | Argument::ReadIf(Some(tensor)) => Some(tensor.device()),
+        Argument::Read(tensor)
+        | Argument::Write(tensor)
+        | Argument::ReadIf(Some(tensor))
+        | Argument::WriteIf(Some(tensor)) => Some(tensor.device()),
         Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => tensors.first().map(Tensor::device),
         _ => None,
     });

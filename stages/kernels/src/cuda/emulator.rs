@@ -111,9 +111,10 @@ pub(super) fn launch(kernel: &Kernel, mut blocks: [u32; 2], arguments: &[Argumen
 /// The tensors of an argument.
 fn tensors<'a>(argument: &Argument<'a>) -> &'a [Tensor] {
     match *argument {
-        Argument::Read(tensor) | Argument::Write(tensor) | Argument::ReadIf(Some(tensor)) => {
-            std::slice::from_ref(tensor)
-        }
+        Argument::Read(tensor)
+        | Argument::Write(tensor)
+        | Argument::ReadIf(Some(tensor))
+        | Argument::WriteIf(Some(tensor)) => std::slice::from_ref(tensor),
         Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => tensors,
         _ => &[],
     }
@@ -122,7 +123,7 @@ fn tensors<'a>(argument: &Argument<'a>) -> &'a [Tensor] {
 /// Those that a kernel writes.
 fn written<'a>(argument: &Argument<'a>) -> &'a [Tensor] {
     match argument {
-        Argument::Write(_) | Argument::WriteAll(_) => tensors(argument),
+        Argument::Write(_) | Argument::WriteIf(_) | Argument::WriteAll(_) => tensors(argument),
         _ => &[],
     }
 }

@@ -107,6 +107,8 @@ pub enum Argument<'a> {
     ReadIf(Option<&'a Tensor>),
     /// A contiguous tensor that is written, or read and written.
     Write(&'a Tensor),
+    /// The same, or no tensor.
+    WriteIf(Option<&'a Tensor>),
     /// Contiguous tensors that are read, as a table of pointers.
     ReadAll(&'a [Tensor]),
     /// The same, that are written.
@@ -208,12 +210,14 @@ fn check(kernel: &Kernel, arguments: &[Argument]) -> Result<()> {
     for (at, (parameter, argument)) in kernel.parameters.iter().zip(arguments).enumerate() {
         let (dtype, tensors) = match (*parameter, argument) {
             (Parameter::Pointer { dtype, written: false }, Argument::Read(tensor) | Argument::ReadIf(Some(tensor)))
-            | (Parameter::Pointer { dtype, written: true }, Argument::Write(tensor)) => {
-                (dtype, std::slice::from_ref(*tensor))
-            }
+            | (
+                Parameter::Pointer { dtype, written: true },
+                Argument::Write(tensor) | Argument::WriteIf(Some(tensor)),
+            ) => (dtype, std::slice::from_ref(*tensor)),
             (Parameter::Pointers { dtype, written: false }, Argument::ReadAll(tensors))
             | (Parameter::Pointers { dtype, written: true }, Argument::WriteAll(tensors)) => (dtype, *tensors),
             (Parameter::Pointer { written: false, .. }, Argument::ReadIf(None))
+            | (Parameter::Pointer { written: true, .. }, Argument::WriteIf(None))
             | (Parameter::Longs, Argument::Longs(_))
             | (Parameter::Int, Argument::Signed(_))
             | (Parameter::Long, Argument::Long(_))

@@ -119,6 +119,26 @@ fn norms() {
                 Ok(vec![dx, dw, db])
             });
         }
+        for mask in [None, DropMask::draw(0.3, &mut noise)] {
+            same("layer norm of a sum", bound, |on| {
+                let (weight, offset) = (on(&weight), on(&offset));
+                let (sum, y, statistics) =
+                    layer_norm::add_and_norm(&on(&x), &on(&round), (0.5, mask), &weight, &offset)?;
+                Ok(vec![sum, y, statistics])
+            });
+            same("layer norm, backward and dropped", bound, |on| {
+                let (x, statistics, weight) = (on(&x), on(&statistics), on(&weight));
+                let ((dx, dw, db), dropped) = layer_norm::layer_norm_backward_dropped(
+                    &x,
+                    &statistics,
+                    &weight,
+                    &on(&dy),
+                    Some(&on(&round)),
+                    (0.5, mask),
+                )?;
+                Ok(vec![dx, dw, db, dropped])
+            });
+        }
         same("batch statistics", BOUND, |on| {
             let running = (&on(&offset), &on(&weight.abs()?));
             let (mean, inverse, [moved_mean, moved_variance]) = batch_norm::batch_statistics(&on(&x), running)?;
@@ -293,7 +313,21 @@ fn attention_parts() {
                 Ok(vec![attention::merge_heads(&on(&split), other.map(on).as_ref())?])
             });
         }
-        same("heads, summed", BOUND, |on| Ok(vec![attention::head_sum(&on(&split))?]));
+        let others = [(); 3].map(|()| random(&[heads, rows, k], &mut noise));
+        same("heads, summed", BOUND, |on| {
+            let (first, second) = attention::head_sums(&on(&split), &on(&others[0]))?;
+            Ok(vec![first, second])
+        });
+        let [key, value] = [(); 2].map(|()| random(&[rows, heads * k], &mut noise));
+        let other_offset = random(&[heads, k], &mut noise);
+        same("projections, split", 0.0, |on| {
+            let biases = (&on(&offset), &on(&other_offset));
+            Ok(attention::split_projections([&on(&x), &on(&key), &on(&value)], heads, biases)?.into())
+        });
+        same("projections, merged", 0.0, |on| {
+            let [a, b, c] = others.each_ref().map(on);
+            Ok(attention::merge_projections([&on(&split), &a, &b, &c])?.into())
+        });
     }
     let (sum, part) = (random(&[2, 3 * 9, 4], &mut noise), random(&[2, 3 * 5, 4], &mut noise));
     same("rows added", 0.0, |on| {
@@ -335,6 +369,12 @@ fn attention_parts() {
         same("attention weights, backward", BOUND, |on| {
             let (content, position) = attention::weights_backward(&on(&p), &on(&dp), &scores)?;
             Ok(vec![content, position])
+        });
+        let mask = DropMask::draw(0.3, &mut noise);
+        same("attention weights, dropped", BOUND, |on| {
+            let (weights, dropped) = attention::weights_dropped(&on(&content), &on(&position), &scores, mask)?;
+            let ((content, position), again) = attention::weights_dropped_backward(&on(&p), &on(&dp), &scores, mask)?;
+            Ok(vec![weights, dropped, content, position, again])
         });
     }
 }

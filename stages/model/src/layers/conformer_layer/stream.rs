@@ -1,6 +1,7 @@
 //! A Conformer layer over frames that come in blocks.
 
 use candle_core::Tensor;
+use flow_kernels::Lengths;
 use flow_kernels::elementwise::residual;
 
 use super::{ConformerLayer, HALF};
