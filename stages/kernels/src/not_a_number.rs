@@ -102,16 +102,16 @@ fn it_comes_out_of_every_kernel() {
     let (taps, bias) = (ones(&[4, 1, 3, 3]), ones(&[4]));
     shows(
         "first convolution",
-        &subsample::first(&image, &taps, &bias, &[8], &[4]).unwrap(),
+        &subsample::first(&image, &taps, &bias, &Lengths::new([8]), &Lengths::new([4])).unwrap(),
     );
     let planes = spoilt(&[1, 4, 3, 4]);
     shows(
         "second convolution",
-        &subsample::depthwise(&planes, &taps, &bias, &[2]).unwrap(),
+        &subsample::depthwise(&planes, &taps, &bias, &Lengths::new([2])).unwrap(),
     );
     shows("relu, backward", &subsample::relu_backward(&planes, &planes).unwrap());
     let rectified = planes.copy().unwrap();
-    subsample::bias_relu(&rectified, &bias, &[4]).unwrap();
+    subsample::bias_relu(&rectified, &bias, &Lengths::new([4])).unwrap();
     shows("relu", &rectified);
     let cell = Cell {
         frame: 0,

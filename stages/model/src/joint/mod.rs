@@ -203,7 +203,11 @@ impl Joint {
         let chunk = chunk(f.device());
         let may_keep = chunks_kept(chunk, (self.tokens + self.durations) * f.dtype().size_in_bytes());
         for (number, cells) in cells.chunks(chunk).enumerate() {
-            let logits = product_in(self.factors, &hidden(&f, &g, cells, mask)?, &weight.t()?)?;
+            let hidden = hidden(&f, &g, cells, mask)?;
+            let logits = match parameters.packed(self.weight) {
+                Some(packed) => packed.product(&hidden)?,
+                None => product_in(self.factors, &hidden, &weight.t()?)?,
+            };
             lattices.set(number * chunk, &logits, bias, cells)?;
             if kept.len() < may_keep {
                 kept.push(logits);
