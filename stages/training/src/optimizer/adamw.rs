@@ -1,6 +1,7 @@
 //! AdamW: its coefficients, moments and update.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use flow_kernels::adamw::{DeviceTables, Moment, Numbers, ParameterUpdate, Update, seed, update_all};
 use flow_model::{Gradients, ParameterId, Parameters};
@@ -117,17 +118,14 @@ impl AdamW {
                 continue;
             };
             let (dtype, len) = (parameter.tensor.dtype(), parameter.tensor.elem_count());
-            let moments = match self.moments.get(&parameter.name) {
-                Some(moments) => moments,
-                None => {
-                    let fresh = Moments {
-                        steps: 0,
-                        shape: parameter.tensor.dims().to_vec(),
-                        first: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
-                        second: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
-                    };
-                    self.moments.entry(parameter.name.clone()).or_insert(fresh)
-                }
+            let moments = match self.moments.entry(parameter.name.clone()) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => entry.insert(Moments {
+                    steps: 0,
+                    shape: parameter.tensor.dims().to_vec(),
+                    first: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
+                    second: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
+                }),
             };
             if moments.shape != parameter.tensor.dims() {
                 return Err(TrainingError::Data {
