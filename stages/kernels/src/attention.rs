@@ -11,7 +11,10 @@ use rayon::prelude::*;
 use super::{
     Float, by_chunks, dispatch, modify, multiversion, on_gpu, rows_per_chunk, slice, sum_of, tensor, two_by_rows,
 };
+use crate::elementwise::drop_scaled;
 use crate::error::Result;
+use crate::lengths::Lengths;
+use crate::noise::DropMask;
 
 /// (rows, H * k) -> (H, rows, k), plus the head's bias (H, k) where given.
 pub fn split_heads(x: &Tensor, heads: usize, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -64,9 +67,42 @@ pub fn merge_heads(x: &Tensor, other: Option<&Tensor>) -> Result<Tensor> {
     })
 }
 
-/// Sum over rows per head: (H, rows, k) -> (H, k), the gradient of a head's bias.
-pub fn head_sum(x: &Tensor) -> Result<Tensor> {
-    on_gpu!(x, attention::head_sum(x));
+/// [`split_heads`] of query, with each of both biases, of key and of value.
+pub fn split_projections(
+    [query, key, value]: [&Tensor; 3],
+    heads: usize,
+    (bias_u, bias_v): (&Tensor, &Tensor),
+) -> Result<[Tensor; 4]> {
+    on_gpu!(
+        query,
+        attention::split_projections([query, key, value], heads, (bias_u, bias_v))
+    );
+    Ok([
+        split_heads(query, heads, Some(bias_u))?,
+        split_heads(query, heads, Some(bias_v))?,
+        split_heads(key, heads, None)?,
+        split_heads(value, heads, None)?,
+    ])
+}
+
+/// [`merge_heads`] of the gradients of what [`split_projections`] gave: of query, key and value.
+pub fn merge_projections(parts: [&Tensor; 4]) -> Result<[Tensor; 3]> {
+    let [query_u, query_v, keys, values] = parts;
+    on_gpu!(query_u, attention::merge_projections(parts));
+    Ok([
+        merge_heads(query_u, Some(query_v))?,
+        merge_heads(keys, None)?,
+        merge_heads(values, None)?,
+    ])
+}
+
+/// Sums over rows per head of two tensors: (H, rows, k) -> (H, k), the gradients of both biases of a head.
+pub fn head_sums(x: &Tensor, y: &Tensor) -> Result<(Tensor, Tensor)> {
+    on_gpu!(x, attention::head_sums(x, y));
+    Ok((head_sum(x)?, head_sum(y)?))
+}
+
+fn head_sum(x: &Tensor) -> Result<Tensor> {
     let x = x.contiguous()?;
     let (heads, rows, k) = x.dims3()?;
     dispatch!(x.dtype(), T => {
@@ -121,7 +157,7 @@ pub fn add_rows_in_place(sum: &Tensor, part: &Tensor, batch: usize, first: usize
 #[derive(Clone, Debug)]
 pub struct Scores<'a> {
     /// Valid frames per sequence.
-    pub lengths: &'a [usize],
+    pub lengths: &'a Lengths,
     /// `1 / sqrt(k)`.
     pub scale: f64,
     /// Keys at most this many frames away, if limited.
@@ -161,6 +197,39 @@ impl Scores<'_> {
     }
 }
 
+/// [`weights`], and these after dropout.
+pub fn weights_dropped(
+    content: &Tensor,
+    position: &Tensor,
+    scores: &Scores,
+    mask: Option<DropMask>,
+) -> Result<(Tensor, Tensor)> {
+    if super::cuda::holds(content) {
+        let (weights, dropped) = super::cuda::attention::weights(content, position, scores, mask)?;
+        let dropped = dropped.unwrap_or_else(|| weights.clone());
+        return Ok((weights, dropped));
+    }
+    let weights = weights(content, position, scores)?;
+    let dropped = drop_scaled(&weights, 1.0, mask)?;
+    Ok((weights, dropped))
+}
+
+/// Gradients of content and positional scores of [`weights_dropped`], given its weights `p` and the gradient `dp` of the
+/// dropped ones; and the dropped ones.
+pub fn weights_dropped_backward(
+    p: &Tensor,
+    dp: &Tensor,
+    scores: &Scores,
+    mask: Option<DropMask>,
+) -> Result<((Tensor, Tensor), Tensor)> {
+    if super::cuda::holds(p) {
+        let (gradients, dropped) = super::cuda::attention::weights_backward(p, dp, scores, mask)?;
+        return Ok((gradients, dropped.unwrap_or_else(|| p.clone())));
+    }
+    let gradients = weights_backward(p, &drop_scaled(dp, 1.0, mask)?, scores)?;
+    Ok((gradients, drop_scaled(p, 1.0, mask)?))
+}
+
 /// Attention weights (H, B, Q, K) from content scores (H, B, Q, K) and positional scores (H, B, Q, 2 * reach + 1), whose
 /// column `j - i + reach` belongs to key `j` of query `i`. Keys that a query does not see have weight 0; so have all
 /// keys of padded queries.
@@ -168,7 +237,9 @@ impl Scores<'_> {
 /// NeMo gives masked keys the score -10000 and sets their weights to 0 after the softmax: the same, as long as some
 /// valid score is far above -10000.
 pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<Tensor> {
-    on_gpu!(content, attention::weights(content, position, scores));
+    if super::cuda::holds(content) {
+        return Ok(super::cuda::attention::weights(content, position, scores, None)?.0);
+    }
     let (content, position) = (content.contiguous()?, position.contiguous()?);
     let (heads, batch, queries, width) = content.dims4()?;
     let span = 2 * scores.reach + 1;
@@ -208,7 +279,9 @@ pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<T
 
 /// Gradients with respect to content and positional scores, given the weights (before dropout) and their gradient.
 pub fn weights_backward(p: &Tensor, dp: &Tensor, scores: &Scores) -> Result<(Tensor, Tensor)> {
-    on_gpu!(p, attention::weights_backward(p, dp, scores));
+    if super::cuda::holds(p) {
+        return Ok(super::cuda::attention::weights_backward(p, dp, scores, None)?.0);
+    }
     let (p, dp) = (p.contiguous()?, dp.contiguous()?);
     let (heads, batch, queries, width) = p.dims4()?;
     let span = 2 * scores.reach + 1;
@@ -257,7 +330,7 @@ mod tests {
             let position = normal(&[heads, batch, time, 2 * time - 1], &mut noise);
             let weight = normal(&[heads, batch, time, time], &mut noise);
             let scores = Scores {
-                lengths: &[5, 3],
+                lengths: &Lengths::new([5, 3]),
                 scale: 0.7,
                 band,
                 queries: 0..time,

@@ -1,6 +1,6 @@
 //! Batch normalisation over rows, followed by SiLU, in one pass.
 
-use candle_core::Tensor;
+use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::elementwise::silu_slope;
@@ -9,9 +9,60 @@ use super::{
 };
 use crate::error::Result;
 
+/// Added to variances.
+pub(crate) const EPSILON: f64 = 1e-5;
+/// Weight of a new batch in the running statistics.
+pub const MOMENTUM: f64 = 0.1;
+
+/// The factor that makes the variance of so many rows unbiased. Of a single row torch takes n / 0; we keep the biased
+/// variance then.
+pub(crate) fn unbiased(rows: usize) -> f64 {
+    rows as f64 / (rows as f64 - 1.0).max(1.0)
+}
+
+/// Statistics of the columns of `x` (.., C), each (C): the mean, `1 / sqrt(variance + 1e-5)`, and `running`, mean and
+/// variance, moved by a tenth towards those of `x`, the variance towards the unbiased one.
+pub fn batch_statistics(x: &Tensor, running: (&Tensor, &Tensor)) -> Result<(Tensor, Tensor, [Tensor; 2])> {
+    on_gpu!(x, batch_norm::batch_statistics(x, running));
+    let rows = x.elem_count() / running.0.elem_count().max(1);
+    let (mean, variance) = column_statistics(x)?;
+    let moved = |running: &Tensor, batch: &[f64], factor: f64| -> Result<Tensor> {
+        let moved = wide(running)?
+            .iter()
+            .zip(batch)
+            .map(|(old, new)| (1.0 - MOMENTUM) * old + MOMENTUM * new * factor)
+            .collect();
+        like(moved, running)
+    };
+    let moved = [
+        moved(running.0, &mean, 1.0)?,
+        moved(running.1, &variance, unbiased(rows))?,
+    ];
+    Ok((like(mean, x)?, like(inverse(&variance), x)?, moved))
+}
+
+/// `1 / sqrt(variance + 1e-5)`, in 64 bits and rounded.
+pub fn inverse_deviation(variance: &Tensor) -> Result<Tensor> {
+    on_gpu!(variance, batch_norm::inverse_deviation(variance));
+    like(inverse(&wide(variance)?), variance)
+}
+
+fn inverse(variance: &[f64]) -> Vec<f64> {
+    variance.iter().map(|v| 1.0 / (v + EPSILON).sqrt()).collect()
+}
+
+fn wide(vector: &Tensor) -> Result<Vec<f64>> {
+    Ok(vector.to_dtype(DType::F64)?.to_vec1()?)
+}
+
+/// A vector of the type of another tensor.
+fn like(values: Vec<f64>, other: &Tensor) -> Result<Tensor> {
+    let count = values.len();
+    Ok(Tensor::from_vec(values, count, &Device::Cpu)?.to_dtype(other.dtype())?)
+}
+
 /// Mean and biased variance of every column of `x` (.., C), each (C), summed in f64.
-pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
-    on_gpu!(x, batch_norm::column_statistics(x));
+fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     let x = x.contiguous()?;
     let width = x.dims().last().copied().unwrap_or(1);
     dispatch!(x.dtype(), T => {

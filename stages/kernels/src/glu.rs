@@ -4,9 +4,10 @@ use candle_core::Tensor;
 
 use super::{Float, by_chunks, dispatch, multiversion, on_gpu, rows_per_chunk, slice, tensor};
 use crate::error::Result;
+use crate::lengths::Lengths;
 
 /// `h` (B, T, 2d) -> (B, T, d): first half times sigmoid of the second; frames at or past a sequence's length are 0.
-pub fn glu(h: &Tensor, lengths: &[usize]) -> Result<Tensor> {
+pub fn glu(h: &Tensor, lengths: &Lengths) -> Result<Tensor> {
     on_gpu!(h, glu::glu(h, lengths));
     let h = h.contiguous()?;
     let (batch, time, double) = h.dims3()?;
@@ -32,7 +33,7 @@ pub fn glu(h: &Tensor, lengths: &[usize]) -> Result<Tensor> {
 }
 
 /// Gradient of [`glu`] with respect to `h`.
-pub fn glu_backward(h: &Tensor, dy: &Tensor, lengths: &[usize]) -> Result<Tensor> {
+pub fn glu_backward(h: &Tensor, dy: &Tensor, lengths: &Lengths) -> Result<Tensor> {
     on_gpu!(h, glu::glu_backward(h, dy, lengths));
     let (h, dy) = (h.contiguous()?, dy.contiguous()?);
     let (batch, time, double) = h.dims3()?;
@@ -73,7 +74,7 @@ mod tests {
         let mut noise = Noise::new(11);
         let h = normal(&[2, 5, 12], &mut noise);
         let weight = normal(&[2, 5, 6], &mut noise);
-        let lengths = [5, 3];
+        let lengths = Lengths::new([5, 3]);
         let gradient = glu_backward(&h, &weight, &lengths).unwrap();
         check_gradient("glu", &h, &weight, &gradient, |h| glu(h, &lengths));
     }

@@ -4,7 +4,9 @@
 use candle_core::Tensor;
 
 use super::{Float, dispatch, multiversion, on_gpu, rows_and_sums, slice, sum_of, tensor, two_by_rows};
-use crate::error::Result;
+use crate::elementwise::{drop_scaled, residual};
+use crate::error::{Error, Result};
+use crate::noise::DropMask;
 
 const EPSILON: f64 = 1e-5;
 
@@ -34,6 +36,44 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor,
     })
 }
 
+/// `sum = x + factor * drop(y)`, for `x` and `y` (.., d); and [`layer_norm`] of the sum, with its statistics.
+pub fn add_and_norm(
+    x: &Tensor,
+    y: &Tensor,
+    (factor, mask): (f64, Option<DropMask>),
+    weight: &Tensor,
+    bias: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    on_gpu!(x, layer_norm::add_and_norm(x, y, (factor, mask), weight, bias));
+    let sum = residual(x, y, factor, mask)?;
+    let (normalised, statistics) = layer_norm(&sum, weight, bias)?;
+    Ok((sum, normalised, statistics))
+}
+
+/// Gradients of a layer normalisation: with respect to `x` (.., d), and to weight and bias, each (d).
+pub type LayerNormGradients = (Tensor, Tensor, Tensor);
+
+/// [`layer_norm_backward`]; and `factor * drop(dx)` of the gradient dx with respect to `x`.
+pub fn layer_norm_backward_dropped(
+    x: &Tensor,
+    statistics: &Tensor,
+    weight: &Tensor,
+    dy: &Tensor,
+    residual: Option<&Tensor>,
+    (factor, mask): (f64, Option<DropMask>),
+) -> Result<(LayerNormGradients, Tensor)> {
+    if super::cuda::holds(x) && (mask.is_some() || factor != 1.0) {
+        let drop = Some((factor, mask));
+        let (gradients, dropped) =
+            super::cuda::layer_norm::layer_norm_backward(x, statistics, weight, dy, residual, drop)?;
+        let dropped = dropped.ok_or_else(|| Error::Input("a gradient was not dropped".into()))?;
+        return Ok((gradients, dropped));
+    }
+    let gradients = layer_norm_backward(x, statistics, weight, dy, residual)?;
+    let dropped = drop_scaled(&gradients.0, factor, mask)?;
+    Ok((gradients, dropped))
+}
+
 /// Gradients with respect to `x`, plus `residual` where given (the gradient that goes round the block), and to weight
 /// and bias, each (d).
 pub fn layer_norm_backward(
@@ -42,8 +82,10 @@ pub fn layer_norm_backward(
     weight: &Tensor,
     dy: &Tensor,
     residual: Option<&Tensor>,
-) -> Result<(Tensor, Tensor, Tensor)> {
-    on_gpu!(x, layer_norm::layer_norm_backward(x, statistics, weight, dy, residual));
+) -> Result<LayerNormGradients> {
+    if super::cuda::holds(x) {
+        return Ok(super::cuda::layer_norm::layer_norm_backward(x, statistics, weight, dy, residual, None)?.0);
+    }
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let residual = residual.map(Tensor::contiguous).transpose()?;
     let d = weight.elem_count();

@@ -25,6 +25,7 @@ mod error;
 pub mod glu;
 pub mod joint;
 pub mod layer_norm;
+mod lengths;
 pub mod lstm;
 pub mod noise;
 pub mod product;
@@ -42,6 +43,7 @@ pub use chunks::by_chunks;
 pub(crate) use chunks::*;
 pub use cuda::{emulator, tdt};
 pub use error::{Error, Result};
+pub use lengths::Lengths;
 pub use noise::Noise;
 pub(crate) use vectors::*;
 

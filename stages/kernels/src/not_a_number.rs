@@ -10,6 +10,7 @@ use super::elementwise::{add_in_place, blend_in_place, drop_scaled, residual, sc
 use super::glu::{glu, glu_backward};
 use super::joint::{Cell, hidden};
 use super::layer_norm::{layer_norm, layer_norm_backward};
+use super::lengths::Lengths;
 use super::subsample;
 use super::testing::values;
 
@@ -68,7 +69,7 @@ fn it_comes_out_of_every_kernel() {
     shows("batch norm, dx", &normalise_silu_backward(&x, &by, &y, true).unwrap().0);
     shows("batch norm, dx", &normalise_silu_backward(&y, &by, &x, true).unwrap().0);
 
-    let (frames, lengths) = (spoilt(&[1, rows, width]), [rows]);
+    let (frames, lengths) = (spoilt(&[1, rows, width]), Lengths::new([rows]));
     let kernel = ones(&[width, 1, 3]);
     shows("depthwise", &depthwise(&frames, &kernel, None).unwrap());
     shows("depthwise, dx", &depthwise_backward(&frames, &kernel).unwrap());
@@ -83,7 +84,7 @@ fn it_comes_out_of_every_kernel() {
     );
 
     let scores = Scores {
-        lengths: &[3],
+        lengths: &Lengths::new([3]),
         scale: 1.0,
         band: None,
         queries: 0..3,
@@ -101,16 +102,16 @@ fn it_comes_out_of_every_kernel() {
     let (taps, bias) = (ones(&[4, 1, 3, 3]), ones(&[4]));
     shows(
         "first convolution",
-        &subsample::first(&image, &taps, &bias, &[8], &[4]).unwrap(),
+        &subsample::first(&image, &taps, &bias, &Lengths::new([8]), &Lengths::new([4])).unwrap(),
     );
     let planes = spoilt(&[1, 4, 3, 4]);
     shows(
         "second convolution",
-        &subsample::depthwise(&planes, &taps, &bias, &[2]).unwrap(),
+        &subsample::depthwise(&planes, &taps, &bias, &Lengths::new([2])).unwrap(),
     );
     shows("relu, backward", &subsample::relu_backward(&planes, &planes).unwrap());
     let rectified = planes.copy().unwrap();
-    subsample::bias_relu(&rectified, &bias, &[4]).unwrap();
+    subsample::bias_relu(&rectified, &bias, &Lengths::new([4])).unwrap();
     shows("relu", &rectified);
     let cell = Cell {
         frame: 0,

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::{Float, by_chunks, dispatch, modify, multiversion, on_gpu, slice, sum_over_rows, tensor};
 use crate::error::Result;
+use crate::lengths::Lengths;
 
 /// Elements per chunk of element-wise work.
 const CHUNK: usize = 8192;
@@ -57,7 +58,7 @@ fn input_index(o: usize, k: usize, size: usize) -> Option<usize> {
 
 /// First convolution, from one channel to C, with ReLU. `x` (B, F, T) has F bands, frames at or past
 /// `input_lengths` count as 0; result (B, ceil(T/2), ceil(F/2), C). `weight` (C, 1, 3, 3): time, then frequency.
-pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &[usize], lengths: &[usize]) -> Result<Tensor> {
+pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &Lengths, lengths: &Lengths) -> Result<Tensor> {
     on_gpu!(x, subsample::first(x, weight, bias, input_lengths, lengths));
     let x = x.contiguous()?;
     let (batch, bands, time) = x.dims3()?;
@@ -107,7 +108,7 @@ fn patch<T: Float>(x: &[T], t: usize, f: usize, time: usize, bands: usize, valid
 }
 
 /// Gradients of kernel and bias of the first convolution, given that before its ReLU, `dz`.
-pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Result<(Tensor, Tensor)> {
+pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &Lengths) -> Result<(Tensor, Tensor)> {
     on_gpu!(x, subsample::first_backward(x, dz, input_lengths));
     let (x, dz) = (x.contiguous()?, dz.contiguous()?);
     let (_, bands, time) = x.dims3()?;
@@ -142,7 +143,7 @@ pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Resul
 }
 
 /// Depthwise convolution: `x` (B, T, F, C), `weight` (C, 1, 3, 3), `bias` (C) -> (B, ceil(T/2), ceil(F/2), C).
-pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<Tensor> {
+pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &Lengths) -> Result<Tensor> {
     on_gpu!(x, subsample::depthwise(x, weight, bias, lengths));
     let x = x.contiguous()?;
     let (batch, time, bands, channels) = x.dims4()?;
@@ -256,7 +257,7 @@ pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Ten
 }
 
 /// `relu(z + bias)` in place for `z` (B, T, F, C), zero at or past each length.
-pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<()> {
+pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &Lengths) -> Result<()> {
     on_gpu!(z, subsample::bias_relu(z, bias, lengths));
     let (_, time, bands, channels) = z.dims4()?;
     dispatch!(z.dtype(), T => {
@@ -309,7 +310,7 @@ mod tests {
             let x = normal(&[2, time, bands, 3], &mut noise).sqr().unwrap();
             let kernel = normal(&[3, 1, 3, 3], &mut noise);
             let bias = normal(&[3], &mut noise);
-            let lengths = [halved(time); 2];
+            let lengths = Lengths::new([halved(time); 2]);
             let weight = normal(&[2, halved(time), halved(bands), 3], &mut noise);
             let dx = depthwise_backward(&x, &kernel, &weight).unwrap();
             check_gradient("x", &x, &weight, &dx, |x| depthwise(x, &kernel, &bias, &lengths));
@@ -325,7 +326,7 @@ mod tests {
         let x = normal(&[2, 5, 7], &mut noise);
         let kernel = normal(&[3, 1, 3, 3], &mut noise);
         let bias = normal(&[3], &mut noise);
-        let (input_lengths, lengths) = ([7, 4], [4, 2]);
+        let (input_lengths, lengths) = (Lengths::new([7, 4]), Lengths::new([4, 2]));
         let weight = normal(&[2, 4, 3, 3], &mut noise);
         let y = first(&x, &kernel, &bias, &input_lengths, &lengths).unwrap();
         let dz = relu_backward(&y, &weight).unwrap();

@@ -109,7 +109,7 @@ impl Encoder {
             x = y;
         }
         let encoded = x.reshape((saved.frames.batch, saved.frames.time, self.config.d_model))?;
-        Ok((encoded, saved.frames.lengths.clone(), saved, updates))
+        Ok((encoded, saved.frames.lengths.to_vec(), saved, updates))
     }
 
     /// The same when evaluating, without keeping anything for a backward pass.
@@ -129,7 +129,7 @@ impl Encoder {
                 .0;
         }
         let encoded = x.reshape((frames.batch, frames.time, self.config.d_model))?;
-        Ok((encoded, frames.lengths))
+        Ok((encoded, frames.lengths.to_vec()))
     }
 
     /// Everything before the first layer.

@@ -285,8 +285,8 @@ pub enum Precision {
     /// Everything in 32 bits.
     F32,
     /// The matrices of linear layers, nearly all of a model, in bf16: two bytes less for each weight. All is computed in 32
-    /// bits, gradients and moments too (on CUDA the products of these matrices are computed of factors in bf16, with sums in
-    /// 32 bits); an updated weight is rounded up or down at random, in proportion, so that updates smaller than a bf16 step
+    /// bits, gradients and moments too (on CUDA the products of these matrices, and of the joint network's last layer, are
+    /// computed of factors in bf16, with sums in 32 bits); an updated weight is rounded up or down at random, in proportion, so that updates smaller than a bf16 step
     /// count on the average.
     Bf16,
 }

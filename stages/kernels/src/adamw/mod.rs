@@ -1,4 +1,4 @@
-//! AdamW: the update of one parameter and its moments, in 32 or in 8 bits.
+//! AdamW: the update of parameters and their moments, in 32 or in 8 bits.
 
 pub mod eight_bit;
 mod rounding;
@@ -104,7 +104,7 @@ impl Moment {
     }
 
     /// The numbers on a device, moved there if they are in host memory.
-    fn on_device(&mut self, device: &Device) -> Result<&DeviceNumbers> {
+    pub(crate) fn on_device(&mut self, device: &Device) -> Result<&DeviceNumbers> {
         if let Moment::Host(numbers) = self {
             let (values, scales) = match numbers {
                 Numbers::F32(values) => (Tensor::from_slice(values, values.len(), device)?, None),
@@ -196,32 +196,38 @@ impl Update {
     }
 }
 
-/// One update of a parameter and its moments, in place. `noise` is the seed of the rounding of weights that are stored in
-/// bf16. Parameter and gradient are contiguous; the moments move to where they are.
-pub fn update(
-    parameter: &Tensor,
-    gradient: &Tensor,
-    (first, second): (&mut Moment, &mut Moment),
-    update: &Update,
-    noise: u64,
-    tables: &mut DeviceTables,
-) -> Result<()> {
-    if super::is_gpu(parameter.device()) {
-        let device = parameter.device();
-        let moments = (first.on_device(device)?, second.on_device(device)?);
-        return super::cuda::adamw::update(parameter, gradient, moments, update, noise, tables);
+/// One update of a parameter and its moments.
+pub struct ParameterUpdate<'a> {
+    /// Contiguous; updated in place.
+    pub parameter: &'a Tensor,
+    pub gradient: &'a Tensor,
+    /// They move to where the parameter is.
+    pub first: &'a mut Moment,
+    pub second: &'a mut Moment,
+    pub update: Update,
+    /// The seed of the rounding of weights that are stored in bf16.
+    pub noise: u64,
+}
+
+/// Updates parameters and their moments, in place. All parameters are on one device.
+pub fn update_all(updates: &mut [ParameterUpdate], tables: &mut DeviceTables) -> Result<()> {
+    if updates.first().is_some_and(|one| super::is_gpu(one.parameter.device())) {
+        return super::cuda::adamw::update_all(updates, tables);
     }
-    let (Moment::Host(first), Moment::Host(second)) = (first, second) else {
-        return Err(Error::Input(
-            "adamw: moments on a device for a parameter on the CPU".into(),
-        ));
-    };
-    let op = AdamWUpdate {
-        update: *update,
-        noise,
-        state: Mutex::new((first, second)),
-    };
-    Ok(parameter.inplace_op2(gradient, &op)?)
+    for one in updates {
+        let (Moment::Host(first), Moment::Host(second)) = (&mut *one.first, &mut *one.second) else {
+            return Err(Error::Input(
+                "adamw: moments on a device for a parameter on the CPU".into(),
+            ));
+        };
+        let op = AdamWUpdate {
+            update: one.update,
+            noise: one.noise,
+            state: Mutex::new((first, second)),
+        };
+        one.parameter.inplace_op2(&one.gradient.contiguous()?, &op)?;
+    }
+    Ok(())
 }
 
 struct AdamWUpdate<'a> {

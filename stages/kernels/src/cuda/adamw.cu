@@ -1,11 +1,20 @@
-// AdamW, in place on parameters and moments.
+// AdamW, in place on the parameters and moments of many tensors.
 
 // What an update is made with; see optimizer in flow-training.
 struct Rates {
     float scale, keep, beta1, rest1, beta2, rest2, epsilon, step_size, root_correction;
 };
 
-DEVICE Rates rates_of(const float* values) {
+// Words of an entry of the plan: first block, elements, seed of the rounding, and the rates, two in a word.
+#define WORDS 8
+
+DEVICE Rates rates_of(const Part& part) {
+    float values[10];
+    for (int pair = 0; pair < 5; pair++) {
+        u64 word = part.entry[3 + pair];
+        values[2 * pair] = float_of((u32)word);
+        values[2 * pair + 1] = float_of((u32)(word >> 32));
+    }
     Rates rates = {values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7], values[8]};
     return rates;
 }
@@ -25,28 +34,33 @@ DEVICE void store(bf16* place, float value, u64 seed, u64 index) {
 }
 
 template <class P>
-DEVICE void update(P* parameter, const float* gradient, float* first, float* second, const float* values, u64 seed,
-                   u64 n) {
-    u64 i = element();
-    if (i >= n) return;
-    Rates r = rates_of(values);
-    float g = gradient[i] * r.scale;
-    float m = first[i] + r.rest1 * (g - first[i]);
-    float v = r.beta2 * second[i] + r.rest2 * g * g;
-    first[i] = m;
-    second[i] = v;
-    store(parameter + i, r.keep * wide(parameter[i]) - r.step_size * (m / (sqrtf(v) / r.root_correction + r.epsilon)),
-          seed, i);
+DEVICE void update(P* const* parameters, const float* const* gradients, float* const* firsts, float* const* seconds,
+                   const u64* plan, int count, int chunk) {
+    Part part = part_of(plan, WORDS, count, chunk);
+    Rates r = rates_of(part);
+    u64 seed = part.entry[2];
+    P* parameter = parameters[part.tensor];
+    const float* gradient = gradients[part.tensor];
+    float *first = firsts[part.tensor], *second = seconds[part.tensor];
+    for (u64 i = part.first + threadIdx.x; i < part.end; i += THREADS) {
+        float g = gradient[i] * r.scale;
+        float m = first[i] + r.rest1 * (g - first[i]);
+        float v = r.beta2 * second[i] + r.rest2 * g * g;
+        first[i] = m;
+        second[i] = v;
+        store(parameter + i,
+              r.keep * wide(parameter[i]) - r.step_size * (m / (sqrtf(v) / r.root_correction + r.epsilon)), seed, i);
+    }
 }
 
-KERNEL(adamw_f32, (float* parameter, const float* gradient, float* first, float* second, const float* rates, u64 seed,
-                   u64 n)) {
-    update(parameter, gradient, first, second, rates, seed, n);
+KERNEL(adamw_f32, (float* const* parameters, const float* const* gradients, float* const* firsts, float* const* seconds,
+                   const u64* plan, int count, int chunk)) {
+    update(parameters, gradients, firsts, seconds, plan, count, chunk);
 }
 
-KERNEL(adamw_bf16, (bf16* parameter, const float* gradient, float* first, float* second, const float* rates, u64 seed,
-                    u64 n)) {
-    update(parameter, gradient, first, second, rates, seed, n);
+KERNEL(adamw_bf16, (bf16* const* parameters, const float* const* gradients, float* const* firsts,
+                    float* const* seconds, const u64* plan, int count, int chunk)) {
+    update(parameters, gradients, firsts, seconds, plan, count, chunk);
 }
 
 // The code of a number of a block with this scale; tables as in optimizer/eight_bit.rs.
@@ -58,50 +72,60 @@ DEVICE u8 code_of(float number, float scale, bool finite, const u8* nearest, u8 
     return nearest[step < 65535.0f ? (int)step : 65535];
 }
 
-// Moments in eight bits: one block for each 256 numbers, which share a scale. `values` holds what the codes stand for,
-// signed and unsigned, 256 each; `nearest` the codes of 65536 steps for either, and behind them the codes of zero.
+// Moments in eight bits: 256 numbers, one for each thread, share a scale. `values` holds what the codes stand for, signed
+// and unsigned, 256 each; `nearest` the codes of 65536 steps for either, and behind them the codes of zero. A chunk is
+// some times 256.
 template <class P>
-DEVICE void update_coded(P* parameter, const float* gradient, u8* first, float* first_scales, u8* second,
-                         float* second_scales, const float* values, const u8* nearest, const float* rates, u64 seed,
-                         u64 n, float* scratch) {
-    u64 i = element();
-    Rates r = rates_of(rates);
-    float m = 0, v = 0;
-    if (i < n) {
-        float g = gradient[i] * r.scale;
-        m = values[first[i]] * first_scales[blockIdx.x];
-        v = values[256 + second[i]] * second_scales[blockIdx.x];
-        m = m * r.beta1 + r.rest1 * g;
-        v = v * r.beta2 + r.rest2 * (g * g);
-        store(parameter + i, wide(parameter[i]) * r.keep - r.step_size * (m / (sqrtf(v) + r.epsilon)), seed, i);
-    }
-    // Largest magnitudes, and whether all are finite. The barriers within also part the reads of the scales from the
-    // writes.
-    float first_scale = block_largest(fabsf(m), scratch), second_scale = block_largest(fabsf(v), scratch);
-    bool first_finite = block_largest(is_finite(m) ? 0.0f : 1.0f, scratch) == 0.0f;
-    bool second_finite = block_largest(is_finite(v) ? 0.0f : 1.0f, scratch) == 0.0f;
-    if (i < n) {
-        first[i] = code_of(m, first_scale, first_finite, nearest, nearest[131072]);
-        second[i] = code_of(v, second_scale, second_finite, nearest + 65536, nearest[131073]);
-    }
-    if (threadIdx.x == 0) {
-        first_scales[blockIdx.x] = first_finite ? first_scale : not_a_number();
-        second_scales[blockIdx.x] = second_finite ? second_scale : not_a_number();
+DEVICE void update_coded(P* const* parameters, const float* const* gradients, u8* const* firsts,
+                         float* const* first_scales, u8* const* seconds, float* const* second_scales,
+                         const float* values, const u8* nearest, const u64* plan, int count, int chunk,
+                         float* scratch) {
+    Part part = part_of(plan, WORDS, count, chunk);
+    Rates r = rates_of(part);
+    u64 seed = part.entry[2];
+    P* parameter = parameters[part.tensor];
+    const float* gradient = gradients[part.tensor];
+    u8 *first = firsts[part.tensor], *second = seconds[part.tensor];
+    for (u64 start = part.first; start < part.end; start += THREADS) {
+        u64 i = start + threadIdx.x;
+        float *scale1 = first_scales[part.tensor] + start / THREADS, *scale2 = second_scales[part.tensor] + start / THREADS;
+        float m = 0, v = 0;
+        if (i < part.end) {
+            float g = gradient[i] * r.scale;
+            m = values[first[i]] * *scale1;
+            v = values[256 + second[i]] * *scale2;
+            m = m * r.beta1 + r.rest1 * g;
+            v = v * r.beta2 + r.rest2 * (g * g);
+            store(parameter + i, wide(parameter[i]) * r.keep - r.step_size * (m / (sqrtf(v) + r.epsilon)), seed, i);
+        }
+        // Largest magnitudes, and whether all are finite. The barriers within also part the reads of the scales from the
+        // writes.
+        float largest1 = block_largest(fabsf(m), scratch), largest2 = block_largest(fabsf(v), scratch);
+        bool finite1 = block_largest(is_finite(m) ? 0.0f : 1.0f, scratch) == 0.0f;
+        bool finite2 = block_largest(is_finite(v) ? 0.0f : 1.0f, scratch) == 0.0f;
+        if (i < part.end) {
+            first[i] = code_of(m, largest1, finite1, nearest, nearest[131072]);
+            second[i] = code_of(v, largest2, finite2, nearest + 65536, nearest[131073]);
+        }
+        if (threadIdx.x == 0) {
+            *scale1 = finite1 ? largest1 : not_a_number();
+            *scale2 = finite2 ? largest2 : not_a_number();
+        }
     }
 }
 
-KERNEL(adamw_coded_f32, (float* parameter, const float* gradient, u8* first, float* first_scales, u8* second,
-                         float* second_scales, const float* values, const u8* nearest, const float* rates, u64 seed,
-                         u64 n)) {
+KERNEL(adamw_coded_f32, (float* const* parameters, const float* const* gradients, u8* const* firsts,
+                         float* const* first_scales, u8* const* seconds, float* const* second_scales,
+                         const float* values, const u8* nearest, const u64* plan, int count, int chunk)) {
     SHARED(float, scratch, THREADS + 16);
-    update_coded(parameter, gradient, first, first_scales, second, second_scales, values, nearest, rates, seed, n,
-                 scratch);
+    update_coded(parameters, gradients, firsts, first_scales, seconds, second_scales, values, nearest, plan, count,
+                 chunk, scratch);
 }
 
-KERNEL(adamw_coded_bf16, (bf16* parameter, const float* gradient, u8* first, float* first_scales, u8* second,
-                          float* second_scales, const float* values, const u8* nearest, const float* rates, u64 seed,
-                          u64 n)) {
+KERNEL(adamw_coded_bf16, (bf16* const* parameters, const float* const* gradients, u8* const* firsts,
+                          float* const* first_scales, u8* const* seconds, float* const* second_scales,
+                          const float* values, const u8* nearest, const u64* plan, int count, int chunk)) {
     SHARED(float, scratch, THREADS + 16);
-    update_coded(parameter, gradient, first, first_scales, second, second_scales, values, nearest, rates, seed, n,
-                 scratch);
+    update_coded(parameters, gradients, firsts, first_scales, seconds, second_scales, values, nearest, plan, count,
+                 chunk, scratch);
 }

@@ -22,11 +22,43 @@ KERNEL(merge_heads, (const float* x, const float* other, float* out, u64 n, int 
     out[i] = other ? x[at] + other[at] : x[at];
 }
 
-// Columns (H, k).
-KERNEL(head_sum, (const float* x, float* partial, int rows, int heads, int k, int chunk)) {
+// Queries with both biases (H, k), keys and values: four times (rows, H * k) -> (H, rows, k).
+KERNEL(split_projections, (const float* query, const float* key, const float* value, const float* bias_u,
+                           const float* bias_v, float* query_u, float* query_v, float* keys, float* values, u64 n,
+                           int rows, int heads, int k)) {
+    u64 i = element();
+    if (i >= n) return;
+    int column = i % k;
+    u64 row = i / k % rows;
+    int head = i / k / rows;
+    u64 at = (row * heads + head) * k + column;
+    query_u[i] = query[at] + bias_u[head * k + column];
+    query_v[i] = query[at] + bias_v[head * k + column];
+    keys[i] = key[at];
+    values[i] = value[at];
+}
+
+// The other way round, for the gradients of all four.
+KERNEL(merge_projections, (const float* query_u, const float* query_v, const float* keys, const float* values,
+                           float* query, float* key, float* value, u64 n, int rows, int heads, int k)) {
+    u64 i = element();
+    if (i >= n) return;
+    int column = i % k;
+    int head = i / k % heads;
+    u64 row = i / k / heads;
+    u64 at = ((u64)head * rows + row) * k + column;
+    query[i] = query_u[at] + query_v[at];
+    key[i] = keys[at];
+    value[i] = values[at];
+}
+
+// Columns (2, H, k): those of x and those of y.
+KERNEL(head_sums, (const float* x, const float* y, float* partial, int rows, int heads, int k, int chunk)) {
     SHARED(float, scratch, THREADS);
-    partial_sums(rows, heads * k, chunk, partial, scratch, [=](int row, int column) {
-        return x[((u64)(column / k) * rows + row) * k + column % k];
+    partial_sums(rows, 2 * heads * k, chunk, partial, scratch, [=](int row, int both) {
+        int column = both < heads * k ? both : both - heads * k;
+        const float* of = both < heads * k ? x : y;
+        return of[((u64)(column / k) * rows + row) * k + column % k];
     });
 }
 
@@ -62,10 +94,10 @@ DEVICE Seen seen(u64 row, const u32* lengths, int batch, int queries, int first_
     return seen;
 }
 
-// One block for each row (head, sequence, query).
-KERNEL(attention_weights, (const float* content, const float* position, const u32* lengths, float* out, int width,
-                           int span, int batch, int queries, int first_query, int first_key, int band, int reach,
-                           float scale)) {
+// One block for each row (head, sequence, query). With `dropped` also factor * drop(out).
+KERNEL(attention_weights, (const float* content, const float* position, const u32* lengths, float* out, float* dropped,
+                           int width, int span, int batch, int queries, int first_query, int first_key, int band,
+                           int reach, float scale, float factor, u64 key, u64 threshold)) {
     SHARED(float, scratch, THREADS + 16);
     u64 row = blockIdx.x;
     Seen keys = seen(row, lengths, batch, queries, first_query, first_key, band, reach);
@@ -90,14 +122,18 @@ KERNEL(attention_weights, (const float* content, const float* position, const u3
         out[j] = expf(out[j] - largest);
         sum += out[j];
     }
-    float factor = 1.0f / block_sum(sum, scratch);
-    for (int j = threadIdx.x; j < width; j += THREADS)
-        if (j >= keys.begin && j < keys.end) out[j] *= factor;
+    float share = 1.0f / block_sum(sum, scratch);
+    for (int j = threadIdx.x; j < width; j += THREADS) {
+        if (j >= keys.begin && j < keys.end) out[j] *= share;
+        if (dropped) dropped[row * width + j] = keeps(key, threshold, row * width + j) ? factor * out[j] : 0.0f;
+    }
 }
 
+// `dp` is the gradient of factor * drop(p); with `dropped` also that itself.
 KERNEL(attention_weights_backward, (const float* p, const float* dp, const u32* lengths, float* content,
-                                    float* position, int width, int span, int batch, int queries, int first_query,
-                                    int first_key, int band, int reach, float scale)) {
+                                    float* position, float* dropped, int width, int span, int batch, int queries,
+                                    int first_query, int first_key, int band, int reach, float scale, float factor,
+                                    u64 key, u64 threshold)) {
     SHARED(float, scratch, THREADS + 16);
     u64 row = blockIdx.x;
     Seen keys = seen(row, lengths, batch, queries, first_query, first_key, band, reach);
@@ -105,14 +141,18 @@ KERNEL(attention_weights_backward, (const float* p, const float* dp, const u32* 
     dp += row * width;
     content += row * width;
     position += row * span;
+    auto kept = [=](int j) { return keeps(key, threshold, row * width + j); };
+    auto gradient = [=](int j) { return kept(j) ? factor * dp[j] : 0.0f; };
     float along = 0;
     for (int j = threadIdx.x; j < width; j += THREADS)
-        if (j >= keys.begin && j < keys.end) along += p[j] * dp[j];
+        if (j >= keys.begin && j < keys.end) along += p[j] * gradient(j);
     along = block_sum(along, scratch);
-    for (int j = threadIdx.x; j < width; j += THREADS)
-        content[j] = j >= keys.begin && j < keys.end ? p[j] * (dp[j] - along) * scale : 0.0f;
+    for (int j = threadIdx.x; j < width; j += THREADS) {
+        content[j] = j >= keys.begin && j < keys.end ? p[j] * (gradient(j) - along) * scale : 0.0f;
+        if (dropped) dropped[row * width + j] = kept(j) ? factor * p[j] : 0.0f;
+    }
     for (int at = threadIdx.x; at < span; at += THREADS) {
         int j = at - keys.position + keys.begin;
-        position[at] = j >= keys.begin && j < keys.end ? p[j] * (dp[j] - along) * scale : 0.0f;
+        position[at] = j >= keys.begin && j < keys.end ? p[j] * (gradient(j) - along) * scale : 0.0f;
     }
 }

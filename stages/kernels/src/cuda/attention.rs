@@ -2,11 +2,12 @@
 
 use candle_core::{DType, Tensor};
 
-use super::Argument::{Float, Int, Long, Read, ReadIf, Signed, Write};
+use super::Argument::{Float, Int, Long, Read, ReadIf, Signed, Write, WriteIf};
 use super::sums::Partial;
-use super::{Argument, Grid, fresh, launch, lengths_of};
+use super::{Argument, Grid, alike, fresh, launch, mask_arguments};
 use crate::attention::Scores;
 use crate::error::Result;
+use crate::noise::DropMask;
 
 pub fn split_heads(x: &Tensor, heads: usize, bias: Option<&Tensor>) -> Result<Tensor> {
     let x = x.contiguous()?;
@@ -30,15 +31,65 @@ pub fn merge_heads(x: &Tensor, other: Option<&Tensor>) -> Result<Tensor> {
     Ok(out)
 }
 
-pub fn head_sum(x: &Tensor) -> Result<Tensor> {
-    let x = x.contiguous()?;
+pub fn split_projections(
+    [query, key, value]: [&Tensor; 3],
+    heads: usize,
+    (bias_u, bias_v): (&Tensor, &Tensor),
+) -> Result<[Tensor; 4]> {
+    let (query, key, value) = (query.contiguous()?, key.contiguous()?, value.contiguous()?);
+    let (rows, d) = query.dims2()?;
+    alike("keys", &query, &key)?;
+    alike("values", &query, &value)?;
+    alike("biases of heads", bias_u, bias_v)?;
+    let k = d / heads;
+    let made = || fresh((heads, rows, k), &query);
+    let out = [made()?, made()?, made()?, made()?];
+    let inputs = [&query, &key, &value, bias_u, bias_v].map(Read);
+    let sizes = [rows, heads, k].map(Int);
+    let outputs = out.each_ref().map(Write);
+    launch(
+        "split_projections",
+        Grid::elements(rows * d),
+        &[&inputs[..], &outputs, &[Long((rows * d) as u64)], &sizes].concat(),
+    )?;
+    Ok(out)
+}
+
+pub fn merge_projections(parts: [&Tensor; 4]) -> Result<[Tensor; 3]> {
+    let [query_u, query_v, keys, values] = parts;
+    let parts = [
+        query_u.contiguous()?,
+        query_v.contiguous()?,
+        keys.contiguous()?,
+        values.contiguous()?,
+    ];
+    let (heads, rows, k) = parts[0].dims3()?;
+    for part in &parts {
+        alike("heads", &parts[0], part)?;
+    }
+    let made = || fresh((rows, heads * k), &parts[0]);
+    let (n, out) = (rows * heads * k, [made()?, made()?, made()?]);
+    let (inputs, outputs) = (parts.each_ref().map(Read), out.each_ref().map(Write));
+    let sizes = [rows, heads, k].map(Int);
+    launch(
+        "merge_projections",
+        Grid::elements(n),
+        &[&inputs[..], &outputs, &[Long(n as u64)], &sizes].concat(),
+    )?;
+    Ok(out)
+}
+
+pub fn head_sums(x: &Tensor, y: &Tensor) -> Result<(Tensor, Tensor)> {
+    let (x, y) = (x.contiguous()?, y.contiguous()?);
     let (heads, rows, k) = x.dims3()?;
-    let width = heads * k;
+    alike("heads", &x, &y)?;
+    let width = 2 * heads * k;
     let partial = Partial::new(DType::F32, rows, width, x.device())?;
-    let tensors = [Read(&x), Write(&partial.sums)];
+    let tensors = [Read(&x), Read(&y), Write(&partial.sums)];
     let sizes = [rows, heads, k, partial.chunk].map(Int);
-    launch("head_sum", partial.grid(), &[&tensors[..], &sizes].concat())?;
-    Ok(partial.total(0, width, width)?.reshape((heads, k))?)
+    launch("head_sums", partial.grid(), &[&tensors[..], &sizes].concat())?;
+    let both = partial.total(0, width, width)?.reshape((2, heads, k))?;
+    Ok((both.get(0)?, both.get(1)?))
 }
 
 pub fn add_rows_in_place(sum: &Tensor, part: &Tensor, time: usize, length: usize, first: usize) -> Result<()> {
@@ -64,31 +115,61 @@ fn sizes<'a>((batch, queries, width): (usize, usize, usize), scores: &Scores) ->
     ]
 }
 
-pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<Tensor> {
+/// With a mask also the dropped weights.
+pub fn weights(
+    content: &Tensor,
+    position: &Tensor,
+    scores: &Scores,
+    mask: Option<DropMask>,
+) -> Result<(Tensor, Option<Tensor>)> {
     let (content, position) = (content.contiguous()?, position.contiguous()?);
     let (heads, batch, queries, width) = content.dims4()?;
     let out = fresh(content.shape(), &content)?;
-    let lengths = lengths_of(scores.lengths, batch, &content)?;
-    let tensors = [Read(&content), Read(&position), Read(&lengths), Write(&out)];
+    let dropped = mask.map(|_| fresh(content.shape(), &content)).transpose()?;
+    let lengths = scores.lengths.on_device(batch, content.device())?;
+    let tensors = [
+        Read(&content),
+        Read(&position),
+        Read(&lengths),
+        Write(&out),
+        WriteIf(dropped.as_ref()),
+    ];
+    let sizes = sizes((batch, queries, width), scores);
     launch(
         "attention_weights",
         Grid::rows(heads * batch * queries),
-        &[&tensors[..], &sizes((batch, queries, width), scores)].concat(),
+        &[&tensors[..], &sizes, &mask_arguments(mask, 1.0)].concat(),
     )?;
-    Ok(out)
+    Ok((out, dropped))
 }
 
-pub fn weights_backward(p: &Tensor, dp: &Tensor, scores: &Scores) -> Result<(Tensor, Tensor)> {
+/// Gradients of content and positional scores; with a mask also the dropped weights.
+pub fn weights_backward(
+    p: &Tensor,
+    dp: &Tensor,
+    scores: &Scores,
+    mask: Option<DropMask>,
+) -> Result<((Tensor, Tensor), Option<Tensor>)> {
     let (p, dp) = (p.contiguous()?, dp.contiguous()?);
+    alike("attention weights", &p, &dp)?;
     let (heads, batch, queries, width) = p.dims4()?;
     let content = fresh(p.shape(), &p)?;
     let position = fresh((heads, batch, queries, 2 * scores.reach + 1), &p)?;
-    let lengths = lengths_of(scores.lengths, batch, &p)?;
-    let tensors = [Read(&p), Read(&dp), Read(&lengths), Write(&content), Write(&position)];
+    let dropped = mask.map(|_| fresh(p.shape(), &p)).transpose()?;
+    let lengths = scores.lengths.on_device(batch, p.device())?;
+    let tensors = [
+        Read(&p),
+        Read(&dp),
+        Read(&lengths),
+        Write(&content),
+        Write(&position),
+        WriteIf(dropped.as_ref()),
+    ];
+    let sizes = sizes((batch, queries, width), scores);
     launch(
         "attention_weights_backward",
         Grid::rows(heads * batch * queries),
-        &[&tensors[..], &sizes((batch, queries, width), scores)].concat(),
+        &[&tensors[..], &sizes, &mask_arguments(mask, 1.0)].concat(),
     )?;
-    Ok((content, position))
+    Ok(((content, position), dropped))
 }

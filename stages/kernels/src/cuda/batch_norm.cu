@@ -11,10 +11,40 @@ KERNEL(column_moment, (const float* x, const float* mean, double* partial, int r
     });
 }
 
-// Means of sums over `rows` rows, rounded.
-KERNEL(column_mean, (const double* sums, float* mean, int width, int rows)) {
+// A column's sum over all chunks of `partial` (chunks, width), in order.
+DEVICE double sum_of_chunks(const double* partial, int chunks, int width, int column) {
+    double sum = partial[column];
+    for (int chunk = 1; chunk < chunks; chunk++) sum += partial[(u64)chunk * width + column];
+    return sum;
+}
+
+// Means over `rows` rows, in 64 bits and rounded.
+KERNEL(column_mean, (const double* partial, double* exact, float* mean, int chunks, int width, int rows)) {
     int column = element();
-    if (column < width) mean[column] = (float)(sums[column] / rows);
+    if (column >= width) return;
+    exact[column] = sum_of_chunks(partial, chunks, width, column) / rows;
+    mean[column] = (float)exact[column];
+}
+
+// From the sums of the squared distances from the rounded means: 1 / sqrt(variance + epsilon), and the running statistics
+// moved by `momentum` towards those of the batch, the variance towards `unbiased` times it.
+KERNEL(batch_statistics, (const double* partial, const double* exact, const float* mean, const float* running_mean,
+                          const float* running_variance, float* inverse, float* moved_mean, float* moved_variance,
+                          int chunks, int width, int rows, double epsilon, double momentum, double unbiased)) {
+    int column = element();
+    if (column >= width) return;
+    // The rest of the mean is taken off.
+    double rest = exact[column] - (double)mean[column];
+    double variance = sum_of_chunks(partial, chunks, width, column) / rows - rest * rest;
+    inverse[column] = (float)(1.0 / sqrt(variance + epsilon));
+    double kept = 1.0 - momentum;
+    moved_mean[column] = (float)(kept * (double)running_mean[column] + momentum * exact[column]);
+    moved_variance[column] = (float)(kept * (double)running_variance[column] + momentum * variance * unbiased);
+}
+
+KERNEL(inverse_deviation, (const float* variance, float* inverse, int width, double epsilon)) {
+    int column = element();
+    if (column < width) inverse[column] = (float)(1.0 / sqrt((double)variance[column] + epsilon));
 }
 
 // factor = weight * inverse, offset = bias - mean * factor: (2, width).
@@ -47,14 +77,23 @@ KERNEL(normalise_silu_sums, (const float* x, const float* affine, const float* m
     });
 }
 
-// The sum for the weight gets its inverse deviation; and what dx needs of both sums: (2, width).
-KERNEL(normalise_silu_level, (float* dw, const float* db, const float* inverse, float* level, int width, float rows,
-                              int batch_statistics)) {
+// Adds up the sums of all chunks, in order; that for the weight gets its inverse deviation. And what dx needs of both
+// sums: (2, width).
+KERNEL(normalise_silu_level, (const float* partial, const float* inverse, float* dw, float* db, float* level, int chunks,
+                              int width, float rows, int batch_statistics)) {
     int column = element();
     if (column >= width) return;
-    dw[column] *= inverse[column];
-    level[column] = batch_statistics ? db[column] / rows : 0.0f;
-    level[width + column] = batch_statistics ? dw[column] * inverse[column] / rows : 0.0f;
+    float of_weight = partial[column], of_bias = partial[width + column];
+    for (int chunk = 1; chunk < chunks; chunk++) {
+        const float* sums = partial + (u64)chunk * 2 * width;
+        of_weight += sums[column];
+        of_bias += sums[width + column];
+    }
+    of_weight *= inverse[column];
+    dw[column] = of_weight;
+    db[column] = of_bias;
+    level[column] = batch_statistics ? of_bias / rows : 0.0f;
+    level[width + column] = batch_statistics ? of_weight * inverse[column] / rows : 0.0f;
 }
 
 KERNEL(normalise_silu_dx, (const float* x, const float* affine, const float* mean, const float* level, const float* dy,

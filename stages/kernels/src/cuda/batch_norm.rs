@@ -2,39 +2,55 @@
 
 use candle_core::{DType, Tensor};
 
-use super::Argument::{Float, Int, Long, Read, ReadIf, Write};
+use super::Argument::{Double, Float, Int, Long, Read, ReadIf, Write};
 use super::sums::Partial;
-use super::{Grid, alike, fresh, launch};
-use crate::batch_norm::Normaliser;
-use crate::device::to_host;
-use crate::error::Result;
+use super::{Grid, alike, fresh, fresh_of, launch};
+use crate::batch_norm::{EPSILON, MOMENTUM, Normaliser, unbiased};
+use crate::error::{Error, Result};
 
-pub fn column_statistics(x: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
+pub fn batch_statistics(x: &Tensor, running: (&Tensor, &Tensor)) -> Result<(Tensor, Tensor, [Tensor; 2])> {
     let x = x.contiguous()?;
-    let width = x.dims().last().copied().unwrap_or(1);
+    let width = running.0.elem_count();
     let rows = x.elem_count() / width.max(1);
-    let moment = |mean: Option<&Tensor>| -> Result<Tensor> {
+    if running.1.elem_count() != width || rows * width != x.elem_count() {
+        return Err(Error::Input(format!(
+            "batch norm: running statistics of {width} columns for a tensor of shape {:?}",
+            x.dims()
+        )));
+    }
+    let moment = |mean: Option<&Tensor>| -> Result<Partial> {
         let partial = Partial::new(DType::F64, rows, width, x.device())?;
         let tensors = [Read(&x), ReadIf(mean), Write(&partial.sums)];
         let sizes = [rows, width, partial.chunk].map(Int);
         launch("column_moment", partial.grid(), &[&tensors[..], &sizes].concat())?;
-        partial.total(0, width, width)
+        Ok(partial)
     };
     let sums = moment(None)?;
-    let rounded = fresh(width, &x)?;
-    let arguments = [Read(&sums), Write(&rounded), Int(width), Int(rows)];
-    launch("column_mean", Grid::elements(width), &arguments)?;
-    let squares = moment(Some(&rounded))?;
-    // All kernels are launched before the first of these waits for the device.
-    let means = |sums: Tensor| -> Result<Vec<f64>> {
-        let sums = to_host::<f64>(&sums)?;
-        Ok(sums.iter().map(|sum| sum / rows as f64).collect())
-    };
-    let (mean, squares, rounded) = (means(sums)?, means(squares)?, to_host::<f32>(&rounded)?);
-    // About the mean as f32 has it; the rest of the mean is taken off.
-    let away = |((square, mean), rounded): ((&f64, &f64), &f32)| square - (mean - f64::from(*rounded)).powi(2);
-    let variance = squares.iter().zip(&mean).zip(&rounded).map(away).collect();
-    Ok((mean, variance))
+    let sizes = [sums.chunks, width, rows].map(Int);
+    let (exact, mean) = (fresh_of(DType::F64, width, x.device())?, fresh(width, &x)?);
+    let tensors = [Read(&sums.sums), Write(&exact), Write(&mean)];
+    let grid = Grid::elements(width);
+    launch("column_mean", grid, &[&tensors[..], &sizes].concat())?;
+    // About the mean as f32 has it.
+    let squares = moment(Some(&mean))?;
+    let (inverse, moved) = (fresh(width, &x)?, [fresh(width, &x)?, fresh(width, &x)?]);
+    let inputs = [&squares.sums, &exact, &mean, running.0, running.1].map(Read);
+    let outputs = [&inverse, &moved[0], &moved[1]].map(Write);
+    let factors = [EPSILON, MOMENTUM, unbiased(rows)].map(Double);
+    launch(
+        "batch_statistics",
+        grid,
+        &[&inputs[..], &outputs, &sizes, &factors].concat(),
+    )?;
+    Ok((mean, inverse, moved))
+}
+
+pub fn inverse_deviation(variance: &Tensor) -> Result<Tensor> {
+    let variance = variance.contiguous()?;
+    let (width, out) = (variance.elem_count(), fresh(variance.shape(), &variance)?);
+    let arguments = [Read(&variance), Write(&out), Int(width), Double(EPSILON)];
+    launch("inverse_deviation", Grid::elements(width), &arguments)?;
+    Ok(out)
 }
 
 /// Factor and offset of every column, (2, C).
@@ -74,10 +90,21 @@ pub fn normalise_silu_backward(
     let tensors = [Read(&x), Read(&affine), Read(by.mean), Read(&dy), Write(&partial.sums)];
     let sizes = [rows, width, partial.chunk].map(Int);
     launch("normalise_silu_sums", partial.grid(), &[&tensors[..], &sizes].concat())?;
-    let (dw, db) = (partial.total(0, width, width)?, partial.total(width, width, width)?);
+    let (dw, db) = (fresh(width, &x)?, fresh(width, &x)?);
     let (level, out) = (fresh((2, width), &x)?, fresh(x.shape(), &x)?);
-    let tensors = [Write(&dw), Read(&db), Read(by.inverse), Write(&level)];
-    let sizes = [Int(width), Float(rows as f64), Int(usize::from(batch_statistics))];
+    let tensors = [
+        Read(&partial.sums),
+        Read(by.inverse),
+        Write(&dw),
+        Write(&db),
+        Write(&level),
+    ];
+    let sizes = [
+        Int(partial.chunks),
+        Int(width),
+        Float(rows as f64),
+        Int(usize::from(batch_statistics)),
+    ];
     launch(
         "normalise_silu_level",
         Grid::elements(width),

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg};
 use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
 use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice};
@@ -13,49 +14,93 @@ use super::{Argument, FILES, PRELUDE, THREADS};
 use crate::error::{Error, Result};
 use crate::subnormals::kept;
 
+/// How many multiprocessors a device has.
+const PROCESSORS: CUdevice_attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+
 /// A scalar as a kernel takes it.
 enum Value {
     Pointer(u64),
+    /// The place of a table's first entry among those of all tables.
+    Table(usize),
     Int(i32),
     Long(u64),
     Float(f32),
+    Double(f64),
 }
 
 /// Launches a kernel whose arguments were checked. It runs after everything that the device was given before.
 pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
     let device = device_of(kernel, arguments)?;
     let stream = device.cuda_stream();
-    let values = arguments
+    let mut table: Vec<u64> = Vec::new();
+    let mut values = arguments
         .iter()
         .map(|argument| {
             Ok(match *argument {
-                Argument::Read(tensor) | Argument::Write(tensor) | Argument::ReadIf(Some(tensor)) => {
-                    Value::Pointer(pointer(kernel, tensor, &device, &stream)?)
+                Argument::Read(tensor)
+                | Argument::Write(tensor)
+                | Argument::ReadIf(Some(tensor))
+                | Argument::WriteIf(Some(tensor)) => Value::Pointer(pointer(kernel, tensor, &device, &stream)?),
+                Argument::ReadIf(None) | Argument::WriteIf(None) => Value::Pointer(0),
+                Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => {
+                    let start = table.len();
+                    for tensor in tensors {
+                        table.push(pointer(kernel, tensor, &device, &stream)?);
+                    }
+                    Value::Table(start)
                 }
-                Argument::ReadIf(None) => Value::Pointer(0),
+                Argument::Longs(numbers) => {
+                    table.extend_from_slice(numbers);
+                    Value::Table(table.len() - numbers.len())
+                }
                 // The check has shown that the number fits.
                 Argument::Int(value) => Value::Int(value as i32),
                 Argument::Signed(value) => Value::Int(value),
                 Argument::Long(value) => Value::Long(value),
                 Argument::Float(value) => Value::Float(value as f32),
+                Argument::Double(value) => Value::Double(value),
             })
         })
         .collect::<Result<Vec<_>>>()?;
+    // Given back, in the order of the stream, when the kernel was launched.
+    let table = if table.is_empty() {
+        None
+    } else {
+        Some(stream.clone_htod(&table).map_err(|error| failed(kernel, error))?)
+    };
+    let start = table.as_ref().map_or(0, |table| table.device_ptr(&stream).0);
+    for value in &mut values {
+        if let Value::Table(at) = *value {
+            *value = Value::Pointer(start + (at * size_of::<u64>()) as u64);
+        }
+    }
     // The compiler computes constants as the device does, with subnormal numbers.
     let function = kept(|| -> Result<_> {
         let ptx = compiled(kernel.file, &stream)?;
         Ok(device.get_or_load_custom_func(kernel.name, FILES[kernel.file].0, &ptx)?)
     })?;
+    let mut x = blocks[0];
+    if kernel.cooperative {
+        let of_each = function.occupancy_max_active_blocks_per_multiprocessor(THREADS as u32, 0, None);
+        let processors = stream
+            .context()
+            .attribute(PROCESSORS)
+            .map_err(|error| failed(kernel, error))?;
+        let at_once = of_each.map_err(|error| failed(kernel, error))? * processors.unsigned_abs();
+        x = x.min(at_once.max(1));
+    }
     let mut builder = function.builder();
     for value in &values {
         match value {
             Value::Pointer(value) | Value::Long(value) => builder.arg(value),
             Value::Int(value) => builder.arg(value),
             Value::Float(value) => builder.arg(value),
+            Value::Double(value) => builder.arg(value),
+            Value::Table(_) => return Err(failed(kernel, "a table is not on the device")),
         };
     }
     let config = LaunchConfig {
-        grid_dim: (blocks[0], blocks[1], 1),
+        grid_dim: (x, blocks[1], 1),
         block_dim: (THREADS as u32, 1, 1),
         shared_mem_bytes: 0,
     };
@@ -63,7 +108,14 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
     // pointers are of tensors on this device, which the caller holds, and there is one stream to a device, so memory that
     // is given back afterwards is not used again before the kernel has ended. That a kernel stays within its tensors is
     // what the tests under the emulator are for.
-    unsafe { builder.launch(config) }.map_err(|error| failed(kernel, error))?;
+    let launched = unsafe {
+        if kernel.cooperative {
+            builder.launch_cooperative(config)
+        } else {
+            builder.launch(config)
+        }
+    };
+    launched.map_err(|error| failed(kernel, error))?;
     Ok(())
 }
 
@@ -74,7 +126,11 @@ fn failed(kernel: &Kernel, error: impl std::fmt::Display) -> Error {
 /// The device that the tensors lie on.
 fn device_of(kernel: &Kernel, arguments: &[Argument]) -> Result<CudaDevice> {
     let first = arguments.iter().find_map(|argument| match argument {
-        Argument::Read(tensor) | Argument::Write(tensor) | Argument::ReadIf(Some(tensor)) => Some(tensor.device()),
+        Argument::Read(tensor)
+        | Argument::Write(tensor)
+        | Argument::ReadIf(Some(tensor))
+        | Argument::WriteIf(Some(tensor)) => Some(tensor.device()),
+        Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => tensors.first().map(Tensor::device),
         _ => None,
     });
     match first {

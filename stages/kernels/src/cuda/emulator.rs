@@ -30,6 +30,7 @@ struct Launch {
     blocks: [u32; 2],
     threads: u32,
     falling: u32,
+    cooperative: u32,
 }
 
 type Emulated = unsafe extern "C" fn(*const Launch, *mut *mut c_void) -> *const c_char;
@@ -76,8 +77,15 @@ fn library() -> &'static Library {
     })
 }
 
+/// The most blocks that wait for each other: the grid of a kernel with barriers of the grid is cut to them, as on a device
+/// that runs no more at once.
+const BLOCKS_AT_ONCE: u32 = 3;
+
 /// Runs a kernel in both orders and writes back what it wrote.
-pub(super) fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
+pub(super) fn launch(kernel: &Kernel, mut blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
+    if kernel.cooperative {
+        blocks[0] = blocks[0].min(BLOCKS_AT_ONCE);
+    }
     let name = CString::new(format!("emulate_{}", kernel.name)).unwrap();
     // SAFETY: the handle is of a loaded library.
     let found = unsafe { libc::dlsym(library().0, name.as_ptr()) };
@@ -92,37 +100,66 @@ pub(super) fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) 
             kernel.name
         )));
     }
-    for (argument, bytes) in arguments.iter().zip(rising) {
-        if let (Argument::Write(tensor), Some(bytes)) = (argument, bytes) {
+    for (argument, all) in arguments.iter().zip(rising) {
+        for (tensor, bytes) in written(argument).iter().zip(all) {
             tensor.inplace_op1(&Overwrite(bytes))?;
         }
     }
     Ok(())
 }
 
-/// The bytes of every tensor that is written, as the kernel left them.
+/// The tensors of an argument.
+fn tensors<'a>(argument: &Argument<'a>) -> &'a [Tensor] {
+    match *argument {
+        Argument::Read(tensor)
+        | Argument::Write(tensor)
+        | Argument::ReadIf(Some(tensor))
+        | Argument::WriteIf(Some(tensor)) => std::slice::from_ref(tensor),
+        Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => tensors,
+        _ => &[],
+    }
+}
+
+/// Those that a kernel writes.
+fn written<'a>(argument: &Argument<'a>) -> &'a [Tensor] {
+    match argument {
+        Argument::Write(_) | Argument::WriteIf(_) | Argument::WriteAll(_) => tensors(argument),
+        _ => &[],
+    }
+}
+
+/// The bytes of every tensor that is written, for each argument, as the kernel left them.
 fn run(
     kernel: &Kernel,
     emulated: Emulated,
     blocks: [u32; 2],
     arguments: &[Argument],
     falling: bool,
-) -> Result<Vec<Option<Vec<u8>>>> {
-    let mut guarded = Vec::with_capacity(arguments.len());
+) -> Result<Vec<Vec<Vec<u8>>>> {
+    let mut guarded: Vec<Vec<Guarded>> = Vec::with_capacity(arguments.len());
+    let mut tables: Vec<Guarded> = Vec::new();
     let mut values: Vec<u64> = Vec::with_capacity(arguments.len());
     for argument in arguments {
-        let memory = match argument {
-            Argument::Read(tensor) | Argument::Write(tensor) | Argument::ReadIf(Some(tensor)) => {
-                Some(Guarded::new(&bytes_of(tensor)?, falling))
-            }
-            _ => None,
+        let memory = tensors(argument)
+            .iter()
+            .map(|tensor| Ok(Guarded::new(&bytes_of(tensor)?, falling)))
+            .collect::<Result<Vec<_>>>()?;
+        let mut table = |entries: &[u64]| {
+            tables.push(Guarded::new(bytemuck::cast_slice(entries), falling));
+            tables.last().map_or(0, |table| table.start as u64)
         };
         values.push(match argument {
             Argument::Int(value) => u64::from(*value as u32),
             Argument::Signed(value) => u64::from(*value as u32),
             Argument::Long(value) => *value,
             Argument::Float(value) => u64::from((*value as f32).to_bits()),
-            _ => memory.as_ref().map_or(0, |memory| memory.start as u64),
+            Argument::Double(value) => value.to_bits(),
+            Argument::Longs(numbers) => table(numbers),
+            Argument::ReadAll(_) | Argument::WriteAll(_) => {
+                let starts: Vec<u64> = memory.iter().map(|memory| memory.start as u64).collect();
+                table(&starts)
+            }
+            _ => memory.first().map_or(0, |memory| memory.start as u64),
         });
         guarded.push(memory);
     }
@@ -131,6 +168,7 @@ fn run(
         blocks,
         threads: THREADS as u32,
         falling: u32::from(falling),
+        cooperative: u32::from(kernel.cooperative),
     };
     // SAFETY: the pointers are to as many values as the kernel has parameters, each of the size that it reads on a
     // little-endian machine, and stay valid for the call.
@@ -140,11 +178,11 @@ fn run(
         let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
         return Err(Error::Input(format!("kernel {}: {message}", kernel.name)));
     }
-    let written = |(argument, memory): (&Argument, Option<Guarded>)| match argument {
-        Argument::Write(_) => memory.map(|memory| memory.bytes().to_vec()),
-        _ => None,
+    let left = |(argument, memory): (&Argument, Vec<Guarded>)| {
+        let count = written(argument).len();
+        memory[..count].iter().map(|memory| memory.bytes().to_vec()).collect()
     };
-    Ok(arguments.iter().zip(guarded).map(written).collect())
+    Ok(arguments.iter().zip(guarded).map(left).collect())
 }
 
 /// Bytes between two pages that cannot be touched.

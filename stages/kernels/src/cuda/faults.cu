@@ -37,3 +37,24 @@ KERNEL(unwritten_shared, (const float* x, float* out)) {
     SHARED(float, scratch, THREADS);
     if (element() < 600) out[element()] = x[0] + scratch[threadIdx.x];
 }
+
+// What the next block has written after 1, the first block reads after the barrier.
+KERNEL(grid_barrier_sound, (const float* x, float* out)) {
+    u64 i = element();
+    if (i < 600) out[i] = x[i];
+    GRID_BARRIER(nullptr, 1);
+    if (i < THREADS) out[i] = out[i] + out[i + THREADS];
+}
+
+KERNEL(no_grid_barrier, (const float* x, float* out)) {
+    u64 i = element();
+    if (i < 600) out[i] = x[i] * 3.0f;
+    BARRIER();
+    if (i < THREADS) out[i] = out[i] + out[i + THREADS];
+}
+
+KERNEL(early_block, (const float* x, float* out)) {
+    if (blockIdx.x == 1) return;
+    GRID_BARRIER(nullptr, 1);
+    if (element() < 600) out[element()] = x[0];
+}

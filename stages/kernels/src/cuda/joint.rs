@@ -19,7 +19,7 @@ pub(super) fn listed(cells: &[Cell], like: &Tensor) -> Result<Tensor> {
             cell.index,
         ]
     };
-    numbers(cells.iter().flat_map(numbers_of), like)
+    numbers(cells.iter().flat_map(numbers_of), like.device())
 }
 
 pub fn hidden(f: &Tensor, g: &Tensor, cells: &[Cell], mask: Option<DropMask>) -> Result<Tensor> {

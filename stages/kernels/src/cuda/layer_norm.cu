@@ -1,7 +1,8 @@
 // Layer normalisation: one block for each row.
 
-KERNEL(layer_norm, (const float* x, const float* weight, const float* bias, float* out, float* statistics, int d)) {
-    SHARED(float, scratch, THREADS + 16);
+// The row of `x` normalised, by all threads of the block.
+DEVICE void normalise(const float* x, const float* weight, const float* bias, float* out, float* statistics, int d,
+                      float* scratch) {
     u64 row = blockIdx.x;
     x += row * d;
     out += row * d;
@@ -18,8 +19,27 @@ KERNEL(layer_norm, (const float* x, const float* weight, const float* bias, floa
     for (int i = threadIdx.x; i < d; i += THREADS) out[i] = (x[i] - mean) * inverse * weight[i] + bias[i];
 }
 
+KERNEL(layer_norm, (const float* x, const float* weight, const float* bias, float* out, float* statistics, int d)) {
+    SHARED(float, scratch, THREADS + 16);
+    normalise(x, weight, bias, out, statistics, d, scratch);
+}
+
+// sum = x + factor * drop(y), and that normalised. A thread reads only what it has written itself.
+KERNEL(add_and_norm, (const float* x, const float* y, const float* weight, const float* bias, float* sum, float* out,
+                      float* statistics, int d, float factor, u64 key, u64 threshold)) {
+    SHARED(float, scratch, THREADS + 16);
+    u64 start = (u64)blockIdx.x * d;
+    for (int column = threadIdx.x; column < d; column += THREADS) {
+        u64 i = start + column;
+        sum[i] = x[i] + (keeps(key, threshold, i) ? factor * y[i] : 0.0f);
+    }
+    normalise(sum, weight, bias, out, statistics, d, scratch);
+}
+
+// With `dropped` also factor * drop(out).
 KERNEL(layer_norm_dx, (const float* x, const float* statistics, const float* weight, const float* dy,
-                       const float* residual, float* out, int d)) {
+                       const float* residual, float* out, float* dropped, int d, float factor, u64 key,
+                       u64 threshold)) {
     SHARED(float, scratch, THREADS + 16);
     u64 row = blockIdx.x, start = row * d;
     float mean = statistics[2 * row], inverse = statistics[2 * row + 1];
@@ -34,7 +54,9 @@ KERNEL(layer_norm_dx, (const float* x, const float* statistics, const float* wei
     for (int i = threadIdx.x; i < d; i += THREADS) {
         float normal = (x[start + i] - mean) * inverse;
         float around = residual ? residual[start + i] : 0.0f;
-        out[start + i] = around + inverse * (dy[start + i] * weight[i] - sum - normal * along);
+        float dx = around + inverse * (dy[start + i] * weight[i] - sum - normal * along);
+        out[start + i] = dx;
+        if (dropped) dropped[start + i] = keeps(key, threshold, start + i) ? factor * dx : 0.0f;
     }
 }
 

@@ -1,6 +1,6 @@
-// One step of an LSTM, gate order i, f, g, o.
+// One layer of an LSTM, gate order i, f, g, o.
 
-// Activates `gates` (batch, 4 width) in place, which hold the product of the input, and advances the cell.
+// One step: activates `gates` (batch, 4 width) in place, which hold the product of the input, and advances the cell.
 KERNEL(lstm_step, (float* gates, const float* product, const float* input_bias, const float* hidden_bias,
                    const float* before, float* cells, float* hidden, int n, int width)) {
     int i = element();
@@ -10,32 +10,140 @@ KERNEL(lstm_step, (float* gates, const float* product, const float* input_bias, 
     float gate[4];
     for (int part = 0; part < 4; part++) {
         int at = part * width + j;
-        gate[part] = gates[row + at] + (input_bias[at] + hidden_bias[at]);
-        if (product) gate[part] += product[row + at];
+        gate[part] = gates[row + at] + (input_bias[at] + hidden_bias[at]) + product[row + at];
         gate[part] = part == 2 ? tanhf(gate[part]) : sigmoid(gate[part]);
         gates[row + at] = gate[part];
     }
-    float cell = gate[1] * (before ? before[i] : 0.0f) + gate[0] * gate[2];
+    float cell = gate[1] * before[i] + gate[0] * gate[2];
     cells[i] = cell;
     hidden[i] = gate[3] * tanhf(cell);
 }
 
-// `later` is what the step after says about this step's output; `d_cell` goes from step to step.
-KERNEL(lstm_step_backward, (const float* dy, const float* later, const float* gates, const float* cells,
-                            const float* before, float* d_cell, float* d_gates, int n, int width)) {
-    int i = element();
-    if (i >= n) return;
-    u64 row = (u64)(i / width) * 4 * width + i % width;
-    float input = gates[row], forget = gates[row + width];
-    float candidate = gates[row + 2 * width], output = gates[row + 3 * width];
-    float d_output = later ? dy[i] + later[i] : dy[i];
-    float bent = tanhf(cells[i]);
-    float d = d_cell[i] + d_output * output * (1.0f - bent * bent);
-    d_gates[row] = d * candidate * input * (1.0f - input);
-    d_gates[row + width] = d * (before ? before[i] : 0.0f) * forget * (1.0f - forget);
-    d_gates[row + 2 * width] = d * input * (1.0f - candidate * candidate);
-    d_gates[row + 3 * width] = d_output * bent * output * (1.0f - output);
-    d_cell[i] = d * forget;
+// All steps of a layer in one launch. A block has some hidden units, with all rows of the batch; the blocks wait for each
+// other after each step, as a step needs the outputs of all units of the step before. Products are made in tiles of 4 by
+// 4 (rows of weights by rows of the batch), whose sums of products the threads of a tile share.
+
+// Hidden units that a block has at a time, and rows of the batch.
+#define UNITS 8
+#define ROWS 4
+
+// This thread's part of a tile's 16 sums: every `lanes`-th number of rows of length `depth`, from number `lane` on.
+DEVICE void tile_products(const float* const* weights, const float* const* rows, int depth, int lane, int lanes,
+                          float* scratch) {
+    float sums[16];
+    for (int at = 0; at < 16; at++) sums[at] = 0.0f;
+    for (int k = lane; k < depth; k += lanes) {
+        float x[4];
+        for (int b = 0; b < 4; b++) x[b] = rows[b][k];
+        for (int w = 0; w < 4; w++) {
+            float weight = weights[w][k];
+            for (int b = 0; b < 4; b++) sums[4 * w + b] = fmaf(weight, x[b], sums[4 * w + b]);
+        }
+    }
+    for (int at = 0; at < 16; at++) scratch[at * (THREADS + 1) + threadIdx.x] = sums[at];
+}
+
+// Adds up the parts of the threads of each warp: 16 sums for each of 8 warps.
+DEVICE void warp_sums(const float* scratch, float* sums) {
+    BARRIER();
+    if (threadIdx.x < 128) {
+        const float* parts = scratch + threadIdx.x % 16 * (THREADS + 1) + threadIdx.x / 16 * 32;
+        float sum = parts[0];
+        for (int lane = 1; lane < 32; lane++) sum += parts[lane];
+        sums[threadIdx.x] = sum;
+    }
+    BARRIER();
+}
+
+DEVICE int least(int a, int b) { return a < b ? a : b; }
+
+// `gates` (steps * batch, 4 width) hold the product of the input, and become the activated gates.
+KERNEL(lstm_layer, (float* gates, const float* weight, const float* input_bias, const float* hidden_bias, float* cells,
+                    float* hidden, u32* arrived, int steps, int batch, int width)) {
+    SHARED(float, scratch, 16 * (THREADS + 1));
+    SHARED(float, sums, 128);
+    int thread = threadIdx.x;
+    for (int step = 0; step < steps; step++) {
+        u64 now = (u64)step * batch;
+        for (int base = blockIdx.x * UNITS; base < width; base += gridDim.x * UNITS)
+            for (int first = 0; first < batch; first += ROWS) {
+                if (step > 0) {
+                    // A warp for each unit, for its four gates.
+                    const float *weights[4], *rows[4];
+                    int unit = least(base + thread / 32, width - 1);
+                    for (int part = 0; part < 4; part++) weights[part] = weight + ((u64)part * width + unit) * width;
+                    for (int b = 0; b < 4; b++) rows[b] = hidden + (now - batch + least(first + b, batch - 1)) * width;
+                    tile_products(weights, rows, width, thread % 32, 32, scratch);
+                    warp_sums(scratch, sums);
+                }
+                int unit = base + thread / ROWS, row = first + thread % ROWS;
+                if (thread < UNITS * ROWS && unit < width && row < batch) {
+                    u64 at = (now + row) * width + unit;
+                    float gate[4];
+                    for (int part = 0; part < 4; part++) {
+                        int bias = part * width + unit;
+                        float* place = gates + (now + row) * 4 * width + bias;
+                        gate[part] = *place + (input_bias[bias] + hidden_bias[bias]);
+                        if (step > 0) gate[part] += sums[thread / ROWS * 16 + 4 * part + thread % ROWS];
+                        gate[part] = part == 2 ? tanhf(gate[part]) : sigmoid(gate[part]);
+                        *place = gate[part];
+                    }
+                    float before = step > 0 ? cells[at - (u64)batch * width] : 0.0f;
+                    float cell = gate[1] * before + gate[0] * gate[2];
+                    cells[at] = cell;
+                    hidden[at] = gate[3] * tanhf(cell);
+                }
+            }
+        if (step + 1 < steps) GRID_BARRIER(arrived, step + 1);
+    }
+}
+
+// `transposed` (width, 4 width) are the hidden weights; `d_cell` (batch, width) goes from step to step.
+KERNEL(lstm_layer_backward, (const float* dy, const float* transposed, const float* gates, const float* cells,
+                             float* d_cell, float* d_gates, u32* arrived, int steps, int batch, int width)) {
+    SHARED(float, scratch, 16 * (THREADS + 1));
+    SHARED(float, sums, 128);
+    int thread = threadIdx.x;
+    for (int step = steps - 1; step >= 0; step--) {
+        u64 now = (u64)step * batch;
+        bool last = step + 1 == steps;
+        for (int base = blockIdx.x * UNITS; base < width; base += gridDim.x * UNITS)
+            for (int first = 0; first < batch; first += ROWS) {
+                if (!last) {
+                    // Four warps for four units.
+                    const float *weights[4], *rows[4];
+                    for (int u = 0; u < 4; u++)
+                        weights[u] = transposed + (u64)least(base + thread / 128 * 4 + u, width - 1) * 4 * width;
+                    for (int b = 0; b < 4; b++)
+                        rows[b] = d_gates + (now + batch + least(first + b, batch - 1)) * 4 * width;
+                    tile_products(weights, rows, 4 * width, thread % 128, 128, scratch);
+                    warp_sums(scratch, sums);
+                }
+                int unit = base + thread / ROWS, row = first + thread % ROWS;
+                if (thread < UNITS * ROWS && unit < width && row < batch) {
+                    u64 at = (now + row) * width + unit;
+                    float d_output = dy[at];
+                    // What the step after says about this step's output.
+                    if (!last) {
+                        const float* parts = sums + thread / 16 * 64 + thread % 16;
+                        d_output += ((parts[0] + parts[16]) + parts[32]) + parts[48];
+                    }
+                    const float* gate = gates + (now + row) * 4 * width + unit;
+                    float* d_gate = d_gates + (now + row) * 4 * width + unit;
+                    float input = gate[0], forget = gate[width], candidate = gate[2 * width], output = gate[3 * width];
+                    float* cell_gradient = d_cell + (u64)row * width + unit;
+                    float bent = tanhf(cells[at]);
+                    float before = step > 0 ? cells[at - (u64)batch * width] : 0.0f;
+                    float d = (last ? 0.0f : *cell_gradient) + d_output * output * (1.0f - bent * bent);
+                    d_gate[0] = d * candidate * input * (1.0f - input);
+                    d_gate[width] = d * before * forget * (1.0f - forget);
+                    d_gate[2 * width] = d * input * (1.0f - candidate * candidate);
+                    d_gate[3 * width] = d_output * bent * output * (1.0f - output);
+                    *cell_gradient = d * forget;
+                }
+            }
+        if (step > 0) GRID_BARRIER(arrived, steps - step);
+    }
 }
 
 // Rows of `now` where `take` is not 0, of `old` elsewhere.

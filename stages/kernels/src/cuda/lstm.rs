@@ -1,30 +1,20 @@
 //! One LSTM layer over a sequence.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
-use super::Argument::{Int, Read, ReadIf, Write};
+use super::Argument::{Int, Read, Write};
 use super::{Grid, fresh, launch, numbers};
 use crate::error::Result;
 use crate::lstm::{LstmGradients, LstmSaved, LstmWeights, gradients};
 use crate::product::product;
 
-/// Activates gates (batch, 4H) in place, which hold the product with the input, and advances the cell.
-fn advance(
-    gates: &Tensor,
-    recurrent: Option<&Tensor>,
-    weights: LstmWeights,
-    before: Option<&Tensor>,
-    (cells, hidden): (&Tensor, &Tensor),
-) -> Result<()> {
-    let (n, width) = (cells.elem_count(), cells.dim(1)?);
-    let inputs = [
-        Write(gates),
-        ReadIf(recurrent),
-        Read(weights.input_bias),
-        Read(weights.hidden_bias),
-    ];
-    let rest = [ReadIf(before), Write(cells), Write(hidden), Int(n), Int(width)];
-    launch("lstm_step", Grid::elements(n), &[&inputs[..], &rest].concat())
+/// Hidden units that a block has; as in `lstm.cu`.
+const UNITS: usize = 8;
+
+/// Blocks for a layer, and what counts them at their barriers.
+fn blocks(width: usize, like: &Tensor) -> Result<(Grid, Tensor)> {
+    let arrived = Tensor::zeros(1, DType::U32, like.device())?;
+    Ok((Grid::rows(width.div_ceil(UNITS)), arrived))
 }
 
 pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
@@ -33,16 +23,13 @@ pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
     let x = x.contiguous()?.reshape((steps * batch, inputs))?;
     let gates = product(&x, &weights.input.t()?)?;
     let (cells, hidden) = (fresh((steps * batch, width), &x)?, fresh((steps * batch, width), &x)?);
-    let recurrent = weights.hidden.t()?;
-    for step in 0..steps {
-        let of = |all: &Tensor, step: usize| all.narrow(0, step * batch, batch);
-        let before = step.checked_sub(1).map(|before| of(&cells, before)).transpose()?;
-        let product = step
-            .checked_sub(1)
-            .map(|before| product(&of(&hidden, before)?, &recurrent))
-            .transpose()?;
-        let now = (&of(&cells, step)?, &of(&hidden, step)?);
-        advance(&of(&gates, step)?, product.as_ref(), weights, before.as_ref(), now)?;
+    if steps * batch > 0 {
+        let (grid, arrived) = blocks(width, &x)?;
+        let inputs = [weights.hidden, weights.input_bias, weights.hidden_bias].map(Read);
+        let outputs = [&cells, &hidden, &arrived].map(Write);
+        let sizes = [steps, batch, width].map(Int);
+        let arguments = [&[Write(&gates)][..], &inputs, &outputs, &sizes].concat();
+        launch("lstm_layer", grid, &arguments)?;
     }
     let y = hidden.reshape((steps, batch, width))?;
     let input = x;
@@ -62,28 +49,14 @@ pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
 pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Result<LstmGradients> {
     let dy = dy.contiguous()?;
     let (steps, batch, width) = dy.dims3()?;
-    let dy = dy.reshape((steps * batch, width))?;
     let d_gates = fresh((steps * batch, 4 * width), &dy)?;
-    let d_cell = Tensor::zeros((batch, width), dy.dtype(), dy.device())?;
-    let mut later: Option<Tensor> = None;
-    let n = batch * width;
-    for step in (0..steps).rev() {
-        let of = |all: &Tensor, step: usize| all.narrow(0, step * batch, batch);
-        let before = step.checked_sub(1).map(|before| of(&saved.cells, before)).transpose()?;
-        let (dy, gates, cells) = (of(&dy, step)?, of(&saved.gates, step)?, of(&saved.cells, step)?);
-        let d_step = of(&d_gates, step)?;
-        let tensors = [Read(&dy), ReadIf(later.as_ref()), Read(&gates), Read(&cells)];
-        let rest = [
-            ReadIf(before.as_ref()),
-            Write(&d_cell),
-            Write(&d_step),
-            Int(n),
-            Int(width),
-        ];
-        launch("lstm_step_backward", Grid::elements(n), &[&tensors[..], &rest].concat())?;
-        if step > 0 {
-            later = Some(product(&d_step, weights.hidden)?);
-        }
+    if steps * batch > 0 {
+        let (grid, arrived) = blocks(width, &dy)?;
+        let (transposed, d_cell) = (weights.hidden.t()?.contiguous()?, fresh((batch, width), &dy)?);
+        let inputs = [&dy, &transposed, &saved.gates, &saved.cells].map(Read);
+        let outputs = [&d_cell, &d_gates, &arrived].map(Write);
+        let sizes = [steps, batch, width].map(Int);
+        launch("lstm_layer_backward", grid, &[&inputs[..], &outputs, &sizes].concat())?;
     }
     gradients(&d_gates, saved, weights, (steps, batch))
 }
@@ -92,7 +65,14 @@ pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeight
     let recurrent = product(hidden, &weights.hidden.t()?)?;
     let gates = product(x, &weights.input.t()?)?;
     let (cells, outputs) = (fresh(cell.shape(), cell)?, fresh(cell.shape(), cell)?);
-    advance(&gates, Some(&recurrent), weights, Some(cell), (&cells, &outputs))?;
+    let (n, width) = (cells.elem_count(), cells.dim(1)?);
+    let inputs = [&recurrent, weights.input_bias, weights.hidden_bias, cell].map(Read);
+    let rest = [Write(&cells), Write(&outputs), Int(n), Int(width)];
+    launch(
+        "lstm_step",
+        Grid::elements(n),
+        &[&[Write(&gates)][..], &inputs, &rest].concat(),
+    )?;
     Ok((outputs, cells))
 }
 
@@ -100,7 +80,7 @@ pub fn replace_rows(old: &Tensor, new: &Tensor, take: &[bool]) -> Result<Tensor>
     let (n, width) = (old.elem_count(), old.dim(1)?);
     let (out, take) = (
         fresh(old.shape(), old)?,
-        numbers(take.iter().map(|&take| usize::from(take)), old)?,
+        numbers(take.iter().map(|&take| usize::from(take)), old.device())?,
     );
     let tensors = [Read(old), Read(new), Read(&take), Write(&out)];
     launch(

@@ -31,7 +31,7 @@ use std::cell::Cell;
 
 use candle_core::{DType, Device, Shape, Tensor};
 
-use crate::counts::launched;
+use crate::counts::{copied_to_device, launched};
 use crate::device::to_device;
 use crate::error::{Error, Result};
 use crate::noise::DropMask;
@@ -107,16 +107,37 @@ pub enum Argument<'a> {
     ReadIf(Option<&'a Tensor>),
     /// A contiguous tensor that is written, or read and written.
     Write(&'a Tensor),
+    /// The same, or no tensor.
+    WriteIf(Option<&'a Tensor>),
+    /// Contiguous tensors that are read, as a table of pointers.
+    ReadAll(&'a [Tensor]),
+    /// The same, that are written.
+    WriteAll(&'a [Tensor]),
+    /// A table of numbers. All tables of a launch go to the device in one copy.
+    Longs(&'a [u64]),
     Int(usize),
     /// A number that may be negative.
     Signed(i32),
     Long(u64),
+    /// A number that is rounded to 32 bits.
     Float(f64),
+    Double(f64),
 }
 
 /// How many blocks a kernel runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid([usize; 2]);
+
+impl Argument<'_> {
+    /// Entries of the table that is copied to the device for it.
+    fn table_len(&self) -> usize {
+        match self {
+            Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => tensors.len(),
+            Argument::Longs(numbers) => numbers.len(),
+            _ => 0,
+        }
+    }
+}
 
 impl Grid {
     /// A thread for each of `n` elements.
@@ -147,7 +168,7 @@ impl Grid {
     }
 }
 
-/// Runs a kernel. Every argument is checked against the parameters that the kernel's file declares.
+/// Runs a kernel; one whose blocks wait for each other on no more blocks than can run at once. Every argument is checked against the parameters that the kernel's file declares.
 pub fn launch(name: &str, grid: Grid, arguments: &[Argument]) -> Result<()> {
     let kernel = signature::kernel(name)?;
     check(kernel, arguments)?;
@@ -155,6 +176,10 @@ pub fn launch(name: &str, grid: Grid, arguments: &[Argument]) -> Result<()> {
         return Ok(());
     };
     launched(kernel.name);
+    let entries: usize = arguments.iter().map(Argument::table_len).sum();
+    if entries > 0 {
+        copied_to_device(entries * size_of::<u64>());
+    }
     if let Some(launcher) = LAUNCHER.get() {
         return launcher(kernel, blocks, arguments);
     }
@@ -183,13 +208,21 @@ fn check(kernel: &Kernel, arguments: &[Argument]) -> Result<()> {
         )));
     }
     for (at, (parameter, argument)) in kernel.parameters.iter().zip(arguments).enumerate() {
-        let tensor = match (parameter, argument) {
-            (Parameter::Pointer { written: false, .. }, Argument::Read(tensor) | Argument::ReadIf(Some(tensor)))
-            | (Parameter::Pointer { written: true, .. }, Argument::Write(tensor)) => *tensor,
+        let (dtype, tensors) = match (*parameter, argument) {
+            (Parameter::Pointer { dtype, written: false }, Argument::Read(tensor) | Argument::ReadIf(Some(tensor)))
+            | (
+                Parameter::Pointer { dtype, written: true },
+                Argument::Write(tensor) | Argument::WriteIf(Some(tensor)),
+            ) => (dtype, std::slice::from_ref(*tensor)),
+            (Parameter::Pointers { dtype, written: false }, Argument::ReadAll(tensors))
+            | (Parameter::Pointers { dtype, written: true }, Argument::WriteAll(tensors)) => (dtype, *tensors),
             (Parameter::Pointer { written: false, .. }, Argument::ReadIf(None))
+            | (Parameter::Pointer { written: true, .. }, Argument::WriteIf(None))
+            | (Parameter::Longs, Argument::Longs(_))
             | (Parameter::Int, Argument::Signed(_))
             | (Parameter::Long, Argument::Long(_))
-            | (Parameter::Float, Argument::Float(_)) => continue,
+            | (Parameter::Float, Argument::Float(_))
+            | (Parameter::Double, Argument::Double(_)) => continue,
             (Parameter::Int, Argument::Int(value)) if i32::try_from(*value).is_ok() => continue,
             (Parameter::Int, Argument::Int(value)) => {
                 return Err(Error::Input(format!(
@@ -199,9 +232,8 @@ fn check(kernel: &Kernel, arguments: &[Argument]) -> Result<()> {
             }
             _ => return wrong(at),
         };
-        if let Parameter::Pointer { dtype, .. } = parameter
-            && (tensor.dtype() != *dtype || !tensor.is_contiguous())
-        {
+        let unfit = |tensor: &&Tensor| tensor.dtype() != dtype || !tensor.is_contiguous();
+        if let Some(tensor) = tensors.iter().find(unfit) {
             return Err(Error::Input(format!(
                 "kernel {}: argument {at} must be a contiguous tensor of type {}, not one of type {}",
                 kernel.name,
@@ -230,14 +262,14 @@ pub(crate) fn fresh_of(dtype: DType, shape: impl Into<Shape>, device: &Device) -
     Ok(unsafe { Tensor::empty(shape, dtype, device)? })
 }
 
-/// Numbers on the device of a tensor.
-pub(crate) fn numbers(values: impl Iterator<Item = usize>, like: &Tensor) -> Result<Tensor> {
+/// Numbers on a device.
+pub(crate) fn numbers(values: impl Iterator<Item = usize>, device: &Device) -> Result<Tensor> {
     let values = values
         .map(u32::try_from)
         .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(|_| Error::Input("a length or index is too large for the device".into()))?;
     let count = values.len();
-    to_device(&Tensor::from_vec(values, count, &Device::Cpu)?, like.device())
+    to_device(&Tensor::from_vec(values, count, &Device::Cpu)?, device)
 }
 
 /// An error unless a tensor has as many elements as another: a kernel goes by the size of one of them.
@@ -247,14 +279,6 @@ pub(crate) fn alike(what: &str, a: &Tensor, b: &Tensor) -> Result<()> {
     }
     let (a, b) = (a.dims(), b.dims());
     Err(Error::Input(format!("{what}: shapes {a:?} and {b:?} do not fit")))
-}
-
-/// One length for each sequence, on the device of a tensor.
-pub(crate) fn lengths_of(lengths: &[usize], batch: usize, like: &Tensor) -> Result<Tensor> {
-    if lengths.len() != batch {
-        return Err(Error::Input(format!("{} lengths for {batch} sequences", lengths.len())));
-    }
-    numbers(lengths.iter().copied(), like)
 }
 
 /// Factor, key and threshold of a dropout mask, the factor times `factor`.

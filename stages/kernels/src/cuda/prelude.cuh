@@ -1,8 +1,13 @@
 // What every kernel file may use. It stands before each of them, for NVRTC and for the emulator alike.
 //
 // A kernel is written as KERNEL(name, (parameters)) { body }. Shared memory is SHARED(type, name, count), a barrier of
-// the block's threads BARRIER(). Pointers are to float, double, u8, u32 or bf16, scalars are int, u64, float or double:
-// the Rust side reads the parameters from this text and checks what it passes against them.
+// the block's threads BARRIER(). Pointers are to float, double, u8, u32 or bf16, scalars are int, u64, float or double;
+// `type* const*` is a table of pointers to tensors, `const u64*` a table of numbers: the Rust side reads the parameters
+// from this text and checks what it passes against them.
+//
+// GRID_BARRIER(arrived, number) in a kernel's own body is a barrier of all threads of all blocks: the first of a launch
+// has number 1, the next one 2; `arrived` is 0 at the launch. All blocks of such a kernel run at once: its grid of one
+// dimension is cut to what the device runs at once, so a kernel goes by gridDim.
 //
 // No floating-point atomics, and every sum is taken in an order that depends on sizes alone.
 
@@ -16,6 +21,7 @@ typedef unsigned long long u64;
 #define DEVICE __device__ __forceinline__
 #define SHARED(type, name, count) __shared__ type name[count]
 #define BARRIER() __syncthreads()
+#define GRID_BARRIER(arrived, number) grid_barrier(arrived, (u32)(number))
 DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 #endif
@@ -23,8 +29,48 @@ DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // Threads of every block.
 #define THREADS 256
 
+#ifdef __CUDACC__
+// What a block wrote before is seen by all blocks afterwards: each block's first thread publishes it, and then what it
+// reads is read anew.
+DEVICE void grid_barrier(u32* arrived, u32 number) {
+    BARRIER();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd(arrived, 1);
+        while (*(volatile u32*)arrived < number * gridDim.x) {
+        }
+        __threadfence();
+    }
+    BARRIER();
+}
+#endif
+
 // Number of this thread among those of all blocks of a grid of one dimension.
 DEVICE u64 element() { return (u64)blockIdx.x * THREADS + threadIdx.x; }
+
+// One launch over many tensors. The tensors are cut into chunks of one size, a block each. An entry of `plan` has `words`
+// numbers: the first block of a tensor, its elements, and what the kernel needs beside. This is the tensor of this block,
+// and its elements from `first` to `end`.
+struct Part {
+    int tensor;
+    const u64* entry;
+    u64 first, end;
+};
+
+DEVICE Part part_of(const u64* plan, int words, int count, int chunk) {
+    int low = 0, high = count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (plan[(u64)middle * words] <= blockIdx.x)
+            low = middle;
+        else
+            high = middle;
+    }
+    const u64* entry = plan + (u64)low * words;
+    u64 first = (blockIdx.x - entry[0]) * chunk, end = first + chunk;
+    Part part = {low, entry, first, end < entry[1] ? end : entry[1]};
+    return part;
+}
 
 DEVICE float infinity() { return float_of(0x7f800000u); }
 

@@ -15,15 +15,28 @@ pub struct Kernel {
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub file: usize,
     pub parameters: Vec<Parameter>,
+    /// Whether its blocks wait for each other, so that all of them have to run at once.
+    pub cooperative: bool,
 }
 
 /// The parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Parameter {
-    Pointer { dtype: DType, written: bool },
+    Pointer {
+        dtype: DType,
+        written: bool,
+    },
+    /// A table of pointers.
+    Pointers {
+        dtype: DType,
+        written: bool,
+    },
+    /// A table of 64-bit numbers.
+    Longs,
     Int,
     Long,
     Float,
+    Double,
 }
 
 /// The kernel of this name.
@@ -57,11 +70,13 @@ pub fn all() -> Result<&'static HashMap<&'static str, Kernel>> {
 /// `name, (type name, ...)) {`
 fn read(text: &'static str, file: usize) -> Option<Kernel> {
     let (name, rest) = text.split_once(", (")?;
-    let (parameters, _) = rest.split_once("))")?;
+    let (parameters, body) = rest.split_once("))")?;
+    let body = body.split("\nKERNEL(").next()?;
     Some(Kernel {
         name,
         file,
         parameters: parameters.split(',').map(parameter).collect::<Option<_>>()?,
+        cooperative: body.contains("GRID_BARRIER("),
     })
 }
 
@@ -72,9 +87,14 @@ fn parameter(text: &str) -> Option<Parameter> {
         "int" => return Some(Parameter::Int),
         "u64" => return Some(Parameter::Long),
         "float" => return Some(Parameter::Float),
+        "double" => return Some(Parameter::Double),
+        "const u64*" => return Some(Parameter::Longs),
         _ => {}
     }
-    let element = kind.strip_suffix('*')?;
+    let (element, table) = match kind.strip_suffix("* const*") {
+        Some(element) => (element, true),
+        None => (kind.strip_suffix('*')?, false),
+    };
     let (element, written) = match element.strip_prefix("const ") {
         Some(element) => (element, false),
         None => (element, true),
@@ -87,5 +107,9 @@ fn parameter(text: &str) -> Option<Parameter> {
         "bf16" => DType::BF16,
         _ => return None,
     };
-    Some(Parameter::Pointer { dtype, written })
+    Some(if table {
+        Parameter::Pointers { dtype, written }
+    } else {
+        Parameter::Pointer { dtype, written }
+    })
 }

@@ -4,18 +4,19 @@ use candle_core::{DType, Tensor};
 
 use super::Argument::{Int, Long, Read, Write};
 use super::sums::Partial;
-use super::{Grid, alike, fresh, launch, lengths_of};
+use super::{Grid, alike, fresh, launch};
 use crate::error::Result;
+use crate::lengths::Lengths;
 use crate::subsample::halved;
 
-pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &[usize], lengths: &[usize]) -> Result<Tensor> {
+pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &Lengths, lengths: &Lengths) -> Result<Tensor> {
     let x = x.contiguous()?;
     let (batch, bands, time) = x.dims3()?;
     let channels = bias.elem_count();
     let out = fresh((batch, halved(time), halved(bands), channels), &x)?;
     let n = out.elem_count();
-    let input_lengths = lengths_of(input_lengths, batch, &x)?;
-    let lengths = lengths_of(lengths, batch, &x)?;
+    let input_lengths = input_lengths.on_device(batch, x.device())?;
+    let lengths = lengths.on_device(batch, x.device())?;
     let tensors = [&x, weight, bias, &input_lengths, &lengths].map(Read);
     let rest = [Write(&out), Long(n as u64), Int(time), Int(bands), Int(channels)];
     launch("subsample_first", Grid::elements(n), &[&tensors[..], &rest].concat())?;
@@ -31,12 +32,12 @@ fn weight_and_bias(partial: &Partial, channels: usize) -> Result<(Tensor, Tensor
     ))
 }
 
-pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Result<(Tensor, Tensor)> {
+pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &Lengths) -> Result<(Tensor, Tensor)> {
     let (x, dz) = (x.contiguous()?, dz.contiguous()?);
     let (_, bands, time) = x.dims3()?;
     let (batch, time_out, bands_out, channels) = dz.dims4()?;
     let rows = batch * time_out * bands_out;
-    let input_lengths = lengths_of(input_lengths, batch, &x)?;
+    let input_lengths = input_lengths.on_device(batch, x.device())?;
     let partial = Partial::new(DType::F32, rows, 10 * channels, x.device())?;
     let tensors = [Read(&x), Read(&dz), Read(&input_lengths), Write(&partial.sums)];
     let sizes = [rows, time, bands, channels, partial.chunk].map(Int);
@@ -48,12 +49,12 @@ pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &[usize]) -> Resul
     weight_and_bias(&partial, channels)
 }
 
-pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<Tensor> {
+pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &Lengths) -> Result<Tensor> {
     let x = x.contiguous()?;
     let (batch, time, bands, channels) = x.dims4()?;
     let out = fresh((batch, halved(time), halved(bands), channels), &x)?;
     let n = out.elem_count();
-    let lengths = lengths_of(lengths, batch, &x)?;
+    let lengths = lengths.on_device(batch, x.device())?;
     let tensors = [&x, weight, bias, &lengths].map(Read);
     let rest = [Write(&out), Long(n as u64), Int(time), Int(bands), Int(channels)];
     launch(
@@ -93,10 +94,10 @@ pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Ten
     weight_and_bias(&partial, channels)
 }
 
-pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &[usize]) -> Result<()> {
+pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &Lengths) -> Result<()> {
     let (batch, time, bands, channels) = z.dims4()?;
     let n = z.elem_count();
-    let lengths = lengths_of(lengths, batch, z)?;
+    let lengths = lengths.on_device(batch, z.device())?;
     let tensors = [Write(z), Read(bias), Read(&lengths), Long(n as u64)];
     let sizes = [time, bands * channels, channels].map(Int);
     launch("bias_relu", Grid::elements(n), &[&tensors[..], &sizes].concat())

@@ -24,13 +24,13 @@ KERNEL(total_double, (const double* partial, double* out, int chunks, int width,
     add_chunks(partial, out, chunks, width, first, count, channels);
 }
 
-// Sum of squares in 64 bits: block i adds those of elements i * chunk and on.
-KERNEL(sum_of_squares, (const float* x, double* partial, u64 n, int chunk)) {
+// Sums of squares in 64 bits of many tensors: each block adds those of one chunk. Entries of `plan` are of two words.
+KERNEL(sum_of_squares, (const float* const* tensors, const u64* plan, double* partial, int count, int chunk)) {
     SHARED(double, scratch, THREADS + 16);
-    u64 first = (u64)blockIdx.x * chunk;
-    u64 end = first + chunk < n ? first + chunk : n;
+    Part part = part_of(plan, 2, count, chunk);
+    const float* x = tensors[part.tensor];
     double sum = 0;
-    for (u64 i = first + threadIdx.x; i < end; i += THREADS) sum += (double)x[i] * (double)x[i];
+    for (u64 i = part.first + threadIdx.x; i < part.end; i += THREADS) sum += (double)x[i] * (double)x[i];
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }

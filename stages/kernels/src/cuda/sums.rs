@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Argument::{Int, Long, Read, Write};
+use super::Argument::{Int, Longs, Read, ReadAll, Write};
 use super::{Grid, THREADS, fresh_of, launch, numbers};
 use crate::device::to_host;
 use crate::error::Result;
@@ -16,7 +16,7 @@ pub(crate) struct Partial {
     pub sums: Tensor,
     /// Rows of a chunk.
     pub chunk: usize,
-    chunks: usize,
+    pub chunks: usize,
     width: usize,
 }
 
@@ -57,26 +57,23 @@ pub fn squares(tensors: &[Tensor]) -> Result<f64> {
     let Some(first) = tensors.first() else {
         return Ok(0.0);
     };
-    let blocks = |tensor: &Tensor| tensor.elem_count().div_ceil(CHUNK);
-    let all = fresh_of(DType::F64, tensors.iter().map(blocks).sum::<usize>(), first.device())?;
-    let mut at = 0;
-    for tensor in tensors {
-        let tensor = tensor.contiguous()?;
-        let count = blocks(&tensor);
-        if count == 0 {
-            continue;
-        }
-        let partial = all.narrow(0, at, count)?;
-        let arguments = [
-            Read(&tensor),
-            Write(&partial),
-            Long(tensor.elem_count() as u64),
-            Int(CHUNK),
-        ];
-        launch("sum_of_squares", Grid::rows(count), &arguments)?;
-        at += count;
+    let tensors = tensors
+        .iter()
+        .map(Tensor::contiguous)
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    let (mut plan, mut blocks) = (Vec::with_capacity(2 * tensors.len()), 0);
+    for tensor in &tensors {
+        plan.extend([blocks as u64, tensor.elem_count() as u64]);
+        blocks += tensor.elem_count().div_ceil(CHUNK);
     }
-    Ok(to_host::<f64>(&all)?.iter().sum())
+    if blocks == 0 {
+        return Ok(0.0);
+    }
+    let partial = fresh_of(DType::F64, blocks, first.device())?;
+    let tables = [ReadAll(&tensors), Longs(&plan), Write(&partial)];
+    let sizes = [tensors.len(), CHUNK].map(Int);
+    launch("sum_of_squares", Grid::rows(blocks), &[&tables[..], &sizes].concat())?;
+    Ok(to_host::<f64>(&partial)?.iter().sum())
 }
 
 /// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.
@@ -98,7 +95,10 @@ pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<(
         return Ok(());
     }
     groups.push(members.len());
-    let (groups, members) = (numbers(groups.into_iter(), sum)?, numbers(members.into_iter(), sum)?);
+    let (groups, members) = (
+        numbers(groups.into_iter(), sum.device())?,
+        numbers(members.into_iter(), sum.device())?,
+    );
     launch(
         "add_groups",
         Grid::of(count, width.div_ceil(THREADS)),

@@ -116,7 +116,7 @@ impl Lattices {
         let (beta, posterior, arcs) = (of_cells(1)?, of_cells(1)?, of_cells(2 + self.durations)?);
         let losses = fresh_of(DType::F64, extents.len(), device)?;
         let active = fresh_of(DType::U8, cells.max(1), device)?;
-        let extents = numbers(listed.into_iter(), &self.terms)?;
+        let extents = numbers(listed.into_iter(), self.terms.device())?;
         let read = [&self.terms, &settings, &extents].map(Read);
         let written = [&beta, &posterior, &arcs, &losses, &active].map(Write);
         let sizes = [Int(self.durations), Int(usize::from(rules.rnnt))];
@@ -164,7 +164,7 @@ impl Lattices {
             return Err(Error::Input("cells lie outside of their lattices".into()));
         }
         let out = fresh((cells.len(), width), logits)?;
-        let (rows, listed) = (numbers(rows.iter().copied(), logits)?, listed(cells, logits)?);
+        let (rows, listed) = (numbers(rows.iter().copied(), logits.device())?, listed(cells, logits)?);
         let tensors = [
             logits,
             &rows,

@@ -10,12 +10,13 @@ use candle_core::{DType, Device, Tensor};
 use super::emulator;
 use super::signature::{self, Kernel, Parameter};
 use super::tdt::Lattices;
-use crate::adamw::{self, DeviceTables, Moment, Numbers, Update, eight_bit};
+use crate::adamw::{self, DeviceTables, Moment, Numbers, ParameterUpdate, Update, eight_bit};
 use crate::attention::{self, Scores};
 use crate::batch_norm::{self, Normaliser};
 use crate::counts::counted;
 use crate::error::Result;
 use crate::joint::{self, Cell, CellTerms};
+use crate::lengths::Lengths;
 use crate::lstm::{self, LstmWeights};
 use crate::noise::{DropMask, Noise};
 use crate::subsample::halved;
@@ -118,10 +119,31 @@ fn norms() {
                 Ok(vec![dx, dw, db])
             });
         }
-        same("column statistics", BOUND, |on| {
-            let (mean, variance) = batch_norm::column_statistics(&on(&x))?;
-            let all = [mean, variance].map(|values| Tensor::from_vec(values, d, &Device::Cpu));
-            Ok(all.into_iter().collect::<candle_core::Result<_>>()?)
+        for mask in [None, DropMask::draw(0.3, &mut noise)] {
+            same("layer norm of a sum", bound, |on| {
+                let (weight, offset) = (on(&weight), on(&offset));
+                let (sum, y, statistics) =
+                    layer_norm::add_and_norm(&on(&x), &on(&round), (0.5, mask), &weight, &offset)?;
+                Ok(vec![sum, y, statistics])
+            });
+            same("layer norm, backward and dropped", bound, |on| {
+                let (x, statistics, weight) = (on(&x), on(&statistics), on(&weight));
+                let ((dx, dw, db), dropped) = layer_norm::layer_norm_backward_dropped(
+                    &x,
+                    &statistics,
+                    &weight,
+                    &on(&dy),
+                    Some(&on(&round)),
+                    (0.5, mask),
+                )?;
+                Ok(vec![dx, dw, db, dropped])
+            });
+        }
+        same("batch statistics", BOUND, |on| {
+            let running = (&on(&offset), &on(&weight.abs()?));
+            let (mean, inverse, [moved_mean, moved_variance]) = batch_norm::batch_statistics(&on(&x), running)?;
+            let of_running = batch_norm::inverse_deviation(running.1)?;
+            Ok(vec![mean, inverse, moved_mean, moved_variance, of_running])
         });
         let (mean, inverse) = (random(&[d], &mut noise), random(&[d], &mut noise).abs().unwrap());
         let parts = [&mean, &inverse, &weight, &offset];
@@ -204,7 +226,7 @@ fn gates_and_convolutions() {
     for (time, d, taps) in [(1, 1, 5), (7, 3, 3), (4, 37, 9), (300, 6, 9)] {
         let h = random(&[2, time, 2 * d], &mut noise);
         let dy = random(&[2, time, d], &mut noise);
-        let lengths = [time, time / 2];
+        let lengths = Lengths::new([time, time / 2]);
         same("glu", BOUND, |on| Ok(vec![glu::glu(&on(&h), &lengths)?]));
         same("glu, backward", BOUND, |on| {
             Ok(vec![glu::glu_backward(&on(&h), &on(&dy), &lengths)?])
@@ -238,8 +260,9 @@ fn subsampling() {
             random(&[channels, 1, 3, 3], &mut noise),
             random(&[channels], &mut noise),
         );
-        let input_lengths = [time, time / 3];
-        let lengths = input_lengths.map(halved);
+        let halve = |lengths: &[usize]| Lengths::new(lengths.iter().map(|&n| halved(n)).collect::<Vec<_>>());
+        let input_lengths = Lengths::new([time, time / 3]);
+        let lengths = halve(&input_lengths);
         same("first convolution", BOUND, |on| {
             let (x, kernel, offset) = (on(&x), on(&kernel), on(&offset));
             Ok(vec![subsample::first(&x, &kernel, &offset, &input_lengths, &lengths)?])
@@ -253,7 +276,7 @@ fn subsampling() {
             let (dw, db) = subsample::first_backward(&on(&x), &on(&dz), &input_lengths)?;
             Ok(vec![dw, db])
         });
-        let lengths = lengths.map(halved);
+        let lengths = halve(&lengths);
         same("strided convolution", BOUND, |on| {
             let (y, kernel, offset) = (on(&y), on(&kernel), on(&offset));
             Ok(vec![subsample::depthwise(&y, &kernel, &offset, &lengths)?])
@@ -290,7 +313,21 @@ fn attention_parts() {
                 Ok(vec![attention::merge_heads(&on(&split), other.map(on).as_ref())?])
             });
         }
-        same("heads, summed", BOUND, |on| Ok(vec![attention::head_sum(&on(&split))?]));
+        let others = [(); 3].map(|()| random(&[heads, rows, k], &mut noise));
+        same("heads, summed", BOUND, |on| {
+            let (first, second) = attention::head_sums(&on(&split), &on(&others[0]))?;
+            Ok(vec![first, second])
+        });
+        let [key, value] = [(); 2].map(|()| random(&[rows, heads * k], &mut noise));
+        let other_offset = random(&[heads, k], &mut noise);
+        same("projections, split", 0.0, |on| {
+            let biases = (&on(&offset), &on(&other_offset));
+            Ok(attention::split_projections([&on(&x), &on(&key), &on(&value)], heads, biases)?.into())
+        });
+        same("projections, merged", 0.0, |on| {
+            let [a, b, c] = others.each_ref().map(on);
+            Ok(attention::merge_projections([&on(&split), &a, &b, &c])?.into())
+        });
     }
     let (sum, part) = (random(&[2, 3 * 9, 4], &mut noise), random(&[2, 3 * 5, 4], &mut noise));
     same("rows added", 0.0, |on| {
@@ -312,7 +349,7 @@ fn attention_parts() {
     for (time, band, queries, keys) in cases {
         let (heads, batch) = (2, 3);
         let reach = band.map_or(time - 1, |band: usize| band.min(time - 1));
-        let lengths = [time, time / 2, time.min(1)];
+        let lengths = Lengths::new([time, time / 2, time.min(1)]);
         let scores = Scores {
             lengths: &lengths,
             scale: 0.3,
@@ -332,6 +369,12 @@ fn attention_parts() {
         same("attention weights, backward", BOUND, |on| {
             let (content, position) = attention::weights_backward(&on(&p), &on(&dp), &scores)?;
             Ok(vec![content, position])
+        });
+        let mask = DropMask::draw(0.3, &mut noise);
+        same("attention weights, dropped", BOUND, |on| {
+            let (weights, dropped) = attention::weights_dropped(&on(&content), &on(&position), &scores, mask)?;
+            let ((content, position), again) = attention::weights_dropped_backward(&on(&p), &on(&dp), &scores, mask)?;
+            Ok(vec![weights, dropped, content, position, again])
         });
     }
 }
@@ -482,16 +525,20 @@ fn sums_of_squares_and_of_rows() {
     }
 }
 
-/// Bit for bit: the arithmetic is written in the same order on both sides.
+/// Bit for bit: the arithmetic is written in the same order on both sides. Parameters of all kinds are updated together:
+/// shorter than a block, of several chunks, in either type, with moments of either width, at different counts of steps.
 #[test]
 fn adamw_moves_weights_and_moments_as_on_the_cpu() {
     let mut noise = Noise::new(9);
-    for (n, eight_bit) in [
+    let kinds = [
         (1, false),
         (700, false),
+        (9001, false),
         (eight_bit::LEAST, true),
         (eight_bit::LEAST + 300, true),
-    ] {
+    ];
+    let mut all: Vec<(Tensor, bool, Vec<Tensor>)> = Vec::new();
+    for (n, eight_bit) in kinds {
         for dtype in [DType::F32, DType::BF16] {
             let start = random(&[n], &mut noise).to_dtype(dtype).unwrap();
             let mut gradients: Vec<Tensor> = (0..4).map(|_| random(&[n], &mut noise)).collect();
@@ -502,35 +549,47 @@ fn adamw_moves_weights_and_moments_as_on_the_cpu() {
                 values[n / 2] *= if step == 3 { f32::NAN } else { 1e-20 };
                 *gradient = Tensor::from_vec(values, n, &Device::Cpu).unwrap();
             }
-            same_to_the_bit(|on| {
-                let parameter = on(&start).copy()?;
-                let fresh = || Ok(Moment::Host(Numbers::zeros(dtype, n, eight_bit)?));
-                let (mut first, mut second): (Result<Moment>, Result<Moment>) = (fresh(), fresh());
-                let (first, second) = (first.as_mut().unwrap(), second.as_mut().unwrap());
-                let mut tables = DeviceTables::default();
-                for (step, gradient) in (1..).zip(&gradients) {
-                    let scalars = Update::new((0.9, 0.98), 1e-8, 1e-3, step, 1e-2, 0.7);
-                    adamw::update(
-                        &parameter,
-                        &on(gradient),
-                        (first, second),
-                        &scalars,
-                        adamw::seed("w", step),
-                        &mut tables,
-                    )?;
-                }
-                let mut bytes = Vec::new();
-                for moment in [first, second] {
-                    let numbers = moment.on_host()?;
-                    bytes.extend_from_slice(numbers.bytes());
-                    bytes.extend(numbers.scales().iter().flat_map(|scales| scales.bytes().to_vec()));
-                }
-                let weights: Vec<f32> = parameter.to_dtype(DType::F32)?.to_vec1()?;
-                bytes.extend(weights.iter().flat_map(|weight| weight.to_bits().to_le_bytes()));
-                Ok(bytes)
-            });
+            all.push((start, eight_bit, gradients));
         }
     }
+    same_to_the_bit(|on| {
+        let parameters: Vec<Tensor> = all.iter().map(|(start, ..)| on(start).copy().unwrap()).collect();
+        let zeros = |(start, eight_bit, _): &(Tensor, bool, Vec<Tensor>)| {
+            let zeros = || Numbers::zeros(start.dtype(), start.elem_count(), *eight_bit).unwrap();
+            (Moment::Host(zeros()), Moment::Host(zeros()))
+        };
+        let mut moments: Vec<(Moment, Moment)> = all.iter().map(zeros).collect();
+        let mut tables = DeviceTables::default();
+        for step in 0..4 {
+            let gradients: Vec<Tensor> = all.iter().map(|(.., gradients)| on(&gradients[step])).collect();
+            let tensors = parameters.iter().zip(&gradients).zip(&mut moments);
+            let mut updates: Vec<ParameterUpdate> = (1 + step as u64..)
+                .zip(tensors)
+                .map(|(steps, ((parameter, gradient), (first, second)))| ParameterUpdate {
+                    parameter,
+                    gradient,
+                    first,
+                    second,
+                    update: Update::new((0.9, 0.98), 1e-8, 1e-3, steps, 1e-2, 0.7),
+                    noise: adamw::seed("w", steps),
+                })
+                .collect();
+            let (done, counts) = counted(|| adamw::update_all(&mut updates, &mut tables));
+            done?;
+            assert!(counts.launches() <= 4 && counts.to_device.count <= 4, "{counts:?}");
+        }
+        let mut bytes = Vec::new();
+        for (parameter, (first, second)) in parameters.iter().zip(moments) {
+            for moment in [first, second] {
+                let numbers = moment.on_host()?;
+                bytes.extend_from_slice(numbers.bytes());
+                bytes.extend(numbers.scales().iter().flat_map(|scales| scales.bytes().to_vec()));
+            }
+            let weights: Vec<f32> = parameter.to_dtype(DType::F32)?.to_vec1()?;
+            bytes.extend(weights.iter().flat_map(|weight| weight.to_bits().to_le_bytes()));
+        }
+        Ok(bytes)
+    });
 }
 
 fn same_to_the_bit(run: impl Fn(Place) -> Result<Vec<u8>>) {
@@ -543,7 +602,7 @@ fn same_to_the_bit(run: impl Fn(Place) -> Result<Vec<u8>>) {
 /// The harness itself sees what it is there to see.
 #[test]
 fn faults_of_kernels_are_found() {
-    let fault = |name: &'static str| {
+    let run = |name: &'static str, cooperative: bool| {
         let (x, out) = (
             Tensor::ones(600, DType::F32, &Device::Cpu).unwrap(),
             Tensor::zeros(600, DType::F32, &Device::Cpu).unwrap(),
@@ -556,6 +615,7 @@ fn faults_of_kernels_are_found() {
             name,
             file: 0,
             parameters: vec![pointer(false), pointer(true)],
+            cooperative,
         };
         // A kernel of `faults.cu`, on three blocks.
         emulator::launch(
@@ -565,6 +625,7 @@ fn faults_of_kernels_are_found() {
         )
         .map(|()| values(&out))
     };
+    let fault = |name: &'static str| run(name, false);
     let message = |name: &'static str| fault(name).unwrap_err().to_string();
     assert!(
         message("no_barrier").contains("order of threads"),
@@ -575,5 +636,19 @@ fn faults_of_kernels_are_found() {
     assert!(message("early_end").contains("while others wait"));
     assert!(message("two_barriers").contains("different barriers"));
     assert!(fault("unwritten_shared").unwrap().iter().all(|value| value.is_nan()));
+    assert!(message("grid_barrier_sound").contains("without such barriers"));
+    let waiting = run("grid_barrier_sound", true).unwrap();
+    assert!(
+        (0..600usize).all(|at| waiting[at] == if at < 256 { 2.0 } else { 1.0 }),
+        "{waiting:?}"
+    );
+    assert!(
+        run("no_grid_barrier", true)
+            .unwrap_err()
+            .to_string()
+            .contains("order of threads")
+    );
+    let early = run("early_block", true).unwrap_err().to_string();
+    assert!(early.contains("some blocks end"), "{early}");
     assert!(fault("sound").unwrap().iter().all(|value| *value == 256.0));
 }

@@ -1,9 +1,10 @@
 //! Matrix products, the kernels around them, and one whole layer of the encoder.
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::Lengths;
 use flow_kernels::Noise;
 use flow_kernels::attention::{Scores, weights, weights_backward};
-use flow_kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
+use flow_kernels::batch_norm::{Normaliser, batch_statistics, normalise_silu, normalise_silu_backward};
 use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
 use flow_kernels::elementwise::{silu, silu_backward};
 use flow_kernels::glu::{glu, glu_backward};
@@ -86,7 +87,7 @@ pub fn products(torch: &mut Peer) -> Result<()> {
 pub fn around(torch: &mut Peer) -> Result<()> {
     let (batch, time, d, heads) = (8, 150, 256, 8);
     let rows = batch * time;
-    let lengths = vec![time; batch];
+    let lengths = Lengths::new(vec![time; batch]);
     let (x, dy) = (random(&[rows, d])?, random(&[rows, d])?);
     let (weight, bias) = (random(&[d])?, random(&[d])?);
     compare("layer norm 1200x256", torch, "layer_norm 1200 256", || {
@@ -128,10 +129,7 @@ pub fn around(torch: &mut Peer) -> Result<()> {
         Ok(silu_backward(&h, dh.clone(), None).map(drop)?)
     })?;
     compare("batch norm, SiLU 1200x256", torch, "batch_norm_silu 8 150 256", || {
-        let (mean, variance) = column_statistics(&x)?;
-        let vector = |values: Vec<f64>| Tensor::from_vec(values, d, &Device::Cpu)?.to_dtype(DType::F32);
-        let inverse = variance.iter().map(|v| 1.0 / (v + 1e-5).sqrt()).collect();
-        let (mean, inverse) = (vector(mean)?, vector(inverse)?);
+        let (mean, inverse, _) = batch_statistics(&x, (&bias, &weight))?;
         let by = Normaliser {
             mean: &mean,
             inverse: &inverse,
@@ -179,7 +177,7 @@ pub fn block(torch: &mut Peer) -> Result<()> {
     let frames = Frames {
         batch,
         time,
-        lengths: vec![time; batch],
+        lengths: Lengths::new(vec![time; batch]),
     };
     let positions = PositionTable::new(d).rows(time, DType::F32, &Device::Cpu)?;
     let (x, dy) = (random(&[batch * time, d])?, random(&[batch * time, d])?);

@@ -7,7 +7,7 @@ use flow_kernels::bias::{add_bias, column_sum};
 use flow_kernels::is_gpu;
 use flow_kernels::joint::{Cell, add_hidden_gradient, hidden};
 use flow_kernels::noise::DropMask;
-use flow_kernels::product::product;
+use flow_kernels::product::{product, product_in};
 
 use crate::layers::dropout;
 use crate::layers::linear::Linear;
@@ -49,6 +49,8 @@ pub struct Joint {
     weight: ParameterId,
     bias: ParameterId,
     dropout: f64,
+    /// What the factors of the last layer's products are rounded to in training on a device. Its weight is kept in 32 bits.
+    factors: DType,
     /// Tokens and blank.
     tokens: usize,
     durations: usize,
@@ -117,6 +119,7 @@ impl Joint {
             weight,
             bias,
             dropout: sizes.dropout,
+            factors: builder.matrix_dtype(),
             tokens: sizes.vocabulary + 1,
             durations: sizes.durations,
         })
@@ -145,16 +148,20 @@ impl Joint {
     /// Logits of pairs of projected rows, without dropout: (pairs, tokens + durations).
     pub fn logits(&self, parameters: &Parameters, f: &Tensor, g: &Tensor, pairs: &[Cell]) -> Result<Tensor> {
         let hidden = hidden(f, g, pairs, None)?;
-        let logits = self.product(parameters, &hidden)?;
+        let logits = match parameters.packed(self.weight) {
+            Some(packed) => packed.product(&hidden)?,
+            None => product(&hidden, &parameters.get(self.weight).t()?)?,
+        };
         add_bias(&logits, parameters.get(self.bias))?;
         Ok(logits)
     }
 
-    /// The product of the last layer, without its bias.
-    fn product(&self, parameters: &Parameters, hidden: &Tensor) -> Result<Tensor> {
-        match parameters.packed(self.weight) {
-            Some(packed) => Ok(packed.product(hidden)?),
-            None => Ok(product(hidden, &parameters.get(self.weight).t()?)?),
+    /// The last layer's weight as products of training take it: on a device rounded once for all of them.
+    fn rounded_weight(&self, parameters: &Parameters) -> Result<Tensor> {
+        let weight = parameters.get(self.weight);
+        match is_gpu(weight.device()) {
+            true => Ok(weight.to_dtype(self.factors)?),
+            false => Ok(weight.clone()),
         }
     }
 
@@ -190,13 +197,17 @@ impl Joint {
                 self.durations
             )));
         }
-        let bias = parameters.get(self.bias);
+        let (weight, bias) = (self.rounded_weight(parameters)?, parameters.get(self.bias));
         let mut lattices = Lattices::new(cells.len(), self.durations, &f)?;
         let mut kept = Vec::new();
         let chunk = chunk(f.device());
         let may_keep = chunks_kept(chunk, (self.tokens + self.durations) * f.dtype().size_in_bytes());
         for (number, cells) in cells.chunks(chunk).enumerate() {
-            let logits = self.product(parameters, &hidden(&f, &g, cells, mask)?)?;
+            let hidden = hidden(&f, &g, cells, mask)?;
+            let logits = match parameters.packed(self.weight) {
+                Some(packed) => packed.product(&hidden)?,
+                None => product_in(self.factors, &hidden, &weight.t()?)?,
+            };
             lattices.set(number * chunk, &logits, bias, cells)?;
             if kept.len() < may_keep {
                 kept.push(logits);
@@ -271,6 +282,7 @@ impl Joint {
         let d_logits = saved.lattices.gradients(settings, factors, saved.shape.frames)?;
         let active = d_logits.active();
         let before = |cell: usize| active.partition_point(|&other| other < cell);
+        let weight = self.rounded_weight(parameters)?;
         let mut kept_until = 0;
         let size = chunk(d_f.device());
         for (number, logits) in saved.kept.iter().enumerate() {
@@ -278,11 +290,25 @@ impl Joint {
             let chunk = &active[before(first)..before(first + size)];
             let rows: Vec<usize> = chunk.iter().map(|&cell| cell - first).collect();
             let kept = Some((logits, &rows[..]));
-            self.backward_cells(parameters, saved, (chunk, &d_logits), kept, (&d_f, &d_g), gradients)?;
+            self.backward_cells(
+                parameters,
+                (saved, &weight),
+                (chunk, &d_logits),
+                kept,
+                (&d_f, &d_g),
+                gradients,
+            )?;
             kept_until = first + size;
         }
         for chunk in active[before(kept_until)..].chunks(size) {
-            self.backward_cells(parameters, saved, (chunk, &d_logits), None, (&d_f, &d_g), gradients)?;
+            self.backward_cells(
+                parameters,
+                (saved, &weight),
+                (chunk, &d_logits),
+                None,
+                (&d_f, &d_g),
+                gradients,
+            )?;
         }
         let Shape { batch, frames, states } = saved.shape;
         let d_encoded = if encoder_frozen {
@@ -301,11 +327,12 @@ impl Joint {
         Ok((d_encoded, d_predicted.reshape((batch, states, ()))?))
     }
 
-    /// The backward pass of some cells, given their logits (with the row of each cell) if they were kept.
+    /// The backward pass of some cells, given the last layer's weight as products take it, and the cells' logits (with the row
+    /// of each cell) if they were kept.
     fn backward_cells(
         &self,
         parameters: &Parameters,
-        saved: &JointLoss,
+        (saved, weight): (&JointLoss, &Tensor),
         (indices, d_logits): (&[usize], &LogitGradients),
         kept: Option<(&Tensor, &[usize])>,
         (d_f, d_g): (&Tensor, &Tensor),
@@ -314,7 +341,6 @@ impl Joint {
         if indices.is_empty() {
             return Ok(());
         }
-        let weight = parameters.get(self.weight);
         let cells: Vec<Cell> = indices.iter().map(|&cell| saved.cells[cell]).collect();
         let hidden = hidden(&saved.f, &saved.g, &cells, saved.mask)?;
         let computed;
@@ -322,20 +348,20 @@ impl Joint {
         let (logits, rows) = match kept {
             Some((logits, rows)) => (logits, rows),
             None => {
-                computed = product(&hidden, &weight.t()?)?;
+                computed = product_in(self.factors, &hidden, &weight.t()?)?;
                 in_order = (0..cells.len()).collect();
                 (&computed, &in_order[..])
             }
         };
         let d_logits = d_logits.of(logits, rows, parameters.get(self.bias), &cells)?;
         if gradients.wants(self.weight) {
-            gradients.add(self.weight, product(&d_logits.t()?, &hidden)?)?;
+            gradients.add(self.weight, product_in(self.factors, &d_logits.t()?, &hidden)?)?;
         }
         if gradients.wants(self.bias) {
             gradients.add(self.bias, column_sum(&d_logits)?)?;
         }
         let keep_factor = saved.mask.map_or(1.0, |mask| mask.keep_factor);
-        let d_hidden = product(&d_logits, weight)?;
+        let d_hidden = product_in(self.factors, &d_logits, weight)?;
         Ok(add_hidden_gradient(&d_hidden, &hidden, &cells, keep_factor, d_f, d_g)?)
     }
 }

@@ -7,17 +7,18 @@ use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::attention::{
-    Scores, add_rows_in_place, head_sum, merge_heads, rows_of, split_heads, weights, weights_backward,
+    Scores, add_rows_in_place, head_sums, merge_heads, merge_projections, rows_of, split_heads, split_projections,
+    weights_dropped, weights_dropped_backward,
 };
 use flow_kernels::device::to_device;
-use flow_kernels::elementwise::{add_in_place, drop_scaled};
+use flow_kernels::elementwise::add_in_place;
 use flow_kernels::noise::DropMask;
 use flow_kernels::product::product;
 
 use super::linear::Linear;
 use super::{Frames, dropout};
 use crate::config::{AttentionContext, EncoderConfig};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 
 /// Sine and cosine rows for relative positions, made once and cut to size.
@@ -165,10 +166,10 @@ impl Attention {
         let reach = reach(self.band, time);
         let positions = positions.narrow(0, positions.dim(0)? / 2 - reach, 2 * reach + 1)?;
         let query = self.query.forward(parameters, x)?;
-        let query_u = split_heads(&query, heads, Some(parameters.get(self.bias_u)))?;
-        let query_v = split_heads(&query, heads, Some(parameters.get(self.bias_v)))?;
-        let keys = split_heads(&self.key.forward(parameters, x)?, heads, None)?;
-        let values = split_heads(&self.value.forward(parameters, x)?, heads, None)?;
+        let (key, value) = (self.key.forward(parameters, x)?, self.value.forward(parameters, x)?);
+        let biases = (parameters.get(self.bias_u), parameters.get(self.bias_v));
+        let [query_u, query_v, keys, values] = split_projections([&query, &key, &value], heads, biases)?;
+        drop((query, key, value));
         let projected = split_heads(&self.position.forward(parameters, &positions)?, heads, None)?;
         let (mut blocks, mut contexts) = (Vec::new(), Vec::new());
         for (q, s) in query_blocks(self.band, self.block, time) {
@@ -177,10 +178,10 @@ impl Attention {
             };
             let query = (&part(&query_u, &q)?, &rows_of(&query_v, batch, &q)?);
             let scores = self.scores(self.band, frames, &q, &s);
-            let weights = block_weights(query, &part(&keys, &s)?, &projected, &scores)?;
             let mask = dropout::draw(self.dropout, mode);
-            let context = drop_scaled(&weights, 1.0, mask)?.reshape((heads * batch, q.len(), s.len()))?;
-            let context = product(&context, &part(&values, &s)?)?;
+            let (weights, dropped) = block_weights(query, &part(&keys, &s)?, &projected, &scores, mask)?;
+            let dropped = dropped.reshape((heads * batch, q.len(), s.len()))?;
+            let context = product(&dropped, &part(&values, &s)?)?;
             contexts.push(context.reshape((heads, batch, q.len(), k))?);
             blocks.push(SavedBlock {
                 queries: q,
@@ -244,13 +245,12 @@ impl Attention {
             };
             let square = (heads * batch, q.len(), s.len());
             let d_context = part(&d_context, q)?;
-            let dropped = drop_scaled(&block.weights, 1.0, block.mask)?.reshape(square)?;
-            let from_values = product(&dropped.t()?, &d_context)?;
-            let d_weights =
+            let d_dropped =
                 product(&d_context, &part(&saved.values, s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
-            let d_weights = drop_scaled(&d_weights, 1.0, block.mask)?;
-            let (d_content, d_position) =
-                weights_backward(&block.weights, &d_weights, &self.scores(self.band, frames, q, s))?;
+            let scores = self.scores(self.band, frames, q, s);
+            let ((d_content, d_position), dropped) =
+                weights_dropped_backward(&block.weights, &d_dropped, &scores, block.mask)?;
+            let from_values = product(&dropped.reshape(square)?.t()?, &d_context)?;
             let d_content = d_content.reshape(square)?;
             let d_position = d_position.reshape((heads, batch * q.len(), ()))?;
             let from_keys = product(&d_content.t()?, &part(&saved.query_u, q)?)?;
@@ -277,19 +277,20 @@ impl Attention {
         }
         let d_query_u = join(d_query_u)?.reshape((heads, rows, k))?;
         let d_query_v = join(d_query_v)?.reshape((heads, rows, k))?;
-        gradients.add(self.bias_u, head_sum(&d_query_u)?)?;
-        gradients.add(self.bias_v, head_sum(&d_query_v)?)?;
+        let (d_bias_u, d_bias_v) = head_sums(&d_query_u, &d_query_v)?;
+        gradients.add(self.bias_u, d_bias_u)?;
+        gradients.add(self.bias_v, d_bias_v)?;
         if let Some(d_projected) = d_projected {
             self.position
                 .backward_weights(&saved.positions, &merge_heads(&d_projected, None)?, gradients)?;
         }
-        let d_query = merge_heads(&d_query_u, Some(&d_query_v))?;
+        let (Some(d_keys), Some(d_values)) = (d_keys, d_values) else {
+            return Err(Error::Input("attention over no frames".into()));
+        };
+        let [d_query, d_key, d_value] = merge_projections([&d_query_u, &d_query_v, &d_keys, &d_values])?;
         let dx = self.query.backward(parameters, &saved.x, &d_query, gradients)?;
-        for (linear, d) in [(&self.key, d_keys), (&self.value, d_values)] {
-            if let Some(d) = d {
-                let part = linear.backward(parameters, &saved.x, &merge_heads(&d, None)?, gradients)?;
-                add_in_place(&dx, &part)?;
-            }
+        for (linear, d) in [(&self.key, d_key), (&self.value, d_value)] {
+            add_in_place(&dx, &linear.backward(parameters, &saved.x, &d, gradients)?)?;
         }
         Ok(dx)
     }
@@ -342,14 +343,20 @@ fn query_blocks(band: Option<usize>, block: usize, time: usize) -> Vec<Attention
 }
 
 /// Attention weights (H, B, Q, K) of queries with the biases u, (H * B, Q, k), and v, (H, B * Q, k), for keys (H * B, K, k)
-/// and projected positions (H, 2 * reach + 1, k).
-fn block_weights(query: (&Tensor, &Tensor), keys: &Tensor, projected: &Tensor, scores: &Scores) -> Result<Tensor> {
+/// and projected positions (H, 2 * reach + 1, k); and these after dropout.
+fn block_weights(
+    query: (&Tensor, &Tensor),
+    keys: &Tensor,
+    projected: &Tensor,
+    scores: &Scores,
+    mask: Option<DropMask>,
+) -> Result<(Tensor, Tensor)> {
     let (query_u, query_v) = query;
     let (heads, batch) = (query_v.dim(0)?, scores.lengths.len());
     let (queries, width) = (scores.queries.len(), scores.keys.len());
     let content = product(query_u, &keys.t()?)?.reshape((heads, batch, queries, width))?;
     let position = product(query_v, &projected.t()?)?.reshape((heads, batch, queries, 2 * scores.reach + 1))?;
-    Ok(weights(&content, &position, scores)?)
+    Ok(weights_dropped(&content, &position, scores, mask)?)
 }
 
 /// Blocks of queries, (H, B, Q, k), behind each other.
@@ -363,8 +370,8 @@ fn join(mut blocks: Vec<Tensor>) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flow_kernels::Noise;
     use flow_kernels::testing::{max_difference, normal};
+    use flow_kernels::{Lengths, Noise};
 
     fn attention(width: usize) -> (Attention, Parameters) {
         let config = EncoderConfig {
@@ -393,7 +400,7 @@ mod tests {
         let frames = Frames {
             batch: 3,
             time,
-            lengths: vec![time, time / 2, 1],
+            lengths: Lengths::new([time, time / 2, 1]),
         };
         let mut noise = Noise::new(11);
         let x = normal(&[3 * time, 8], &mut noise);

@@ -4,7 +4,6 @@
 pub mod stream;
 
 use candle_core::Tensor;
-use flow_kernels::elementwise::{drop_scaled, residual};
 use flow_kernels::noise::DropMask;
 
 use super::attention::{self, Attention};
@@ -81,24 +80,20 @@ impl ConformerLayer {
         let (n, n1) = self.norm_feed_forward1.forward(parameters, x)?;
         let (y1, s1) = self.feed_forward1.forward(parameters, &n, mode)?;
         let m1 = dropout::draw(self.dropout, mode);
-        let x = residual(x, &y1, HALF, m1)?;
 
-        let (n, n2) = self.norm_self_att.forward(parameters, &x)?;
+        let (x, n, n2) = self.norm_self_att.forward_sum(parameters, x, &y1, (HALF, m1))?;
         let (y2, s2) = self.self_attn.forward(parameters, &n, positions, frames, mode)?;
         let m2 = dropout::draw(self.dropout, mode);
-        let x = residual(&x, &y2, 1.0, m2)?;
 
-        let (n, n3) = self.norm_conv.forward(parameters, &x)?;
+        let (x, n, n3) = self.norm_conv.forward_sum(parameters, &x, &y2, (1.0, m2))?;
         let (y3, s3) = self.conv.forward(parameters, &n, frames, mode, updates)?;
         let m3 = dropout::draw(self.dropout, mode);
-        let x = residual(&x, &y3, 1.0, m3)?;
 
-        let (n, n4) = self.norm_feed_forward2.forward(parameters, &x)?;
+        let (x, n, n4) = self.norm_feed_forward2.forward_sum(parameters, &x, &y3, (1.0, m3))?;
         let (y4, s4) = self.feed_forward2.forward(parameters, &n, mode)?;
         let m4 = dropout::draw(self.dropout, mode);
-        let x = residual(&x, &y4, HALF, m4)?;
 
-        let (y, norm_out) = self.norm_out.forward(parameters, &x)?;
+        let (_, y, norm_out) = self.norm_out.forward_sum(parameters, &x, &y4, (HALF, m4))?;
         let saved = Saved {
             feed_forward1: (n1, s1),
             self_attn: (n2, s2),
@@ -123,25 +118,29 @@ impl ConformerLayer {
     ) -> Result<Tensor> {
         let p = parameters;
         let [m1, m2, m3, m4] = saved.masks;
-        let dx = self.norm_out.backward(p, &saved.norm_out, dy, None, gradients)?;
+        let (dx, d) = self
+            .norm_out
+            .backward_dropped(p, &saved.norm_out, dy, None, (HALF, m4), gradients)?;
 
         let (norm, inner) = &saved.feed_forward2;
-        let d = drop_scaled(&dx, HALF, m4)?;
         let d = self.feed_forward2.backward(p, inner, &d, gradients)?;
-        let dx = self.norm_feed_forward2.backward(p, norm, &d, Some(&dx), gradients)?;
+        let (dx, d) = self
+            .norm_feed_forward2
+            .backward_dropped(p, norm, &d, Some(&dx), (1.0, m3), gradients)?;
 
         let (norm, inner) = &saved.conv;
-        let d = drop_scaled(&dx, 1.0, m3)?;
         let d = self.conv.backward(p, inner, frames, &d, gradients)?;
-        let dx = self.norm_conv.backward(p, norm, &d, Some(&dx), gradients)?;
+        let (dx, d) = self
+            .norm_conv
+            .backward_dropped(p, norm, &d, Some(&dx), (1.0, m2), gradients)?;
 
         let (norm, inner) = &saved.self_attn;
-        let d = drop_scaled(&dx, 1.0, m2)?;
         let d = self.self_attn.backward(p, inner, frames, &d, gradients)?;
-        let dx = self.norm_self_att.backward(p, norm, &d, Some(&dx), gradients)?;
+        let (dx, d) = self
+            .norm_self_att
+            .backward_dropped(p, norm, &d, Some(&dx), (HALF, m1), gradients)?;
 
         let (norm, inner) = &saved.feed_forward1;
-        let d = drop_scaled(&dx, HALF, m1)?;
         let d = self.feed_forward1.backward(p, inner, &d, gradients)?;
         self.norm_feed_forward1.backward(p, norm, &d, Some(&dx), gradients)
     }

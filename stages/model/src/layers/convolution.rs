@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Device, Tensor};
-use flow_kernels::batch_norm::{Normaliser, column_statistics, normalise_silu, normalise_silu_backward};
+use candle_core::Tensor;
+use flow_kernels::Lengths;
+use flow_kernels::batch_norm::{
+    Normaliser, batch_statistics, inverse_deviation, normalise_silu, normalise_silu_backward,
+};
 use flow_kernels::bias::column_sum;
 use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
-use flow_kernels::device::{to_device, to_host};
 use flow_kernels::glu::{glu, glu_backward};
 
 use super::Frames;
@@ -14,10 +16,6 @@ use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::Result;
 use crate::parameters::{BufferUpdates, Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
-
-const EPSILON: f64 = 1e-5;
-/// Weight of a new batch in the running statistics of batch normalisation.
-pub const MOMENTUM: f64 = 0.1;
 
 /// The convolution module.
 #[derive(Clone, Debug)]
@@ -112,18 +110,17 @@ impl Convolution {
             self.depthwise_bias.map(|id| parameters.get(id)),
         )?
         .reshape((rows, d))?;
-        let (mean, variance) = if mode.is_training() {
-            let (mean, variance) = column_statistics(&convolved)?;
-            self.update(parameters, &mean, &variance, rows, updates)?;
-            (mean, variance)
+        let (mean, inverse) = if mode.is_training() {
+            let running = (parameters.get(self.running_mean), parameters.get(self.running_variance));
+            let (mean, inverse, [moved_mean, moved_variance]) = batch_statistics(&convolved, running)?;
+            updates.push(self.running_mean, moved_mean);
+            updates.push(self.running_variance, moved_variance);
+            let batches = parameters.get(self.batches);
+            updates.push(self.batches, (batches + batches.ones_like()?)?);
+            (mean, inverse)
         } else {
-            (
-                wide(parameters.get(self.running_mean))?,
-                wide(parameters.get(self.running_variance))?,
-            )
+            self.running_statistics(parameters)?
         };
-        let inverse = variance.iter().map(|v| 1.0 / (v + EPSILON).sqrt()).collect();
-        let (mean, inverse) = (like(mean, x)?, like(inverse, x)?);
         let activated = normalise_silu(&convolved, &self.normaliser(parameters, &mean, &inverse))?;
         let y = self.pointwise2.forward(parameters, &activated)?;
         let saved = Saved {
@@ -143,7 +140,7 @@ impl Convolution {
     pub fn gate(&self, parameters: &Parameters, x: &Tensor, valid: usize) -> Result<Tensor> {
         let (rows, d) = x.dims2()?;
         let doubled = self.pointwise1.forward(parameters, x)?.reshape((1, rows, 2 * d))?;
-        Ok(glu(&doubled, &[valid.min(rows)])?.reshape((rows, d))?)
+        Ok(glu(&doubled, &Lengths::new([valid.min(rows)]))?.reshape((rows, d))?)
     }
 
     /// The rest of [`Convolution::forward`], when evaluating, for some of the rows of `gated`.
@@ -157,10 +154,7 @@ impl Convolution {
         )?;
         let convolved = convolved.narrow(1, rows.start, rows.len())?.contiguous()?;
         let convolved = convolved.reshape((rows.len(), d))?;
-        let mean = wide(parameters.get(self.running_mean))?;
-        let variance = wide(parameters.get(self.running_variance))?;
-        let inverse = variance.iter().map(|v| 1.0 / (v + EPSILON).sqrt()).collect();
-        let (mean, inverse) = (like(mean, gated)?, like(inverse, gated)?);
+        let (mean, inverse) = self.running_statistics(parameters)?;
         let activated = normalise_silu(&convolved, &self.normaliser(parameters, &mean, &inverse))?;
         self.pointwise2.forward(parameters, &activated)
     }
@@ -179,32 +173,10 @@ impl Convolution {
         }
     }
 
-    /// Running statistics move by a tenth towards those of the batch, the variance towards the unbiased one.
-    fn update(
-        &self,
-        parameters: &Parameters,
-        mean: &[f64],
-        variance: &[f64],
-        rows: usize,
-        updates: &mut BufferUpdates,
-    ) -> Result<()> {
-        // Of a single row torch takes n / 0; we keep the biased variance then.
-        let unbiased = rows as f64 / (rows as f64 - 1.0).max(1.0);
-        for (id, batch, factor) in [
-            (self.running_mean, mean, 1.0),
-            (self.running_variance, variance, unbiased),
-        ] {
-            let running = parameters.get(id);
-            let moved = wide(running)?
-                .iter()
-                .zip(batch)
-                .map(|(old, new)| (1.0 - MOMENTUM) * old + MOMENTUM * new * factor)
-                .collect();
-            updates.push(id, like(moved, running)?);
-        }
-        let batches = parameters.get(self.batches);
-        updates.push(self.batches, (batches + batches.ones_like()?)?);
-        Ok(())
+    /// Mean and inverse deviation when evaluating.
+    fn running_statistics(&self, parameters: &Parameters) -> Result<(Tensor, Tensor)> {
+        let inverse = inverse_deviation(parameters.get(self.running_variance))?;
+        Ok((parameters.get(self.running_mean).clone(), inverse))
     }
 
     /// Adds the gradients of all parts and gives that of `x`.
@@ -238,15 +210,4 @@ impl Convolution {
         let d_doubled = glu_backward(&saved.doubled, &d_gated, &frames.lengths)?.reshape((rows, 2 * d))?;
         self.pointwise1.backward(parameters, &saved.x, &d_doubled, gradients)
     }
-}
-
-fn wide(tensor: &Tensor) -> Result<Vec<f64>> {
-    Ok(to_host(&tensor.to_dtype(DType::F64)?)?)
-}
-
-/// A vector as a tensor of the same type and device as another.
-fn like(values: Vec<f64>, other: &Tensor) -> Result<Tensor> {
-    let count = values.len();
-    let values = Tensor::from_vec(values, count, &Device::Cpu)?.to_dtype(other.dtype())?;
-    Ok(to_device(&values, other.device())?)
 }

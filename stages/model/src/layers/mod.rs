@@ -13,6 +13,8 @@ pub mod linear;
 pub mod norm;
 pub mod subsampling;
 
+use flow_kernels::Lengths;
+
 /// How the rows of an activation are laid out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frames {
@@ -21,7 +23,7 @@ pub struct Frames {
     /// Frames per utterance, padding included.
     pub time: usize,
     /// Valid frames of each utterance.
-    pub lengths: Vec<usize>,
+    pub lengths: Lengths,
 }
 
 impl Frames {

@@ -1,7 +1,8 @@
 //! Layer norm as a module.
 
 use candle_core::Tensor;
-use flow_kernels::layer_norm::{layer_norm, layer_norm_backward};
+use flow_kernels::layer_norm::{add_and_norm, layer_norm, layer_norm_backward, layer_norm_backward_dropped};
+use flow_kernels::noise::DropMask;
 
 use crate::error::Result;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
@@ -39,6 +40,41 @@ impl LayerNorm {
                 statistics,
             },
         ))
+    }
+
+    /// `sum = x + factor * drop(y)` and the norm of the sum.
+    pub fn forward_sum(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        y: &Tensor,
+        drop: (f64, Option<DropMask>),
+    ) -> Result<(Tensor, Tensor, Saved)> {
+        let (weight, bias) = (parameters.get(self.weight), parameters.get(self.bias));
+        let (sum, normalised, statistics) = add_and_norm(x, y, drop, weight, bias)?;
+        let saved = Saved {
+            x: sum.clone(),
+            statistics,
+        };
+        Ok((sum, normalised, saved))
+    }
+
+    /// As [`LayerNorm::backward`]; and `factor * drop(dx)` of the gradient dx that it gives.
+    pub fn backward_dropped(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        dy: &Tensor,
+        residual: Option<&Tensor>,
+        drop: (f64, Option<DropMask>),
+        gradients: &mut Gradients,
+    ) -> Result<(Tensor, Tensor)> {
+        let weight = parameters.get(self.weight);
+        let ((dx, dw, db), dropped) =
+            layer_norm_backward_dropped(&saved.x, &saved.statistics, weight, dy, residual, drop)?;
+        gradients.add(self.weight, dw)?;
+        gradients.add(self.bias, db)?;
+        Ok((dx, dropped))
     }
 
     /// Adds the gradients of weight and bias; gives that of `x`, plus `residual` where given.

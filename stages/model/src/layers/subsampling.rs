@@ -2,6 +2,7 @@
 //! behind, and a linear layer over channels and bands.
 
 use candle_core::Tensor;
+use flow_kernels::Lengths;
 use flow_kernels::bias::{add_bias, column_sum};
 use flow_kernels::product::product;
 use flow_kernels::subsample::{
@@ -39,7 +40,7 @@ pub struct Subsampling {
 pub struct Saved {
     features: Tensor,
     /// Valid frames of the features.
-    lengths: Vec<usize>,
+    lengths: Lengths,
     /// Input of each depthwise convolution, after ReLU: (B, T, F, C).
     inputs: [Tensor; 2],
     /// Output of each depthwise convolution.
@@ -106,7 +107,7 @@ impl Subsampling {
         parameters: &Parameters,
         features: &Tensor,
         lengths: &[usize],
-    ) -> Result<(Tensor, usize, Vec<usize>, Saved)> {
+    ) -> Result<(Tensor, usize, Lengths, Saved)> {
         let (batch, _, time) = features.dims3()?;
         if lengths.len() != batch || lengths.iter().any(|&length| length > time) {
             return Err(Error::Input(format!(
@@ -115,18 +116,21 @@ impl Subsampling {
             )));
         }
         let get = |id: ParameterId| parameters.get(id);
-        let halve = |lengths: &[usize]| lengths.iter().map(|&n| halved(n)).collect::<Vec<_>>();
-        let valid = halve(lengths);
-        let x0 = first(features, get(self.first.weight), get(self.first.bias), lengths, &valid)?;
-        let (x1, filtered0, valid) = self.stage(parameters, 0, &x0, &halve(&valid))?;
-        let (last, filtered1, valid) = self.stage(parameters, 1, &x1, &halve(&valid))?;
+        let halve = |lengths: &[usize]| Lengths::new(lengths.iter().map(|&n| halved(n)).collect::<Vec<_>>());
+        let lengths = Lengths::new(lengths);
+        let valid = halve(&lengths);
+        let x0 = first(features, get(self.first.weight), get(self.first.bias), &lengths, &valid)?;
+        let valid = halve(&valid);
+        let (x1, filtered0) = self.stage(parameters, 0, &x0, &valid)?;
+        let valid = halve(&valid);
+        let (last, filtered1) = self.stage(parameters, 1, &x1, &valid)?;
         let time_out = last.dims4()?.1;
         let rows = last.reshape((batch * time_out, self.bands * self.channels))?;
         let y = product(&rows, &self.out_weight(parameters)?.t()?)?;
         add_bias(&y, get(self.out_bias))?;
         let saved = Saved {
             features: features.clone(),
-            lengths: lengths.to_vec(),
+            lengths,
             inputs: [x0, x1],
             filtered: [filtered0, filtered1],
             last,
@@ -134,14 +138,8 @@ impl Subsampling {
         Ok((y, time_out, valid, saved))
     }
 
-    /// Depthwise, pointwise, ReLU; the result, the depthwise convolution's output and the lengths given.
-    fn stage(
-        &self,
-        parameters: &Parameters,
-        stage: usize,
-        x: &Tensor,
-        lengths: &[usize],
-    ) -> Result<(Tensor, Tensor, Vec<usize>)> {
+    /// Depthwise, pointwise, ReLU; the result and the depthwise convolution's output. `lengths` are those of the result.
+    fn stage(&self, parameters: &Parameters, stage: usize, x: &Tensor, lengths: &Lengths) -> Result<(Tensor, Tensor)> {
         let Strided { weight, bias } = self.depthwise[stage];
         let filtered = depthwise(x, parameters.get(weight), parameters.get(bias), lengths)?;
         let (batch, time, bands, channels) = filtered.dims4()?;
@@ -152,7 +150,7 @@ impl Subsampling {
         if let Some(bias) = pointwise.bias() {
             bias_relu(&y, parameters.get(bias), lengths)?;
         }
-        Ok((y, filtered, lengths.to_vec()))
+        Ok((y, filtered))
     }
 
     /// The linear layer's weight with columns in our order, band-major: (d, F * C). NeMo's is channel-major.

@@ -18,15 +18,15 @@ use crate::pass_parts::{PartObserver, PassPart};
 const MOST: [(PassPart, [usize; 3]); 8] = [
     (PassPart::Features, [0, 1, 0]),
     // Table of positions included, which is copied once.
-    (PassPart::SubsamplingForward, [7, 7, 0]),
-    (PassPart::LayerForward, [28, 6, 5]),
-    // For each layer one for each of four steps, and one.
-    (PassPart::PredictionForward, [10, 1, 0]),
+    (PassPart::SubsamplingForward, [7, 5, 0]),
+    (PassPart::LayerForward, [19, 0, 0]),
+    // For each layer one for all steps, and one.
+    (PassPart::PredictionForward, [4, 1, 0]),
     // With one chunk of cells: 2 and 2 for each chunk forward, 7 and 7 backward; 7 and 3 beside.
     (PassPart::JointAndLoss, [16, 12, 2]),
-    (PassPart::PredictionBackward, [15, 2, 0]),
-    (PassPart::LayerBackward, [50, 2, 0]),
-    (PassPart::SubsamplingBackward, [19, 1, 0]),
+    (PassPart::PredictionBackward, [9, 2, 0]),
+    (PassPart::LayerBackward, [33, 0, 0]),
+    (PassPart::SubsamplingBackward, [19, 0, 0]),
 ];
 
 #[test]

@@ -1,8 +1,9 @@
 //! AdamW: its coefficients, moments and update.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
-use flow_kernels::adamw::{DeviceTables, Moment, Numbers, Update, seed, update};
+use flow_kernels::adamw::{DeviceTables, Moment, Numbers, ParameterUpdate, Update, seed, update_all};
 use flow_model::{Gradients, ParameterId, Parameters};
 use serde::{Deserialize, Serialize};
 
@@ -110,24 +111,21 @@ impl AdamW {
         rate: f64,
         scale: f64,
     ) -> Result<(), TrainingError> {
+        let mut updated = BTreeMap::new();
         for &id in ids {
             let parameter = parameters.parameter(id);
-            let Some(gradient) = gradients.get(id) else { continue };
-            if !parameter.trainable {
+            let Some(gradient) = gradients.get(id).filter(|_| parameter.trainable) else {
                 continue;
-            }
-            let moments = match self.moments.get_mut(&parameter.name) {
-                Some(moments) => moments,
-                None => {
-                    let (dtype, len) = (parameter.tensor.dtype(), parameter.tensor.elem_count());
-                    let fresh = Moments {
-                        steps: 0,
-                        shape: parameter.tensor.dims().to_vec(),
-                        first: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
-                        second: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
-                    };
-                    self.moments.entry(parameter.name.clone()).or_insert(fresh)
-                }
+            };
+            let (dtype, len) = (parameter.tensor.dtype(), parameter.tensor.elem_count());
+            let moments = match self.moments.entry(parameter.name.clone()) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => entry.insert(Moments {
+                    steps: 0,
+                    shape: parameter.tensor.dims().to_vec(),
+                    first: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
+                    second: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
+                }),
             };
             if moments.shape != parameter.tensor.dims() {
                 return Err(TrainingError::Data {
@@ -139,23 +137,30 @@ impl AdamW {
                     ),
                 });
             }
-            moments.steps += 1;
-            let AdamWConfig {
-                betas,
-                epsilon,
-                weight_decay,
-                ..
-            } = self.config;
-            let scalars = Update::new(betas, epsilon, weight_decay, moments.steps, rate, scale);
-            update(
-                &parameter.tensor,
-                &gradient.contiguous()?,
-                (&mut moments.first, &mut moments.second),
-                &scalars,
-                seed(&parameter.name, moments.steps),
-                &mut self.tables,
-            )?;
+            updated.insert(parameter.name.as_str(), (&parameter.tensor, gradient));
         }
+        let AdamWConfig {
+            betas,
+            epsilon,
+            weight_decay,
+            ..
+        } = self.config;
+        let mut updates = Vec::with_capacity(updated.len());
+        for (name, moments) in &mut self.moments {
+            let Some((parameter, gradient)) = updated.get(name.as_str()) else {
+                continue;
+            };
+            moments.steps += 1;
+            updates.push(ParameterUpdate {
+                parameter,
+                gradient,
+                first: &mut moments.first,
+                second: &mut moments.second,
+                update: Update::new(betas, epsilon, weight_decay, moments.steps, rate, scale),
+                noise: seed(name, moments.steps),
+            });
+        }
+        update_all(&mut updates, &mut self.tables)?;
         Ok(())
     }
 

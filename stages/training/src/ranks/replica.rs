@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use candle_core::Tensor;
-use flow_model::layers::convolution::MOMENTUM;
+use flow_kernels::batch_norm::MOMENTUM;
 use flow_model::model::{MicroBatchOutput, TdtModel, TrainOptions};
 use flow_model::parameter_groups::{PassObserver, trainable_groups};
 use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};

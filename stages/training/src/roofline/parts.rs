@@ -317,11 +317,11 @@ fn joint(sizes: &Sizes, on_device: bool) -> Work {
         work.linear_backward(rows, matrix);
     }
     let mut logits = Work::default();
-    logits.product(1.0, cells, hidden, outputs);
+    logits.rounded_product(cells, hidden, outputs);
     work += logits;
     // Gradients of the last layer and of its input.
-    work.product(1.0, outputs, cells, hidden);
-    work.product(1.0, cells, outputs, hidden);
+    work.rounded_product(outputs, cells, hidden);
+    work.rounded_product(cells, outputs, hidden);
     let again = cells_computed_again(cells.min(1e15) as usize, outputs as usize, on_device) as f64;
     work += logits.again() * (again / cells.max(1.0));
     // Sums of both projections, ReLU and dropout, forward and again for the backward pass.

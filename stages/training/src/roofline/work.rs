@@ -8,9 +8,9 @@ const WIDE: f64 = 4.0;
 /// Floating-point operations of matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Flops {
-    /// With stored matrices of linear layers, which may be in bf16.
+    /// With matrices of linear layers and in the joint network's last layer: their factors may be in bf16.
     pub matrices: f64,
-    /// All others, which are in 32 bits: attention scores, the LSTM, the last layers of sub-sampling and joint network.
+    /// All others, which are in 32 bits: attention scores, the LSTM, the last layer of sub-sampling.
     pub others: f64,
 }
 
@@ -101,6 +101,12 @@ impl Work {
     pub(super) fn product(&mut self, count: f64, m: f64, k: f64, n: f64) {
         self.model.others += 2.0 * count * m * k * n;
         self.pass(count * (m * k + k * n + m * n));
+    }
+
+    /// A product (m, k) times (k, n) of tensors in 32 bits, whose factors are rounded for it where matrices are in bf16.
+    pub(super) fn rounded_product(&mut self, m: f64, k: f64, n: f64) {
+        self.model.matrices += 2.0 * m * k * n;
+        self.pass(m * k + k * n + m * n);
     }
 
     /// A linear layer over so many rows.

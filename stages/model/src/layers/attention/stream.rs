@@ -100,7 +100,7 @@ impl Attention {
         };
         let query = (&stream.query_u.get(&q)?, &stream.query_v.get(&q)?);
         let scores = self.scores(stream.band, &stream.frames, &q, &s);
-        let weights = block_weights(query, &stream.keys.get(&s)?, &stream.projected, &scores)?;
+        let (weights, _) = block_weights(query, &stream.keys.get(&s)?, &stream.projected, &scores, None)?;
         let context = product(
             &weights.reshape((self.heads, q.len(), s.len()))?,
             &stream.values.get(&s)?,

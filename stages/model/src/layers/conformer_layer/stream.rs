@@ -1,6 +1,7 @@
 //! A Conformer layer over frames that come in blocks.
 
 use candle_core::Tensor;
+use flow_kernels::Lengths;
 use flow_kernels::elementwise::residual;
 
 use super::{ConformerLayer, HALF};
@@ -51,7 +52,7 @@ impl ConformerLayer {
         let frames = Frames {
             batch: 1,
             time,
-            lengths: vec![valid],
+            lengths: Lengths::new([valid]),
         };
         Ok(LayerStream {
             time,
