@@ -8,9 +8,9 @@ use rayon::prelude::*;
 use crate::campplus::{check_features, finite};
 use crate::error::{Error, Result};
 use crate::fbank::BANDS;
-use crate::layers::FeatureMap;
 use crate::layers::conv2d::{BasicBlock, Conv2d};
 use crate::layers::pooling::{nearest, statistics, weighted_statistics};
+use crate::layers::{Aligned, FeatureMap, Spare};
 use crate::linear::Linear;
 use crate::weights::Weights;
 
@@ -109,23 +109,20 @@ impl WeSpeakerResNet34 {
     }
 
     /// The input of the pooling: (frames / 8 rounded up, 10 bands, 256 channels).
-    fn frames(&self, features: &[f32]) -> Result<Vec<f32>> {
+    fn frames(&self, features: &[f32]) -> Result<Aligned> {
         check_features(features, MIN_FRAMES)?;
-        let mut x = self.stem(features)?;
+        let mut spare = Spare::default();
+        let mut x = self.stem(features, &mut spare)?;
         for block in &self.blocks {
-            x = block.apply(&x)?;
+            let next = block.apply(&x, &mut spare)?;
+            spare.give(std::mem::replace(&mut x, next));
         }
         Ok(x.values)
     }
 
-    fn stem(&self, features: &[f32]) -> Result<FeatureMap> {
-        let x = FeatureMap {
-            frames: features.len() / BANDS,
-            bands: BANDS,
-            channels: 1,
-            values: features.to_vec(),
-        };
-        self.stem.apply(&x, None, true)
+    fn stem(&self, features: &[f32], spare: &mut Spare) -> Result<FeatureMap> {
+        let x = FeatureMap::new(features.len() / BANDS, BANDS, 1, features);
+        self.stem.apply(&x, None, true, spare)
     }
 
     fn project(&self, statistics: &[f32]) -> Result<Vec<f32>> {

@@ -135,9 +135,7 @@ impl Normalized {
         let inputs = self.scale.len();
         scratch.resize(BLOCK * inputs, 0.0);
         for (block, x) in x.chunks(BLOCK * width).enumerate() {
-            for (x, to) in x.chunks_exact(width).zip(scratch.chunks_exact_mut(inputs)) {
-                normalized_relu(&x[..inputs], &self.scale, &self.shift, to);
-            }
+            normalized_relu(x, width, &self.scale, &self.shift, scratch);
             let rows = self.linear.product_of_rows(scratch, x.len() / width, inputs);
             let mut rows = rows.map_err(product_error)?;
             for (row, values) in rows.chunks_exact_mut(self.outputs).enumerate() {

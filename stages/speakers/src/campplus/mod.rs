@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::fbank::BANDS;
 use crate::layers::conv2d::{BasicBlock, Conv2d};
 use crate::layers::pooling::statistics;
-use crate::layers::{BatchNorm, FeatureMap, product_error, rounded};
+use crate::layers::{BatchNorm, FeatureMap, Spare, product_error, rounded};
 use crate::linear::Linear;
 use crate::weights::{Weights, unpack};
 use dense::DenseBlock;
@@ -125,17 +125,14 @@ impl CamPlusPlus {
 
     /// (frames, 10 bands, 32 channels).
     fn head(&self, features: &[f32]) -> Result<FeatureMap> {
-        let x = FeatureMap {
-            frames: features.len() / BANDS,
-            bands: BANDS,
-            channels: 1,
-            values: features.to_vec(),
-        };
-        let mut x = self.stem.apply(&x, None, true)?;
+        let x = FeatureMap::new(features.len() / BANDS, BANDS, 1, features);
+        let mut spare = Spare::default();
+        let mut x = self.stem.apply(&x, None, true, &mut spare)?;
         for block in &self.residual {
-            x = block.apply(&x)?;
+            let next = block.apply(&x, &mut spare)?;
+            spare.give(std::mem::replace(&mut x, next));
         }
-        self.last.apply(&x, None, true)
+        self.last.apply(&x, None, true, &mut spare)
     }
 
     /// (frames / 2 rounded up, 128) of what the head gives.
