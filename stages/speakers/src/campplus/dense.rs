@@ -141,7 +141,8 @@ impl Normalized {
             for (row, values) in rows.chunks_exact_mut(self.outputs).enumerate() {
                 if let Some(bias) = &self.bias {
                     for (value, bias) in values.iter_mut().zip(bias) {
-                        *value = (*value + bias).max(0.0);
+                        let sum = *value + bias;
+                        *value = if sum > 0.0 { sum } else { 0.0 };
                     }
                 }
                 give(block * BLOCK + row, values);

@@ -1,19 +1,23 @@
 //! Convolutions over frames and bands, 3 x 3 with padding 1 or 1 x 1, and residual blocks of them.
 
+#![allow(
+    clippy::needless_range_loop,
+    clippy::many_single_char_names,
+    reason = "loops over lanes become vectors in this form"
+)]
+
 use flow_kernels::multiversion;
 use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
 
 use super::winograd::Winograd;
-use super::{Aligned, BatchNorm, FeatureMap, Spare, product_error, rounded};
+use super::{BatchNorm, FeatureMap, LANES, Spare, product_error, rounded, with_scratch};
 use crate::error::Result;
 use crate::weights::Weights;
 
 /// Rows of a product for which a block of frames is laid out.
 const ROWS: usize = 96;
 const TAPS: usize = 3;
-/// Channels that are copied together, as one vector or two.
-const LANES: usize = 32;
 
 /// A convolution without bias and the batch norm after it.
 pub struct Conv2d {
@@ -108,39 +112,41 @@ impl Conv2d {
         let (bands, grid) = (out.bands, width / self.band_stride);
         let frames = ROWS.div_ceil(grid);
         let frame_size = bands * self.outputs;
-        let block = |[buffer, sums]: &mut [Aligned; 2], (number, out): (usize, &mut [f32])| -> Result<()> {
-            // The last row, which does not count, reads behind the last frame.
-            buffer.resize((frames * width + TAPS) * position);
-            let count = out.len() / frame_size;
-            for (row, frame) in (number * frames..).take(count).enumerate() {
-                let row = &mut buffer[row * width * position..][..width * position];
-                // Padding, in which another convolution may have left values.
-                row[..position].fill(0.0);
-                row[(x.bands + 1) * position..].fill(0.0);
-                for tap in 0..TAPS {
-                    let from = (frame * self.frame_stride + tap)
-                        .checked_sub(1)
-                        .filter(|from| *from < x.frames)
-                        .map(|from| &x.values[from * x.bands * self.inputs..][..x.bands * self.inputs]);
-                    let to = &mut row[position..][..x.bands * position];
-                    copy_channels(from, to, self.inputs, tap);
+        let block = |(number, out): (usize, &mut [f32])| {
+            with_scratch(|[buffer, sums]| -> Result<()> {
+                // The last row, which does not count, reads behind the last frame.
+                buffer.resize((frames * width + TAPS) * position);
+                let count = out.len() / frame_size;
+                for (row, frame) in (number * frames..).take(count).enumerate() {
+                    let row = &mut buffer[row * width * position..][..width * position];
+                    // Padding, in which another convolution may have left values.
+                    row[..position].fill(0.0);
+                    row[(x.bands + 1) * position..].fill(0.0);
+                    for tap in 0..TAPS {
+                        let from = (frame * self.frame_stride + tap)
+                            .checked_sub(1)
+                            .filter(|from| *from < x.frames)
+                            .map(|from| &x.values[from * x.bands * self.inputs..][..x.bands * self.inputs]);
+                        let to = &mut row[position..][..x.bands * position];
+                        copy_channels(from, to, self.inputs, tap);
+                    }
                 }
-            }
-            buffer[count * width * position..].fill(0.0);
-            sums.resize(count * grid * self.outputs);
-            kernel
-                .product_of_rows_into(buffer, count * grid, self.band_stride * position, sums)
-                .map_err(product_error)?;
-            let frames_of_sums = sums.chunks_exact(grid * self.outputs);
-            for (row, (sums, out)) in frames_of_sums.zip(out.chunks_exact_mut(frame_size)).enumerate() {
-                epilogue.apply(&sums[..frame_size], (number * frames + row) * frame_size, out);
-            }
-            Ok(())
+                buffer[count * width * position..].fill(0.0);
+                sums.resize(count * grid * self.outputs);
+                kernel
+                    .product_of_rows_into(buffer, count * grid, self.band_stride * position, sums)
+                    .map_err(product_error)?;
+                let frames_of_sums = sums.chunks_exact(grid * self.outputs);
+                for (row, (sums, out)) in frames_of_sums.zip(out.chunks_exact_mut(frame_size)).enumerate() {
+                    epilogue.apply(&sums[..frame_size], (number * frames + row) * frame_size, out);
+                }
+                Ok(())
+            })
         };
         out.values
             .par_chunks_mut(frames * frame_size)
             .enumerate()
-            .try_for_each_init(Default::default, block)
+            .try_for_each(block)
     }
 
     fn by_points(&self, kernel: &PackedRhs, x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) -> Result<()> {
@@ -195,18 +201,26 @@ fn one_channel(kernel: &[[[f32; LANES]; TAPS * TAPS]], x: &FeatureMap, epilogue:
         let (first, rest) = padded.split_at(width);
         let (second, third) = rest.split_at(width);
         multiversion!({
-            for (block, weights) in kernel.iter().enumerate() {
-                let bias = &epilogue.bias[block * LANES..][..LANES];
+            for (block, [a, b, c, d, e, f, g, h, i]) in kernel.iter().enumerate() {
+                let bias = &epilogue.bias.as_chunks().0[block];
                 for (band, out) in out.chunks_exact_mut(channels).enumerate() {
+                    let [x, y, z] = [
+                        &first[band..band + TAPS],
+                        &second[band..band + TAPS],
+                        &third[band..band + TAPS],
+                    ];
                     let mut sums = [0.0; LANES];
-                    for (tap, weights) in weights.iter().enumerate() {
-                        let value = [first, second, third][tap % TAPS][band + tap / TAPS];
-                        for lane in 0..LANES {
-                            sums[lane] = weights[lane].mul_add(value, sums[lane]);
-                        }
+                    // In this form the loop becomes vectors.
+                    for lane in 0..LANES {
+                        let sum = c[lane].mul_add(z[0], b[lane].mul_add(y[0], a[lane].mul_add(x[0], 0.0)));
+                        let sum = f[lane].mul_add(z[1], e[lane].mul_add(y[1], d[lane].mul_add(x[1], sum)));
+                        sums[lane] = i[lane].mul_add(z[2], h[lane].mul_add(y[2], g[lane].mul_add(x[2], sum)));
                     }
-                    let at = frame * frame_size + band * channels + block * LANES;
-                    epilogue.finish(&sums, bias, at, &mut out[block * LANES..][..LANES]);
+                    let add = epilogue.add.map(|add| {
+                        let at = frame * frame_size + band * channels + block * LANES;
+                        &add[at..].as_chunks().0[0]
+                    });
+                    epilogue.finish(&sums, bias, add, &mut out.as_chunks_mut().0[block]);
                 }
             }
         });
@@ -229,26 +243,39 @@ impl Epilogue<'_> {
     /// `sums`, whole positions, are those of the result from `start`; what becomes of them goes to `out`.
     fn apply(&self, sums: &[f32], start: usize, out: &mut [f32]) {
         let channels = self.bias.len();
+        let add = self.add.map(|add| &add[start..start + out.len()]);
+        if !channels.is_multiple_of(LANES) {
+            for (at, (out, sum)) in out.iter_mut().zip(sums).enumerate() {
+                let sum = sum + self.bias[at % channels];
+                *out = self.rectified(add.map_or(sum, |add| sum + add[at]));
+            }
+            return;
+        }
         multiversion!({
-            let positions = sums.chunks_exact(channels).zip(out.chunks_exact_mut(channels));
-            for (position, (sums, out)) in positions.enumerate() {
-                self.finish(sums, self.bias, start + position * channels, out);
+            let (out, sums, bias) = (out.as_chunks_mut().0, sums.as_chunks().0, self.bias.as_chunks().0);
+            let add = add.map(|add| add.as_chunks().0);
+            for (at, (out, sums)) in out.iter_mut().zip(sums).enumerate() {
+                self.finish(sums, &bias[at % bias.len()], add.map(|add| &add[at]), out);
             }
         });
     }
 
-    /// Some channels of one position, with their biases, that begin at `start` of the result.
     #[inline(always)]
-    pub fn finish(&self, sums: &[f32], bias: &[f32], start: usize, out: &mut [f32]) {
+    fn rectified(&self, value: f32) -> f32 {
         let least = if self.relu { 0.0 } else { f32::NEG_INFINITY };
-        let terms = out.iter_mut().zip(sums).zip(bias);
-        if let Some(add) = self.add {
-            for (((out, sum), bias), add) in terms.zip(&add[start..]) {
-                *out = (sum + bias + add).max(least);
+        if value > least { value } else { least }
+    }
+
+    /// Some channels of one position, with their biases and what is added to them.
+    #[inline(always)]
+    pub fn finish(&self, sums: &[f32; LANES], bias: &[f32; LANES], add: Option<&[f32; LANES]>, out: &mut [f32; LANES]) {
+        if let Some(add) = add {
+            for lane in 0..LANES {
+                out[lane] = self.rectified(sums[lane] + bias[lane] + add[lane]);
             }
         } else {
-            for ((out, sum), bias) in terms {
-                *out = (sum + bias).max(least);
+            for lane in 0..LANES {
+                out[lane] = self.rectified(sums[lane] + bias[lane]);
             }
         }
     }

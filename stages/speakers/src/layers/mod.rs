@@ -4,7 +4,9 @@ pub mod conv2d;
 pub mod pooling;
 pub mod winograd;
 
+use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
 
 use flow_kernels::multiversion;
 
@@ -13,6 +15,9 @@ use crate::weights::Weights;
 
 /// What PyTorch's batch norm adds to a variance.
 const EPSILON: f64 = 1e-5;
+
+/// Channels that are computed together, as two vectors or four.
+pub const LANES: usize = 32;
 
 /// Floats that begin at a cache line, so that vectors of them lie in one line.
 #[derive(Default)]
@@ -109,6 +114,39 @@ impl Spare {
     }
 }
 
+/// Memory of the maps of a network, kept from one embedding to the next.
+#[derive(Default)]
+pub struct KeptSpare(Mutex<Vec<Spare>>);
+
+impl KeptSpare {
+    /// Embeddings that are computed at the same time beyond this number take fresh memory: that of one is up to 40 MB.
+    const MOST: usize = 2;
+
+    pub fn lend<R>(&self, work: impl FnOnce(&mut Spare) -> R) -> R {
+        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = kept().pop().unwrap_or_default();
+        let result = work(&mut spare);
+        let mut kept = kept();
+        if kept.len() < Self::MOST {
+            kept.push(spare);
+        }
+        result
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<[Aligned; 2]> = RefCell::default();
+}
+
+/// Gives `work` memory of this thread, of any length and with values without meaning.
+pub fn with_scratch<R>(work: impl FnOnce(&mut [Aligned; 2]) -> R) -> R {
+    // Taken out: while a product waits for other threads, this one may begin another piece of work.
+    let mut scratch = SCRATCH.with_borrow_mut(std::mem::take);
+    let result = work(&mut scratch);
+    SCRATCH.with_borrow_mut(|kept| *kept = scratch);
+    result
+}
+
 /// A batch norm with its running statistics: `y = x scale + shift`.
 pub struct BatchNorm {
     pub scale: Vec<f64>,
@@ -177,7 +215,8 @@ pub fn normalized_relu(x: &[f32], width: usize, scale: &[f32], shift: &[f32], to
         for (x, to) in x.chunks_exact(width).zip(to.chunks_exact_mut(channels)) {
             let x = &x[..channels];
             for at in 0..channels {
-                to[at] = x[at].mul_add(scale[at], shift[at]).max(0.0);
+                let value = x[at].mul_add(scale[at], shift[at]);
+                to[at] = if value > 0.0 { value } else { 0.0 };
             }
         }
     });

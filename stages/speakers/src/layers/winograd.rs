@@ -13,7 +13,7 @@ use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
 
 use super::conv2d::Epilogue;
-use super::{Aligned, FeatureMap, product_error, rounded};
+use super::{FeatureMap, LANES, product_error, rounded, with_scratch};
 use crate::error::Result;
 
 /// Values of a tile in each direction, and results.
@@ -22,7 +22,6 @@ const STEP: usize = 4;
 const PLACES: usize = TILE * TILE;
 /// Tiles that are transformed together, at least: the rows of a product.
 const TILES: usize = 48;
-const LANES: usize = 32;
 /// Padding in floats between the rows of two places, so that they are not in the same set of the L1 cache.
 const PADDING: usize = 16;
 
@@ -79,50 +78,52 @@ impl Winograd {
         let rows = TILES.div_ceil(in_row);
         let frame_size = bands * self.outputs;
         let zeros = vec![[0.0; LANES]; self.inputs / LANES];
-        let block = |[values, sums]: &mut [Aligned; 2], (number, out): (usize, &mut [f32])| -> Result<()> {
-            let frames = out.len() / frame_size;
-            let tiles = frames.div_ceil(STEP) * in_row;
-            let strides = [self.inputs, self.outputs].map(|channels| tiles * channels + PADDING);
-            values.resize(PLACES * strides[0]);
-            sums.resize(PLACES * strides[1]);
-            for tile in 0..tiles {
-                let frame = (number * rows + tile / in_row) * STEP;
-                let band = tile % in_row * STEP;
-                let from = std::array::from_fn(|place| {
-                    let frame = (frame + place / TILE).checked_sub(1).filter(|frame| *frame < x.frames);
-                    let band = (band + place % TILE).checked_sub(1).filter(|band| *band < x.bands);
-                    match (frame, band) {
-                        (Some(frame), Some(band)) => x.at(frame, band).as_chunks().0,
-                        _ => &zeros[..],
-                    }
-                });
-                transform_input(&from, &mut values[tile * self.inputs..], strides[0]);
-            }
-            let places = values.chunks_exact(strides[0]).zip(sums.chunks_exact_mut(strides[1]));
-            for (kernel, (values, sums)) in self.places.iter().zip(places) {
-                kernel
-                    .product_of_rows_into(values, tiles, self.inputs, &mut sums[..tiles * self.outputs])
-                    .map_err(product_error)?;
-            }
-            let start = number * rows * STEP * frame_size;
-            for tile in 0..tiles {
-                let (frame, band) = (tile / in_row * STEP, tile % in_row * STEP);
-                let from: [&[Lanes]; PLACES] = std::array::from_fn(|place| {
-                    let sums = &sums[place * strides[1] + tile * self.outputs..];
-                    sums[..self.outputs].as_chunks().0
-                });
-                let counts = [STEP.min(frames - frame), STEP.min(bands - band)];
-                let first = (frame * bands + band) * self.outputs;
-                let add = epilogue.add.map(|add| &add[start + first..]);
-                let finish = Epilogue { add, ..*epilogue };
-                transform_output(&from, &finish, &mut out[first..], counts, frame_size);
-            }
-            Ok(())
+        let block = |(number, out): (usize, &mut [f32])| {
+            with_scratch(|[values, sums]| -> Result<()> {
+                let frames = out.len() / frame_size;
+                let tiles = frames.div_ceil(STEP) * in_row;
+                let strides = [self.inputs, self.outputs].map(|channels| tiles * channels + PADDING);
+                values.resize(PLACES * strides[0]);
+                sums.resize(PLACES * strides[1]);
+                for tile in 0..tiles {
+                    let frame = (number * rows + tile / in_row) * STEP;
+                    let band = tile % in_row * STEP;
+                    let from = std::array::from_fn(|place| {
+                        let frame = (frame + place / TILE).checked_sub(1).filter(|frame| *frame < x.frames);
+                        let band = (band + place % TILE).checked_sub(1).filter(|band| *band < x.bands);
+                        match (frame, band) {
+                            (Some(frame), Some(band)) => x.at(frame, band).as_chunks().0,
+                            _ => &zeros[..],
+                        }
+                    });
+                    transform_input(&from, &mut values[tile * self.inputs..], strides[0]);
+                }
+                let places = values.chunks_exact(strides[0]).zip(sums.chunks_exact_mut(strides[1]));
+                for (kernel, (values, sums)) in self.places.iter().zip(places) {
+                    kernel
+                        .product_of_rows_into(values, tiles, self.inputs, &mut sums[..tiles * self.outputs])
+                        .map_err(product_error)?;
+                }
+                let start = number * rows * STEP * frame_size;
+                for tile in 0..tiles {
+                    let (frame, band) = (tile / in_row * STEP, tile % in_row * STEP);
+                    let from: [&[Lanes]; PLACES] = std::array::from_fn(|place| {
+                        let sums = &sums[place * strides[1] + tile * self.outputs..];
+                        sums[..self.outputs].as_chunks().0
+                    });
+                    let counts = [STEP.min(frames - frame), STEP.min(bands - band)];
+                    let first = (frame * bands + band) * self.outputs;
+                    let add = epilogue.add.map(|add| &add[start + first..]);
+                    let finish = Epilogue { add, ..*epilogue };
+                    transform_output(&from, &finish, &mut out[first..], counts, frame_size);
+                }
+                Ok(())
+            })
         };
         out.values
             .par_chunks_mut(rows * STEP * frame_size)
             .enumerate()
-            .try_for_each_init(Default::default, block)
+            .try_for_each(block)
     }
 }
 
@@ -234,7 +235,7 @@ fn transform_output(
                 ];
                 output(column, &mut half[band]);
             }
-            let bias = &epilogue.bias[channel * LANES..][..LANES];
+            let bias = &epilogue.bias.as_chunks().0[channel];
             for frame in 0..counts[0] {
                 let values = [
                     &half[0][frame],
@@ -247,7 +248,8 @@ fn transform_output(
                 output(values, &mut row);
                 for (band, row) in row.iter().enumerate().take(counts[1]) {
                     let at = frame * frame_size + band * channels + channel * LANES;
-                    epilogue.finish(row, bias, at, &mut out[at..at + LANES]);
+                    let add = epilogue.add.map(|add| &add[at..at + LANES].as_chunks().0[0]);
+                    epilogue.finish(row, bias, add, &mut out[at..at + LANES].as_chunks_mut().0[0]);
                 }
             }
         }
