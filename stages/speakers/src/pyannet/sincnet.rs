@@ -63,14 +63,21 @@ impl SincNet {
     /// A chunk to (frames, [`CHANNELS`]).
     pub fn features(&self, chunk: &[f32]) -> Result<Vec<f32>> {
         let wave = self.wave_norm(chunk, 0).apply(chunk);
-        let filtered = self.filters.apply(&wave)?;
-        self.after_filters(&filtered, 1.0, &[0.0; FILTERS])
+        let frames = self.filters.pooled::<POOL>(&wave)?;
+        let mut statistics = Statistics::new(FILTERS);
+        statistics.add(&frames);
+        self.after_pooling(frames, statistics)
     }
 
     /// The layers after the filters, whose output is `filtered * gain + offsets` for `filtered` (frames, [`FILTERS`]).
     pub fn after_filters(&self, filtered: &[f32], gain: f32, offsets: &[f32; FILTERS]) -> Result<Vec<f32>> {
+        let (frames, statistics) = pooled_filters(filtered, gain, offsets);
+        self.after_pooling(frames, statistics)
+    }
+
+    /// The layers after the first pooling.
+    fn after_pooling(&self, mut frames: Vec<f32>, mut statistics: Statistics) -> Result<Vec<f32>> {
         let [norm, ..] = &self.norms;
-        let (mut frames, mut statistics) = pooled_filters(filtered, gain, offsets);
         let mut norm_before = norm;
         for (convolution, norm) in self.convolutions.iter().zip(&self.norms[1..]) {
             let scale = norm_before.scale(&statistics);
