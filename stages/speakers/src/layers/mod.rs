@@ -112,6 +112,11 @@ impl Spare {
     pub fn give(&mut self, map: FeatureMap) {
         self.0.push(map.values);
     }
+
+    /// Floats of all its memory.
+    fn floats(&self) -> usize {
+        self.0.iter().map(|values| values.floats.len()).sum()
+    }
 }
 
 /// Memory of the maps of a network, kept from one embedding to the next.
@@ -119,15 +124,17 @@ impl Spare {
 pub struct KeptSpare(Mutex<Vec<Spare>>);
 
 impl KeptSpare {
-    /// Embeddings that are computed at the same time beyond this number take fresh memory: that of one is up to 40 MB.
+    /// Embeddings that are computed at the same time beyond this number take fresh memory.
     const MOST: usize = 2;
+    /// More than this is given back: a chunk of ten seconds takes 40 MB, and there may be any number of frames.
+    const MOST_FLOATS: usize = 12 << 20;
 
     pub fn lend<R>(&self, work: impl FnOnce(&mut Spare) -> R) -> R {
         let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut spare = kept().pop().unwrap_or_default();
         let result = work(&mut spare);
         let mut kept = kept();
-        if kept.len() < Self::MOST {
+        if kept.len() < Self::MOST && spare.floats() <= Self::MOST_FLOATS {
             kept.push(spare);
         }
         result
@@ -238,5 +245,22 @@ mod tests {
             spare.give(map);
         }
         assert_eq!(*Aligned::from(&[1.0, 2.0][..]), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn memory_is_kept_for_the_next_one_unless_it_is_too_much() {
+        let kept = KeptSpare::default();
+        let floats = |frames: usize| {
+            kept.lend(|spare| {
+                let before = spare.floats();
+                let map = spare.take(frames, 1, 1);
+                spare.give(map);
+                before
+            })
+        };
+        assert_eq!(floats(1000), 0);
+        assert!(floats(1000) >= 1000);
+        assert!(floats(KeptSpare::MOST_FLOATS + 1) >= 1000);
+        assert_eq!(floats(1), 0);
     }
 }
