@@ -45,6 +45,9 @@ pub use cuda::{emulator, tdt};
 pub use error::{Error, Result};
 pub use lengths::Lengths;
 pub use noise::Noise;
+pub use vectors::Once;
+#[cfg(target_arch = "x86_64")]
+pub use vectors::has_avx512;
 pub(crate) use vectors::*;
 
 use std::marker::PhantomData;

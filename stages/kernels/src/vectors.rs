@@ -53,7 +53,9 @@ pub(crate) fn sum_lanes<T: Float>(sums: [T; LANES]) -> T {
 /// sums is written out in the code, and no multiplication is contracted with an addition unless the code says so.
 ///
 /// The block is in the program twice, each copy compiled for its instruction set. `.ci/vector_code` checks the machine
-/// code, which it finds by the name of the surrounding function.
+/// code, which it finds by the name of the surrounding function. Functions that the block calls are compiled for the same
+/// instructions only where they are inlined: they are `#[inline(always)]`.
+#[macro_export]
 macro_rules! multiversion {
     ($body:expr) => {{
         #[cfg(target_arch = "x86_64")]
@@ -88,16 +90,16 @@ macro_rules! multiversion {
         }
     }};
 }
-pub(crate) use multiversion;
 
-/// A closure that moves this value out of itself implements `FnOnce` only.
-#[cfg(target_arch = "x86_64")]
-pub(crate) struct Once;
+/// For [`multiversion`]: a closure that moves this value out of itself implements `FnOnce` only.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Once;
 
 /// Whether the processor has what the block of [`multiversion`] is compiled for.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-pub(crate) fn has_avx512() -> bool {
+pub fn has_avx512() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")

@@ -8,9 +8,9 @@ use rayon::prelude::*;
 use crate::campplus::{check_features, finite};
 use crate::error::{Error, Result};
 use crate::fbank::BANDS;
-use crate::layers::FeatureMap;
 use crate::layers::conv2d::{BasicBlock, Conv2d};
 use crate::layers::pooling::{nearest, statistics, weighted_statistics};
+use crate::layers::{FeatureMap, KeptSpare, Spare};
 use crate::linear::Linear;
 use crate::weights::Weights;
 
@@ -31,6 +31,7 @@ pub struct WeSpeakerResNet34 {
     stem: Conv2d,
     blocks: Vec<BasicBlock>,
     output: Linear,
+    spare: KeptSpare,
 }
 
 impl WeSpeakerResNet34 {
@@ -73,6 +74,7 @@ impl WeSpeakerResNet34 {
             stem: Conv2d::read(weights, [&stem[0], &stem[1]], [1, CHANNELS[0]], 3, [1, 1])?,
             blocks,
             output: Linear::new(&weight, weights.floats(&name("seg_1.bias"), &[DIMENSION])?),
+            spare: KeptSpare::default(),
         })
     }
 
@@ -83,8 +85,7 @@ impl WeSpeakerResNet34 {
     /// If there are less than [`MIN_FRAMES`] whole frames, or a value is not finite or larger than
     /// [`MAX_FEATURE`](crate::campplus::MAX_FEATURE).
     pub fn embedding(&self, features: &[f32]) -> Result<Vec<f32>> {
-        let frames = self.frames(features)?;
-        self.project(&statistics(&frames, FRAME))
+        self.with_frames(features, |frames| self.project(&statistics(frames, FRAME)))
     }
 
     /// An embedding for each mask. Masks have any number of weights from 0 to 1, evenly over the frames; the nearest one counts
@@ -100,32 +101,33 @@ impl WeSpeakerResNet34 {
                 )));
             }
         }
-        let frames = self.frames(features)?;
-        let count = frames.len() / FRAME;
-        masks
-            .par_iter()
-            .map(|mask| self.project(&weighted_statistics(&frames, FRAME, &nearest(mask, count))))
-            .collect()
+        self.with_frames(features, |frames| {
+            let count = frames.len() / FRAME;
+            masks
+                .par_iter()
+                .map(|mask| self.project(&weighted_statistics(frames, FRAME, &nearest(mask, count))))
+                .collect()
+        })
     }
 
-    /// The input of the pooling: (frames / 8 rounded up, 10 bands, 256 channels).
-    fn frames(&self, features: &[f32]) -> Result<Vec<f32>> {
+    /// Gives `pool` its input: (frames / 8 rounded up, 10 bands, 256 channels).
+    fn with_frames<R>(&self, features: &[f32], pool: impl FnOnce(&[f32]) -> Result<R>) -> Result<R> {
         check_features(features, MIN_FRAMES)?;
-        let mut x = self.stem(features)?;
-        for block in &self.blocks {
-            x = block.apply(&x)?;
-        }
-        Ok(x.values)
+        self.spare.lend(|spare| {
+            let mut x = self.stem(features, spare)?;
+            for block in &self.blocks {
+                let next = block.apply(&x, spare)?;
+                spare.give(std::mem::replace(&mut x, next));
+            }
+            let result = pool(&x.values);
+            spare.give(x);
+            result
+        })
     }
 
-    fn stem(&self, features: &[f32]) -> Result<FeatureMap> {
-        let x = FeatureMap {
-            frames: features.len() / BANDS,
-            bands: BANDS,
-            channels: 1,
-            values: features.to_vec(),
-        };
-        self.stem.apply(&x, None, true)
+    fn stem(&self, features: &[f32], spare: &mut Spare) -> Result<FeatureMap> {
+        let x = FeatureMap::new(features.len() / BANDS, BANDS, 1, features);
+        self.stem.apply(&x, None, true, spare)
     }
 
     fn project(&self, statistics: &[f32]) -> Result<Vec<f32>> {

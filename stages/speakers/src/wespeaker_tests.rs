@@ -71,12 +71,14 @@ fn stages_are_those_of_the_original() {
             assert_close(&channels_first(x, shape[0]), &expected, bound, name);
         }
     };
-    let mut x = network.stem(&features).unwrap();
+    let mut spare = Spare::default();
+    let mut x = network.stem(&features, &mut spare).unwrap();
     close(&x, "stem_channels_0_7");
     let mut blocks = network.blocks.iter();
     for (layer, count) in (1..).zip(BLOCKS) {
         for (number, block) in blocks.by_ref().take(count).enumerate() {
-            x = block.apply(&x).unwrap();
+            let next = block.apply(&x, &mut spare).unwrap();
+            spare.give(std::mem::replace(&mut x, next));
             if (layer, number) == (1, 0) {
                 close(&x, "layer1_0_channels_0_7");
             }

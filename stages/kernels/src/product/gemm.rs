@@ -232,6 +232,14 @@ impl MacroKernel<'_> {
             for panel in group.clone() {
                 // Panels of nearly one size where that costs nothing: nine rows are five and four.
                 let panels_of_strip = strip.len().div_ceil(columns);
+                let elements = self.panels.elements(panel);
+                let vectors = self.panels.vectors(panel);
+                // Whole vectors of sums that nothing is added to go straight to the result.
+                let Output { to, columns: width } = self.output;
+                let written = straight
+                    && !self.mr_is_rows
+                    && depth == self.nr_side.columns
+                    && elements.len() == vectors * self.processor.lanes();
                 for number in 0..panels_of_strip {
                     let (start, end) = if straight {
                         let bound = |number| strip.start + strip.len() * number / panels_of_strip;
@@ -247,22 +255,32 @@ impl MacroKernel<'_> {
                             packed.wrapping_add((start - chunk.start) / columns * panel_stride(columns, depth) + j)
                         }
                     });
+                    let (sums, sums_step) = if written {
+                        (to.wrapping_add(start * width + elements.start), width)
+                    } else {
+                        (sums.0[start - strip.start].as_mut_ptr(), MR_MAX)
+                    };
                     let kernel = MicroKernel {
                         depth,
-                        vectors: self.panels.vectors(panel),
+                        vectors,
                         mr_side: self.packed.panel(self.panels, panel),
                         count: end - start,
                         nr_side,
                         packed: !straight,
                         ahead: (straight && panel == group.start).then_some(STRIP * columns * self.nr_side.row_step),
-                        sums: &mut sums.0[start - strip.start],
+                        sums,
+                        sums_step,
                     };
                     // SAFETY: packed operands have the sizes that a panel needs, an unpacked NR side has `depth`
-                    // contiguous floats at each pointer before `end`, and a strip has the rows of `STRIP` panels.
+                    // contiguous floats at each pointer before `end`, and a strip has the rows of `STRIP` panels; or the
+                    // sums are elements of the result, whose rows from `start` to `end` and columns `elements` no
+                    // other task writes to.
                     unsafe { kernel.run(self.processor) };
                 }
-                // SAFETY: the caller's promise.
-                unsafe { self.write(&sums, self.panels.elements(panel), strip.clone()) };
+                if !written {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.write(&sums, elements, strip.clone()) };
+                }
             }
         }
         NR_BUFFER.with_borrow_mut(|kept| *kept = buffer);

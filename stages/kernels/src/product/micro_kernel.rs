@@ -174,8 +174,9 @@ pub struct MicroKernel {
     pub packed: bool,
     /// Elements of the NR side to fetch into the cache meanwhile: this many floats behind those of this tile.
     pub ahead: Option<usize>,
-    /// Where the sums go: one row per element of the NR side.
-    pub sums: *mut [f32; MR_MAX],
+    /// Where the sums go: one row per element of the NR side, all `vectors` of it, so many floats apart.
+    pub sums: *mut f32,
+    pub sums_step: usize,
 }
 
 impl MicroKernel {
@@ -184,7 +185,7 @@ impl MicroKernel {
     /// # Safety
     ///
     /// The processor must be at least this one. `mr_side` must have `depth * vectors * lanes` floats; each of the first
-    /// `count` pointers `depth` floats, or `(depth - 1) * nr() + 1` if packed; `sums` `count` rows. `vectors`
+    /// `count` pointers `depth` floats, or `(depth - 1) * nr() + 1` if packed; `sums` `count` rows, or `nr()` if packed. `vectors`
     /// must be 1 to `mr_vectors()`, and `count` 1 to `nr()`, or `nr()` if packed.
     pub unsafe fn run(self, processor: Processor) {
         // SAFETY: the caller's promise.
@@ -266,7 +267,7 @@ unsafe fn sums<V: Vector, const VECTORS: usize, const NR: usize, const STEP: usi
         }
         for (j, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
-                sum.store(kernel.sums.add(j).cast::<f32>().add(v * V::LANES));
+                sum.store(kernel.sums.add(j * kernel.sums_step + v * V::LANES));
             }
         }
     }

@@ -105,18 +105,44 @@ impl PackedRhs {
         match &self.0 {
             #[cfg(target_arch = "x86_64")]
             Rhs::Packed(packed) => own::product_of_rows(values, rows, row_step, packed),
+            Rhs::Unpacked(b) => unpacked_product_of_rows(b, values, rows, row_step),
+        }
+    }
+
+    /// The same into `out`, of rows times n values, which are equal to the bit to those of
+    /// [`product_of_rows`](Self::product_of_rows).
+    ///
+    /// # Errors
+    /// As there, and if `out` is of another size.
+    pub fn product_of_rows_into(&self, values: &[f32], rows: usize, row_step: usize, out: &mut [f32]) -> Result<()> {
+        match &self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Rhs::Packed(packed) => own::product_of_rows_into(values, rows, row_step, packed, out),
             Rhs::Unpacked(b) => {
-                let depth = b.dim(0)?;
-                let row = |row: usize| {
-                    let start = row * row_step;
-                    values.get(start..start + depth).ok_or_else(outside)
-                };
-                let a = (0..rows).map(row).collect::<Result<Vec<_>>>()?.concat();
-                let a = Tensor::from_vec(a, (rows, depth), &Device::Cpu)?;
-                Ok(product(&a, b)?.flatten_all()?.to_vec1()?)
+                if out.len() != rows * b.dim(1)? {
+                    return Err(other_size(out.len(), rows, b.dim(1)?));
+                }
+                out.copy_from_slice(&unpacked_product_of_rows(b, values, rows, row_step)?);
+                Ok(())
             }
         }
     }
+}
+
+/// [`PackedRhs::product_of_rows`] where products are candle's.
+fn unpacked_product_of_rows(b: &Tensor, values: &[f32], rows: usize, row_step: usize) -> Result<Vec<f32>> {
+    let depth = b.dim(0)?;
+    let row = |row: usize| {
+        let start = row * row_step;
+        values.get(start..start + depth).ok_or_else(outside)
+    };
+    let a = (0..rows).map(row).collect::<Result<Vec<_>>>()?.concat();
+    let a = Tensor::from_vec(a, (rows, depth), &Device::Cpu)?;
+    Ok(product(&a, b)?.flatten_all()?.to_vec1()?)
+}
+
+fn other_size(found: usize, rows: usize, columns: usize) -> Error {
+    Error::Input(format!("room for {found} values for a product of {rows} x {columns}"))
 }
 
 /// Does each task, on all threads of the pool if asked.
@@ -144,8 +170,8 @@ mod own {
     use super::gemm::multiply;
     use super::matrix::Matrix;
     use super::micro_kernel::Processor;
-    use super::outside;
     use super::packing::PackedMatrix;
+    use super::{other_size, outside};
     use crate::error::{Error, Result};
     use crate::filled;
 
@@ -252,6 +278,24 @@ mod own {
         let a = Matrix::new(values, 0, [rows, depth], [row_step, 1]).ok_or_else(outside)?;
         // SAFETY: `multiply` writes the whole of the result, or panics.
         Ok(unsafe { filled(rows * columns, |out| b.multiply(a, out)) })
+    }
+
+    pub fn product_of_rows_into(
+        values: &[f32],
+        rows: usize,
+        row_step: usize,
+        b: &PackedMatrix,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let [depth, columns] = b.shape();
+        let a = Matrix::new(values, 0, [rows, depth], [row_step, 1]).ok_or_else(outside)?;
+        if out.len() != rows * columns {
+            return Err(other_size(out.len(), rows, columns));
+        }
+        // SAFETY: both are floats, and `multiply` writes no others than floats.
+        let out = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<MaybeUninit<f32>>(), out.len()) };
+        b.multiply(a, out);
+        Ok(())
     }
 }
 

@@ -72,7 +72,7 @@ impl DenseBlock {
         for (to, x) in buffer.chunks_exact_mut(width).zip(x.chunks_exact(self.inputs)) {
             to[..self.inputs].copy_from_slice(x);
         }
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         for layer in &self.layers {
             layer.apply(&mut buffer, width, &mut scratch)?;
         }
@@ -135,15 +135,14 @@ impl Normalized {
         let inputs = self.scale.len();
         scratch.resize(BLOCK * inputs, 0.0);
         for (block, x) in x.chunks(BLOCK * width).enumerate() {
-            for (x, to) in x.chunks_exact(width).zip(scratch.chunks_exact_mut(inputs)) {
-                normalized_relu(&x[..inputs], &self.scale, &self.shift, to);
-            }
+            normalized_relu(x, width, &self.scale, &self.shift, scratch);
             let rows = self.linear.product_of_rows(scratch, x.len() / width, inputs);
             let mut rows = rows.map_err(product_error)?;
             for (row, values) in rows.chunks_exact_mut(self.outputs).enumerate() {
                 if let Some(bias) = &self.bias {
                     for (value, bias) in values.iter_mut().zip(bias) {
-                        *value = (*value + bias).max(0.0);
+                        let sum = *value + bias;
+                        *value = if sum > 0.0 { sum } else { 0.0 };
                     }
                 }
                 give(block * BLOCK + row, values);
@@ -151,6 +150,15 @@ impl Normalized {
         }
         Ok(())
     }
+}
+
+/// Memory of the layers of a block, which all have as many frames.
+#[derive(Default)]
+struct Scratch {
+    normalized: Vec<f32>,
+    /// The frames within a layer; those of zeros, which no layer writes to, have the same places in all of them.
+    hidden: Vec<f32>,
+    local: Vec<f32>,
 }
 
 /// Adds [`GROWTH`] channels.
@@ -195,7 +203,12 @@ impl DenseLayer {
     }
 
     /// Reads the first channels of the frames of `buffer` and writes those behind them.
-    fn apply(&self, buffer: &mut [f32], width: usize, scratch: &mut Vec<f32>) -> Result<()> {
+    fn apply(&self, buffer: &mut [f32], width: usize, scratch: &mut Scratch) -> Result<()> {
+        let Scratch {
+            normalized,
+            hidden,
+            local,
+        } = scratch;
         let frames = buffer.len() / width;
         // Frames of each remainder lie together, with a frame of zeros before, between and behind them.
         let mut starts = Vec::with_capacity(self.dilation);
@@ -205,9 +218,9 @@ impl DenseLayer {
             next += frames.saturating_sub(phase).div_ceil(self.dilation) + 1;
         }
         let place = |frame: usize| starts[frame % self.dilation] + frame / self.dilation;
-        let mut hidden = vec![0.0; next * BOTTLENECK];
+        hidden.resize(next * BOTTLENECK, 0.0);
         let mut sums = vec![0.0; frames.div_ceil(SEGMENT) * BOTTLENECK];
-        self.bottleneck.apply(buffer, width, scratch, |frame, row| {
+        self.bottleneck.apply(buffer, width, normalized, |frame, row| {
             hidden[place(frame) * BOTTLENECK..][..BOTTLENECK].copy_from_slice(row);
             let sums = &mut sums[frame / SEGMENT * BOTTLENECK..][..BOTTLENECK];
             for (sum, value) in sums.iter_mut().zip(row) {
@@ -215,10 +228,12 @@ impl DenseLayer {
             }
         })?;
         let masks = self.masks(&sums, frames);
-        let rows = self.local.product_of_rows(&hidden, next - TAPS + 1, BOTTLENECK);
-        let rows = rows.map_err(product_error)?;
+        local.resize((next - TAPS + 1) * GROWTH, 0.0);
+        self.local
+            .product_of_rows_into(hidden, next - TAPS + 1, BOTTLENECK, local)
+            .map_err(product_error)?;
         for (frame, to) in buffer.chunks_exact_mut(width).enumerate() {
-            let row = &rows[(place(frame) - 1) * GROWTH..][..GROWTH];
+            let row = &local[(place(frame) - 1) * GROWTH..][..GROWTH];
             let mask = &masks[frame / SEGMENT * GROWTH..][..GROWTH];
             for ((to, value), mask) in to[self.inputs..][..GROWTH].iter_mut().zip(row).zip(mask) {
                 *to = value * mask;

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::fbank::BANDS;
 use crate::layers::conv2d::{BasicBlock, Conv2d};
 use crate::layers::pooling::statistics;
-use crate::layers::{BatchNorm, FeatureMap, product_error, rounded};
+use crate::layers::{BatchNorm, FeatureMap, KeptSpare, Spare, product_error, rounded};
 use crate::linear::Linear;
 use crate::weights::{Weights, unpack};
 use dense::DenseBlock;
@@ -51,6 +51,7 @@ pub struct CamPlusPlus {
     tdnn_bias: Vec<f32>,
     blocks: Vec<DenseBlock>,
     output: Linear,
+    spare: KeptSpare,
 }
 
 impl CamPlusPlus {
@@ -95,6 +96,7 @@ impl CamPlusPlus {
             tdnn_bias,
             blocks,
             output: Linear::new(&rounded(&norm.fold(&dense), name)?, rounded(&norm.shift, name)?),
+            spare: KeptSpare::default(),
         })
     }
 
@@ -105,7 +107,12 @@ impl CamPlusPlus {
     /// If there are less than [`MIN_FRAMES`] whole frames, or a value is not finite or larger than [`MAX_FEATURE`].
     pub fn embedding(&self, features: &[f32]) -> Result<Vec<f32>> {
         check_features(features, MIN_FRAMES)?;
-        let hidden = self.tdnn(&self.head(features)?)?;
+        let hidden = self.spare.lend(|spare| {
+            let head = self.head(features, spare)?;
+            let hidden = self.tdnn(&head);
+            spare.give(head);
+            hidden
+        })?;
         let hidden = self
             .blocks
             .iter()
@@ -124,18 +131,16 @@ impl CamPlusPlus {
     }
 
     /// (frames, 10 bands, 32 channels).
-    fn head(&self, features: &[f32]) -> Result<FeatureMap> {
-        let x = FeatureMap {
-            frames: features.len() / BANDS,
-            bands: BANDS,
-            channels: 1,
-            values: features.to_vec(),
-        };
-        let mut x = self.stem.apply(&x, None, true)?;
+    fn head(&self, features: &[f32], spare: &mut Spare) -> Result<FeatureMap> {
+        let x = FeatureMap::new(features.len() / BANDS, BANDS, 1, features);
+        let mut x = self.stem.apply(&x, None, true, spare)?;
         for block in &self.residual {
-            x = block.apply(&x)?;
+            let next = block.apply(&x, spare)?;
+            spare.give(std::mem::replace(&mut x, next));
         }
-        self.last.apply(&x, None, true)
+        let last = self.last.apply(&x, None, true, spare);
+        spare.give(x);
+        last
     }
 
     /// (frames / 2 rounded up, 128) of what the head gives.

@@ -90,7 +90,7 @@ fn stages_are_those_of_the_original() {
             assert!(difference < STAGES, "{name}: {difference}");
         }
     };
-    let head = network.head(&features).unwrap();
+    let head = network.head(&features, &mut Spare::default()).unwrap();
     let channels_first: Vec<f32> = head
         .values
         .chunks_exact(HEAD)

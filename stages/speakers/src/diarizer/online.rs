@@ -304,7 +304,7 @@ impl OnlineDiarizer {
     /// Who is active in a window, (frames, speakers), nobody after the first so many frames.
     fn segmented(&self, window: &[f32], frames: usize) -> Result<Vec<u8>> {
         let network = &self.diarizer.segmentation;
-        let mut activities = network.recording(window)?.next().transpose()?.unwrap_or_default();
+        let mut activities = network.chunk(window)?;
         let (all, locals) = (network.frames(), network.speakers());
         if activities.len() != all * locals {
             return Err(Error::Input(format!(

@@ -1,10 +1,17 @@
 //! Convolutions over frames and bands, 3 x 3 with padding 1 or 1 x 1, and residual blocks of them.
 
+#![allow(
+    clippy::needless_range_loop,
+    clippy::many_single_char_names,
+    reason = "loops over lanes become vectors in this form"
+)]
+
+use flow_kernels::multiversion;
 use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
 
 use super::winograd::Winograd;
-use super::{BatchNorm, FeatureMap, product_error, rounded};
+use super::{BatchNorm, FeatureMap, LANES, Spare, product_error, rounded, with_scratch};
 use crate::error::Result;
 use crate::weights::Weights;
 
@@ -26,6 +33,8 @@ enum Kernel {
     Winograd(Winograd),
     /// 3 x 3; of the depth of the product the band is outermost, then the frame, then the channel.
     Rows(PackedRhs),
+    /// 3 x 3 of a single channel: for each [`LANES`] outputs their weights at each tap, the bands of taps outermost.
+    One(Vec<[[f32; LANES]; TAPS * TAPS]>),
     /// 1 x 1.
     Point(PackedRhs),
 }
@@ -48,6 +57,14 @@ impl Conv2d {
             Kernel::Point(PackedRhs::from_weight(&rounded(&folded, &name)?, outputs).map_err(product_error)?)
         } else if band_stride == 1 && frame_stride == 1 && Winograd::fits(inputs, outputs) {
             Kernel::Winograd(Winograd::new(&folded, [inputs, outputs], &name)?)
+        } else if inputs == 1 && outputs.is_multiple_of(LANES) && band_stride == 1 && frame_stride == 1 {
+            let mut blocks = vec![[[0.0; LANES]; TAPS * TAPS]; outputs / LANES];
+            for (output, weight) in rounded(&folded, &name)?.chunks_exact(TAPS * TAPS).enumerate() {
+                for (to, &weight) in blocks[output / LANES].iter_mut().zip(weight) {
+                    to[output % LANES] = weight;
+                }
+            }
+            Kernel::One(blocks)
         } else {
             let folded = rounded(&folded, &name)?;
             let mut rows = Vec::with_capacity(folded.len());
@@ -69,10 +86,10 @@ impl Conv2d {
     }
 
     /// The convolution of `x`; `add` is added to it, and of the sum ReLU is taken if asked.
-    pub fn apply(&self, x: &FeatureMap, add: Option<&FeatureMap>, relu: bool) -> Result<FeatureMap> {
+    pub fn apply(&self, x: &FeatureMap, add: Option<&FeatureMap>, relu: bool, spare: &mut Spare) -> Result<FeatureMap> {
         let strided = |length: usize, stride: usize| length.div_ceil(stride);
         let (frames, bands) = (strided(x.frames, self.frame_stride), strided(x.bands, self.band_stride));
-        let mut out = FeatureMap::zeros(frames, bands, self.outputs);
+        let mut out = spare.take(frames, bands, self.outputs);
         let epilogue = Epilogue {
             bias: &self.bias,
             add: add.map(|add| &add.values[..]),
@@ -81,6 +98,7 @@ impl Conv2d {
         match &self.kernel {
             Kernel::Winograd(kernel) => kernel.apply(x, &epilogue, &mut out)?,
             Kernel::Rows(kernel) => self.by_rows(kernel, x, &epilogue, &mut out)?,
+            Kernel::One(kernel) => one_channel(kernel, x, &epilogue, &mut out),
             Kernel::Point(kernel) => self.by_points(kernel, x, &epilogue, &mut out)?,
         }
         Ok(out)
@@ -94,38 +112,41 @@ impl Conv2d {
         let (bands, grid) = (out.bands, width / self.band_stride);
         let frames = ROWS.div_ceil(grid);
         let frame_size = bands * self.outputs;
-        let block = |buffer: &mut Vec<f32>, (number, out): (usize, &mut [f32])| -> Result<()> {
-            // The last row, which does not count, reads behind the last frame.
-            buffer.resize((frames * width + TAPS) * position, 0.0);
-            let count = out.len() / frame_size;
-            for (row, frame) in (number * frames..).take(count).enumerate() {
-                for tap in 0..TAPS {
-                    let from = (frame * self.frame_stride + tap)
-                        .checked_sub(1)
-                        .filter(|from| *from < x.frames);
-                    let to = &mut buffer[(row * width + 1) * position..][..x.bands * position];
-                    for (band, to) in to.chunks_exact_mut(position).enumerate() {
-                        let to = &mut to[tap * self.inputs..][..self.inputs];
-                        match from {
-                            Some(from) => to.copy_from_slice(x.at(from, band)),
-                            None => to.fill(0.0),
-                        }
+        let block = |(number, out): (usize, &mut [f32])| {
+            with_scratch(|[buffer, sums]| -> Result<()> {
+                // The last row, which does not count, reads behind the last frame.
+                buffer.resize((frames * width + TAPS) * position);
+                let count = out.len() / frame_size;
+                for (row, frame) in (number * frames..).take(count).enumerate() {
+                    let row = &mut buffer[row * width * position..][..width * position];
+                    // Padding, in which another convolution may have left values.
+                    row[..position].fill(0.0);
+                    row[(x.bands + 1) * position..].fill(0.0);
+                    for tap in 0..TAPS {
+                        let from = (frame * self.frame_stride + tap)
+                            .checked_sub(1)
+                            .filter(|from| *from < x.frames)
+                            .map(|from| &x.values[from * x.bands * self.inputs..][..x.bands * self.inputs]);
+                        let to = &mut row[position..][..x.bands * position];
+                        copy_channels(from, to, self.inputs, tap);
                     }
                 }
-            }
-            let sums = kernel
-                .product_of_rows(buffer, count * grid, self.band_stride * position)
-                .map_err(product_error)?;
-            let frames_of_sums = sums.chunks_exact(grid * self.outputs);
-            for (row, (sums, out)) in frames_of_sums.zip(out.chunks_exact_mut(frame_size)).enumerate() {
-                epilogue.apply(&sums[..frame_size], (number * frames + row) * frame_size, out);
-            }
-            Ok(())
+                buffer[count * width * position..].fill(0.0);
+                sums.resize(count * grid * self.outputs);
+                kernel
+                    .product_of_rows_into(buffer, count * grid, self.band_stride * position, sums)
+                    .map_err(product_error)?;
+                let frames_of_sums = sums.chunks_exact(grid * self.outputs);
+                for (row, (sums, out)) in frames_of_sums.zip(out.chunks_exact_mut(frame_size)).enumerate() {
+                    epilogue.apply(&sums[..frame_size], (number * frames + row) * frame_size, out);
+                }
+                Ok(())
+            })
         };
         out.values
             .par_chunks_mut(frames * frame_size)
             .enumerate()
-            .try_for_each_init(Vec::new, block)
+            .try_for_each(block)
     }
 
     fn by_points(&self, kernel: &PackedRhs, x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) -> Result<()> {
@@ -143,6 +164,73 @@ impl Conv2d {
     }
 }
 
+/// Copies the channels of each band of a frame, or zeros, to place `tap` of three of this band.
+fn copy_channels(from: Option<&[f32]>, to: &mut [f32], channels: usize, tap: usize) {
+    let to = to
+        .chunks_exact_mut(TAPS * channels)
+        .map(|to| &mut to[tap * channels..][..channels]);
+    match from {
+        Some(from) if channels.is_multiple_of(LANES) => multiversion!({
+            for (to, from) in to.zip(from.chunks_exact(channels)) {
+                let (to, _) = to.as_chunks_mut::<LANES>();
+                for (to, from) in to.iter_mut().zip(from.as_chunks::<LANES>().0) {
+                    *to = *from;
+                }
+            }
+        }),
+        Some(from) => to
+            .zip(from.chunks_exact(channels))
+            .for_each(|(to, from)| to.copy_from_slice(from)),
+        None => to.for_each(|to| to.fill(0.0)),
+    }
+}
+
+/// A convolution of a single channel. Each sum takes its products, fused, in order of the taps.
+fn one_channel(kernel: &[[[f32; LANES]; TAPS * TAPS]], x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) {
+    let (channels, frame_size) = (out.channels, out.bands * out.channels);
+    let width = x.bands + TAPS - 1;
+    let frame = |padded: &mut Vec<f32>, (frame, out): (usize, &mut [f32])| {
+        // Three frames with a band of padding on each side.
+        padded.clear();
+        padded.resize(TAPS * width, 0.0);
+        for (tap, padded) in padded.chunks_exact_mut(width).enumerate() {
+            if let Some(from) = (frame + tap).checked_sub(1).filter(|from| *from < x.frames) {
+                padded[1..=x.bands].copy_from_slice(&x.values[from * x.bands..][..x.bands]);
+            }
+        }
+        let (first, rest) = padded.split_at(width);
+        let (second, third) = rest.split_at(width);
+        multiversion!({
+            for (block, [a, b, c, d, e, f, g, h, i]) in kernel.iter().enumerate() {
+                let bias = &epilogue.bias.as_chunks().0[block];
+                for (band, out) in out.chunks_exact_mut(channels).enumerate() {
+                    let [x, y, z] = [
+                        &first[band..band + TAPS],
+                        &second[band..band + TAPS],
+                        &third[band..band + TAPS],
+                    ];
+                    let mut sums = [0.0; LANES];
+                    // In this form the loop becomes vectors.
+                    for lane in 0..LANES {
+                        let sum = c[lane].mul_add(z[0], b[lane].mul_add(y[0], a[lane].mul_add(x[0], 0.0)));
+                        let sum = f[lane].mul_add(z[1], e[lane].mul_add(y[1], d[lane].mul_add(x[1], sum)));
+                        sums[lane] = i[lane].mul_add(z[2], h[lane].mul_add(y[2], g[lane].mul_add(x[2], sum)));
+                    }
+                    let add = epilogue.add.map(|add| {
+                        let at = frame * frame_size + band * channels + block * LANES;
+                        &add[at..].as_chunks().0[0]
+                    });
+                    epilogue.finish(&sums, bias, add, &mut out.as_chunks_mut().0[block]);
+                }
+            }
+        });
+    };
+    out.values
+        .par_chunks_mut(frame_size)
+        .enumerate()
+        .for_each_init(Vec::new, frame);
+}
+
 /// What is applied to the sums of a convolution.
 pub struct Epilogue<'a> {
     pub bias: &'a [f32],
@@ -155,24 +243,39 @@ impl Epilogue<'_> {
     /// `sums`, whole positions, are those of the result from `start`; what becomes of them goes to `out`.
     fn apply(&self, sums: &[f32], start: usize, out: &mut [f32]) {
         let channels = self.bias.len();
-        let positions = sums.chunks_exact(channels).zip(out.chunks_exact_mut(channels));
-        for (position, (sums, out)) in positions.enumerate() {
-            self.finish(sums, self.bias, start + position * channels, out);
+        let add = self.add.map(|add| &add[start..start + out.len()]);
+        if !channels.is_multiple_of(LANES) {
+            for (at, (out, sum)) in out.iter_mut().zip(sums).enumerate() {
+                let sum = sum + self.bias[at % channels];
+                *out = self.rectified(add.map_or(sum, |add| sum + add[at]));
+            }
+            return;
         }
+        multiversion!({
+            let (out, sums, bias) = (out.as_chunks_mut().0, sums.as_chunks().0, self.bias.as_chunks().0);
+            let add = add.map(|add| add.as_chunks().0);
+            for (at, (out, sums)) in out.iter_mut().zip(sums).enumerate() {
+                self.finish(sums, &bias[at % bias.len()], add.map(|add| &add[at]), out);
+            }
+        });
     }
 
-    /// Some channels of one position, with their biases, that begin at `start` of the result.
-    #[inline]
-    pub fn finish(&self, sums: &[f32], bias: &[f32], start: usize, out: &mut [f32]) {
+    #[inline(always)]
+    fn rectified(&self, value: f32) -> f32 {
         let least = if self.relu { 0.0 } else { f32::NEG_INFINITY };
-        let terms = out.iter_mut().zip(sums).zip(bias);
-        if let Some(add) = self.add {
-            for (((out, sum), bias), add) in terms.zip(&add[start..]) {
-                *out = (sum + bias + add).max(least);
+        if value > least { value } else { least }
+    }
+
+    /// Some channels of one position, with their biases and what is added to them.
+    #[inline(always)]
+    pub fn finish(&self, sums: &[f32; LANES], bias: &[f32; LANES], add: Option<&[f32; LANES]>, out: &mut [f32; LANES]) {
+        if let Some(add) = add {
+            for lane in 0..LANES {
+                out[lane] = self.rectified(sums[lane] + bias[lane] + add[lane]);
             }
         } else {
-            for ((out, sum), bias) in terms {
-                *out = (sum + bias).max(least);
+            for lane in 0..LANES {
+                out[lane] = self.rectified(sums[lane] + bias[lane]);
             }
         }
     }
@@ -206,12 +309,19 @@ impl BasicBlock {
         })
     }
 
-    pub fn apply(&self, x: &FeatureMap) -> Result<FeatureMap> {
-        let hidden = self.first.apply(x, None, true)?;
-        match &self.shortcut {
-            Some(shortcut) => self.second.apply(&hidden, Some(&shortcut.apply(x, None, false)?), true),
-            None => self.second.apply(&hidden, Some(x), true),
-        }
+    pub fn apply(&self, x: &FeatureMap, spare: &mut Spare) -> Result<FeatureMap> {
+        let hidden = self.first.apply(x, None, true, spare)?;
+        let out = match &self.shortcut {
+            Some(shortcut) => {
+                let add = shortcut.apply(x, None, false, spare)?;
+                let out = self.second.apply(&hidden, Some(&add), true, spare)?;
+                spare.give(add);
+                out
+            }
+            None => self.second.apply(&hidden, Some(x), true, spare)?,
+        };
+        spare.give(hidden);
+        Ok(out)
     }
 }
 
@@ -259,6 +369,7 @@ mod tests {
     fn convolutions_are_what_their_formula_says() {
         let cases = [
             (1, 16, 3, [1, 1], 7, 9),
+            (1, 64, 3, [1, 1], 7, 9),
             (8, 16, 3, [1, 1], 1, 1),
             (32, 64, 3, [1, 1], 1, 1),
             (64, 32, 3, [1, 1], 30, 6),
@@ -275,16 +386,16 @@ mod tests {
             let (bytes, [weight, scale, bias, mean, variance]) = file(inputs, outputs, taps);
             let weights = Weights::open(&bytes).unwrap();
             let layer = Conv2d::read(&weights, ["c", "n"], [inputs, outputs], taps, strides).unwrap();
-            let x = FeatureMap {
-                values: values(frames * bands * inputs, 6),
-                ..FeatureMap::zeros(frames, bands, inputs)
-            };
-            let plain = layer.apply(&x, None, false).unwrap();
-            let add = FeatureMap {
-                values: values(plain.values.len(), 7),
-                ..FeatureMap::zeros(plain.frames, plain.bands, outputs)
-            };
-            let whole = layer.apply(&x, Some(&add), true).unwrap();
+            let x = FeatureMap::new(frames, bands, inputs, &values(frames * bands * inputs, 6));
+            // Memory with values that must not count.
+            let mut spare = Spare::default();
+            let mut used = spare.take(frames, bands, 2 * inputs.max(outputs));
+            used.values.fill(f32::NAN);
+            spare.give(used);
+            let plain = layer.apply(&x, None, false, &mut spare).unwrap();
+            let add = values(plain.values.len(), 7);
+            let add = FeatureMap::new(plain.frames, plain.bands, outputs, &add);
+            let whole = layer.apply(&x, Some(&add), true, &mut spare).unwrap();
             assert_eq!(plain.frames, (frames - 1) / strides[1] + 1, "{case:?}");
             assert_eq!(plain.bands, (bands - 1) / strides[0] + 1, "{case:?}");
             let padding = taps / 2;

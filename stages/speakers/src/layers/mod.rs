@@ -4,35 +4,154 @@ pub mod conv2d;
 pub mod pooling;
 pub mod winograd;
 
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+
+use flow_kernels::multiversion;
+
 use crate::error::{Error, Result};
 use crate::weights::Weights;
 
 /// What PyTorch's batch norm adds to a variance.
 const EPSILON: f64 = 1e-5;
 
+/// Channels that are computed together, as two vectors or four.
+pub const LANES: usize = 32;
+
+/// Floats that begin at a cache line, so that vectors of them lie in one line.
+#[derive(Default)]
+pub struct Aligned {
+    floats: Vec<f32>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    /// Floats of a cache line.
+    const LINE: usize = 16;
+
+    /// Changes the length. The values are then without meaning.
+    pub fn resize(&mut self, len: usize) {
+        let room = len + Self::LINE - 1;
+        if self.floats.len() < room {
+            self.floats = vec![0.0; room];
+            // A multiple of four bytes apart from a line; otherwise the start does not matter.
+            self.start = self.floats.as_ptr().align_offset(4 * Self::LINE).min(Self::LINE - 1);
+        }
+        self.len = len;
+    }
+}
+
+impl From<&[f32]> for Aligned {
+    fn from(values: &[f32]) -> Self {
+        let mut aligned = Self::default();
+        aligned.resize(values.len());
+        aligned.copy_from_slice(values);
+        aligned
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.floats[self.start..self.start + self.len]
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.floats[self.start..self.start + self.len]
+    }
+}
+
 /// Activations of a time-frequency network, (frames, bands, channels) row-major.
 pub struct FeatureMap {
     pub frames: usize,
     pub bands: usize,
     pub channels: usize,
-    pub values: Vec<f32>,
+    pub values: Aligned,
 }
 
 impl FeatureMap {
-    pub fn zeros(frames: usize, bands: usize, channels: usize) -> Self {
+    pub fn new(frames: usize, bands: usize, channels: usize, values: &[f32]) -> Self {
         Self {
             frames,
             bands,
             channels,
-            values: vec![0.0; frames * bands * channels],
+            values: values.into(),
         }
     }
 
     /// The channels of a frame in a band.
+    #[inline(always)]
     pub fn at(&self, frame: usize, band: usize) -> &[f32] {
         let start = (frame * self.bands + band) * self.channels;
         &self.values[start..start + self.channels]
     }
+}
+
+/// Memory of maps that are no longer needed, for the next ones: fresh memory costs as much as a small layer.
+#[derive(Default)]
+pub struct Spare(Vec<Aligned>);
+
+impl Spare {
+    /// A map whose values are without meaning.
+    pub fn take(&mut self, frames: usize, bands: usize, channels: usize) -> FeatureMap {
+        let mut values = self.0.pop().unwrap_or_default();
+        values.resize(frames * bands * channels);
+        FeatureMap {
+            frames,
+            bands,
+            channels,
+            values,
+        }
+    }
+
+    pub fn give(&mut self, map: FeatureMap) {
+        self.0.push(map.values);
+    }
+
+    /// Floats of all its memory.
+    fn floats(&self) -> usize {
+        self.0.iter().map(|values| values.floats.len()).sum()
+    }
+}
+
+/// Memory of the maps of a network, kept from one embedding to the next.
+#[derive(Default)]
+pub struct KeptSpare(Mutex<Vec<Spare>>);
+
+impl KeptSpare {
+    /// Embeddings that are computed at the same time beyond this number take fresh memory.
+    const MOST: usize = 2;
+    /// More than this is given back: a chunk of ten seconds takes 40 MB, and there may be any number of frames.
+    const MOST_FLOATS: usize = 12 << 20;
+
+    pub fn lend<R>(&self, work: impl FnOnce(&mut Spare) -> R) -> R {
+        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = kept().pop().unwrap_or_default();
+        let result = work(&mut spare);
+        let mut kept = kept();
+        if kept.len() < Self::MOST && spare.floats() <= Self::MOST_FLOATS {
+            kept.push(spare);
+        }
+        result
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<[Aligned; 2]> = RefCell::default();
+}
+
+/// Gives `work` memory of this thread, of any length and with values without meaning.
+pub fn with_scratch<R>(work: impl FnOnce(&mut [Aligned; 2]) -> R) -> R {
+    // Taken out: while a product waits for other threads, this one may begin another piece of work.
+    let mut scratch = SCRATCH.with_borrow_mut(std::mem::take);
+    let result = work(&mut scratch);
+    SCRATCH.with_borrow_mut(|kept| *kept = scratch);
+    result
 }
 
 /// A batch norm with its running statistics: `y = x scale + shift`.
@@ -94,9 +213,54 @@ pub fn product_error(error: flow_kernels::Error) -> Error {
     Error::Input(error.to_string())
 }
 
-/// `to = x scale + shift` for a frame, with ReLU.
-pub fn normalized_relu(x: &[f32], scale: &[f32], shift: &[f32], to: &mut [f32]) {
-    for ((to, &x), (&scale, &shift)) in to.iter_mut().zip(x).zip(scale.iter().zip(shift)) {
-        *to = x.mul_add(scale, shift).max(0.0);
+/// `to = x scale + shift` with ReLU for frames, of which the first channels count, as many as `scale` has; those of `to`
+/// have no others.
+pub fn normalized_relu(x: &[f32], width: usize, scale: &[f32], shift: &[f32], to: &mut [f32]) {
+    let channels = scale.len();
+    let shift = &shift[..channels];
+    multiversion!({
+        for (x, to) in x.chunks_exact(width).zip(to.chunks_exact_mut(channels)) {
+            let x = &x[..channels];
+            for at in 0..channels {
+                let value = x[at].mul_add(scale[at], shift[at]);
+                to[at] = if value > 0.0 { value } else { 0.0 };
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_begin_at_a_cache_line_whatever_their_number() {
+        let mut spare = Spare::default();
+        for (frames, bands) in [(3, 5), (100, 80), (1, 1), (101, 80)] {
+            let mut map = spare.take(frames, bands, 7);
+            assert_eq!(map.values.len(), frames * bands * 7);
+            assert_eq!(map.values.as_ptr() as usize % 64, 0);
+            map.values.fill(1.0);
+            assert_eq!(map.at(frames - 1, bands - 1), [1.0; 7]);
+            spare.give(map);
+        }
+        assert_eq!(*Aligned::from(&[1.0, 2.0][..]), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn memory_is_kept_for_the_next_one_unless_it_is_too_much() {
+        let kept = KeptSpare::default();
+        let floats = |frames: usize| {
+            kept.lend(|spare| {
+                let before = spare.floats();
+                let map = spare.take(frames, 1, 1);
+                spare.give(map);
+                before
+            })
+        };
+        assert_eq!(floats(1000), 0);
+        assert!(floats(1000) >= 1000);
+        assert!(floats(KeptSpare::MOST_FLOATS + 1) >= 1000);
+        assert_eq!(floats(1), 0);
     }
 }

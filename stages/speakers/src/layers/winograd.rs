@@ -8,11 +8,12 @@
     reason = "loops over lanes and places become vectors in this form"
 )]
 
+use flow_kernels::multiversion;
 use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
 
 use super::conv2d::Epilogue;
-use super::{FeatureMap, product_error, rounded};
+use super::{FeatureMap, LANES, product_error, rounded, with_scratch};
 use crate::error::Result;
 
 /// Values of a tile in each direction, and results.
@@ -21,7 +22,6 @@ const STEP: usize = 4;
 const PLACES: usize = TILE * TILE;
 /// Tiles that are transformed together, at least: the rows of a product.
 const TILES: usize = 48;
-const LANES: usize = 32;
 /// Padding in floats between the rows of two places, so that they are not in the same set of the L1 cache.
 const PADDING: usize = 16;
 
@@ -78,56 +78,70 @@ impl Winograd {
         let rows = TILES.div_ceil(in_row);
         let frame_size = bands * self.outputs;
         let zeros = vec![[0.0; LANES]; self.inputs / LANES];
-        let block = |buffer: &mut Vec<f32>, (number, out): (usize, &mut [f32])| -> Result<()> {
-            let frames = out.len() / frame_size;
-            let tiles = frames.div_ceil(STEP) * in_row;
-            let stride = tiles * self.inputs + PADDING;
-            buffer.resize(PLACES * stride, 0.0);
-            for tile in 0..tiles {
-                let frame = (number * rows + tile / in_row) * STEP;
-                let band = tile % in_row * STEP;
-                let from = std::array::from_fn(|place| {
-                    let frame = (frame + place / TILE).checked_sub(1).filter(|frame| *frame < x.frames);
-                    let band = (band + place % TILE).checked_sub(1).filter(|band| *band < x.bands);
-                    match (frame, band) {
-                        (Some(frame), Some(band)) => x.at(frame, band).as_chunks().0,
-                        _ => &zeros[..],
-                    }
-                });
-                transform_input(&from, &mut buffer[tile * self.inputs..], stride);
-            }
-            let sums = (0..PLACES)
-                .map(|place| self.places[place].product_of_rows(&buffer[place * stride..], tiles, self.inputs))
-                .collect::<Result<Vec<_>, _>>()
-                .map_err(product_error)?;
-            let start = number * rows * STEP * frame_size;
-            for tile in 0..tiles {
-                let (frame, band) = (tile / in_row * STEP, tile % in_row * STEP);
-                let from: [&[[f32; LANES]]; PLACES] =
-                    std::array::from_fn(|place| sums[place][tile * self.outputs..][..self.outputs].as_chunks().0);
-                let counts = [STEP.min(frames - frame), STEP.min(bands - band)];
-                let first = (frame * bands + band) * self.outputs;
-                let add = epilogue.add.map(|add| &add[start + first..]);
-                let finish = Epilogue { add, ..*epilogue };
-                transform_output(&from, &finish, &mut out[first..], counts, frame_size);
-            }
-            Ok(())
+        let block = |(number, out): (usize, &mut [f32])| {
+            with_scratch(|[values, sums]| -> Result<()> {
+                let frames = out.len() / frame_size;
+                let tiles = frames.div_ceil(STEP) * in_row;
+                let strides = [self.inputs, self.outputs].map(|channels| tiles * channels + PADDING);
+                values.resize(PLACES * strides[0]);
+                sums.resize(PLACES * strides[1]);
+                for tile in 0..tiles {
+                    let frame = (number * rows + tile / in_row) * STEP;
+                    let band = tile % in_row * STEP;
+                    let from = std::array::from_fn(|place| {
+                        let frame = (frame + place / TILE).checked_sub(1).filter(|frame| *frame < x.frames);
+                        let band = (band + place % TILE).checked_sub(1).filter(|band| *band < x.bands);
+                        match (frame, band) {
+                            (Some(frame), Some(band)) => x.at(frame, band).as_chunks().0,
+                            _ => &zeros[..],
+                        }
+                    });
+                    transform_input(&from, &mut values[tile * self.inputs..], strides[0]);
+                }
+                let places = values.chunks_exact(strides[0]).zip(sums.chunks_exact_mut(strides[1]));
+                for (kernel, (values, sums)) in self.places.iter().zip(places) {
+                    kernel
+                        .product_of_rows_into(values, tiles, self.inputs, &mut sums[..tiles * self.outputs])
+                        .map_err(product_error)?;
+                }
+                let start = number * rows * STEP * frame_size;
+                for tile in 0..tiles {
+                    let (frame, band) = (tile / in_row * STEP, tile % in_row * STEP);
+                    let from: [&[Lanes]; PLACES] = std::array::from_fn(|place| {
+                        let sums = &sums[place * strides[1] + tile * self.outputs..];
+                        sums[..self.outputs].as_chunks().0
+                    });
+                    let counts = [STEP.min(frames - frame), STEP.min(bands - band)];
+                    let first = (frame * bands + band) * self.outputs;
+                    let add = epilogue.add.map(|add| &add[start + first..]);
+                    let finish = Epilogue { add, ..*epilogue };
+                    transform_output(&from, &finish, &mut out[first..], counts, frame_size);
+                }
+                Ok(())
+            })
         };
         out.values
             .par_chunks_mut(rows * STEP * frame_size)
             .enumerate()
-            .try_for_each_init(Vec::new, block)
+            .try_for_each(block)
     }
 }
 
 /// Channels that are transformed together. Loops over them, on arrays that nothing else points to, become vectors.
 type Lanes = [f32; LANES];
 
-/// Six values of a tile, in one direction: `from(place, lane)` gives them.
+/// Six values of a tile, in one direction.
 #[inline(always)]
-fn input(from: impl Fn(usize, usize) -> f32, to: &mut [Lanes; TILE]) {
+fn input(from: [&Lanes; TILE], to: &mut [Lanes; TILE]) {
     for lane in 0..LANES {
-        let d: [f32; TILE] = std::array::from_fn(|place| from(place, lane));
+        let d = [
+            from[0][lane],
+            from[1][lane],
+            from[2][lane],
+            from[3][lane],
+            from[4][lane],
+            from[5][lane],
+        ];
         let (a, b) = (d[2].mul_add(-4.0, d[4]), d[1].mul_add(-4.0, d[3]));
         let (c, e) = (d[4] - d[2], d[3] - d[1]);
         to[0][lane] = d[0].mul_add(4.0, d[2].mul_add(-5.0, d[4]));
@@ -141,9 +155,16 @@ fn input(from: impl Fn(usize, usize) -> f32, to: &mut [Lanes; TILE]) {
 
 /// Four results of six sums, in one direction.
 #[inline(always)]
-fn output(from: impl Fn(usize, usize) -> f32, to: &mut [Lanes; STEP]) {
+fn output(from: [&Lanes; TILE], to: &mut [Lanes; STEP]) {
     for lane in 0..LANES {
-        let m: [f32; TILE] = std::array::from_fn(|place| from(place, lane));
+        let m = [
+            from[0][lane],
+            from[1][lane],
+            from[2][lane],
+            from[3][lane],
+            from[4][lane],
+            from[5][lane],
+        ];
         let (a, b) = (m[1] + m[2], m[1] - m[2]);
         let (c, d) = (m[3] + m[4], m[3] - m[4]);
         to[0][lane] = m[0] + a + c;
@@ -155,21 +176,38 @@ fn output(from: impl Fn(usize, usize) -> f32, to: &mut [Lanes; STEP]) {
 
 /// Transforms the values of a tile, one slice of channels at each place; those of place `p` go to `p * stride` of `to`.
 fn transform_input(from: &[&[Lanes]; PLACES], to: &mut [f32], stride: usize) {
-    let mut half = [[[0.0; LANES]; TILE]; TILE];
-    let mut row = [[0.0; LANES]; TILE];
-    for channel in 0..from[0].len() {
-        for (band, half) in half.iter_mut().enumerate() {
-            let column: [&Lanes; TILE] = std::array::from_fn(|frame| &from[frame * TILE + band][channel]);
-            input(|frame, lane| column[frame][lane], half);
-        }
-        for frame in 0..TILE {
-            input(|band, lane| half[band][frame][lane], &mut row);
-            for (band, row) in row.iter().enumerate() {
-                let at = (frame * TILE + band) * stride + channel * LANES;
-                to[at..at + LANES].copy_from_slice(row);
+    multiversion!({
+        let mut half = [[[0.0; LANES]; TILE]; TILE];
+        let mut row = [[0.0; LANES]; TILE];
+        for channel in 0..from[0].len() {
+            for band in 0..TILE {
+                let column = [
+                    &from[band][channel],
+                    &from[TILE + band][channel],
+                    &from[2 * TILE + band][channel],
+                    &from[3 * TILE + band][channel],
+                    &from[4 * TILE + band][channel],
+                    &from[5 * TILE + band][channel],
+                ];
+                input(column, &mut half[band]);
+            }
+            for frame in 0..TILE {
+                let values = [
+                    &half[0][frame],
+                    &half[1][frame],
+                    &half[2][frame],
+                    &half[3][frame],
+                    &half[4][frame],
+                    &half[5][frame],
+                ];
+                input(values, &mut row);
+                for band in 0..TILE {
+                    let at = (frame * TILE + band) * stride + channel * LANES;
+                    to[at..at + LANES].copy_from_slice(&row[band]);
+                }
             }
         }
-    }
+    });
 }
 
 /// Transforms the sums of a tile and finishes `counts` (frames, bands) of the results, which begin at the start of `out`
@@ -181,21 +219,39 @@ fn transform_output(
     counts: [usize; 2],
     frame_size: usize,
 ) {
-    let channels = epilogue.bias.len();
-    let mut half = [[[0.0; LANES]; STEP]; TILE];
-    let mut row = [[0.0; LANES]; STEP];
-    for channel in 0..channels / LANES {
-        for (band, half) in half.iter_mut().enumerate() {
-            let column: [&Lanes; TILE] = std::array::from_fn(|frame| &from[frame * TILE + band][channel]);
-            output(|frame, lane| column[frame][lane], half);
-        }
-        let bias = &epilogue.bias[channel * LANES..][..LANES];
-        for frame in 0..counts[0] {
-            output(|band, lane| half[band][frame][lane], &mut row);
-            for (band, row) in row.iter().enumerate().take(counts[1]) {
-                let at = frame * frame_size + band * channels + channel * LANES;
-                epilogue.finish(row, bias, at, &mut out[at..at + LANES]);
+    multiversion!({
+        let channels = epilogue.bias.len();
+        let mut half = [[[0.0; LANES]; STEP]; TILE];
+        let mut row = [[0.0; LANES]; STEP];
+        for channel in 0..channels / LANES {
+            for band in 0..TILE {
+                let column = [
+                    &from[band][channel],
+                    &from[TILE + band][channel],
+                    &from[2 * TILE + band][channel],
+                    &from[3 * TILE + band][channel],
+                    &from[4 * TILE + band][channel],
+                    &from[5 * TILE + band][channel],
+                ];
+                output(column, &mut half[band]);
+            }
+            let bias = &epilogue.bias.as_chunks().0[channel];
+            for frame in 0..counts[0] {
+                let values = [
+                    &half[0][frame],
+                    &half[1][frame],
+                    &half[2][frame],
+                    &half[3][frame],
+                    &half[4][frame],
+                    &half[5][frame],
+                ];
+                output(values, &mut row);
+                for (band, row) in row.iter().enumerate().take(counts[1]) {
+                    let at = frame * frame_size + band * channels + channel * LANES;
+                    let add = epilogue.add.map(|add| &add[at..at + LANES].as_chunks().0[0]);
+                    epilogue.finish(row, bias, add, &mut out[at..at + LANES].as_chunks_mut().0[0]);
+                }
             }
         }
-    }
+    });
 }

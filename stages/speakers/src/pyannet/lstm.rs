@@ -1,7 +1,7 @@
 //! Bidirectional LSTM layers over chunks of one length. Values lie as (steps, chunks, width).
 
-use flow_kernels::Float;
 use flow_kernels::product::PackedRhs;
+use flow_kernels::{Float, multiversion};
 
 use super::kernel_error;
 use super::recurrent::Recurrent;
@@ -125,16 +125,21 @@ impl Direction {
     fn advance(&self, gates: &mut [f32], states: &mut States) {
         self.recurrent.add(&states.hidden, gates);
         let rows = states.cells.iter_mut().zip(&mut states.hidden);
-        for (gates, (cells, hidden)) in gates.chunks_exact_mut(GATES).zip(rows) {
-            gates.iter_mut().zip(&self.bias).for_each(|(gate, bias)| *gate += bias);
-            activate(gates, cells, hidden);
-        }
+        multiversion!({
+            for (gates, (cells, hidden)) in gates.chunks_exact_mut(GATES).zip(rows) {
+                for (gate, bias) in gates.iter_mut().zip(&self.bias) {
+                    *gate += bias;
+                }
+                activate(gates, cells, hidden);
+            }
+        });
     }
 }
 
 /// The cell after its products, gates in the order input, forget, candidate, output:
 /// `c' = sigmoid(f) c + sigmoid(i) tanh(g)`, `h' = sigmoid(o) tanh(c')`. With `sigmoid(x) = 1 / (1 + e^-x)` and
 /// `tanh(x) = (1 - e^-2x) / (1 + e^-2x)` for `x >= 0`, their products take one division each.
+#[inline(always)]
 fn activate(gates: &[f32], cells: &mut [f32; HIDDEN], hidden: &mut [f32; HIDDEN]) {
     let (input, rest) = gates.split_at(HIDDEN);
     let (forget, rest) = rest.split_at(HIDDEN);

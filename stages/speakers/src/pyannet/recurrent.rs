@@ -4,123 +4,191 @@
 
 use super::lstm::{GATES, HIDDEN};
 
-/// Units that are computed together, as wide as a vector, and most chunks: with four gates, their sums and what these are
-/// made of fill 16 vectors.
-const UNITS: usize = 8;
-const TILE: usize = 3;
+/// The columns of some units, as many as a vector has floats: by state, gate, and unit.
+type Block<const UNITS: usize> = [[[f32; UNITS]; 4]; HIDDEN];
 
-/// A vector of each gate.
-type Gates = [[f32; UNITS]; 4];
+/// Floats of a vector of AVX-512, and of others.
+const WIDE: usize = 16;
+const NARROW: usize = 8;
 
-/// The weight.
-pub struct Recurrent(
-    /// By units / [`UNITS`], state, gate, and unit.
-    Vec<[Gates; HIDDEN]>,
-);
+/// The weight, laid out for the processor.
+pub enum Recurrent {
+    #[cfg(target_arch = "x86_64")]
+    Wide(Vec<Block<WIDE>>),
+    Narrow(Vec<Block<NARROW>>),
+}
 
 impl Recurrent {
     /// From PyTorch's layout, (4 [`HIDDEN`], [`HIDDEN`]).
     pub fn new(weight: &[f32]) -> Self {
-        let mut blocks = vec![[[[0.0; UNITS]; 4]; HIDDEN]; HIDDEN / UNITS];
-        for (row, weight) in weight.chunks_exact(HIDDEN).enumerate() {
-            let (gate, unit) = (row / HIDDEN, row % HIDDEN);
-            for (to, &value) in blocks[unit / UNITS].iter_mut().zip(weight) {
-                to[gate][unit % UNITS] = value;
-            }
+        #[cfg(target_arch = "x86_64")]
+        if flow_kernels::has_avx512() {
+            return Self::Wide(blocks(weight));
         }
-        Self(blocks)
+        Self::Narrow(blocks(weight))
     }
 
     /// Adds the products of the states of some chunks to their gates, (chunks, 4 [`HIDDEN`]). Each sum takes its products,
     /// fused, in order of the states: a chunk's result is equal to the bit whether computed alone or with others, and
     /// on every processor.
     pub fn add(&self, states: &[[f32; HIDDEN]], gates: &mut [f32]) {
-        for (block, weight) in self.0.iter().enumerate() {
-            let tiles = states.chunks(TILE).zip(gates.chunks_mut(TILE * GATES));
-            for (states, gates) in tiles {
-                match states {
-                    [a, b, c] => add_tile(weight, [a, b, c], gates, block * UNITS),
-                    [a, b] => add_tile(weight, [a, b], gates, block * UNITS),
-                    [a] => add_tile(weight, [a], gates, block * UNITS),
-                    _ => unreachable!("chunks of at most three"),
-                }
-            }
+        assert_eq!(gates.len(), states.len() * GATES, "gates of the chunks");
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this form is made on processors with AVX-512 alone.
+            Self::Wide(blocks) => unsafe { x86::wide(blocks, states, gates) },
+            Self::Narrow(blocks) => narrow(blocks, states, gates),
         }
     }
 }
 
-/// Adds to the units from `unit` of each gate of some chunks.
-fn add_tile<const ROWS: usize>(
-    weight: &[Gates; HIDDEN],
-    states: [&[f32; HIDDEN]; ROWS],
-    gates: &mut [f32],
-    unit: usize,
-) {
-    let mut sums = [[[0.0; UNITS]; 4]; ROWS];
-    for (sums, gates) in sums.iter_mut().zip(gates.chunks_exact(GATES)) {
-        for (sums, gate) in sums.iter_mut().zip(gates.chunks_exact(HIDDEN)) {
-            sums.copy_from_slice(&gate[unit..unit + UNITS]);
+/// The columns of the weight in blocks.
+fn blocks<const UNITS: usize>(weight: &[f32]) -> Vec<Block<UNITS>> {
+    let mut blocks = vec![[[[0.0; UNITS]; 4]; HIDDEN]; HIDDEN / UNITS];
+    for (row, weight) in weight.chunks_exact(HIDDEN).enumerate() {
+        let (gate, unit) = (row / HIDDEN, row % HIDDEN);
+        for (to, &value) in blocks[unit / UNITS].iter_mut().zip(weight) {
+            to[gate][unit % UNITS] = value;
         }
     }
+    blocks
+}
+
+fn narrow(blocks: &[Block<NARROW>], states: &[[f32; HIDDEN]], gates: &mut [f32]) {
     #[cfg(all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"))]
-    vectors(weight, states, &mut sums);
-    #[cfg(not(all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma")))]
-    scalars(weight, states, &mut sums);
-    for (sums, gates) in sums.iter().zip(gates.chunks_exact_mut(GATES)) {
-        for (sums, gate) in sums.iter().zip(gates.chunks_exact_mut(HIDDEN)) {
-            gate[unit..unit + UNITS].copy_from_slice(sums);
-        }
-    }
-}
-
-/// `sums += states weight`, with AVX intrinsics, since the compiler does not vectorise [`scalars`].
-#[cfg(all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"))]
-#[inline(always)]
-fn vectors<const ROWS: usize>(weight: &[Gates; HIDDEN], states: [&[f32; HIDDEN]; ROWS], sums: &mut [Gates; ROWS]) {
-    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps};
-
-    // SAFETY: the program is compiled for processors that have these instructions, and each load and store is of an array
-    // of eight floats.
+    // SAFETY: the program is compiled for processors that have these instructions.
     unsafe {
-        let mut vectors = [[_mm256_setzero_ps(); 4]; ROWS];
-        for (vectors, sums) in vectors.iter_mut().zip(sums.iter()) {
-            for (vector, sums) in vectors.iter_mut().zip(sums) {
-                *vector = _mm256_loadu_ps(sums.as_ptr());
-            }
-        }
-        for (at, weight) in weight.iter().enumerate() {
-            let mut factors = [_mm256_setzero_ps(); ROWS];
-            for (factor, states) in factors.iter_mut().zip(states) {
-                *factor = _mm256_set1_ps(states[at]);
-            }
-            for (gate, weight) in weight.iter().enumerate() {
-                let weight = _mm256_loadu_ps(weight.as_ptr());
-                for (vectors, factor) in vectors.iter_mut().zip(factors) {
-                    vectors[gate] = _mm256_fmadd_ps(weight, factor, vectors[gate]);
-                }
-            }
-        }
-        for (vectors, sums) in vectors.iter().zip(sums.iter_mut()) {
-            for (vector, sums) in vectors.iter().zip(sums) {
-                _mm256_storeu_ps(sums.as_mut_ptr(), *vector);
-            }
-        }
+        x86::narrow(blocks, states, gates);
     }
+    #[cfg(not(all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma")))]
+    scalars(blocks, states, gates);
 }
 
-/// `sums += states weight`, the same to the bit for any processor.
+/// The same to the bit for any processor.
 #[cfg(any(
     test,
     not(all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"))
 ))]
-fn scalars<const ROWS: usize>(weight: &[Gates; HIDDEN], states: [&[f32; HIDDEN]; ROWS], sums: &mut [Gates; ROWS]) {
-    for (at, weight) in weight.iter().enumerate() {
-        for (sums, states) in sums.iter_mut().zip(states) {
-            for (sum, &weight) in sums.as_flattened_mut().iter_mut().zip(weight.as_flattened()) {
-                *sum = weight.mul_add(states[at], *sum);
+fn scalars<const UNITS: usize>(blocks: &[Block<UNITS>], states: &[[f32; HIDDEN]], gates: &mut [f32]) {
+    for (block, weight) in blocks.iter().enumerate() {
+        for (states, gates) in states.iter().zip(gates.chunks_exact_mut(GATES)) {
+            for (weight, state) in weight.iter().zip(states) {
+                for (weight, gate) in weight.iter().zip(gates.chunks_exact_mut(HIDDEN)) {
+                    for (sum, &weight) in gate[block * UNITS..][..UNITS].iter_mut().zip(weight) {
+                        *sum = weight.mul_add(*state, *sum);
+                    }
+                }
             }
         }
     }
+}
+
+/// With intrinsics, since the compiler does not vectorise [`scalars`].
+#[cfg(target_arch = "x86_64")]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "loops over registers are unrolled in this form"
+)]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Block, GATES, HIDDEN, NARROW, WIDE};
+
+    /// Makes the product for vectors of a width: blocks are taken in pairs for a single chunk, whose sums are too few
+    /// otherwise to hide the latency of their additions, and one by one for tiles of most chunks whose sums fit into the
+    /// registers.
+    macro_rules! product {
+        (
+            $product:ident, $tile:ident, $features:literal, $units:ident, [$($rows:literal)+], $most:literal,
+            $zero:ident, $load:ident, $store:ident, $set1:ident, $fmadd:ident
+        ) => {
+            /// Adds the products of the states of chunks to their gates.
+            ///
+            /// # Safety
+            ///
+            /// The processor must have the instructions; each chunk has its gates.
+            #[target_feature(enable = $features)]
+            pub unsafe fn $product(blocks: &[Block<$units>], states: &[[f32; HIDDEN]], gates: &mut [f32]) {
+                debug_assert_eq!(gates.len(), states.len() * GATES);
+                // SAFETY: the caller's promise; units of a block are below `HIDDEN`.
+                unsafe {
+                    if let [state] = states {
+                        for (number, [a, b]) in blocks.as_chunks::<2>().0.iter().enumerate() {
+                            $tile([a, b], [state], gates.as_mut_ptr().add(2 * number * $units));
+                        }
+                        return;
+                    }
+                    for (block, weight) in blocks.iter().enumerate() {
+                        for (states, gates) in states.chunks($most).zip(gates.chunks_mut($most * GATES)) {
+                            let gates = gates.as_mut_ptr().add(block * $units);
+                            match states.len() {
+                                $($rows => $tile::<$rows, 1>([weight], std::array::from_fn(|row| &states[row]), gates),)+
+                                _ => unreachable!("a tile has at most so many chunks"),
+                            }
+                        }
+                    }
+                }
+            }
+
+            /// Adds to the units of some blocks of each gate of some chunks, the first of which is at `gates`.
+            ///
+            /// # Safety
+            ///
+            /// The processor must have the instructions; each of the chunks has [`GATES`] floats from where the first
+            /// one's gates begin, with the units of the blocks within [`HIDDEN`].
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn $tile<const ROWS: usize, const BLOCKS: usize>(
+                weights: [&Block<$units>; BLOCKS],
+                states: [&[f32; HIDDEN]; ROWS],
+                gates: *mut f32,
+            ) {
+                // SAFETY: the caller's promise; weights are arrays of the size of a vector.
+                unsafe {
+                    let mut sums = [[[$zero(); 4]; BLOCKS]; ROWS];
+                    for row in 0..ROWS {
+                        for block in 0..BLOCKS {
+                            for gate in 0..4 {
+                                let from = gates.add(row * GATES + gate * HIDDEN + block * $units);
+                                sums[row][block][gate] = $load(from);
+                            }
+                        }
+                    }
+                    for at in 0..HIDDEN {
+                        let mut factors = [$zero(); ROWS];
+                        for row in 0..ROWS {
+                            factors[row] = $set1(states[row][at]);
+                        }
+                        for block in 0..BLOCKS {
+                            for gate in 0..4 {
+                                let weight = $load(weights[block][at][gate].as_ptr());
+                                for row in 0..ROWS {
+                                    sums[row][block][gate] = $fmadd(weight, factors[row], sums[row][block][gate]);
+                                }
+                            }
+                        }
+                    }
+                    for row in 0..ROWS {
+                        for block in 0..BLOCKS {
+                            for gate in 0..4 {
+                                let to = gates.add(row * GATES + gate * HIDDEN + block * $units);
+                                $store(to, sums[row][block][gate]);
+                            }
+                        }
+                    }
+                }
+            }
+        };
+    }
+
+    product!(
+        wide, wide_tile, "avx512f", WIDE, [1 2 3 4 5 6], 6,
+        _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps
+    );
+    product!(
+        narrow, narrow_tile, "avx2,fma", NARROW, [1 2 3], 3,
+        _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps
+    );
 }
 
 #[cfg(test)]
@@ -128,11 +196,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_are_those_of_their_formula_for_any_number_of_chunks() {
+    fn products_are_those_of_their_formula_for_any_number_of_chunks_and_processor() {
         let value = |at: usize| (at * 7919 % 2003) as f32 / 1001.5 - 1.0;
         let weight: Vec<f32> = (0..GATES * HIDDEN).map(|at| value(at * 3 + 1)).collect();
         let recurrent = Recurrent::new(&weight);
-        for chunks in 1..=7 {
+        let other = blocks::<NARROW>(&weight);
+        for chunks in 1..=14 {
             let state = |chunk: usize| std::array::from_fn(|at| value(chunk * 1_000 + at + 5));
             let states: Vec<[f32; HIDDEN]> = (0..chunks).map(state).collect();
             let before: Vec<f32> = (0..chunks * GATES).map(|at| value(at + 77)).collect();
@@ -146,17 +215,13 @@ mod tests {
                 }
                 assert_eq!(found, expected, "{chunks} {chunk} {gate}");
             }
-        }
-        // The form for other processors.
-        let states = [&std::array::from_fn(value), &std::array::from_fn(|at| value(at + 9))];
-        let mut sums = [[[0.5; UNITS]; 4]; 2];
-        scalars(&recurrent.0[3], states, &mut sums);
-        let mut gates = vec![0.5; 2 * GATES];
-        recurrent.add(&[*states[0], *states[1]], &mut gates);
-        for (gates, sums) in gates.chunks_exact(GATES).zip(&sums) {
-            for (gate, sums) in gates.chunks_exact(HIDDEN).zip(sums) {
-                assert_eq!(gate[3 * UNITS..4 * UNITS], sums[..]);
-            }
+            // The forms for other processors.
+            let mut of_narrow = before.clone();
+            narrow(&other, &states, &mut of_narrow);
+            assert_eq!(gates, of_narrow, "{chunks}");
+            let mut of_scalars = before;
+            scalars(&other, &states, &mut of_scalars);
+            assert_eq!(gates, of_scalars, "{chunks}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! SincNet: from the wave to 60 channels, a frame each 270 samples. Frames lie one after the other, channels innermost.
 
+use flow_kernels::multiversion;
 use flow_kernels::product::PackedRhs;
 
 use super::kernel_error;
@@ -62,14 +63,21 @@ impl SincNet {
     /// A chunk to (frames, [`CHANNELS`]).
     pub fn features(&self, chunk: &[f32]) -> Result<Vec<f32>> {
         let wave = self.wave_norm(chunk, 0).apply(chunk);
-        let filtered = self.filters.apply(&wave)?;
-        self.after_filters(&filtered, 1.0, &[0.0; FILTERS])
+        let frames = self.filters.pooled::<POOL>(&wave)?;
+        let mut statistics = Statistics::new(FILTERS);
+        statistics.add(&frames);
+        self.after_pooling(frames, statistics)
     }
 
     /// The layers after the filters, whose output is `filtered * gain + offsets` for `filtered` (frames, [`FILTERS`]).
     pub fn after_filters(&self, filtered: &[f32], gain: f32, offsets: &[f32; FILTERS]) -> Result<Vec<f32>> {
+        let (frames, statistics) = pooled_filters(filtered, gain, offsets);
+        self.after_pooling(frames, statistics)
+    }
+
+    /// The layers after the first pooling.
+    fn after_pooling(&self, mut frames: Vec<f32>, mut statistics: Statistics) -> Result<Vec<f32>> {
         let [norm, ..] = &self.norms;
-        let (mut frames, mut statistics) = pooled_filters(filtered, gain, offsets);
         let mut norm_before = norm;
         for (convolution, norm) in self.convolutions.iter().zip(&self.norms[1..]) {
             let scale = norm_before.scale(&statistics);
@@ -91,28 +99,40 @@ pub fn output_frames(samples: usize) -> usize {
 pub fn pooled_filters(filtered: &[f32], gain: f32, offsets: &[f32; FILTERS]) -> (Vec<f32>, Statistics) {
     let mut out = Vec::with_capacity(filtered.len() / POOL);
     let mut statistics = Statistics::new(FILTERS);
-    pool(filtered, offsets, &mut out, |value, offset| {
-        value.mul_add(gain, offset).abs()
-    });
+    pool(
+        filtered,
+        offsets,
+        &mut out,
+        #[inline(always)]
+        |value, offset| value.mul_add(gain, offset).abs(),
+    );
     statistics.add(&out);
     (out, statistics)
 }
 
 /// Appends of each three frames the largest of `f(value, parameter of its channel)`; one or two frames at the end are left
 /// out.
-#[inline(always)]
 fn pool(frames: &[f32], parameters: &[f32], out: &mut Vec<f32>, f: impl Fn(f32, f32) -> f32) {
     let channels = parameters.len();
-    for three in frames.chunks_exact(POOL * channels) {
-        let (first, rest) = three.split_at(channels);
-        let (second, third) = rest.split_at(channels);
-        let values = first.iter().zip(second).zip(third.iter().zip(parameters));
-        out.extend(values.map(|((&a, &b), (&c, &parameter))| {
-            let (a, b, c) = (f(a, parameter), f(b, parameter), f(c, parameter));
-            let larger = if a > b { a } else { b };
-            if larger > c { larger } else { c }
-        }));
-    }
+    let before = out.len();
+    out.resize(before + frames.len() / (POOL * channels) * channels, 0.0);
+    let out = &mut out[before..];
+    multiversion!({
+        for (three, out) in frames.chunks_exact(POOL * channels).zip(out.chunks_exact_mut(channels)) {
+            let (first, rest) = three.split_at(channels);
+            let (second, third) = rest.split_at(channels);
+            for at in 0..channels {
+                let parameter = parameters[at];
+                let (a, b, c) = (
+                    f(first[at], parameter),
+                    f(second[at], parameter),
+                    f(third[at], parameter),
+                );
+                let larger = if a > b { a } else { b };
+                out[at] = if larger > c { larger } else { c };
+            }
+        }
+    });
 }
 
 /// Sums for the mean and variance of each channel over all frames.
@@ -143,24 +163,26 @@ impl Statistics {
         self.frames += frames.len() / channels;
         let mut sums = vec![0.0f32; channels];
         let mut squares = vec![0.0f32; channels];
-        for frames in frames.chunks(SUMMED * channels) {
-            sums.fill(0.0);
-            squares.fill(0.0);
-            for frame in frames.chunks_exact(channels) {
-                let sums = sums.iter_mut().zip(&mut squares);
-                for ((sum, square), (&value, &first)) in sums.zip(frame.iter().zip(&self.first)) {
-                    let difference = value - first;
-                    *sum += difference;
-                    *square = difference.mul_add(difference, *square);
+        multiversion!({
+            for frames in frames.chunks(SUMMED * channels) {
+                sums.fill(0.0);
+                squares.fill(0.0);
+                for frame in frames.chunks_exact(channels) {
+                    let sums = sums.iter_mut().zip(&mut squares);
+                    for ((sum, square), (&value, &first)) in sums.zip(frame.iter().zip(&self.first)) {
+                        let difference = value - first;
+                        *sum += difference;
+                        *square = difference.mul_add(difference, *square);
+                    }
+                }
+                for (sum, &of_these) in self.sums.iter_mut().zip(&sums) {
+                    *sum += f64::from(of_these);
+                }
+                for (square, &of_these) in self.squares.iter_mut().zip(&squares) {
+                    *square += f64::from(of_these);
                 }
             }
-            for (sum, &of_these) in self.sums.iter_mut().zip(&sums) {
-                *sum += f64::from(of_these);
-            }
-            for (square, &of_these) in self.squares.iter_mut().zip(&squares) {
-                *square += f64::from(of_these);
-            }
-        }
+        });
     }
 }
 
@@ -198,12 +220,14 @@ pub struct Scale {
 
 impl Scale {
     pub fn apply(&self, frames: &mut [f32]) {
-        for frame in frames.chunks_exact_mut(self.means.len()) {
-            let parameters = self.means.iter().zip(&self.factors).zip(&self.biases);
-            for (value, ((&mean, &factor), &bias)) in frame.iter_mut().zip(parameters) {
-                *value = leaky_relu((*value - mean).mul_add(factor, bias));
+        multiversion!({
+            for frame in frames.chunks_exact_mut(self.means.len()) {
+                let parameters = self.means.iter().zip(&self.factors).zip(&self.biases);
+                for (value, ((&mean, &factor), &bias)) in frame.iter_mut().zip(parameters) {
+                    *value = leaky_relu((*value - mean).mul_add(factor, bias));
+                }
             }
-        }
+        });
     }
 }
 
@@ -263,7 +287,13 @@ impl Convolution {
             scaled = end;
             let sums = self.apply(&frames[POOL * first * self.inputs..end])?;
             // The bias is the same for all three, and rounding keeps the order.
-            pool(&sums, &self.bias, &mut out, |value, bias| value + bias);
+            pool(
+                &sums,
+                &self.bias,
+                &mut out,
+                #[inline(always)]
+                |value, bias| value + bias,
+            );
         }
         statistics.add(&out);
         Ok((out, statistics))
