@@ -348,6 +348,10 @@ impl Cluster {
                     break;
                 }
             }
+            // What a lost process did not report is not committed.
+            if let Some(loss) = self.processes.lost() {
+                shared.fail(Failure::Lost(loss.message));
+            }
         } else {
             self.send(0, self.topics.reports, &Report::Ended);
         }
