@@ -65,6 +65,16 @@ fn rows_may_overlap() {
     let rows = Tensor::from_vec(rows, (12, 7), &Device::Cpu).unwrap();
     let expected = product(&rows, &weight.t().unwrap()).unwrap();
     assert_eq!(found.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits(&expected));
+    let mut into = vec![f32::NAN; found.len()];
+    packed.product_of_rows_into(&values, 12, 3, &mut into).unwrap();
+    assert_eq!(into, found);
+    for size in [0, found.len() - 1, found.len() + 1] {
+        assert!(
+            packed
+                .product_of_rows_into(&values, 12, 3, &mut vec![0.0; size])
+                .is_err()
+        );
+    }
     assert!(packed.product_of_rows(&values, 13, 3).is_err());
     assert!(packed.product_of_rows(&[], 0, 3).unwrap().is_empty());
 }
