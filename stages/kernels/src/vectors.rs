@@ -6,7 +6,7 @@ use super::Float;
 pub(crate) const LANES: usize = 16;
 
 /// `f` of each lane. Replaces `array::from_fn` and `array::map`, which the compiler may not inline: functions that are
-/// called from [`multiversion`] are not compiled for its instruction set.
+/// called from [`multiversion!`](crate::multiversion) are not compiled for its instruction set.
 #[inline(always)]
 pub(crate) fn lanes<T: Float, const N: usize>(mut f: impl FnMut(usize) -> T) -> [T; N] {
     let mut values = [T::zero(); N];
@@ -91,12 +91,12 @@ macro_rules! multiversion {
     }};
 }
 
-/// For [`multiversion`]: a closure that moves this value out of itself implements `FnOnce` only.
+/// For [`multiversion!`](crate::multiversion): a closure that moves this value out of itself implements `FnOnce` only.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Once;
 
-/// Whether the processor has what the block of [`multiversion`] is compiled for.
+/// Whether the processor has what the block of [`multiversion!`](crate::multiversion) is compiled for.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub fn has_avx512() -> bool {
