@@ -84,7 +84,7 @@ fn url() -> ObjectUrl {
 
 /// Commits partitions, each with its number as content.
 fn commit(store: &Store, numbers: &[u64]) -> Result<(), StoreError> {
-    let writer = writer(store);
+    let writer = store.writer(&recipe(1), &serde_json::json!({"kind": "test"}))?;
     let group: Result<Vec<_>, _> = numbers
         .iter()
         .map(|n| write(&writer, &format!("p{n}"), *n, 50))

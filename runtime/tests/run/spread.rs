@@ -435,7 +435,7 @@ fn a_file_that_one_process_alone_cannot_read_ends_the_run_and_refuses_no_row() {
     );
     // What no process can read is refused, and asked for again.
     fs::remove_file(place.path("needed")).unwrap();
-    place.shard("s04", "4");
+    place.shard("s04", "777\n778");
     run_on(&place, 2, &Events::default(), |_| options_of(&place, 1)).unwrap();
     let without = fs::read_to_string(place.path("out/rows.txt")).unwrap();
     assert_ne!(without, expected(&place, 3));

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use flow_kernels::threads::pool;
 
 use super::sinc::{self, FILTERS, TAPS};
-use super::sincnet::pooled_filters;
+use super::sincnet::{Statistics, pooled_filters};
 use super::*;
 use crate::formula::{Tensors, file, tensors};
 use crate::golden;
@@ -46,9 +46,14 @@ fn stages(network: &PyanNet, chunk: &[f32]) -> BTreeMap<String, Vec<f32>> {
         .into_iter()
         .flat_map(|filter| filtered.iter().skip(filter).step_by(FILTERS).map(|value| value.abs()))
         .collect();
+    // The filters of a single chunk are folded at their centres.
+    let mut frames = sincnet.filters.pooled::<3>(&wave).unwrap();
+    let (pooled, _) = pooled_filters(&filtered, 1.0, &[0.0; FILTERS]);
+    assert!(largest_difference(&frames, &pooled) < BEFORE_LSTM);
+    let mut statistics = Statistics::new(FILTERS);
+    statistics.add(&frames);
     stages.insert("wav_norm".into(), wave);
     stages.insert("conv0_channels_0_39_40_79".into(), of_some);
-    let (mut frames, mut statistics) = pooled_filters(&filtered, 1.0, &[0.0; FILTERS]);
     let mut channels = FILTERS;
     for layer in 0..3 {
         stages.insert(format!("pool{layer}"), channels_first(&frames, channels));
