@@ -159,7 +159,7 @@ impl Artifact {
         self.inner.parts.get(partition).map(|part| part.written.rows)
     }
 
-    /// Digest of one partition: BLAKE3 of its file's bytes.
+    /// Digest of one partition: BLAKE3 of its file's bytes; of a selection, of that and of the rows that it selects.
     pub fn digest_of(&self, partition: &Partition) -> Option<Digest> {
         self.inner.parts.get(partition).map(|part| part.written.digest)
     }

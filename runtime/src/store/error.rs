@@ -82,6 +82,18 @@ pub struct Holder {
     pub run: String,
 }
 
+impl Holder {
+    /// The host may be empty, where it has not been written yet.
+    pub(crate) fn new(host: &str, pid: u32, run: &str) -> Holder {
+        let host = if host.is_empty() { "its host" } else { host };
+        Holder {
+            host: host.to_owned(),
+            pid,
+            run: run.to_owned(),
+        }
+    }
+}
+
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.pid == 0 {

@@ -100,15 +100,7 @@ impl LeaseRecord {
     }
 
     fn holder(&self) -> Holder {
-        Holder {
-            host: if self.host.is_empty() {
-                "its host".into()
-            } else {
-                self.host.clone()
-            },
-            pid: self.pid,
-            run: self.run.clone(),
-        }
+        Holder::new(&self.host, self.pid, &self.run)
     }
 
     /// Whether the owner was a process of this machine, as it runs now, that is no more.

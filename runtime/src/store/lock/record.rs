@@ -74,15 +74,7 @@ impl LockRecord {
     }
 
     pub fn holder(&self) -> Holder {
-        Holder {
-            host: if self.host.is_empty() {
-                "its host".into()
-            } else {
-                self.host.clone()
-            },
-            pid: self.pid,
-            run: self.run.clone(),
-        }
+        Holder::new(&self.host, self.pid, &self.run)
     }
 
     /// Writes the record over the one before, without a moment at which the file is empty.
