@@ -411,7 +411,7 @@ fn worst_section(
                         td.n { (text(row, 4)) " of " (text(row, 5)) }
                         td { (compared(text(row, 2), text(row, 3))) }
                         @if is_compared { td { @match beside.get(text(row, 0)) {
-                            Some((hypothesis, errors)) => { (compared(text(row, 2), hypothesis)) span.quiet { (errors) " errors" } }
+                            Some((hypothesis, errors)) => { (compared(text(row, 2), hypothesis)) span.quiet { (errors) @if errors == "1" { " error" } @else { " errors" } } }
                             None => { span.quiet { "not in it" } }
                         } } }
                     }

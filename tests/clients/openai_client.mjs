@@ -62,6 +62,14 @@ assert.equal(done.text, plain);
 assert.equal(events.map((event) => event.delta).join(""), plain);
 console.log("streams: as expected");
 
+const scored = await transcribe({ include: ["logprobs"] });
+assert.equal(scored.logprobs.map((token) => token.token).join(""), plain);
+assert.equal(Buffer.from(scored.logprobs.flatMap((token) => token.bytes)).toString(), plain);
+assert.ok(scored.logprobs.every((token) => token.logprob <= 0));
+const scoredEvents = await all(await transcribe({ include: ["logprobs"], stream: true }));
+assert.deepEqual(scoredEvents.flatMap((event) => (event.type === "transcript.text.delta" ? event.logprobs : [])), scoredEvents.at(-1).logprobs);
+console.log("log probabilities: as expected");
+
 const wrongKey = client.withOptions({ apiKey: "sk-wrong" });
 const noKey = await refused(OpenAI.AuthenticationError, 401, transcribe({}, { by: wrongKey }));
 assert.equal(noKey.code, "invalid_api_key");

@@ -60,6 +60,17 @@ assert {event.type for event in events[:-1]} == {"transcript.text.segment"}, eve
 assert events[-1].text == plain, events
 print("streams: as expected")
 
+# Log probabilities, in the client's own types.
+scored = transcribe(include=["logprobs"])
+assert "".join(token.token for token in scored.logprobs) == plain, scored
+assert bytes(int(byte) for token in scored.logprobs for byte in token.bytes).decode() == plain, scored
+assert all(-100 < token.logprob <= 0 for token in scored.logprobs), scored
+*deltas, done = transcribe(include=["logprobs"], stream=True)
+assert "".join(token.token for token in done.logprobs) == plain, done
+assert [token.token for event in deltas for token in event.logprobs] == [token.token for token in done.logprobs], deltas
+assert plain and transcribe().logprobs is None
+print("log probabilities: as expected")
+
 # What has no effect is named.
 raw = client.audio.transcriptions.with_raw_response.create(
     model="small", file=("talk.wav", recording), language="de", prompt="names: Ada", temperature=0.5

@@ -10,7 +10,7 @@ const UNKNOWN: u32 = u32::MAX;
 
 /// The header of such a WAV, which ends where its samples begin, with the sizes that it would have if the samples end with the
 /// recording. `bytes` are those of the recording, `size` is how many there are. A header without sizes has 0xFFFFFFFF for that of
-/// the samples; or 0, and for that of the whole 0 or the length of the header alone. None where the header has its
+/// the samples; or 0, and for that of the whole 0, 0xFFFFFFFF or the length of the header alone. None where the header has its
 /// sizes, is incomplete, or the recording is larger than a WAV can be (4 GiB).
 pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u8>> {
     let mut header = Vec::new();
@@ -25,7 +25,8 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u
             let known = |size: u64| u32::try_from(size).ok().filter(|&size| size != UNKNOWN);
             let whole = u32::from_le_bytes(header[4..8].try_into().ok()?);
             // With 0 samples and a larger size of the whole, other chunks follow.
-            let is_unset = length == 0 && (whole == 0 || u64::from(whole) + 8 == header.len() as u64);
+            let is_unset =
+                length == 0 && (whole == 0 || whole == UNKNOWN || u64::from(whole) + 8 == header.len() as u64);
             let samples = known(size.checked_sub(header.len() as u64)?)?;
             let all = known(size.checked_sub(8)?)?;
             header[4..8].copy_from_slice(&all.to_le_bytes());
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn a_streamed_wav_is_what_it_is_as_a_file() {
         let samples: Vec<i16> = (0..40_000).map(|at| (at * 37 % 20_011) as i16).collect();
-        let sizes = [(UNKNOWN, UNKNOWN), (0, 0), (HEADER, 0)];
+        let sizes = [(UNKNOWN, UNKNOWN), (UNKNOWN, 0), (0, UNKNOWN), (0, 0), (HEADER, 0)];
         for (channels, (size, of_samples)) in [1, 2]
             .into_iter()
             .flat_map(|channels| sizes.map(|sizes| (channels, sizes)))

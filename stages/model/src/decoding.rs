@@ -87,9 +87,9 @@ pub enum BlankScore {
     LmWeightedFull,
 }
 
-/// Called for each emitted token with the index of the utterance in its batch and the logits in f32 from which the
-/// token was chosen: all tokens, and blank as the last. Tokens of an utterance come in order.
-pub type TokenObserver<'a> = &'a mut (dyn FnMut(usize, &[f32]) + Send);
+/// Called for each emitted token with the index of the utterance in its batch, the token, and the logits in f32 from which
+/// it was chosen: all tokens, and blank as the last. Tokens of an utterance come in order.
+pub type TokenObserver<'a> = &'a mut (dyn FnMut(usize, u32, &[f32]) + Send);
 
 /// The state of the search in one utterance.
 #[derive(Debug, Clone, Default)]
@@ -293,7 +293,7 @@ pub fn decode_greedy_on(
                 hypothesis.durations.push(duration as u32);
                 hypothesis.score += best.logit;
                 if let Some(observer) = &mut observer {
-                    observer(b, &token_logits(&logits, row, joint.tokens())?);
+                    observer(b, best.token as u32, &token_logits(&logits, row, joint.tokens())?);
                 }
                 tokens[b] = Some(best.token as u32);
                 moves[b] = true;

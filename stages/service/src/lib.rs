@@ -4,4 +4,5 @@
 pub mod engine;
 pub mod http;
 pub mod live;
+mod logprobs;
 pub mod page;

@@ -208,7 +208,8 @@ pub fn step_confidence(
     })
 }
 
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
+/// Logarithms of the probabilities that a softmax makes of these outputs.
+pub(crate) fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let logits = logits.iter().map(|&logit| f64::from(logit));
     let largest = logits.clone().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = logits.clone().map(|logit| (logit - largest).exp()).sum();

@@ -26,6 +26,7 @@ pub mod subtitles;
 #[cfg(test)]
 mod test_data;
 mod times;
+pub mod tokens;
 pub mod transcribe;
 mod transcribe_settings;
 pub mod transcript;

@@ -23,11 +23,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::activity::Activity;
-use crate::confidence::{Aggregation, ConfidenceMethod, step_confidence, word_confidences};
+use crate::confidence::{Aggregation, ConfidenceMethod, word_confidences};
 use crate::long_audio::LongAudio;
 use crate::segments::{SegmentRules, segments};
 use crate::speech_frames::SpeechFrames;
 use crate::streamed::Samples;
+use crate::tokens::{Token, TokenScore, tokens_of_word};
 use crate::window_groups::{GROUP_SAMPLES, group_by_group};
 use crate::windows::{join_words_of_turns, windows, windows_of_turns};
 use crate::{Result, Segment, TranscriptionError, Word};
@@ -265,13 +266,13 @@ impl Recognizer {
     /// # Errors
     /// If a sample is no number, or the model fails.
     pub fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
-        let (hypotheses, confidences) = self.observed(signals.len(), |observer| {
+        let (hypotheses, scores) = self.observed(signals.len(), |observer| {
             self.computing(|| Ok(self.model.transcribe_observed(signals, Some(observer))?))
         })?;
         let heard = hypotheses
             .iter()
-            .zip(&confidences)
-            .map(|(hypothesis, confidences)| self.words(hypothesis, confidences));
+            .zip(&scores)
+            .map(|(hypothesis, scores)| self.words(hypothesis, scores));
         heard.collect()
     }
 
@@ -282,33 +283,31 @@ impl Recognizer {
         install(work)
     }
 
-    /// Decoding of so many utterances by `decode`, and the confidences of the tokens of each.
+    /// Decoding of so many utterances by `decode`, and the scores of the tokens of each.
     fn observed<R>(
         &self,
         utterances: usize,
         decode: impl FnOnce(TokenObserver<'_>) -> Result<R>,
-    ) -> Result<(R, Vec<Vec<f64>>)> {
-        let mut confidences = vec![Vec::new(); utterances];
+    ) -> Result<(R, Vec<Vec<TokenScore>>)> {
+        let mut scores = vec![Vec::new(); utterances];
         let mut failure = None;
-        let mut observe = |utterance: usize, logits: &[f32]| {
-            // Any token will do, as long as it is not blank.
-            match step_confidence(&self.confidence, logits, logits.len(), 0, false) {
-                Ok(step) => confidences[utterance].push(step.token),
+        let mut observe =
+            |utterance: usize, token: u32, logits: &[f32]| match TokenScore::new(&self.confidence, token, logits) {
+                Ok(score) => scores[utterance].push(score),
                 Err(error) => failure = Some(error),
-            }
-        };
+            };
         let decoded = decode(&mut observe)?;
         match failure {
             Some(failure) => Err(failure),
-            None => Ok((decoded, confidences)),
+            None => Ok((decoded, scores)),
         }
     }
 
     /// The words of a window, with times from its beginning, and its languages.
-    fn words(&self, hypothesis: &Hypothesis, confidences: &[f64]) -> Result<Heard> {
+    fn words(&self, hypothesis: &Hypothesis, scores: &[TokenScore]) -> Result<Heard> {
         let mut languages = Vec::new();
         let mut text = Hypothesis::default();
-        let mut kept = Vec::new();
+        let mut kept: Vec<TokenScore> = Vec::new();
         for (index, &id) in hypothesis.ids.iter().enumerate() {
             if let Some(tag) = self.tokenizer.piece(id).and_then(tag) {
                 if is_language(tag) {
@@ -319,18 +318,30 @@ impl Recognizer {
             text.ids.push(id);
             text.frames.extend(hypothesis.frames.get(index));
             text.durations.extend(hypothesis.durations.get(index));
-            kept.extend(confidences.get(index));
+            kept.extend(scores.get(index));
         }
         let stamps = time_stamps(&self.tokenizer, &text)?;
-        let confidences = word_confidences(&kept, &stamps.word_tokens, Aggregation::default())?;
-        let words = Word::from_stamps(&stamps.words, self.model.frame_seconds());
-        let words = words.into_iter().zip(confidences).map(|(word, confidence)| Word {
-            confidence: Some(confidence),
-            ..word
-        });
-        // A lone mark of a space is a word of NeMo's, too.
-        let words = words.filter(|word| !word.word.trim().is_empty()).collect();
-        Ok(Heard { words, languages })
+        let confidences: Vec<f64> = kept.iter().map(|score| score.confidence).collect();
+        let confidences = word_confidences(&confidences, &stamps.word_tokens, Aggregation::default())?;
+        let stamped = Word::from_stamps(&stamps.words, self.model.frame_seconds());
+        let (mut words, mut tokens) = (Vec::new(), Vec::new());
+        for ((word, confidence), range) in stamped.into_iter().zip(confidences).zip(stamps.word_tokens) {
+            // A lone mark of a space is a word of NeMo's, too.
+            if word.word.trim().is_empty() {
+                continue;
+            }
+            let (ids, scores) = (&text.ids[range.clone()], &kept[range]);
+            tokens.push(tokens_of_word(&self.tokenizer, ids, scores)?);
+            words.push(Word {
+                confidence: Some(confidence),
+                ..word
+            });
+        }
+        Ok(Heard {
+            words,
+            tokens,
+            languages,
+        })
     }
 }
 
@@ -350,6 +361,8 @@ fn unique(texts: impl IntoIterator<Item = String>) -> Vec<String> {
 pub struct Heard {
     /// With times from the beginning of the window.
     pub words: Vec<Word>,
+    /// The tokens of each word.
+    pub tokens: Vec<Vec<Token>>,
     /// Of language tags, in order.
     pub languages: Vec<String>,
 }

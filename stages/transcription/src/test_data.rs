@@ -135,7 +135,12 @@ pub fn wav(rate: u32, samples: &[i16]) -> Vec<u8> {
 
 /// The bytes of a Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
 pub fn hindi(name: &str) -> Vec<u8> {
-    let tar = root().join("tests/data/corpus/mini/shards/hi/hi_0000/hi_0000.tar");
+    of_corpus("hi/hi_0000/hi_0000.tar", name)
+}
+
+/// The bytes of a recording of a shard of the bundled corpus.
+pub fn of_corpus(shard: &str, name: &str) -> Vec<u8> {
+    let tar = root().join("tests/data/corpus/mini/shards").join(shard);
     let mut file = std::fs::File::open(&tar).unwrap_or_else(|error| panic!("{}: {error}", tar.display()));
     let length = file.metadata().unwrap().len();
     let listing = flow_audio::tar::list(&mut file, length).unwrap();

@@ -307,7 +307,7 @@ fn finish(utterances: Vec<Utterance>, score_norm: bool, mut observer: Option<Tok
         utterance.beam.sort_by(|a, b| descending(rank(a), rank(b)));
         if let (Some(observer), Some(best)) = (&mut observer, utterance.beam.first()) {
             for path in path(best).iter().rev() {
-                observer(number, path.logits.as_deref().unwrap_or_default());
+                observer(number, path.token, path.logits.as_deref().unwrap_or_default());
             }
         }
         found.push(utterance.beam.iter().map(hypothesis).collect());

@@ -111,7 +111,7 @@ mod tests {
                 let mut shown = 0;
                 for first in (0..frames).step_by(size) {
                     let part = encoded.narrow(0, first, size.min(frames - first)).unwrap();
-                    let mut observe = |_: usize, _: &[f32]| shown += 1;
+                    let mut observe = |_: usize, _: u32, _: &[f32]| shown += 1;
                     let next = model.decode_on(&part, &mut state, Some(&mut observe)).unwrap();
                     found.ids.extend(next.ids);
                     found.durations.extend(next.durations);

@@ -340,11 +340,12 @@ fn an_observer_sees_the_outputs_behind_each_token() {
     let signals = golden::waves("eval");
     let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
     let mut seen: Vec<Vec<u32>> = vec![Vec::new(); signals.len()];
-    let mut observer = |utterance: usize, logits: &[f32]| {
+    let mut observer = |utterance: usize, token: u32, logits: &[f32]| {
         assert_eq!(logits.len(), model.config.decoder.vocab_size + 1);
         let first_largest =
             (0..logits.len()).fold(0, |best, next| if logits[next] > logits[best] { next } else { best });
-        seen[utterance].push(first_largest as u32);
+        assert_eq!(token, first_largest as u32);
+        seen[utterance].push(token);
     };
     let found = model.transcribe_observed(&signals, Some(&mut observer)).unwrap();
     assert!(found.iter().any(|hypothesis| !hypothesis.ids.is_empty()));

@@ -213,6 +213,20 @@ impl Tokenizer {
         push_bytes(&mut text, &pending);
         Ok(text)
     }
+
+    /// What a token adds to a text, spaces included: [`Tokenizer::decode`] without the rules of its beginning, and without the
+    /// check that bytes make characters. An id outside the vocabulary is an error.
+    pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>> {
+        let piece = self.file.pieces.get(id as usize);
+        let piece =
+            piece.ok_or_else(|| Error::Tokenizer(format!("id {id} is not below {}", self.vocabulary_size())))?;
+        Ok(match (piece.kind, byte_value(&piece.text)) {
+            (PieceKind::Byte, Some(byte)) => vec![byte],
+            (PieceKind::Control, _) => Vec::new(),
+            (PieceKind::Unknown, _) => self.file.unknown_surface.clone().into_bytes(),
+            _ => piece.text.replace(SPACE, " ").into_bytes(),
+        })
+    }
 }
 
 /// Appends the characters that bytes make; each byte that belongs to none becomes U+FFFD.

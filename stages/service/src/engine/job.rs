@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
+use flow_transcription::tokens::Token;
 use flow_transcription::{Segment, Transcript};
 
 use super::EngineError;
@@ -12,8 +13,8 @@ use super::work::Work;
 #[derive(Debug, Clone, PartialEq)]
 pub enum JobEvent {
     /// Final segments, in order: all segments are sent this way, before `Done`. Without speakers; not sent where the
-    /// request asks for speakers.
-    Segments(Vec<Segment>),
+    /// request asks for speakers. With the tokens of each of their words, where the request asks for these.
+    Segments(Vec<Segment>, Vec<Vec<Token>>),
     /// The last event.
     Done(Box<Finished>),
     /// The last event.
@@ -24,6 +25,8 @@ pub enum JobEvent {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
     pub transcript: Transcript,
+    /// The tokens of each word, where the request asks for them.
+    pub tokens: Vec<Vec<Token>>,
     /// Seconds from the request until its first window was decoded.
     pub queue_seconds: f64,
     /// Seconds from then on until its last window was decoded.
@@ -54,7 +57,7 @@ impl Job {
     pub async fn finish(mut self) -> Result<Finished, EngineError> {
         while let Some(event) = self.next().await {
             match event {
-                JobEvent::Segments(_) => {}
+                JobEvent::Segments(..) => {}
                 JobEvent::Done(finished) => return Ok(*finished),
                 JobEvent::Failed(error) => return Err(error),
             }

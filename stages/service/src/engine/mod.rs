@@ -73,6 +73,8 @@ pub struct TranscriptionRequest {
     pub source_name: String,
     /// Whether to diarize.
     pub diarize: bool,
+    /// Whether to give the tokens of words.
+    pub tokens: bool,
 }
 
 /// Information about a model.

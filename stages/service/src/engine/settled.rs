@@ -90,7 +90,7 @@ mod tests {
                     time = start + length;
                     Word { word, start, end: time, confidence: Some(0.5), speaker: None }
                 });
-                (start..at, Heard { words: words.collect(), languages: Vec::new() })
+                (start..at, Heard { words: words.collect(), ..Heard::default() })
             }).unzip();
             let whole = recognized(&windows, at, heard.clone(), &rules).unwrap().segments;
             let mut by_order: Vec<usize> = (0..windows.len()).collect();

@@ -12,6 +12,7 @@ use flow_speakers::diarizer::Diarized;
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::{Heard, recognized};
 use flow_transcription::speakers::{AssignmentRules, assign_speakers};
+use flow_transcription::tokens::Token;
 use flow_transcription::{Metadata, Performance, Segment, Transcript};
 use tempfile::TempPath;
 
@@ -28,6 +29,7 @@ pub(crate) struct Work {
     source_name: String,
     path: PathBuf,
     diarize: bool,
+    with_tokens: bool,
     taken: Instant,
     shared: Arc<Shared>,
     ended: AtomicBool,
@@ -45,6 +47,8 @@ struct State {
     batches: usize,
     /// Segments that were not sent to the client yet.
     segments: Vec<Segment>,
+    /// The tokens of their words.
+    tokens: Vec<Vec<Token>>,
     outcome: Option<Result<Box<Finished>, EngineError>>,
     waker: Option<Waker>,
     over: bool,
@@ -58,8 +62,30 @@ struct Progress {
     heard: Vec<Option<Heard>>,
     missing: usize,
     settled: Settled,
+    /// The window of the first word that is not settled, and its number in it.
+    unsettled: (usize, usize),
     /// When the last one was heard, where all were.
     last_window: Option<Instant>,
+}
+
+impl Progress {
+    /// The tokens of the next so many words: segments have the words of the windows, in order.
+    fn settled_tokens(&mut self, words: usize) -> Vec<Vec<Token>> {
+        let mut found = Vec::new();
+        let (window, word) = &mut self.unsettled;
+        while found.len() < words
+            && let Some(Some(heard)) = self.heard.get(*window)
+        {
+            let next = heard.tokens.iter().skip(*word).take(words - found.len());
+            let before = found.len();
+            found.extend(next.cloned());
+            *word += found.len() - before;
+            if *word == heard.tokens.len() {
+                (*window, *word) = (*window + 1, 0);
+            }
+        }
+        found
+    }
 }
 
 impl Work {
@@ -69,6 +95,7 @@ impl Work {
             source_name: request.source_name,
             path: request.audio.to_path_buf(),
             diarize: request.diarize,
+            with_tokens: request.tokens,
             taken: Instant::now(),
             shared,
             ended: AtomicBool::new(false),
@@ -81,6 +108,7 @@ impl Work {
                 first_window: None,
                 batches: 0,
                 segments: Vec::new(),
+                tokens: Vec::new(),
                 outcome: None,
                 waker: None,
                 over: false,
@@ -144,6 +172,7 @@ impl Work {
             samples,
             damaged,
             settled: Settled::default(),
+            unsettled: (0, 0),
             last_window: None,
         });
         self.finish_if_complete(state);
@@ -157,7 +186,10 @@ impl Work {
     }
 
     /// Notes the result of a window.
-    pub fn heard(&self, index: usize, heard: Heard) {
+    pub fn heard(&self, index: usize, mut heard: Heard) {
+        if !self.with_tokens {
+            heard.tokens = Vec::new();
+        }
         let mut state = self.lock();
         let Some(progress) = &mut state.progress else { return };
         if progress.heard[index].replace(heard).is_none() {
@@ -172,7 +204,10 @@ impl Work {
             match settled.advance(&progress.windows, progress.samples, &progress.heard, rules) {
                 Ok(new) if new.is_empty() => {}
                 Ok(new) => {
+                    let words = new.iter().map(|segment| segment.words.len()).sum();
+                    let tokens = progress.settled_tokens(words);
                     state.segments.extend(new);
+                    state.tokens.extend(tokens);
                     // Before the following steps, which may fail.
                     if let Some(waker) = state.waker.take() {
                         waker.wake();
@@ -225,7 +260,11 @@ impl Work {
         first: Option<Instant>,
         batches: usize,
     ) -> Result<Finished, EngineError> {
-        let heard = progress.heard.into_iter().map(Option::unwrap_or_default).collect();
+        let mut heard: Vec<Heard> = progress.heard.into_iter().map(Option::unwrap_or_default).collect();
+        let tokens = heard
+            .iter_mut()
+            .flat_map(|heard| std::mem::take(&mut heard.tokens))
+            .collect();
         let rules = &self.shared.recognition.segments;
         let recognized = recognized(&progress.windows, progress.samples, heard, rules);
         let recognized = recognized.map_err(|error| EngineError::Failed(error.to_string()))?;
@@ -260,6 +299,7 @@ impl Work {
         transcript.metadata.num_speakers = speakers.or(transcript.metadata.num_speakers);
         Ok(Finished {
             transcript,
+            tokens,
             queue_seconds: seconds(self.taken, first.unwrap_or(begun)),
             decode_seconds: first.map_or(0.0, |first| seconds(first, last)),
             batches,
@@ -321,7 +361,8 @@ impl Work {
             return Poll::Ready(None);
         }
         if !state.segments.is_empty() {
-            return Poll::Ready(Some(JobEvent::Segments(std::mem::take(&mut state.segments))));
+            let (segments, tokens) = (std::mem::take(&mut state.segments), std::mem::take(&mut state.tokens));
+            return Poll::Ready(Some(JobEvent::Segments(segments, tokens)));
         }
         if let Some(outcome) = state.outcome.take() {
             state.over = true;

@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use flow_transcription::Segment;
+use flow_transcription::tokens::Token;
 use futures::{Stream, stream};
 use serde_json::{Value, json};
 
 use super::app::App;
 use super::error::ApiError;
+use super::form::{Asked, ResponseFormat};
 use super::responses::{diarized_segment, usage};
 use crate::engine::{Finished, Job, JobEvent, Reservation};
+use crate::logprobs::logprobs;
 
 /// Interval of keep-alive comments, so that proxies do not close an idle connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -56,7 +59,11 @@ struct Sending {
     first: Option<JobEvent>,
     /// Whether segments with speakers are sent, instead of text.
     diarized: bool,
+    /// Whether tokens with their log probabilities are sent.
+    logprobs: bool,
     deltas: Deltas,
+    /// How many words of the text were sent with their tokens.
+    words: usize,
     events: VecDeque<Value>,
     is_over: bool,
     /// The reservation of the upload, held until everything is sent.
@@ -68,7 +75,7 @@ pub fn events(
     app: App,
     job: Job,
     first: Option<JobEvent>,
-    diarized: bool,
+    asked: &Asked,
     begin: Instant,
     reservation: Reservation,
 ) -> Response {
@@ -77,8 +84,10 @@ pub fn events(
         job,
         begin,
         first,
-        diarized,
+        diarized: asked.format == ResponseFormat::DiarizedJson,
+        logprobs: asked.logprobs,
         deltas: Deltas::default(),
+        words: 0,
         events: VecDeque::new(),
         is_over: false,
         _reservation: reservation,
@@ -108,11 +117,11 @@ fn stream_of(sending: Sending) -> impl Stream<Item = Result<Event, Infallible>> 
 impl Sending {
     fn take(&mut self, event: Option<JobEvent>) {
         match event {
-            Some(JobEvent::Segments(segments)) if !self.diarized => {
+            Some(JobEvent::Segments(segments, tokens)) if !self.diarized => {
                 let added = self.deltas.add(&segments);
-                self.events.extend(added.map(|delta| delta_event(&delta)));
+                self.delta(added, &tokens);
             }
-            Some(JobEvent::Segments(_)) => {}
+            Some(JobEvent::Segments(..)) => {}
             Some(JobEvent::Done(finished)) => {
                 self.app.metrics.total(self.begin.elapsed().as_secs_f64());
                 self.done(&finished);
@@ -134,18 +143,29 @@ impl Sending {
                 .extend(segments.map(|(number, segment)| diarized_segment(number, segment)));
         } else {
             let rest = self.deltas.rest(&transcript.text);
-            self.events.extend(rest.map(|delta| delta_event(&delta)));
+            self.delta(rest, finished.tokens.get(self.words..).unwrap_or_default());
         }
-        self.events.push_back(json!({
+        let mut done = json!({
             "type": "transcript.text.done",
             "text": transcript.text,
             "usage": usage(transcript),
-        }));
+        });
+        if self.logprobs {
+            done["logprobs"] = logprobs(&finished.tokens, true);
+        }
+        self.events.push_back(done);
     }
-}
 
-fn delta_event(delta: &str) -> Value {
-    json!({"type": "transcript.text.delta", "delta": delta})
+    /// The event that adds a text, and the tokens of its words.
+    fn delta(&mut self, added: Option<String>, tokens: &[Vec<Token>]) {
+        let Some(added) = added else { return };
+        let mut event = json!({"type": "transcript.text.delta", "delta": added});
+        if self.logprobs {
+            event["logprobs"] = logprobs(tokens, self.words == 0);
+            self.words += tokens.len();
+        }
+        self.events.push_back(event);
+    }
 }
 
 /// Serialised on one line, since a line break would end the event.

@@ -131,7 +131,7 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "include[]",
         kind: FieldType::Choices(&["logprobs"]),
-        doc: "has no effect: `verbose_json` holds confidences",
+        doc: "with `json`: the tokens of the text with their log probabilities; has no effect with other formats",
     },
     Field {
         name: "chunking_strategy",
@@ -155,6 +155,8 @@ pub struct Asked {
     pub segments: bool,
     pub stream: bool,
     pub diarize: bool,
+    /// Tokens with their log probabilities.
+    pub logprobs: bool,
     /// Names of fields that were given and have no effect.
     pub ignored: Vec<String>,
 }
@@ -168,6 +170,7 @@ struct Reading {
     granularities: Vec<String>,
     stream: Option<bool>,
     diarize: Option<bool>,
+    logprobs: bool,
     temperature: Option<f64>,
     ignored: Vec<String>,
 }
@@ -253,7 +256,7 @@ impl Reading {
                 if name != "logprobs" {
                     return Err(none_of("include[]", &name, &["logprobs"]));
                 }
-                self.ignore("include[]");
+                self.logprobs = true;
                 Ok(())
             }
             "chunking_strategy" => {
@@ -286,8 +289,8 @@ impl Reading {
         }
     }
 
-    fn done(self) -> Result<TranscriptionForm, ApiError> {
-        let Some(upload) = self.upload else {
+    fn done(mut self) -> Result<TranscriptionForm, ApiError> {
+        let Some(upload) = self.upload.take() else {
             let message = "the form has no `file`, which is the recording";
             return Err(ApiError::parameter("file", "missing_required_parameter", message));
         };
@@ -311,6 +314,9 @@ impl Reading {
             );
             return Err(ApiError::parameter("stream", "unsupported_value", message));
         }
+        if self.logprobs && format != ResponseFormat::Json {
+            self.ignore("include[]");
+        }
         let has = |name: &str| self.granularities.iter().any(|given| given == name);
         let asked = Asked {
             words: has("word"),
@@ -319,6 +325,7 @@ impl Reading {
             format,
             stream,
             diarize: self.diarize.unwrap_or(false) || format == ResponseFormat::DiarizedJson,
+            logprobs: self.logprobs && format == ResponseFormat::Json,
             ignored: self.ignored,
         };
         Ok(TranscriptionForm { upload, asked })

@@ -10,6 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use super::form::{Asked, ResponseFormat};
+use crate::engine::Finished;
+use crate::logprobs::logprobs;
 
 /// The longest pause within a turn of a diarization, in seconds.
 const MAX_PAUSE: f64 = 1.0;
@@ -18,10 +20,17 @@ const MAX_PAUSE: f64 = 1.0;
 ///
 /// # Errors
 /// If it cannot be serialised, which is a bug of the engine.
-pub fn transcript(transcript: &Transcript, asked: &Asked) -> Result<Response, ApiError> {
+pub fn transcript(finished: &Finished, asked: &Asked) -> Result<Response, ApiError> {
+    let transcript = &finished.transcript;
     let json = |value: Value| Ok(Json(value).into_response());
     match asked.format {
-        ResponseFormat::Json => json(json!({"text": transcript.text, "usage": usage(transcript)})),
+        ResponseFormat::Json => {
+            let mut document = json!({"text": transcript.text, "usage": usage(transcript)});
+            if asked.logprobs {
+                document["logprobs"] = logprobs(&finished.tokens, true);
+            }
+            json(document)
+        }
         ResponseFormat::VerboseJson => json(verbose(transcript, asked.words, asked.segments)),
         ResponseFormat::DiarizedJson => json(diarized(transcript)),
         // With speakers, each line begins with one.

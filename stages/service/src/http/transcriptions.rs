@@ -43,11 +43,10 @@ pub async fn transcribe(State(app): State<App>, request: Request) -> Result<Resp
         if let Some(JobEvent::Failed(error)) = first {
             return Err(error.into());
         }
-        let diarized = taken.asked.format == ResponseFormat::DiarizedJson;
-        events(app, taken.job, first, diarized, begin, taken.reservation)
+        events(app, taken.job, first, &taken.asked, begin, taken.reservation)
     } else {
         let finished = finish(&app, taken.job, begin).await?;
-        responses::transcript(&finished.transcript, &taken.asked)?
+        responses::transcript(&finished, &taken.asked)?
     };
     tell_ignored(&mut response, &taken.asked.ignored);
     Ok(response)
@@ -111,6 +110,7 @@ fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
         audio: upload.path,
         source_name: upload.name,
         diarize: asked.diarize,
+        tokens: asked.logprobs,
     });
     match submitted {
         Ok(job) => Ok(Taken {

@@ -13,8 +13,8 @@ use super::wire_audio::{AudioFormat, PCM_RATES};
 pub const PARTIALS: &str = "item.input_audio_transcription.partials";
 pub const WORDS: &str = "item.input_audio_transcription.words";
 pub const SPEAKERS: &str = "item.input_audio_transcription.speakers";
-/// What a client may ask OpenAI for, and does not get here.
-const LOGPROBS: &str = "item.input_audio_transcription.logprobs";
+/// OpenAI's: the tokens of words, with their log probabilities.
+pub const LOGPROBS: &str = "item.input_audio_transcription.logprobs";
 /// The rate of `pcm16` and of `audio/pcm` that names none.
 const DEFAULT_RATE: u32 = 24_000;
 
@@ -201,6 +201,7 @@ pub struct SessionConfig {
     pub partials: bool,
     pub words: bool,
     pub speakers: bool,
+    pub logprobs: bool,
 }
 
 impl Default for SessionConfig {
@@ -212,6 +213,7 @@ impl Default for SessionConfig {
             partials: false,
             words: false,
             speakers: false,
+            logprobs: false,
         }
     }
 }
@@ -249,12 +251,12 @@ impl SessionConfig {
         if let Some(include) = update.include {
             let unknown = |name: &&String| ![PARTIALS, WORDS, SPEAKERS, LOGPROBS].contains(&&name[..]);
             if let Some(unknown) = include.iter().find(unknown) {
-                let message = format!("`{unknown}` is not known; {PARTIALS}, {WORDS} and {SPEAKERS} are");
+                let message = format!("`{unknown}` is not known; {PARTIALS}, {WORDS}, {SPEAKERS} and {LOGPROBS} are");
                 return Err(Refused::value("session.include", message));
             }
             let includes = |name: &str| include.iter().any(|included| included == name);
             (config.partials, config.words) = (includes(PARTIALS), includes(WORDS));
-            config.speakers = includes(SPEAKERS);
+            (config.speakers, config.logprobs) = (includes(SPEAKERS), includes(LOGPROBS));
         }
         Ok(config)
     }
@@ -334,6 +336,7 @@ impl SessionConfig {
             (self.partials, PARTIALS),
             (self.words, WORDS),
             (self.speakers, SPEAKERS),
+            (self.logprobs, LOGPROBS),
         ];
         let include: Vec<&str> = include
             .into_iter()

@@ -33,11 +33,11 @@ fn both_forms_of_a_session_are_read_and_written() {
         (rules.threshold, rules.prefix_padding_ms, rules.silence_duration_ms),
         (0.25, 300.0, 200.0)
     );
-    assert!(new.partials && new.speakers && !new.words);
+    assert!(new.partials && new.speakers && new.logprobs && !new.words);
     // What has no effect is not shown.
     let shown = new.to_json("sess_1", "a", 0, false);
     assert_eq!(shown["audio"]["input"].get("noise_reduction"), None);
-    assert_eq!(shown["include"], json!([PARTIALS, SPEAKERS]));
+    assert_eq!(shown["include"], json!([PARTIALS, SPEAKERS, LOGPROBS]));
     // What is said of a session can be said by a client.
     assert_eq!(update(new.to_json("sess_1", "a", 0, false)).unwrap(), new);
 

@@ -14,6 +14,7 @@ use flow_speakers::silero::{SAMPLE_RATE, SileroStream, SileroVad, WINDOW};
 use flow_transcription::Word;
 use flow_transcription::recognizer::Heard;
 use flow_transcription::segments::ends_sentence;
+use flow_transcription::tokens::Token;
 
 use super::agreement::Agreement;
 use super::session_event::{DecodeRequest, ItemTranscript, SessionEvent};
@@ -284,13 +285,15 @@ impl Session {
                 turn.languages = heard.languages;
                 let decided = turn.agreement.update(&heard.words).to_vec();
                 let partial = text(turn.agreement.undecided());
-                self.say(item, decided, start);
+                let tokens = decided_tokens(heard.tokens, decided.len(), turn.agreement.undecided().len());
+                self.say(item, decided, tokens, start);
                 self.events.push(SessionEvent::Partial { item, text: partial });
                 self.cut_between_sentences();
             }
             (Some(Running::Final(mut window)), Ok(heard)) => {
                 let decided = window.agreement.finish(&heard.words).to_vec();
-                self.say(window.item, decided, window.start);
+                let tokens = decided_tokens(heard.tokens, decided.len(), 0);
+                self.say(window.item, decided, tokens, window.start);
                 self.add_languages(window.item, heard.languages);
                 self.close(&window);
             }
@@ -462,7 +465,7 @@ impl Session {
     }
 
     /// Adds words to an item, whose times begin with a sample of the session, and says them.
-    fn say(&mut self, number: u64, words: Vec<Word>, sample: u64) {
+    fn say(&mut self, number: u64, words: Vec<Word>, tokens: Vec<Vec<Token>>, sample: u64) {
         let Some(item) = self.items.get_mut(&number) else {
             return;
         };
@@ -486,7 +489,13 @@ impl Session {
         }
         if transcript.text.len() > before {
             let text = transcript.text[before..].to_owned();
-            self.events.push(SessionEvent::Delta { item: number, text });
+            transcript.tokens.extend_from_slice(&tokens);
+            self.events.push(SessionEvent::Delta {
+                item: number,
+                text,
+                tokens,
+                first: before == 0,
+            });
         }
     }
 
@@ -532,6 +541,12 @@ fn request(mut samples: Vec<f32>, start: u64, is_final: bool) -> DecodeRequest {
         start,
         is_final,
     }
+}
+
+/// The tokens of the words that became decided: `undecided` others of their decode come after them.
+fn decided_tokens(mut tokens: Vec<Vec<Token>>, decided: usize, undecided: usize) -> Vec<Vec<Token>> {
+    tokens.truncate(tokens.len().saturating_sub(undecided));
+    tokens.split_off(tokens.len().saturating_sub(decided))
 }
 
 /// When a sample of the session is.

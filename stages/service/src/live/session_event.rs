@@ -1,5 +1,6 @@
 //! What a live session has to say, and what it asks for.
 
+use flow_transcription::tokens::Token;
 use flow_transcription::{Segment, Word};
 
 use crate::engine::EngineError;
@@ -23,6 +24,9 @@ pub enum SessionEvent {
     Delta {
         item: u64,
         text: String,
+        /// The tokens of each word, and whether these are the first words of the item.
+        tokens: Vec<Vec<Token>>,
+        first: bool,
     },
     /// What may come next: it may change.
     Partial {
@@ -52,6 +56,8 @@ pub struct ItemTranscript {
     pub text: String,
     /// With times since the beginning of the session.
     pub words: Vec<Word>,
+    /// The tokens of each word.
+    pub tokens: Vec<Vec<Token>>,
     pub languages: Vec<String>,
     /// Length of the item, in seconds.
     pub seconds: f64,

@@ -20,6 +20,17 @@ fn session(settings: &LiveSettings, turn_detection: Option<ServerVad>) -> Sessio
     Session::new(voice_activity().unwrap(), settings, turn_detection)
 }
 
+/// The words that tokens make.
+fn of_tokens(tokens: &[Vec<Token>]) -> String {
+    let words = tokens
+        .iter()
+        .map(|tokens| tokens.iter().flat_map(|token| token.bytes.clone()).collect());
+    words
+        .map(|bytes| String::from_utf8(bytes).unwrap())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
 /// A session, and a decoder that answers after so many blocks of samples.
 struct Driven<'a> {
     session: Session,
@@ -94,13 +105,25 @@ impl<'a> Driven<'a> {
         let mut transcripts = Vec::new();
         for event in &self.events {
             match event {
-                SessionEvent::Delta { item, text } => deltas.entry(*item).or_default().push_str(text),
+                SessionEvent::Delta {
+                    item,
+                    text,
+                    tokens,
+                    first,
+                } => {
+                    let so_far = deltas.entry(*item).or_default();
+                    assert_eq!(*first, so_far.is_empty());
+                    so_far.push_str(text);
+                    assert_eq!(of_tokens(tokens), if tokens.is_empty() { "" } else { text.trim() });
+                }
                 SessionEvent::Committed { item } => committed.push(*item),
                 SessionEvent::Completed { item, transcript } => {
                     assert!(committed.contains(item));
                     assert_eq!(deltas.remove(item).unwrap_or_default(), transcript.text);
                     let words: Vec<&str> = transcript.words.iter().map(|word| word.word.trim()).collect();
                     assert_eq!(words.join(" "), transcript.text);
+                    let tokens = of_tokens(&transcript.tokens);
+                    assert!(transcript.tokens.is_empty() || tokens == transcript.text, "{tokens}");
                     let starts = transcript.words.iter().map(|word| word.start);
                     assert!(starts.is_sorted() && transcript.words.iter().all(|word| word.start <= word.end));
                     completed.push(*item);
@@ -143,6 +166,11 @@ fn no_word_is_lost_or_doubled_however_samples_come_and_however_slow_the_decoder_
         assert_eq!(driven.text(), oracle.text(), "{sizes:?}, {delay}");
         let transcripts = driven.transcripts();
         assert!(transcripts.len() >= 2, "{sizes:?}, {delay}");
+        let tokens = transcripts
+            .iter()
+            .map(|transcript| transcript.tokens.len())
+            .sum::<usize>();
+        assert_eq!(tokens, oracle.words.len(), "{sizes:?}, {delay}");
         let seconds = |transcript: &ItemTranscript| transcript.seconds;
         assert!(transcripts.iter().map(seconds).fold(0.0, f64::max) > settings().max_window);
         assert!(driven.finals.iter().all(|request| request.samples.len() <= 32_000));
@@ -230,6 +258,7 @@ fn languages_of_windows_that_are_not_decoded_again_are_told() {
         Ok(Heard {
             words: words.collect(),
             languages: vec![request.start.to_string()],
+            ..Heard::default()
         })
     };
     let settings = LiveSettings {

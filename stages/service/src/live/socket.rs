@@ -31,6 +31,7 @@ use super::wire_audio::WireAudio;
 use super::{Decoder, voice_activity};
 use crate::engine::EngineError;
 use crate::http::ApiError;
+use crate::logprobs::logprobs;
 
 /// The path of the WebSocket.
 pub const PATH: &str = "/v1/realtime";
@@ -404,8 +405,16 @@ impl Connection {
                 }});
                 self.send(kind, fields).await
             }
-            SessionEvent::Delta { item, text } => {
-                let fields = json!({"item_id": self.item(item), "content_index": 0, "delta": text});
+            SessionEvent::Delta {
+                item,
+                text,
+                tokens,
+                first,
+            } => {
+                let mut fields = json!({"item_id": self.item(item), "content_index": 0, "delta": text});
+                if config.logprobs {
+                    fields["logprobs"] = logprobs(&tokens, first);
+                }
                 self.send("conversation.item.input_audio_transcription.delta", fields)
                     .await
             }
@@ -427,6 +436,9 @@ impl Connection {
                 if config.words {
                     fields["words"] = json!(transcript.words);
                     fields["languages"] = json!(transcript.languages);
+                }
+                if config.logprobs {
+                    fields["logprobs"] = logprobs(&transcript.tokens, true);
                 }
                 self.send("conversation.item.input_audio_transcription.completed", fields)
                     .await

@@ -5,6 +5,7 @@ use std::path::Path;
 use flow_speakers::silero::WINDOW;
 use flow_transcription::Word;
 use flow_transcription::recognizer::Heard;
+use flow_transcription::tokens::Token;
 
 use super::session_event::DecodeRequest;
 use super::voice_activity;
@@ -124,8 +125,14 @@ impl Oracle {
                 ..word.clone()
             }
         });
+        let words: Vec<Word> = words.collect();
+        let token = |word: &Word| Token {
+            bytes: word.word.trim().as_bytes().to_vec(),
+            logprob: -0.25,
+        };
         Heard {
-            words: words.collect(),
+            tokens: words.iter().map(|word| vec![token(word)]).collect(),
+            words,
             languages: vec!["hi".to_owned()],
         }
     }

@@ -67,6 +67,13 @@ pub fn recording(name: &str) -> Vec<u8> {
     fs::read(data(&format!("tests/data/golden/model/audio/{name}"))).unwrap()
 }
 
+/// A recording in which nobody speaks.
+pub fn silence() -> Vec<u8> {
+    let mut wav = recording("eval0_en-us.wav");
+    wav[44..].fill(0);
+    wav
+}
+
 /// Spanish speech, repeated, for so many seconds at least.
 pub fn long_recording(seconds: usize) -> Vec<u8> {
     let wav = recording("eval3_es.wav");

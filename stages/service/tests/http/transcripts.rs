@@ -19,6 +19,7 @@ fn expected(audio: &[u8], diarize: bool) -> Finished {
         audio: file.into_temp_path(),
         source_name: "talk.wav".to_owned(),
         diarize,
+        tokens: true,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -178,17 +179,13 @@ fn fields_without_effect_are_named() {
         ("prompt", "names: Ada"),
         ("language", "en"),
         ("temperature", "0.5"),
-        ("include[]", "logprobs"),
         ("chunking_strategy", "{\"type\": \"server_vad\", \"threshold\": 0.4}"),
         ("beam_size", "5"),
     ];
     let answer = service.transcribe(Some(&audio), &fields);
     assert_eq!(answer.status, 200, "{}", answer.text);
     let ignored = answer.header("x-flow-ignored").unwrap();
-    assert_eq!(
-        ignored,
-        "prompt, language, temperature, include[], chunking_strategy, beam_size"
-    );
+    assert_eq!(ignored, "prompt, language, temperature, chunking_strategy, beam_size");
     // What changes nothing is not named.
     let plain = [
         ("prompt", ""),
@@ -197,6 +194,80 @@ fn fields_without_effect_are_named() {
         ("stream", "false"),
     ];
     assert_eq!(service.transcribe(Some(&audio), &plain).header("x-flow-ignored"), None);
+    // Other formats have no place for log probabilities, as with OpenAI.
+    for (format, ignored) in [
+        ("json", None),
+        ("verbose_json", Some("include[]")),
+        ("srt", Some("include[]")),
+    ] {
+        let fields = [("include[]", "logprobs"), ("response_format", format)];
+        let answer = service.transcribe(Some(&audio), &fields);
+        assert_eq!(
+            (answer.status, answer.header("x-flow-ignored")),
+            (200, ignored),
+            "{format}"
+        );
+    }
+}
+
+/// The text that tokens are together, by their bytes and by their texts.
+fn joined(logprobs: &Value) -> String {
+    let tokens = logprobs.as_array().unwrap();
+    let bytes: Vec<u8> = tokens
+        .iter()
+        .flat_map(|token| serde_json::from_value::<Vec<u8>>(token["bytes"].clone()).unwrap())
+        .collect();
+    let texts: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!(texts.as_bytes(), bytes);
+    texts
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_tokens_of_the_text() {
+    let service = shared();
+    for (audio, diarize) in [
+        (recording("eval3_es.wav"), false),
+        (
+            std::fs::read(data("tests/data/golden/speakers/conv2.flac")).unwrap(),
+            true,
+        ),
+        (crate::service::silence(), false),
+    ] {
+        let engine = expected(&audio, diarize);
+        let of_engine: Vec<f64> = engine.tokens.iter().flatten().map(|token| token.logprob).collect();
+        let diarized = if diarize { "true" } else { "false" };
+        let fields = [("include[]", "logprobs"), ("diarize", diarized)];
+        let whole = service.transcribe(Some(&audio), &fields).json();
+        let text = &engine.transcript.text;
+        assert_eq!(
+            (whole["text"].as_str(), &joined(&whole["logprobs"])),
+            (Some(text.as_str()), text)
+        );
+        let found: Vec<f64> = whole["logprobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|token| token["logprob"].as_f64().unwrap())
+            .collect();
+        assert_eq!(found.len(), of_engine.len());
+        for (found, of_engine) in found.iter().zip(&of_engine) {
+            // To what rounding may do where a matrix product depends on how many rows it has.
+            assert!(*found <= 0.0 && (found - of_engine).abs() < 1e-2, "{found} {of_engine}");
+        }
+
+        let streamed = service.transcribe(Some(&audio), &[fields[0], fields[1], ("stream", "true")]);
+        let events = events(&streamed);
+        let (done, deltas) = events.split_last().unwrap();
+        assert_eq!(&joined(&done["logprobs"]), text);
+        let mut told = Vec::new();
+        for delta in deltas {
+            assert_eq!(joined(&delta["logprobs"]), delta["delta"].as_str().unwrap());
+            told.extend(delta["logprobs"].as_array().unwrap().clone());
+        }
+        assert_eq!(Value::Array(told), done["logprobs"]);
+        // Nobody gets them who does not ask.
+        assert_eq!(service.transcribe(Some(&audio), &[]).json().get("logprobs"), None);
+    }
 }
 
 #[test]

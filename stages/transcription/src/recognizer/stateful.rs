@@ -10,6 +10,7 @@ use super::{Recognized, Recognizer, recognized};
 use crate::long_audio::{ChunkSettings, ChunkWindow, FullSettings, chunk_windows};
 use crate::segments::SegmentRules;
 use crate::streamed::{Samples, shorter};
+use crate::tokens::TokenScore;
 use crate::{Result, TranscriptionError};
 
 /// Samples whose features are made at once: ten seconds.
@@ -19,7 +20,7 @@ const AT_ONCE: usize = 10 * SAMPLE_RATE as usize;
 struct Decoded {
     state: GreedyState,
     hypothesis: Hypothesis,
-    confidences: Vec<f64>,
+    scores: Vec<TokenScore>,
     /// Frames that were decoded.
     frames: usize,
 }
@@ -221,17 +222,17 @@ impl Recognizer {
         Ok(Decoded {
             state: self.computing(|| Ok(self.model.greedy_state()?))?,
             hypothesis: Hypothesis::default(),
-            confidences: Vec::new(),
+            scores: Vec::new(),
             frames: 0,
         })
     }
 
     /// Decodes the next frames of a recording, (frames, d).
     fn decode_next(&self, encoded: &Tensor, found: &mut Decoded) -> Result<()> {
-        let (next, confidences) = self.observed(1, |observer| {
+        let (next, scores) = self.observed(1, |observer| {
             Ok(self.model.decode_on(encoded, &mut found.state, Some(observer))?)
         })?;
-        found.confidences.extend(confidences.into_iter().flatten());
+        found.scores.extend(scores.into_iter().flatten());
         let hypothesis = &mut found.hypothesis;
         hypothesis.ids.extend(next.ids);
         hypothesis.durations.extend(next.durations);
@@ -245,7 +246,7 @@ impl Recognizer {
     }
 
     fn recognized(&self, found: Decoded, samples: u64, windows: usize, rules: &SegmentRules) -> Result<Recognized> {
-        let heard = self.words(&found.hypothesis, &found.confidences)?;
+        let heard = self.words(&found.hypothesis, &found.scores)?;
         let whole = recognized(std::slice::from_ref(&(0..samples)), samples, vec![heard], rules)?;
         Ok(Recognized {
             windows: if samples == 0 { 0 } else { windows },

@@ -68,7 +68,7 @@ fn one_pass_in_blocks_finds_what_the_model_finds_at_once() {
             durations,
             &format!("{} samples", samples.len()),
         );
-        assert_eq!(found.confidences.len(), ids.len());
+        assert_eq!(found.scores.len(), ids.len());
         assert_eq!(found.frames, recognizer.model.encoded_frames(samples.len()));
         // A chunk that is longer than the recording is the same pass.
         let windows = [ChunkWindow {

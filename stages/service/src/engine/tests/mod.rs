@@ -83,6 +83,7 @@ fn request(bytes: &[u8]) -> TranscriptionRequest {
         audio: file.into_temp_path(),
         source_name: "talk.wav".to_owned(),
         diarize: false,
+        tokens: false,
     }
 }
 
@@ -143,15 +144,17 @@ fn gated(settings: EngineSettings) -> (Engine, Arc<Gate>) {
 
 /// All segments that came as events, and the end.
 async fn events(mut job: Job) -> (Vec<Segment>, Result<Finished, EngineError>) {
-    let mut segments = Vec::new();
+    let (mut segments, mut told_tokens) = (Vec::new(), Vec::new());
     loop {
         match job.next().await.expect("an end") {
-            JobEvent::Segments(new) => {
+            JobEvent::Segments(new, tokens) => {
                 assert!(!new.is_empty());
+                told_tokens.extend(tokens);
                 segments.extend(new);
             }
             JobEvent::Done(finished) => {
                 assert_eq!(job.next().await, None);
+                assert_eq!(told_tokens, finished.tokens);
                 return (segments, Ok(*finished));
             }
             JobEvent::Failed(error) => {

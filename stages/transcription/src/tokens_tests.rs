@@ -1,0 +1,139 @@
+use flow_kernels::threads::install;
+use flow_model::Precision;
+use flow_model::model::TdtModel;
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+use crate::recognizer::{Heard, Recognizer};
+use crate::test_data;
+
+const VOCABULARY: f64 = 1025.0;
+
+fn recognizer(precision: Precision) -> Recognizer {
+    let model = test_data::root().join("configs/models/small.nemo");
+    Recognizer::load_in(&model, candle_core::DType::F32, precision, &candle_core::Device::Cpu).unwrap()
+}
+
+/// The two recordings whose confidences are known: samples, and NeMo's results.
+fn recordings() -> Vec<(Vec<f32>, Value)> {
+    let golden = test_data::json(&test_data::transcription("confidence.json"));
+    assert_eq!(golden["vocabulary_with_blank"], VOCABULARY as u64);
+    let recordings = golden["recordings"].as_object().unwrap().values();
+    let read = |recording: &Value| {
+        let name = recording["id"].as_str().unwrap();
+        let shard = match &name[..6] {
+            "rec_kn" => "kn/kn_0000/kn_0000.tar",
+            _ => "en/en_0001/en_0001.tar",
+        };
+        let audio = test_data::of_corpus(shard, &format!("{name}.flac"));
+        (flow_audio::decode::decode(&audio, 100.0).unwrap(), recording.clone())
+    };
+    recordings.map(read).collect()
+}
+
+fn joined(heard: &Heard) -> String {
+    let words: Vec<String> = heard
+        .tokens
+        .iter()
+        .map(|tokens| String::from_utf8(tokens.iter().flat_map(|token| token.bytes.clone()).collect()).unwrap())
+        .collect();
+    words.join(" ")
+}
+
+/// NeMo's confidence `max_prob` with exponent 1 is the probability of the best token, scaled to be 0 for a guess.
+#[test]
+fn log_probabilities_of_tokens_are_nemos() {
+    let recognizer = recognizer(Precision::F32);
+    for (samples, golden) in recordings() {
+        let heard = recognizer.decode(&[&samples]).unwrap().remove(0);
+        let expected = &golden["methods"]["max_prob_1.0"]["token"]["nodur,exclude_blank,min"];
+        let expected: Vec<f64> = serde_json::from_value(expected.clone()).unwrap();
+        let expected = expected
+            .iter()
+            .map(|scaled| (scaled * (VOCABULARY - 1.0) + 1.0) / VOCABULARY);
+        // The two tokens of the language are in no word.
+        let expected: Vec<f64> = expected.map(f64::ln).skip(2).collect();
+        let found: Vec<f64> = heard.tokens.iter().flatten().map(|token| token.logprob).collect();
+        assert_eq!(found.len(), expected.len(), "{}", golden["text"]);
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!((found - expected).abs() < 1e-3, "{found} is not {expected}");
+        }
+        // Some of them are far from certain.
+        assert!(expected.iter().any(|logprob| *logprob < -0.5));
+        let text = golden["text"].as_str().unwrap();
+        assert_eq!(joined(&heard), text[text.find(' ').unwrap() + 1..]);
+    }
+}
+
+#[test]
+fn low_precision_has_log_probabilities_of_its_own_words() {
+    for precision in [Precision::Bf16, Precision::Int8] {
+        let recognizer = recognizer(precision);
+        for (samples, _) in recordings() {
+            let heard = recognizer.decode(&[&samples]).unwrap().remove(0);
+            let words: Vec<&str> = heard.words.iter().map(|word| word.word.trim()).collect();
+            assert_eq!(joined(&heard), words.join(" "), "{precision:?}");
+            assert_eq!(heard.tokens.len(), words.len());
+            assert!(heard.tokens.iter().flatten().all(|token| token.logprob <= 0.0));
+            let certain = heard
+                .tokens
+                .iter()
+                .flatten()
+                .filter(|token| token.logprob > -0.1)
+                .count();
+            assert!(certain * 2 > heard.tokens.iter().flatten().count(), "{heard:?}");
+        }
+    }
+}
+
+/// With a beam, too, each token has the logits from which it was chosen.
+#[test]
+fn tokens_of_beams_have_their_own_scores() {
+    let path = test_data::root().join("configs/models/small.nemo");
+    let mut model = TdtModel::load(&path, candle_core::DType::F32, &candle_core::Device::Cpu).unwrap();
+    model.decoding.beam = 4;
+    let method = ConfidenceMethod::default();
+    for (samples, _) in recordings() {
+        let mut seen = Vec::new();
+        let mut observe = |_: usize, token: u32, logits: &[f32]| {
+            seen.push((token, TokenScore::new(&method, token, logits).unwrap().logprob));
+        };
+        let found = install(|| model.transcribe_observed(&[&samples], Some(&mut observe))).unwrap();
+        let ids: Vec<u32> = seen.iter().map(|(token, _)| *token).collect();
+        assert_eq!(ids, found[0].ids);
+        assert!(
+            seen.iter().all(|(_, logprob)| *logprob <= 0.0 && *logprob > -20.0),
+            "{seen:?}"
+        );
+    }
+}
+
+#[test]
+fn probabilities_of_all_tokens_make_one_and_none_is_no_number() {
+    let method = ConfidenceMethod::default();
+    let logits: Vec<f32> = (0..VOCABULARY as u32)
+        .map(|i| ((i * 7919) % 101) as f32 / 9.0)
+        .collect();
+    let scores = (0..logits.len() as u32).map(|token| TokenScore::new(&method, token, &logits).unwrap());
+    let sum: f64 = scores.map(|score| score.logprob.exp()).sum();
+    assert!((sum - 1.0).abs() < 1e-9);
+    for logits in [[f32::NAN; 3], [f32::NEG_INFINITY, 0.0, 0.0], [f32::INFINITY; 3]] {
+        assert!(TokenScore::new(&method, 0, &logits).unwrap().logprob.is_finite());
+    }
+    assert!(TokenScore::new(&method, 3, &[0.0; 3]).is_err());
+}
+
+proptest! {
+    #[test]
+    fn tokens_make_the_words_of_any_text(ids in prop::collection::vec(0u32..1024, 1..30)) {
+        let model = flow_model::checkpoint::OpenModel::open(&test_data::root().join("configs/models/small.nemo")).unwrap();
+        let tokenizer = Tokenizer::from_bytes(model.tokenizer.as_deref().unwrap()).unwrap();
+        let scores = vec![TokenScore { confidence: 1.0, logprob: -0.5 }; ids.len()];
+        let tokens = tokens_of_word(&tokenizer, &ids, &scores).unwrap();
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.bytes.clone()).collect();
+        let text = tokenizer.decode(&ids).unwrap();
+        prop_assert_eq!(String::from_utf8(bytes).unwrap(), text.trim_matches(' '));
+        prop_assert_eq!(tokens.len(), ids.len());
+    }
+}
