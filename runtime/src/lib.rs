@@ -62,5 +62,5 @@ pub use row_number::ROW;
 pub use run_error::RunError;
 pub use secret::Secret;
 pub use shared::Shared;
-pub use store::{Artifact, ExportSet, FileRange, PartOfRejects, RejectSet};
+pub use store::{Artifact, ExportFile, ExportSet, FileRange, PartOfRejects, RejectSet};
 pub use url_use::{NO_URL_HELP, UrlUse, no_url, url_scheme};
