@@ -4,7 +4,9 @@
 //! `cargo bench --bench build_manifest -- ROWS SHARDS` (default: 500,000 rows in 200 shards). The corpus is made from a
 //! seed below `work/bench` and kept. Peers run where `FLOW_BENCH_PYTHON` (or `python3`) has their packages. Prints wall
 //! and CPU seconds, peak memory, rows kept, and the ratio to `flow`. Then the same by 1, 2 and 4 processes of `flow` with
-//! one worker each: time and memory of each process, and the bytes that they exchange. Their files have to be the same.
+//! one worker each: time and memory of each process, and the bytes that they exchange. Their files have to be the same. Before
+//! that, one shard changes and one comes, each followed by a run, and shards come one after the other below a process that
+//! watches (`FLOW_BENCH_GENERATIONS`: how many).
 
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
@@ -21,8 +23,10 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 
 mod measured;
+mod watched;
 
 use measured::{Measured, installed, measure, python};
+use watched::{SETTLE, Watching};
 
 /// Languages with their share of the rows, and the range of code points that their words are made of.
 const LANGUAGES: [(&str, u32, u32, u32); 13] = [
@@ -309,6 +313,25 @@ fn by_processes(root: &Path, work: &Path, aside: &Path) {
     }
 }
 
+/// Shards come one after the other, each made by `make`, below a process that watches.
+fn below_a_watching_process(flow: Command, work: &Path, out: &Path, make: impl Fn(u64) -> PathBuf) {
+    let generations = std::env::var("FLOW_BENCH_GENERATIONS").ok();
+    let generations: u64 = generations.and_then(|count| count.parse().ok()).unwrap_or(5);
+    let mut watching = Watching::start(flow, &work.join("events"), out);
+    for at in 0..generations {
+        let (made, place) = (make(at), work.join(format!("shards/en/en_watch_{at:05}")));
+        let taken_up = watching.take_up(|| std::fs::rename(made, place).expect("the corpus can be written"));
+        println!(
+            "{:24} {:8.2} s until the set is there, {SETTLE} s to settle included; decided in {:.0} ms; {:.0} MiB, peak {:.0}",
+            format!("flow --watch, new shard {}", at + 1),
+            taken_up.wall,
+            taken_up.decide,
+            taken_up.resident,
+            taken_up.peak
+        );
+    }
+}
+
 fn main() {
     let numbers: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
     let (rows, shards) = (
@@ -333,6 +356,15 @@ fn main() {
     // The shard that comes new; an earlier run may have left it.
     let new = work.join("shards/en/en_new");
     let _ = std::fs::remove_dir_all(&new);
+    for shard in std::fs::read_dir(work.join("shards/en"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        if shard.file_name().to_string_lossy().starts_with("en_watch_") {
+            std::fs::remove_dir_all(shard.path()).expect("a shard of an earlier run can be removed");
+        }
+    }
     let (state, out) = (work.join("state"), work.join("out"));
     // Files of the last round are removed at the end: for some minutes after thousands of files were removed, ext4
     // takes several times as long to create files.
@@ -373,6 +405,11 @@ fn main() {
         &measure(flow("new")).expect("flow runs"),
         Some(&first),
     );
+    below_a_watching_process(flow("watch"), &work, &out, |at| {
+        let made = work.join("made/en_watch");
+        shard(&made, 0, "en_watch", each, &vocabulary, 500_000 + at);
+        made
+    });
     let kept = rows_of(&out.join("train_manifest_v2.parquet")) + rows_of(&out.join("val_manifest_v2.parquet"));
 
     by_processes(root, &work, &aside);

@@ -26,6 +26,7 @@ use crate::digest::Digest;
 use crate::error::StageError;
 use crate::event::{Event, Events};
 use crate::grouped_decision::{self, Decided, GroupedDecision, Shuffle, Stopped, Task};
+use crate::incremental_decision::{IncrementalDecision, decide_generations};
 use crate::inputs::{self, InputPort, Inputs, Offered, Reads};
 use crate::kind::{Body, Export, Global, Kind, Log, LogPosition, Operator, Progress, Shape, Source};
 use crate::out::Out;
@@ -652,4 +653,19 @@ pub fn decide_by_groups(
             other.map(|decided| decided.is_some())
         ))),
     }
+}
+
+/// The decisions about a generation of key rows, and of a choice rows in all and chosen rows by class.
+pub type OfGeneration = (Vec<(Partition, RecordBatch)>, BTreeMap<String, (u64, u64)>);
+
+/// Decides about each of these generations of key rows by what changed since the one before.
+///
+/// # Errors
+/// Those of the stage.
+pub fn decide_incrementally(
+    decision: &IncrementalDecision,
+    generations: &[Artifact],
+) -> Result<Vec<OfGeneration>, StageError> {
+    let decided = decide_generations(decision, generations)?.into_iter();
+    Ok(decided.map(|decided| (decided.decisions, decided.classes)).collect())
 }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::context::Context;
 use crate::error::StageError;
 use crate::grouped_decision::GroupedDecision;
+use crate::incremental_decision::IncrementalDecision;
 use crate::inputs::{Input, InputPort, Inputs, OutputPort, Reads};
 use crate::out::Out;
 use crate::partition::Partition;
@@ -298,6 +299,11 @@ pub trait Global {
     /// Another way to the same decisions, group by group, for several processes and for one whose memory does not suffice for
     /// `decide`. None: `decide` is the only one.
     fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {
+        None
+    }
+    /// A third way to the same decisions, by changes of the key rows since the last time, for a process that stays alive over
+    /// many runs. None: a change costs as much as the whole.
+    fn incrementally(&self) -> Option<IncrementalDecision> {
         None
     }
     /// Applies the decisions of one partition: one outcome for each row, by its `_row`, ascending. Local.

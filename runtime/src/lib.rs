@@ -1,5 +1,5 @@
 //! The runtime of `flow`: reads a pipeline, plans what must run, runs it on timely dataflow, and stores the results. It
-//! is independent of speech, and the only crate that depends on timely.
+//! is independent of speech, and the only crate that depends on timely and differential dataflow.
 
 mod available_memory;
 pub mod context;
@@ -14,6 +14,7 @@ pub mod glob;
 mod grouped_decision;
 pub mod harness;
 mod host;
+mod incremental_decision;
 pub mod inputs;
 pub mod kind;
 mod local_copy;
@@ -47,6 +48,9 @@ pub use digest::Digest;
 pub use error::StageError;
 pub use full_disk::full_disk;
 pub use grouped_decision::{GroupedDecision, MappedRows, Reducer, ShuffledRows};
+pub use incremental_decision::{
+    ChoiceRows, GroupChoice, GroupDecision, GroupRows, IncrementalDecision, StandingDecisions,
+};
 pub use inputs::{ColumnType, Input, InputCount, InputPort, Inputs, OutputPort, Reads};
 pub use kind::{
     Body, Conservation, Export, Global, Kind, Log, LogPosition, Operator, Port, Progress, Role, RowOutcome, Shape,
@@ -62,5 +66,5 @@ pub use row_number::ROW;
 pub use run_error::RunError;
 pub use secret::Secret;
 pub use shared::Shared;
-pub use store::{Artifact, ExportSet, FileRange, PartOfRejects, RejectSet};
+pub use store::{Artifact, ExportFile, ExportSet, FileRange, PartOfRejects, RejectSet};
 pub use url_use::{NO_URL_HELP, UrlUse, no_url, url_scheme};

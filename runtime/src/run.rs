@@ -317,6 +317,9 @@ fn run_regions(
     run_counts: &mut RunCounts,
 ) -> Result<Done, RunError> {
     let mut state = PlanState::new(checked, options, store.clone(), events, true)?;
+    if let Some(standing) = &options.standing {
+        standing.retain(&state.graph.nodes.iter().map(|node| node.recipe).collect::<Vec<_>>());
+    }
     let plan = state.plan(false)?;
     records::freeze(&store, &running.id, checked, &plan)?;
     store.upload_run(&running.id)?;

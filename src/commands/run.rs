@@ -7,12 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use arrow::datatypes::Field;
-use flow_runtime::Digest;
 use flow_runtime::event::{Event, Events};
 use flow_runtime::processes::{End, Join, JoinMessage, Processes, join};
 use flow_runtime::registry::Registry;
 use flow_runtime::run::RunError;
 use flow_runtime::spec::Checked;
+use flow_runtime::{Digest, StandingDecisions};
 use flow_training::ranks::WorkerProcess;
 
 use super::{checked, options};
@@ -40,14 +40,15 @@ pub fn run(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write) -
     if arguments.watch {
         return super::watch::watch(arguments, registry, out);
     }
-    run_once(arguments, registry, Files::New, out)
+    run_once(arguments, registry, Files::New, None, out)
 }
 
-/// One run of the pipeline.
+/// One run of the pipeline. `standing`: of a process that runs it many times.
 pub fn run_once(
     arguments: &RunArguments,
     registry: &Registry,
     files: Files,
+    standing: Option<&Arc<StandingDecisions>>,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
@@ -81,7 +82,7 @@ pub fn run_once(
             events.send(Event::Warning { stage: None, message });
         }
         let report = Report::listen(&events);
-        let outcome = conduct(arguments, &checked, &events, &report, screen, None, out);
+        let outcome = conduct(arguments, &checked, &events, &report, screen, (None, standing), out);
         hook(arguments, &report, &events, &outcome);
         return outcome;
     };
@@ -91,7 +92,15 @@ pub fn run_once(
     }
     end_at_last(&processes);
     let report = Report::listen(&events);
-    let outcome = conduct(arguments, &checked, &events, &report, screen, Some(&processes), out);
+    let outcome = conduct(
+        arguments,
+        &checked,
+        &events,
+        &report,
+        screen,
+        (Some(&processes), standing),
+        out,
+    );
     let (code, message) = code_and_message(&outcome);
     processes.end(&End { code, message });
     // The other processes do not wait for it.
@@ -127,7 +136,7 @@ fn conduct(
     events: &Events,
     report: &Report,
     screen: Screen,
-    processes: Option<&Arc<Processes>>,
+    (processes, standing): (Option<&Arc<Processes>>, Option<&Arc<StandingDecisions>>),
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
     let mut options = options(&arguments.selection);
@@ -135,6 +144,7 @@ fn conduct(
     options.allow_shrink = arguments.allow_shrink;
     options.keep_going = arguments.keep_going;
     options.processes = processes.cloned();
+    options.standing = standing.cloned();
     let outcome = flow_runtime::run::run(checked, &options, events);
     let results = screen.close();
     let written = report.write(&options.state);

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flow_runtime::Digest;
 use flow_runtime::kind::Role;
 use flow_runtime::registry::Registry;
+use flow_runtime::{Digest, StandingDecisions};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown, register_usize};
@@ -44,11 +44,12 @@ pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write)
         settle: Duration::from_secs_f64(arguments.settle),
         events: None,
     };
+    let standing = Arc::new(StandingDecisions::default());
     let mut files = Files::New;
     // Listed before each run, so that what changes meanwhile is taken up by the next one.
     let mut listed = watch.listing().ok();
     loop {
-        let outcome = run_once(arguments, registry, files, out);
+        let outcome = run_once(arguments, registry, files, Some(&standing), out);
         if signals.came().is_some() {
             return outcome;
         }

@@ -121,6 +121,11 @@ fn outputs_follow_the_shards(more: &[&str], how: &str) {
     expect_code(&output, 0);
     let waiting = format!("waiting for changes of the sources; {how}");
     assert!(stderr(&output).contains(&waiting), "{}", stderr(&output));
+    // The first run loads what the others decide by.
+    let told = std::fs::read_to_string(&events).unwrap();
+    for stage in ["unique", "split"] {
+        assert!(told.contains(&format!("{stage} decided by changes")), "{told}");
+    }
     let outcomes = outcomes(&events);
     assert_eq!(outcomes.len(), 3, "{outcomes:?}\n{}", stderr(&output));
     assert!(outcomes.iter().all(|outcome| outcome == "done"), "{outcomes:?}");

@@ -8,6 +8,7 @@ use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, UInt64Arr
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
 use arrow::ipc::writer::StreamWriter;
+use rayon::prelude::*;
 
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -64,11 +65,13 @@ impl Decisions {
 
     /// The rows of the two ports: all decisions one after the other, and the list.
     pub fn to_ports(&self) -> Result<(Vec<RecordBatch>, RecordBatch), StageError> {
+        let digests = self.by_partition.par_iter().map(|(_, batch)| digest_of(batch));
+        let digests: Vec<Digest> = digests.collect::<Result<_, _>>()?;
         let mut offset = 0;
-        let mut list: Vec<(String, String, u64, u64)> = Vec::new();
-        for (partition, batch) in &self.by_partition {
+        let mut list: Vec<(String, String, u64, u64)> = Vec::with_capacity(digests.len());
+        for ((partition, batch), digest) in self.by_partition.iter().zip(digests) {
             let rows = batch.num_rows() as u64;
-            list.push((partition.to_string(), digest_of(batch)?.to_hex(), offset, rows));
+            list.push((partition.to_string(), digest.to_hex(), offset, rows));
             offset += rows;
         }
         let columns: Vec<ArrayRef> = vec![

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::incremental_decision::StandingDecisions;
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::processes::Processes;
@@ -60,6 +61,8 @@ pub struct Options {
     /// Bytes of key rows that a process holds at most while a global stage decides group by group; none: half of the memory
     /// that is available, shared by the processes of the run on one machine.
     pub decide_bytes: Option<u64>,
+    /// Of a process that stays alive over many runs: what its global stages decide by changes.
+    pub standing: Option<Arc<StandingDecisions>>,
     /// Send batches between workers as Arrow IPC instead of by pointer, as between processes. For tests.
     pub as_bytes: bool,
     /// The other processes of the run, where this is process 0 of several.
@@ -83,6 +86,7 @@ impl Options {
             in_flight: None,
             in_flight_bytes: None,
             decide_bytes: None,
+            standing: None,
             as_bytes: false,
             processes: None,
         }

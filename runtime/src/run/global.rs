@@ -1,6 +1,7 @@
 //! Runs `decide` of a global stage: over the key rows of all partitions, in one commit.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -44,7 +45,7 @@ pub(super) fn run(
     started(state, node, run, 1 - run);
     run_counts.add(node, 0, 1 - run);
     if run == 0 {
-        return Ok(());
+        return hold_keys(state, node, running);
     }
     let inputs: Option<Vec<_>> = one.inputs.iter().copied().collect();
     let (Some(inputs), Some(context)) = (inputs, state.context(node)?) else {
@@ -122,8 +123,13 @@ pub(super) fn open(state: &PlanState, node: usize, context: &Context) -> Result<
     opened.map_err(|error| state.failed(node, None, error))
 }
 
-/// The schema of the decisions, and the decisions. A kind that can decide group by group does so where there are several
-/// processes, and in one process whose memory does not suffice for all key rows at once; all else is decided at once.
+/// The schema of the decisions, and the decisions. There are three ways to the same decisions:
+///
+/// 1. By changes, in a process that stays alive over many runs (`--watch`), once a dataflow holds the key rows: after the first
+///    run, where the kind can, and the memory suffices.
+/// 2. Group by group, where the kind can and there are several processes, or one whose memory does not suffice for all key rows
+///    at once.
+/// 3. At once, all else.
 fn decide(
     state: &PlanState,
     node: usize,
@@ -133,15 +139,70 @@ fn decide(
 ) -> Result<(SchemaRef, Vec<(Partition, RecordBatch)>), RunError> {
     let failed = |error| state.failed(node, None, error);
     let mut body = open(state, node, context)?;
+    let standing = state.options.standing.as_ref().filter(|_| running.spread.is_none());
+    if let Some(standing) = standing
+        && let Some(incremental) = catch_panic(|| Ok(body.incrementally())).map_err(failed)?
+    {
+        let recipe = &state.graph.nodes[node].recipe;
+        let begun = Instant::now();
+        if let Some(decided) = standing.decide(recipe, &incremental, keys) {
+            let message = format!(
+                "{} decided by changes in {} ms",
+                context.stage,
+                begun.elapsed().as_millis()
+            );
+            state.events.send(Event::Note { message });
+            catch_panic(|| incremental.complete(context, &decided)).map_err(failed)?;
+            return Ok((body.decision_schema(), decided.decisions));
+        }
+        let decided = decide_from_nothing(state, node, context, keys, running, &mut body)?;
+        // While the rest of the run goes on.
+        standing.load(recipe, &incremental, keys);
+        return Ok(decided);
+    }
+    decide_from_nothing(state, node, context, keys, running, &mut body)
+}
+
+/// In a process that stays alive: loads the key rows that a decision is about which stands.
+fn hold_keys(state: &mut PlanState, node: usize, running: &Running) -> Result<(), RunError> {
+    let Some(standing) = state.options.standing.clone().filter(|_| running.spread.is_none()) else {
+        return Ok(());
+    };
+    let recipe = state.graph.nodes[node].recipe;
+    if standing.holds(&recipe) {
+        return Ok(());
+    }
+    let Some(context) = state.context(node)? else {
+        return Ok(());
+    };
+    let body = open(state, node, &context)?;
+    let incremental = catch_panic(|| Ok(body.incrementally())).map_err(|error| state.failed(node, None, error))?;
+    if let Some(incremental) = incremental {
+        let keys = keys_of(state, node)?;
+        standing.load(&recipe, &incremental, &keys);
+    }
+    Ok(())
+}
+
+/// Decides without what was known before.
+fn decide_from_nothing(
+    state: &PlanState,
+    node: usize,
+    context: &Context,
+    keys: &Artifact,
+    running: &Running,
+    body: &mut Box<dyn Global>,
+) -> Result<(SchemaRef, Vec<(Partition, RecordBatch)>), RunError> {
+    let failed = |error| state.failed(node, None, error);
     let (schema, grouped) = catch_panic(|| Ok((body.decision_schema(), body.by_groups()))).map_err(failed)?;
     let at_once = |body: &mut Box<dyn Global>| catch_panic(|| body.decide(keys)).map_err(failed);
     let Some(grouped) = grouped else {
-        return Ok((schema, at_once(&mut body)?));
+        return Ok((schema, at_once(body)?));
     };
     let spread = running.spread.as_ref().filter(|_| keys.partitions().len() > 1);
     let budget = Budget::new(state.options.decide_bytes, state.options.processes.as_deref());
     if spread.is_none() && fits_in_one_pass(grouped.as_ref(), keys.rows(), budget) {
-        return Ok((schema, at_once(&mut body)?));
+        return Ok((schema, at_once(body)?));
     }
     let partitions: Arc<[Partition]> = keys.partitions().cloned().collect();
     let signals = Arc::clone(&running.signals);

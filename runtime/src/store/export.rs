@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::atomic::{self, Files};
+use super::export_file::{ExportFile, Noted, digest_of};
 use super::file_digest::read_digest;
 use super::foreign_parquet::ForeignParquet;
 use super::lock::{Lock, new_token};
@@ -156,6 +157,8 @@ pub struct ExportSet {
     waiting: PathBuf,
     key: Digest,
     names: BTreeMap<String, PathBuf>,
+    /// Digests of files that were digested while they were written.
+    noted: Noted,
     guarded: Vec<Guarded>,
     /// Why a set without rows is probably a mistake.
     without_rows: Option<String>,
@@ -263,6 +266,7 @@ impl ExportSet {
             waiting,
             key,
             names: BTreeMap::new(),
+            noted: Noted::default(),
             guarded: Vec::new(),
             without_rows: None,
             target,
@@ -331,6 +335,18 @@ impl ExportSet {
         Ok(path)
     }
 
+    /// The same for a file that is written from its beginning to its end: it is digested meanwhile, and not read for that
+    /// again.
+    ///
+    /// # Errors
+    /// As [`ExportSet::file`], and if it cannot be created.
+    pub fn create(&mut self, name: &str) -> Result<ExportFile, StoreError> {
+        let path = self.file(name)?;
+        let normal = plain_name(name)?.to_string_lossy().into_owned();
+        let created = ExportFile::create(path.clone(), normal, Noted::clone(&self.noted));
+        created.map_err(|e| StoreError::io("create", &path, e))
+    }
+
     /// Declares that the parquet files `names` of the set have `rows` together; compared with the set in the folder, at
     /// most the share `most` (0 to 1) may be missing. `what` names the rows in messages.
     pub fn guard_rows(&mut self, what: &'static str, names: Vec<String>, rows: u64, most: f64) {
@@ -394,7 +410,7 @@ impl ExportSet {
     pub fn finish(self) -> Result<Vec<String>, StoreError> {
         match &self.target {
             Target::Folder { files, .. } => self.finish_folder(files)?,
-            Target::Objects(set) => set.finish(self.key, &self.names)?,
+            Target::Objects(set) => set.finish(self.key, &self.names, &self.noted)?,
         }
         Ok(self.names.keys().cloned().collect())
     }
@@ -419,18 +435,17 @@ impl ExportSet {
             }
         }
         let entry = |(name, path): (&String, &PathBuf)| {
-            let digest = read_digest(path).map_err(|e| StoreError::io("read", path, e))?;
-            let found = std::fs::metadata(path).map_err(|e| StoreError::io("look at", path, e))?;
+            let (digest, bytes) = digest_of(&self.noted, name, path)?;
             let entry = FileEntry {
                 digest,
-                bytes: found.len(),
+                bytes,
                 etag: None,
                 rows: None,
             };
             Ok((name.clone(), entry))
         };
         let (entries, synced) = std::thread::scope(|scope| {
-            // The files are read while the disk takes them.
+            // Files whose digests are not known are read while the disk takes them.
             let entries = scope.spawn(|| {
                 let entries = self.names.par_iter().map(entry);
                 entries.collect::<Result<BTreeMap<String, FileEntry>, StoreError>>()

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use super::atomic::{self, write_atomically};
 use super::export::{EXPORT_VERSION, ExportStatus, FileEntry, FileInSet, Manifest, is_foreign, rows_of};
-use super::file_digest::read_digest;
+use super::export_file::{Noted, digest_of};
 use super::lock::new_token;
 use super::versioned_json;
 use crate::digest::Digest;
@@ -228,12 +228,13 @@ impl ObjectSet {
         names.iter().filter_map(rows).sum()
     }
 
-    /// Writes the files `names` (each with its path on this machine) and then the list of them, which is the commit.
+    /// Writes the files `names` (each with its path on this machine) and then the list of them, which is the commit. Files whose
+    /// digests are not `noted` are read for them.
     ///
     /// # Errors
     /// If a file cannot be read, or object storage does not take it: the set that stood stands. Also if another run has
     /// written a set meanwhile: then that one stands.
-    pub fn finish(&self, key: Digest, names: &BTreeMap<String, PathBuf>) -> Result<(), StoreError> {
+    pub fn finish(&self, key: Digest, names: &BTreeMap<String, PathBuf>, noted: &Noted) -> Result<(), StoreError> {
         if let Some(old) = self.old_set()
             && let Some(found) = old.files.keys().next()
             && !old.files.keys().any(|name| names.contains_key(name))
@@ -245,10 +246,10 @@ impl ObjectSet {
         }
         let mut files = BTreeMap::new();
         for (name, path) in names {
-            let failed = |e| StoreError::io("read", path, e);
+            let (digest, bytes) = digest_of(noted, name, path)?;
             let entry = FileEntry {
-                digest: read_digest(path).map_err(failed)?,
-                bytes: std::fs::metadata(path).map_err(failed)?.len(),
+                digest,
+                bytes,
                 etag: None,
                 rows: if name.ends_with(".parquet") {
                     rows_of(path)

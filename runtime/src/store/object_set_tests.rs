@@ -34,7 +34,7 @@ impl Place {
     /// Each file holds its name and the version.
     fn export(&self, version: u64, names: &[&str]) -> Result<(), StoreError> {
         let set = self.begin()?;
-        set.finish(key(version), &self.files(version, names))
+        set.finish(key(version), &self.files(version, names), &Noted::default())
     }
 
     fn files(&self, version: u64, names: &[&str]) -> BTreeMap<String, PathBuf> {
@@ -197,7 +197,11 @@ fn throttling_and_cut_connections_are_gone_through() {
     let large = place.scratch.path().join("large");
     std::fs::write(&large, vec![7; 17 << 20]).unwrap();
     files.insert("large".into(), large);
-    place.begin().unwrap().finish(key(1), &files).unwrap();
+    place
+        .begin()
+        .unwrap()
+        .finish(key(1), &files, &Noted::default())
+        .unwrap();
     assert_eq!(place.status(1), ExportStatus::Whole);
 }
 
@@ -211,7 +215,11 @@ fn an_upload_that_fails_in_its_middle_leaves_the_old_set() {
     let large = place.scratch.path().join("large");
     std::fs::write(&large, vec![7; 17 << 20]).unwrap();
     let files = BTreeMap::from([("large".to_string(), large)]);
-    place.begin().unwrap().finish(key(2), &files).unwrap_err();
+    place
+        .begin()
+        .unwrap()
+        .finish(key(2), &files, &Noted::default())
+        .unwrap_err();
     assert_eq!(
         (place.status(1), place.read("large")),
         (ExportStatus::Whole, "large 1".into())
@@ -227,8 +235,12 @@ fn of_two_exports_at_the_same_time_one_is_refused() {
     let late = place.begin().unwrap();
     let other = TempDir::new().unwrap();
     let early = ObjectSet::begin(&place.storage, &folder(), "flow.json", other.path()).unwrap();
-    early.finish(key(2), &place.files(2, &["a"])).unwrap();
-    let error = late.finish(key(3), &place.files(3, &["a"])).unwrap_err();
+    early
+        .finish(key(2), &place.files(2, &["a"]), &Noted::default())
+        .unwrap();
+    let error = late
+        .finish(key(3), &place.files(3, &["a"]), &Noted::default())
+        .unwrap_err();
     assert!(matches!(error, StoreError::SetMeanwhile { .. }), "{error}");
     assert_eq!((place.status(2), place.read("a")), (ExportStatus::Whole, "a 2".into()));
 }
@@ -246,7 +258,8 @@ fn rows_of_the_set_that_stands_are_known() {
     let names = ["a.parquet".to_string(), "b.parquet".to_string()];
     let set = place.begin().unwrap();
     assert_eq!(set.rows_before(&names), 0);
-    set.finish(key(1), &BTreeMap::from([(names[0].clone(), path)])).unwrap();
+    set.finish(key(1), &BTreeMap::from([(names[0].clone(), path)]), &Noted::default())
+        .unwrap();
     assert_eq!(place.begin().unwrap().rows_before(&names), 150);
 }
 
@@ -293,7 +306,7 @@ fn a_missing_bucket_is_an_error_that_names_it() {
         "flow.json",
         place.scratch.path(),
     )
-    .and_then(|set| set.finish(key(1), &place.files(1, &["a"])))
+    .and_then(|set| set.finish(key(1), &place.files(1, &["a"]), &Noted::default()))
     .unwrap_err();
     assert!(error.to_string().contains("s3://nowhere/out"), "{error}");
 }

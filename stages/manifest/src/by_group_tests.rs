@@ -1,11 +1,12 @@
-//! Decisions that are made group by group, in several passes and processes, are those that are made at once.
+//! Decisions that are made group by group, in several passes and processes, and those that are made by changes are those that
+//! are made at once.
 
 use std::sync::{Arc, LazyLock};
 
 use arrow::array::{Array, FixedSizeBinaryBuilder, Float64Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
-use flow_runtime::harness::{decide_by_groups, joined_processes, stored_decisions};
+use flow_runtime::harness::{decide_by_groups, decide_incrementally, joined_processes, stored_decisions};
 use flow_runtime::processes::Processes;
-use flow_runtime::{Artifact, Partition};
+use flow_runtime::{Artifact, IncrementalDecision, Partition};
 use proptest::prelude::*;
 
 use crate::duplicates::{self, candidates, decide_duplicates};
@@ -27,8 +28,10 @@ fn artifact(schema: &arrow::datatypes::SchemaRef, columns_of: impl Fn(usize) -> 
         let batch = RecordBatch::try_new(Arc::clone(schema), columns_of(number)).unwrap();
         (Partition::from(*name), vec![batch])
     };
-    let partitions = PARTITIONS.iter().enumerate().map(partition).collect();
-    Artifact::in_memory(Arc::clone(schema), partitions).unwrap()
+    let partitions = PARTITIONS.iter().enumerate().map(partition);
+    // Of those that have no rows some are not there.
+    let is_there = |(name, rows): &(Partition, Vec<RecordBatch>)| name.as_str() > "b" || rows[0].num_rows() > 0;
+    Artifact::in_memory(Arc::clone(schema), partitions.filter(is_there).collect()).unwrap()
 }
 
 /// Rows of a partition, each with its number: gaps are rows that a stage before kept back.
@@ -151,6 +154,70 @@ proptest! {
             stored_decisions(&schema, at_once.validation).unwrap()
         );
         prop_assert_eq!(crate::split_by_group::counts(&carried).unwrap(), at_once.languages);
+    }
+}
+
+/// Generations of a corpus: each takes the rows of some partitions away, and puts others into their places, perhaps none.
+fn generations<T: Clone + std::fmt::Debug + 'static>(
+    row: BoxedStrategy<T>,
+) -> impl Strategy<Value = Vec<Vec<(usize, bool, T)>>> {
+    let rows = |row| prop::collection::vec((0..5usize, prop::bool::weighted(0.9), row), 0..40);
+    let edits = prop::collection::vec((prop::collection::vec(0..5usize, 0..3), rows(row.clone())), 0..6);
+    (rows(row), edits).prop_map(|(first, edits)| {
+        let mut all = vec![first];
+        for (changed, rows) in edits {
+            let last = all.last().into_iter().flatten();
+            let kept = last.filter(|(of, ..)| !changed.contains(of)).cloned();
+            let new = rows.into_iter().filter(|(of, ..)| changed.contains(of));
+            let next = kept.chain(new).collect();
+            all.push(next);
+        }
+        all
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn duplicates_after_any_changes_are_the_same(generations in generations(segment().boxed())) {
+        let keys: Vec<Artifact> = generations.iter().map(|rows| segment_keys(rows)).collect();
+        let schema = duplicates::decision_schema();
+        let incremental = IncrementalDecision::Groups(Arc::new(DuplicatesByGroup));
+        let decided = decide_incrementally(&incremental, &keys).unwrap();
+        prop_assert_eq!(decided.len(), keys.len());
+        for (keys, (by_changes, _)) in keys.iter().zip(decided) {
+            let at_once = decide_duplicates(&candidates(keys).unwrap()).unwrap();
+            prop_assert_eq!(
+                stored_decisions(&schema, by_changes).unwrap(),
+                stored_decisions(&schema, at_once).unwrap()
+            );
+        }
+    }
+
+    #[test]
+    fn splits_by_text_after_any_changes_are_the_same(
+        generations in generations((0..24u8, 0..3u8).boxed()),
+        val_per_language in 0..9u64, val_percent in 0..100u32,
+    ) {
+        let settings = SplitSettings {
+            val_per_language,
+            val_percent: f64::from(val_percent),
+            ..SplitSettings::default()
+        };
+        let keys: Vec<Artifact> = generations.iter().map(|rows| sentence_keys(rows, settings.split_seed)).collect();
+        let schema = validation::decision_schema();
+        let incremental = IncrementalDecision::Choice(Arc::new(SplitByGroup::new(&settings)));
+        let decided = decide_incrementally(&incremental, &keys).unwrap();
+        prop_assert_eq!(decided.len(), keys.len());
+        for (keys, (by_changes, languages)) in keys.iter().zip(decided) {
+            let at_once = decide_split(&key_rows(keys).unwrap(), SplitBy::Text, settings.quota(), settings.split_seed).unwrap();
+            prop_assert_eq!(
+                stored_decisions(&schema, by_changes).unwrap(),
+                stored_decisions(&schema, at_once.validation).unwrap()
+            );
+            prop_assert_eq!(languages, at_once.languages);
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt8Array, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Global, GroupedDecision, InputPort, Inputs, Kind, OutputPort, Partition, Port,
-    ROW, RejectClass, RowOutcome, Shape, StageError,
+    Artifact, Body, ColumnType, Context, Global, GroupedDecision, IncrementalDecision, InputPort, Inputs, Kind,
+    OutputPort, Partition, Port, ROW, RejectClass, RowOutcome, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -152,6 +152,10 @@ impl Global for Deduplicator {
 
     fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {
         Some(Box::new(DuplicatesByGroup))
+    }
+
+    fn incrementally(&self) -> Option<IncrementalDecision> {
+        Some(IncrementalDecision::Groups(Arc::new(DuplicatesByGroup)))
     }
 
     fn apply(

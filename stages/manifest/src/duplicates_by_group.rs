@@ -1,4 +1,5 @@
-//! Duplicates decided group by group, for [`decide_duplicates`] over more key rows than one process holds.
+//! Duplicates decided group by group, for [`decide_duplicates`] over more key rows than one process holds, and over those of a
+//! process that stays alive, of which few change.
 //!
 //! Round 1: each partition decides which of its rows share a segment id; of the others the reducers get the first half of
 //! the audio key and the place, and reply the places of rows whose half comes twice. Round 2: these rows, which are few, go
@@ -10,7 +11,10 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, UInt32Array, UInt64Array, new_null_array};
 use arrow::compute::take_record_batch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{Artifact, Context, GroupedDecision, MappedRows, Partition, ROW, Reducer, ShuffledRows, StageError};
+use flow_runtime::{
+    Artifact, Context, GroupDecision, GroupRows, GroupedDecision, MappedRows, Partition, ROW, Reducer, ShuffledRows,
+    StageError,
+};
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -76,6 +80,20 @@ fn by_segment_id(keys: &Artifact, partition: &Partition, mut places: Vec<u32>) -
     decisions.ok_or_else(|| StageError::failed(format!("nothing was decided about {partition}")))
 }
 
+/// The key rows at these places, ascending.
+fn rows_at(partition: &Partition, keys: &Artifact, places: &[u32]) -> Result<RecordBatch, StageError> {
+    let Some(last) = places.last() else {
+        return Ok(RecordBatch::new_empty(key_schema()));
+    };
+    let whole = keys.read_whole(partition, None)?;
+    if *last as usize >= whole.num_rows() {
+        return Err(StageError::failed(format!(
+            "{partition} has fewer rows than were decided on"
+        )));
+    }
+    Ok(take_record_batch(&whole, &UInt32Array::from(places.to_vec()))?)
+}
+
 impl DuplicatesByGroup {
     fn map_halves(&self, partition: &Partition, keys_artifact: &Artifact) -> Result<MappedRows, StageError> {
         let batch = keys_artifact.read_whole(partition, Some(&[ROW, "segment_id", "audio_hash"]))?;
@@ -119,19 +137,8 @@ impl DuplicatesByGroup {
         for reply in replies {
             places.extend(numbers(reply, "place")?.values());
         }
-        let rows = match places.is_empty() {
-            true => RecordBatch::new_empty(key_schema()),
-            false => {
-                places.sort_unstable();
-                let whole = keys_artifact.read_whole(partition, None)?;
-                if places.last().is_some_and(|last| *last as usize >= whole.num_rows()) {
-                    return Err(StageError::failed(format!(
-                        "{partition} has fewer rows than were decided on"
-                    )));
-                }
-                take_record_batch(&whole, &UInt32Array::from(places))?
-            }
-        };
+        places.sort_unstable();
+        let rows = rows_at(partition, keys_artifact, &places)?;
         let audio = keys(&rows, "audio_hash")?;
         let hash = |place| hash_of(halves(key_at(audio, place))[0]);
         let hashes = (0..audio.len()).map(hash).collect();
@@ -184,6 +191,29 @@ impl GroupedDecision for DuplicatesByGroup {
         _carried: &Value,
         decisions: &[(Partition, RecordBatch)],
     ) -> Result<(), StageError> {
+        report(context, decisions)
+    }
+}
+
+impl GroupDecision for DuplicatesByGroup {
+    fn rows(&self, partition: &Partition, keys: &Artifact) -> Result<GroupRows, StageError> {
+        let mapped = self.map_halves(partition, keys)?;
+        Ok(GroupRows {
+            places: numbers(&mapped.rows, "place")?.values().to_vec(),
+            hashes: mapped.hashes,
+            decisions: mapped.decisions,
+        })
+    }
+
+    fn whole(&self, partition: &Partition, keys: &Artifact, places: &[u32]) -> Result<RecordBatch, StageError> {
+        rows_at(partition, keys, places)
+    }
+
+    fn decide(&self, rows: &[(Partition, Vec<RecordBatch>)]) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+        Ok(decide_duplicates(rows)?)
+    }
+
+    fn complete(&self, context: &Context, decisions: &[(Partition, RecordBatch)]) -> Result<(), StageError> {
         report(context, decisions)
     }
 }

@@ -529,8 +529,9 @@ fn the_same_version_writes_the_same_files() {
     let settings: WriteSettings = serde_json::from_value(settings).unwrap();
     let extracted = crate::write_lines::Extracted::new(&settings.audio, &settings.out);
     let (recipe, none) = (Recipe::new(&settings).unwrap(), Standing::default());
-    crate::write::write_manifest(&train, &extracted, &recipe, &none, &parquet).unwrap();
-    crate::write_lines::write_lines(&train, &extracted, &recipe, &none, &lines).unwrap();
+    let create = |path| std::fs::File::create(path).unwrap();
+    crate::write::write_manifest(&train, &extracted, &recipe, &none, &parquet, create(&parquet)).unwrap();
+    crate::write_lines::write_lines(&train, &extracted, &recipe, &none, &lines, create(&lines)).unwrap();
     let digest = |path| Digest::of(&std::fs::read(path).unwrap()).short().to_string();
     assert_eq!(
         (Write::VERSION, digest(&parquet).as_str(), digest(&lines).as_str()),

@@ -4,17 +4,18 @@
 //! that are copied from another file ([`crate::pieces`]) go the same way.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use arrow::compute::BatchCoalescer;
 use arrow::datatypes::{Schema, SchemaRef};
 use bytes::Bytes;
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::bounded;
 use flow_runtime::{Digest, StageError};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::{ArrowRowGroupWriterFactory, compute_leaves};
@@ -36,29 +37,14 @@ use crate::pieces::{Piece, Taken, inputs_of_piece};
 pub(crate) const ROW_GROUP: usize = 65_536;
 const CHUNK: usize = 8_192;
 
-/// Row groups are encoded on this many threads at most: each holds one in memory, some 30 MB of a manifest.
-const ENCODERS: usize = 8;
+/// Runs are made on this many threads at most: each holds one in memory, some 30 MB of a manifest.
+const MAKERS: usize = 8;
 
 /// How a file begins.
 pub(crate) const HEAD: [u8; 4] = *b"PAR1";
 
 /// Bytes that are written to the disk at a time.
 const WRITTEN_AT_ONCE: usize = 1 << 20;
-
-/// A row group and its place in the file.
-struct Group {
-    place: usize,
-    inputs: Digest,
-    chunks: Vec<RecordBatch>,
-}
-
-/// A row group as a file of its own, and its place in the file.
-struct Encoded {
-    place: usize,
-    group: Taken,
-}
-
-type EncodedOrError = Result<Encoded, ParquetError>;
 
 /// Columns with few repeated values: a dictionary of them costs time and space.
 const ONCE_EACH: [&str; 5] = ["segment_id", "text", "tar_member_name", "values", "detail"];
@@ -83,88 +69,66 @@ fn properties(schema: &Schema) -> Result<WriterProperties, ParquetError> {
     Ok(properties.build())
 }
 
-/// Takes rows in the order of the file.
-pub(crate) struct Rows {
+/// Encodes the rows of a run, which come in the order of the file.
+pub(crate) struct RunRows<'e> {
+    encoder: &'e Encoder,
+    /// Digest of what the run is made from.
+    inputs: Digest,
     chunks: BatchCoalescer,
     group: Vec<RecordBatch>,
-    place: usize,
-    /// Digest of what the rows of the current run are made from, and how many of its row groups were sent.
-    run: (Digest, u64),
-    groups: Sender<Group>,
-    encoded: Sender<EncodedOrError>,
-    /// One for each row group that is not written yet: it bounds their number.
-    unwritten: Sender<()>,
+    groups: Vec<Taken>,
 }
 
-impl Rows {
-    /// Begins a run of rows, which gets row groups of its own. `inputs` is the digest of what they are made from.
-    pub fn begin(&mut self, inputs: Digest) -> Result<(), StageError> {
-        self.finish()?;
-        self.run = (inputs, 0);
-        Ok(())
+impl<'e> RunRows<'e> {
+    pub fn new(encoder: &'e Encoder, inputs: Digest) -> Self {
+        RunRows {
+            encoder,
+            inputs,
+            chunks: BatchCoalescer::new(Arc::clone(&encoder.schema), CHUNK),
+            group: Vec::new(),
+            groups: Vec::new(),
+        }
     }
 
     pub fn push(&mut self, batch: RecordBatch) -> Result<(), StageError> {
         self.chunks.push_batch(batch)?;
-        self.send_full_groups()
+        self.encode_full_groups()
     }
 
-    /// Takes over a row group that was encoded before.
-    pub fn push_encoded(&mut self, group: Taken) -> Result<(), StageError> {
-        self.finish()?;
-        let place = self.next_place()?;
-        self.encoded.send(Ok(Encoded { place, group })).map_err(not_written)
-    }
-
-    fn send_full_groups(&mut self) -> Result<(), StageError> {
+    fn encode_full_groups(&mut self) -> Result<(), StageError> {
         while let Some(chunk) = self.chunks.next_completed_batch() {
             self.group.push(chunk);
             if self.group.len() == ROW_GROUP / CHUNK {
-                self.send_group()?;
+                self.encode_group()?;
             }
         }
         Ok(())
     }
 
-    fn send_group(&mut self) -> Result<(), StageError> {
-        let place = self.next_place()?;
-        let (run, piece) = &mut self.run;
-        let inputs = inputs_of_piece(run, *piece);
-        *piece += 1;
-        let group = Group {
-            place,
-            inputs,
-            chunks: std::mem::take(&mut self.group),
-        };
-        self.groups.send(group).map_err(not_written)
+    fn encode_group(&mut self) -> Result<(), StageError> {
+        let chunks = std::mem::take(&mut self.group);
+        let bytes = self.encoder.encode(chunks).map_err(StageError::failed)?;
+        self.groups.push(Taken {
+            inputs: inputs_of_piece(&self.inputs, self.groups.len() as u64),
+            content: Digest::of(&bytes),
+            bytes,
+        });
+        Ok(())
     }
 
-    /// Waits until there is room for one more row group.
-    fn next_place(&mut self) -> Result<usize, StageError> {
-        self.unwritten.send(()).map_err(not_written)?;
-        self.place += 1;
-        Ok(self.place - 1)
-    }
-
-    /// Passes the last rows to the encoders. Called after the last row in any case; a producer with more work to do
-    /// after its last row calls it before.
-    pub fn finish(&mut self) -> Result<(), StageError> {
+    /// The row groups of all rows.
+    pub fn finish(mut self) -> Result<Vec<Taken>, StageError> {
         self.chunks.finish_buffered_batch()?;
-        self.send_full_groups()?;
-        if self.group.is_empty() {
-            return Ok(());
+        self.encode_full_groups()?;
+        if !self.group.is_empty() {
+            self.encode_group()?;
         }
-        self.send_group()
+        Ok(self.groups)
     }
-}
-
-/// The receiver is closed only after an encoder or the file has failed; that error is reported.
-fn not_written<T>(_: crossbeam_channel::SendError<T>) -> StageError {
-    StageError::failed("the file could not be written")
 }
 
 /// What encodes row groups.
-struct Encoder {
+pub(crate) struct Encoder {
     factory: ArrowRowGroupWriterFactory,
     schema: SchemaRef,
     root: TypePtr,
@@ -187,8 +151,9 @@ impl Encoder {
     }
 
     /// A file of one row group.
-    fn encode(&self, place: usize, chunks: Vec<RecordBatch>) -> Result<Bytes, ParquetError> {
-        let mut columns = self.factory.create_column_writers(place)?;
+    fn encode(&self, chunks: Vec<RecordBatch>) -> Result<Bytes, ParquetError> {
+        // Wherever it will lie, it is the same.
+        let mut columns = self.factory.create_column_writers(0)?;
         for chunk in chunks {
             let mut writers = columns.iter_mut();
             for (field, array) in self.schema.fields().iter().zip(chunk.columns()) {
@@ -228,107 +193,101 @@ pub(crate) fn encoder_digest() -> Result<Digest, StageError> {
     ])?;
     let encode = || {
         let (mut file, encoder) = Encoder::new(Vec::new(), &rows.schema())?;
-        append(&mut file, &encoder.encode(0, vec![rows.clone()])?)?;
+        append(&mut file, &encoder.encode(vec![rows.clone()])?)?;
         Ok::<_, ParquetError>(Digest::of(&file.into_inner()?))
     };
     encode().map_err(StageError::failed)
 }
 
-/// Writes a file with the rows that `produce` pushes. They are produced, encoded and written at the same time. Gives what
-/// `produce` gave, and where the row groups lie.
+/// What is made of a run of rows: its row groups, and something beside them.
+pub(crate) struct MadeRun<T> {
+    pub groups: Vec<Taken>,
+    pub beside: T,
+}
+
+type MadeOrPanic<T> = thread::Result<Result<MadeRun<T>, StageError>>;
+
+/// Writes a file of so many runs of rows into `to`. `make` makes the run at a place; it is called on all cores. `take` takes
+/// what is made beside the row groups, in the order of the file. Gives where the row groups lie, and `to`. `path` is what errors
+/// name.
 ///
 /// # Errors
-/// Those of `produce`, and when the file cannot be written.
-pub(crate) fn write_parquet<T: Send>(
+/// Those of `make` and `take`, and when the file cannot be written.
+pub(crate) fn write_parquet<W: Write + Send, T: Send>(
+    to: W,
     path: &Path,
     schema: SchemaRef,
-    produce: impl FnOnce(&mut Rows) -> Result<T, StageError> + Send,
-) -> Result<(T, Vec<Piece>), StageError> {
+    runs: usize,
+    make: impl Fn(usize, &Encoder) -> Result<MadeRun<T>, StageError> + Sync,
+    mut take: impl FnMut(T) -> Result<(), StageError>,
+) -> Result<(Vec<Piece>, W), StageError> {
     let parquet = |source| ManifestError::Parquet {
         path: PathBuf::from(path),
         source,
     };
-    let file = File::create(path).map_err(|e| ManifestError::io(path, e))?;
-    let file = BufWriter::with_capacity(WRITTEN_AT_ONCE, file);
+    let file = BufWriter::with_capacity(WRITTEN_AT_ONCE, to);
     let (mut file, encoder) = Encoder::new(file, &schema).map_err(parquet)?;
-    let encoders = thread::available_parallelism().map_or(1, usize::from).min(ENCODERS);
-
-    let (made, pieces) = thread::scope(|scope| -> Result<_, StageError> {
-        let (groups, to_encode) = bounded::<Group>(1);
-        let (encoded, to_write) = bounded::<EncodedOrError>(encoders);
-        // Those that are encoded, and as many that wait for one that comes before them.
-        let (unwritten, written) = bounded::<()>(2 * encoders + 2);
-        let rows = Rows {
-            chunks: BatchCoalescer::new(Arc::clone(&schema), CHUNK),
-            group: Vec::new(),
-            place: 0,
-            run: (Digest::of(b""), 0),
-            groups,
-            encoded: encoded.clone(),
-            unwritten,
-        };
-        let producer = scope.spawn(move || {
-            let mut rows = rows;
-            let made = produce(&mut rows)?;
-            rows.finish()?;
-            Ok::<T, StageError>(made)
-        });
-        for _ in 0..encoders {
-            let (groups, encoded) = (to_encode.clone(), encoded.clone());
-            let encoder = &encoder;
-            scope.spawn(move || encode_groups(&groups, encoder, &encoded));
-        }
-        drop((to_encode, encoded));
-        let pieces = append_in_order(&mut file, to_write, written);
-        // A panic of the producer goes on here.
-        let produced = producer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let pieces = pieces.map_err(parquet)?;
-        Ok((produced?, pieces))
-    })?;
-    file.close().map_err(parquet)?;
-    Ok((made, pieces))
-}
-
-fn encode_groups(groups: &Receiver<Group>, encoder: &Encoder, encoded: &Sender<EncodedOrError>) {
-    for Group { place, inputs, chunks } in groups {
-        let result = encoder.encode(place, chunks).map(|bytes| {
-            let content = Digest::of(&bytes);
-            let group = Taken { inputs, content, bytes };
-            Encoded { place, group }
-        });
-        let failed = result.is_err();
-        if encoded.send(result).is_err() || failed {
-            return;
-        }
-    }
-}
-
-/// Writes row groups in the order of their places as they come, and gives where they lie.
-fn append_in_order<W: Write + Send>(
-    file: &mut SerializedFileWriter<W>,
-    encoded: Receiver<EncodedOrError>,
-    written: Receiver<()>,
-) -> Result<Vec<Piece>, ParquetError> {
-    let mut early = BTreeMap::new();
+    let makers = thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(MAKERS)
+        .min(runs);
+    let next = AtomicUsize::new(0);
     let mut pieces = Vec::new();
-    for result in encoded {
-        let Encoded { place, group } = result?;
-        early.insert(place, group);
-        while let Some(group) = early.remove(&pieces.len()) {
-            let range = append(file, &group.bytes)?;
-            let tail = group.bytes.get(HEAD.len() + range.1..).unwrap_or_default();
-            pieces.push(Piece {
-                inputs: group.inputs,
-                start: range.0 as u64,
-                bytes: range.1 as u64,
-                tail: hex::encode(tail),
-                content: group.content,
+    thread::scope(|scope| -> Result<(), StageError> {
+        let (made, to_write) = bounded::<(usize, MadeOrPanic<T>)>(makers);
+        // Runs that are being made, and as many that wait for one that comes before them.
+        let (unwritten, written) = bounded::<()>(2 * makers + 2);
+        for _ in 0..makers {
+            let (made, unwritten) = (made.clone(), unwritten.clone());
+            let (next, make, encoder) = (&next, &make, &encoder);
+            scope.spawn(move || {
+                // In this order: of the runs that are not written, the first is always being made.
+                while unwritten.send(()).is_ok() {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    if place >= runs {
+                        return;
+                    }
+                    // A panic goes on where the file is written.
+                    let run = catch_unwind(AssertUnwindSafe(|| make(place, encoder)));
+                    if made.send((place, run)).is_err() {
+                        return;
+                    }
+                }
             });
-            // It was sent before the group.
-            let _ = written.try_recv();
         }
-    }
-    Ok(pieces)
+        drop((made, unwritten));
+        let mut early = BTreeMap::new();
+        let mut place = 0;
+        for (made, run) in to_write {
+            early.insert(made, run.unwrap_or_else(|panic| resume_unwind(panic))?);
+            while let Some(MadeRun { groups, beside }) = early.remove(&place) {
+                place += 1;
+                for group in groups {
+                    pieces.push(append_piece(&mut file, &group).map_err(parquet)?);
+                }
+                take(beside)?;
+                // It was sent before the run was made.
+                let _ = written.try_recv();
+            }
+        }
+        Ok(())
+    })?;
+    let file = file.into_inner().map_err(parquet)?;
+    let to = file.into_inner().map_err(|e| ManifestError::io(path, e.into_error()))?;
+    Ok((pieces, to))
+}
+
+/// Appends a row group, and gives where it lies.
+fn append_piece<W: Write + Send>(file: &mut SerializedFileWriter<W>, group: &Taken) -> Result<Piece, ParquetError> {
+    let (start, bytes) = append(file, &group.bytes)?;
+    let tail = group.bytes.get(HEAD.len() + bytes..).unwrap_or_default();
+    Ok(Piece {
+        inputs: group.inputs,
+        start: start as u64,
+        bytes: bytes as u64,
+        tail: hex::encode(tail),
+        content: group.content,
+    })
 }
 
 /// Appends the row group of a file of one row group. Gives where its columns lie in the file: their start and length in bytes.
@@ -380,9 +339,11 @@ fn with_old_range(column: &ColumnChunkMetaData) -> Result<ColumnChunkMetaData, P
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::{Array, Float64Array, StringArray};
+    use arrow::array::{Float64Array, StringArray};
     use arrow::datatypes::{DataType, Field};
     use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+    use std::fs::File;
 
     use super::*;
 
@@ -408,6 +369,29 @@ mod tests {
         writer.close().unwrap();
     }
 
+    /// Writes runs of rows, each of which comes in pieces of this size.
+    fn written(path: &Path, all: &RecordBatch, runs: &[usize], piece: usize) -> Result<Vec<usize>, StageError> {
+        let starts: Vec<usize> = runs
+            .iter()
+            .scan(0, |end, rows| Some(std::mem::replace(end, *end + rows)))
+            .collect();
+        let make = |at: usize, encoder: &Encoder| {
+            let mut rows = RunRows::new(encoder, Digest::of(b""));
+            for start in (0..runs[at]).step_by(piece) {
+                rows.push(all.slice(starts[at] + start, piece.min(runs[at] - start)))?;
+            }
+            let groups = rows.finish()?;
+            Ok::<_, StageError>(MadeRun { groups, beside: at })
+        };
+        let mut order = Vec::new();
+        let file = File::create(path).unwrap();
+        write_parquet(file, path, all.schema(), runs.len(), make, |at| {
+            order.push(at);
+            Ok(())
+        })?;
+        Ok(order)
+    }
+
     #[test]
     fn many_threads_write_what_one_would() {
         let folder = tempfile::tempdir().unwrap();
@@ -415,45 +399,73 @@ mod tests {
         for count in [0, 1, CHUNK, ROW_GROUP, 3 * ROW_GROUP + 5_000] {
             let all = rows(count);
             alone(&theirs, &all);
-            for piece in [997, 70_000] {
-                write_parquet(&ours, all.schema(), |rows| {
-                    for start in (0..count).step_by(piece) {
-                        rows.push(all.slice(start, piece.min(count - start)))?;
-                    }
-                    Ok(())
-                })
-                .unwrap();
+            // In one run, or in one for each row group.
+            let groups: Vec<usize> = (0..count)
+                .step_by(ROW_GROUP)
+                .map(|start| ROW_GROUP.min(count - start))
+                .collect();
+            for (runs, piece) in [(vec![count], 997), (groups.clone(), 997), (groups, 70_000)] {
+                let order = written(&ours, &all, &runs, piece).unwrap();
+                assert_eq!(order, (0..runs.len()).collect::<Vec<_>>());
                 assert!(
                     std::fs::read(&ours).unwrap() == std::fs::read(&theirs).unwrap(),
-                    "{count} rows in pieces of {piece}"
+                    "{count} rows in runs of {runs:?} and pieces of {piece}"
                 );
             }
         }
         let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(&ours).unwrap()).unwrap();
         let read: usize = reader.build().unwrap().map(|batch| batch.unwrap().num_rows()).sum();
         assert_eq!(read, 3 * ROW_GROUP + 5_000);
+        // Many more runs than are in memory at a time, of very different sizes.
+        let runs: Vec<usize> = (0..300).map(|at| 1 + at * 7_919 % 1_000).collect();
+        let all = rows(runs.iter().sum());
+        assert_eq!(written(&ours, &all, &runs, 500).unwrap(), (0..300).collect::<Vec<_>>());
     }
 
     #[test]
     fn the_error_of_what_makes_the_rows_comes_out() {
-        let folder = tempfile::tempdir().unwrap();
+        let path = Path::new("out.parquet");
         let all = rows(ROW_GROUP + 1);
-        let error = write_parquet::<()>(&folder.path().join("out.parquet"), all.schema(), |rows| {
-            rows.push(all.clone())?;
-            Err(StageError::failed("the third shard is gone"))
-        });
-        let error = error.map(|_| ());
+        let run = |encoder: &Encoder, batch: &RecordBatch| {
+            let mut rows = RunRows::new(encoder, Digest::of(b""));
+            rows.push(batch.clone())?;
+            let groups = rows.finish()?;
+            Ok::<_, StageError>(MadeRun { groups, beside: () })
+        };
+        let third = |at: usize, encoder: &Encoder| match at {
+            2 => Err(StageError::failed("the third shard is gone")),
+            _ => run(encoder, &all.slice(0, 10)),
+        };
+        let error = write_parquet(Vec::new(), path, all.schema(), 100, third, Ok);
         assert!(error.unwrap_err().to_string().contains("the third shard is gone"));
         let other = RecordBatch::try_new(
             Arc::new(Schema::new(vec![Field::new("text", DataType::Utf8, false)])),
             vec![Arc::clone(all.column(0))],
         )
         .unwrap();
-        assert!(other.column(0).null_count() == 0);
-        let error = write_parquet(&folder.path().join("out.parquet"), all.schema(), |rows| {
-            rows.push(other.clone())
+        let wrong = |_: usize, encoder: &Encoder| run(encoder, &other);
+        assert!(
+            write_parquet(Vec::new(), path, all.schema(), 1, wrong, Ok).is_err(),
+            "rows of another schema"
+        );
+        // A disk that takes nothing.
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let error = write_parquet(full, path, all.schema(), 9, |_, encoder| run(encoder, &all), Ok);
+        assert!(error.unwrap_err().to_string().contains("out.parquet"));
+    }
+
+    #[test]
+    fn a_panic_of_what_makes_the_rows_comes_out() {
+        let written = catch_unwind(|| {
+            let make = |at: usize, _: &Encoder| -> Result<MadeRun<()>, StageError> {
+                assert!(at != 1, "the second run");
+                Ok(MadeRun {
+                    groups: Vec::new(),
+                    beside: (),
+                })
+            };
+            write_parquet(Vec::new(), Path::new("out.parquet"), rows(1).schema(), 50, make, Ok).is_ok()
         });
-        assert!(error.is_err(), "rows of another schema");
-        assert!(write_parquet(&folder.path().join("no/folder.parquet"), all.schema(), |_| Ok(())).is_err());
+        assert!(written.is_err());
     }
 }

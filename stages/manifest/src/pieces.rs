@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -183,32 +183,6 @@ impl Standing {
             content: piece.content,
             bytes: bytes.into(),
         })
-    }
-
-    /// Copies a piece without head and tail, and gives what was noted of it; none if it is not there as it was written: then
-    /// some of its bytes may have been copied.
-    ///
-    /// # Errors
-    /// If `to` does not take the bytes.
-    pub fn copy(&self, inputs: &Digest, to: &mut impl Write) -> io::Result<Option<&Piece>> {
-        let Some((file, piece)) = self.piece(inputs) else {
-            return Ok(None);
-        };
-        let mut content = blake3::Hasher::new();
-        let mut buffer = vec![0; 1 << 18];
-        let mut done = 0;
-        while done < piece.bytes {
-            let some = (piece.bytes - done).min(buffer.len() as u64) as usize; // At most the buffer's length.
-            let buffer = &mut buffer[..some];
-            if file.read_exact_at(buffer, piece.start + done).is_err() {
-                return Ok(None);
-            }
-            content.update(buffer);
-            to.write_all(buffer)?;
-            done += some as u64;
-        }
-        let is_same = Digest::from_bytes(*content.finalize().as_bytes()) == piece.content;
-        Ok(is_same.then_some(piece))
     }
 }
 

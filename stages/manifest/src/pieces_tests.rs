@@ -105,15 +105,16 @@ fn written(path: &Path, parts: &[Part], recipe: &str, standing: &Standing) -> (V
         parts,
         standing,
     };
-    let (figures, pieces) = write_parts(&file, Some(Durations::default()), |at, push| {
+    let to = fs::File::create(path).unwrap();
+    let written = write_parts(to, &file, Some(Durations::default()), |at, push| {
         let part = &parts[at];
         read.lock().unwrap().push(part.name.clone());
         push(rows_of(&part.name, u64::from(part.digest.as_bytes()[0]), part.rows))
     })
     .unwrap();
     let rows: u64 = parts.iter().map(|part| part.rows).sum();
-    assert_eq!(figures.unwrap().all.rows as u64, rows);
-    (read.into_inner().unwrap(), pieces)
+    assert_eq!(written.figures.unwrap().all.rows as u64, rows);
+    (read.into_inner().unwrap(), written.pieces)
 }
 
 #[test]
@@ -217,7 +218,8 @@ fn parts_with_other_rows_than_they_say_are_an_error() {
         parts: &parts,
         standing: &Standing::default(),
     };
-    let error = write_parts(&file, None, |_, push| push(rows_of("en/a", 1, 9))).unwrap_err();
+    let written = write_parts(Vec::new(), &file, None, |_, push| push(rows_of("en/a", 1, 9)));
+    let error = written.map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("en/a: 9 rows"), "{error}");
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Global, GroupedDecision, InputPort, Inputs, Kind, OutputPort, Partition, Port,
-    ROW, RejectSet, RowOutcome, Shape, StageError,
+    Artifact, Body, ColumnType, Context, Global, GroupedDecision, IncrementalDecision, InputPort, Inputs, Kind,
+    OutputPort, Partition, Port, ROW, RejectSet, RowOutcome, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -323,6 +323,11 @@ impl Global for Splitter {
         // By recording a group is a chain of rows: no hash of a row tells it.
         let by_text = self.settings.split_by == SplitBy::Text;
         by_text.then(|| Box::new(SplitByGroup::new(&self.settings)) as Box<dyn GroupedDecision>)
+    }
+
+    fn incrementally(&self) -> Option<IncrementalDecision> {
+        let by_text = self.settings.split_by == SplitBy::Text;
+        by_text.then(|| IncrementalDecision::Choice(Arc::new(SplitByGroup::new(&self.settings))))
     }
 
     fn apply(

@@ -1,16 +1,20 @@
-//! The split by text decided group by group, for [`decide_split`] over more key rows than one process holds.
+//! The split by text decided group by group, for [`decide_split`] over more key rows than one process holds, and over those of a
+//! process that stays alive, of which few change.
 //!
 //! Round 1 counts the rows of each language. In round 2 the groups of equal words go to the reducers by the order of choice:
 //! each has a range of it, chooses from its own groups, and leaves to the next one how many rows each language still takes.
 //!
 //! [`decide_split`]: crate::validation::decide_split
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{Artifact, Context, GroupedDecision, MappedRows, Partition, ROW, Reducer, ShuffledRows, StageError};
+use flow_runtime::{
+    Artifact, ChoiceRows, Context, GroupChoice, GroupedDecision, MappedRows, Partition, ROW, Reducer, ShuffledRows,
+    StageError,
+};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -74,6 +78,13 @@ impl SplitByGroup {
         SplitByGroup {
             settings: settings.clone(),
         }
+    }
+
+    fn check_and_report(&self, context: &Context, languages: &BTreeMap<String, (u64, u64)>) -> Result<(), StageError> {
+        self.settings
+            .check_rows(languages, self.settings.quota(), &context.rejects)?;
+        context.report(figures(languages, self.settings.min_val_rows > 0));
+        Ok(())
     }
 
     fn map_counts(&self, partition: &Partition, keys_artifact: &Artifact) -> Result<MappedRows, StageError> {
@@ -152,11 +163,48 @@ impl GroupedDecision for SplitByGroup {
         carried: &Value,
         _decisions: &[(Partition, RecordBatch)],
     ) -> Result<(), StageError> {
-        let languages = counts(carried)?;
-        self.settings
-            .check_rows(&languages, self.settings.quota(), &context.rejects)?;
-        context.report(figures(&languages, self.settings.min_val_rows > 0));
-        Ok(())
+        self.check_and_report(context, &counts(carried)?)
+    }
+}
+
+impl GroupChoice for SplitByGroup {
+    fn rows(&self, partition: &Partition, keys_artifact: &Artifact) -> Result<ChoiceRows, StageError> {
+        let batch = keys_artifact.read_whole(partition, Some(&[ROW, "lang", "words"]))?;
+        self.settings.check_languages(partition, &batch)?;
+        let words = keys(&batch, "words")?;
+        let mut rows = ChoiceRows {
+            keys: (0..words.len())
+                .map(|place| halves(key_at(words, place)).into())
+                .collect(),
+            classes: Vec::with_capacity(words.len()),
+            names: Vec::new(),
+            numbers: columns::rows(&batch)?.values().to_vec(),
+        };
+        let mut numbers: HashMap<&str, u32> = HashMap::new();
+        for lang in columns::text(&batch, "lang")?.iter().flatten() {
+            let next = crate::validation::small(rows.names.len())?;
+            let number = *numbers.entry(lang).or_insert(next);
+            if number == next {
+                rows.names.push(lang.to_owned());
+            }
+            rows.classes.push(number);
+        }
+        Ok(rows)
+    }
+
+    fn quota(&self, rows: u64) -> u64 {
+        self.settings.quota().target(rows)
+    }
+
+    fn decisions(&self, chosen: Vec<u32>) -> Result<RecordBatch, StageError> {
+        Ok(RecordBatch::try_new(
+            decision_schema(),
+            vec![Arc::new(UInt32Array::from(chosen))],
+        )?)
+    }
+
+    fn complete(&self, context: &Context, languages: &BTreeMap<String, (u64, u64)>) -> Result<(), StageError> {
+        self.check_and_report(context, languages)
     }
 }
 

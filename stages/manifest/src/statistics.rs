@@ -5,6 +5,7 @@ use std::path::Path;
 
 use arrow::array::{Array, RecordBatch};
 use flow_runtime::StageError;
+use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::columns;
@@ -85,13 +86,21 @@ impl Durations {
         Ok(())
     }
 
+    /// Adds rows that come after all others.
+    pub fn append(&mut self, later: Durations) {
+        for (lang, durations) in later.languages {
+            self.languages.entry(lang).or_default().extend(durations);
+        }
+    }
+
     pub fn figures(self) -> Languages<Figures> {
         let all = self.languages.values().flatten().copied().collect();
         let of_language = |(lang, durations)| (lang, Figures::of(durations));
-        Languages {
-            all: Figures::of(all),
-            languages: self.languages.into_iter().map(of_language).collect(),
-        }
+        let (all, languages) = rayon::join(
+            || Figures::of(all),
+            || self.languages.into_par_iter().map(of_language).collect(),
+        );
+        Languages { all, languages }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The kind `manifest.write`.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,14 +10,15 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_runtime::event::Event;
 use flow_runtime::reject::ReasonCount;
 use flow_runtime::{
-    Artifact, Body, Context, Digest, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, PartOfRejects, Partition,
-    RejectSet, Shape, StageError, UrlUse,
+    Artifact, Body, Context, Digest, Export, ExportFile, ExportSet, InputPort, Inputs, Kind, OutputPort, PartOfRejects,
+    Partition, RejectSet, Shape, StageError, UrlUse,
 };
 use flow_storage::is_url;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns::{self, MANIFEST_COLUMNS, constant, manifest_schema};
+use crate::error::ManifestError;
 use crate::extra::EXTRA;
 use crate::keys::partition_order;
 use crate::parquet_file::{ROW_GROUP, encoder_digest};
@@ -269,13 +271,18 @@ impl Export for Writer {
         }
         let recipe = Recipe::new(&self.settings)?;
         let notes = Notes::read(&self.scratch);
-        let (statistics, refused) = (set.file(STATISTICS)?, set.file(REJECTS)?);
+        let (statistics, refused) = (set.file(STATISTICS)?, set.create(REJECTS)?);
         let standing = notes.standing(set.folder(), REJECTS);
         let (written, refused) = std::thread::scope(|scope| {
             // In parallel with the encoders of the manifests.
             let recipe_of_rejects = recipe.of_file(&rejects_schema(), &Schema::empty());
-            let (standing, refused) = (&standing, &refused);
-            let beside = scope.spawn(move || write_rejects_of_set(rejects, recipe_of_rejects, standing, refused));
+            let standing = &standing;
+            let beside = scope.spawn(move || {
+                let path = refused.path().to_path_buf();
+                let (refused, pieces) = write_rejects_of_set(rejects, recipe_of_rejects, standing, &path, refused)?;
+                refused.close();
+                Ok::<_, StageError>(pieces)
+            });
             let written = self.write_manifests(inputs, &Extracted::new(audio, out), &recipe, &notes, set);
             // Propagates a panic of the other thread.
             let beside = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -374,45 +381,45 @@ impl Writer {
         let folder = set.folder().to_path_buf();
         let mut files = Vec::with_capacity(inputs.len());
         for (_, file) in &self.files {
-            let mut of = |name: String| Ok::<_, StageError>((set.file(&name)?, notes.standing(&folder, &name)));
+            let mut of = |name: String| Ok::<_, StageError>((set.create(&name)?, notes.standing(&folder, &name)));
             let lines = self.settings.jsonl.then(|| of(format!("{file}.jsonl"))).transpose()?;
             files.push((of(format!("{file}.parquet"))?, lines));
         }
-        type File = (PathBuf, Standing);
-        let write = |artifact, ((rows, standing), lines): &(File, Option<File>)| {
-            let (figures, rows) = write_manifest(artifact, extracted, recipe, standing, rows)?;
-            let lines = lines
-                .as_ref()
-                .map(|(path, standing)| write_lines(artifact, extracted, recipe, standing, path));
+        type File = (ExportFile, Standing);
+        let write = &|artifact: &Artifact, ((rows, standing), lines): (File, Option<File>)| {
+            let path = rows.path().to_path_buf();
+            let (figures, pieces, rows) = write_manifest(artifact, extracted, recipe, &standing, &path, rows)?;
+            rows.close();
+            let lines = lines.map(|(lines, standing)| {
+                let path = lines.path().to_path_buf();
+                let (pieces, lines) = write_lines(artifact, extracted, recipe, &standing, &path, lines)?;
+                lines.close();
+                Ok::<_, StageError>(pieces)
+            });
             Ok::<_, StageError>(Written {
                 figures,
-                rows,
+                rows: pieces,
                 lines: lines.transpose()?,
             })
         };
         std::thread::scope(|scope| {
             // Small manifests in parallel with the others: for a few rows of validation the files of nearly all rows
             // are read.
-            let beside: Vec<_> = inputs
-                .iter()
-                .zip(&files)
-                .map(|(artifact, files)| {
-                    let small = artifact.rows() <= ROW_GROUP as u64;
-                    small.then(|| scope.spawn(move || write(artifact, files)))
-                })
-                .collect();
-            let mut written = BTreeMap::new();
-            for (at, (artifact, files)) in inputs.iter().zip(&files).enumerate() {
-                if beside[at].is_none() {
-                    written.insert(at, write(artifact, files)?);
+            let (mut beside, mut large) = (Vec::new(), Vec::new());
+            for (at, (artifact, files)) in inputs.iter().zip(files).enumerate() {
+                match artifact.rows() <= ROW_GROUP as u64 {
+                    true => beside.push((at, scope.spawn(move || write(artifact, files)))),
+                    false => large.push((at, artifact, files)),
                 }
             }
-            for (at, beside) in beside.into_iter().enumerate() {
-                if let Some(beside) = beside {
-                    // Propagates a panic of the other thread.
-                    let small = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                    written.insert(at, small?);
-                }
+            let mut written = BTreeMap::new();
+            for (at, artifact, files) in large {
+                written.insert(at, write(artifact, files)?);
+            }
+            for (at, beside) in beside {
+                // Propagates a panic of the other thread.
+                let small = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                written.insert(at, small?);
             }
             Ok(written.into_values().collect())
         })
@@ -450,18 +457,19 @@ pub(crate) fn parts_of(artifact: &Artifact) -> (Vec<&Partition>, Vec<Part>) {
     (partitions, parts)
 }
 
-/// Writes the manifest columns of all rows of `artifact`, and further ones, to `path`, partitions in the order of the manifest.
-/// Gives what the manifest holds, language by language, and where its row groups lie.
+/// Writes the manifest columns of all rows of `artifact`, and further ones, to `to`, partitions in the order of the manifest.
+/// Gives what the manifest holds, language by language, where its row groups lie, and `to`. `path` is what errors name.
 ///
 /// # Errors
 /// When a value is null, a row does not say where its recording is, or the file cannot be written.
-pub(crate) fn write_manifest(
+pub(crate) fn write_manifest<W: io::Write + Send>(
     artifact: &Artifact,
     extracted: &Extracted<'_>,
     recipe: &Recipe<'_>,
     standing: &Standing,
     path: &Path,
-) -> Result<(Languages<Figures>, Vec<Piece>), StageError> {
+    to: W,
+) -> Result<(Languages<Figures>, Vec<Piece>, W), StageError> {
     let further = &recipe.settings.extra_columns;
     let wanted = columns_of(artifact.schema(), further);
     let schema = written_schema(artifact.schema(), further);
@@ -473,7 +481,7 @@ pub(crate) fn write_manifest(
         parts: &parts,
         standing,
     };
-    let (figures, pieces) = write_parts(&file, Some(Durations::default()), |at, push| {
+    let written = write_parts(to, &file, Some(Durations::default()), |at, push| {
         let partition = partitions[at];
         for batch in artifact.read(partition, Some(&wanted))? {
             push(manifest_rows(
@@ -486,7 +494,8 @@ pub(crate) fn write_manifest(
         }
         Ok(())
     })?;
-    Ok((figures.unwrap_or_else(|| Durations::default().figures()), pieces))
+    let figures = written.figures.unwrap_or_else(|| Durations::default().figures());
+    Ok((figures, written.pieces, written.to))
 }
 
 /// The columns of a manifest, with the folder of shards before `tar_path`.
@@ -552,16 +561,18 @@ fn rejects_schema() -> SchemaRef {
 /// # Errors
 /// When rejects cannot be read, or the file cannot be written.
 pub fn write_rejects(rejects: &RejectSet, path: &Path) -> Result<(), StageError> {
-    write_rejects_of_set(rejects, Digest::of(b""), &Standing::default(), path).map(|_| ())
+    let file = std::fs::File::create(path).map_err(|e| ManifestError::io(path, e))?;
+    write_rejects_of_set(rejects, Digest::of(b""), &Standing::default(), path, file).map(|_| ())
 }
 
-/// The same for a set, where one stands perhaps. Gives where the row groups lie.
-fn write_rejects_of_set(
+/// The same for a set, where one stands perhaps. Gives `to`, and where the row groups lie.
+fn write_rejects_of_set<W: io::Write + Send>(
     rejects: &RejectSet,
     recipe: Digest,
     standing: &Standing,
     path: &Path,
-) -> Result<Vec<Piece>, StageError> {
+    to: W,
+) -> Result<(W, Vec<Piece>), StageError> {
     let of_stages: Vec<_> = rejects.parts().filter(|part| part.rows() > 0).collect();
     let part = |part: &PartOfRejects<'_>| Part {
         // A stage's name has no space.
@@ -577,7 +588,7 @@ fn write_rejects_of_set(
         parts: &parts,
         standing,
     };
-    let (_, pieces) = write_parts(&file, None, |at, push| {
+    let written = write_parts(to, &file, None, |at, push| {
         let part = &of_stages[at];
         for batch in part.batches()? {
             let batch = batch?;
@@ -589,7 +600,7 @@ fn write_rejects_of_set(
         }
         Ok(())
     })?;
-    Ok(pieces)
+    Ok((written.to, written.pieces))
 }
 
 #[cfg(test)]

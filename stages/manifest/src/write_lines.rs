@@ -1,8 +1,7 @@
 //! Manifests as NeMo reads them: one JSON object to a line.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Component, Path, PathBuf};
 
 use arrow::array::{Array, AsArray, RecordBatch, StringArray};
@@ -16,7 +15,7 @@ use crate::columns;
 use crate::error::ManifestError;
 use crate::extra::{self, EXTRA};
 use crate::names::strip_dot_slash;
-use crate::pieces::{Piece, Standing, inputs_of, runs};
+use crate::pieces::{Piece, Standing, Taken, inputs_of, runs};
 use crate::place_columns::{Places, columns_of, with_extra};
 use crate::read::{leads_through_link, shard_folders};
 use crate::write::{Recipe, WriteSettings, parts_of};
@@ -103,19 +102,20 @@ fn seen_from(folder: &Path, path: &Path) -> std::io::Result<PathBuf> {
 }
 
 /// Writes all rows of `artifact`, in the order of the parquet manifest. Further columns become keys, where they are not null.
-/// Gives where the lines of runs of partitions lie.
+/// Gives where the lines of runs of partitions lie, and `to`. `path` is what errors name.
 ///
 /// # Errors
 /// When a duration or an offset is no number, a row does not say where its recording is, or the file cannot be written.
-pub(crate) fn write_lines(
+pub(crate) fn write_lines<W: Write>(
     artifact: &Artifact,
     extracted: &Extracted<'_>,
     recipe: &Recipe<'_>,
     standing: &Standing,
     path: &Path,
-) -> Result<Vec<Piece>, StageError> {
+    to: W,
+) -> Result<(Vec<Piece>, W), StageError> {
     let failed = |e| ManifestError::io(path, e);
-    let mut file = Pieces::create(path).map_err(failed)?;
+    let mut file = Pieces::new(to);
     let (partitions, parts) = parts_of(artifact);
     let recipe_of_lines = recipe.of_file(&Schema::empty(), artifact.schema());
     let lines = Lines {
@@ -125,7 +125,8 @@ pub(crate) fn write_lines(
     };
     for run in runs(&parts) {
         let inputs = inputs_of(&recipe_of_lines, &parts[run.clone()]);
-        if file.copy(standing, inputs).map_err(failed)? {
+        if let Some(taken) = standing.take(&[], &inputs) {
+            file.push(&taken).map_err(failed)?;
             continue;
         }
         file.begin();
@@ -141,46 +142,33 @@ pub(crate) fn write_lines(
 }
 
 /// A file that is written piece by piece.
-struct Pieces {
-    file: BufWriter<File>,
+struct Pieces<W: Write> {
+    file: BufWriter<W>,
     /// Bytes that are written.
     end: u64,
-    /// Digest of the bytes of the current piece.
-    content: blake3::Hasher,
+    /// Where the current piece begins, and the digest of its bytes.
     start: u64,
+    content: blake3::Hasher,
     pieces: Vec<Piece>,
 }
 
-impl Pieces {
-    fn create(path: &Path) -> io::Result<Pieces> {
-        Ok(Pieces {
-            file: BufWriter::with_capacity(1 << 18, File::create(path)?),
+impl<W: Write> Pieces<W> {
+    fn new(to: W) -> Pieces<W> {
+        Pieces {
+            file: BufWriter::with_capacity(1 << 18, to),
             end: 0,
-            content: blake3::Hasher::new(),
             start: 0,
+            content: blake3::Hasher::new(),
             pieces: Vec::new(),
-        })
-    }
-
-    /// Takes over the piece that was made from `inputs`. False if it does not stand as it was written: then nothing is.
-    fn copy(&mut self, standing: &Standing, inputs: Digest) -> io::Result<bool> {
-        let Some(piece) = standing.copy(&inputs, &mut self.file)? else {
-            // What was written of it goes.
-            self.file.seek(SeekFrom::Start(self.end))?;
-            self.file.get_ref().set_len(self.end)?;
-            return Ok(false);
-        };
-        let start = self.end;
-        self.end += piece.bytes;
-        self.pieces.push(Piece { start, ..piece.clone() });
-        Ok(true)
+        }
     }
 
     fn begin(&mut self) {
         self.start = self.end;
-        self.content = blake3::Hasher::new();
+        self.content.reset();
     }
 
+    /// Bytes of a piece that is made anew.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.content.update(bytes);
         self.end += bytes.len() as u64;
@@ -197,9 +185,22 @@ impl Pieces {
         });
     }
 
-    fn finish(mut self) -> io::Result<Vec<Piece>> {
-        self.file.flush()?;
-        Ok(self.pieces)
+    /// A piece that is taken over.
+    fn push(&mut self, taken: &Taken) -> io::Result<()> {
+        self.pieces.push(Piece {
+            inputs: taken.inputs,
+            start: self.end,
+            bytes: taken.bytes.len() as u64,
+            tail: String::new(),
+            content: taken.content,
+        });
+        self.end += taken.bytes.len() as u64;
+        self.file.write_all(&taken.bytes)
+    }
+
+    fn finish(self) -> io::Result<(Vec<Piece>, W)> {
+        let to = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        Ok((self.pieces, to))
     }
 }
 

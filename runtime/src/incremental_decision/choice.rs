@@ -1,0 +1,350 @@
+//! The choice of groups in the order of their keys, class by class.
+//!
+//! A hierarchy over the keys keeps a change from looking at all groups of a class. Level n has the keys whose first half has n
+//! leading zeros: half of all keys are of level 0, a quarter of level 1, and so on. Levels of a class are opened from the smallest
+//! keys on, until the class has what its quota allows; rows of other levels lie in arrangements, and nothing is computed of
+//! them. A level stays open.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use differential_dataflow::input::{Input, InputSession};
+use differential_dataflow::trace::implementations::{ValBuilder, ValSpine};
+use rayon::prelude::*;
+use timely::dataflow::operators::probe::Handle;
+use timely::worker::Worker;
+
+use super::partition_versions::PartitionVersions;
+use super::{ChoiceRows, Decided, GroupChoice};
+use crate::error::StageError;
+use crate::partition::Partition;
+use crate::store::Artifact;
+
+/// Partitions that are taken in at a time: it bounds the rows that are sorted at once.
+const PARTITIONS_AT_ONCE: usize = 64;
+/// Levels of keys.
+const LEVELS: u32 = u64::BITS + 1;
+/// Rows that the levels have at least, on average, which are opened first for each row that is chosen.
+const FIRST_LEVELS: u64 = 2;
+
+type Diff = i32;
+/// The number of a class.
+type Class = u32;
+/// Key of a group.
+type Key = (u64, u64);
+/// A row: the version of its partition, and its number there.
+type Row = (u32, u32);
+/// A row beside the first half of its key: the second half, its class, the row.
+type KeyedRow = (u64, Class, Row);
+
+/// What a class is given, in the order in which it looks at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+enum Given {
+    Quota(u64),
+    Group { key: Key, rows: u64 },
+}
+
+/// What a class says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+enum Said {
+    Chosen(Key),
+    /// It would take more groups.
+    Misses,
+}
+
+/// The names of classes, by number.
+type Names = Rc<RefCell<Vec<Arc<str>>>>;
+
+/// Changes that a dataflow tells.
+type Told<T> = Rc<RefCell<Vec<(T, Diff)>>>;
+
+pub(super) struct Choice {
+    rows: InputSession<u32, (u64, KeyedRow), Diff>,
+    quotas: InputSession<u32, (Class, u64), Diff>,
+    open: InputSession<u32, (Class, u32), Diff>,
+    time: u32,
+    passed: Handle<u32>,
+    chosen_changes: Told<(Class, Row)>,
+    misses_changes: Told<Class>,
+    versions: PartitionVersions,
+    held: Option<Artifact>,
+    names: Names,
+    numbers: HashMap<Arc<str>, Class>,
+    classes: Vec<OfClass>,
+    /// By version: numbers of the rows that are chosen.
+    chosen: HashMap<u32, BTreeMap<u32, Diff>>,
+}
+
+/// What is known of a class.
+#[derive(Default)]
+struct OfClass {
+    rows: u64,
+    quota: Option<u64>,
+    chosen: i64,
+    misses: Diff,
+    /// The levels from this one on are open.
+    open_from: u32,
+}
+
+impl Choice {
+    pub fn new(worker: &mut Worker) -> Choice {
+        let names = Names::default();
+        let (chosen_changes, misses_changes) = (Told::default(), Told::default());
+        let mut passed = Handle::new();
+        let (rows, quotas, open) = worker.dataflow::<u32, _, _>(|scope| {
+            let (rows_input, rows) = scope.new_collection::<(u64, KeyedRow), Diff>();
+            let (quotas_input, quotas) = scope.new_collection::<(Class, u64), Diff>();
+            let (open_input, open) = scope.new_collection::<(Class, u32), Diff>();
+            let open = open.map(|level| (level, ())).arrange_by_key();
+            // First halves of keys that a class looks at; a group has rows of other classes, too.
+            let looked_at = rows
+                .clone()
+                .map(|(first, (_, class, _))| ((class, level_of(first)), first))
+                .arrange_by_key()
+                .join_core(open.clone(), |_, first, ()| Some((*first, ())))
+                .reduce(|_, _, output: &mut Vec<((), Diff)>| output.push(((), 1)))
+                .arrange_by_key();
+            let rows = rows
+                .arrange_by_key()
+                .join_core(looked_at, |first, (second, class, row), ()| Some(((*first, *second), (*class, *row))))
+                .arrange_by_key();
+            let names_of = Rc::clone(&names);
+            let groups = rows
+                .clone()
+                .reduce_abelian::<_, ValBuilder<Key, (Class, u64), u32, Diff>, ValSpine<Key, (Class, u64), u32, Diff>, _, _>(
+                    "groups",
+                    move |_, rows, output| {
+                        let names = names_of.borrow();
+                        let classes = rows.iter().map(|((class, _), _)| *class);
+                        let home = classes.min_by(|a, b| names[*a as usize].cmp(&names[*b as usize]));
+                        let count = rows.iter().map(|(_, diff)| u64::from(diff.unsigned_abs())).sum();
+                        output.extend(home.map(|home| ((home, count), 1)));
+                    },
+                    |updates, key, groups| {
+                        updates.clear();
+                        updates.extend(groups.drain(..).map(|(group, time, diff)| ((*key, group), time, diff)));
+                    },
+                )
+                .as_collection(|key, (home, rows)| ((*home, level_of(key.0)), (*key, *rows)))
+                .arrange_by_key()
+                .join_core(open, |(home, _), (key, rows), ()| {
+                    Some((*home, Given::Group { key: *key, rows: *rows }))
+                });
+            let said = quotas
+                .map(|(class, quota)| (class, Given::Quota(quota)))
+                .concat(groups)
+                .reduce(|_, given, output| choose(given.iter().map(|(given, _)| **given), output));
+            let told = Rc::clone(&misses_changes);
+            said.clone()
+                .filter(|(_, said)| *said == Said::Misses)
+                .inspect(move |((class, _), _, diff)| told.borrow_mut().push((*class, *diff)))
+                .probe_with(&mut passed);
+            let told = Rc::clone(&chosen_changes);
+            said.flat_map(|(_, said)| match said {
+                Said::Chosen(key) => Some((key, ())),
+                Said::Misses => None,
+            })
+            .arrange_by_key()
+            .join_core(rows, |_, (), (class, row)| Some((*class, *row)))
+            .inspect(move |(row, _, diff)| told.borrow_mut().push((*row, *diff)))
+            .probe_with(&mut passed);
+            (rows_input, quotas_input, open_input)
+        });
+        Choice {
+            rows,
+            quotas,
+            open,
+            time: 0,
+            passed,
+            chosen_changes,
+            misses_changes,
+            versions: PartitionVersions::default(),
+            held: None,
+            names,
+            numbers: HashMap::new(),
+            classes: Vec::new(),
+            chosen: HashMap::new(),
+        }
+    }
+
+    fn advance(&mut self, worker: &mut Worker) -> Result<(), StageError> {
+        let next = self.time.checked_add(1);
+        self.time = next.ok_or_else(|| StageError::failed("more generations than fit in 32 bits"))?;
+        self.rows.advance_to(self.time);
+        self.rows.flush();
+        self.quotas.advance_to(self.time);
+        self.quotas.flush();
+        self.open.advance_to(self.time);
+        self.open.flush();
+        while self.passed.less_than(&self.time) {
+            worker.step();
+        }
+        Ok(())
+    }
+
+    /// Takes over the key rows, and gives the decisions about them.
+    pub fn decide(
+        &mut self,
+        worker: &mut Worker,
+        decision: &dyn GroupChoice,
+        keys: &Artifact,
+    ) -> Result<Decided, StageError> {
+        let changes = self.versions.advance(keys)?;
+        if let (Some(held), false) = (self.held.take(), changes.gone.is_empty()) {
+            for (version, partition) in &changes.gone {
+                self.update(*version, &decision.rows(partition, &held)?, -1)?;
+            }
+        }
+        self.held = Some(keys.clone());
+        for some in changes.new.chunks(PARTITIONS_AT_ONCE) {
+            let read = some.par_iter().map(|(_, partition)| decision.rows(partition, keys));
+            let read: Vec<ChoiceRows> = read.collect::<Result<_, _>>()?;
+            for ((version, _), rows) in some.iter().zip(read) {
+                self.update(*version, &rows, 1)?;
+            }
+            if changes.new.len() > PARTITIONS_AT_ONCE {
+                self.advance(worker)?;
+            }
+        }
+        for (class, of) in (0..).zip(&mut self.classes) {
+            let quota = decision.quota(of.rows);
+            if of.quota != Some(quota) {
+                if let Some(before) = of.quota.replace(quota) {
+                    self.quotas.update((class, before), -1);
+                }
+                self.quotas.update((class, quota), 1);
+            }
+        }
+        loop {
+            self.advance(worker)?;
+            self.take_told();
+            if !self.open_more() {
+                break;
+            }
+        }
+        self.decided(decision, &changes.gone)
+    }
+
+    /// Adds rows, or takes them back.
+    fn update(&mut self, version: u32, rows: &ChoiceRows, diff: Diff) -> Result<(), StageError> {
+        let mut numbers: Vec<Class> = Vec::with_capacity(rows.names.len());
+        for name in &rows.names {
+            numbers.push(self.number(name)?);
+        }
+        for ((key, class), number) in rows.keys.iter().zip(&rows.classes).zip(&rows.numbers) {
+            let class = numbers.get(*class as usize).copied();
+            let class = class.ok_or_else(|| StageError::failed("a row has a class without a name"))?;
+            self.rows.update((key.0, (key.1, class, (version, *number))), diff);
+            let of = &mut self.classes[class as usize]; // `number` made it.
+            of.rows = of.rows.saturating_add_signed(diff.into());
+        }
+        Ok(())
+    }
+
+    fn number(&mut self, name: &str) -> Result<Class, StageError> {
+        if let Some(number) = self.numbers.get(name) {
+            return Ok(*number);
+        }
+        let number = Class::try_from(self.classes.len());
+        let number = number.map_err(|_| StageError::failed("more classes than fit in 32 bits"))?;
+        let name: Arc<str> = name.into();
+        self.numbers.insert(Arc::clone(&name), number);
+        self.names.borrow_mut().push(name);
+        self.classes.push(OfClass {
+            open_from: LEVELS,
+            ..OfClass::default()
+        });
+        Ok(number)
+    }
+
+    fn take_told(&mut self) {
+        for (class, diff) in self.misses_changes.borrow_mut().drain(..) {
+            self.classes[class as usize].misses += diff;
+        }
+        for ((class, (version, number)), diff) in self.chosen_changes.borrow_mut().drain(..) {
+            self.classes[class as usize].chosen += i64::from(diff);
+            *self.chosen.entry(version).or_default().entry(number).or_default() += diff;
+        }
+    }
+
+    /// Opens levels of classes that would take more groups; says whether there were any.
+    fn open_more(&mut self) -> bool {
+        let mut opened = false;
+        for (class, of) in (0..).zip(&mut self.classes) {
+            if of.misses <= 0 || of.open_from == 0 {
+                continue;
+            }
+            let from = match of.open_from {
+                LEVELS => first_level(of.quota.unwrap_or(0), of.rows),
+                from => from - 1,
+            };
+            for level in from..of.open_from {
+                self.open.update((class, level), 1);
+            }
+            of.open_from = from;
+            opened = true;
+        }
+        opened
+    }
+
+    fn decided(&mut self, decision: &dyn GroupChoice, gone: &[(u32, Partition)]) -> Result<Decided, StageError> {
+        for (version, _) in gone {
+            self.chosen.remove(version);
+        }
+        let mut decisions = Vec::new();
+        for (partition, version) in self.versions.all() {
+            let Some(numbers) = self.chosen.get_mut(&version) else {
+                continue;
+            };
+            numbers.retain(|_, diff| *diff > 0);
+            if !numbers.is_empty() {
+                decisions.push((
+                    partition.clone(),
+                    decision.decisions(numbers.keys().copied().collect())?,
+                ));
+            }
+        }
+        let names = self.names.borrow();
+        let counts = names.iter().zip(&self.classes).filter(|(_, of)| of.rows > 0);
+        let counts = counts.map(|(name, of)| (name.to_string(), (of.rows, of.chosen.unsigned_abs())));
+        Ok(Decided {
+            decisions,
+            classes: counts.collect(),
+        })
+    }
+}
+
+/// The level of a key with this first half.
+fn level_of(first: u64) -> u32 {
+    first.leading_zeros()
+}
+
+/// The level from which on there are probably enough rows for the quota.
+fn first_level(quota: u64, rows: u64) -> u32 {
+    // Level n and those above it have a share of 2^-n of the rows.
+    let wanted = quota.saturating_mul(FIRST_LEVELS).max(1);
+    (rows / wanted).checked_ilog2().unwrap_or(0).min(LEVELS - 1)
+}
+
+/// What is chosen of what a class is given, in its order: the quota comes first.
+fn choose(given: impl Iterator<Item = Given>, output: &mut Vec<(Said, Diff)>) {
+    let mut missing = 0;
+    for given in given {
+        match given {
+            Given::Quota(quota) => missing = quota,
+            Given::Group { key, rows } if rows <= missing => {
+                output.push((Said::Chosen(key), 1));
+                missing -= rows;
+            }
+            Given::Group { .. } => {}
+        }
+        if missing == 0 {
+            break;
+        }
+    }
+    if missing > 0 {
+        output.push((Said::Misses, 1));
+    }
+}

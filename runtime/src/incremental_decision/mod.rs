@@ -1,0 +1,202 @@
+//! Decisions of global stages by changes, in a process that stays alive over many runs: key rows lie in the arrangements of a
+//! differential dataflow, whose time is the generation, and a change of some partitions costs what it touches. Each stage has a
+//! dataflow and a thread of its own, in [`StandingDecisions`]. The only module that names differential dataflow.
+//!
+//! Nothing is kept over the end of the process: the first run decides in another way, and its key rows are loaded meanwhile.
+
+mod choice;
+mod groups;
+mod held;
+mod partition_versions;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow::array::RecordBatch;
+
+use self::held::Held;
+use crate::available_memory::available_memory;
+use crate::context::Context;
+use crate::digest::Digest;
+use crate::error::StageError;
+use crate::partition::Partition;
+use crate::store::Artifact;
+
+/// Bytes that a dataflow holds for each key row, while it merges what it holds.
+const ROW_BYTES: u64 = 120;
+
+/// How a stage decides by changes. The same decisions as [`Global::decide`](crate::Global::decide), to the byte.
+#[derive(Clone)]
+pub enum IncrementalDecision {
+    /// What is decided of a row follows from the rows that share its hash.
+    Groups(Arc<dyn GroupDecision>),
+    /// Of each class the first groups are chosen.
+    Choice(Arc<dyn GroupChoice>),
+}
+
+/// Rows of a partition that are in groups.
+pub struct GroupRows {
+    /// By row: the hash of its group.
+    pub hashes: Vec<u64>,
+    /// By row: its place among the key rows of the partition, ascending.
+    pub places: Vec<u32>,
+    /// Decisions that follow from the partition alone, about other rows, with the columns of
+    /// [`decision_schema`](crate::Global::decision_schema).
+    pub decisions: Option<RecordBatch>,
+}
+
+/// Decides about groups of rows that share a hash. Of a row that is alone nothing is decided.
+pub trait GroupDecision: Send + Sync {
+    /// The rows of a partition of `keys` that are in groups. The same each time.
+    ///
+    /// # Errors
+    /// When key rows cannot be read, or nothing can be decided about them.
+    fn rows(&self, partition: &Partition, keys: &Artifact) -> Result<GroupRows, StageError>;
+
+    /// The key rows at these places, as [`GroupDecision::decide`] takes them; `_row` among their columns.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn whole(&self, partition: &Partition, keys: &Artifact, places: &[u32]) -> Result<RecordBatch, StageError>;
+
+    /// Decisions about some groups, of which all rows are given, by partition.
+    ///
+    /// # Errors
+    /// When nothing can be decided about them.
+    fn decide(&self, rows: &[(Partition, Vec<RecordBatch>)]) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
+
+    /// Checks and reports what was decided.
+    ///
+    /// # Errors
+    /// When the decisions must not stand.
+    fn complete(&self, context: &Context, decisions: &[(Partition, RecordBatch)]) -> Result<(), StageError>;
+}
+
+/// Rows of a partition among which is chosen.
+pub struct ChoiceRows {
+    /// By row: the key of its group. Groups are visited in the order of their keys, whose first half is spread evenly over all
+    /// 64 bits.
+    pub keys: Vec<(u64, u64)>,
+    /// By row: the place of its class in `names`.
+    pub classes: Vec<u32>,
+    /// Each class that a row has, once.
+    pub names: Vec<String>,
+    /// By row: its `_row`.
+    pub numbers: Vec<u32>,
+}
+
+/// Chooses whole groups of rows. A group belongs to the smallest class of its rows, by name. The groups of a class are
+/// visited in the order of their keys, and each is taken that has no more rows than the class still misses to its quota.
+pub trait GroupChoice: Send + Sync {
+    /// The rows of a partition of `keys`. The same each time.
+    ///
+    /// # Errors
+    /// When key rows cannot be read, or nothing can be decided about them.
+    fn rows(&self, partition: &Partition, keys: &Artifact) -> Result<ChoiceRows, StageError>;
+
+    /// The rows that may be chosen of a class that has so many.
+    fn quota(&self, rows: u64) -> u64;
+
+    /// The decisions about a partition of which these rows (`_row`, ascending) were chosen.
+    ///
+    /// # Errors
+    /// When they are no record batch.
+    fn decisions(&self, chosen: Vec<u32>) -> Result<RecordBatch, StageError>;
+
+    /// Checks and reports what was decided. `classes`: rows in all and rows that were chosen, by name.
+    ///
+    /// # Errors
+    /// When the decisions must not stand.
+    fn complete(&self, context: &Context, classes: &BTreeMap<String, (u64, u64)>) -> Result<(), StageError>;
+}
+
+/// What was decided.
+pub(crate) struct Decided {
+    pub decisions: Vec<(Partition, RecordBatch)>,
+    /// Of a choice: rows in all and rows that were chosen, by class.
+    pub classes: BTreeMap<String, (u64, u64)>,
+}
+
+impl IncrementalDecision {
+    pub(crate) fn complete(&self, context: &Context, decided: &Decided) -> Result<(), StageError> {
+        match self {
+            IncrementalDecision::Groups(groups) => groups.complete(context, &decided.decisions),
+            IncrementalDecision::Choice(choice) => choice.complete(context, &decided.classes),
+        }
+    }
+}
+
+/// Of each generation of key rows, one after the other in one dataflow: the decisions, and rows in all and chosen rows of the
+/// classes of a choice. For tests of kinds.
+///
+/// # Errors
+/// As those of the decision.
+pub(crate) fn decide_generations(
+    decision: &IncrementalDecision,
+    generations: &[Artifact],
+) -> Result<Vec<Decided>, StageError> {
+    let Some((first, rest)) = generations.split_first() else {
+        return Ok(Vec::new());
+    };
+    let mut held = Held::load(decision, first).ok_or_else(|| StageError::failed("there is no thread to decide"))?;
+    let mut decided: Vec<Decided> = held.loaded()?.into_iter().collect();
+    for keys in rest {
+        decided.extend(held.decide(decision, keys)?);
+    }
+    Ok(decided)
+}
+
+/// The dataflows of a process, by the recipe of the node that decides.
+#[derive(Default)]
+pub struct StandingDecisions {
+    held: Mutex<HashMap<Digest, Held>>,
+}
+
+impl StandingDecisions {
+    /// Decides by what changed since the last time. None where no dataflow holds the key rows yet, or it cannot say (a file of
+    /// the last generation is gone): then it is dropped.
+    pub(crate) fn decide(&self, recipe: &Digest, decision: &IncrementalDecision, keys: &Artifact) -> Option<Decided> {
+        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = all.get_mut(recipe)?;
+        match held.decide(decision, keys) {
+            Ok(decided) => decided,
+            Err(_) => {
+                all.remove(recipe);
+                None
+            }
+        }
+    }
+
+    /// Begins to load key rows, unless they are held (or being loaded), or too many for the memory.
+    pub(crate) fn load(&self, recipe: &Digest, decision: &IncrementalDecision, keys: &Artifact) {
+        let bytes = keys.rows().saturating_mul(ROW_BYTES);
+        if available_memory().is_none_or(|available| bytes > available as u64 / 2) {
+            return;
+        }
+        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if !all.contains_key(recipe)
+            && let Some(held) = Held::load(decision, keys)
+        {
+            all.insert(*recipe, held);
+        }
+    }
+
+    /// Whether key rows are held, or being loaded.
+    pub(crate) fn holds(&self, recipe: &Digest) -> bool {
+        let all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        all.contains_key(recipe)
+    }
+
+    /// Drops all dataflows but those of these recipes: the pipeline may have changed.
+    pub(crate) fn retain(&self, recipes: &[Digest]) {
+        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|recipe, _| recipes.contains(recipe));
+    }
+}
+
+impl std::fmt::Debug for StandingDecisions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        f.debug_list().entries(held.keys().map(Digest::short)).finish()
+    }
+}

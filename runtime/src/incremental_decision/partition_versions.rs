@@ -1,0 +1,67 @@
+//! Versions of partitions: the key rows of a partition that changed are others, under another number.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::digest::Digest;
+use crate::error::StageError;
+use crate::partition::Partition;
+use crate::store::Artifact;
+
+/// The versions that a dataflow holds.
+#[derive(Default)]
+pub(super) struct PartitionVersions {
+    held: BTreeMap<Partition, (u32, Digest)>,
+    names: HashMap<u32, Partition>,
+    next: u32,
+}
+
+/// What changes from one generation to the next.
+pub(super) struct Changes {
+    pub gone: Vec<(u32, Partition)>,
+    pub new: Vec<(u32, Partition)>,
+}
+
+impl PartitionVersions {
+    /// Takes over the partitions of `keys`.
+    pub fn advance(&mut self, keys: &Artifact) -> Result<Changes, StageError> {
+        let digest = |partition: &Partition| keys.digest_of(partition);
+        let gone: Vec<(u32, Partition)> = self
+            .held
+            .iter()
+            .filter(|(partition, (_, held))| digest(partition).as_ref() != Some(held))
+            .map(|(partition, (version, _))| (*version, partition.clone()))
+            .collect();
+        for (version, partition) in &gone {
+            self.held.remove(partition);
+            self.names.remove(version);
+        }
+        let mut new = Vec::new();
+        for partition in keys.partitions() {
+            if self.held.contains_key(partition) {
+                continue;
+            }
+            let Some(digest) = keys.digest_of(partition) else {
+                continue;
+            };
+            let version = self.next;
+            let next = version.checked_add(1);
+            self.next = next.ok_or_else(|| StageError::failed("more versions of partitions than fit in 32 bits"))?;
+            self.held.insert(partition.clone(), (version, digest));
+            self.names.insert(version, partition.clone());
+            new.push((version, partition.clone()));
+        }
+        Ok(Changes { gone, new })
+    }
+
+    pub fn name(&self, version: u32) -> Option<&Partition> {
+        self.names.get(&version)
+    }
+
+    pub fn version(&self, partition: &Partition) -> Option<u32> {
+        self.held.get(partition).map(|(version, _)| *version)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = (&Partition, u32)> {
+        self.held.iter().map(|(partition, (version, _))| (partition, *version))
+    }
+}
