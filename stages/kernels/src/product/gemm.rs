@@ -10,7 +10,7 @@ use super::cache::l2_bytes;
 use super::each_task;
 use super::gemv::{COLUMNS, gemv};
 use super::matrix::Matrix;
-use super::micro_kernel::{KC, MR_MAX, MicroKernel, NR_MAX, Processor, STRIP, Sums, transpose_8x8};
+use super::micro_kernel::{KC, MR_MAX, MicroKernel, NR_MAX, Piece, Processor, STRIP, Sums, transpose_8x8};
 use super::packing::{Buffer, PackedBlock, PackedMatrix, Panels, copy_row};
 
 /// Most panels of the MR side that a task takes together, as far as they lie in the [L2 cache](l2_bytes).
@@ -75,9 +75,9 @@ pub fn multiply(processor: Processor, a: Matrix, b: Matrix, out: &mut [MaybeUnin
     let by_columns = columns.rows * a.columns;
     let by_rows = rows.rows * a.columns + rows.rows * columns.rows * a.columns.div_ceil(KC);
     if columns.column_step == 1 && by_rows < by_columns {
-        run(processor, MrSide::Matrix(rows), columns, true, output);
+        run(processor, MrSide::Matrix(rows), columns, &[0], true, output);
     } else {
-        run(processor, MrSide::Matrix(columns), rows, false, output);
+        run(processor, MrSide::Matrix(columns), rows, &[0], false, output);
     }
 }
 
@@ -101,19 +101,32 @@ fn one_row(row: Matrix, columns: Matrix, output: Output) {
 }
 
 impl PackedMatrix {
-    /// `out = a b`, row-major, as [`multiply`] computes it.
-    pub fn multiply(&self, a: Matrix, out: &mut [MaybeUninit<f32>]) {
-        assert_eq!(a.columns, self.depth, "columns of the one, rows of the other matrix");
+    /// `out = a b`, row-major, as [`multiply`] computes it. Rows of the matrix `a` are the elements of the product's left-hand
+    /// side, which has as many columns for each of `taps`; those of a tap lie so many floats behind the ones of the matrix.
+    pub fn multiply(&self, a: Matrix, taps: &[usize], out: &mut [MaybeUninit<f32>]) {
+        assert_eq!(
+            a.columns * taps.len(),
+            self.depth,
+            "columns of the one, rows of the other matrix"
+        );
         assert_eq!(out.len(), a.rows * self.columns, "size of the result");
         if self.depth == 0 {
             out.fill(MaybeUninit::new(0.0));
-        } else if !out.is_empty() {
-            let output = Output {
-                to: out.as_mut_ptr().cast(),
-                columns: self.columns,
-            };
-            run(self.processor, MrSide::Packed(self), a, false, output);
+            return;
         }
+        if out.is_empty() {
+            return;
+        }
+        let last = taps.iter().max().copied().unwrap_or(0);
+        assert!(
+            a.has(a.rows - 1, a.columns - 1, last) && (a.column_step == 1 || taps == [0]),
+            "all taps of all rows lie in the storage, with the depth contiguous"
+        );
+        let output = Output {
+            to: out.as_mut_ptr().cast(),
+            columns: self.columns,
+        };
+        run(self.processor, MrSide::Packed(self), a, taps, false, output);
     }
 }
 
@@ -123,15 +136,31 @@ enum MrSide<'a> {
     Packed(&'a PackedMatrix),
 }
 
-/// `nr_side` is (element, depth); `mr_is_rows` says that the elements of the MR side are rows of the result.
-fn run(processor: Processor, mr_side: MrSide, nr_side: Matrix, mr_is_rows: bool, output: Output) {
+/// The pieces of the steps of depth from `first` on, of elements that have `columns` steps at each tap.
+fn pieces(taps: &[usize], columns: usize, first: usize, depth: usize) -> Vec<Piece> {
+    let mut pieces = Vec::with_capacity(depth.div_ceil(columns) + 1);
+    let mut step = first;
+    while step < first + depth {
+        let piece = Piece {
+            offset: taps[step / columns] + step % columns,
+            depth: (columns - step % columns).min(first + depth - step),
+        };
+        step += piece.depth;
+        pieces.push(piece);
+    }
+    pieces
+}
+
+/// `nr_side` is (element, depth at one tap); `mr_is_rows` says that the elements of the MR side are rows of the result.
+fn run(processor: Processor, mr_side: MrSide, nr_side: Matrix, taps: &[usize], mr_is_rows: bool, output: Output) {
+    let whole_depth = nr_side.columns * taps.len();
     let count = match &mr_side {
         MrSide::Matrix(side) => side.rows,
         MrSide::Packed(side) => side.columns,
     };
     let panels = Panels::new(processor, count);
     let threads = rayon::current_num_threads();
-    let parallel = threads > 1 && count * nr_side.rows * nr_side.columns >= PARALLEL;
+    let parallel = threads > 1 && count * nr_side.rows * whole_depth >= PARALLEL;
     let (mut groups, mut chunk) = (
         panels.panels.div_ceil(mc_panels(processor)),
         NC.next_multiple_of(processor.nr()),
@@ -151,8 +180,8 @@ fn run(processor: Processor, mr_side: MrSide, nr_side: Matrix, mr_is_rows: bool,
     // Taken out of the thread-local: a task of another product may run on this thread meanwhile and then has its own.
     let mut buffer = MR_BUFFER.with_borrow_mut(std::mem::take);
     let width = count.next_multiple_of(processor.lanes());
-    for first in (0..nr_side.columns).step_by(KC) {
-        let depth = KC.min(nr_side.columns - first);
+    for first in (0..whole_depth).step_by(KC) {
+        let depth = KC.min(whole_depth - first);
         let packed = match &mr_side {
             MrSide::Matrix(side) => {
                 let to = buffer.floats(width * depth).as_mut_ptr();
@@ -163,11 +192,26 @@ fn run(processor: Processor, mr_side: MrSide, nr_side: Matrix, mr_is_rows: bool,
             }
             MrSide::Packed(side) => side.block(first, depth),
         };
+        let straight = nr_side.column_step == 1;
+        let one = [Piece {
+            offset: if straight {
+                first + taps.first().unwrap_or(&0)
+            } else {
+                0
+            },
+            depth,
+        }];
+        let several = match straight && taps.len() > 1 {
+            true => pieces(taps, nr_side.columns, first, depth),
+            false => Vec::new(),
+        };
         let kernel = MacroKernel {
             processor,
             panels: &panels,
             packed,
             nr_side,
+            pieces: if several.is_empty() { &one } else { &several },
+            straight,
             first,
             mr_is_rows,
             output,
@@ -199,6 +243,10 @@ struct MacroKernel<'a> {
     panels: &'a Panels,
     packed: PackedBlock,
     nr_side: Matrix<'a>,
+    /// Steps of depth of the block in each element of the NR side, as the micro-kernel reads them.
+    pieces: &'a [Piece],
+    /// Whether these are read where they lie; otherwise they are packed.
+    straight: bool,
     /// First step of depth.
     first: usize,
     mr_is_rows: bool,
@@ -214,7 +262,7 @@ impl MacroKernel<'_> {
     unsafe fn run(&self, group: std::ops::Range<usize>, chunk: std::ops::Range<usize>) {
         let columns = self.processor.nr();
         let depth = self.packed.depth;
-        let straight = self.nr_side.column_step == 1;
+        let straight = self.straight;
         let mut buffer = NR_BUFFER.with_borrow_mut(std::mem::take);
         let packed = if straight {
             std::ptr::null()
@@ -226,7 +274,9 @@ impl MacroKernel<'_> {
             unsafe { self.pack_nr_side(chunk.clone(), to) };
             to.cast_const()
         };
-        let mut sums = Sums([[0.0; MR_MAX]; STRIP * NR_MAX]);
+        // Not filled with zeros, which would take as long as a small product.
+        let mut sums = MaybeUninit::<Sums>::uninit();
+        let sums = sums.as_mut_ptr().cast::<f32>();
         for strip in chunk.clone().step_by(STRIP * columns) {
             let strip = strip..chunk.end.min(strip + STRIP * columns);
             for panel in group.clone() {
@@ -234,12 +284,9 @@ impl MacroKernel<'_> {
                 let panels_of_strip = strip.len().div_ceil(columns);
                 let elements = self.panels.elements(panel);
                 let vectors = self.panels.vectors(panel);
-                // Whole vectors of sums that nothing is added to go straight to the result.
+                // Whole vectors of sums go straight to the result.
                 let Output { to, columns: width } = self.output;
-                let written = straight
-                    && !self.mr_is_rows
-                    && depth == self.nr_side.columns
-                    && elements.len() == vectors * self.processor.lanes();
+                let written = straight && !self.mr_is_rows && elements.len() == vectors * self.processor.lanes();
                 for number in 0..panels_of_strip {
                     let (start, end) = if straight {
                         let bound = |number| strip.start + strip.len() * number / panels_of_strip;
@@ -250,7 +297,7 @@ impl MacroKernel<'_> {
                     };
                     let nr_side = std::array::from_fn(|j| {
                         if straight {
-                            self.nr_side.at(start + j, self.first)
+                            self.nr_side.at(start + j, 0)
                         } else {
                             packed.wrapping_add((start - chunk.start) / columns * panel_stride(columns, depth) + j)
                         }
@@ -258,10 +305,10 @@ impl MacroKernel<'_> {
                     let (sums, sums_step) = if written {
                         (to.wrapping_add(start * width + elements.start), width)
                     } else {
-                        (sums.0[start - strip.start].as_mut_ptr(), MR_MAX)
+                        (sums.wrapping_add((start - strip.start) * MR_MAX), MR_MAX)
                     };
                     let kernel = MicroKernel {
-                        depth,
+                        pieces: self.pieces,
                         vectors,
                         mr_side: self.packed.panel(self.panels, panel),
                         count: end - start,
@@ -270,16 +317,17 @@ impl MacroKernel<'_> {
                         ahead: (straight && panel == group.start).then_some(STRIP * columns * self.nr_side.row_step),
                         sums,
                         sums_step,
+                        add: written && self.first > 0,
                     };
-                    // SAFETY: packed operands have the sizes that a panel needs, an unpacked NR side has `depth`
-                    // contiguous floats at each pointer before `end`, and a strip has the rows of `STRIP` panels; or the
+                    // SAFETY: packed operands have the sizes that a panel needs, an unpacked NR side has the
+                    // floats of all pieces at each pointer before `end`, and a strip has the rows of `STRIP` panels; or the
                     // sums are elements of the result, whose rows from `start` to `end` and columns `elements` no
                     // other task writes to.
                     unsafe { kernel.run(self.processor) };
                 }
                 if !written {
-                    // SAFETY: the caller's promise.
-                    unsafe { self.write(&sums, elements, strip.clone()) };
+                    // SAFETY: the caller's promise; the tiles of the strip have written these sums.
+                    unsafe { self.write(sums, elements, strip.clone()) };
                 }
             }
         }
@@ -328,21 +376,23 @@ impl MacroKernel<'_> {
     ///
     /// # Safety
     ///
-    /// No other task may write to the same part of the result.
+    /// No other task may write to the same part of the result, and the sums of these elements must be there, [`MR_MAX`]
+    /// floats for each one of the NR side.
     #[inline]
-    unsafe fn write(&self, sums: &Sums, mr_side: std::ops::Range<usize>, nr_side: std::ops::Range<usize>) {
+    unsafe fn write(&self, sums: *const f32, mr_side: std::ops::Range<usize>, nr_side: std::ops::Range<usize>) {
         let add = self.first > 0;
         let Output { to, columns } = self.output;
         // SAFETY: the panel lies in the result.
         unsafe {
             if !self.mr_is_rows {
-                for (sums, j) in sums.0.iter().zip(nr_side) {
-                    let to = to.add(j * columns + mr_side.start);
+                for (row, j) in nr_side.enumerate() {
+                    let (sums, to) = (sums.add(row * MR_MAX), to.add(j * columns + mr_side.start));
                     if add {
+                        let sums = std::slice::from_raw_parts(sums, mr_side.len());
                         let to = std::slice::from_raw_parts_mut(to, mr_side.len());
                         to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum);
                     } else {
-                        copy_row(sums.as_ptr(), to, mr_side.len());
+                        copy_row(sums, to, mr_side.len());
                     }
                 }
                 return;
@@ -351,14 +401,15 @@ impl MacroKernel<'_> {
             for i in (0..rows).step_by(8) {
                 for j in (0..eights).step_by(8) {
                     let to = to.add((mr_side.start + i) * columns + nr_side.start + j);
-                    transpose_8x8(sums.0[j].as_ptr().add(i), MR_MAX, to, columns, add);
+                    transpose_8x8(sums.add(j * MR_MAX + i), MR_MAX, to, columns, add);
                 }
             }
             for i in 0..mr_side.len() {
                 let done = if i < rows { eights } else { 0 };
-                for (sums, j) in sums.0.iter().zip(nr_side.clone()).skip(done) {
-                    let to = to.add((mr_side.start + i) * columns + j);
-                    *to = if add { *to + sums[i] } else { sums[i] };
+                for row in done..nr_side.len() {
+                    let to = to.add((mr_side.start + i) * columns + nr_side.start + row);
+                    let sum = *sums.add(row * MR_MAX + i);
+                    *to = if add { *to + sum } else { sum };
                 }
             }
         }

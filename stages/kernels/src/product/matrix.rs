@@ -45,6 +45,19 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// Whether the storage has the float that lies `behind` floats behind an element.
+    pub fn has(&self, row: usize, column: usize, behind: usize) -> bool {
+        let offsets = [
+            row.checked_mul(self.row_step),
+            column.checked_mul(self.column_step),
+            Some(behind),
+        ];
+        let place = offsets
+            .into_iter()
+            .try_fold(self.start, |place, offset| place.checked_add(offset?));
+        place.is_some_and(|place| place < self.values.len())
+    }
+
     /// Pointer to an element; it need not exist.
     #[inline]
     pub fn at(&self, row: usize, column: usize) -> *const f32 {

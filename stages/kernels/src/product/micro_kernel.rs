@@ -24,7 +24,9 @@ pub const MR_MAX: usize = 48;
 
 /// Sums of a strip: row `j` holds those of its element `j` of the NR side.
 #[repr(align(64))]
-pub struct Sums(pub [[f32; MR_MAX]; STRIP * NR_MAX]);
+pub struct Sums(
+    #[expect(dead_code, reason = "read and written through pointers to floats")] [[f32; MR_MAX]; STRIP * NR_MAX],
+);
 
 /// A vector of floats. The methods are inlined into functions that are compiled for it.
 trait Vector: Copy {
@@ -33,6 +35,7 @@ trait Vector: Copy {
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn broadcast(from: *const f32) -> Self;
     unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self;
+    unsafe fn plus(self, other: Self) -> Self;
     unsafe fn store(self, to: *mut f32);
 }
 
@@ -57,6 +60,10 @@ impl Vector for __m512 {
     #[inline(always)]
     unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
         unsafe { _mm512_fmadd_ps(self, factor, sum) }
+    }
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        unsafe { _mm512_add_ps(self, other) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -85,6 +92,10 @@ impl Vector for __m256 {
     #[inline(always)]
     unsafe fn multiply_add(self, factor: Self, sum: Self) -> Self {
         unsafe { _mm256_fmadd_ps(self, factor, sum) }
+    }
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        unsafe { _mm256_add_ps(self, other) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -159,12 +170,21 @@ macro_rules! by_count {
     };
 }
 
-/// The operands of a tile.
-pub struct MicroKernel {
+/// Steps of depth that lie contiguously in each element of the NR side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Floats from the start of the element.
+    pub offset: usize,
     pub depth: usize,
+}
+
+/// The operands of a tile.
+pub struct MicroKernel<'a> {
+    /// Where the steps of depth lie in the elements of the NR side; one piece that begins at zero if that is packed.
+    pub pieces: &'a [Piece],
     /// Vectors of the MR side.
     pub vectors: usize,
-    /// The MR side, packed: `depth` rows of `vectors` vectors.
+    /// The MR side, packed: a row of `vectors` vectors for each step of depth.
     pub mr_side: *const f32,
     /// Elements of the NR side.
     pub count: usize,
@@ -177,16 +197,18 @@ pub struct MicroKernel {
     /// Where the sums go: one row per element of the NR side, all `vectors` of it, so many floats apart.
     pub sums: *mut f32,
     pub sums_step: usize,
+    /// Whether they are added to what is there.
+    pub add: bool,
 }
 
-impl MicroKernel {
+impl MicroKernel<'_> {
     /// Computes the sums.
     ///
     /// # Safety
     ///
-    /// The processor must be at least this one. `mr_side` must have `depth * vectors * lanes` floats; each of the first
-    /// `count` pointers `depth` floats, or `(depth - 1) * nr() + 1` if packed; `sums` `count` rows, or `nr()` if packed. `vectors`
-    /// must be 1 to `mr_vectors()`, and `count` 1 to `nr()`, or `nr()` if packed.
+    /// The processor must be at least this one. `mr_side` must have `vectors * lanes` floats for each step of depth of all
+    /// pieces; each of the first `count` pointers the floats of all pieces, or `(depth - 1) * nr() + 1` if packed; `sums` `count`
+    /// rows, or `nr()` if packed. `vectors` must be 1 to `mr_vectors()`, and `count` 1 to `nr()`, or `nr()` if packed.
     pub unsafe fn run(self, processor: Processor) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -237,37 +259,43 @@ unsafe fn step<V: Vector, const VECTORS: usize, const NR: usize>(
 
 #[inline(always)]
 unsafe fn sums<V: Vector, const VECTORS: usize, const NR: usize, const STEP: usize>(kernel: MicroKernel) {
-    // SAFETY: all that is read lies within `depth` steps of the pointers, by the caller's promise; a prefetch may
-    // name any address.
+    // SAFETY: all that is read lies within the pieces of the pointers, by the caller's promise; a prefetch may name any
+    // address.
     unsafe {
         let mut sums = [[V::zero(); VECTORS]; NR];
         let mut mr_side = kernel.mr_side;
-        let mut nr_side = [std::ptr::null(); NR];
-        nr_side.copy_from_slice(&kernel.nr_side[..NR]);
-        let mut k = 0;
-        while k + 4 <= kernel.depth {
-            if let Some(ahead) = kernel.ahead
-                && k % 16 == 0
-            {
-                for pointer in nr_side {
-                    _mm_prefetch::<_MM_HINT_T1>(pointer.wrapping_add(k * STEP + ahead).cast());
-                }
+        for piece in kernel.pieces {
+            let mut nr_side = [std::ptr::null(); NR];
+            for (to, from) in nr_side.iter_mut().zip(kernel.nr_side) {
+                *to = from.wrapping_add(piece.offset);
             }
-            step(&nr_side, k * STEP, mr_side, &mut sums);
-            step(&nr_side, (k + 1) * STEP, mr_side.add(VECTORS * V::LANES), &mut sums);
-            step(&nr_side, (k + 2) * STEP, mr_side.add(2 * VECTORS * V::LANES), &mut sums);
-            step(&nr_side, (k + 3) * STEP, mr_side.add(3 * VECTORS * V::LANES), &mut sums);
-            mr_side = mr_side.add(4 * VECTORS * V::LANES);
-            k += 4;
-        }
-        while k < kernel.depth {
-            step(&nr_side, k * STEP, mr_side, &mut sums);
-            mr_side = mr_side.add(VECTORS * V::LANES);
-            k += 1;
+            let mut k = 0;
+            while k + 4 <= piece.depth {
+                if let Some(ahead) = kernel.ahead
+                    && k % 16 == 0
+                {
+                    for pointer in nr_side {
+                        _mm_prefetch::<_MM_HINT_T1>(pointer.wrapping_add(k * STEP + ahead).cast());
+                    }
+                }
+                step(&nr_side, k * STEP, mr_side, &mut sums);
+                step(&nr_side, (k + 1) * STEP, mr_side.add(VECTORS * V::LANES), &mut sums);
+                step(&nr_side, (k + 2) * STEP, mr_side.add(2 * VECTORS * V::LANES), &mut sums);
+                step(&nr_side, (k + 3) * STEP, mr_side.add(3 * VECTORS * V::LANES), &mut sums);
+                mr_side = mr_side.add(4 * VECTORS * V::LANES);
+                k += 4;
+            }
+            while k < piece.depth {
+                step(&nr_side, k * STEP, mr_side, &mut sums);
+                mr_side = mr_side.add(VECTORS * V::LANES);
+                k += 1;
+            }
         }
         for (j, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
-                sum.store(kernel.sums.add(j * kernel.sums_step + v * V::LANES));
+                let to = kernel.sums.add(j * kernel.sums_step + v * V::LANES);
+                let sum = if kernel.add { V::load(to).plus(*sum) } else { *sum };
+                sum.store(to);
             }
         }
     }

@@ -115,14 +115,39 @@ impl PackedRhs {
     /// # Errors
     /// As there, and if `out` is of another size.
     pub fn product_of_rows_into(&self, values: &[f32], rows: usize, row_step: usize, out: &mut [f32]) -> Result<()> {
+        self.product_of_taps_into(values, rows, row_step, &[0], out)
+    }
+
+    /// The same where row `i` is put together from several places, those of a convolution's taps: its part for tap `t`, of
+    /// k / taps values, begins at `i * row_step + taps[t]`.
+    ///
+    /// # Errors
+    /// As there, and if k is not a multiple of the number of taps.
+    pub fn product_of_taps_into(
+        &self,
+        values: &[f32],
+        rows: usize,
+        row_step: usize,
+        taps: &[usize],
+        out: &mut [f32],
+    ) -> Result<()> {
         match &self.0 {
             #[cfg(target_arch = "x86_64")]
-            Rhs::Packed(packed) => own::product_of_rows_into(values, rows, row_step, packed, out),
+            Rhs::Packed(packed) => own::product_of_taps_into(values, rows, row_step, taps, packed, out),
             Rhs::Unpacked(b) => {
-                if out.len() != rows * b.dim(1)? {
-                    return Err(other_size(out.len(), rows, b.dim(1)?));
+                let (depth, columns) = b.dims2()?;
+                if out.len() != rows * columns {
+                    return Err(other_size(out.len(), rows, columns));
                 }
-                out.copy_from_slice(&unpacked_product_of_rows(b, values, rows, row_step)?);
+                let part = part_of_depth(depth, taps)?;
+                let mut a = Vec::with_capacity(rows * depth);
+                for row in 0..rows {
+                    for tap in taps {
+                        let start = row * row_step + tap;
+                        a.extend_from_slice(values.get(start..start + part).ok_or_else(outside)?);
+                    }
+                }
+                out.copy_from_slice(&unpacked_product_of_rows(b, &a, rows, depth)?);
                 Ok(())
             }
         }
@@ -139,6 +164,14 @@ fn unpacked_product_of_rows(b: &Tensor, values: &[f32], rows: usize, row_step: u
     let a = (0..rows).map(row).collect::<Result<Vec<_>>>()?.concat();
     let a = Tensor::from_vec(a, (rows, depth), &Device::Cpu)?;
     Ok(product(&a, b)?.flatten_all()?.to_vec1()?)
+}
+
+/// Steps of depth for each of `taps`.
+fn part_of_depth(depth: usize, taps: &[usize]) -> Result<usize> {
+    match depth.checked_div(taps.len()) {
+        Some(part) if part * taps.len() == depth => Ok(part),
+        _ => Err(Error::Input(format!("a depth of {depth} for {} taps", taps.len()))),
+    }
 }
 
 fn other_size(found: usize, rows: usize, columns: usize) -> Error {
@@ -171,7 +204,7 @@ mod own {
     use super::matrix::Matrix;
     use super::micro_kernel::Processor;
     use super::packing::PackedMatrix;
-    use super::{other_size, outside};
+    use super::{other_size, outside, part_of_depth};
     use crate::error::{Error, Result};
     use crate::filled;
 
@@ -269,7 +302,7 @@ mod own {
         };
         let a = matrix(values, layout, 0).ok_or_else(outside)?;
         // SAFETY: `multiply` writes the whole of the result, or panics.
-        let out = unsafe { filled(rows * columns, |out| b.multiply(a, out)) };
+        let out = unsafe { filled(rows * columns, |out| b.multiply(a, &[0], out)) };
         Ok(Tensor::from_vec(out, (rows, columns), &Device::Cpu)?)
     }
 
@@ -277,24 +310,30 @@ mod own {
         let [depth, columns] = b.shape();
         let a = Matrix::new(values, 0, [rows, depth], [row_step, 1]).ok_or_else(outside)?;
         // SAFETY: `multiply` writes the whole of the result, or panics.
-        Ok(unsafe { filled(rows * columns, |out| b.multiply(a, out)) })
+        Ok(unsafe { filled(rows * columns, |out| b.multiply(a, &[0], out)) })
     }
 
-    pub fn product_of_rows_into(
+    pub fn product_of_taps_into(
         values: &[f32],
         rows: usize,
         row_step: usize,
+        taps: &[usize],
         b: &PackedMatrix,
         out: &mut [f32],
     ) -> Result<()> {
         let [depth, columns] = b.shape();
-        let a = Matrix::new(values, 0, [rows, depth], [row_step, 1]).ok_or_else(outside)?;
+        let part = part_of_depth(depth, taps)?;
+        let a = Matrix::new(values, 0, [rows, part], [row_step, 1]).ok_or_else(outside)?;
+        let last = taps.iter().max().copied().unwrap_or(0);
+        if rows > 0 && part > 0 && !a.has(rows - 1, part - 1, last) {
+            return Err(outside());
+        }
         if out.len() != rows * columns {
             return Err(other_size(out.len(), rows, columns));
         }
         // SAFETY: both are floats, and `multiply` writes no others than floats.
         let out = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<MaybeUninit<f32>>(), out.len()) };
-        b.multiply(a, out);
+        b.multiply(a, taps, out);
         Ok(())
     }
 }

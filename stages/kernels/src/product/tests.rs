@@ -79,6 +79,82 @@ fn rows_may_overlap() {
     assert!(packed.product_of_rows(&[], 0, 3).unwrap().is_empty());
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Rows that are put together from taps, in any order and overlapping,
+    /// against the product of the same rows one after the other. Parts are shorter and longer than a block of depth.
+    #[test]
+    fn taps_are_read_where_they_lie(
+        rows in 0usize..70, part in prop_oneof![1usize..40, 300usize..700], columns in 1usize..100,
+        row_step in 0usize..50, taps in prop::collection::vec(0usize..200, 1..5),
+    ) {
+        let depth = part * taps.len();
+        let weight = normal(&[columns, depth], &mut Noise::new(5)).to_dtype(DType::F32).unwrap();
+        let packed = PackedRhs::new(&weight.t().unwrap()).unwrap();
+        let length = rows * row_step + taps.iter().max().unwrap() + part;
+        let values: Vec<f32> = (0..length).map(|i| (i as f32 * 0.7).sin()).collect();
+        let mut gathered = Vec::new();
+        for row in 0..rows {
+            for tap in &taps {
+                gathered.extend_from_slice(&values[row * row_step + tap..][..part]);
+            }
+        }
+        let expected = packed.product_of_rows(&gathered, rows, depth).unwrap();
+        let mut found = vec![f32::NAN; expected.len()];
+        packed.product_of_taps_into(&values, rows, row_step, &taps, &mut found).unwrap();
+        prop_assert_eq!(&found, &expected);
+        if rows > 0 {
+            let short = &values[..(rows - 1) * row_step + taps.iter().max().unwrap() + part - 1];
+            prop_assert!(packed.product_of_taps_into(short, rows, row_step, &taps, &mut found).is_err());
+            prop_assert!(packed.product_of_taps_into(&values, rows, row_step, &[], &mut found).is_err());
+            found.pop();
+            prop_assert!(packed.product_of_taps_into(&values, rows, row_step, &taps, &mut found).is_err());
+        }
+    }
+}
+
+/// Sums of several blocks of depth that are added where the result lies, by each form of the micro-kernel.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn packed_products_are_the_same_for_any_processor() {
+    use std::mem::MaybeUninit;
+
+    use super::matrix::Matrix;
+    use super::micro_kernel::Processor;
+    use super::packing::PackedMatrix;
+
+    let Some(best) = Processor::detect() else {
+        return;
+    };
+    let value = |at: usize| (at * 7919 % 2003) as f32 / 1001.5 - 1.0;
+    for (rows, part, columns) in [(61, 500, 96), (9, 700, 41), (32, 32, 32), (1, 384, 128)] {
+        let taps = [part, 0, 3];
+        let weight: Vec<f32> = (0..taps.len() * part * columns).map(value).collect();
+        let values: Vec<f32> = (0..rows * 7 + 2 * part).map(|at| value(at + 5)).collect();
+        let found = [Processor::Avx2, best].map(|processor| {
+            let b = Matrix::new(&weight, 0, [taps.len() * part, columns], [1, taps.len() * part]).unwrap();
+            let a = Matrix::new(&values, 0, [rows, part], [7, 1]).unwrap();
+            let mut out = vec![MaybeUninit::new(f32::NAN); rows * columns];
+            PackedMatrix::new(processor, b).multiply(a, &taps, &mut out);
+            // SAFETY: there was a value in each from the beginning.
+            out.iter()
+                .map(|x| unsafe { x.assume_init() }.to_bits())
+                .collect::<Vec<u32>>()
+        });
+        assert_eq!(found[0], found[1], "{rows} {part} {columns}");
+        // One sum, by its formula.
+        let (row, column) = (rows - 1, columns / 2);
+        let depth = taps.iter().flat_map(|tap| (0..part).map(move |at| row * 7 + tap + at));
+        let products = depth.zip(&weight[column * taps.len() * part..]);
+        let exact: f64 = products
+            .map(|(at, weight)| f64::from(values[at]) * f64::from(*weight))
+            .sum();
+        let sum = f64::from(f32::from_bits(found[0][row * columns + column]));
+        assert!((sum - exact).abs() < 1e-3, "{sum} {exact}");
+    }
+}
+
 fn bits(x: &Tensor) -> Vec<u32> {
     let values: Vec<f32> = x.flatten_all().unwrap().to_vec1().unwrap();
     values.into_iter().map(f32::to_bits).collect()

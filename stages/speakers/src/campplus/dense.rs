@@ -1,12 +1,15 @@
 //! Blocks of densely connected layers with context-aware masks.
 //!
 //! The frames of a block are in one buffer with room for the channels that all layers add, so nothing is concatenated.
-//! The convolution of a layer reads overlapping rows; with dilation 2, even and odd frames are stored separately.
+//! The convolution of a layer reads its taps where they lie.
 
+#![allow(clippy::needless_range_loop, reason = "loops over lanes become vectors in this form")]
+
+use flow_kernels::multiversion;
 use flow_kernels::product::PackedRhs;
 
 use crate::error::Result;
-use crate::layers::{BatchNorm, normalized_relu, product_error, rounded};
+use crate::layers::{Aligned, BatchNorm, LANES, Spare, normalized_relu, product_error, rounded};
 use crate::linear::Linear;
 use crate::weights::Weights;
 
@@ -20,6 +23,8 @@ const TAPS: usize = 3;
 const SEGMENT: usize = 100;
 /// Frames that are normalised and multiplied together: at most 1024 channels of them lie in the second cache.
 const BLOCK: usize = 48;
+/// Padding in floats between normalised frames, so that they are not in the same set of the L1 cache.
+const PADDING: usize = 16;
 
 /// Dense layers, then one that halves the channels.
 pub struct DenseBlock {
@@ -66,24 +71,38 @@ impl DenseBlock {
     }
 
     /// `x` (frames, inputs) with what the layers add, (frames, width).
-    pub fn dense(&self, x: &[f32]) -> Result<Vec<f32>> {
+    pub fn dense(&self, x: &[f32], spare: &mut Spare) -> Result<Aligned> {
         let width = self.width();
-        let mut buffer = vec![0.0; x.len() / self.inputs * width];
+        let frames = x.len() / self.inputs;
+        let mut buffer = spare.take_values(frames * width);
         for (to, x) in buffer.chunks_exact_mut(width).zip(x.chunks_exact(self.inputs)) {
             to[..self.inputs].copy_from_slice(x);
         }
-        let mut scratch = Scratch::default();
+        let mut scratch = Scratch {
+            normalized: spare.take_values(BLOCK * (width + PADDING)),
+            hidden: spare.take_values(frames * BOTTLENECK),
+            local: spare.take_values(frames * GROWTH),
+        };
         for layer in &self.layers {
             layer.apply(&mut buffer, width, &mut scratch)?;
+        }
+        let Scratch {
+            normalized,
+            hidden,
+            local,
+        } = scratch;
+        for values in [normalized, hidden, local] {
+            spare.give_values(values);
         }
         Ok(buffer)
     }
 
     /// (frames, outputs) of (frames, width).
-    pub fn transit(&self, x: &[f32]) -> Result<Vec<f32>> {
-        let mut out = Vec::with_capacity(x.len() / 2);
-        self.transit
-            .apply(x, self.width(), &mut Vec::new(), |_, row| out.extend_from_slice(row))?;
+    pub fn transit(&self, x: &[f32], spare: &mut Spare) -> Result<Aligned> {
+        let mut out = spare.take_values(x.len() / self.width() * self.outputs());
+        let mut scratch = spare.take_values(BLOCK * (self.width() + PADDING));
+        self.transit.apply(x, self.width(), &mut scratch, &mut out, |_, _| ())?;
+        spare.give_values(scratch);
         Ok(out)
     }
 }
@@ -124,41 +143,87 @@ impl Normalized {
         })
     }
 
-    /// Gives the results of the first channels of `x`, whose frames have `width`, one by one with the number of the frame.
+    /// Writes to `out` (frames, outputs) the results of the first channels of `x`, whose frames have `width`. Blocks of them
+    /// go to `done` as soon as they are there, with the number of their first frame.
     fn apply(
         &self,
         x: &[f32],
         width: usize,
-        scratch: &mut Vec<f32>,
-        mut give: impl FnMut(usize, &[f32]),
+        scratch: &mut Aligned,
+        out: &mut [f32],
+        mut done: impl FnMut(usize, &mut [f32]),
     ) -> Result<()> {
-        let inputs = self.scale.len();
-        scratch.resize(BLOCK * inputs, 0.0);
-        for (block, x) in x.chunks(BLOCK * width).enumerate() {
-            normalized_relu(x, width, &self.scale, &self.shift, scratch);
-            let rows = self.linear.product_of_rows(scratch, x.len() / width, inputs);
-            let mut rows = rows.map_err(product_error)?;
-            for (row, values) in rows.chunks_exact_mut(self.outputs).enumerate() {
-                if let Some(bias) = &self.bias {
-                    for (value, bias) in values.iter_mut().zip(bias) {
-                        let sum = *value + bias;
-                        *value = if sum > 0.0 { sum } else { 0.0 };
-                    }
-                }
-                give(block * BLOCK + row, values);
+        let step = self.scale.len() + PADDING;
+        scratch.resize(BLOCK * step);
+        let blocks = x.chunks(BLOCK * width).zip(out.chunks_mut(BLOCK * self.outputs));
+        for (block, (x, out)) in blocks.enumerate() {
+            normalized_relu(x, width, [&self.scale, &self.shift], scratch, step);
+            self.linear
+                .product_of_rows_into(scratch, x.len() / width, step, out)
+                .map_err(product_error)?;
+            if let Some(bias) = &self.bias {
+                biased_relu(out, bias);
             }
+            done(block * BLOCK, out);
         }
         Ok(())
     }
 }
 
 /// Memory of the layers of a block, which all have as many frames.
-#[derive(Default)]
 struct Scratch {
-    normalized: Vec<f32>,
-    /// The frames within a layer; those of zeros, which no layer writes to, have the same places in all of them.
-    hidden: Vec<f32>,
-    local: Vec<f32>,
+    normalized: Aligned,
+    /// The frames within a layer, with as many frames of zeros before and behind them as the dilation is.
+    hidden: Aligned,
+    local: Aligned,
+}
+
+/// ReLU of rows with a bias.
+pub fn biased_relu(rows: &mut [f32], bias: &[f32]) {
+    multiversion!({
+        for row in rows.chunks_exact_mut(bias.len()) {
+            for (value, bias) in row.iter_mut().zip(bias) {
+                let sum = *value + bias;
+                *value = if sum > 0.0 { sum } else { 0.0 };
+            }
+        }
+    });
+}
+
+/// Adds the rows to `sums`, one after another.
+fn add_rows(rows: &[f32], sums: &mut [f32]) {
+    let channels = sums.len();
+    multiversion!({
+        for (part, sums) in sums.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let mut sum = *sums;
+            for row in rows.chunks_exact(channels) {
+                let row = &row.as_chunks::<LANES>().0[part];
+                for lane in 0..LANES {
+                    sum[lane] += row[lane];
+                }
+            }
+            *sums = sum;
+        }
+    });
+}
+
+/// The first rows of `local` times the masks of their segments, to the channels of `frames` from `place` on.
+fn masked(local: &[f32], masks: &[f32], frames: &mut [f32], width: usize, place: usize) {
+    multiversion!({
+        let rows = local.as_chunks::<GROWTH>().0;
+        for ((frames, rows), mask) in frames
+            .chunks_mut(SEGMENT * width)
+            .zip(rows.chunks(SEGMENT))
+            .zip(masks.as_chunks::<GROWTH>().0)
+        {
+            for (frame, row) in frames.chunks_exact_mut(width).zip(rows) {
+                let to = &mut frame[place..].as_chunks_mut::<GROWTH>().0[0];
+                for channel in 0..GROWTH {
+                    to[channel] = row[channel] * mask[channel];
+                }
+            }
+        }
+    });
 }
 
 /// Adds [`GROWTH`] channels.
@@ -210,35 +275,29 @@ impl DenseLayer {
             local,
         } = scratch;
         let frames = buffer.len() / width;
-        // Frames of each remainder lie together, with a frame of zeros before, between and behind them.
-        let mut starts = Vec::with_capacity(self.dilation);
-        let mut next = 1;
-        for phase in 0..self.dilation {
-            starts.push(next);
-            next += frames.saturating_sub(phase).div_ceil(self.dilation) + 1;
-        }
-        let place = |frame: usize| starts[frame % self.dilation] + frame / self.dilation;
-        hidden.resize(next * BOTTLENECK, 0.0);
+        let padding = self.dilation * BOTTLENECK;
+        hidden.resize(frames * BOTTLENECK + 2 * padding);
+        let (before, rest) = hidden.split_at_mut(padding);
+        let (within, behind) = rest.split_at_mut(frames * BOTTLENECK);
+        before.fill(0.0);
+        behind.fill(0.0);
         let mut sums = vec![0.0; frames.div_ceil(SEGMENT) * BOTTLENECK];
-        self.bottleneck.apply(buffer, width, normalized, |frame, row| {
-            hidden[place(frame) * BOTTLENECK..][..BOTTLENECK].copy_from_slice(row);
-            let sums = &mut sums[frame / SEGMENT * BOTTLENECK..][..BOTTLENECK];
-            for (sum, value) in sums.iter_mut().zip(row) {
-                *sum += value;
-            }
-        })?;
+        self.bottleneck
+            .apply(buffer, width, normalized, within, |mut first, mut rows| {
+                while !rows.is_empty() {
+                    let left = (SEGMENT - first % SEGMENT) * BOTTLENECK;
+                    let (part, next) = rows.split_at_mut(left.min(rows.len()));
+                    add_rows(part, &mut sums[first / SEGMENT * BOTTLENECK..][..BOTTLENECK]);
+                    (first, rows) = (first + part.len() / BOTTLENECK, next);
+                }
+            })?;
         let masks = self.masks(&sums, frames);
-        local.resize((next - TAPS + 1) * GROWTH, 0.0);
+        local.resize(frames * GROWTH);
+        let taps: [usize; TAPS] = std::array::from_fn(|tap| tap * padding);
         self.local
-            .product_of_rows_into(hidden, next - TAPS + 1, BOTTLENECK, local)
+            .product_of_taps_into(hidden, frames, BOTTLENECK, &taps, local)
             .map_err(product_error)?;
-        for (frame, to) in buffer.chunks_exact_mut(width).enumerate() {
-            let row = &local[(place(frame) - 1) * GROWTH..][..GROWTH];
-            let mask = &masks[frame / SEGMENT * GROWTH..][..GROWTH];
-            for ((to, value), mask) in to[self.inputs..][..GROWTH].iter_mut().zip(row).zip(mask) {
-                *to = value * mask;
-            }
-        }
+        masked(local, &masks, buffer, width, self.inputs);
         Ok(())
     }
 

@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 use crate::fbank::BANDS;
 use crate::layers::conv2d::{BasicBlock, Conv2d};
 use crate::layers::pooling::statistics;
-use crate::layers::{BatchNorm, FeatureMap, KeptSpare, Spare, product_error, rounded};
+use crate::layers::{Aligned, BatchNorm, FeatureMap, KeptSpare, Spare, product_error, rounded};
 use crate::linear::Linear;
 use crate::weights::{Weights, unpack};
-use dense::DenseBlock;
+use dense::{DenseBlock, biased_relu};
 
 /// Values of an embedding.
 pub const DIMENSION: usize = 192;
@@ -107,20 +107,24 @@ impl CamPlusPlus {
     /// If there are less than [`MIN_FRAMES`] whole frames, or a value is not finite or larger than [`MAX_FEATURE`].
     pub fn embedding(&self, features: &[f32]) -> Result<Vec<f32>> {
         check_features(features, MIN_FRAMES)?;
-        let hidden = self.spare.lend(|spare| {
+        let statistics = self.spare.lend(|spare| {
             let head = self.head(features, spare)?;
-            let hidden = self.tdnn(&head);
+            let mut hidden = self.tdnn(&head, spare)?;
             spare.give(head);
-            hidden
+            let mut channels = TDNN;
+            for block in &self.blocks {
+                let dense = block.dense(&hidden, spare)?;
+                spare.give_values(hidden);
+                hidden = block.transit(&dense, spare)?;
+                spare.give_values(dense);
+                channels = block.outputs();
+            }
+            let statistics = statistics(&hidden, channels);
+            spare.give_values(hidden);
+            Ok(statistics)
         })?;
-        let hidden = self
-            .blocks
-            .iter()
-            .try_fold(hidden, |x, block| block.transit(&block.dense(&x)?))?;
-        let channels = self.blocks.last().map_or(TDNN, DenseBlock::outputs);
         let mut embedding = vec![0.0; DIMENSION];
-        self.output
-            .apply(&statistics(&hidden, channels), &mut embedding, 1, |_| (0, 0));
+        self.output.apply(&statistics, &mut embedding, 1, |_| (0, 0));
         finite(embedding)
     }
 
@@ -144,18 +148,37 @@ impl CamPlusPlus {
     }
 
     /// (frames / 2 rounded up, 128) of what the head gives.
-    fn tdnn(&self, head: &FeatureMap) -> Result<Vec<f32>> {
-        let padding = TDNN_TAPS / 2 * HEAD;
-        let mut padded = vec![0.0; head.values.len() + 2 * padding];
-        padded[padding..padding + head.values.len()].copy_from_slice(&head.values);
+    fn tdnn(&self, head: &FeatureMap, spare: &mut Spare) -> Result<Aligned> {
         let frames = head.frames.div_ceil(TDNN_STRIDE);
-        let rows = self.tdnn.product_of_rows(&padded, frames, TDNN_STRIDE * HEAD);
-        let mut rows = rows.map_err(product_error)?;
-        for row in rows.chunks_exact_mut(TDNN) {
-            for (value, bias) in row.iter_mut().zip(&self.tdnn_bias) {
-                *value = (*value + bias).max(0.0);
+        let mut rows = spare.take_values(frames * TDNN);
+        let padding = TDNN_TAPS / 2;
+        // Results whose taps are all frames of the head.
+        let inner = 1..(head.frames.saturating_sub(padding)).div_ceil(TDNN_STRIDE).max(1);
+        let product = |values: &[f32], rows: &mut [f32]| {
+            let count = rows.len() / TDNN;
+            self.tdnn
+                .product_of_rows_into(values, count, TDNN_STRIDE * HEAD, rows)
+                .map_err(product_error)
+        };
+        let mut padded = Vec::new();
+        for frame in (0..frames).filter(|frame| !inner.contains(frame)) {
+            padded.clear();
+            for tap in 0..TDNN_TAPS {
+                match (frame * TDNN_STRIDE + tap)
+                    .checked_sub(padding)
+                    .filter(|from| *from < head.frames)
+                {
+                    Some(from) => padded.extend_from_slice(&head.values[from * HEAD..][..HEAD]),
+                    None => padded.resize(padded.len() + HEAD, 0.0),
+                }
             }
+            product(&padded, &mut rows[frame * TDNN..][..TDNN])?;
         }
+        if !inner.is_empty() {
+            let first = &head.values[(inner.start * TDNN_STRIDE - padding) * HEAD..];
+            product(first, &mut rows[inner.start * TDNN..inner.end * TDNN])?;
+        }
+        biased_relu(&mut rows, &self.tdnn_bias);
         Ok(rows)
     }
 }

@@ -90,14 +90,15 @@ fn stages_are_those_of_the_original() {
             assert!(difference < STAGES, "{name}: {difference}");
         }
     };
-    let head = network.head(&features, &mut Spare::default()).unwrap();
+    let spare = &mut Spare::default();
+    let head = network.head(&features, spare).unwrap();
     let channels_first: Vec<f32> = head
         .values
         .chunks_exact(HEAD)
         .flat_map(|frame| (0..HEAD).map(|at| frame[at % HEAD_BANDS * CHANNELS + at / HEAD_BANDS]))
         .collect();
     close(&channels_first, "head");
-    let mut x = network.tdnn(&head).unwrap();
+    let mut x = network.tdnn(&head, spare).unwrap();
     close(&x, "tdnn");
     let part = |x: &[f32], width: usize, from: usize| -> Vec<f32> {
         x.chunks_exact(width)
@@ -106,12 +107,12 @@ fn stages_are_those_of_the_original() {
     };
     for (number, block) in network.blocks.iter().enumerate() {
         let width = block.width();
-        let dense = block.dense(&x).unwrap();
+        let dense = block.dense(&x, spare).unwrap();
         if number == 0 {
             close(&part(&dense, width, TDNN), "block1.tdnnd1");
         }
         close(&part(&dense, width, width - 32), &format!("block{}_last32", number + 1));
-        x = block.transit(&dense).unwrap();
+        x = block.transit(&dense, spare).unwrap();
         // The last one is folded with the norm behind it.
         close(
             &x,

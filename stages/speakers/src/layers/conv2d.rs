@@ -11,12 +11,15 @@ use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
 
 use super::winograd::Winograd;
+use super::winograd_frames::WinogradFrames;
 use super::{BatchNorm, FeatureMap, LANES, Spare, product_error, rounded, with_scratch};
 use crate::error::Result;
 use crate::weights::Weights;
 
-/// Rows of a product for which a block of frames is laid out.
+/// Rows of a product, at least, and frames, at least, that are laid out together: of the frames of a block two are laid out
+/// for the next one, too.
 const ROWS: usize = 96;
+const FRAMES: usize = 8;
 const TAPS: usize = 3;
 
 /// A convolution without bias and the batch norm after it.
@@ -31,7 +34,8 @@ pub struct Conv2d {
 
 enum Kernel {
     Winograd(Winograd),
-    /// 3 x 3; of the depth of the product the band is outermost, then the frame, then the channel.
+    WinogradFrames(WinogradFrames),
+    /// 3 x 3; of the depth of the product the frame is outermost, then the band, then the channel.
     Rows(PackedRhs),
     /// 3 x 3 of a single channel: for each [`LANES`] outputs their weights at each tap, the bands of taps outermost.
     One(Vec<[[f32; LANES]; TAPS * TAPS]>),
@@ -57,6 +61,8 @@ impl Conv2d {
             Kernel::Point(PackedRhs::from_weight(&rounded(&folded, &name)?, outputs).map_err(product_error)?)
         } else if band_stride == 1 && frame_stride == 1 && Winograd::fits(inputs, outputs) {
             Kernel::Winograd(Winograd::new(&folded, [inputs, outputs], &name)?)
+        } else if frame_stride == 1 && WinogradFrames::fits(inputs, outputs) {
+            Kernel::WinogradFrames(WinogradFrames::new(&folded, [inputs, outputs], band_stride, &name)?)
         } else if inputs == 1 && outputs.is_multiple_of(LANES) && band_stride == 1 && frame_stride == 1 {
             let mut blocks = vec![[[0.0; LANES]; TAPS * TAPS]; outputs / LANES];
             for (output, weight) in rounded(&folded, &name)?.chunks_exact(TAPS * TAPS).enumerate() {
@@ -70,7 +76,8 @@ impl Conv2d {
             let mut rows = Vec::with_capacity(folded.len());
             for weight in folded.chunks_exact(inputs * TAPS * TAPS) {
                 for tap in 0..TAPS * TAPS {
-                    rows.extend(weight.iter().skip(tap).step_by(TAPS * TAPS));
+                    let (frame, band) = (tap / TAPS, tap % TAPS);
+                    rows.extend(weight.iter().skip(band * TAPS + frame).step_by(TAPS * TAPS));
                 }
             }
             Kernel::Rows(PackedRhs::from_weight(&rows, outputs).map_err(product_error)?)
@@ -97,6 +104,7 @@ impl Conv2d {
         };
         match &self.kernel {
             Kernel::Winograd(kernel) => kernel.apply(x, &epilogue, &mut out)?,
+            Kernel::WinogradFrames(kernel) => kernel.apply(x, &epilogue, &mut out)?,
             Kernel::Rows(kernel) => self.by_rows(kernel, x, &epilogue, &mut out)?,
             Kernel::One(kernel) => one_channel(kernel, x, &epilogue, &mut out),
             Kernel::Point(kernel) => self.by_points(kernel, x, &epilogue, &mut out)?,
@@ -104,39 +112,43 @@ impl Conv2d {
         Ok(out)
     }
 
-    /// In blocks of frames: for each band, with one of padding on each side, the three frames of an output frame are
-    /// adjacent, so that three bands of them, which overlap with those of the next band, are a row of the product.
+    /// In blocks of frames, which are laid out with a band of padding on each side: the three bands of a result are adjacent
+    /// in each of its three frames. Where every other frame is skipped, even and odd ones lie apart, so that those of
+    /// the results follow each other.
     fn by_rows(&self, kernel: &PackedRhs, x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) -> Result<()> {
-        let position = TAPS * self.inputs;
         let width = (x.bands + 2).next_multiple_of(self.band_stride);
-        let (bands, grid) = (out.bands, width / self.band_stride);
-        let frames = ROWS.div_ceil(grid);
-        let frame_size = bands * self.outputs;
+        let grid = width / self.band_stride;
+        let frames = ROWS.div_ceil(grid).max(FRAMES);
+        let (in_size, width) = (x.bands * self.inputs, width * self.inputs);
+        let plane = (frames + TAPS - 1) * width;
+        let taps: [usize; TAPS] =
+            std::array::from_fn(|tap| tap % self.frame_stride * plane + tap / self.frame_stride * width);
+        let (bands, frame_size) = (out.bands, out.bands * self.outputs);
         let block = |(number, out): (usize, &mut [f32])| {
-            with_scratch(|[buffer, sums]| -> Result<()> {
-                // The last row, which does not count, reads behind the last frame.
-                buffer.resize((frames * width + TAPS) * position);
+            with_scratch(|[buffer, sums, _]| -> Result<()> {
                 let count = out.len() / frame_size;
-                for (row, frame) in (number * frames..).take(count).enumerate() {
-                    let row = &mut buffer[row * width * position..][..width * position];
-                    // Padding, in which another convolution may have left values.
-                    row[..position].fill(0.0);
-                    row[(x.bands + 1) * position..].fill(0.0);
-                    for tap in 0..TAPS {
-                        let from = (frame * self.frame_stride + tap)
-                            .checked_sub(1)
-                            .filter(|from| *from < x.frames)
-                            .map(|from| &x.values[from * x.bands * self.inputs..][..x.bands * self.inputs]);
-                        let to = &mut row[position..][..x.bands * position];
-                        copy_channels(from, to, self.inputs, tap);
+                buffer.resize(self.frame_stride * plane);
+                for at in 0..(count - 1) * self.frame_stride + TAPS {
+                    let row = at % self.frame_stride * plane + at / self.frame_stride * width;
+                    let row = &mut buffer[row..row + width];
+                    let frame = number * frames * self.frame_stride + at;
+                    match frame.checked_sub(1).filter(|frame| *frame < x.frames) {
+                        Some(frame) => {
+                            // Padding, in which another convolution may have left values.
+                            row[..self.inputs].fill(0.0);
+                            row[self.inputs..][..in_size].copy_from_slice(&x.values[frame * in_size..][..in_size]);
+                            row[self.inputs + in_size..].fill(0.0);
+                        }
+                        None => row.fill(0.0),
                     }
                 }
-                buffer[count * width * position..].fill(0.0);
-                sums.resize(count * grid * self.outputs);
+                // Rows behind the last band of a frame do not count.
+                let rows = (count - 1) * grid + bands;
+                sums.resize(rows * self.outputs);
                 kernel
-                    .product_of_rows_into(buffer, count * grid, self.band_stride * position, sums)
+                    .product_of_taps_into(buffer, rows, self.band_stride * self.inputs, &taps, sums)
                     .map_err(product_error)?;
-                let frames_of_sums = sums.chunks_exact(grid * self.outputs);
+                let frames_of_sums = sums.chunks(grid * self.outputs);
                 for (row, (sums, out)) in frames_of_sums.zip(out.chunks_exact_mut(frame_size)).enumerate() {
                     epilogue.apply(&sums[..frame_size], (number * frames + row) * frame_size, out);
                 }
@@ -149,39 +161,39 @@ impl Conv2d {
             .try_for_each(block)
     }
 
+    /// In blocks of frames. Where positions are evenly apart they are read where they lie.
     fn by_points(&self, kernel: &PackedRhs, x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) -> Result<()> {
-        let mut rows = Vec::with_capacity(out.frames * out.bands * self.inputs);
-        for frame in (0..x.frames).step_by(self.frame_stride) {
-            for band in (0..x.bands).step_by(self.band_stride) {
-                rows.extend_from_slice(x.at(frame, band));
-            }
-        }
-        let sums = kernel
-            .product_of_rows(&rows, out.frames * out.bands, self.inputs)
-            .map_err(product_error)?;
-        epilogue.apply(&sums, 0, &mut out.values);
-        Ok(())
-    }
-}
-
-/// Copies the channels of each band of a frame, or zeros, to place `tap` of three of this band.
-fn copy_channels(from: Option<&[f32]>, to: &mut [f32], channels: usize, tap: usize) {
-    let to = to
-        .chunks_exact_mut(TAPS * channels)
-        .map(|to| &mut to[tap * channels..][..channels]);
-    match from {
-        Some(from) if channels.is_multiple_of(LANES) => multiversion!({
-            for (to, from) in to.zip(from.chunks_exact(channels)) {
-                let (to, _) = to.as_chunks_mut::<LANES>();
-                for (to, from) in to.iter_mut().zip(from.as_chunks::<LANES>().0) {
-                    *to = *from;
-                }
-            }
-        }),
-        Some(from) => to
-            .zip(from.chunks_exact(channels))
-            .for_each(|(to, from)| to.copy_from_slice(from)),
-        None => to.for_each(|to| to.fill(0.0)),
+        let even = self.frame_stride == 1 && x.bands.is_multiple_of(self.band_stride);
+        let frames = ROWS.div_ceil(out.bands).max(FRAMES);
+        let (bands, frame_size) = (out.bands, out.bands * self.outputs);
+        let block = |(number, out): (usize, &mut [f32])| {
+            with_scratch(|[positions, sums, _]| -> Result<()> {
+                let (first, count) = (number * frames, out.len() / frame_size);
+                let (from, step) = if even {
+                    (
+                        &x.values[first * x.bands * self.inputs..],
+                        self.band_stride * self.inputs,
+                    )
+                } else {
+                    positions.resize(count * bands * self.inputs);
+                    for (at, to) in positions.chunks_exact_mut(self.inputs).enumerate() {
+                        let frame = (first + at / bands) * self.frame_stride;
+                        to.copy_from_slice(x.at(frame, at % bands * self.band_stride));
+                    }
+                    (&positions[..], self.inputs)
+                };
+                sums.resize(out.len());
+                kernel
+                    .product_of_rows_into(from, count * bands, step, sums)
+                    .map_err(product_error)?;
+                epilogue.apply(sums, first * frame_size, out);
+                Ok(())
+            })
+        };
+        out.values
+            .par_chunks_mut(frames * frame_size)
+            .enumerate()
+            .try_for_each(block)
     }
 }
 
@@ -376,6 +388,9 @@ mod tests {
             (16, 24, 3, [1, 1], 13, 10),
             (32, 32, 3, [1, 1], 51, 40),
             (8, 16, 3, [2, 1], 11, 10),
+            (32, 64, 3, [2, 1], 1, 1),
+            (32, 32, 3, [2, 1], 51, 40),
+            (64, 32, 3, [2, 1], 30, 7),
             (8, 16, 3, [2, 2], 12, 9),
             (5, 7, 3, [1, 1], 30, 6),
             (8, 16, 1, [2, 2], 7, 9),

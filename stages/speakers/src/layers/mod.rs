@@ -3,6 +3,7 @@
 pub mod conv2d;
 pub mod pooling;
 pub mod winograd;
+pub mod winograd_frames;
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
@@ -31,9 +32,14 @@ impl Aligned {
     /// Floats of a cache line.
     const LINE: usize = 16;
 
+    /// Floats that are taken for so many values.
+    fn room(len: usize) -> usize {
+        len + Self::LINE - 1
+    }
+
     /// Changes the length. The values are then without meaning.
     pub fn resize(&mut self, len: usize) {
-        let room = len + Self::LINE - 1;
+        let room = Self::room(len);
         if self.floats.len() < room {
             self.floats = vec![0.0; room];
             // A multiple of four bytes apart from a line; otherwise the start does not matter.
@@ -92,25 +98,42 @@ impl FeatureMap {
     }
 }
 
-/// Memory of maps that are no longer needed, for the next ones: fresh memory costs as much as a small layer.
+/// Memory that is no longer needed, for what is computed next: fresh memory costs as much as a layer.
 #[derive(Default)]
 pub struct Spare(Vec<Aligned>);
 
 impl Spare {
     /// A map whose values are without meaning.
     pub fn take(&mut self, frames: usize, bands: usize, channels: usize) -> FeatureMap {
-        let mut values = self.0.pop().unwrap_or_default();
-        values.resize(frames * bands * channels);
         FeatureMap {
             frames,
             bands,
             channels,
-            values,
+            values: self.take_values(frames * bands * channels),
         }
     }
 
+    /// Values without meaning: in the least memory that has room for them, or else in fresh memory, in place of the least
+    /// there is.
+    pub fn take_values(&mut self, len: usize) -> Aligned {
+        let all = || self.0.iter().enumerate();
+        let room = |(_, values): &(usize, &Aligned)| values.floats.len();
+        let fitting = all().filter(|found| room(found) >= Aligned::room(len));
+        let chosen = fitting.min_by_key(room).or_else(|| all().min_by_key(room));
+        let mut values = match chosen.map(|(place, _)| place) {
+            Some(place) => self.0.swap_remove(place),
+            None => Aligned::default(),
+        };
+        values.resize(len);
+        values
+    }
+
     pub fn give(&mut self, map: FeatureMap) {
-        self.0.push(map.values);
+        self.give_values(map.values);
+    }
+
+    pub fn give_values(&mut self, values: Aligned) {
+        self.0.push(values);
     }
 
     /// Floats of all its memory.
@@ -126,7 +149,7 @@ pub struct KeptSpare(Mutex<Vec<Spare>>);
 impl KeptSpare {
     /// Embeddings that are computed at the same time beyond this number take fresh memory.
     const MOST: usize = 2;
-    /// More than this is given back: a chunk of ten seconds takes 40 MB, and there may be any number of frames.
+    /// More than this is given back: a chunk of ten seconds takes some 30 MB, and there may be any number of frames.
     const MOST_FLOATS: usize = 12 << 20;
 
     pub fn lend<R>(&self, work: impl FnOnce(&mut Spare) -> R) -> R {
@@ -142,11 +165,11 @@ impl KeptSpare {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<[Aligned; 2]> = RefCell::default();
+    static SCRATCH: RefCell<[Aligned; 3]> = RefCell::default();
 }
 
 /// Gives `work` memory of this thread, of any length and with values without meaning.
-pub fn with_scratch<R>(work: impl FnOnce(&mut [Aligned; 2]) -> R) -> R {
+pub fn with_scratch<R>(work: impl FnOnce(&mut [Aligned; 3]) -> R) -> R {
     // Taken out: while a product waits for other threads, this one may begin another piece of work.
     let mut scratch = SCRATCH.with_borrow_mut(std::mem::take);
     let result = work(&mut scratch);
@@ -213,14 +236,14 @@ pub fn product_error(error: flow_kernels::Error) -> Error {
     Error::Input(error.to_string())
 }
 
-/// `to = x scale + shift` with ReLU for frames, of which the first channels count, as many as `scale` has; those of `to`
-/// have no others.
-pub fn normalized_relu(x: &[f32], width: usize, scale: &[f32], shift: &[f32], to: &mut [f32]) {
+/// `to = x scale + shift` with ReLU for frames of `width`, of which the first channels count, as many as `scale` has; those
+/// of `to` are `step` apart.
+pub fn normalized_relu(x: &[f32], width: usize, [scale, shift]: [&[f32]; 2], to: &mut [f32], step: usize) {
     let channels = scale.len();
     let shift = &shift[..channels];
     multiversion!({
-        for (x, to) in x.chunks_exact(width).zip(to.chunks_exact_mut(channels)) {
-            let x = &x[..channels];
+        for (x, to) in x.chunks_exact(width).zip(to.chunks_exact_mut(step)) {
+            let (x, to) = (&x[..channels], &mut to[..channels]);
             for at in 0..channels {
                 let value = x[at].mul_add(scale[at], shift[at]);
                 to[at] = if value > 0.0 { value } else { 0.0 };
@@ -245,6 +268,26 @@ mod tests {
             spare.give(map);
         }
         assert_eq!(*Aligned::from(&[1.0, 2.0][..]), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn the_least_memory_with_room_is_taken() {
+        let mut spare = Spare::default();
+        for len in [1000, 100, 500] {
+            let mut values = Aligned::default();
+            values.resize(len);
+            spare.give_values(values);
+        }
+        let mut take = |len: usize| {
+            let values = spare.take_values(len);
+            assert_eq!(values.len(), len);
+            values.floats.len()
+        };
+        assert_eq!(take(400), Aligned::room(500));
+        // None has room: in place of the least one.
+        assert_eq!(take(2000), Aligned::room(2000));
+        assert_eq!(take(1), Aligned::room(1000));
+        assert_eq!(take(1), Aligned::room(1));
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
 #![allow(
     clippy::needless_range_loop,
-    reason = "loops over lanes and places become vectors in this form"
+    clippy::manual_map,
+    reason = "loops over lanes and places become vectors in this form, and a closure is not compiled for the vectors"
 )]
 
 use flow_kernels::multiversion;
@@ -17,8 +18,8 @@ use super::{FeatureMap, LANES, product_error, rounded, with_scratch};
 use crate::error::Result;
 
 /// Values of a tile in each direction, and results.
-const TILE: usize = 6;
-const STEP: usize = 4;
+pub const TILE: usize = 6;
+pub const STEP: usize = 4;
 const PLACES: usize = TILE * TILE;
 /// Tiles that are transformed together, at least: the rows of a product.
 const TILES: usize = 48;
@@ -26,7 +27,7 @@ const TILES: usize = 48;
 const PADDING: usize = 16;
 
 /// How a kernel's three taps become six values.
-const KERNEL: [[f64; 3]; TILE] = [
+pub const KERNEL: [[f64; 3]; TILE] = [
     [1.0 / 4.0, 0.0, 0.0],
     [-1.0 / 6.0, -1.0 / 6.0, -1.0 / 6.0],
     [-1.0 / 6.0, 1.0 / 6.0, -1.0 / 6.0],
@@ -76,27 +77,33 @@ impl Winograd {
     pub fn apply(&self, x: &FeatureMap, epilogue: &Epilogue, out: &mut FeatureMap) -> Result<()> {
         let (bands, in_row) = (out.bands, out.bands.div_ceil(STEP));
         let rows = TILES.div_ceil(in_row);
-        let frame_size = bands * self.outputs;
-        let zeros = vec![[0.0; LANES]; self.inputs / LANES];
+        let (frame_size, in_size) = (bands * self.outputs, bands * self.inputs);
+        // Of a frame with a band of padding before it, and those behind that the last tile has.
+        let padded_size = (in_row * STEP + TILE - STEP) * self.inputs;
         let block = |(number, out): (usize, &mut [f32])| {
-            with_scratch(|[values, sums]| -> Result<()> {
+            with_scratch(|[padded, values, sums]| -> Result<()> {
                 let frames = out.len() / frame_size;
-                let tiles = frames.div_ceil(STEP) * in_row;
+                let rows_here = frames.div_ceil(STEP);
+                let tiles = rows_here * in_row;
+                let first = number * rows * STEP;
+                padded.resize((rows_here * STEP + TILE - STEP) * padded_size);
+                for (at, to) in padded.chunks_exact_mut(padded_size).enumerate() {
+                    match (first + at).checked_sub(1).filter(|frame| *frame < x.frames) {
+                        Some(frame) => {
+                            to[..self.inputs].fill(0.0);
+                            to[self.inputs..][..in_size].copy_from_slice(&x.values[frame * in_size..][..in_size]);
+                            to[self.inputs + in_size..].fill(0.0);
+                        }
+                        None => to.fill(0.0),
+                    }
+                }
                 let strides = [self.inputs, self.outputs].map(|channels| tiles * channels + PADDING);
                 values.resize(PLACES * strides[0]);
                 sums.resize(PLACES * strides[1]);
                 for tile in 0..tiles {
-                    let frame = (number * rows + tile / in_row) * STEP;
-                    let band = tile % in_row * STEP;
-                    let from = std::array::from_fn(|place| {
-                        let frame = (frame + place / TILE).checked_sub(1).filter(|frame| *frame < x.frames);
-                        let band = (band + place % TILE).checked_sub(1).filter(|band| *band < x.bands);
-                        match (frame, band) {
-                            (Some(frame), Some(band)) => x.at(frame, band).as_chunks().0,
-                            _ => &zeros[..],
-                        }
-                    });
-                    transform_input(&from, &mut values[tile * self.inputs..], strides[0]);
+                    let from = tile / in_row * STEP * padded_size + tile % in_row * STEP * self.inputs;
+                    let to = &mut values[tile * self.inputs..];
+                    transform_input(&padded[from..], [padded_size, self.inputs], to, strides[0]);
                 }
                 let places = values.chunks_exact(strides[0]).zip(sums.chunks_exact_mut(strides[1]));
                 for (kernel, (values, sums)) in self.places.iter().zip(places) {
@@ -104,18 +111,15 @@ impl Winograd {
                         .product_of_rows_into(values, tiles, self.inputs, &mut sums[..tiles * self.outputs])
                         .map_err(product_error)?;
                 }
-                let start = number * rows * STEP * frame_size;
+                let start = first * frame_size;
                 for tile in 0..tiles {
                     let (frame, band) = (tile / in_row * STEP, tile % in_row * STEP);
-                    let from: [&[Lanes]; PLACES] = std::array::from_fn(|place| {
-                        let sums = &sums[place * strides[1] + tile * self.outputs..];
-                        sums[..self.outputs].as_chunks().0
-                    });
                     let counts = [STEP.min(frames - frame), STEP.min(bands - band)];
                     let first = (frame * bands + band) * self.outputs;
                     let add = epilogue.add.map(|add| &add[start + first..]);
                     let finish = Epilogue { add, ..*epilogue };
-                    transform_output(&from, &finish, &mut out[first..], counts, frame_size);
+                    let from = &sums[tile * self.outputs..];
+                    transform_output(from, strides[1], &finish, &mut out[first..], counts, frame_size);
                 }
                 Ok(())
             })
@@ -128,11 +132,16 @@ impl Winograd {
 }
 
 /// Channels that are transformed together. Loops over them, on arrays that nothing else points to, become vectors.
-type Lanes = [f32; LANES];
+pub type Lanes = [f32; LANES];
+
+#[inline(always)]
+pub fn lanes(values: &[f32], at: usize) -> &Lanes {
+    &values[at..at + LANES].as_chunks().0[0]
+}
 
 /// Six values of a tile, in one direction.
 #[inline(always)]
-fn input(from: [&Lanes; TILE], to: &mut [Lanes; TILE]) {
+pub fn input(from: [&Lanes; TILE], to: &mut [Lanes; TILE]) {
     for lane in 0..LANES {
         let d = [
             from[0][lane],
@@ -155,7 +164,7 @@ fn input(from: [&Lanes; TILE], to: &mut [Lanes; TILE]) {
 
 /// Four results of six sums, in one direction.
 #[inline(always)]
-fn output(from: [&Lanes; TILE], to: &mut [Lanes; STEP]) {
+pub fn output(from: [&Lanes; TILE], to: &mut [Lanes; STEP]) {
     for lane in 0..LANES {
         let m = [
             from[0][lane],
@@ -174,20 +183,22 @@ fn output(from: [&Lanes; TILE], to: &mut [Lanes; STEP]) {
     }
 }
 
-/// Transforms the values of a tile, one slice of channels at each place; those of place `p` go to `p * stride` of `to`.
-fn transform_input(from: &[&[Lanes]; PLACES], to: &mut [f32], stride: usize) {
+/// Transforms the values of a tile, whose frames are `frame` floats apart in `from` and whose bands `channels`; those of
+/// place `p` go to `p * stride` of `to`.
+fn transform_input(from: &[f32], [frame, channels]: [usize; 2], to: &mut [f32], stride: usize) {
     multiversion!({
         let mut half = [[[0.0; LANES]; TILE]; TILE];
         let mut row = [[0.0; LANES]; TILE];
-        for channel in 0..from[0].len() {
+        for channel in (0..channels).step_by(LANES) {
             for band in 0..TILE {
+                let at = band * channels + channel;
                 let column = [
-                    &from[band][channel],
-                    &from[TILE + band][channel],
-                    &from[2 * TILE + band][channel],
-                    &from[3 * TILE + band][channel],
-                    &from[4 * TILE + band][channel],
-                    &from[5 * TILE + band][channel],
+                    lanes(from, at),
+                    lanes(from, frame + at),
+                    lanes(from, 2 * frame + at),
+                    lanes(from, 3 * frame + at),
+                    lanes(from, 4 * frame + at),
+                    lanes(from, 5 * frame + at),
                 ];
                 input(column, &mut half[band]);
             }
@@ -202,7 +213,7 @@ fn transform_input(from: &[&[Lanes]; PLACES], to: &mut [f32], stride: usize) {
                 ];
                 input(values, &mut row);
                 for band in 0..TILE {
-                    let at = (frame * TILE + band) * stride + channel * LANES;
+                    let at = (frame * TILE + band) * stride + channel;
                     to[at..at + LANES].copy_from_slice(&row[band]);
                 }
             }
@@ -210,10 +221,11 @@ fn transform_input(from: &[&[Lanes]; PLACES], to: &mut [f32], stride: usize) {
     });
 }
 
-/// Transforms the sums of a tile and finishes `counts` (frames, bands) of the results, which begin at the start of `out`
-/// and of what is added.
+/// Transforms the sums of a tile, those of place `p` at `p * stride` of `from`, and finishes `counts` (frames, bands) of the
+/// results, which begin at the start of `out` and of what is added.
 fn transform_output(
-    from: &[&[Lanes]; PLACES],
+    from: &[f32],
+    stride: usize,
     epilogue: &Epilogue,
     out: &mut [f32],
     counts: [usize; 2],
@@ -223,19 +235,20 @@ fn transform_output(
         let channels = epilogue.bias.len();
         let mut half = [[[0.0; LANES]; STEP]; TILE];
         let mut row = [[0.0; LANES]; STEP];
-        for channel in 0..channels / LANES {
+        for channel in (0..channels).step_by(LANES) {
             for band in 0..TILE {
+                let at = band * stride + channel;
                 let column = [
-                    &from[band][channel],
-                    &from[TILE + band][channel],
-                    &from[2 * TILE + band][channel],
-                    &from[3 * TILE + band][channel],
-                    &from[4 * TILE + band][channel],
-                    &from[5 * TILE + band][channel],
+                    lanes(from, at),
+                    lanes(from, TILE * stride + at),
+                    lanes(from, 2 * TILE * stride + at),
+                    lanes(from, 3 * TILE * stride + at),
+                    lanes(from, 4 * TILE * stride + at),
+                    lanes(from, 5 * TILE * stride + at),
                 ];
                 output(column, &mut half[band]);
             }
-            let bias = &epilogue.bias.as_chunks().0[channel];
+            let bias = lanes(epilogue.bias, channel);
             for frame in 0..counts[0] {
                 let values = [
                     &half[0][frame],
@@ -247,8 +260,11 @@ fn transform_output(
                 ];
                 output(values, &mut row);
                 for (band, row) in row.iter().enumerate().take(counts[1]) {
-                    let at = frame * frame_size + band * channels + channel * LANES;
-                    let add = epilogue.add.map(|add| &add[at..at + LANES].as_chunks().0[0]);
+                    let at = frame * frame_size + band * channels + channel;
+                    let add = match epilogue.add {
+                        Some(add) => Some(lanes(add, at)),
+                        None => None,
+                    };
                     epilogue.finish(row, bias, add, &mut out[at..at + LANES].as_chunks_mut().0[0]);
                 }
             }

@@ -6,6 +6,7 @@ use flow_kernels::{Float, multiversion};
 use super::kernel_error;
 use super::recurrent::Recurrent;
 use crate::error::{Error, Result};
+use crate::layers::Aligned;
 use crate::weights::Weights;
 
 /// Values of the state of one direction.
@@ -69,8 +70,9 @@ impl Lstm {
         let [forward, backward] = &self.0[layer];
         let steps = x.len() / forward.inputs / chunks;
         let mut out = vec![0.0; steps * chunks * WIDTH];
-        forward.apply(x, chunks, &mut out, false)?;
-        backward.apply(x, chunks, &mut out, true)?;
+        let mut gates = Aligned::default();
+        forward.apply(x, chunks, &mut out, &mut gates, false)?;
+        backward.apply(x, chunks, &mut out, &mut gates, true)?;
         Ok(out)
     }
 }
@@ -91,8 +93,8 @@ struct States {
 
 impl Direction {
     /// Writes its half of each row of `out`. A chunk's result is equal to the bit whether computed alone or with
-    /// others: the order of each sum is fixed.
-    fn apply(&self, x: &[f32], chunks: usize, out: &mut [f32], backward: bool) -> Result<()> {
+    /// others: the order of each sum is fixed. `gates` is memory for a block of steps.
+    fn apply(&self, x: &[f32], chunks: usize, out: &mut [f32], gates: &mut Aligned, backward: bool) -> Result<()> {
         let steps = x.len() / self.inputs / chunks;
         let column = if backward { HIDDEN } else { 0 };
         let in_block = (ROWS / chunks).max(1);
@@ -105,13 +107,15 @@ impl Direction {
             let count = in_block.min(steps - first);
             let begin = if backward { steps - first - count } else { first };
             let from = begin * chunks * self.inputs;
-            let mut gates = self
-                .input
-                .product_of_rows(&x[from..], count * chunks, self.inputs)
+            gates.resize(count * chunks * GATES);
+            self.input
+                .product_of_rows_into(&x[from..], count * chunks, self.inputs, gates)
                 .map_err(kernel_error)?;
             for step in 0..count {
                 let step = if backward { count - 1 - step } else { step };
-                self.advance(&mut gates[step * chunks * GATES..][..chunks * GATES], &mut states);
+                let gates = &mut gates[step * chunks * GATES..][..chunks * GATES];
+                self.recurrent.add(&states.hidden, gates, step % 2 == 1);
+                self.advance(gates, &mut states);
                 let at = (begin + step) * chunks * WIDTH + column;
                 for (row, hidden) in out[at..].chunks_mut(WIDTH).zip(&states.hidden) {
                     row[..HIDDEN].copy_from_slice(hidden);
@@ -121,9 +125,8 @@ impl Direction {
         Ok(())
     }
 
-    /// One step for all chunks, given the products with the input weight: (chunks, 4 [`HIDDEN`]).
+    /// One step for all chunks, given the products with both weights: (chunks, 4 [`HIDDEN`]).
     fn advance(&self, gates: &mut [f32], states: &mut States) {
-        self.recurrent.add(&states.hidden, gates);
         let rows = states.cells.iter_mut().zip(&mut states.hidden);
         multiversion!({
             for (gates, (cells, hidden)) in gates.chunks_exact_mut(GATES).zip(rows) {

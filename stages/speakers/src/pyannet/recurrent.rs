@@ -4,8 +4,11 @@
 
 use super::lstm::{GATES, HIDDEN};
 
-/// The columns of some units, as many as a vector has floats: by state, gate, and unit.
-type Block<const UNITS: usize> = [[[f32; UNITS]; 4]; HIDDEN];
+/// The columns of some units, as many as a vector has floats: by state, gate, and unit. Vectors begin at cache lines: what lies
+/// across two is read twice.
+#[derive(Clone)]
+#[repr(align(64))]
+pub struct Block<const UNITS: usize>([[[f32; UNITS]; 4]; HIDDEN]);
 
 /// Floats of a vector of AVX-512, and of others.
 const WIDE: usize = 16;
@@ -30,38 +33,43 @@ impl Recurrent {
 
     /// Adds the products of the states of some chunks to their gates, (chunks, 4 [`HIDDEN`]). Each sum takes its products,
     /// fused, in order of the states: a chunk's result is equal to the bit whether computed alone or with others, and
-    /// on every processor.
-    pub fn add(&self, states: &[[f32; HIDDEN]], gates: &mut [f32]) {
+    /// on every processor. If `backward` is changed from step to step, the columns of the weight that one step reads last, which
+    /// the L1 cache still has, are the first that the next one reads.
+    pub fn add(&self, states: &[[f32; HIDDEN]], gates: &mut [f32], backward: bool) {
         assert_eq!(gates.len(), states.len() * GATES, "gates of the chunks");
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this form is made on processors with AVX-512 alone.
-            Self::Wide(blocks) => unsafe { x86::wide(blocks, states, gates) },
-            Self::Narrow(blocks) => narrow(blocks, states, gates),
+            Self::Wide(blocks) => unsafe { x86::wide(blocks, states, gates, backward) },
+            Self::Narrow(blocks) => narrow(blocks, states, gates, backward),
         }
     }
 }
 
 /// The columns of the weight in blocks.
 fn blocks<const UNITS: usize>(weight: &[f32]) -> Vec<Block<UNITS>> {
-    let mut blocks = vec![[[[0.0; UNITS]; 4]; HIDDEN]; HIDDEN / UNITS];
+    let mut blocks = vec![Block([[[0.0; UNITS]; 4]; HIDDEN]); HIDDEN / UNITS];
     for (row, weight) in weight.chunks_exact(HIDDEN).enumerate() {
         let (gate, unit) = (row / HIDDEN, row % HIDDEN);
-        for (to, &value) in blocks[unit / UNITS].iter_mut().zip(weight) {
+        for (to, &value) in blocks[unit / UNITS].0.iter_mut().zip(weight) {
             to[gate][unit % UNITS] = value;
         }
     }
     blocks
 }
 
-fn narrow(blocks: &[Block<NARROW>], states: &[[f32; HIDDEN]], gates: &mut [f32]) {
+fn narrow(blocks: &[Block<NARROW>], states: &[[f32; HIDDEN]], gates: &mut [f32], backward: bool) {
     #[cfg(all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma"))]
     // SAFETY: the program is compiled for processors that have these instructions.
     unsafe {
-        x86::narrow(blocks, states, gates);
+        x86::narrow(blocks, states, gates, backward);
     }
     #[cfg(not(all(target_arch = "x86_64", target_feature = "avx2", target_feature = "fma")))]
-    scalars(blocks, states, gates);
+    {
+        // Without effect on the sums.
+        let _ = backward;
+        scalars(blocks, states, gates);
+    }
 }
 
 /// The same to the bit for any processor.
@@ -72,7 +80,7 @@ fn narrow(blocks: &[Block<NARROW>], states: &[[f32; HIDDEN]], gates: &mut [f32])
 fn scalars<const UNITS: usize>(blocks: &[Block<UNITS>], states: &[[f32; HIDDEN]], gates: &mut [f32]) {
     for (block, weight) in blocks.iter().enumerate() {
         for (states, gates) in states.iter().zip(gates.chunks_exact_mut(GATES)) {
-            for (weight, state) in weight.iter().zip(states) {
+            for (weight, state) in weight.0.iter().zip(states) {
                 for (weight, gate) in weight.iter().zip(gates.chunks_exact_mut(HIDDEN)) {
                     for (sum, &weight) in gate[block * UNITS..][..UNITS].iter_mut().zip(weight) {
                         *sum = weight.mul_add(*state, *sum);
@@ -94,12 +102,11 @@ mod x86 {
 
     use super::{Block, GATES, HIDDEN, NARROW, WIDE};
 
-    /// Makes the product for vectors of a width: blocks are taken in pairs for a single chunk, whose sums are too few
-    /// otherwise to hide the latency of their additions, and one by one for tiles of most chunks whose sums fit into the
-    /// registers.
+    /// Makes the product for vectors of a width. For a single chunk as many blocks are taken together as fill 32 KiB, most of
+    /// the L1 cache; otherwise one by one, for tiles of most chunks whose sums fit into the registers.
     macro_rules! product {
         (
-            $product:ident, $tile:ident, $features:literal, $units:ident, [$($rows:literal)+], $most:literal,
+            $product:ident, $tile:ident, $features:literal, $units:ident, $together:literal, [$($rows:literal)+], $most:literal,
             $zero:ident, $load:ident, $store:ident, $set1:ident, $fmadd:ident
         ) => {
             /// Adds the products of the states of chunks to their gates.
@@ -108,17 +115,28 @@ mod x86 {
             ///
             /// The processor must have the instructions; each chunk has its gates.
             #[target_feature(enable = $features)]
-            pub unsafe fn $product(blocks: &[Block<$units>], states: &[[f32; HIDDEN]], gates: &mut [f32]) {
+            pub unsafe fn $product(
+                blocks: &[Block<$units>],
+                states: &[[f32; HIDDEN]],
+                gates: &mut [f32],
+                backward: bool,
+            ) {
                 debug_assert_eq!(gates.len(), states.len() * GATES);
                 // SAFETY: the caller's promise; units of a block are below `HIDDEN`.
                 unsafe {
                     if let [state] = states {
-                        for (number, [a, b]) in blocks.as_chunks::<2>().0.iter().enumerate() {
-                            $tile([a, b], [state], gates.as_mut_ptr().add(2 * number * $units));
+                        let parts = blocks.as_chunks::<$together>().0;
+                        for number in 0..parts.len() {
+                            let number = if backward { parts.len() - 1 - number } else { number };
+                            let gates = gates.as_mut_ptr().add($together * number * $units);
+                            let weights = std::array::from_fn(|block| &parts[number][block]);
+                            $tile::<1, $together>(weights, [state], gates);
                         }
                         return;
                     }
-                    for (block, weight) in blocks.iter().enumerate() {
+                    for block in 0..blocks.len() {
+                        let block = if backward { blocks.len() - 1 - block } else { block };
+                        let weight = &blocks[block];
                         for (states, gates) in states.chunks($most).zip(gates.chunks_mut($most * GATES)) {
                             let gates = gates.as_mut_ptr().add(block * $units);
                             match states.len() {
@@ -161,7 +179,7 @@ mod x86 {
                         }
                         for block in 0..BLOCKS {
                             for gate in 0..4 {
-                                let weight = $load(weights[block][at][gate].as_ptr());
+                                let weight = $load(weights[block].0[at][gate].as_ptr());
                                 for row in 0..ROWS {
                                     sums[row][block][gate] = $fmadd(weight, factors[row], sums[row][block][gate]);
                                 }
@@ -182,11 +200,11 @@ mod x86 {
     }
 
     product!(
-        wide, wide_tile, "avx512f", WIDE, [1 2 3 4 5 6], 6,
+        wide, wide_tile, "avx512f", WIDE, 1, [1 2 3 4 5 6], 6,
         _mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps
     );
     product!(
-        narrow, narrow_tile, "avx2,fma", NARROW, [1 2 3], 3,
+        narrow, narrow_tile, "avx2,fma", NARROW, 2, [1 2 3], 3,
         _mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps
     );
 }
@@ -206,7 +224,7 @@ mod tests {
             let states: Vec<[f32; HIDDEN]> = (0..chunks).map(state).collect();
             let before: Vec<f32> = (0..chunks * GATES).map(|at| value(at + 77)).collect();
             let mut gates = before.clone();
-            recurrent.add(&states, &mut gates);
+            recurrent.add(&states, &mut gates, false);
             for (at, &found) in gates.iter().enumerate() {
                 let (chunk, gate) = (at / GATES, at % GATES);
                 let mut expected = before[at];
@@ -215,10 +233,15 @@ mod tests {
                 }
                 assert_eq!(found, expected, "{chunks} {chunk} {gate}");
             }
+            let mut backward = before.clone();
+            recurrent.add(&states, &mut backward, true);
+            assert_eq!(gates, backward, "{chunks}");
             // The forms for other processors.
-            let mut of_narrow = before.clone();
-            narrow(&other, &states, &mut of_narrow);
-            assert_eq!(gates, of_narrow, "{chunks}");
+            for backward in [false, true] {
+                let mut of_narrow = before.clone();
+                narrow(&other, &states, &mut of_narrow, backward);
+                assert_eq!(gates, of_narrow, "{chunks} {backward}");
+            }
             let mut of_scalars = before;
             scalars(&other, &states, &mut of_scalars);
             assert_eq!(gates, of_scalars, "{chunks}");
