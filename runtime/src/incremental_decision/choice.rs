@@ -92,7 +92,7 @@ impl Choice {
     pub fn new(worker: &mut Worker) -> Choice {
         let names = Names::default();
         let (chosen_changes, misses_changes) = (Told::default(), Told::default());
-        let mut passed = Handle::new();
+        let passed = Handle::new();
         let (rows, quotas, open) = worker.dataflow::<u32, _, _>(|scope| {
             let (rows_input, rows) = scope.new_collection::<(u64, KeyedRow), Diff>();
             let (quotas_input, quotas) = scope.new_collection::<(Class, u64), Diff>();
@@ -140,7 +140,7 @@ impl Choice {
             said.clone()
                 .filter(|(_, said)| *said == Said::Misses)
                 .inspect(move |((class, _), _, diff)| told.borrow_mut().push((*class, *diff)))
-                .probe_with(&mut passed);
+                .probe_with(&passed);
             let told = Rc::clone(&chosen_changes);
             said.flat_map(|(_, said)| match said {
                 Said::Chosen(key) => Some((key, ())),
@@ -149,7 +149,7 @@ impl Choice {
             .arrange_by_key()
             .join_core(rows, |_, (), (class, row)| Some((*class, *row)))
             .inspect(move |(row, _, diff)| told.borrow_mut().push((*row, *diff)))
-            .probe_with(&mut passed);
+            .probe_with(&passed);
             (rows_input, quotas_input, open_input)
         });
         Choice {

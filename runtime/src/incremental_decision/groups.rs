@@ -34,12 +34,15 @@ struct Whole {
     rows: RecordBatch,
 }
 
+/// Rows by hash, and whether they came (1) or left (-1).
+type Changes = Rc<RefCell<Vec<((u64, Row), Diff)>>>;
+
 pub(super) struct Groups {
     rows: InputSession<u32, (u64, Row), Diff>,
     time: u32,
     passed: Handle<u32>,
     /// Rows that came into groups of two or more, or left them.
-    changes: Rc<RefCell<Vec<((u64, Row), Diff)>>>,
+    changes: Changes,
     versions: PartitionVersions,
     /// The key rows of the last generation.
     held: Option<Artifact>,
@@ -57,7 +60,7 @@ impl Groups {
     pub fn new(worker: &mut Worker) -> Groups {
         let changes = Rc::new(RefCell::new(Vec::new()));
         let seen = Rc::clone(&changes);
-        let mut passed = Handle::new();
+        let passed = Handle::new();
         let rows = worker.dataflow::<u32, _, _>(|scope| {
             let (input, rows) = scope.new_collection::<(u64, Row), Diff>();
             rows.arrange_by_key()
@@ -75,7 +78,7 @@ impl Groups {
                 )
                 .as_collection(|hash, row| (*hash, *row))
                 .inspect(move |(row, _, diff)| seen.borrow_mut().push((*row, *diff)))
-                .probe_with(&mut passed);
+                .probe_with(&passed);
             input
         });
         Groups {

@@ -84,8 +84,8 @@ fn run(given: Receiver<Generation>) {
     timely::execute_directly(move |worker| {
         let Ok(first) = given.recv() else { return };
         let mut flow = match &first.decision {
-            IncrementalDecision::Groups(_) => Flow::Groups(Groups::new(worker)),
-            IncrementalDecision::Choice(_) => Flow::Choice(Choice::new(worker)),
+            IncrementalDecision::Groups(_) => Flow::Groups(Box::new(Groups::new(worker))),
+            IncrementalDecision::Choice(_) => Flow::Choice(Box::new(Choice::new(worker))),
         };
         let mut next = Some(first);
         while let Some(Generation {
@@ -114,6 +114,6 @@ fn run(given: Receiver<Generation>) {
 }
 
 enum Flow {
-    Groups(Groups),
-    Choice(Choice),
+    Groups(Box<Groups>),
+    Choice(Box<Choice>),
 }
