@@ -170,7 +170,7 @@ impl StandingDecisions {
     /// Begins to load key rows, unless they are held (or being loaded), or too many for the memory.
     pub(crate) fn load(&self, recipe: &Digest, decision: &IncrementalDecision, keys: &Artifact) {
         let bytes = keys.rows().saturating_mul(ROW_BYTES);
-        if available_memory().is_none_or(|available| bytes > available as u64 / 2) {
+        if available_memory().is_none_or(|available| bytes > available / 2) {
             return;
         }
         let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
