@@ -393,12 +393,14 @@ impl Run {
         if !partitions.is_sorted_by(|a, b| a.name < b.name) {
             return Err(StageError::failed("partitions must be sorted by name, each name once"));
         }
-        for partition in partitions {
-            self.begin(&partition.name);
-            let mut out = Out::new(partition.name.clone()).named_by(self.id_column);
-            body.read(&partition.name, &mut out)?;
+        let names: Vec<Partition> = partitions.into_iter().map(|partition| partition.name).collect();
+        for (index, name) in names.iter().enumerate() {
+            self.begin(name);
+            let mut out = Out::new(name.clone()).named_by(self.id_column);
+            body.upcoming(&names[index + 1..]);
+            body.read(name, &mut out)?;
             self.drain(&mut out)?;
-            self.finish(&partition.name, true)?;
+            self.finish(name, true)?;
         }
         Ok(())
     }

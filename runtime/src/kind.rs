@@ -226,6 +226,11 @@ pub trait Source {
         Ok(Vec::new())
     }
 
+    /// Names the partitions that [`Source::read`] will probably be called for after the next call, in that order: a
+    /// source may compute several together in one call and keep what it does not give yet, if that is little. The run
+    /// may end before. Called before each `read`. The files of the partitions may change until they are read.
+    fn upcoming(&mut self, _partitions: &[Partition]) {}
+
     /// Gives one partition. Called on the worker that the partition falls to; other workers read other
     /// partitions at the same time with bodies of their own.
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError>;

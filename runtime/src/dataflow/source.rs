@@ -126,6 +126,12 @@ impl Reader {
             }
             From::Source(body) => {
                 let job = &self.shared.job;
+                let upcoming = self.todo.iter().filter(|next| **next != ordinal).take(UPCOMING);
+                let upcoming: Vec<Partition> = upcoming.map(|next| job.partitions[*next as usize].clone()).collect();
+                catch_panic(|| {
+                    body.upcoming(&upcoming);
+                    Ok(())
+                })?;
                 let node = &job.nodes[self.node];
                 let described = node.source_partitions.get(partition).filter(|_| node.writer.is_some());
                 let mut in_hand = BTreeMap::from([(partition.clone(), self.shared.collected(self.node, ordinal))]);
@@ -169,6 +175,9 @@ impl Reader {
         Ok(())
     }
 }
+
+/// Most partitions that are named to [`Source::upcoming`].
+const UPCOMING: usize = 64;
 
 type Capabilities = Option<(Capability<u64>, Capability<u64>)>;
 

@@ -7,6 +7,15 @@ use crate::energy::{frame_levels, speech_probabilities};
 use crate::recognizer::VoiceActivity;
 use crate::{Result, TranscriptionError};
 
+/// What was found in a recording.
+pub(crate) struct SpeechActivity {
+    /// The probability of speech of each frame of [`WINDOW`] samples, the last one of which may be shorter.
+    pub probabilities: Vec<f32>,
+    /// Whether each frame is part of a steady tone; empty where none were looked for.
+    pub tones: Vec<bool>,
+    pub samples: u64,
+}
+
 /// The probability of speech for each frame of [`WINDOW`] samples; independent of the blocks, to the bit.
 pub(crate) struct Activity<'a> {
     method: Method<'a>,
@@ -105,12 +114,13 @@ impl<'a> Activity<'a> {
         self.samples
     }
 
-    /// The probability of each frame, the last one of which may be shorter, and the number of samples.
+    /// What was found in all samples.
     ///
     /// # Errors
     /// If the network refuses samples.
-    pub fn finish(mut self) -> Result<(Vec<f32>, u64)> {
-        let frames = match self.method {
+    pub fn finish(mut self) -> Result<SpeechActivity> {
+        let mut tones = Vec::new();
+        let probabilities = match self.method {
             Method::Off => vec![1.0; self.samples.div_ceil(WINDOW as u64) as usize],
             Method::Energy(rest) => {
                 self.frames.extend(frame_levels(&rest, WINDOW));
@@ -118,17 +128,33 @@ impl<'a> Activity<'a> {
             }
             Method::Neural(mut neural) => {
                 neural.run(&mut self.frames)?;
-                let Neural { network, tones, .. } = *neural;
+                let Neural {
+                    network,
+                    tones: detector,
+                    ..
+                } = *neural;
                 network.finish(&mut self.frames);
-                let tones = tones.finish();
+                tones = with_ends(&detector.finish());
                 for (probability, _) in self.frames.iter_mut().zip(&tones).filter(|(_, tone)| **tone) {
                     *probability = 0.0;
                 }
                 self.frames
             }
         };
-        Ok((frames, self.samples))
+        Ok(SpeechActivity {
+            probabilities,
+            tones,
+            samples: self.samples,
+        })
     }
+}
+
+/// Tones with the frame before and the one after each, which hold its onset and its end.
+fn with_ends(tones: &[bool]) -> Vec<bool> {
+    let is_tone = |at: usize| tones.get(at).is_some_and(|tone| *tone);
+    (0..tones.len())
+        .map(|at| is_tone(at) || is_tone(at + 1) || at.checked_sub(1).is_some_and(is_tone))
+        .collect()
 }
 
 #[cfg(test)]
@@ -158,12 +184,20 @@ mod tests {
                         break;
                     }
                 }
-                let (whole, count) = whole.finish().unwrap();
-                prop_assert_eq!(count, length as u64);
-                prop_assert_eq!(whole.len(), length.div_ceil(WINDOW));
+                let (whole, parts) = (whole.finish().unwrap(), parts.finish().unwrap());
+                prop_assert_eq!(whole.samples, length as u64);
+                prop_assert_eq!(whole.probabilities.len(), length.div_ceil(WINDOW));
                 let bits = |frames: &[f32]| frames.iter().map(|frame| frame.to_bits()).collect::<Vec<_>>();
-                prop_assert_eq!(bits(&parts.finish().unwrap().0), bits(&whole), "{:?}", method);
+                prop_assert_eq!(bits(&parts.probabilities), bits(&whole.probabilities), "{:?}", method);
+                prop_assert_eq!(parts.tones, whole.tones);
             }
         }
+    }
+
+    #[test]
+    fn a_tone_has_its_onset_and_its_end() {
+        let of = |text: &str| text.chars().map(|sign| sign == '#').collect::<Vec<_>>();
+        assert_eq!(with_ends(&of("#..#....##.")), of("#####..####"));
+        assert!(with_ends(&[]).is_empty());
     }
 }

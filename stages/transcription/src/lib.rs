@@ -16,6 +16,7 @@ pub mod line_formats;
 mod lines;
 pub mod long_audio;
 pub mod parquet_format;
+mod read_ahead;
 pub mod recognizer;
 pub mod rows;
 pub mod segments;

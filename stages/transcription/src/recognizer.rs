@@ -1,6 +1,8 @@
 //! From the samples of a recording to its segments: voice activity, windows, decoding, words.
 
+mod split;
 mod stateful;
+mod together;
 
 use std::fs::File;
 use std::ops::Range;
@@ -22,7 +24,8 @@ use flow_speakers::speech::{SpeechSettings, speech};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::activity::Activity;
+use self::split::{more_confident, pause};
+use crate::activity::{Activity, SpeechActivity};
 use crate::confidence::{Aggregation, ConfidenceMethod, word_confidences};
 use crate::long_audio::LongAudio;
 use crate::segments::{SegmentRules, segments};
@@ -240,18 +243,13 @@ impl Recognizer {
         settings: &RecognitionSettings,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Recognized>> {
-        let mut heard: Vec<Heard> = vec![Heard::default(); windows.len()];
-        let mut decode = |group: Range<usize>, signals: &[Vec<f32>]| {
-            for batch in batches(&windows[group.clone()], settings.batch_seconds) {
-                if cancelled() {
-                    return Ok(false);
-                }
-                let of_batch: Vec<&[f32]> = batch.iter().map(|&index| &signals[index][..]).collect();
-                for (index, found) in batch.into_iter().zip(self.decode(&of_batch)?) {
-                    heard[group.start + index] = found;
-                }
-            }
-            Ok(true)
+        let mut heard: Vec<Heard> = Vec::with_capacity(windows.len());
+        let mut decode = |_: Range<usize>, signals: &[Vec<f32>]| {
+            let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
+            let found = self.decode_in_batches(&signals, settings.batch_seconds, cancelled)?;
+            let wanted = found.is_some();
+            heard.extend(found.into_iter().flatten());
+            Ok(wanted)
         };
         if !group_by_group(windows, recording, &mut decode)? {
             return Ok(None);
@@ -259,13 +257,67 @@ impl Recognizer {
         recognized(windows, samples, heard, &settings.segments).map(Some)
     }
 
+    /// [`Recognizer::decode`] of any number of windows, those of similar length together. None if `cancelled` returned true
+    /// between two batches.
+    fn decode_in_batches(
+        &self,
+        signals: &[&[f32]],
+        batch_seconds: f64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Heard>>> {
+        let mut heard: Vec<Heard> = vec![Heard::default(); signals.len()];
+        for batch in batches(signals, batch_seconds) {
+            if cancelled() {
+                return Ok(None);
+            }
+            let of_batch: Vec<&[f32]> = batch.iter().map(|&index| signals[index]).collect();
+            for (index, found) in batch.into_iter().zip(self.decode(&of_batch)?) {
+                heard[index] = found;
+            }
+        }
+        Ok(Some(heard))
+    }
+
     /// Transcribes windows (mono, 16 kHz, in [-1, 1]), possibly of different recordings: the result of a window does
     /// not depend on the others, where an element of a matrix product does not depend on the other rows (on CPUs with
     /// AVX2).
     ///
+    /// A window with a pause of 0.1 s that voice activity did not see is decoded again as two, and those are its result where
+    /// their words are more confident: models that were trained on sentences of one language fail on two.
+    ///
     /// # Errors
     /// If a sample is no number, or the model fails.
     pub fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
+        let mut heard = self.decode_once(signals)?;
+        let cuts = signals.iter().enumerate().filter_map(|(index, signal)| {
+            let worth_it = !heard[index].words.is_empty();
+            Some((index, worth_it.then(|| pause(signal)).flatten()?))
+        });
+        let cuts: Vec<(usize, usize)> = cuts.collect();
+        if cuts.is_empty() {
+            return Ok(heard);
+        }
+        let parts: Vec<&[f32]> = cuts
+            .iter()
+            .flat_map(|&(index, cut)| {
+                let (first, second) = signals[index].split_at(cut);
+                [first, second]
+            })
+            .collect();
+        // No more at once than the windows themselves are.
+        let mut parts = self.decode_once(&parts)?.into_iter();
+        for (index, cut) in cuts {
+            if let (Some(first), Some(second)) = (parts.next(), parts.next()) {
+                let after = cut as f64 / f64::from(SAMPLE_RATE);
+                let whole = std::mem::take(&mut heard[index]);
+                heard[index] = more_confident(whole, first, second, after);
+            }
+        }
+        Ok(heard)
+    }
+
+    /// One pass of [`Recognizer::decode`].
+    fn decode_once(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
         let (hypotheses, scores) = self.observed(signals.len(), |observer| {
             self.computing(|| Ok(self.model.transcribe_observed(signals, Some(observer))?))
         })?;
@@ -421,12 +473,18 @@ impl FirstPass<'_> {
 
 /// The windows of a recording, and its length in samples.
 fn windows_of(activity: Activity<'_>, settings: &RecognitionSettings) -> Result<(Vec<Range<u64>>, u64)> {
-    let (probabilities, samples) = activity.finish()?;
-    Ok((windows_by(&probabilities, samples, settings)?, samples))
+    let found = activity.finish()?;
+    Ok((windows_by(&found, settings)?, found.samples))
 }
 
-/// The windows of a recording, in order, from the probability of speech of each frame.
-fn windows_by(probabilities: &[f32], samples: u64, settings: &RecognitionSettings) -> Result<Vec<Range<u64>>> {
+/// The windows of a recording, in order.
+fn windows_by(found: &SpeechActivity, settings: &RecognitionSettings) -> Result<Vec<Range<u64>>> {
+    let SpeechActivity {
+        probabilities,
+        tones,
+        samples,
+    } = found;
+    let samples = *samples;
     let frames = SpeechFrames::new(probabilities, WINDOW as u64, samples, SAMPLE_RATE)?;
     if settings.voice_activity == VoiceActivity::Off {
         return windows(&frames, std::slice::from_ref(&(0..samples)), settings.max_window);
@@ -439,7 +497,7 @@ fn windows_by(probabilities: &[f32], samples: u64, settings: &RecognitionSetting
             .map(|turn| turn.start as u64..turn.end as u64)
             .collect())
     };
-    let between_pauses = turns(&SpeechSettings {
+    let mut between_pauses = turns(&SpeechSettings {
         threshold: THRESHOLD,
         neg_threshold: Some(THRESHOLD),
         min_speech_duration_ms: 1000.0 * MIN_SPEECH,
@@ -447,6 +505,17 @@ fn windows_by(probabilities: &[f32], samples: u64, settings: &RecognitionSetting
         speech_pad_ms: 1000.0 * PADDING,
         ..SpeechSettings::default()
     })?;
+    // A tone next to speech is no padding.
+    let is_tone = |sample: u64| tones.get(sample as usize / WINDOW).is_some_and(|tone| *tone);
+    for turn in &mut between_pauses {
+        while turn.start < turn.end && is_tone(turn.start) {
+            turn.start = (turn.start / WINDOW as u64 + 1) * WINDOW as u64;
+        }
+        while turn.end > turn.start && is_tone(turn.end - 1) {
+            turn.end = (turn.end - 1) / WINDOW as u64 * WINDOW as u64;
+        }
+    }
+    between_pauses.retain(|turn| turn.start < turn.end);
     // Short pauses, for windows that are too long.
     let shorter = turns(&SpeechSettings {
         min_speech_duration_ms: 0.0,
@@ -459,16 +528,16 @@ fn windows_by(probabilities: &[f32], samples: u64, settings: &RecognitionSetting
 
 /// Windows in groups of similar length, the longest first, each of at most so many seconds, padding included (one that is
 /// longer goes alone).
-fn batches(windows: &[Range<u64>], batch_seconds: f64) -> Vec<Vec<usize>> {
-    let length = |index: usize| windows[index].end - windows[index].start;
+fn batches(signals: &[&[f32]], batch_seconds: f64) -> Vec<Vec<usize>> {
+    let length = |index: usize| signals[index].len();
     let most = batch_seconds * f64::from(SAMPLE_RATE);
-    let mut order: Vec<usize> = (0..windows.len()).collect();
+    let mut order: Vec<usize> = (0..signals.len()).collect();
     order.sort_by_key(|&index| (std::cmp::Reverse(length(index)), index));
     let mut batches: Vec<Vec<usize>> = Vec::new();
     for index in order {
         match batches.last_mut() {
             // The first of a batch is its longest.
-            Some(batch) if (length(batch[0]) * (batch.len() as u64 + 1)) as f64 <= most => batch.push(index),
+            Some(batch) if (length(batch[0]) * (batch.len() + 1)) as f64 <= most => batch.push(index),
             _ => batches.push(vec![index]),
         }
     }

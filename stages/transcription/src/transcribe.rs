@@ -1,5 +1,6 @@
 //! The kind `transcription.transcribe`: recordings to segments of words.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,11 +21,12 @@ use serde_json::{Value, json};
 
 use crate::channels::{Listed, shared_listed};
 use crate::long_audio::{ChunkSettings, LongAudio};
-use crate::recognizer::Recognizer;
+use crate::read_ahead::{FileIdentity, ReadAhead, Transcribed};
+use crate::recognizer::{FirstPass, Recognizer};
 use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
-use crate::streamed::StreamedRecording;
+use crate::streamed::{Extent, StreamedRecording};
 use crate::{Metadata, Performance};
 
 pub use crate::transcribe_settings::{MAX_DURATION, TranscribeSettings};
@@ -34,7 +36,7 @@ pub struct Transcribe;
 
 impl Kind for Transcribe {
     const NAME: &'static str = "transcription.transcribe";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
@@ -81,6 +83,7 @@ impl Kind for Transcribe {
             context: context.clone(),
             listed: None,
             recognizer: None,
+            ahead: ReadAhead::default(),
         })))
     }
 
@@ -126,6 +129,7 @@ struct Transcriber {
     /// Sorted by name, which is that of the partition.
     listed: Option<Arc<Vec<Listed>>>,
     recognizer: Option<Arc<Recognizer>>,
+    ahead: ReadAhead,
 }
 
 impl Transcriber {
@@ -185,44 +189,29 @@ impl Source for Transcriber {
         Ok(self.listed()?.iter().map(partition).collect())
     }
 
+    fn upcoming(&mut self, partitions: &[Partition]) {
+        self.ahead.upcoming = partitions.to_vec();
+    }
+
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let begun = Instant::now();
-        let listed = self.listed()?;
-        let place = listed.binary_search_by(|listed| listed.recording.name.as_str().cmp(partition.as_str()));
-        let listed = match place {
-            Ok(place) => listed[place].clone(),
-            Err(_) => return Err(StageError::failed(format!("there is no recording `{partition}`"))),
-        };
-        let stopped = || StageError::failed("stopped");
-        let cancel = self.context.cancel.clone();
-        if cancel.is_set() {
+        let listed = self.find(partition)?;
+        if self.context.cancel.is_set() {
             return Err(stopped());
         }
-        let recording = StreamedRecording::new(&listed.recording.path, listed.channels);
         let recognizer = self.recognizer()?;
-        let settings = self.settings.recognition();
-        let decoding = Instant::now();
-        let mut first = recognizer.first_pass(&settings);
-        let (max_duration, on_damage) = (self.settings.max_duration, self.settings.on_damage);
-        let extent = recording.first_pass(max_duration, on_damage, &mut |samples| {
-            first.feed(samples)?;
-            Ok(!cancel.is_set())
-        })?;
-        if cancel.is_set() {
-            return Err(stopped());
-        }
-        let extent = match extent {
-            Ok(extent) => extent,
-            Err(Refusal { reason, detail }) => {
-                out.reject_partition(reason, RejectClass::Fault, detail);
-                return Ok(());
-            }
+        let before = begun.elapsed().as_secs_f64();
+        let transcribed = match self.ahead.take(partition, &listed.recording.path) {
+            Some(transcribed) => transcribed,
+            None => match self.transcribe(&recognizer, &listed)? {
+                Ok(transcribed) => transcribed,
+                Err(Refusal { reason, detail }) => {
+                    out.reject_partition(reason, RejectClass::Fault, detail);
+                    return Ok(());
+                }
+            },
         };
-        let recognized = recognizer
-            .transcribe_again(first, &recording, &settings, &|| cancel.is_set())
-            .map_err(|error| error.of(&listed.recording.file))?;
-        // None: the run is being aborted.
-        let recognized = recognized.ok_or_else(stopped)?;
+        let Transcribed { extent, recognized, .. } = transcribed;
         let metadata = Metadata {
             source_file: listed.recording.file,
             duration_s: seconds(extent.samples),
@@ -232,8 +221,8 @@ impl Source for Transcriber {
             languages: recognized.languages,
             ..Metadata::default()
         };
-        let (transcription, total) = (decoding.elapsed().as_secs_f64(), begun.elapsed().as_secs_f64());
-        let performance = Performance::new(metadata.duration_s, transcription, 0.0, total);
+        let total = before + transcribed.seconds;
+        let performance = Performance::new(metadata.duration_s, transcribed.seconds, 0.0, total);
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
         out.read(1);
         out.send(0, segments_batch(&recognized.segments, Speakers::Unasked)?);
@@ -243,6 +232,141 @@ impl Source for Transcriber {
         );
         out.send(2, timings_batch(&now, &performance)?);
         Ok(())
+    }
+}
+
+/// Longest recording that is transcribed together with others, in samples.
+const SHORT: u64 = 60 * SAMPLE_RATE as u64;
+/// Recordings are transcribed together until they have so many samples, which are in memory then: 15 MB.
+const TOGETHER: u64 = 240 * SAMPLE_RATE as u64;
+
+/// The error of a stage that ends with the run.
+fn stopped() -> StageError {
+    StageError::failed("stopped")
+}
+
+/// A recording after its first pass.
+struct Prepared<'a> {
+    first: FirstPass<'a>,
+    extent: Extent,
+    seconds: f64,
+}
+
+impl Transcriber {
+    fn find(&mut self, partition: &Partition) -> Result<Listed, StageError> {
+        let listed = self.listed()?;
+        let place = listed.binary_search_by(|listed| listed.recording.name.as_str().cmp(partition.as_str()));
+        match place {
+            Ok(place) => Ok(listed[place].clone()),
+            Err(_) => Err(StageError::failed(format!("there is no recording `{partition}`"))),
+        }
+    }
+
+    /// The first pass over a recording, as far as it has `most` samples.
+    fn prepare<'a>(
+        &self,
+        recognizer: &'a Recognizer,
+        listed: &Listed,
+        most: u64,
+    ) -> Result<Result<Prepared<'a>, Refusal>, StageError> {
+        let begun = Instant::now();
+        let recording = StreamedRecording::new(&listed.recording.path, listed.channels);
+        let mut first = recognizer.first_pass(&self.settings.recognition());
+        let (max_duration, on_damage) = (self.settings.max_duration, self.settings.on_damage);
+        let mut samples = 0;
+        let extent = recording.first_pass(max_duration, on_damage, &mut |block| {
+            samples += block.len() as u64;
+            first.feed(block)?;
+            Ok(samples <= most && !self.context.cancel.is_set())
+        })?;
+        if self.context.cancel.is_set() {
+            return Err(stopped());
+        }
+        Ok(extent.map(|extent| Prepared {
+            first,
+            extent,
+            seconds: begun.elapsed().as_secs_f64(),
+        }))
+    }
+
+    /// Transcribes a recording; if it is short, together with others that are short and come next.
+    fn transcribe(
+        &mut self,
+        recognizer: &Recognizer,
+        listed: &Listed,
+    ) -> Result<Result<Transcribed, Refusal>, StageError> {
+        let prepared = match self.prepare(recognizer, listed, u64::MAX)? {
+            Ok(prepared) => prepared,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let settings = self.settings.recognition();
+        let is_short = |prepared: &Prepared<'_>| prepared.extent.samples <= SHORT;
+        let mut others = Vec::new();
+        if is_short(&prepared) && settings.long_audio == LongAudio::Vad && recognizer.is_batch_invariant() {
+            let mut samples = prepared.extent.samples;
+            for partition in std::mem::take(&mut self.ahead.upcoming) {
+                if samples >= TOGETHER {
+                    break;
+                }
+                // One that cannot be read now is read when it is asked for, and then told why.
+                let next = self.find(&partition)?;
+                let Some(identity) = FileIdentity::of(&next.recording.path) else {
+                    continue;
+                };
+                let Ok(Ok(next)) = self.prepare(recognizer, &next, SHORT) else {
+                    continue;
+                };
+                if !is_short(&next) {
+                    break;
+                }
+                samples += next.extent.samples;
+                others.push((partition, identity, next));
+            }
+        }
+        let cancel = self.context.cancel.clone();
+        let cancelled = || cancel.is_set();
+        let begun = Instant::now();
+        let Prepared { first, extent, seconds } = prepared;
+        if others.is_empty() {
+            let recording = StreamedRecording::new(&listed.recording.path, listed.channels);
+            let recognized = recognizer
+                .transcribe_again(first, &recording, &settings, &cancelled)
+                .map_err(|error| error.of(&listed.recording.file))?;
+            // None: the run is being aborted.
+            return Ok(Ok(Transcribed {
+                extent,
+                recognized: recognized.ok_or_else(stopped)?,
+                seconds: seconds + begun.elapsed().as_secs_f64(),
+            }));
+        }
+        let mut firsts = vec![first];
+        let mut all = vec![(extent, seconds)];
+        let mut partitions = Vec::new();
+        for (partition, identity, Prepared { first, extent, seconds }) in others {
+            partitions.push((partition, identity));
+            firsts.push(first);
+            all.push((extent, seconds));
+        }
+        let recognized = recognizer.transcribe_together(firsts, &settings, &cancelled)?;
+        let recognized = recognized.ok_or_else(stopped)?;
+        let decoding = begun.elapsed().as_secs_f64();
+        let decoded: f64 = recognized.iter().map(|recognized| recognized.decoded_seconds).sum();
+        let mut transcribed = recognized.into_iter().zip(all).map(|(recognized, (extent, seconds))| {
+            let share = recognized.decoded_seconds / decoded.max(f64::MIN_POSITIVE);
+            Transcribed {
+                extent,
+                recognized,
+                seconds: seconds + share * decoding,
+            }
+        });
+        let asked = transcribed.next().ok_or_else(stopped)?;
+        let ready: BTreeMap<_, _> = partitions
+            .into_iter()
+            .zip(transcribed)
+            .map(|((partition, identity), transcribed)| (partition, (identity, transcribed)))
+            .collect();
+        self.ahead.keep(ready);
+        Ok(Ok(asked))
     }
 }
 

@@ -27,7 +27,8 @@ pub const MAX_DURATION: f64 = 43_200.0;
 /// changed.
 ///
 /// A recording is decoded to 16 kHz mono, block by block. Voice activity detection finds speech; the speech between two
-/// pauses is a window, which the model processes independently, in a batch with windows of similar length. Memory does
+/// pauses is a window, which the model processes independently, in a batch with windows of similar length. A window with
+/// a pause that voice activity does not see is processed again as two, and these are used if they are more confident. Memory does
 /// not grow with the length of a recording, and the file of one of more than ten minutes is decoded twice. `window` has
 /// other modes; of these, `full` decodes the file of such a recording four times and keeps rows for all frames up to
 /// `full_attention`. Words get the times at which they were spoken and a confidence (NeMo's default: Tsallis entropy,

@@ -1,4 +1,6 @@
+use std::fs::{File, FileTimes};
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::Float64Type;
@@ -7,6 +9,7 @@ use flow_runtime::harness::{Harness, Output};
 use super::*;
 use crate::channels::ChannelUse;
 use crate::long_audio::WindowMethod;
+use crate::read_ahead::TAKEN;
 use crate::rows::read_segments;
 use crate::test_data::{hindi, root, wav};
 
@@ -125,6 +128,57 @@ fn each_channel_gets_what_it_gets_alone() {
     assert_eq!(segments("call.ch2"), segments("right"));
     let names = run(settings(place.path())).partitions;
     assert_eq!(names.len(), 3, "{names:?}");
+}
+
+#[test]
+fn recordings_that_are_transcribed_together_give_what_they_give_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
+    let talks = ["rec_hi_0001_000.flac", "rec_hi_0004_003.flac", "rec_hi_0008_001.flac"];
+    for (index, talk) in talks.iter().enumerate() {
+        write(&format!("{index}.flac"), &hindi(talk));
+    }
+    let whole = wav(16_000, &[0; 80_000]);
+    write("1_cut.wav", &whole[..44 + 64_000]);
+    write("1_empty.wav", b"");
+    write("1_text.wav", b"this is no audio");
+    // Longer than what is decoded with others.
+    write("3.wav", &wav(16_000, &vec![0; 61 * 16_000]));
+    write("4.flac", &hindi(talks[0]));
+    let rows = |output: &Output, name: &str| {
+        let rejects = output.reasons(name);
+        match rejects.is_empty() {
+            true => Ok((output.rows("segments", name), output.rows("recordings", name))),
+            false => Err(rejects
+                .iter()
+                .map(|(_, reason)| (*reason).to_owned())
+                .collect::<Vec<_>>()),
+        }
+    };
+    let changed_at = |time: SystemTime| {
+        for entry in std::fs::read_dir(place.path()).unwrap() {
+            let file = File::options().write(true).open(entry.unwrap().path()).unwrap();
+            file.set_times(FileTimes::new().set_modified(time)).unwrap();
+        }
+    };
+    // Files that may be about to change: none is read before it is asked for.
+    changed_at(SystemTime::now() + Duration::from_secs(3_600));
+    let taken = TAKEN.get();
+    let alone = run(settings(place.path()));
+    assert_eq!(TAKEN.get(), taken);
+    changed_at(SystemTime::now() - Duration::from_secs(3_600));
+    std::thread::sleep(Duration::from_millis(3_100));
+    let together = run(settings(place.path()));
+    // All that are short after the first, and none of those that cannot be read; the last one has nothing after it.
+    assert_eq!(TAKEN.get() - taken, 3);
+    assert_eq!(together.partitions, alone.partitions);
+    assert_eq!(alone.partitions.len(), 8);
+    for partition in &alone.partitions {
+        let name = partition.as_str();
+        assert_eq!(rows(&together, name), rows(&alone, name), "{name}");
+    }
+    assert!(alone.rows("segments", "4").num_rows() > 0);
+    assert_eq!(rows(&alone, "1_empty").unwrap_err(), ["empty_file"]);
 }
 
 #[test]

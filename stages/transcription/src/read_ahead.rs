@@ -1,0 +1,123 @@
+//! Recordings that were transcribed together with one before, and are not asked for yet.
+
+use std::collections::BTreeMap;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use flow_runtime::Partition;
+
+use crate::recognizer::Recognized;
+use crate::streamed::Extent;
+
+/// A recording that was transcribed.
+pub(crate) struct Transcribed {
+    pub extent: Extent,
+    pub recognized: Recognized,
+    /// How long it took, in seconds: for one that was decoded with others, its share by the seconds of its windows.
+    pub seconds: f64,
+}
+
+/// What shows that a file was changed: device, inode, size, and the times of its last changes, in seconds and nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileIdentity([i64; 7]);
+
+/// A file that was changed more recently may change again without another time.
+const LEAST_AGE: Duration = Duration::from_secs(2);
+
+impl FileIdentity {
+    /// None for objects in object storage, what is no regular file, and files that were changed in the last two seconds.
+    pub fn of(path: &Path) -> Option<Self> {
+        let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
+        let seconds = u64::try_from(metadata.ctime().max(metadata.mtime())).ok()?;
+        let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds + 1);
+        // A time in the future is no age.
+        let age = SystemTime::now().duration_since(changed).ok()?;
+        (age >= LEAST_AGE).then(|| {
+            FileIdentity([
+                metadata.dev() as i64,
+                metadata.ino() as i64,
+                metadata.len() as i64,
+                metadata.mtime(),
+                metadata.mtime_nsec(),
+                metadata.ctime(),
+                metadata.ctime_nsec(),
+            ])
+        })
+    }
+}
+
+/// Recordings by partition that are ready before they are asked for, and those that will be asked for next.
+#[derive(Default)]
+pub(crate) struct ReadAhead {
+    pub upcoming: Vec<Partition>,
+    ready: BTreeMap<Partition, (FileIdentity, Transcribed)>,
+}
+
+impl ReadAhead {
+    /// Replaces what is ready: what was not asked for in its order will not be.
+    pub fn keep(&mut self, ready: BTreeMap<Partition, (FileIdentity, Transcribed)>) {
+        self.ready = ready;
+    }
+
+    /// The recording of a partition, if it is ready and its file is still the one that was read.
+    pub fn take(&mut self, partition: &Partition, path: &Path) -> Option<Transcribed> {
+        let (identity, transcribed) = self.ready.remove(partition)?;
+        let is_same = FileIdentity::of(path)? == identity;
+        #[cfg(test)]
+        TAKEN.set(TAKEN.get() + usize::from(is_same));
+        is_same.then_some(transcribed)
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many recordings were ready when this thread asked for them.
+    pub(crate) static TAKEN: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, FileTimes};
+
+    use super::*;
+
+    #[test]
+    fn what_was_read_from_a_file_that_changed_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.wav");
+        std::fs::write(&path, b"one").unwrap();
+        assert!(FileIdentity::of(&path).is_none(), "just written");
+        assert!(FileIdentity::of(folder.path()).is_none());
+        assert!(FileIdentity::of(Path::new("s3://bucket/a.wav")).is_none());
+        std::thread::sleep(LEAST_AGE + Duration::from_millis(1_100));
+        let identity = FileIdentity::of(&path).unwrap();
+        let of = |partition: &str| {
+            let extent = Extent {
+                samples: 1,
+                damage: None,
+            };
+            let transcribed = Transcribed {
+                extent,
+                recognized: Recognized::default(),
+                seconds: 0.0,
+            };
+            let mut ahead = ReadAhead::default();
+            ahead.keep([(Partition::new(partition), (identity.clone(), transcribed))].into());
+            ahead
+        };
+        assert!(of("b").take(&Partition::new("a"), &path).is_none());
+        let mut ahead = of("a");
+        assert!(ahead.take(&Partition::new("a"), &path).is_some());
+        assert!(ahead.take(&Partition::new("a"), &path).is_none(), "only once");
+        // The same size, and the same time of modification.
+        let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+        std::fs::write(&path, b"two").unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_times(FileTimes::new().set_modified(modified)).unwrap();
+        assert!(of("a").take(&Partition::new("a"), &path).is_none());
+        std::fs::remove_file(&path).unwrap();
+        assert!(of("a").take(&Partition::new("a"), &path).is_none());
+    }
+}

@@ -1,0 +1,63 @@
+//! Short recordings whose windows are decoded together.
+
+use std::ops::Range;
+
+use super::{FirstPass, Heard, RecognitionSettings, Recognized, Recognizer, recognized, windows_of};
+use crate::long_audio::LongAudio;
+use crate::{Result, TranscriptionError};
+
+impl Recognizer {
+    /// Whether [`Recognizer::decode`] gives the same bits for a window in any company: on CPUs with AVX2 or AVX-512, where an
+    /// element of a matrix product does not depend on the other rows.
+    pub fn is_batch_invariant(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        let own_products = flow_kernels::has_avx512()
+            || (std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma"));
+        #[cfg(not(target_arch = "x86_64"))]
+        let own_products = false;
+        own_products && !flow_kernels::is_gpu(self.model.parameters.device())
+    }
+
+    /// [`Recognizer::transcribe_again`] of several recordings whose samples the first passes have kept, with
+    /// [`LongAudio::Vad`]: the windows of all are sorted by length and decoded together. None if `cancelled` returned true
+    /// between two batches.
+    ///
+    /// # Errors
+    /// As [`Recognizer::transcribe`], if a first pass has not kept its samples, and in another processing mode.
+    pub fn transcribe_together(
+        &self,
+        recordings: Vec<FirstPass<'_>>,
+        settings: &RecognitionSettings,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Recognized>>> {
+        let mut found: Vec<(Vec<f32>, Vec<Range<u64>>)> = Vec::with_capacity(recordings.len());
+        for mut first in recordings {
+            let samples = match (first.take_samples(), settings.long_audio) {
+                (Some(samples), LongAudio::Vad) => samples,
+                _ => {
+                    return Err(TranscriptionError::Input(
+                        "a recording that is not decoded with others".into(),
+                    ));
+                }
+            };
+            let (windows, _) = windows_of(first.activity, settings)?;
+            found.push((samples, windows));
+        }
+        let signals: Vec<&[f32]> = found
+            .iter()
+            .flat_map(|(samples, windows)| {
+                let signal = move |window: &Range<u64>| &samples[window.start as usize..window.end as usize];
+                windows.iter().map(signal)
+            })
+            .collect();
+        let Some(heard) = self.decode_in_batches(&signals, settings.batch_seconds, cancelled)? else {
+            return Ok(None);
+        };
+        let mut heard = heard.into_iter();
+        let of_each = found.iter().map(|(samples, windows)| {
+            let of_this: Vec<Heard> = heard.by_ref().take(windows.len()).collect();
+            recognized(windows, samples.len() as u64, of_this, &settings.segments)
+        });
+        of_each.collect::<Result<Vec<_>>>().map(Some)
+    }
+}
