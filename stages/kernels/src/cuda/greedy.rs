@@ -1,0 +1,253 @@
+//! Greedy search of a transducer on a device: which tokens are emitted, and where each utterance stands, is decided there.
+//! The host looks once in [`Search::STEPS`] steps.
+
+use candle_core::{DType, Tensor};
+
+use super::Argument::{Int, Long, Read, Write};
+use super::lstm::lstm_step_rows;
+use super::{Grid, fresh, fresh_of, launch, numbers};
+use crate::device::to_host;
+use crate::error::{Error, Result};
+use crate::lstm::LstmWeights;
+
+/// Rows of logits that a step computes, about: a product with fewer takes as long.
+const ROWS: usize = 64;
+/// The most bytes of logits that are kept for the host.
+const MOST_KEPT: usize = 32 << 20;
+/// As in `greedy.cu`.
+const NOTHING: u32 = u32::MAX;
+
+/// What the search goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<'a> {
+    /// Frames of each duration output; may be empty.
+    pub durations: &'a [usize],
+    /// The most tokens on one frame.
+    pub max_symbols: usize,
+    /// Token outputs, of which the last one is blank.
+    pub tokens: usize,
+}
+
+/// Where an utterance stands: its next frame, and the tokens emitted on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    pub frame: usize,
+    pub emitted: usize,
+}
+
+/// A token that was emitted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Emission {
+    pub utterance: usize,
+    pub token: u32,
+    pub frame: u32,
+    pub duration: u32,
+    pub logit: f32,
+    /// The logits of all tokens, where they are kept.
+    pub logits: Vec<f32>,
+}
+
+/// The search of a batch. `f` is (batch x frames, joint), the encoder's part of the joint network's hidden layer.
+#[derive(Debug)]
+pub struct Search {
+    f: Tensor,
+    batch: usize,
+    frames: usize,
+    tokens: usize,
+    max_symbols: usize,
+    /// Frames of each utterance that a step looks at.
+    reach: usize,
+    /// The most steps until the host looks.
+    steps: usize,
+    lengths: Tensor,
+    durations: Tensor,
+    duration_count: usize,
+    record: Tensor,
+    best: Tensor,
+    entering: Tensor,
+    moves: Tensor,
+    rows: Tensor,
+    kept: Option<Tensor>,
+}
+
+impl Search {
+    /// Steps until the host looks, at most.
+    pub const STEPS: usize = 32;
+
+    /// Of utterances of so many frames each, which stand at `places`; with `keep` the logits behind each token are kept.
+    ///
+    /// # Errors
+    /// Where sizes do not fit, or the device fails.
+    pub fn new(f: &Tensor, lengths: &[usize], places: &[Place], rules: Rules, keep: bool) -> Result<Self> {
+        let (batch, device) = (lengths.len(), f.device());
+        let frames = f.dim(0)? / batch.max(1);
+        if batch == 0 || places.len() != batch || f.dim(0)? != batch * frames || rules.tokens == 0 {
+            return Err(Error::Input(format!(
+                "greedy search: {batch} lengths, {} places and {} frames do not fit",
+                places.len(),
+                f.dim(0)?
+            )));
+        }
+        if lengths.iter().any(|&length| length > frames) {
+            return Err(Error::Input(format!(
+                "greedy search: an utterance has more than {frames} frames"
+            )));
+        }
+        let reach = (ROWS / batch).clamp(4, 16);
+        let row = (batch * rules.tokens * size_of::<f32>()).max(1);
+        let steps = if keep {
+            (MOST_KEPT / row).clamp(1, Self::STEPS)
+        } else {
+            Self::STEPS
+        };
+        let events = std::iter::repeat_n(0, steps * batch * 4);
+        let start = places
+            .iter()
+            .flat_map(|place| [place.frame, place.emitted])
+            .chain(events);
+        let of_u32 = |count: usize| fresh_of(DType::U32, count, device);
+        // A device has no memory of no bytes.
+        let durations = rules
+            .durations
+            .iter()
+            .copied()
+            .chain(rules.durations.is_empty().then_some(0));
+        Ok(Self {
+            f: f.contiguous()?,
+            batch,
+            frames,
+            tokens: rules.tokens,
+            max_symbols: rules.max_symbols.max(1),
+            reach,
+            steps,
+            lengths: numbers(lengths.iter().copied(), device)?,
+            durations: numbers(durations, device)?,
+            duration_count: rules.durations.len(),
+            record: numbers(start, device)?,
+            best: of_u32(batch * reach * 3)?,
+            entering: of_u32(batch)?,
+            moves: of_u32(batch)?,
+            // Looked at only where something was emitted.
+            rows: Tensor::zeros(batch, DType::U32, device)?,
+            kept: match keep {
+                true => Some(Tensor::zeros((steps, batch, rules.tokens), DType::F32, device)?),
+                false => None,
+            },
+        })
+    }
+
+    /// The most steps until the host looks, if the farthest utterance has so many frames left.
+    pub fn steps(&self, frames_left: usize) -> usize {
+        self.steps.min(frames_left.saturating_mul(self.max_symbols))
+    }
+
+    /// The joint network's hidden layer for the frames that a step looks at, given the prediction network's part `g`,
+    /// (batch, joint).
+    pub fn hidden(&self, g: &Tensor) -> Result<Tensor> {
+        let width = self.f.dim(1)?;
+        if g.dims() != [self.batch, width] {
+            return Err(Error::Input(format!("greedy search: a hidden part of {:?}", g.dims())));
+        }
+        let out = fresh((self.batch * self.reach, width), &self.f)?;
+        let n = out.elem_count();
+        let tensors = [Read(&self.f), Read(g), Read(&self.record), Write(&out)];
+        let sizes = [width, self.frames, self.reach].map(Int);
+        launch(
+            "greedy_hidden",
+            Grid::elements(n),
+            &[&tensors[..], &[Long(n as u64)], &sizes].concat(),
+        )?;
+        Ok(out)
+    }
+
+    /// Goes on by a step, the `step`-th since the host looked, with the logits of the hidden layer, without bias.
+    pub fn advance(&self, step: usize, logits: &Tensor, bias: &Tensor) -> Result<()> {
+        let width = self.tokens + self.duration_count;
+        if logits.dims() != [self.batch * self.reach, width] || bias.elem_count() != width || step >= self.steps {
+            return Err(Error::Input(format!("greedy search: logits of {:?}", logits.dims())));
+        }
+        let inputs = [logits, bias, &self.record, &self.lengths].map(Read);
+        let sizes = [self.tokens, self.duration_count, self.reach].map(Int);
+        launch(
+            "greedy_best",
+            Grid::rows(self.batch * self.reach),
+            &[&inputs[..], &[Write(&self.best)], &sizes].concat(),
+        )?;
+        let inputs = [&self.best, &self.lengths, &self.durations].map(Read);
+        let outputs = [&self.record, &self.entering, &self.moves, &self.rows].map(Write);
+        let blank = self.tokens - 1;
+        let most = self.max_symbols.min(i32::MAX as usize);
+        let sizes = [self.batch, self.duration_count, self.reach, blank, most, step].map(Int);
+        launch(
+            "greedy_advance",
+            Grid::elements(self.batch),
+            &[&inputs[..], &outputs, &sizes].concat(),
+        )?;
+        if let Some(kept) = &self.kept {
+            let inputs = [logits, bias, &self.moves, &self.rows].map(Read);
+            let sizes = [self.batch, self.tokens, self.duration_count, step].map(Int);
+            launch(
+                "greedy_keep",
+                Grid::rows(self.batch),
+                &[&inputs[..], &[Write(kept)], &sizes].concat(),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The embeddings of what enters the prediction network after a step, rows of `table` (tokens, width).
+    pub fn embedded(&self, table: &Tensor) -> Result<Tensor> {
+        let (rows, width) = table.dims2()?;
+        if rows < self.tokens {
+            return Err(Error::Input(format!(
+                "greedy search: {rows} embeddings for {} tokens",
+                self.tokens
+            )));
+        }
+        let out = fresh((self.batch, width), table)?;
+        let n = out.elem_count();
+        let tensors = [Read(table), Read(&self.entering), Write(&out)];
+        launch(
+            "greedy_embed",
+            Grid::elements(n),
+            &[&tensors[..], &[Long(n as u64), Int(width)]].concat(),
+        )?;
+        Ok(out)
+    }
+
+    /// A step of an LSTM layer for those utterances that emitted something: their rows of `hidden` and `cell`, (batch,
+    /// width), are replaced.
+    pub fn lstm_step(&self, x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeights) -> Result<()> {
+        let width = weights.hidden.dim(1)?;
+        if hidden.dims() != [self.batch, width] || cell.dims() != hidden.dims() {
+            return Err(Error::Input(format!("greedy search: a state of {:?}", hidden.dims())));
+        }
+        lstm_step_rows(x, hidden, cell, &self.moves, weights)
+    }
+
+    /// What was emitted in the last `steps` steps, in their order, and where the utterances stand. Waits for the device.
+    pub fn look(&self, steps: usize) -> Result<(Vec<Emission>, Vec<Place>)> {
+        let taken = 2 * self.batch + steps * self.batch * 4;
+        let record = to_host::<u32>(&self.record.narrow(0, 0, taken)?)?;
+        let kept = match &self.kept {
+            Some(kept) => to_host::<f32>(&kept.narrow(0, 0, steps)?.flatten_all()?)?,
+            None => Vec::new(),
+        };
+        let (places, events) = record.split_at(2 * self.batch);
+        let places = places.as_chunks::<2>().0.iter().map(|&[frame, emitted]| Place {
+            frame: frame as usize,
+            emitted: emitted as usize,
+        });
+        let emissions = events.as_chunks::<4>().0.iter().enumerate();
+        let emissions = emissions.filter(|(_, event)| event[0] != NOTHING);
+        let emissions = emissions.map(|(at, &[token, frame, duration, logit])| Emission {
+            utterance: at % self.batch,
+            token,
+            frame,
+            duration,
+            logit: f32::from_bits(logit),
+            logits: kept.chunks_exact(self.tokens).nth(at).unwrap_or_default().to_vec(),
+        });
+        Ok((emissions.collect(), places.collect()))
+    }
+}
