@@ -24,6 +24,13 @@ pub fn corpus(name: &str) -> PathBuf {
     data("FLOW_TEST_CORPUS", "tests/data/corpus", name)
 }
 
+/// A file or folder of the golden model data, unpacked where it is packed.
+pub fn golden_model(name: &str) -> PathBuf {
+    let path = data("FLOW_TEST_GOLDEN_MODEL", "tests/data/golden/model", name);
+    let place = std::env::current_exe().unwrap().with_file_name("golden-model");
+    flow_model::checkpoint::unpacked_copy(&path, &place).unwrap()
+}
+
 pub fn golden(name: &str) -> PathBuf {
     data("FLOW_TEST_GOLDEN", "tests/data/golden/data", name)
 }

@@ -1,14 +1,10 @@
 //! `flow model`, and training that begins from a model with another vocabulary.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 
-use crate::binary::{Workplace, data, expect_code, program, stderr};
+use crate::binary::{Workplace, expect_code, golden_model as golden, program, stderr};
 use crate::training::finetune;
-
-fn golden(name: &str) -> PathBuf {
-    data("FLOW_TEST_GOLDEN_MODEL", "tests/data/golden/model", name)
-}
 
 fn model(arguments: &[&str]) -> Output {
     program().arg("model").args(arguments).output().unwrap()

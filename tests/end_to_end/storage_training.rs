@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use flow_storage_testing::{Fault, FaultRule, TestServer};
 
-use crate::binary::{Workplace, copy_folder, data, expect_code, program, ran, stderr};
+use crate::binary::{Workplace, copy_folder, expect_code, golden_model as model, program, ran, stderr};
 use crate::storage::age;
 use crate::training::{finetune, last_checkpoint};
 
@@ -71,10 +71,6 @@ impl Place {
         command.args(words).envs(self.server.environment());
         command
     }
-}
-
-fn model(name: &str) -> PathBuf {
-    data("FLOW_TEST_GOLDEN_MODEL", "tests/data/golden/model", name)
 }
 
 fn tars(folder: &Path) -> u64 {

@@ -8,6 +8,7 @@ use flow_kernels::device::DeviceChoice;
 use flow_kernels::threads;
 use serde_json::Value;
 
+use crate::checkpoint::unpack;
 use crate::model::{MicroBatch, TdtModel, TrainOptions};
 use crate::{Error, Gradients, Result};
 
@@ -17,7 +18,8 @@ macro_rules! golden {
     };
 }
 
-const MODEL: &[u8] = golden!("model.nemo");
+/// Packed, in elements of 4 bytes.
+const MODEL: &[u8] = golden!("model.nemo.zst");
 const DECODED: &[u8] = golden!("decode.json");
 const TRAINED: &[u8] = golden!("train_step.json");
 /// The first recordings of the set that was decoded.
@@ -89,7 +91,8 @@ pub fn run(choice: DeviceChoice) -> Result<Vec<Parity>> {
     };
     let folder = tempfile::tempdir().map_err(unwritable(&std::env::temp_dir()))?;
     let path = folder.path().join("model.nemo");
-    std::fs::write(&path, MODEL).map_err(unwritable(&path))?;
+    let model = unpack(MODEL, 4).map_err(|_| strange("the model"))?;
+    std::fs::write(&path, model).map_err(unwritable(&path))?;
     threads::install(|| {
         let mut model = TdtModel::load(&path, DType::F32, &device)?;
         let heard = decoding(&mut model)?;
@@ -224,7 +227,7 @@ mod tests {
     fn model() -> TdtModel {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.nemo");
-        std::fs::write(&path, MODEL).unwrap();
+        std::fs::write(&path, unpack(MODEL, 4).unwrap()).unwrap();
         TdtModel::load(&path, DType::F32, &Device::Cpu).unwrap()
     }
 

@@ -20,7 +20,11 @@ use serde_json::Value;
 fn golden(name: &str) -> PathBuf {
     let folder = std::env::var("FLOW_TEST_GOLDEN_MODEL")
         .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/model").into());
-    PathBuf::from(folder).join(name)
+    let path = PathBuf::from(folder).join(name);
+    let place = std::env::current_exe()
+        .expect("this test")
+        .with_file_name("golden-model");
+    flow_model::checkpoint::unpacked_copy(&path, &place).expect("golden file")
 }
 
 /// A golden file of JSON, which may be packed.

@@ -42,17 +42,19 @@ pub(crate) mod golden {
 
     use candle_core::{DType, Device, Tensor};
 
-    use crate::checkpoint::read_packed;
+    use crate::checkpoint::{read_packed, unpacked_copy};
     use crate::config::ModelConfig;
 
-    /// A file of the golden model data.
+    /// A file or folder of the golden model data, unpacked where it is packed.
     pub fn file(name: &str) -> PathBuf {
-        std::env::var_os("FLOW_TEST_GOLDEN_MODEL")
+        let path = std::env::var_os("FLOW_TEST_GOLDEN_MODEL")
             .map_or_else(
                 || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/model")),
                 PathBuf::from,
             )
-            .join(name)
+            .join(name);
+        // Beside the test itself, in the target folder.
+        unpacked_copy(&path, &std::env::current_exe().unwrap().with_file_name("golden-model")).unwrap()
     }
 
     /// All tensors of a golden safetensors file, which may be packed.
