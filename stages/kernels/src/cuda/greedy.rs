@@ -251,3 +251,184 @@ impl Search {
         Ok((emissions.collect(), places.collect()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+    use crate::lstm::lstm_step;
+    use crate::noise::Noise;
+    use crate::product::product;
+    use crate::testing::{DeviceUnderTest, normal};
+
+    /// Of the encoder's part, of the LSTM and of the hidden layer.
+    const WIDTH: usize = 6;
+    const TOKENS: usize = 7;
+    const BLANK: usize = TOKENS - 1;
+
+    fn random(shape: &[usize], noise: &mut Noise) -> Tensor {
+        normal(shape, noise).to_dtype(DType::F32).unwrap()
+    }
+
+    /// Embeddings, weights and biases of the LSTM, weight and bias of the outputs.
+    fn decoder(durations: usize) -> [Tensor; 7] {
+        let (mut noise, outputs) = (Noise::new(8), TOKENS + durations);
+        let (wide, square) = ([TOKENS, WIDTH], [4 * WIDTH, WIDTH]);
+        [
+            random(&wide, &mut noise),
+            random(&square, &mut noise),
+            random(&square, &mut noise),
+            random(&[4 * WIDTH], &mut noise),
+            random(&[4 * WIDTH], &mut noise),
+            random(&[outputs, WIDTH], &mut noise),
+            random(&[outputs], &mut noise),
+        ]
+    }
+
+    fn lstm(decoder: &[Tensor; 7]) -> LstmWeights<'_> {
+        LstmWeights {
+            input: &decoder[1],
+            hidden: &decoder[2],
+            input_bias: &decoder[3],
+            hidden_bias: &decoder[4],
+        }
+    }
+
+    /// Output and cell of the LSTM after blank.
+    fn start(decoder: &[Tensor; 7], batch: usize) -> Result<(Tensor, Tensor)> {
+        let blank = decoder[0].narrow(0, BLANK, 1)?;
+        let blank = blank.broadcast_as((batch, WIDTH))?.contiguous()?;
+        let state = blank.zeros_like()?;
+        lstm_step(&blank, &state, &state.copy()?, lstm(decoder))
+    }
+
+    /// What one utterance emits, frame by frame and without a batch: token, frame, duration and logits of tokens.
+    fn expected(decoder: &[Tensor; 7], f: &Tensor, rules: Rules) -> Vec<(u32, u32, u32, Vec<f32>)> {
+        let (mut g, mut cell) = start(decoder, 1).unwrap();
+        let (mut frame, mut emitted, mut found) = (0, 0, Vec::new());
+        while frame < f.dim(0).unwrap() {
+            let hidden = (f.narrow(0, frame, 1).unwrap() + &g).unwrap().relu().unwrap();
+            let logits = product(&hidden, &decoder[5].t().unwrap()).unwrap();
+            let logits: Vec<f32> = (logits.get(0).unwrap() + &decoder[6]).unwrap().to_vec1().unwrap();
+            let first_largest =
+                |of: &[f32]| (0..of.len()).fold(0, |best, next| if of[next] > of[best] { next } else { best });
+            let (tokens, durations) = logits.split_at(TOKENS);
+            let token = first_largest(tokens);
+            let duration = rules.durations.get(first_largest(durations)).copied().unwrap_or(0);
+            if token == BLANK {
+                (frame, emitted) = (frame + duration.max(1), 0);
+                continue;
+            }
+            found.push((token as u32, frame as u32, duration as u32, tokens.to_vec()));
+            emitted += 1;
+            if duration > 0 || emitted >= rules.max_symbols {
+                (frame, emitted) = (frame + duration.max(1), 0);
+            }
+            let embedded = decoder[0].narrow(0, token, 1).unwrap();
+            (g, cell) = lstm_step(&embedded, &g, &cell, lstm(decoder)).unwrap();
+        }
+        found
+    }
+
+    /// All emissions of a batch, and how often the host looked.
+    fn searched(
+        decoder: &[Tensor; 7],
+        (f, lengths): (&Tensor, &[usize]),
+        rules: Rules,
+    ) -> Result<(Vec<Emission>, usize)> {
+        let (mut all, mut looks) = (Vec::new(), 0);
+        let search = Search::new(f, lengths, &vec![Place::default(); lengths.len()], rules, true)?;
+        let (g, cell) = start(decoder, lengths.len())?;
+        let mut left = lengths.iter().copied().max().unwrap_or(0);
+        while left > 0 {
+            let steps = search.steps(left);
+            for step in 0..steps {
+                let logits = product(&search.hidden(&g)?, &decoder[5].t()?)?;
+                search.advance(step, &logits, &decoder[6])?;
+                search.lstm_step(&search.embedded(&decoder[0])?, &g, &cell, lstm(decoder))?;
+            }
+            let (emissions, places) = search.look(steps)?;
+            all.extend(emissions);
+            looks += 1;
+            let to_go = places.iter().zip(lengths);
+            left = to_go
+                .map(|(place, length)| length.saturating_sub(place.frame))
+                .max()
+                .unwrap_or(0);
+        }
+        Ok((all, looks))
+    }
+
+    /// More frames than a step looks at, more steps than the host waits for, utterances without frames, with and without
+    /// durations, and few tokens allowed on a frame.
+    #[test]
+    fn a_batch_emits_what_its_utterances_emit() {
+        let mut repeated = 0;
+        for (durations, max_symbols, lengths) in [
+            (&[0, 1, 2][..], 3, &[90, 0, 17, 1][..]),
+            (&[], 2, &[9, 60]),
+            (&[1, 3], 1, &[30]),
+            (&[0], 4, &[12; 20]),
+        ] {
+            let rules = Rules {
+                durations,
+                max_symbols,
+                tokens: TOKENS,
+            };
+            let frames = *lengths.iter().max().unwrap();
+            let f = random(&[lengths.len() * frames, WIDTH], &mut Noise::new(9));
+            let decoder = decoder(durations.len());
+            let (found, looks) = DeviceUnderTest::get()
+                .run(|device| {
+                    let on = |tensor: &Tensor| tensor.to_device(device).unwrap();
+                    searched(&decoder.each_ref().map(on), (&on(&f), lengths), rules)
+                })
+                .unwrap();
+            for (utterance, &length) in lengths.iter().enumerate() {
+                let found: Vec<&Emission> = found.iter().filter(|found| found.utterance == utterance).collect();
+                let expected = match length {
+                    0 => Vec::new(),
+                    _ => expected(&decoder, &f.narrow(0, utterance * frames, length).unwrap(), rules),
+                };
+                let events = |found: &Emission| (found.token, found.frame, found.duration);
+                assert_eq!(
+                    found.iter().map(|found| events(found)).collect::<Vec<_>>(),
+                    expected.iter().map(|&(token, frame, duration, _)| (token, frame, duration)).collect::<Vec<_>>(),
+                    "{rules:?}, utterance {utterance} of {lengths:?}"
+                );
+                for (found, (token, .., logits)) in found.iter().zip(&expected) {
+                    assert_eq!(found.logits.len(), TOKENS);
+                    assert_eq!(found.logit, found.logits[*token as usize]);
+                    let close = found.logits.iter().zip(logits).all(|(a, b)| (a - b).abs() < 1e-4);
+                    assert!(close, "{found:?}, {logits:?}");
+                }
+                assert!(length < 9 || !expected.is_empty());
+                repeated += expected.windows(2).filter(|pair| pair[0].1 == pair[1].1).count();
+            }
+            assert!(looks <= found.len() / Search::STEPS + 2, "{looks} looks");
+        }
+        assert!(repeated > 10, "{repeated}");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let f = Tensor::zeros((6, WIDTH), DType::F32, &Device::Cpu).unwrap();
+        let rules = Rules {
+            durations: &[],
+            max_symbols: 1,
+            tokens: TOKENS,
+        };
+        let new = |lengths: &[usize], places: usize, rules: Rules| {
+            DeviceUnderTest::get().run(|device| {
+                let f = f.to_device(device).unwrap();
+                Search::new(&f, lengths, &vec![Place::default(); places], rules, false)
+            })
+        };
+        assert!(new(&[3, 1], 2, rules).is_ok());
+        for (lengths, places) in [(&[][..], 0), (&[3, 1], 1), (&[4, 1], 2), (&[1; 4], 4)] {
+            assert!(new(lengths, places, rules).is_err(), "{lengths:?}");
+        }
+        assert!(new(&[3, 1], 2, Rules { tokens: 0, ..rules }).is_err());
+    }
+}

@@ -214,3 +214,160 @@ impl FrontEnd {
         Ok(features)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::noise::Noise;
+    use crate::testing::DeviceUnderTest;
+
+    const DITHER: f32 = 0.05;
+
+    /// Features of one signal by their definition, (bands, frames), with the Fourier transform as a sum.
+    fn expected(settings: &Settings, signal: &[f32], frames: usize, noise: &mut Noise, masked: &Masked) -> Vec<f32> {
+        let mut noisy = signal.to_vec();
+        for pair in noisy.chunks_mut(2) {
+            let (first, second) = noise.normal_pair();
+            for (sample, normal) in pair.iter_mut().zip([first, second]) {
+                *sample += DITHER * normal as f32;
+            }
+        }
+        let before = |at: usize| if at == 0 { 0.0 } else { noisy[at - 1] };
+        let emphasised: Vec<f32> = (0..noisy.len())
+            .map(|at| noisy[at] - settings.preemphasis * before(at))
+            .collect();
+        let (points, width) = (settings.points, settings.window.len());
+        let valid = signal.len() / settings.hop;
+        let mut features = vec![0.0; settings.bands.len() * frames];
+        for frame in 0..valid {
+            // The first sample of the window: it is centred at `frame * hop`.
+            let first = (frame * settings.hop + (points - width) / 2) as i64 - (points / 2) as i64;
+            let inside: Vec<(usize, f64)> = (0..width)
+                .filter_map(|i| {
+                    let at = usize::try_from(first + i as i64).ok()?;
+                    Some((i, f64::from(emphasised.get(at)? * settings.window[i])))
+                })
+                .collect();
+            let power: Vec<f64> = (0..=points / 2)
+                .map(|bin| {
+                    let angle = |i: usize| TAU * (bin * i) as f64 / points as f64;
+                    let part = |of: fn(f64) -> f64| inside.iter().map(|&(i, x)| x * of(angle(i))).sum::<f64>();
+                    part(f64::cos).powi(2) + part(f64::sin).powi(2)
+                })
+                .collect();
+            for (band, row) in settings.bands.iter().zip(features.chunks_exact_mut(frames)) {
+                let energy: f64 = band.weights.iter().zip(&power[band.first..]).map(|(w, p)| f64::from(*w) * p).sum();
+                row[frame] = (energy + f64::from(settings.log_guard)).ln() as f32;
+            }
+        }
+        for (band, row) in features.chunks_exact_mut(frames).enumerate() {
+            let row = &mut row[..valid];
+            let mean = row.iter().sum::<f32>() / valid as f32;
+            let squares: f32 = row.iter().map(|x| (x - mean) * (x - mean)).sum();
+            let deviation = if valid > 1 { (squares / (valid as f32 - 1.0)).sqrt() } else { 0.0 };
+            for (frame, x) in row.iter_mut().enumerate() {
+                let is_masked = masked.frames.iter().any(|range| range.contains(&frame))
+                    || masked.bands.iter().any(|range| range.contains(&band));
+                *x = if is_masked { 0.0 } else { (*x - mean) / (deviation + settings.deviation_guard) };
+            }
+        }
+        features
+    }
+
+    /// Windows as long as the transform and shorter, signals without a sample, without a frame and of one, an odd number of
+    /// samples, a band without weights, and other numbers of masks for each.
+    #[test]
+    fn features_are_those_of_the_definition() {
+        for (points, width, hop) in [(16, 16, 4), (64, 50, 13), (1024, 400, 160)] {
+            let bins = points / 2 + 1;
+            let mut noise = Noise::new(points as u64);
+            let window: Vec<f32> = (0..width).map(|_| 0.5 + 0.5 * noise.uniform_f32()).collect();
+            let bands: Vec<Band> = (0..5)
+                .map(|k| Band {
+                    first: k * bins / 8,
+                    weights: (0..if k == 2 { 0 } else { bins / 4 }).map(|_| 0.1 + noise.uniform_f32()).collect(),
+                })
+                .collect();
+            let settings = Settings {
+                points,
+                hop,
+                preemphasis: 0.97,
+                window: &window,
+                bands: &bands,
+                log_guard: 1e-5,
+                deviation_guard: 1e-5,
+            };
+            let signals: Vec<Vec<f32>> = [0, hop - 1, hop + 1, 9 * hop + 3, 300 * hop / points.div_ceil(16)]
+                .into_iter()
+                .map(|samples| (0..samples).map(|_| noise.normal() as f32).collect())
+                .collect();
+            let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
+            let frames = 1 + signals.iter().map(|signal| signal.len()).max().unwrap() / hop;
+            let (times, of_bands) = ([2..4, 7..8], [1..2]);
+            let mut masked = [Masked::default(); 5];
+            masked[3].frames = &times;
+            (masked[4].frames, masked[4].bands) = (&times[..1], &of_bands);
+            let generators: Vec<Noise> = (0..5).map(|seed| Noise::new(seed + 70)).collect();
+            let keys: Vec<u64> = generators.iter().map(Noise::key).collect();
+            let features = DeviceUnderTest::get()
+                .run(|device| FrontEnd::new(&settings, device)?.compute(&signals, &masked, Some((DITHER, &keys))))
+                .unwrap();
+            assert_eq!(features.dims(), [5, 5, frames]);
+            let found: Vec<f32> = features.flatten_all().unwrap().to_vec1().unwrap();
+            for (at, (found, mut noise)) in found.chunks_exact(5 * frames).zip(generators).enumerate() {
+                let expected = expected(&settings, signals[at], frames, &mut noise, &masked[at]);
+                for (place, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    assert!(
+                        (found - expected).abs() <= 2e-4,
+                        "{points} points, signal {at}, band {}, frame {}: {found} for {expected}",
+                        place / frames,
+                        place % frames
+                    );
+                }
+                assert!(signals[at].len() <= 2 * hop || expected.iter().any(|x| x.abs() > 0.3));
+            }
+        }
+    }
+
+    #[test]
+    fn settings_that_no_kernel_takes_are_refused() {
+        let bands = [Band {
+            first: 7,
+            weights: vec![1.0; 2],
+        }];
+        let settings = Settings {
+            points: 16,
+            hop: 4,
+            preemphasis: 0.97,
+            window: &[1.0; 16],
+            bands: &bands,
+            log_guard: 1e-5,
+            deviation_guard: 1e-5,
+        };
+        let made = |settings: Settings| DeviceUnderTest::get().run(|device| FrontEnd::new(&settings, device));
+        let front_end = made(settings).unwrap();
+        let compute = |signals: &[&[f32]], masked: &[Masked], keys: Option<&[u64]>| {
+            let dither = keys.map(|keys| (DITHER, keys));
+            DeviceUnderTest::get().run(|_| front_end.compute(signals, masked, dither))
+        };
+        assert!(compute(&[&[0.0; 9]], &[], None).is_ok());
+        assert!(compute(&[], &[], None).is_err());
+        assert!(compute(&[&[0.0; 9]], &[Masked::default(); 2], None).is_err());
+        assert!(compute(&[&[0.0; 9]], &[], Some(&[])).is_err());
+        let past_the_end = [Band {
+            first: 8,
+            weights: vec![1.0; 2],
+        }];
+        for wrong in [
+            Settings { points: 24, ..settings },
+            Settings { points: 8, ..settings },
+            Settings { points: 2048, ..settings },
+            Settings { hop: 0, ..settings },
+            Settings { window: &[], ..settings },
+            Settings { bands: &[], ..settings },
+            Settings { bands: &past_the_end, ..settings },
+        ] {
+            assert!(made(wrong).is_err());
+        }
+    }
+}

@@ -41,7 +41,7 @@ impl Remedies {
         (parts.copied().unwrap_or(1), parts.is_some())
     }
 
-    /// Takes what is next for a micro-batch that found no memory.
+    /// Takes what is next for a micro-batch that found no memory. `frozen`: whether the encoder does not learn.
     ///
     /// # Errors
     /// `error`, if it is of another kind; and where a single clip does not fit.
@@ -50,7 +50,7 @@ impl Remedies {
         error: flow_model::Error,
         (step, round): (u64, u32),
         loaded: &LoadedBatch,
-        model: &TdtModel,
+        (model, frozen): (&TdtModel, bool),
     ) -> Result<(), TrainingError> {
         if !is_out_of_memory(&error) {
             return Err(error.into());
@@ -60,11 +60,10 @@ impl Remedies {
         let most = tokens.iter().map(Vec::len).max().unwrap_or(0);
         let clips = signals.len();
         let (parts, recomputed) = self.of(round);
-        let next = match recomputed || model.recomputes() {
-            false => 1,
-            true => (2 * parts).min(clips),
-        };
-        if next == parts && (recomputed || model.recomputes()) {
+        // A frozen encoder keeps nothing for the backward pass.
+        let divides = recomputed || frozen || model.recomputes();
+        let next = if divides { (2 * parts).min(clips) } else { 1 };
+        if divides && next == parts {
             return Err(TrainingError::Refused {
                 message: format!(
                     "step {}: the device has no memory left for one clip: the longest of its micro-batch has {longest:.1} s, \

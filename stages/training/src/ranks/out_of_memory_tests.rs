@@ -6,6 +6,7 @@ use std::time::Duration;
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::device::DeviceChoice;
 use flow_kernels::emulator::{self, with_allocations};
+use flow_model::checkpoint::unpacked_copy;
 use flow_model::config::Reduction;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::{Gradients, ParameterGroup, Parameters};
@@ -20,7 +21,10 @@ use crate::trainer::{LoadedBatch, TrainerConfig};
 fn model() -> TdtModel {
     let folder = std::env::var("FLOW_TEST_GOLDEN_MODEL")
         .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/model").into());
-    TdtModel::load(&Path::new(&folder).join("model.nemo"), DType::F32, &Device::Cpu).unwrap()
+    // Beside the test itself, in the target folder.
+    let place = std::env::current_exe().unwrap().with_file_name("golden-model");
+    let path = unpacked_copy(&Path::new(&folder).join("model.nemo"), &place).unwrap();
+    TdtModel::load(&path, DType::F32, &Device::Cpu).unwrap()
 }
 
 /// Clips of noise, of about so many seconds, with texts of so many tokens.
@@ -101,7 +105,9 @@ fn a_micro_batch_without_memory_is_divided() {
             .iter()
             .map(|event| (event.segments.len(), event.parts, event.tokens))
             .collect();
-        assert_eq!(events, [(4, 1, 3), (4, 2, 3)], "frozen {frozen}, offload {offload}");
+        let expected_events = [(4, 1, 3), (4, 2, 3)];
+        let of_frozen = usize::from(frozen);
+        assert_eq!(events, expected_events[of_frozen..], "frozen {frozen}, offload {offload}");
         let OutOfMemory { segments, seconds, .. } = &found.out_of_memory[0];
         assert_eq!((&segments[0][..], *seconds), ("1-0", 0.6));
         assert_eq!(found.tokens, expected.tokens);

@@ -316,7 +316,7 @@ impl Replica {
                 if pass.applied || pass.failed.is_some() {
                     return Err(pass.failed.take().unwrap_or(error.into()));
                 }
-                remedies.after(error, (plan.step, round), loaded, &self.model)?;
+                remedies.after(error, (plan.step, round), loaded, (&self.model, frozen))?;
                 if policy == GradientPolicy::Accumulate {
                     return Ok(Computed::NoMemory);
                 }
