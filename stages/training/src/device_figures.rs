@@ -161,7 +161,10 @@ mod tests {
         let frozen = known.flops(both, &[loaded(1)], &[], true);
         assert!(0.0 < frozen && frozen < one);
         let four = known.flops(both, &[loaded(1), loaded(3)], &[], false);
-        assert!((four - 4.0 * one).abs() < 1e-9 * four, "{four} {one}");
+        let three = known.flops(both, &[loaded(3)], &[], false);
+        assert!((four - one - three).abs() < 1e-9 * four, "{four} {one} {three}");
+        // The table of positions is projected once for all clips.
+        assert!(2.9 * one < three && three < 3.0 * one, "{one} {three}");
         let elsewhere = known.flops(both, &[loaded(1)], &[loaded(3).figures()], false);
         assert!((elsewhere - 4.0 * one).abs() < 1e-9 * four);
         let share = known.utilisation(&settings, 989.5e12, 1.0).unwrap();

@@ -394,7 +394,10 @@ mod tests {
                 let events = |found: &Emission| (found.token, found.frame, found.duration);
                 assert_eq!(
                     found.iter().map(|found| events(found)).collect::<Vec<_>>(),
-                    expected.iter().map(|&(token, frame, duration, _)| (token, frame, duration)).collect::<Vec<_>>(),
+                    expected
+                        .iter()
+                        .map(|&(token, frame, duration, _)| (token, frame, duration))
+                        .collect::<Vec<_>>(),
                     "{rules:?}, utterance {utterance} of {lengths:?}"
                 );
                 for (found, (token, .., logits)) in found.iter().zip(&expected) {

@@ -256,7 +256,12 @@ mod tests {
                 })
                 .collect();
             for (band, row) in settings.bands.iter().zip(features.chunks_exact_mut(frames)) {
-                let energy: f64 = band.weights.iter().zip(&power[band.first..]).map(|(w, p)| f64::from(*w) * p).sum();
+                let energy: f64 = band
+                    .weights
+                    .iter()
+                    .zip(&power[band.first..])
+                    .map(|(w, p)| f64::from(*w) * p)
+                    .sum();
                 row[frame] = (energy + f64::from(settings.log_guard)).ln() as f32;
             }
         }
@@ -264,11 +269,19 @@ mod tests {
             let row = &mut row[..valid];
             let mean = row.iter().sum::<f32>() / valid as f32;
             let squares: f32 = row.iter().map(|x| (x - mean) * (x - mean)).sum();
-            let deviation = if valid > 1 { (squares / (valid as f32 - 1.0)).sqrt() } else { 0.0 };
+            let deviation = if valid > 1 {
+                (squares / (valid as f32 - 1.0)).sqrt()
+            } else {
+                0.0
+            };
             for (frame, x) in row.iter_mut().enumerate() {
                 let is_masked = masked.frames.iter().any(|range| range.contains(&frame))
                     || masked.bands.iter().any(|range| range.contains(&band));
-                *x = if is_masked { 0.0 } else { (*x - mean) / (deviation + settings.deviation_guard) };
+                *x = if is_masked {
+                    0.0
+                } else {
+                    (*x - mean) / (deviation + settings.deviation_guard)
+                };
             }
         }
         features
@@ -285,7 +298,9 @@ mod tests {
             let bands: Vec<Band> = (0..5)
                 .map(|k| Band {
                     first: k * bins / 8,
-                    weights: (0..if k == 2 { 0 } else { bins / 4 }).map(|_| 0.1 + noise.uniform_f32()).collect(),
+                    weights: (0..if k == 2 { 0 } else { bins / 4 })
+                        .map(|_| 0.1 + noise.uniform_f32())
+                        .collect(),
                 })
                 .collect();
             let settings = Settings {
@@ -361,11 +376,20 @@ mod tests {
         for wrong in [
             Settings { points: 24, ..settings },
             Settings { points: 8, ..settings },
-            Settings { points: 2048, ..settings },
+            Settings {
+                points: 2048,
+                ..settings
+            },
             Settings { hop: 0, ..settings },
-            Settings { window: &[], ..settings },
+            Settings {
+                window: &[],
+                ..settings
+            },
             Settings { bands: &[], ..settings },
-            Settings { bands: &past_the_end, ..settings },
+            Settings {
+                bands: &past_the_end,
+                ..settings
+            },
         ] {
             assert!(made(wrong).is_err());
         }

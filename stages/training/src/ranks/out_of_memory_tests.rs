@@ -107,7 +107,11 @@ fn a_micro_batch_without_memory_is_divided() {
             .collect();
         let expected_events = [(4, 1, 3), (4, 2, 3)];
         let of_frozen = usize::from(frozen);
-        assert_eq!(events, expected_events[of_frozen..], "frozen {frozen}, offload {offload}");
+        assert_eq!(
+            events,
+            expected_events[of_frozen..],
+            "frozen {frozen}, offload {offload}"
+        );
         let OutOfMemory { segments, seconds, .. } = &found.out_of_memory[0];
         assert_eq!((&segments[0][..], *seconds), ("1-0", 0.6));
         assert_eq!(found.tokens, expected.tokens);
