@@ -267,7 +267,8 @@ mod tests {
         }
         for (band, row) in features.chunks_exact_mut(frames).enumerate() {
             let row = &mut row[..valid];
-            let mean = row.iter().sum::<f32>() / valid as f32;
+            // Exact where all are equal, as in a band without weights.
+            let mean = (row.iter().copied().map(f64::from).sum::<f64>() / valid as f64) as f32;
             let squares: f32 = row.iter().map(|x| (x - mean) * (x - mean)).sum();
             let deviation = if valid > 1 {
                 (squares / (valid as f32 - 1.0)).sqrt()
