@@ -65,6 +65,42 @@ impl DeviceChoice {
     }
 }
 
+/// Whether an error says that a device has no memory left for a tensor or a library's workspace.
+pub fn is_out_of_memory(error: &impl fmt::Display) -> bool {
+    let message = error.to_string();
+    // As the driver and cuBLAS name it; candle and this crate pass their words on.
+    [OUT_OF_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED"]
+        .iter()
+        .any(|name| message.contains(name))
+}
+
+/// How the driver calls it.
+pub(crate) const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
+
+/// Gives memory that no tensor has back to the driver, so that a failed allocation can be tried again in one piece. Waits
+/// for the device.
+///
+/// # Errors
+/// If work that was given to the device before has failed.
+pub fn release_memory(device: &Device) -> Result<()> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        use candle_core::cuda_backend::cudarc::driver::result;
+        let stream = device.cuda_stream();
+        let synchronized = stream.synchronize();
+        synchronized.map_err(|error| Error::Input(format!("a wait for the CUDA device: {error}")))?;
+        // SAFETY: the device is one that is open, and the pool is its own.
+        let trimmed = unsafe {
+            result::device::get_default_mem_pool(stream.context().cu_device())
+                .and_then(|pool| result::mem_pool::trim_to(pool, 0))
+        };
+        // Where it fails, the next allocation tells.
+        let _ = trimmed;
+    }
+    let _ = device;
+    Ok(())
+}
+
 /// The values of a vector, in host memory. Waits for a device that it lies on.
 pub fn to_host<T: WithDType>(vector: &Tensor) -> Result<Vec<T>> {
     if is_gpu(vector.device()) {
@@ -95,50 +131,86 @@ fn cuda(number: usize) -> Result<Device> {
     Ok(device)
 }
 
-/// The most bytes that tensors on a device have had at once since [`forget_peak_memory`], as the driver counts them: with
-/// what its allocator rounds up to, without what libraries take for themselves. None for the CPU, and where the driver does
-/// not tell.
-pub fn peak_memory(device: &Device) -> Option<u64> {
+/// Bytes of a device's memory, as the driver counts them: with what its allocator rounds up to, without what libraries take
+/// for themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// That tensors have now.
+    pub used: u64,
+    /// The most that they have had at once since [`forget_peak_memory`].
+    pub peak: u64,
+    /// That the allocator holds, for them and for the next ones.
+    pub reserved: u64,
+}
+
+/// The memory of tensors on a device. None for the CPU, and where the driver does not tell.
+pub fn memory(device: &Device) -> Option<DeviceMemory> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = device {
-        return peak::most(device);
+        return pool::memory(device);
     }
     let _ = device;
     None
+}
+
+/// The most bytes of [`DeviceMemory`].
+pub fn peak_memory(device: &Device) -> Option<u64> {
+    memory(device).map(|memory| memory.peak)
 }
 
 /// From now on [`peak_memory`] counts anew.
 pub fn forget_peak_memory(device: &Device) {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = device {
-        peak::forget(device);
+        pool::forget_peak(device);
     }
     let _ = device;
 }
 
+/// What the driver calls a device; none for the CPU.
+pub fn name(device: &Device) -> Option<String> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        return device.cuda_stream().context().name().ok();
+    }
+    let _ = device;
+    None
+}
+
 #[cfg(feature = "cuda")]
-mod peak {
+mod pool {
     use candle_core::CudaDevice;
     use candle_core::cuda_backend::cudarc::driver::{result, sys};
+    use sys::CUmemPool_attribute as Attribute;
 
-    const MOST_USED: sys::CUmemPool_attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+    use super::DeviceMemory;
 
-    pub fn most(device: &CudaDevice) -> Option<u64> {
-        let mut most = 0u64;
+    const PEAK: Attribute = Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+
+    fn read(device: &CudaDevice, attribute: Attribute) -> Option<u64> {
+        let mut value = 0u64;
         // SAFETY: the device is one that is open, the pool is its own, and the attribute is a 64-bit number.
         let read = unsafe {
             result::device::get_default_mem_pool(device.cuda_stream().context().cu_device())
-                .and_then(|pool| result::mem_pool::get_attribute(pool, MOST_USED, (&raw mut most).cast()))
+                .and_then(|pool| result::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast()))
         };
-        read.is_ok().then_some(most)
+        read.is_ok().then_some(value)
     }
 
-    pub fn forget(device: &CudaDevice) {
+    pub fn memory(device: &CudaDevice) -> Option<DeviceMemory> {
+        Some(DeviceMemory {
+            used: read(device, Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            peak: read(device, PEAK)?,
+            reserved: read(device, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+        })
+    }
+
+    pub fn forget_peak(device: &CudaDevice) {
         let mut none = 0u64;
         // SAFETY: as above; 0 is the one value that this attribute may be set to.
         let reset = unsafe {
             result::device::get_default_mem_pool(device.cuda_stream().context().cu_device())
-                .and_then(|pool| result::mem_pool::set_attribute(pool, MOST_USED, (&raw mut none).cast()))
+                .and_then(|pool| result::mem_pool::set_attribute(pool, PEAK, (&raw mut none).cast()))
         };
         // What was counted before is then told too, and that is all.
         let _ = reset;

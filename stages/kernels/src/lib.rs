@@ -34,6 +34,7 @@ pub mod subnormals;
 pub mod subsample;
 pub mod testing;
 pub mod threads;
+pub mod upload;
 mod vectors;
 
 #[cfg(test)]
@@ -41,7 +42,7 @@ mod not_a_number;
 
 pub use chunks::by_chunks;
 pub(crate) use chunks::*;
-pub use cuda::{emulator, tdt};
+pub use cuda::{emulator, greedy, log_mel, tdt};
 pub use error::{Error, Result};
 pub use lengths::Lengths;
 pub use noise::Noise;

@@ -65,6 +65,11 @@ impl Noise {
         (radius * cos, radius * sin)
     }
 
+    /// The key from which a kernel on a device draws the numbers of a new generator.
+    pub fn key(&self) -> u64 {
+        self.seed
+    }
+
     /// Standard normal.
     #[inline]
     pub fn normal(&mut self) -> f64 {

@@ -2,13 +2,17 @@
 
 pub mod beam;
 mod expansion;
+mod on_device;
 mod options;
+
+#[cfg(test)]
+mod on_device_tests;
 
 use std::ops::Range;
 
 use candle_core::{Device, Tensor};
 use flow_kernels::joint::Cell;
-use flow_kernels::{Float, dispatch, on_cpu, slice};
+use flow_kernels::{Float, dispatch, is_gpu, on_cpu, slice};
 
 use self::beam::Steps;
 use crate::fusion::{Fusion, FusionState};
@@ -232,6 +236,10 @@ pub fn decode_greedy_on(
     let mut hypotheses = vec![Hypothesis::default(); batch];
     if padded == 0 {
         return Ok(hypotheses);
+    }
+    if is_gpu(encoded.device()) && fusion.is_empty() {
+        let steps = Steps { durations, max_symbols };
+        return on_device::decode_greedy(networks, steps, encoded, lengths, state, observer);
     }
     let GreedyState {
         prediction: predicting,

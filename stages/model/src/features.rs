@@ -1,13 +1,15 @@
 //! Log-mel features, as NeMo's `AudioToMelSpectrogramPreprocessor` makes them. Always in f32, but for the Fourier
 //! transform: in quiet bands its rounding in f32 is the whole difference between two libraries, and f64 halves it.
 
+mod on_device;
 mod stream;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 use flow_kernels::device::to_device;
+use flow_kernels::log_mel::{Band, FrontEnd};
 use rayon::prelude::*;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
@@ -44,24 +46,11 @@ impl Features {
     }
 }
 
-/// One row of the filter bank: where its weights begin and the weights that are not zero.
-#[derive(Clone, Debug)]
-struct Band {
-    first: usize,
-    weights: Vec<f32>,
-}
-
-impl Band {
-    /// The logarithm of the band's energy in a power spectrum.
-    fn log_mel(&self, power: &[f32]) -> f32 {
-        let sum: f32 = self
-            .weights
-            .iter()
-            .zip(&power[self.first..])
-            .map(|(weight, power)| weight * power)
-            .sum();
-        (sum + LOG_GUARD).ln()
-    }
+/// The logarithm of a band's energy in a power spectrum.
+fn band_log_mel(band: &Band, power: &[f32]) -> f32 {
+    let weighted = band.weights.iter().zip(&power[band.first..]);
+    let sum: f32 = weighted.map(|(weight, power)| weight * power).sum();
+    (sum + LOG_GUARD).ln()
 }
 
 /// Buffers of the Fourier transform, which serve one frame after another.
@@ -122,6 +111,8 @@ pub struct LogMel {
     window: Vec<f32>,
     bands: Vec<Band>,
     fft: Arc<dyn RealToComplex<f64>>,
+    /// Made when features are first computed on the model's device.
+    on_device: Arc<OnceLock<FrontEnd>>,
 }
 
 impl std::fmt::Debug for LogMel {
@@ -170,6 +161,7 @@ impl LogMel {
             window: values(window)?,
             bands,
             fft: RealFftPlanner::new().plan_fft_forward(config.n_fft),
+            on_device: Arc::default(),
         })
     }
 
@@ -186,14 +178,14 @@ impl LogMel {
         let longest = signals.iter().map(|signal| signal.len()).max().unwrap_or(0);
         let frames = 1 + longest / self.hop;
         let bands = self.bands.len();
-        let dither = noise.filter(|_| self.dither > 0.0).map(|noise| noise.bits());
+        let dither = self.dither_seed(noise);
         let mut values = vec![0.0; signals.len() * bands * frames];
         values
             .par_chunks_mut(bands * frames)
             .zip(signals)
             .enumerate()
             .try_for_each(|(index, (out, signal))| {
-                let noise = dither.map(|seed| Noise::new(seed.wrapping_add(index as u64)));
+                let noise = dither.map(|seed| dither_of(seed, index));
                 self.utterance(signal, out, frames, noise)
             })?;
         Ok(Features {
@@ -205,6 +197,11 @@ impl LogMel {
         })
     }
 
+    /// The seed of a batch's dither, if there is any.
+    fn dither_seed(&self, noise: Option<&mut Noise>) -> Option<u64> {
+        noise.filter(|_| self.dither > 0.0).map(Noise::bits)
+    }
+
     /// Features of one signal into `out`, (bands, frames), which is zero.
     fn utterance(&self, signal: &[f32], out: &mut [f32], frames: usize, noise: Option<Noise>) -> Result<()> {
         let valid = self.frames(signal.len());
@@ -213,7 +210,7 @@ impl LogMel {
         for t in 0..valid {
             let power = spectrum.power(self, &emphasised, 0, t)?;
             for (band, row) in self.bands.iter().zip(out.chunks_exact_mut(frames)) {
-                row[t] = band.log_mel(power);
+                row[t] = band_log_mel(band, power);
             }
         }
         for rows in out.chunks_mut(TOGETHER * frames) {
@@ -247,6 +244,11 @@ impl LogMel {
         out.extend(signal.windows(2).map(|pair| pair[1] - self.preemphasis * pair[0]));
         out
     }
+}
+
+/// The dither of an utterance of a batch.
+fn dither_of(seed: u64, index: usize) -> Noise {
+    Noise::new(seed.wrapping_add(index as u64))
 }
 
 /// Rows that are normalised together: their sums are independent chains of additions.
@@ -332,18 +334,18 @@ mod tests {
     use super::*;
     use crate::layers::golden;
 
-    fn front_end() -> LogMel {
+    pub(super) fn front_end() -> LogMel {
         let (config, weights) = golden::model();
         let mut builder = ParameterBuilder::from_tensors(DType::F32, Device::Cpu, weights);
         LogMel::new(&config.preprocessor, &mut builder).unwrap()
     }
 
-    fn values(tensor: &Tensor) -> Vec<f32> {
+    pub(super) fn values(tensor: &Tensor) -> Vec<f32> {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
 
     /// Largest difference over the valid frames of utterance `index`, and whether everything else is 0.
-    fn compare(features: &Features, index: usize, expected: &Tensor) -> (f32, bool) {
+    pub(super) fn compare(features: &Features, index: usize, expected: &Tensor) -> (f32, bool) {
         let (bands, stored) = expected.dims2().unwrap();
         let expected = values(expected);
         let mut worst = 0.0f32;

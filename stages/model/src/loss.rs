@@ -207,8 +207,13 @@ fn log_sum_exp(terms: &[f64]) -> f64 {
 /// The factor of each utterance's loss in the reduced loss. An utterance without target tokens counts as one with a
 /// single token where NeMo would divide by zero.
 pub fn reduction_factors(reduction: Reduction, target_lengths: &[usize]) -> Vec<f64> {
-    let count = target_lengths.len().max(1) as f64;
-    let volume = target_lengths.iter().sum::<usize>().max(1) as f64;
+    let tokens = target_lengths.iter().sum::<usize>();
+    factors_in(reduction, target_lengths, target_lengths.len(), tokens)
+}
+
+/// The factors of utterances in a batch that has so many utterances and target tokens, others included.
+pub fn factors_in(reduction: Reduction, target_lengths: &[usize], utterances: usize, tokens: usize) -> Vec<f64> {
+    let (count, volume) = (utterances.max(1) as f64, tokens.max(1) as f64);
     let factor = |&length: &usize| match reduction {
         Reduction::MeanBatch => 1.0 / count,
         Reduction::Mean => 1.0 / (count * length.max(1) as f64),

@@ -4,6 +4,7 @@ use candle_core::{Device, Tensor};
 use flow_kernels::device::to_device;
 use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::embedding::add_to_rows;
+use flow_kernels::greedy::Search;
 use flow_kernels::lstm::{LstmSaved, LstmWeights, lstm, lstm_backward, lstm_step, replace_rows};
 use flow_kernels::noise::DropMask;
 use flow_kernels::{dispatch, is_gpu, slice, tensor};
@@ -60,6 +61,15 @@ pub struct PredictionState {
 }
 
 impl PredictionState {
+    /// The same in tensors of its own.
+    pub fn copied(&self) -> Result<Self> {
+        let copy = |states: &[Tensor]| states.iter().map(Tensor::copy).collect::<candle_core::Result<Vec<_>>>();
+        Ok(PredictionState {
+            hidden: copy(&self.hidden)?,
+            cells: copy(&self.cells)?,
+        })
+    }
+
     /// The states of these rows, in this order; a row may come several times.
     pub fn select(&self, rows: &[u32]) -> Result<Self> {
         let select = |states: &[Tensor]| -> Result<Vec<Tensor>> {
@@ -211,6 +221,22 @@ impl Prediction {
             state.hidden[index] = replace_rows(&state.hidden[index], &hidden, moves)?;
             state.cells[index] = replace_rows(&state.cells[index], &cell, moves)?;
             x = state.hidden[index].clone();
+        }
+        Ok(x)
+    }
+
+    /// [`Prediction::step`] for the utterances that emitted a token in the last step of a search on a device. Rows of the
+    /// state are replaced in place; the result shares them.
+    pub fn step_of_search(
+        &self,
+        parameters: &Parameters,
+        search: &Search,
+        state: &mut PredictionState,
+    ) -> Result<Tensor> {
+        let mut x = search.embedded(parameters.get(self.embedding))?;
+        for (layer, (hidden, cell)) in self.layers.iter().zip(state.hidden.iter().zip(&state.cells)) {
+            search.lstm_step(&x, hidden, cell, layer.weights(parameters))?;
+            x = hidden.clone();
         }
         Ok(x)
     }

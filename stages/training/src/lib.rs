@@ -2,6 +2,7 @@
 
 pub mod average;
 pub mod checkpoint;
+mod device_figures;
 pub mod error;
 mod feed;
 mod file_set;

@@ -1,7 +1,8 @@
 //! `metrics.jsonl`: one JSON object per line, beside the checkpoints.
 //!
 //! `{"kind": "train", ...}` every `log_every` steps, `{"kind": "evaluation", ...}`, `{"kind": "skipped", ...}` and
-//! `{"kind": "left_out", ...}` (recordings that could not be loaded) when they happen. `step` is the number of optimizer
+//! `{"kind": "left_out", ...}` (recordings that could not be loaded) and `{"kind": "out_of_memory", ...}` (micro-batches for
+//! which a device had no memory left) when they happen. `step` is the number of optimizer
 //! steps done, `time` when the line was written, in seconds since 1970. Figures that other programs report too are
 //! repeated under their usual names: `train_loss` and `learning_rate` in lines of training, `val_loss`, `val_wer` and
 //! `val_cer` in evaluations. The same figures go to TensorBoard's event files in the folder `tensorboard`.

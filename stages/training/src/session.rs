@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device};
 use flow_evaluation::validation::ValidationMetrics;
+use flow_kernels::device::DeviceMemory;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
@@ -16,13 +17,14 @@ use serde_json::{Value, json};
 use crate::average::MovingAverage;
 use crate::checkpoint::bucket::{self, Uploader};
 use crate::checkpoint::{self, CheckpointFolder, CheckpointRecord, Identity};
+use crate::device_figures::{DeviceFigures, memory_figures};
 use crate::error::TrainingError;
 use crate::init::first_model;
 use crate::loaded_rows::StageMark;
 use crate::metrics::Metrics;
 use crate::model_from::{ModelFrom, chosen};
 use crate::optimizer::AdamW;
-use crate::ranks::{LoadedElsewhere, ProcessGroup};
+use crate::ranks::{LoadedElsewhere, OutOfMemory, ProcessGroup};
 use crate::resolved_settings::ResolvedSettings;
 use crate::start::{Start, find_start};
 use crate::trainer::{BatchFigures, LoadedBatch, StepReport, Trainer, panic_text};
@@ -47,6 +49,7 @@ pub struct Session {
     record: CheckpointRecord,
     evaluate: Option<Evaluate>,
     report: Report,
+    device: DeviceFigures,
     bad_steps: u64,
     /// Since the last line of the metrics.
     window: Window,
@@ -182,6 +185,7 @@ impl Session {
         let mirror = bucket::mirror(&settings.checkpoints, folder.folder(), keep, keep_best)?;
         let uploader = mirror.map(Uploader::start).transpose()?;
         let config = settings.trainer_config(model.config.encoder.d_model);
+        let device = DeviceFigures::of(&device);
         let trainer = Trainer::distributed(model, optimizer, config, average, group)?;
         Ok(Session {
             settings: settings.clone(),
@@ -198,6 +202,7 @@ impl Session {
             record,
             evaluate,
             report,
+            device,
             bad_steps: 0,
             window: Window::new(),
             shown: Window::new(),
@@ -307,12 +312,21 @@ impl Session {
         if report.utterances > 0 {
             record.epoch = report.epoch;
         }
-        self.window.add(&report);
-        self.shown.add(&report);
+        let model = (&self.trainer.model().config, &self.settings);
+        let flops = self
+            .device
+            .flops(model, micro_batches, elsewhere, report.encoder_frozen);
+        for window in [&mut self.window, &mut self.shown] {
+            window.add(&report);
+            window.flops += flops;
+        }
         if !left_out.recordings.is_empty() {
             self.note(json!({
                 "kind": "left_out", "recordings": left_out.recordings.len(), "segments": left_out.recordings,
             }))?;
+        }
+        for event in &report.out_of_memory {
+            self.out_of_memory(event)?;
         }
         if let Some(segments) = &report.skipped {
             self.record.skipped_steps += 1;
@@ -454,6 +468,34 @@ impl Session {
         }
     }
 
+    /// Says for which micro-batch of the last step a device had no memory left, and how it was computed then.
+    fn out_of_memory(&mut self, event: &OutOfMemory) -> Result<(), TrainingError> {
+        let OutOfMemory {
+            segments,
+            seconds,
+            tokens,
+            parts,
+        } = event;
+        self.note(json!({
+            "kind": "out_of_memory", "segments": segments, "clips": segments.len(), "longest_seconds": seconds,
+            "longest_tokens": tokens, "parts": parts,
+        }))?;
+        let then = match parts {
+            1 => "its layers were computed again in the backward pass".to_owned(),
+            parts => format!("it was computed in {parts} parts"),
+        };
+        (self.report)(json!({
+            "notice": format!(
+                "step {}: the device had no memory left for {} clips of up to {seconds:.1} s and {tokens} tokens; {then}. \
+                 Lower `max_batch_seconds`, as this costs time",
+                self.record.step,
+                segments.len(),
+            ),
+            "step": self.record.step,
+        }));
+        Ok(())
+    }
+
     fn skip(&mut self, segments: &[String], report: &StepReport) -> Result<(), TrainingError> {
         self.bad_steps += 1;
         let step = self.record.step;
@@ -503,7 +545,7 @@ impl Session {
     fn log(&mut self, report: &StepReport) -> Result<(), TrainingError> {
         let window = std::mem::replace(&mut self.window, Window::new());
         let seconds = window.since.elapsed().as_secs_f64();
-        self.metrics.append(&json!({
+        let mut line = json!({
             "kind": "train",
             "step": self.record.step,
             "micro_batches": self.record.micro_batches,
@@ -521,7 +563,12 @@ impl Session {
             "waited_for_data": window.waited_for_data,
             "rank_waits": if window.waited.len() > 1 { json!(window.waited) } else { Value::Null },
             "memory_mib": resident_mib(),
-        }))
+            "flop_utilisation": self.device.utilisation(&self.settings, window.flops, seconds),
+        });
+        if let Value::Object(line) = &mut line {
+            line.extend(memory_figures(self.device.memory(true)));
+        }
+        self.metrics.append(&line)
     }
 
     fn show(&mut self, report: &StepReport) {
@@ -530,9 +577,23 @@ impl Session {
         let done = self.record.step - self.first_step;
         let left = self.settings.max_steps.saturating_sub(self.record.step);
         let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
+        let memory = self.device.memory(false);
+        let utilisation = self.device.utilisation(&self.settings, window.flops, elapsed);
+        let on_device = memory.map_or(String::new(), |memory| {
+            let DeviceMemory { used, peak, reserved } = memory;
+            format!(
+                ", {} MiB of the device ({} at most, {} reserved)",
+                used >> 20,
+                peak >> 20,
+                reserved >> 20
+            )
+        });
+        let of_peak = utilisation.map_or(String::new(), |share| {
+            format!(", {:.1} % of the device's arithmetic", 100.0 * share)
+        });
         // The most important figures come first: a narrow screen cuts off the end.
         let line = format!(
-            "step {} of {}, {}:{:02} left, {}epoch {}, loss {}, rate {:.2e}, gradient {}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %, {} MiB, {} micro-batches, {} tokens",
+            "step {} of {}, {}:{:02} left, {}epoch {}, loss {}, rate {:.2e}, gradient {}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %{of_peak}, {} MiB{on_device}, {} micro-batches, {} tokens",
             self.record.step,
             self.settings.max_steps,
             eta as u64 / 60,
@@ -551,7 +612,7 @@ impl Session {
             self.record.micro_batches,
             self.record.tokens,
         );
-        (self.report)(json!({
+        let mut figures = json!({
             "line": line,
             "step": self.record.step,
             "max_steps": self.settings.max_steps,
@@ -570,8 +631,13 @@ impl Session {
             "tokens": self.record.tokens,
             "skipped_steps": self.record.skipped_steps,
             "memory_mib": resident_mib(),
+            "flop_utilisation": utilisation.map(|share| round(share, 4)),
             "eta_s": round(eta, 0),
-        }));
+        });
+        if let Value::Object(figures) = &mut figures {
+            figures.extend(memory_figures(memory));
+        }
+        (self.report)(figures);
     }
 
     fn evaluate(&mut self) -> Result<(), TrainingError> {

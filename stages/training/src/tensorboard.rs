@@ -115,7 +115,15 @@ fn scalars(line: &Value) -> Vec<(String, f64)> {
             for name in ["train_loss", "learning_rate"] {
                 add(name.to_owned(), &line[name]);
             }
-            for name in ["loss", "lr", "grad_norm", "padding", "epoch", "samples", "memory_mib"] {
+            for name in ["loss", "lr", "grad_norm", "padding", "epoch", "samples", "memory_mib"]
+                .into_iter()
+                .chain([
+                    "device_memory_mib",
+                    "device_memory_peak_mib",
+                    "device_memory_reserved_mib",
+                ])
+                .chain(["flop_utilisation"])
+            {
                 add(format!("train/{name}"), &line[name]);
             }
             if let Some(seconds) = line["seconds"].as_f64().filter(|seconds| *seconds > 0.0) {
@@ -229,7 +237,7 @@ mod tests {
     fn written(folder: &Path) -> EventFile {
         let mut events = EventFile::begin(folder, Some(300)).unwrap();
         for line in [
-            json!({ "kind": "train", "step": 310, "loss": 2.5, "train_loss": 2.5, "learning_rate": 0.5, "audio_seconds": 90.0, "seconds": 2.0, "tokens": 50, "waited_for_data": 0.5, "rank_waits": [0.0, 0.125] }),
+            json!({ "kind": "train", "step": 310, "loss": 2.5, "train_loss": 2.5, "learning_rate": 0.5, "audio_seconds": 90.0, "seconds": 2.0, "tokens": 50, "waited_for_data": 0.5, "rank_waits": [0.0, 0.125], "device_memory_peak_mib": 4096, "device_memory_mib": null }),
             json!({ "kind": "evaluation", "step": 310, "wer": 0.25, "val_wer": 0.25, "cer": null, "languages": { "hi": { "wer": 0.5 } } }),
             json!({ "kind": "skipped", "step": 311 }),
             json!({ "kind": "train", "step": 320, "loss": 1.5, "seconds": 0.0 }),
@@ -261,6 +269,7 @@ print(json.dumps({tag: [[e.step, e.value] for e in events.Scalars(tag)] for tag 
         let expected = json!({
             "train/loss": [[310, 2.5], [320, 1.5]],
             "train/audio_seconds_per_second": [[310, 45.0]],
+            "train/device_memory_peak_mib": [[310, 4096.0]],
             "train/tokens_per_second": [[310, 25.0]],
             "train/share_of_time_waiting_for_data": [[310, 0.25]],
             "rank_waits/0": [[310, 0.0]],
@@ -305,6 +314,7 @@ print(json.dumps({tag: [[e.step, e.value] for e in events.Scalars(tag)] for tag 
             bytes
         };
         assert!(holds(2, &scalar("train/loss", 2.5)) && holds(2, &scalar("train/audio_seconds_per_second", 45.0)));
+        assert!(holds(2, &scalar("train/device_memory_peak_mib", 4096.0)) && !holds(2, b"device_memory_mib"));
         assert!(holds(3, &scalar("validation/wer", 0.25)) && holds(3, &scalar("validation_wer/hi", 0.5)));
         assert!(holds(2, &scalar("train_loss", 2.5)) && holds(2, &scalar("learning_rate", 0.5)));
         assert!(holds(3, &scalar("val_wer", 0.25)));

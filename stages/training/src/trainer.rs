@@ -15,8 +15,9 @@ use crate::average::MovingAverage;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::ranks::{
-    LoadedElsewhere, ProcessGroup, RankCommand, RankHandle, RankLayout, RankReport, RemoteRanks, RemoteStart, Replica,
-    StepPlan, group_in_process, new_collective, new_nccl_id, parameter_owners, rank_disconnected, rank_thread_pool,
+    LoadedElsewhere, OutOfMemory, ProcessGroup, RankCommand, RankHandle, RankLayout, RankReport, RemoteRanks,
+    RemoteStart, Replica, StepPlan, group_in_process, new_collective, new_nccl_id, parameter_owners, rank_disconnected,
+    rank_thread_pool,
 };
 use crate::schedule::Recipe;
 
@@ -119,6 +120,8 @@ pub struct StepReport {
     pub skipped: Option<Vec<String>>,
     /// Seconds that each rank waited for the others.
     pub waited: Vec<f64>,
+    /// Micro-batches for which a device had no memory left, of all ranks.
+    pub out_of_memory: Vec<OutOfMemory>,
 }
 
 impl StepReport {
@@ -343,10 +346,15 @@ impl Trainer {
             encoder_frozen: self.config.recipe.encoder_frozen(step),
             waited: vec![0.0; self.others.len() + 1],
             skipped: Some(Vec::new()),
+            out_of_memory: Vec::new(),
         }
     }
 
-    fn merged(&self, plan: &StepPlan, all: &[BatchFigures], ranks: Vec<RankReport>) -> StepReport {
+    fn merged(&self, plan: &StepPlan, all: &[BatchFigures], mut ranks: Vec<RankReport>) -> StepReport {
+        let out_of_memory = ranks
+            .iter_mut()
+            .flat_map(|rank| std::mem::take(&mut rank.out_of_memory));
+        let out_of_memory = out_of_memory.collect();
         let skipped = ranks.iter().any(|rank| rank.skipped);
         StepReport {
             step: plan.step,
@@ -362,6 +370,7 @@ impl Trainer {
             epoch: all.iter().map(|batch| batch.epoch).max().unwrap_or(0),
             encoder_frozen: self.config.recipe.encoder_frozen(plan.step),
             waited: ranks.iter().map(|rank| rank.wait_seconds).collect(),
+            out_of_memory,
             skipped: skipped.then(|| ranks.into_iter().flat_map(|rank| rank.bad_segments).collect()),
         }
     }

@@ -13,6 +13,8 @@ pub struct Window {
     pub seconds: f64,
     padded_seconds: f64,
     pub tokens: u64,
+    /// Operations of the model's products, where the card is known.
+    pub flops: f64,
     /// Seconds without data to work on.
     pub waited_for_data: f64,
     /// Seconds that each rank waited for the others.
@@ -29,6 +31,7 @@ impl Window {
             seconds: 0.0,
             padded_seconds: 0.0,
             tokens: 0,
+            flops: 0.0,
             waited_for_data: 0.0,
             waited: Vec::new(),
         }

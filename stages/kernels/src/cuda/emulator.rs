@@ -8,6 +8,7 @@
 //! While emulation is on in a thread, CPU tensors are treated as tensors on a device, and the kernels for the CPU
 //! refuse their work: what passes would not have fallen back to them on a device either.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -17,11 +18,41 @@ use half::bf16;
 
 use super::signature::Kernel;
 use super::{Argument, FILES, PRELUDE, THREADS};
+use crate::device::OUT_OF_MEMORY;
 use crate::error::{Error, Result};
 
 /// Does `work` with emulation on, or off within it. For tests: it panics where there is no C++ compiler.
 pub fn with<R>(on: bool, work: impl FnOnce() -> R) -> R {
     super::with_launcher(on.then_some(launch as super::Launcher), work)
+}
+
+thread_local! {
+    /// Of this thread: bytes of the largest allocation that does not fail, and of the largest one that was made.
+    static ALLOCATIONS: Cell<[usize; 2]> = const { Cell::new([usize::MAX, 0]) };
+}
+
+/// Does `work` on a device on which a result of a kernel with more than `most` bytes finds no memory, as allocations fail on
+/// a device that is full; and gives the bytes of the largest one that was made.
+pub fn with_allocations<R>(most: usize, work: impl FnOnce() -> R) -> (R, usize) {
+    struct Back([usize; 2]);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            ALLOCATIONS.set(self.0);
+        }
+    }
+    let _back = Back(ALLOCATIONS.replace([most, 0]));
+    let result = work();
+    (result, ALLOCATIONS.get()[1])
+}
+
+/// An error if a result of so many bytes finds no memory.
+pub(super) fn allocate(bytes: usize) -> Result<()> {
+    let [most, largest] = ALLOCATIONS.get();
+    if bytes <= most {
+        ALLOCATIONS.set([most, largest.max(bytes)]);
+        return Ok(());
+    }
+    Err(Error::Input(format!("DriverError({OUT_OF_MEMORY}, \"out of memory\")")))
 }
 
 /// As in emulator.h.

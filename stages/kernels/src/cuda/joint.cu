@@ -47,6 +47,55 @@ KERNEL(cell_terms, (const float* logits, const float* bias, const u32* cells, do
         terms[3 + d] = (double)(logits[tokens + d] + bias[tokens + d]) - duration_normaliser;
 }
 
+// The first of some cells, which are in rising order of frame and state, that does not come before these.
+DEVICE int first_cell(const u32* cells, int count, u32 frame, u32 state) {
+    int low = 0, high = count;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        const u32* cell = cells + 4 * (u64)middle;
+        if (cell[0] < frame || (cell[0] == frame && cell[1] < state))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// out[frame] += sum of x over the cells of a frame, in order: block (frame, y) for 256 columns.
+KERNEL(add_to_frames, (const float* x, const u32* cells, float* out, int count, int width)) {
+    int column = blockIdx.y * THREADS + threadIdx.x;
+    if (column >= width) return;
+    u32 frame = blockIdx.x;
+    u64 at = first_cell(cells, count, frame, 0);
+    if (at >= (u64)count || cells[4 * at] != frame) return;
+    float* sum = out + (u64)frame * width + column;
+    float added = *sum;
+    for (; at < (u64)count && cells[4 * at] == frame; at++) added += x[at * width + column];
+    *sum = added;
+}
+
+// out[state] += sum of x over the cells of a state, in order: block (state, y) for 256 columns. The threads look for the
+// cells of 256 frames at a time.
+KERNEL(add_to_states, (const float* x, const u32* cells, float* out, int count, int width)) {
+    SHARED(int, places, THREADS);
+    int thread = threadIdx.x, column = blockIdx.y * THREADS + thread;
+    u32 state = blockIdx.x;
+    u64 last = cells[4 * (u64)(count - 1)];
+    float* sum = out + (u64)state * width + column;
+    float added = column < width ? *sum : 0.0f;
+    for (u64 first = cells[0]; first <= last; first += THREADS) {
+        u64 own = first + thread;
+        places[thread] = own <= last ? first_cell(cells, count, (u32)own, state) : count;
+        BARRIER();
+        if (column < width)
+            for (int k = 0; k < THREADS && first + k <= last; k++)
+                for (u64 at = places[k]; at < (u64)count && cells[4 * at] == first + k && cells[4 * at + 1] == state; at++)
+                    added += x[at * width + column];
+        BARRIER();
+    }
+    if (column < width) *sum = added;
+}
+
 // The gradient of hidden values, where they are above zero.
 KERNEL(joint_hidden_backward, (const float* d_hidden, const float* hidden, float* out, float factor, u64 n)) {
     u64 i = element();

@@ -1,16 +1,23 @@
 //! Element-wise parts of the joint network and its loss.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 
 use super::Argument::{Float, Int, Long, Read, Write};
-use super::sums::add_to_rows;
-use super::{Grid, alike, fresh, launch, mask_arguments, numbers};
-use crate::error::Result;
-use crate::joint::Cell;
+use super::{Grid, THREADS, alike, fresh, launch, mask_arguments, numbers};
+use crate::error::{Error, Result};
+use crate::joint::{Cell, Cells};
 use crate::noise::DropMask;
 
-/// Four numbers for each cell.
-pub(super) fn listed(cells: &[Cell], like: &Tensor) -> Result<Tensor> {
+/// Four numbers for each cell, where a tensor lies.
+pub(super) fn listed(cells: &Cells, like: &Tensor) -> Result<Tensor> {
+    match cells.on_device() {
+        Some(listed) => Ok(listed.clone()),
+        None => copied(cells, like.device()),
+    }
+}
+
+/// The same of cells that are on the host alone.
+pub fn copied(cells: &[Cell], device: &Device) -> Result<Tensor> {
     let numbers_of = |cell: &Cell| {
         [
             cell.frame,
@@ -19,10 +26,10 @@ pub(super) fn listed(cells: &[Cell], like: &Tensor) -> Result<Tensor> {
             cell.index,
         ]
     };
-    numbers(cells.iter().flat_map(numbers_of), like.device())
+    numbers(cells.iter().flat_map(numbers_of), device)
 }
 
-pub fn hidden(f: &Tensor, g: &Tensor, cells: &[Cell], mask: Option<DropMask>) -> Result<Tensor> {
+pub fn hidden(f: &Tensor, g: &Tensor, cells: &Cells, mask: Option<DropMask>) -> Result<Tensor> {
     let width = f.dim(1)?;
     let (n, out) = (cells.len() * width, fresh((cells.len(), width), f)?);
     let cells = listed(cells, f)?;
@@ -36,7 +43,7 @@ pub fn hidden(f: &Tensor, g: &Tensor, cells: &[Cell], mask: Option<DropMask>) ->
 pub fn add_hidden_gradient(
     d_hidden: &Tensor,
     hidden: &Tensor,
-    cells: &[Cell],
+    cells: &Cells,
     keep_factor: f64,
     d_f: &Tensor,
     d_g: &Tensor,
@@ -49,7 +56,20 @@ pub fn add_hidden_gradient(
         Grid::elements(n),
         &[&tensors[..], &[Float(keep_factor), Long(n as u64)]].concat(),
     )?;
-    let rows = |of: fn(&Cell) -> usize| cells.iter().map(|cell| Some(of(cell))).collect::<Vec<_>>();
-    add_to_rows(d_f, &passed, &rows(|cell| cell.frame))?;
-    add_to_rows(d_g, &passed, &rows(|cell| cell.state))
+    let outside = |cell: &Cell| cell.frame >= d_f.dims()[0] || cell.state >= d_g.dims()[0];
+    if !cells.is_sorted_by_key(|cell| (cell.frame, cell.state)) || cells.iter().any(outside) {
+        return Err(Error::Input(
+            "cells of a gradient are not in order, or lie outside".into(),
+        ));
+    }
+    let listed = listed(cells, hidden)?;
+    let (count, width) = hidden.dims2()?;
+    if count == 0 {
+        return Ok(());
+    }
+    for (kernel, sums) in [("add_to_frames", d_f), ("add_to_states", d_g)] {
+        let arguments = [Read(&passed), Read(&listed), Write(sums), Int(count), Int(width)];
+        launch(kernel, Grid::of(sums.dim(0)?, width.div_ceil(THREADS)), &arguments)?;
+    }
+    Ok(())
 }

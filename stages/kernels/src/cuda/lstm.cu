@@ -19,6 +19,24 @@ KERNEL(lstm_step, (float* gates, const float* product, const float* input_bias, 
     hidden[i] = gate[3] * tanhf(cell);
 }
 
+// One step of those utterances that move, in place: `gates` hold the product of the input, `product` that of `hidden`.
+KERNEL(lstm_step_rows, (const float* gates, const float* product, const float* input_bias, const float* hidden_bias,
+                        const u32* moves, float* cells, float* hidden, int n, int width)) {
+    int i = element();
+    if (i >= n || !moves[i / width]) return;
+    int j = i % width;
+    u64 row = (u64)(i / width) * 4 * width;
+    float gate[4];
+    for (int part = 0; part < 4; part++) {
+        int at = part * width + j;
+        gate[part] = gates[row + at] + (input_bias[at] + hidden_bias[at]) + product[row + at];
+        gate[part] = part == 2 ? tanhf(gate[part]) : sigmoid(gate[part]);
+    }
+    float cell = gate[1] * cells[i] + gate[0] * gate[2];
+    cells[i] = cell;
+    hidden[i] = gate[3] * tanhf(cell);
+}
+
 // All steps of a layer in one launch. A block has some hidden units, with all rows of the batch; the blocks wait for each
 // other after each step, as a step needs the outputs of all units of the step before. Products are made in tiles of 4 by
 // 4 (rows of weights by rows of the batch), whose sums of products the threads of a tile share.

@@ -76,6 +76,22 @@ pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeight
     Ok((outputs, cells))
 }
 
+/// One step of the utterances that move, whose rows of `hidden` and `cell` it replaces.
+pub(super) fn lstm_step_rows(
+    x: &Tensor,
+    hidden: &Tensor,
+    cell: &Tensor,
+    moves: &Tensor,
+    weights: LstmWeights,
+) -> Result<()> {
+    let recurrent = product(hidden, &weights.hidden.t()?)?;
+    let gates = product(x, &weights.input.t()?)?;
+    let (n, width) = (cell.elem_count(), cell.dim(1)?);
+    let inputs = [&gates, &recurrent, weights.input_bias, weights.hidden_bias, moves].map(Read);
+    let rest = [Write(cell), Write(hidden), Int(n), Int(width)];
+    launch("lstm_step_rows", Grid::elements(n), &[&inputs[..], &rest].concat())
+}
+
 pub fn replace_rows(old: &Tensor, new: &Tensor, take: &[bool]) -> Result<Tensor> {
     let (n, width) = (old.elem_count(), old.dim(1)?);
     let (out, take) = (

@@ -17,8 +17,10 @@ mod device;
 pub mod elementwise;
 pub mod emulator;
 pub mod glu;
+pub mod greedy;
 pub mod joint;
 pub mod layer_norm;
+pub mod log_mel;
 pub mod lstm;
 mod signature;
 pub mod subsample;
@@ -44,15 +46,17 @@ pub(crate) const THREADS: usize = 256;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// The kernel files, by name.
-const FILES: [(&str, &str); 12] = [
+const FILES: [(&str, &str); 14] = [
     ("adamw", include_str!("adamw.cu")),
     ("attention", include_str!("attention.cu")),
     ("batch_norm", include_str!("batch_norm.cu")),
     ("depthwise", include_str!("depthwise.cu")),
     ("elementwise", include_str!("elementwise.cu")),
     ("glu", include_str!("glu.cu")),
+    ("greedy", include_str!("greedy.cu")),
     ("joint", include_str!("joint.cu")),
     ("layer_norm", include_str!("layer_norm.cu")),
+    ("log_mel", include_str!("log_mel.cu")),
     ("lstm", include_str!("lstm.cu")),
     ("subsample", include_str!("subsample.cu")),
     ("sums", include_str!("sums.cu")),
@@ -253,6 +257,8 @@ pub(crate) fn fresh(shape: impl Into<Shape>, like: &Tensor) -> Result<Tensor> {
 /// The same of another type.
 pub(crate) fn fresh_of(dtype: DType, shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
     if is_emulated() {
+        let shape = shape.into();
+        emulator::allocate(shape.elem_count() * dtype.size_in_bytes())?;
         // Makes elements visible that a kernel does not write.
         let spoilt = Tensor::new(f32::NAN, device)?.to_dtype(dtype)?;
         return Ok(spoilt.broadcast_as(shape)?.contiguous()?);

@@ -161,14 +161,15 @@ KERNEL(tdt_align, (const double* terms, const double* settings, const u32* exten
     }
 }
 
-// The gradient of logits, one block for each cell. Cell i has row `rows[i]` of `logits`; its utterance is its row of the
-// encoder's part divided by `frames`, and has a factor in `factors`.
-KERNEL(tdt_logit_gradient, (const float* logits, const u32* rows, const float* bias, const u32* cells,
-                            const double* terms, const double* arcs, const double* settings, const double* factors,
-                            float* out, int tokens, int durations, int frames, float clamp)) {
+// The gradient of logits, one block for each cell. Row 0 of `logits` is that of the cell with the number `first` among all;
+// where that is negative, rows are those of the cells as they come. A cell's utterance is its row of the encoder's part
+// divided by `frames`, and has a factor in `factors`.
+KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* cells, const double* terms,
+                            const double* arcs, const double* settings, const double* factors, float* out, int tokens,
+                            int durations, int frames, int first, float clamp)) {
     const u32* cell = cells + 4 * (u64)blockIdx.x;
     int width = tokens + durations;
-    logits += (u64)rows[blockIdx.x] * width;
+    logits += (u64)(first < 0 ? blockIdx.x : cell[3] - (u32)first) * width;
     out += (u64)blockIdx.x * width;
     terms += (u64)cell[3] * (3 + durations);
     arcs += (u64)cell[3] * (2 + durations);

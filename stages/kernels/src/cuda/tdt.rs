@@ -3,12 +3,12 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Argument::{Float, Int, Read, Write};
+use super::Argument::{Float, Int, Read, Signed, Write};
 use super::joint::listed;
 use super::{Grid, fresh, fresh_of, launch, numbers};
 use crate::device::{to_device, to_host};
 use crate::error::{Error, Result};
-use crate::joint::Cell;
+use crate::joint::{Cell, Cells};
 
 /// Log probabilities of all cells of a batch, utterance by utterance.
 #[derive(Debug)]
@@ -69,7 +69,14 @@ impl Lattices {
     }
 
     /// Log probabilities of the cells from `first` on, of their logits (cells, tokens + durations) without bias.
-    pub fn set_terms(&self, first: usize, logits: &Tensor, bias: &Tensor, cells: &[Cell]) -> Result<()> {
+    pub fn set_terms<'a>(
+        &self,
+        first: usize,
+        logits: &Tensor,
+        bias: &Tensor,
+        cells: impl Into<Cells<'a>>,
+    ) -> Result<()> {
+        let cells = cells.into();
         let (rows, width) = logits.dims2()?;
         let tokens = width
             .checked_sub(self.durations)
@@ -83,7 +90,7 @@ impl Lattices {
             )));
         }
         let terms = self.terms.narrow(0, first, cells.len())?;
-        let listed = listed(cells, logits)?;
+        let listed = listed(&cells, logits)?;
         let tensors = [Read(logits), Read(bias), Read(&listed), Write(&terms)];
         launch(
             "cell_terms",
@@ -137,7 +144,8 @@ impl Lattices {
         })
     }
 
-    /// The gradient of the logits of some cells, which have these rows of `logits`. `factors`: of each utterance's loss;
+    /// The gradient of the logits of some cells. Row 0 of `logits` is that of the cell with the index `first`; without it, rows
+    /// are those of the cells. `factors`: of each utterance's loss;
     /// `frames`: rows of the encoder's output that an utterance has; `clamp`: to which gradients of tokens are clipped, if
     /// positive.
     #[allow(clippy::too_many_arguments)]
@@ -145,9 +153,9 @@ impl Lattices {
         &self,
         aligned: &Aligned,
         logits: &Tensor,
-        rows: &[usize],
+        first: Option<usize>,
         bias: &Tensor,
-        cells: &[Cell],
+        cells: &Cells,
         (factors, frames): (&Tensor, usize),
         clamp: f64,
     ) -> Result<Tensor> {
@@ -155,8 +163,11 @@ impl Lattices {
         let of = aligned.active.len();
         let utterance = |cell: &Cell| cell.frame / frames.max(1);
         let outside = |cell: &Cell| cell.index >= of || utterance(cell) >= factors.elem_count();
-        let fits = rows.len() == cells.len()
-            && rows.iter().all(|row| *row < height)
+        let in_rows = |first: usize| {
+            let row = |cell: &Cell| cell.index.checked_sub(first);
+            i32::try_from(first).is_ok() && cells.iter().all(|cell| row(cell).is_some_and(|row| row < height))
+        };
+        let fits = first.map_or(height == cells.len(), in_rows)
             && width > self.durations
             && bias.elem_count() == width
             && of == self.cells;
@@ -164,10 +175,9 @@ impl Lattices {
             return Err(Error::Input("cells lie outside of their lattices".into()));
         }
         let out = fresh((cells.len(), width), logits)?;
-        let (rows, listed) = (numbers(rows.iter().copied(), logits.device())?, listed(cells, logits)?);
+        let listed = listed(cells, logits)?;
         let tensors = [
             logits,
-            &rows,
             bias,
             &listed,
             &self.terms,
@@ -177,10 +187,12 @@ impl Lattices {
         ]
         .map(Read);
         let sizes = [width - self.durations, self.durations, frames].map(Int);
+        // Checked above.
+        let first = Signed(first.map_or(-1, |first| first as i32));
         launch(
             "tdt_logit_gradient",
             Grid::rows(cells.len()),
-            &[&tensors[..], &[Write(&out)], &sizes, &[Float(clamp)]].concat(),
+            &[&tensors[..], &[Write(&out)], &sizes, &[first, Float(clamp)]].concat(),
         )?;
         Ok(out)
     }

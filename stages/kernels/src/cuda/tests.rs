@@ -420,10 +420,14 @@ fn joint_and_loss() {
     for (count, width, tokens, durations) in [(1, 1, 1, 1), (30, 19, 5, 3), (40, 33, 700, 5)] {
         let (f, g) = (random(&[7, width], &mut noise), random(&[4, width], &mut noise));
         let pick = |noise: &mut Noise, below: usize| (noise.bits() % below as u64) as usize;
-        let cells: Vec<Cell> = (0..count)
-            .map(|index| Cell {
-                frame: pick(&mut noise, 7),
-                state: pick(&mut noise, 4),
+        let mut places: Vec<(usize, usize)> = (0..count).map(|_| (pick(&mut noise, 7), pick(&mut noise, 4))).collect();
+        places.sort_unstable();
+        let cells: Vec<Cell> = places
+            .into_iter()
+            .enumerate()
+            .map(|(index, (frame, state))| Cell {
+                frame,
+                state,
                 label: (index % 3 > 0 && tokens > 1).then(|| pick(&mut noise, tokens - 1)),
                 index,
             })
@@ -437,6 +441,18 @@ fn joint_and_loss() {
             same("hidden, backward", BOUND, |on| {
                 let (d_f, d_g) = (on(&f).copy()?, on(&g).copy()?);
                 joint::add_hidden_gradient(&on(&d), &on(&hidden), &cells, 1.25, &d_f, &d_g)?;
+                Ok(vec![d_f, d_g])
+            });
+            // Of a list that was copied once, in parts.
+            same("hidden, backward in parts", BOUND, |on| {
+                let (d, hidden, d_f, d_g) = (on(&d), on(&hidden), on(&f).copy()?, on(&g).copy()?);
+                let list = joint::CellList::new(cells.clone(), d.device())?;
+                for first in (0..count).step_by(11) {
+                    let size = 11.min(count - first);
+                    let rows = |x: &Tensor| x.narrow(0, first, size)?.contiguous();
+                    let part = list.part(first..first + size)?;
+                    joint::add_hidden_gradient(&rows(&d)?, &rows(&hidden)?, part, 1.25, &d_f, &d_g)?;
+                }
                 Ok(vec![d_f, d_g])
             });
         }
@@ -469,6 +485,40 @@ fn joint_and_loss() {
         });
         close("terms", BOUND, &values(&expected), &found);
     }
+}
+
+/// A chunk of cells of more frames than a block has threads, of two utterances, with some left out.
+#[test]
+fn gradients_of_many_frames_are_summed_in_order() {
+    let mut noise = Noise::new(27);
+    let (frames, states, width) = (300, 3, 5);
+    let all = (0..2 * frames).flat_map(|frame| (0..states).map(move |state| (frame, frame / frames * states + state)));
+    let kept = all
+        .enumerate()
+        .filter(|(index, _)| index % 7 != 3 && !(200..300).contains(index));
+    let cells: Vec<Cell> = kept
+        .map(|(index, (frame, state))| Cell {
+            frame,
+            state,
+            label: None,
+            index,
+        })
+        .collect();
+    let (d, hidden) = (
+        random(&[cells.len(), width], &mut noise),
+        random(&[cells.len(), width], &mut noise),
+    );
+    let sums = |rows: usize| Tensor::zeros((rows, width), DType::F32, &Device::Cpu).unwrap();
+    // To the bit: each sum is taken in the order of the cells.
+    same("hidden, backward over many frames", 0.0, |on| {
+        let (d_f, d_g) = (on(&sums(2 * frames)).copy()?, on(&sums(2 * states)).copy()?);
+        joint::add_hidden_gradient(&on(&d), &on(&hidden), &cells, 1.0, &d_f, &d_g)?;
+        Ok(vec![d_f, d_g])
+    });
+    let mut turned = cells.clone();
+    turned.reverse();
+    let refused = on_device(|on| joint::add_hidden_gradient(&on(&d), &on(&hidden), &turned, 1.0, &d, &d));
+    assert!(refused.unwrap_err().to_string().contains("not in order"));
 }
 
 /// Numbers are as far apart as a share of the largest, at most.

@@ -2,7 +2,7 @@
 //! mean and the standard deviation of the whole signal, each of which takes one pass over it. The sums have the order
 //! of [`LogMel::compute`], so that features are equal to the bit.
 
-use super::{DEVIATION_GUARD, LogMel, Spectrum};
+use super::{DEVIATION_GUARD, LogMel, Spectrum, band_log_mel};
 use crate::error::{Error, Result};
 
 /// Log-mel frames, not normalised, of a signal whose samples come in blocks.
@@ -76,7 +76,7 @@ impl<'a> LogMelStream<'a> {
 
     fn frame(&mut self, frames: &mut Vec<f32>) -> Result<()> {
         let power = self.spectrum.power(self.front_end, &self.held, self.from, self.next)?;
-        frames.extend(self.front_end.bands.iter().map(|band| band.log_mel(power)));
+        frames.extend(self.front_end.bands.iter().map(|band| band_log_mel(band, power)));
         self.next += 1;
         Ok(())
     }

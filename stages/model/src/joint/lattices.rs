@@ -3,7 +3,7 @@
 
 use candle_core::Tensor;
 use flow_kernels::is_gpu;
-use flow_kernels::joint::{Cell, CellGradient, CellTerms, cell_terms, logit_gradient};
+use flow_kernels::joint::{Cell, CellGradient, CellTerms, Cells, cell_terms, logit_gradient};
 use flow_kernels::tdt::{self, Aligned, Rules, doubles};
 use rayon::prelude::*;
 
@@ -61,13 +61,13 @@ impl Lattices {
     }
 
     /// Takes in the logits, without bias, of the cells from `first` on.
-    pub fn set(&mut self, first: usize, logits: &Tensor, bias: &Tensor, cells: &[Cell]) -> Result<()> {
+    pub fn set(&mut self, first: usize, logits: &Tensor, bias: &Tensor, cells: Cells) -> Result<()> {
         match self {
             Lattices::Host(host) => {
                 let count = host.durations.len() / host.terms.len().max(1);
                 let terms = &mut host.terms[first..first + cells.len()];
                 let durations = &mut host.durations[first * count..(first + cells.len()) * count];
-                cell_terms(logits, bias, cells, terms, durations)?;
+                cell_terms(logits, bias, &cells, terms, durations)?;
             }
             Lattices::Device(lattices, _) => lattices.set_terms(first, logits, bias, cells)?,
         }
@@ -203,13 +203,18 @@ impl LogitGradients<'_> {
         }
     }
 
-    /// The gradient of the logits of some cells, which have these rows of `logits`: (cells, tokens + durations).
-    pub fn of(&self, logits: &Tensor, rows: &[usize], bias: &Tensor, cells: &[Cell]) -> Result<Tensor> {
+    /// The gradient of the logits of some cells: (cells, tokens + durations). Row 0 of `logits` is that of the cell with the index
+    /// `first`; without it, rows are those of the cells.
+    pub fn of(&self, logits: &Tensor, first: Option<usize>, bias: &Tensor, cells: &Cells) -> Result<Tensor> {
         match self {
             LogitGradients::Host(host, posteriors, clamp) => {
                 let own: Vec<CellGradient> = cells.iter().map(|cell| posteriors[cell.index]).collect();
                 let durations = host.duration_terms(cells);
-                Ok(logit_gradient(logits, rows, bias, cells, &own, &durations, *clamp)?)
+                let rows: Vec<usize> = match first {
+                    Some(first) => cells.iter().map(|cell| cell.index - first).collect(),
+                    None => (0..cells.len()).collect(),
+                };
+                Ok(logit_gradient(logits, &rows, bias, cells, &own, &durations, *clamp)?)
             }
             LogitGradients::Device {
                 lattices,
@@ -217,7 +222,7 @@ impl LogitGradients<'_> {
                 factors,
                 frames,
                 clamp,
-            } => Ok(lattices.logit_gradient(aligned, logits, rows, bias, cells, (factors, *frames), *clamp)?),
+            } => Ok(lattices.logit_gradient(aligned, logits, first, bias, cells, (factors, *frames), *clamp)?),
         }
     }
 }

@@ -5,7 +5,7 @@ mod lattices;
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
 use flow_kernels::is_gpu;
-use flow_kernels::joint::{Cell, add_hidden_gradient, hidden};
+use flow_kernels::joint::{Cell, CellList, Cells, add_hidden_gradient, hidden};
 use flow_kernels::noise::DropMask;
 use flow_kernels::product::{product, product_in};
 
@@ -73,7 +73,7 @@ pub struct JointLoss {
     /// Negative log likelihood per utterance (times 1 + lambda of FastEmit).
     pub losses: Vec<f64>,
     lattices: Lattices,
-    cells: Vec<Cell>,
+    cells: CellList,
     kept: Vec<Tensor>,
     f: Tensor,
     g: Tensor,
@@ -147,13 +147,18 @@ impl Joint {
 
     /// Logits of pairs of projected rows, without dropout: (pairs, tokens + durations).
     pub fn logits(&self, parameters: &Parameters, f: &Tensor, g: &Tensor, pairs: &[Cell]) -> Result<Tensor> {
-        let hidden = hidden(f, g, pairs, None)?;
-        let logits = match parameters.packed(self.weight) {
-            Some(packed) => packed.product(&hidden)?,
-            None => product(&hidden, &parameters.get(self.weight).t()?)?,
-        };
-        add_bias(&logits, parameters.get(self.bias))?;
+        let (logits, bias) = self.logits_and_bias(parameters, &hidden(f, g, pairs, None)?)?;
+        add_bias(&logits, bias)?;
         Ok(logits)
+    }
+
+    /// Logits of rows of the hidden layer, without the bias, which comes beside them.
+    pub fn logits_and_bias<'a>(&self, parameters: &'a Parameters, hidden: &Tensor) -> Result<(Tensor, &'a Tensor)> {
+        let logits = match parameters.packed(self.weight) {
+            Some(packed) => packed.product(hidden)?,
+            None => product(hidden, &parameters.get(self.weight).t()?)?,
+        };
+        Ok((logits, parameters.get(self.bias)))
     }
 
     /// The last layer's weight as products of training take it: on a device rounded once for all of them.
@@ -202,13 +207,15 @@ impl Joint {
         let mut kept = Vec::new();
         let chunk = chunk(f.device());
         let may_keep = chunks_kept(chunk, (self.tokens + self.durations) * f.dtype().size_in_bytes());
-        for (number, cells) in cells.chunks(chunk).enumerate() {
-            let hidden = hidden(&f, &g, cells, mask)?;
+        let cells = CellList::new(cells, f.device())?;
+        for first in (0..cells.len()).step_by(chunk) {
+            let cells = cells.part(first..cells.len().min(first + chunk))?;
+            let hidden = hidden(&f, &g, cells.clone(), mask)?;
             let logits = match parameters.packed(self.weight) {
                 Some(packed) => packed.product(&hidden)?,
                 None => product_in(self.factors, &hidden, &weight.t()?)?,
             };
-            lattices.set(number * chunk, &logits, bias, cells)?;
+            lattices.set(first, &logits, bias, cells)?;
             if kept.len() < may_keep {
                 kept.push(logits);
             }
@@ -280,27 +287,27 @@ impl Joint {
     ) -> Result<(Option<Tensor>, Tensor)> {
         let (d_f, d_g) = (saved.f.zeros_like()?, saved.g.zeros_like()?);
         let d_logits = saved.lattices.gradients(settings, factors, saved.shape.frames)?;
-        let active = d_logits.active();
-        let before = |cell: usize| active.partition_point(|&other| other < cell);
+        let active = d_logits.active().into_iter().map(|cell| saved.cells[cell]).collect();
+        let active = CellList::new(active, d_f.device())?;
+        let before = |index: usize| active.partition_point(|cell| cell.index < index);
         let weight = self.rounded_weight(parameters)?;
         let mut kept_until = 0;
         let size = chunk(d_f.device());
         for (number, logits) in saved.kept.iter().enumerate() {
             let first = number * size;
-            let chunk = &active[before(first)..before(first + size)];
-            let rows: Vec<usize> = chunk.iter().map(|&cell| cell - first).collect();
-            let kept = Some((logits, &rows[..]));
+            let chunk = active.part(before(first)..before(first + size))?;
             self.backward_cells(
                 parameters,
                 (saved, &weight),
                 (chunk, &d_logits),
-                kept,
+                Some((logits, first)),
                 (&d_f, &d_g),
                 gradients,
             )?;
             kept_until = first + size;
         }
-        for chunk in active[before(kept_until)..].chunks(size) {
+        for first in (before(kept_until)..active.len()).step_by(size) {
+            let chunk = active.part(first..active.len().min(first + size))?;
             self.backward_cells(
                 parameters,
                 (saved, &weight),
@@ -327,33 +334,30 @@ impl Joint {
         Ok((d_encoded, d_predicted.reshape((batch, states, ()))?))
     }
 
-    /// The backward pass of some cells, given the last layer's weight as products take it, and the cells' logits (with the row
-    /// of each cell) if they were kept.
+    /// The backward pass of some cells, given the last layer's weight as products take it, and the logits that they are among
+    /// (with the index of the first one's cell) if they were kept.
     fn backward_cells(
         &self,
         parameters: &Parameters,
         (saved, weight): (&JointLoss, &Tensor),
-        (indices, d_logits): (&[usize], &LogitGradients),
-        kept: Option<(&Tensor, &[usize])>,
+        (cells, d_logits): (Cells, &LogitGradients),
+        kept: Option<(&Tensor, usize)>,
         (d_f, d_g): (&Tensor, &Tensor),
         gradients: &mut Gradients,
     ) -> Result<()> {
-        if indices.is_empty() {
+        if cells.is_empty() {
             return Ok(());
         }
-        let cells: Vec<Cell> = indices.iter().map(|&cell| saved.cells[cell]).collect();
-        let hidden = hidden(&saved.f, &saved.g, &cells, saved.mask)?;
+        let hidden = hidden(&saved.f, &saved.g, cells.clone(), saved.mask)?;
         let computed;
-        let in_order: Vec<usize>;
-        let (logits, rows) = match kept {
-            Some((logits, rows)) => (logits, rows),
+        let (logits, first) = match kept {
+            Some((logits, first)) => (logits, Some(first)),
             None => {
                 computed = product_in(self.factors, &hidden, &weight.t()?)?;
-                in_order = (0..cells.len()).collect();
-                (&computed, &in_order[..])
+                (&computed, None)
             }
         };
-        let d_logits = d_logits.of(logits, rows, parameters.get(self.bias), &cells)?;
+        let d_logits = d_logits.of(logits, first, parameters.get(self.bias), &cells)?;
         if gradients.wants(self.weight) {
             gradients.add(self.weight, product_in(self.factors, &d_logits.t()?, &hidden)?)?;
         }
@@ -362,7 +366,7 @@ impl Joint {
         }
         let keep_factor = saved.mask.map_or(1.0, |mask| mask.keep_factor);
         let d_hidden = product_in(self.factors, &d_logits, weight)?;
-        Ok(add_hidden_gradient(&d_hidden, &hidden, &cells, keep_factor, d_f, d_g)?)
+        Ok(add_hidden_gradient(&d_hidden, &hidden, cells, keep_factor, d_f, d_g)?)
     }
 }
 

@@ -41,10 +41,14 @@ fn loss_of_logits(settings: &TdtLoss, logits: &Tensor, frames: &[usize], targets
         .unwrap();
     let bias = Tensor::zeros(outputs, logits.dtype(), logits.device()).unwrap();
     let mut lattices = Lattices::new(cells.len(), settings.durations.len(), logits).unwrap();
-    lattices.set(0, &picked, &bias, &cells).unwrap();
+    lattices.set(0, &picked, &bias, Cells::from(&cells)).unwrap();
     let losses = lattices.align(settings, &extents).unwrap();
     let gradients = lattices.gradients(settings, &vec![1.0; batch], padded_frames).unwrap();
-    let found = gradients.of(&flat, &rows, &bias, &cells).unwrap();
+    let cells = Cells::from(&cells);
+    let found = gradients.of(&picked, None, &bias, &cells).unwrap();
+    // As the first rows of all logits.
+    let kept = gradients.of(&picked, Some(0), &bias, &cells).unwrap();
+    assert_eq!(values(&kept), values(&found));
     let mut all = vec![0.0; batch * padded_frames * padded_states * outputs];
     for (row, found) in rows.iter().zip(values(&found).chunks_exact(outputs)) {
         all[row * outputs..][..outputs].copy_from_slice(found);

@@ -16,12 +16,12 @@ use crate::decoding::{DecodingSettings, Hypothesis, Networks, TokenObserver, dec
 use crate::encoder::Encoder;
 use crate::features::LogMel;
 use crate::joint::{Joint, JointSizes};
-use crate::loss::{TdtLoss, reduced, reduction_factors};
+use crate::loss::{TdtLoss, factors_in, reduction_factors};
 use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
 use crate::prediction::Prediction;
 use crate::tokenizer::Tokenizer;
-use crate::{Error, Precision, Result, encoder, spec_augment};
+use crate::{Error, Precision, Result, encoder};
 
 /// Utterances that share one forward and one backward pass.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -47,6 +47,20 @@ pub struct TrainOptions {
     pub dropout: bool,
     /// Factor on the gradients: 1 / number of micro-batches per optimizer step.
     pub scale: f64,
+    /// The micro-batch that this one is a part of, if it is one. Loss and gradients are then the part's share of those of
+    /// the whole, and dropout, dither and masks are drawn for each part.
+    pub part: Option<PartOf>,
+}
+
+/// A part of a micro-batch that was divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartOf {
+    /// Its number; the first is 0.
+    pub number: u64,
+    /// Utterances of the whole.
+    pub utterances: usize,
+    /// Target tokens of the whole.
+    pub tokens: usize,
 }
 
 impl Default for TrainOptions {
@@ -58,6 +72,7 @@ impl Default for TrainOptions {
             dither: true,
             dropout: true,
             scale: 1.0,
+            part: None,
         }
     }
 }
@@ -287,6 +302,11 @@ impl TdtModel {
         self.config.encoder.n_layers
     }
 
+    /// Whether encoder layers are computed again in the backward pass.
+    pub fn recomputes(&self) -> bool {
+        self.encoder.recompute
+    }
+
     /// Computes encoder layers again in the backward pass instead of keeping what they need: less memory, the same
     /// gradients.
     pub fn set_recompute(&mut self, recompute: bool) {
@@ -334,13 +354,17 @@ impl TdtModel {
     ) -> Result<MicroBatchOutput> {
         self.parameters.check_f32("trained")?;
         check(batch)?;
-        let noise = Noise::new(options.seed);
+        let of_whole = Noise::new(options.seed);
+        let noise = match options.part {
+            Some(part) if part.number > 0 => of_whole.derive(&format!("part {}", part.number)),
+            _ => of_whole.clone(),
+        };
         let mut dropout = noise.derive("dropout");
         if !options.dropout {
             dropout = dropout.without_dropout();
         }
         let encoded = self.encode_for_training(batch, options, &noise, &mut dropout, observer)?;
-        let rnnt = self.config.loss.omega > noise.derive("omega").uniform();
+        let rnnt = self.config.loss.omega > of_whole.derive("omega").uniform();
         let settings = self.loss_settings(rnnt);
         observer.before_forward(ParameterGroup::Prediction, &self.parameters);
         let (predicted, prediction_saved) =
@@ -354,7 +378,7 @@ impl TdtModel {
             (&predicted, &batch.tokens),
             Mode::Train(&mut dropout),
         )?;
-        let (mut output, factors) = self.output(batch, &encoded, loss.losses.clone())?;
+        let (mut output, factors) = self.output(batch, options.part, &encoded, loss.losses.clone())?;
         if !output.loss.is_finite() {
             return Ok(output);
         }
@@ -365,7 +389,7 @@ impl TdtModel {
             .collect();
         let d_ctc = match &self.ctc {
             Some(head) if ctc_weight > 0.0 => {
-                let utterances = batch.tokens.len() as f64;
+                let utterances = options.part.map_or(batch.tokens.len(), |part| part.utterances) as f64;
                 let factors = vec![ctc_weight * options.scale / utterances; batch.tokens.len()];
                 let frames = (&encoded.frames, encoded.lengths.as_slice());
                 let (losses, d_frames) = head.loss(&self.parameters, frames, &batch.tokens, &factors, gradients)?;
@@ -410,22 +434,21 @@ impl TdtModel {
     ) -> Result<Encoded> {
         let mut dither = noise.derive("dither");
         let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
-        let mut features = self
-            .front_end
-            .compute(&signals, options.dither.then_some(&mut dither))?;
-        if options.spec_augment {
-            spec_augment::apply(
-                &self.config.spec_augment,
-                &mut features,
-                &mut noise.derive("spec_augment"),
-            );
-        }
-        let tensor = features.tensor(self.parameters.dtype(), self.parameters.device())?;
+        let mut augment = noise.derive("spec_augment");
+        let augment = options
+            .spec_augment
+            .then_some((&self.config.spec_augment, &mut augment));
+        let (tensor, lengths) = self.front_end.on(
+            (self.parameters.dtype(), self.parameters.device()),
+            &signals,
+            options.dither.then_some(&mut dither),
+            augment,
+        )?;
         if options.freeze_encoder {
             for group in ParameterGroup::encoder_forward_order(self.encoder_layers()) {
                 observer.before_forward(group, &self.parameters);
             }
-            let (frames, lengths) = self.encoder.encode(&self.parameters, &tensor, &features.lengths)?;
+            let (frames, lengths) = self.encoder.encode(&self.parameters, &tensor, &lengths)?;
             return Ok(Encoded {
                 frames,
                 lengths,
@@ -433,13 +456,9 @@ impl TdtModel {
                 updates: BufferUpdates::default(),
             });
         }
-        let (frames, lengths, saved, updates) = self.encoder.forward_observed(
-            &self.parameters,
-            &tensor,
-            &features.lengths,
-            Mode::Train(dropout),
-            observer,
-        )?;
+        let (frames, lengths, saved, updates) =
+            self.encoder
+                .forward_observed(&self.parameters, &tensor, &lengths, Mode::Train(dropout), observer)?;
         Ok(Encoded {
             frames,
             lengths,
@@ -460,7 +479,7 @@ impl TdtModel {
             saved: None,
             updates: BufferUpdates::default(),
         };
-        Ok(self.output(batch, &encoded, losses)?.0)
+        Ok(self.output(batch, None, &encoded, losses)?.0)
     }
 
     /// The TDT loss of each utterance in evaluation mode. `frames`: (batch, frames, d_model) as [`TdtModel::encode`] gives
@@ -480,9 +499,9 @@ impl TdtModel {
     /// Encoder output in evaluation mode, (batch, frames, d_model), and valid frames per signal. Signals are 16 kHz
     /// mono in [-1, 1], padded to the longest.
     pub fn encode(&self, signals: &[&[f32]]) -> Result<(Tensor, Vec<usize>)> {
-        let features = self.front_end.compute(signals, None)?;
-        let tensor = features.tensor(self.parameters.dtype(), self.parameters.device())?;
-        self.encoder.encode(&self.parameters, &tensor, &features.lengths)
+        let place = (self.parameters.dtype(), self.parameters.device());
+        let (features, lengths) = self.front_end.on(place, signals, None, None)?;
+        self.encoder.encode(&self.parameters, &features, &lengths)
     }
 
     /// Transcription of signals (16 kHz mono in [-1, 1]), padded to the longest: group them by length.
@@ -526,7 +545,7 @@ impl TdtModel {
     }
 
     /// The best hypothesis of each utterance, from the output of the encoder.
-    fn decode_encoded(
+    pub(crate) fn decode_encoded(
         &self,
         encoded: &Tensor,
         lengths: &[usize],
@@ -605,10 +624,20 @@ impl TdtModel {
     }
 
     /// The result of a batch, and the factor of each utterance's loss in it.
-    fn output(&self, batch: &MicroBatch, encoded: &Encoded, losses: Vec<f64>) -> Result<(MicroBatchOutput, Vec<f64>)> {
-        let target_lengths: Vec<usize> = batch.tokens.iter().map(Vec::len).collect();
-        let factors = reduction_factors(self.config.loss.reduction, &target_lengths);
-        let loss = reduced(self.config.loss.reduction, &losses, &target_lengths);
+    fn output(
+        &self,
+        batch: &MicroBatch,
+        part: Option<PartOf>,
+        encoded: &Encoded,
+        losses: Vec<f64>,
+    ) -> Result<(MicroBatchOutput, Vec<f64>)> {
+        let (reduction, target_lengths) = (self.config.loss.reduction, batch.tokens.iter().map(Vec::len));
+        let target_lengths: Vec<usize> = target_lengths.collect();
+        let factors = match part {
+            Some(part) => factors_in(reduction, &target_lengths, part.utterances, part.tokens),
+            None => reduction_factors(reduction, &target_lengths),
+        };
+        let loss = losses.iter().zip(&factors).map(|(loss, factor)| loss * factor).sum();
         let (utterances, frames, _) = encoded.frames.dims3()?;
         let output = MicroBatchOutput {
             loss,

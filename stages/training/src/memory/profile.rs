@@ -176,7 +176,7 @@ fn measured_here(
         spec_augment: settings.spec_augment,
         dither: true,
         dropout: settings.dropout,
-        scale: 1.0,
+        ..TrainOptions::default()
     };
     let mut gradients = Gradients::new(&model.parameters);
     let Some(count) = Count::begin() else { return Ok(None) };

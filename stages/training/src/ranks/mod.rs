@@ -19,6 +19,9 @@ mod loaded_step;
 mod local_collective;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod out_of_memory;
+#[cfg(test)]
+mod out_of_memory_tests;
 mod own_batches;
 mod ownership;
 mod peer_transport;
@@ -37,6 +40,7 @@ pub use host_staging::HostStaging;
 pub(crate) use loaded_step::{LoadedElsewhere, LoadedShare, ShareOutcome};
 pub(crate) use local_collective::group_in_process;
 pub use local_collective::{LocalCollective, local_group};
+pub use out_of_memory::OutOfMemory;
 pub(crate) use own_batches::{ArrivedStep, WorkerInput, WorkerInputs};
 pub use ownership::parameter_owners;
 pub use process_group::ProcessGroup;

@@ -8,6 +8,7 @@ use flow_model::model::{MicroBatchOutput, TdtModel, TrainOptions};
 use flow_model::parameter_groups::{PassObserver, trainable_groups};
 use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 
+use super::out_of_memory::{OutOfMemory, Remedies, train_in_parts};
 use super::update::{ParameterUpdates, StepUpdate, Updater};
 use super::{
     Collective, CollectiveKey, CollectiveOp, HostStaging, SingleRank, local_group, parameter_owners, rank_disconnected,
@@ -46,6 +47,8 @@ pub struct RankReport {
     pub tokens: u64,
     /// Seconds that this rank waited for others.
     pub wait_seconds: f64,
+    /// Micro-batches for which the device had no memory left.
+    pub out_of_memory: Vec<OutOfMemory>,
 }
 
 /// One rank.
@@ -139,17 +142,20 @@ impl Replica {
             .map(|&id| self.model.parameters.get(id).clone())
             .collect();
         let mut report = RankReport::default();
-        let (mut loss, mut squares) = (0.0, 0.0);
-        for round in 0..plan.rounds {
-            let loaded = micro_batches.get(round as usize);
-            if let Some(output) = self.micro_batch(plan, round, loaded, frozen, &mut squares)? {
-                loss += output.loss / plan.received as f64;
-                report.tokens += output.tokens as u64;
-                if let Some(loaded) = loaded.filter(|_| !output.loss.is_finite()) {
-                    report.bad_segments.extend(not_finite_segments(loaded, &output.losses));
-                }
+        let mut remedies = Remedies::default();
+        let (loss, mut squares) = loop {
+            if let Some(sums) = self.micro_batches(plan, micro_batches, frozen, &mut remedies, &mut report)? {
+                break sums;
             }
-        }
+            // A micro-batch found no memory, and what it added to the gradients is in their sums.
+            self.gradients.clear();
+            self.restore_buffers(&before)?;
+            report = RankReport::default();
+        };
+        let passes = (0..micro_batches.len() as u32)
+            .map(|round| remedies.of(round).0)
+            .sum::<usize>();
+        report.out_of_memory = remedies.events;
         let reduces = self.reduces_gradients();
         let updater = self.updates.synchronize(&self.model.parameters)?;
         if !reduces {
@@ -162,7 +168,7 @@ impl Replica {
             round: 0,
             op,
         };
-        let metrics = [squares, loss, bad, micro_batches.len() as f64];
+        let metrics = [squares, loss, bad, passes as f64];
         let metrics = updater
             .collective
             .all_gather(key(CollectiveOp::GatherMetrics), metrics.to_vec())?;
@@ -178,9 +184,7 @@ impl Replica {
                 let segments = micro_batches.iter().flat_map(|loaded| loaded.segments.iter().cloned());
                 report.bad_segments.extend(segments);
             }
-            for (&id, tensor) in self.buffers.iter().zip(before) {
-                self.model.parameters.set(id, tensor)?;
-            }
+            self.restore_buffers(&before)?;
         } else {
             if self.ranks > 1 && !frozen {
                 let counts: Vec<f64> = metrics.iter().filter_map(|rank| rank.get(3).copied()).collect();
@@ -196,6 +200,41 @@ impl Replica {
             self.updates.update(groups, update, &mut self.model.parameters)?;
         }
         Ok(report)
+    }
+
+    /// All micro-batches of this rank: sum of the losses' shares, and of the squares of gradients that were applied at once.
+    /// None: one found no memory, and all are to be computed anew.
+    fn micro_batches(
+        &mut self,
+        plan: &StepPlan,
+        micro_batches: &[LoadedBatch],
+        frozen: bool,
+        remedies: &mut Remedies,
+        report: &mut RankReport,
+    ) -> Result<Option<(f64, f64)>, TrainingError> {
+        let (mut loss, mut squares) = (0.0, 0.0);
+        for round in 0..plan.rounds {
+            let loaded = micro_batches.get(round as usize);
+            let output = match self.micro_batch(plan, round, loaded, frozen, &mut squares, remedies)? {
+                Computed::Nothing => continue,
+                Computed::NoMemory => return Ok(None),
+                Computed::Output(output) => output,
+            };
+            loss += output.loss / plan.received as f64;
+            report.tokens += output.tokens as u64;
+            if let Some(loaded) = loaded.filter(|_| !output.loss.is_finite()) {
+                report.bad_segments.extend(not_finite_segments(loaded, &output.losses));
+            }
+        }
+        Ok(Some((loss, squares)))
+    }
+
+    /// Sets all buffers.
+    fn restore_buffers(&mut self, tensors: &[Tensor]) -> Result<(), TrainingError> {
+        for (&id, tensor) in self.buffers.iter().zip(tensors) {
+            self.model.parameters.set(id, tensor.clone())?;
+        }
+        Ok(())
     }
 
     /// Whether gradients go through the collective, group by group.
@@ -221,25 +260,35 @@ impl Replica {
         loaded: Option<&LoadedBatch>,
         frozen: bool,
         squares: &mut f64,
-    ) -> Result<Option<MicroBatchOutput>, TrainingError> {
+        remedies: &mut Remedies,
+    ) -> Result<Computed, TrainingError> {
         let reduces = self.reduces_gradients();
+        let policy = match (reduces, self.config.fold_update && plan.received == 1) {
+            (true, _) => GradientPolicy::ReduceScatter,
+            (false, true) => GradientPolicy::Apply {
+                rate: self.config.recipe.rate(plan.step),
+            },
+            (false, false) => GradientPolicy::Accumulate,
+        };
+        let buffers: Vec<Tensor> = self
+            .buffers
+            .iter()
+            .map(|&id| self.model.parameters.get(id).clone())
+            .collect();
         let mut pass = MicroBatchPass {
             remaining: self.learning_groups(frozen),
+            groups: &self.groups,
             updates: &mut self.updates,
             plan,
             round,
-            policy: match (reduces, self.config.fold_update && plan.received == 1) {
-                (true, _) => GradientPolicy::ReduceScatter,
-                (false, true) => GradientPolicy::Apply {
-                    rate: self.config.recipe.rate(plan.step),
-                },
-                (false, false) => GradientPolicy::Accumulate,
-            },
+            policy,
+            partial: false,
+            applied: false,
             pending: VecDeque::new(),
             squares,
             failed: None,
         };
-        let mut output = None;
+        let mut output = Computed::Nothing;
         if let Some(loaded) = loaded {
             let options = TrainOptions {
                 freeze_encoder: frozen,
@@ -248,12 +297,35 @@ impl Replica {
                 dither: self.config.dither,
                 dropout: self.config.dropout,
                 scale: 1.0 / f64::from(plan.planned.max(1)),
+                part: None,
             };
-            output =
-                Some(
-                    self.model
-                        .train_micro_batch_observed(&loaded.batch, &options, &mut self.gradients, &mut pass)?,
+            output = loop {
+                let trained = train_in_parts(
+                    &mut self.model,
+                    &loaded.batch,
+                    remedies.of(round),
+                    &options,
+                    &mut self.gradients,
+                    &mut pass,
+                    |pass, last| pass.partial = !last,
                 );
+                let error = match trained {
+                    Ok(output) => break Computed::Output(output),
+                    Err(error) => error,
+                };
+                if pass.applied || pass.failed.is_some() {
+                    return Err(pass.failed.take().unwrap_or(error.into()));
+                }
+                remedies.after(error, (plan.step, round), loaded, (&self.model, frozen))?;
+                if policy == GradientPolicy::Accumulate {
+                    return Ok(Computed::NoMemory);
+                }
+                // Those of this micro-batch alone; what was reduced was complete.
+                self.gradients.clear();
+                for (&id, tensor) in self.buffers.iter().zip(&buffers) {
+                    self.model.parameters.set(id, tensor.clone())?;
+                }
+            };
         }
         if let Some(error) = pass.failed {
             return Err(error);
@@ -300,12 +372,26 @@ impl Replica {
     }
 }
 
+/// What came of a micro-batch.
+enum Computed {
+    /// There was none.
+    Nothing,
+    Output(MicroBatchOutput),
+    /// The device had no memory left, and the sums of the gradients are spoilt.
+    NoMemory,
+}
+
 /// The forward and the backward pass of one micro-batch.
 struct MicroBatchPass<'a> {
+    groups: &'a BTreeMap<ParameterGroup, Vec<ParameterId>>,
     updates: &'a mut ParameterUpdates,
     plan: &'a StepPlan,
     round: u32,
     policy: GradientPolicy,
+    /// Whether gradients are those of a part that is not the last one, and so not complete.
+    partial: bool,
+    /// Whether parameters were changed.
+    applied: bool,
     /// Groups whose gradients are not complete.
     remaining: VecDeque<(ParameterGroup, Vec<ParameterId>)>,
     /// Reductions that are not finished.
@@ -334,7 +420,7 @@ impl PassObserver for MicroBatchPass<'_> {
     }
 
     fn gradients_complete(&mut self, group: ParameterGroup, gradients: &mut Gradients, parameters: &Parameters) {
-        if self.failed.is_some() {
+        if self.failed.is_some() || self.partial {
             return;
         }
         self.failed = match self.policy {
@@ -342,8 +428,16 @@ impl PassObserver for MicroBatchPass<'_> {
             GradientPolicy::Apply { rate } => self.apply(rate, gradients, parameters).err(),
             GradientPolicy::ReduceScatter => {
                 let at = self.remaining.iter().position(|(other, _)| *other == group);
-                at.and_then(|at| self.remaining.remove(at))
-                    .and_then(|(group, ids)| self.reduce(group, &ids, gradients, parameters).err())
+                match at.and_then(|at| self.remaining.remove(at)) {
+                    Some((group, ids)) => self.reduce(group, &ids, gradients, parameters).err(),
+                    None => {
+                        // Reduced before the device had no memory left for the rest of the micro-batch.
+                        for id in self.groups.get(&group).into_iter().flatten() {
+                            gradients.take(*id);
+                        }
+                        None
+                    }
+                }
             }
         };
     }
@@ -354,6 +448,7 @@ impl MicroBatchPass<'_> {
     fn apply(&mut self, rate: f64, gradients: &mut Gradients, parameters: &Parameters) -> Result<(), TrainingError> {
         *self.squares += squared_norm(parameters, gradients)?;
         if self.squares.is_finite() {
+            self.applied = true;
             let updater = self.updates.synchronize(parameters)?;
             updater.optimizer.step(parameters, gradients, rate, 1.0)?;
         }

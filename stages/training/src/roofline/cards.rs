@@ -63,6 +63,19 @@ pub const CARDS: [Card; 4] = [
 ];
 
 impl Card {
+    /// The card that the driver names so; none where its rates are not known.
+    pub fn of_device(name: &str) -> Option<&'static Card> {
+        // Boards of the same name with other connectors have other rates.
+        let card = match name {
+            "NVIDIA H100 80GB HBM3" => "h100",
+            "NVIDIA H200" => "h200",
+            "NVIDIA L4" => "l4",
+            "NVIDIA GeForce RTX 4090" => "4090",
+            _ => return None,
+        };
+        Card::named(card)
+    }
+
     /// The card of a name.
     pub fn named(name: &str) -> Option<&'static Card> {
         CARDS.iter().find(|card| card.name.eq_ignore_ascii_case(name))

@@ -164,6 +164,7 @@ impl Message {
             bad_segments,
             tokens,
             wait_seconds,
+            out_of_memory,
         } = report;
         self.f64(*loss);
         self.f64(*gradient_norm);
@@ -172,6 +173,14 @@ impl Message {
         bad_segments.iter().for_each(|segment| self.text(segment));
         self.u64(*tokens);
         self.f64(*wait_seconds);
+        self.count(out_of_memory.len());
+        for event in out_of_memory {
+            self.count(event.segments.len());
+            event.segments.iter().for_each(|segment| self.text(segment));
+            self.f64(event.seconds);
+            self.u64(event.tokens);
+            self.u32(event.parts);
+        }
     }
 
     pub fn config(&mut self, config: &TrainerConfig) {

@@ -12,7 +12,7 @@ use super::format::{DTYPES, malformed_message};
 use crate::error::TrainingError;
 use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
-use crate::ranks::{CollectiveKey, CollectiveOp, RankReport, StepPlan};
+use crate::ranks::{CollectiveKey, CollectiveOp, OutOfMemory, RankReport, StepPlan};
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
@@ -184,6 +184,14 @@ impl<'a> MessageReader<'a> {
             bad_segments: self.list(MessageReader::text)?,
             tokens: self.u64()?,
             wait_seconds: self.f64()?,
+            out_of_memory: self.list(|reader| {
+                Ok(OutOfMemory {
+                    segments: reader.list(MessageReader::text)?,
+                    seconds: reader.f64()?,
+                    tokens: reader.u64()?,
+                    parts: reader.u32()?,
+                })
+            })?,
         })
     }
 

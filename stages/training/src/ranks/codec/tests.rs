@@ -7,7 +7,7 @@ use super::format::DTYPES;
 use super::{Message, MessageReader};
 use crate::error::TrainingError;
 use crate::optimizer::AdamWConfig;
-use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, RankReport};
+use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, OutOfMemory, RankReport};
 use crate::schedule::{Recipe, Schedule};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
@@ -71,6 +71,12 @@ fn report() -> RankReport {
         bad_segments: vec!["b".into()],
         tokens: 12,
         wait_seconds: 0.5,
+        out_of_memory: vec![OutOfMemory {
+            segments: vec!["f".into(), "g".into()],
+            seconds: 12.5,
+            tokens: 40,
+            parts: 2,
+        }],
     }
 }
 

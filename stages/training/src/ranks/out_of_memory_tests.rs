@@ -1,0 +1,195 @@
+//! Devices without memory for a micro-batch, in the emulator.
+
+use std::path::Path;
+use std::time::Duration;
+
+use candle_core::{DType, Device, Tensor};
+use flow_kernels::device::DeviceChoice;
+use flow_kernels::emulator::{self, with_allocations};
+use flow_model::checkpoint::unpacked_copy;
+use flow_model::config::Reduction;
+use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
+use flow_model::{Gradients, ParameterGroup, Parameters};
+
+use super::out_of_memory::train_in_parts;
+use super::{OutOfMemory, RankReport, Replica, StepPlan};
+use crate::error::TrainingError;
+use crate::optimizer::{AdamW, AdamWConfig};
+use crate::schedule::{Recipe, Schedule};
+use crate::trainer::{LoadedBatch, TrainerConfig};
+
+fn model() -> TdtModel {
+    let folder = std::env::var("FLOW_TEST_GOLDEN_MODEL")
+        .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/model").into());
+    // Beside the test itself, in the target folder.
+    let place = std::env::current_exe().unwrap().with_file_name("golden-model");
+    let path = unpacked_copy(&Path::new(&folder).join("model.nemo"), &place).unwrap();
+    TdtModel::load(&path, DType::F32, &Device::Cpu).unwrap()
+}
+
+/// Clips of noise, of about so many seconds, with texts of so many tokens.
+fn batch(clips: usize, seconds: f64, tokens: fn(usize) -> u32) -> MicroBatch {
+    let signal = |clip: usize| -> Vec<f32> {
+        let mut noise = flow_kernels::Noise::new(clip as u64);
+        let samples = (seconds * 16_000.0) as usize - 700 * clip;
+        (0..samples).map(|_| 0.1 * noise.normal() as f32).collect()
+    };
+    MicroBatch {
+        signals: (0..clips).map(signal).collect(),
+        tokens: (0..clips).map(|clip| (1..=tokens(clip)).collect()).collect(),
+    }
+}
+
+fn loaded(place: u32, clips: usize) -> LoadedBatch {
+    LoadedBatch {
+        micro: place,
+        place,
+        segments: (0..clips).map(|clip| format!("{place}-{clip}")).collect(),
+        batch: batch(clips, 0.6, |_| 3),
+        ..LoadedBatch::default()
+    }
+}
+
+fn config(frozen: bool, offload: bool) -> TrainerConfig {
+    let schedule = Schedule::Constant { base: 1e-3, warmup: 0 };
+    TrainerConfig {
+        recipe: Recipe {
+            unfreeze_step: if frozen { 100 } else { 0 },
+            phase1: schedule.clone(),
+            phase2: schedule,
+        },
+        clip: 0.0,
+        ranks: 1,
+        fold_update: false,
+        offload,
+        rank_timeout: Duration::from_secs(60),
+        device: DeviceChoice::Cpu,
+        recompute: false,
+        seed: 3,
+        spec_augment: false,
+        dither: false,
+        dropout: false,
+    }
+}
+
+/// A step of micro-batches of two and of four clips on a device whose largest allocation has so many bytes: its report,
+/// and the largest allocation that was made.
+fn step(most: usize, config: TrainerConfig, clips: [usize; 2]) -> (Result<RankReport, TrainingError>, usize) {
+    let optimizer = AdamW::new(AdamWConfig::default());
+    let mut replica = Replica::single(model(), optimizer, config).unwrap();
+    let plan = StepPlan {
+        step: 0,
+        planned: 2,
+        received: 2,
+        rounds: 2,
+    };
+    let micro_batches = [loaded(0, clips[0]), loaded(1, clips[1])];
+    with_allocations(most, || emulator::with(true, || replica.step(&plan, &micro_batches)))
+}
+
+/// The second micro-batch is divided, whether or not gradients of the first one are in the sums already, and the step is what
+/// it would have been with more memory. With an encoder that learns, layers are computed again first.
+#[test]
+fn a_micro_batch_without_memory_is_divided() {
+    for (frozen, offload) in [(true, false), (true, true), (false, false)] {
+        let (_, small) = step(usize::MAX, config(frozen, offload), [1, 2]);
+        let (expected, most) = step(usize::MAX, config(frozen, offload), [2, 4]);
+        let expected = expected.unwrap();
+        assert!(small < most, "{small} {most}");
+        assert!(expected.out_of_memory.is_empty() && expected.gradient_norm > 0.0);
+        let (found, largest) = step(small, config(frozen, offload), [2, 4]);
+        let found = found.unwrap();
+        assert!(largest <= small && !found.skipped, "{found:?}");
+        let events: Vec<(usize, u32, u64)> = found
+            .out_of_memory
+            .iter()
+            .map(|event| (event.segments.len(), event.parts, event.tokens))
+            .collect();
+        let expected_events = [(4, 1, 3), (4, 2, 3)];
+        let of_frozen = usize::from(frozen);
+        assert_eq!(
+            events,
+            expected_events[of_frozen..],
+            "frozen {frozen}, offload {offload}"
+        );
+        let OutOfMemory { segments, seconds, .. } = &found.out_of_memory[0];
+        assert_eq!((&segments[0][..], *seconds), ("1-0", 0.6));
+        assert_eq!(found.tokens, expected.tokens);
+        // Statistics of batch normalisation are those of the parts.
+        let bound = if frozen { 1e-5 } else { 0.2 };
+        for (found, expected) in [
+            (found.loss, expected.loss),
+            (found.gradient_norm, expected.gradient_norm),
+        ] {
+            assert!((found - expected).abs() <= bound * expected, "{found} {expected}");
+        }
+    }
+}
+
+#[test]
+fn one_clip_that_does_not_fit_is_an_error() {
+    let (found, _) = step(4096, config(true, false), [1, 2]);
+    let error = found.unwrap_err();
+    assert!(matches!(error, TrainingError::Refused { .. }), "{error}");
+    let message = error.to_string();
+    for part in ["step 1", "one clip", "0.6 s", "3 tokens", "0-0"] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+/// Gradients and losses of the parts are together those of the whole, whatever the reduction.
+#[test]
+fn parts_have_the_gradient_of_the_whole() {
+    let batch = batch(5, 0.6, |clip| 1 + clip as u32);
+    for reduction in [
+        Reduction::MeanBatch,
+        Reduction::MeanVolume,
+        Reduction::Mean,
+        Reduction::Sum,
+    ] {
+        let train = |parts: usize| {
+            let mut model = model();
+            model.config.loss.reduction = reduction;
+            let options = TrainOptions {
+                freeze_encoder: true,
+                seed: 9,
+                spec_augment: false,
+                dither: false,
+                dropout: false,
+                scale: 0.5,
+                part: None,
+            };
+            let mut gradients = Gradients::new(&model.parameters);
+            let mut complete = 0;
+            let mut observer = |_: ParameterGroup, _: &mut Gradients, _: &Parameters| complete += 1;
+            let output = train_in_parts(
+                &mut model,
+                &batch,
+                (parts, parts > 1),
+                &options,
+                &mut gradients,
+                &mut observer,
+                |_, _| {},
+            );
+            assert_eq!(complete, 2 * parts);
+            assert!(!model.recomputes());
+            let gradients: Vec<Tensor> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
+            (output.unwrap(), gradients)
+        };
+        let (whole, expected) = train(1);
+        for parts in [2, 3, 5] {
+            let (output, found) = train(parts);
+            assert!((output.loss - whole.loss).abs() <= 1e-6 * whole.loss, "{output:?}");
+            assert_eq!((&output.frames, output.tokens), (&whole.frames, whole.tokens));
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                let size = |x: &Tensor| x.sqr().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap().sqrt();
+                let difference = size(&(found - expected).unwrap());
+                assert!(
+                    difference <= 1e-5 * size(expected) + 1e-7,
+                    "{reduction:?}, {parts}: {difference}"
+                );
+            }
+        }
+    }
+}
