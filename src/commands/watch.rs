@@ -42,6 +42,7 @@ pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write)
         arguments,
         registry,
         settle: Duration::from_secs_f64(arguments.settle),
+        seldom: LISTED_EVERY[1],
         events: None,
     };
     let mut files = Files::New;
@@ -107,6 +108,8 @@ struct Watch<'a> {
     arguments: &'a RunArguments,
     registry: &'a Registry,
     settle: Duration,
+    /// How often sources are listed where the file system tells of changes: some events may be lost.
+    seldom: Duration,
     /// Where the file system tells of changes.
     events: Option<FileEvents>,
 }
@@ -185,8 +188,7 @@ impl Watch<'_> {
             let told = self.events.as_mut().and_then(FileEvents::changes);
             let is_due = match told {
                 Some(told) => told.latest.elapsed() >= self.settle || told.first.elapsed() >= longest,
-                // Some events may be lost.
-                None if self.events.is_some() && changed.is_none() => listed.elapsed() >= LISTED_EVERY[1],
+                None if self.events.is_some() && changed.is_none() => listed.elapsed() >= self.seldom,
                 None => listed.elapsed() >= every,
             };
             let again = failed && began.elapsed() >= RETRY.max(longest) && listed.elapsed() >= every;
@@ -286,3 +288,7 @@ impl Drop for Signals {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "watch/tests.rs"]
+mod tests;

@@ -1,11 +1,13 @@
 //! Runs of several processes, which share the partitions: the same bytes as one process, whoever is lost.
 
 use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
 use std::thread;
 
 use flow_runtime::Digest;
 use flow_runtime::processes::{Address, End, Join, Processes, join};
 use flow_runtime::run::follow;
+use flow_storage_testing::{Fault, FaultRule, TestServer};
 
 use super::*;
 
@@ -541,6 +543,72 @@ fn process_0_is_killed_while_it_commits_and_the_next_run_goes_on() {
         }
     }
     assert!(kills >= 6, "only {kills} of 8 runs lost process 0");
+}
+
+/// With a state directory in object storage, of which each process has a copy of its own or both have one: the bytes of one
+/// process on a disk, also where storage is throttled, cuts connections and loses answers, and whichever process is killed at
+/// any point of a commit.
+#[test]
+fn processes_share_a_state_directory_in_object_storage() {
+    let whole = Place::new();
+    whole.run(&[]);
+    let bytes = whole.bytes();
+    let mut kills = 0;
+    let points = [
+        None,
+        Some((1, "data-written:1")),
+        Some((1, "data-uploaded:1")),
+        Some((1, "data-renamed:3")),
+        Some((1, "rows-shuffled:1")),
+        Some((0, "data-uploaded:2")),
+        Some((0, "record-written:2")),
+        Some((0, "record-created:2")),
+        Some((0, "record-linked:3")),
+        Some((0, "index-written:1")),
+    ];
+    for killed in points {
+        let place = Place::new();
+        let served = place.path("served");
+        fs::create_dir_all(served.join("bucket")).unwrap();
+        // The objects are the files of a folder.
+        std::os::unix::fs::symlink(served.join("bucket/state"), place.path("state")).unwrap();
+        let server = TestServer::start(&served).unwrap();
+        let run_on = |machines: [&str; 2], killed: Option<(usize, &str)>| {
+            let port = free_port();
+            let children = [0, 1].map(|process| {
+                let kill_at = killed.and_then(|(killed, point)| (killed == process).then_some(point));
+                killed::child_process_in_storage(&place, (process, 2, port), &server, machines[process], kill_at)
+            });
+            children.map(|mut child| child.wait().unwrap())
+        };
+        for fault in [Fault::Status(503), Fault::Drop, Fault::LoseAnswer] {
+            server.fault(FaultRule {
+                after: 5,
+                ..FaultRule::first(2, fault, "/bucket/state/")
+            });
+        }
+        let ended = run_on(["a", "b"], killed);
+        match killed {
+            Some((process, _)) if ended[process].signal() == Some(9) => {
+                kills += 1;
+                assert_eq!(ended[1 - process].code(), Some(1), "{killed:?}");
+            }
+            _ => assert!(ended.iter().all(|status| status.success()), "{killed:?} {ended:?}"),
+        }
+        server.clear();
+        if killed.is_some() {
+            let ended = run_on(["c", "c"], None);
+            assert!(ended.iter().all(|status| status.success()), "{killed:?} {ended:?}");
+        }
+        assert_eq!(place.bytes(), bytes, "{killed:?}");
+        assert!(place.plan(&[]).is_empty(), "{killed:?}");
+        // Another pair has nothing left to do.
+        server.clear();
+        let ended = run_on(["d", "a"], None);
+        assert!(ended.iter().all(|status| status.success()), "{killed:?} {ended:?}");
+        assert_eq!(server.requests("PUT /bucket/state/artifacts/"), 0, "{killed:?}");
+    }
+    assert!(kills >= 7, "only {kills} of 9 runs lost a process");
 }
 
 /// Process 0 is killed: the other one ends with its name.
