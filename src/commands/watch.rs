@@ -42,7 +42,6 @@ pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write)
         arguments,
         registry,
         settle: Duration::from_secs_f64(arguments.settle),
-        seldom: LISTED_EVERY[1],
         events: None,
     };
     let mut files = Files::New;
@@ -108,8 +107,6 @@ struct Watch<'a> {
     arguments: &'a RunArguments,
     registry: &'a Registry,
     settle: Duration,
-    /// How often sources are listed where the file system tells of changes: some events may be lost.
-    seldom: Duration,
     /// Where the file system tells of changes.
     events: Option<FileEvents>,
 }
@@ -188,7 +185,8 @@ impl Watch<'_> {
             let told = self.events.as_mut().and_then(FileEvents::changes);
             let is_due = match told {
                 Some(told) => told.latest.elapsed() >= self.settle || told.first.elapsed() >= longest,
-                None if self.events.is_some() && changed.is_none() => listed.elapsed() >= self.seldom,
+                // Some events may be lost.
+                None if self.events.is_some() && changed.is_none() => listed.elapsed() >= LISTED_EVERY[1],
                 None => listed.elapsed() >= every,
             };
             let again = failed && began.elapsed() >= RETRY.max(longest) && listed.elapsed() >= every;
@@ -288,7 +286,3 @@ impl Drop for Signals {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "watch/tests.rs"]
-mod tests;

@@ -1,10 +1,9 @@
 //! The state directory in object storage: the same bytes as on a disk, reused by other machines, whatever happens to a run.
 
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Output};
 
 use flow_storage_testing::{Fault, FaultRule, TestServer};
 
@@ -48,49 +47,12 @@ impl Place {
         run
     }
 
-    /// Runs commands as processes of one run: how each ended, and what it said.
-    fn ends(&self, commands: [Command; 2]) -> impl Iterator<Item = (ExitStatus, String)> {
-        let port = TcpListener::bind(("127.0.0.1", 0))
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let hosts = self.place.path("hosts.txt");
-        fs::write(&hosts, format!("localhost:{port}\nlocalhost\n")).unwrap();
-        let mut started = Vec::new();
-        for (process, mut command) in commands.into_iter().enumerate() {
-            command
-                .arg("--hosts")
-                .arg(&hosts)
-                .args(["--process", &process.to_string()]);
-            let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-            started.push(std::thread::spawn(move || {
-                let output = child.wait_with_output().unwrap();
-                (output.status, text(&output))
-            }));
-        }
-        started.into_iter().map(|ended| ended.join().unwrap())
-    }
-
     /// Data files in the bucket.
     fn data_files(&self) -> usize {
         let recipes = fs::read_dir(self.server.root().join("bucket/state/artifacts")).unwrap();
         let data = recipes.filter_map(|recipe| fs::read_dir(recipe.unwrap().path().join("data")).ok());
         data.map(Iterator::count).sum()
     }
-}
-
-/// Data files of the copies in a folder for what is kept.
-fn data_files_in(cache: &Path) -> usize {
-    let folders = |folder: PathBuf| {
-        fs::read_dir(folder)
-            .into_iter()
-            .flatten()
-            .map(|entry| entry.unwrap().path())
-    };
-    let copies = folders(cache.join("flow/state"));
-    let recipes = copies.flat_map(|copy| folders(copy.join("artifacts")));
-    recipes.map(|recipe| folders(recipe.join("data")).count()).sum()
 }
 
 #[track_caller]
@@ -179,105 +141,6 @@ fn killed_anywhere_another_machine_goes_on() {
         done(place.run_on("c", &out));
         assert_eq!(place.data_files(), whole, "{point}");
     }
-}
-
-/// Two processes on two machines, or on one, share a state directory in object storage: the bytes of one process on a disk.
-#[test]
-fn several_processes_share_it() {
-    let local = Workplace::new("micro");
-    local.build_manifests(&[]);
-    for machines in [["a", "b"], ["a", "a"]] {
-        let place = Place::new();
-        let out = place.place.out();
-        for fault in [Fault::Status(503), Fault::Drop, Fault::LoseAnswer, Fault::Truncate] {
-            place.server.fault(FaultRule {
-                after: 3,
-                ..FaultRule::first(2, fault, "/bucket/state/artifacts")
-            });
-        }
-        for (command, (status, said)) in place
-            .ends(machines.map(|machine| place.run_on(machine, &out)))
-            .enumerate()
-        {
-            assert_eq!(status.code(), Some(0), "process {command}\n{said}");
-        }
-        assert!(place.place.out_bytes() == local.out_bytes(), "other bytes than on disk");
-        place.server.clear();
-        let again = text(&done(place.run_on("c", &out)));
-        assert!(again.contains("nothing to do"), "{again}");
-        // Process 1 has written its share.
-        if machines[1] == "b" {
-            assert!(data_files_in(&place.place.path("b")) > 0);
-        }
-        let others = place.ends(["d", "c"].map(|machine| place.run_on(machine, &out)));
-        for (process, (status, said)) in others.enumerate() {
-            assert_eq!(status.code(), Some(0), "process {process}\n{said}");
-        }
-    }
-}
-
-/// Either process is killed at any point of a commit: the other one ends and names it, and the next run, of two processes on
-/// other machines, gives the same bytes. Storage fails now and then meanwhile.
-#[test]
-fn either_process_is_killed_and_the_next_run_goes_on() {
-    let local = Workplace::new("micro");
-    local.build_manifests(&[]);
-    let mut kills = 0;
-    let points = [
-        (1, "data-written"),
-        (1, "data-uploaded"),
-        (1, "data-renamed"),
-        (0, "data-uploaded"),
-        (0, "record-written"),
-        (0, "record-created"),
-        (0, "record-linked"),
-        (0, "index-written"),
-    ];
-    for (killed, point) in points {
-        let place = Place::new();
-        let out = place.place.out();
-        for fault in [Fault::Status(503), Fault::Drop, Fault::LoseAnswer] {
-            place.server.fault(FaultRule {
-                after: 5,
-                ..FaultRule::first(2, fault, "/bucket/state/")
-            });
-        }
-        let mut commands = ["a", "b"].map(|machine| with_failpoints(&place.run_on(machine, &out)));
-        commands[killed].env("FLOW_KILL_AT", format!("{point}:2"));
-        let ended: Vec<_> = place.ends(commands).collect();
-        if ended[killed].0.signal() == Some(9) {
-            kills += 1;
-            let (status, said) = &ended[1 - killed];
-            assert_eq!(status.code(), Some(1), "{killed} {point}\n{said}");
-            let named = format!("process {killed} (");
-            assert!(
-                said.contains(&named) && said.contains("ended without a word"),
-                "{point}\n{said}"
-            );
-        } else {
-            assert!(ended.iter().all(|(status, _)| status.success()), "{point}\n{ended:?}");
-        }
-        place.server.clear();
-        for (process, (status, said)) in place
-            .ends(["c", "d"].map(|machine| place.run_on(machine, &out)))
-            .enumerate()
-        {
-            assert_eq!(
-                status.code(),
-                Some(0),
-                "process {process} after {killed} {point}\n{said}"
-            );
-        }
-        assert!(
-            place.place.out_bytes() == local.out_bytes(),
-            "other bytes after process {killed} was killed at {point}"
-        );
-        done(place.on("e", &["gc"]));
-        let whole = place.data_files();
-        done(place.run_on("e", &out));
-        assert_eq!(place.data_files(), whole, "{killed} {point}");
-    }
-    assert!(kills >= 6, "only {kills} of 8 runs lost a process");
 }
 
 #[test]

@@ -126,6 +126,26 @@ fn outputs_follow_the_shards(more: &[&str], how: &str) {
     assert!(outcomes.iter().all(|outcome| outcome == "done"), "{outcomes:?}");
 }
 
+/// Where the file system tells of changes, sources are listed only every 30 seconds otherwise.
+#[test]
+fn a_shard_is_taken_up_long_before_sources_are_listed_anyway() {
+    let place = Workplace::with_copy("micro");
+    let events = place.path("events.jsonl");
+    let mut command = place.manifest_command("run", &[]);
+    command.args(["--watch", "--settle", "0.4", "--events"]).arg(&events);
+    let running = Running::start(&mut command);
+    wait_for_runs(&events, 1);
+    let added = place.path("added");
+    copy_folder(&corpus("mini").join("shards/hi/hi_0005"), &added);
+    let began = Instant::now();
+    std::fs::rename(&added, place.shards.join("hi/hi_0005")).unwrap();
+    wait_for_runs(&events, 2);
+    let waited = began.elapsed();
+    assert!(folder_bytes(&place.out()) == from_nothing(&place));
+    expect_code(&running.terminate(), 0);
+    assert!(waited < Duration::from_secs(25), "{waited:?}");
+}
+
 #[test]
 fn what_cannot_be_watched_is_refused() {
     let place = Workplace::with_copy("micro");
