@@ -56,8 +56,10 @@ fn a_process_that_slept_goes_on_where_it_still_has_the_lease() {
     let lease = place.take("one").unwrap();
     // Longer than the machine runs, perhaps: as much of it as there is.
     let up = Moment::now().since_start.unwrap();
+    let no_renewal = lease.state.held();
     sleep_for(&lease, (10 * PATIENCE.wait).min(up));
     assert!(!lease.state.is_fresh());
+    drop(no_renewal);
     lease.state.check().unwrap();
     assert!(lease.state.is_fresh());
 }
@@ -66,18 +68,15 @@ fn a_process_that_slept_goes_on_where_it_still_has_the_lease() {
 fn a_process_that_slept_while_another_one_took_the_lease_over_ends() {
     let place = Place::new();
     let lease = place.take("one").unwrap();
-    // No renewal comes through before the other one has it, and ends.
-    place.server.fault(FaultRule {
-        method: Some("PUT"),
-        ..FaultRule::always(Fault::Status(403), "/state/lock")
-    });
+    // No renewal is under way before the other one has it, and ends.
+    let no_renewal = lease.state.held();
     sleep_for(&lease, PATIENCE.fresh);
     let other = LeaseRecord {
         released: true,
         ..LeaseRecord::new("two")
     };
     std::fs::write(place.lock(), other.bytes().unwrap()).unwrap();
-    place.server.clear();
+    drop(no_renewal);
     let error = lease.state.check().unwrap_err();
     assert!(error.is_held() && error.to_string().contains("run two"), "{error}");
 }
@@ -88,6 +87,7 @@ fn a_lock_that_is_deleted_is_written_again() {
     for refusal in [None, Some(404), Some(412)] {
         let place = Place::new();
         let lease = place.take("one").unwrap();
+        let no_renewal = lease.state.held();
         if let Some(status) = refusal {
             place.server.fault(FaultRule {
                 method: Some("PUT"),
@@ -96,6 +96,7 @@ fn a_lock_that_is_deleted_is_written_again() {
         }
         std::fs::remove_file(place.lock()).unwrap();
         sleep_for(&lease, PATIENCE.fresh);
+        drop(no_renewal);
         lease.state.check().unwrap();
         assert!(place.lock().is_file(), "{refusal:?}");
         let error = place.take("two").err().unwrap();

@@ -339,6 +339,31 @@ fn what_a_process_of_the_run_placed_counts_once_process_0_has_committed_it() {
     assert!(follow("b").is_err());
 }
 
+/// What another process writes, on this machine or on one that uses the same copy, is left alone.
+#[test]
+fn who_follows_removes_old_files_of_processes_that_are_no_more_alone() {
+    let place = Place::new();
+    let store = place.run("a").unwrap();
+    let _leading = writer(&store);
+    let following = place.open("b", Access::Follow { run_id: "one".into() }).unwrap();
+    let data = following.recipe_folder(&recipe(1)).join("data");
+    std::fs::create_dir_all(&data).unwrap();
+    let own = std::process::id();
+    // No process has the number.
+    let old = [format!(".tmp-{own}-900"), ".tmp-4194999-1".into(), "x.parquet".into()];
+    for name in old.iter().map(String::as_str).chain([".tmp-4194999-2"]) {
+        std::fs::write(data.join(name), "half").unwrap();
+    }
+    for name in old {
+        let file = std::fs::File::options().write(true).open(data.join(name)).unwrap();
+        let before = std::time::SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
+        file.set_modified(before).unwrap();
+    }
+    following.follow_writer(&recipe(1), []).unwrap();
+    let left = [format!(".tmp-{own}-900"), ".tmp-4194999-2".into(), "x.parquet".into()];
+    assert_eq!(names(&data), BTreeSet::from(left));
+}
+
 #[test]
 fn a_prefix_with_other_objects_is_left_alone() {
     let place = Place::new();

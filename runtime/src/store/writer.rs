@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -27,6 +28,9 @@ use crate::reject::packed::PackedRejects;
 /// Most groups that may stay beside an index, if they hold at most this fraction of all records.
 const LEFT_GROUPS: usize = 16;
 const LEFT_SHARE: usize = 16;
+
+/// A temporary file that nobody has written for so long was left by a process that is no more.
+const LEFT: Duration = Duration::from_secs(24 * 3600);
 
 /// The rows of one port of one partition, to be stored: batches in the order of `_row`.
 pub struct PortRows {
@@ -161,12 +165,16 @@ impl ArtifactWriter {
         if files.remote().is_some() {
             let data = data_folder(&folder);
             files.create_folder(&data)?;
-            // Of processes that were killed.
+            // Of processes that were killed. Those of other machines that use the same copy seem so, too.
             for name in atomic::list(&data)?
                 .keys()
                 .filter(|name| recovery::is_of_dead_process(name))
             {
-                files.remove(&data.join(name))?;
+                let path = data.join(name);
+                let written = std::fs::metadata(&path).and_then(|file| file.modified()).ok();
+                if written.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > LEFT) {
+                    files.remove(&path)?;
+                }
             }
         }
         let state = State {
