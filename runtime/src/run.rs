@@ -301,7 +301,8 @@ fn spread_over(state: &PlanState, id: &str, signals: &Arc<Signals>) -> Result<Op
         });
         return Ok(None);
     }
-    let help = "give all processes a --state directory, and a corpus, on file systems that they share";
+    let help =
+        "give all processes a --state directory, and a corpus, on file systems that they share or in object storage";
     Err(RunError::Usage {
         message,
         help: Some(help.to_owned()),

@@ -1,8 +1,8 @@
 //! A region that runs on several processes: timely's cluster over the connections that the processes have already, and
 //! what they tell each other of commits and failures.
 //!
-//! Process 0 leads: it begins the region, takes over what the others commit, and passes on that the region is to end. The
-//! others follow: they compute and commit the partitions that fall to their workers. A log is run by each process in a
+//! Process 0 leads: it begins the region, commits what the others have written, and passes on that the region is to end. The
+//! others follow: they compute the partitions that fall to their workers, and write their data. A log is run by each process in a
 //! dataflow of its own: the stage keeps them in step.
 
 use std::collections::BTreeSet;
@@ -26,7 +26,7 @@ use crate::error::StageError;
 use crate::event::Event;
 use crate::partition::Partition;
 use crate::processes::{Processes, RegionTopics};
-use crate::store::{GroupName, NotedFile, Record};
+use crate::store::{NotedFile, Record};
 
 /// How often a process that waits for others checks whether one is lost.
 const LOOK: Duration = Duration::from_millis(20);
@@ -72,9 +72,9 @@ enum Order {
 /// What the others tell process 0.
 #[derive(Serialize, Deserialize)]
 enum Report {
-    Committed {
+    /// The data of these records is in its place.
+    Placed {
         node: usize,
-        groups: Vec<GroupName>,
         records: Vec<Record>,
         noted: Vec<NotedFile>,
     },
@@ -191,14 +191,9 @@ impl Cluster {
 
     fn report(&self, shared: &RegionState, from: usize, message: &[u8]) {
         match serde_json::from_slice(message) {
-            Ok(Report::Committed {
-                node,
-                groups,
-                records,
-                noted,
-            }) => {
+            Ok(Report::Placed { node, records, noted }) => {
                 let records = records.into_iter().map(Arc::new).collect();
-                if let Err((node, error)) = shared.take_over(from, node, groups, records, noted) {
+                if let Err((node, error)) = shared.take_over(from, node, records, noted) {
                     shared.fail_stage(node, None, error);
                 }
             }
@@ -270,15 +265,10 @@ impl Cluster {
         }
     }
 
-    /// At the others: reports what was committed.
-    pub fn committed(&self, node: usize, groups: Vec<GroupName>, records: &[Arc<Record>], noted: Vec<NotedFile>) {
+    /// At the others: reports records to be committed, whose data is in its place.
+    pub fn placed(&self, node: usize, records: &[Arc<Record>], noted: Vec<NotedFile>) {
         let records = records.iter().map(|record| Record::clone(record)).collect();
-        let report = Report::Committed {
-            node,
-            groups,
-            records,
-            noted,
-        };
+        let report = Report::Placed { node, records, noted };
         self.send(0, self.topics.reports, &report);
     }
 

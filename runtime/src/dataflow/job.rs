@@ -19,8 +19,8 @@ use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;
 use crate::reject::{ReasonCount, Reject, RejectClass};
 use crate::store::{
-    Artifact, ArtifactWriter, Counts, DigestedFile, GroupName, NotedFile, Pending, PortRows, Record, RejectSet,
-    SnapshotWriter, SourceDigests, Store, StoreError, add_up,
+    Artifact, ArtifactWriter, Counts, DigestedFile, NotedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter,
+    SourceDigests, Store, StoreError, add_up,
 };
 
 use super::cluster::Cluster;
@@ -212,6 +212,8 @@ pub(crate) struct RegionState {
     expected: Vec<u32>,
     source_digests: Mutex<BTreeMap<(usize, u64), Digest>>,
     waiting: Mutex<Vec<WrittenPartition>>,
+    /// In process 0: records of other processes, whose data is in its place.
+    placed: Mutex<Vec<(usize, Arc<Record>)>>,
     committed: Mutex<Vec<(usize, Arc<Record>)>>,
     /// By node: partitions committed, and rejects of class fault in them.
     sums: Mutex<Vec<(u64, u64)>>,
@@ -233,6 +235,7 @@ impl RegionState {
             leave: AtomicBool::new(false),
             source_digests: Mutex::default(),
             waiting: Mutex::default(),
+            placed: Mutex::default(),
             committed: Mutex::default(),
         }
     }
@@ -452,29 +455,35 @@ impl RegionState {
 
     /// How many partitions wait for their commit.
     pub fn waiting(&self) -> usize {
-        lock(&self.waiting).len()
+        lock(&self.waiting).len() + lock(&self.placed).len()
     }
 
-    /// Commits what waits, one group per node.
+    /// Commits what waits, one group per node. A process that follows places its data, and tells process 0, which commits it.
     pub fn commit(&self) -> Result<(), (usize, StageError)> {
         let waiting = std::mem::take(&mut *lock(&self.waiting));
-        let mut by_node: BTreeMap<usize, Vec<Pending>> = BTreeMap::new();
+        let placed = std::mem::take(&mut *lock(&self.placed));
+        let mut by_node: BTreeMap<usize, (Vec<Pending>, Vec<Arc<Record>>)> = BTreeMap::new();
         for written in waiting {
-            by_node.entry(written.node).or_default().push(written.pending);
+            by_node.entry(written.node).or_default().0.push(written.pending);
         }
-        for (node, group) in by_node {
+        for (node, record) in placed {
+            by_node.entry(node).or_default().1.push(record);
+        }
+        for (node, (group, placed)) in by_node {
             let Some(writer) = &self.job.nodes[node].writer else {
                 continue;
             };
             let failed = |error: StoreError| (node, self.fail_keeping(error.into()));
-            let records = writer.commit(group).map_err(failed)?;
             match (&self.job.snapshots, &self.job.cluster) {
-                (Some(snapshots), _) => self.note_committed(snapshots, node, records)?,
-                (None, Some(cluster)) => {
-                    let noted = self.job.store.sources().take_noted();
-                    cluster.committed(node, writer.take_groups(), &records, noted);
+                (Some(snapshots), _) => {
+                    let records = writer.commit_with(group, &placed).map_err(failed)?;
+                    self.note_committed(snapshots, node, records)?;
                 }
-                (None, None) => {}
+                (None, Some(cluster)) => {
+                    let records = writer.place(group).map_err(failed)?;
+                    cluster.placed(node, &records, self.job.store.sources().take_noted());
+                }
+                (None, None) => drop(writer.commit(group).map_err(failed)?),
             }
         }
         // Digests of source files are a cache for the next run: a failure to write them is ignored.
@@ -482,40 +491,33 @@ impl RegionState {
         Ok(())
     }
 
-    /// In process 0: notes what another process has committed.
+    /// In process 0: takes over records of another process, whose data is in its place. They wait for their commit.
     ///
     /// # Errors
-    /// If it is no work of that process, and if it cannot be noted.
+    /// If it is no work of that process.
     pub fn take_over(
         &self,
         from: usize,
         node: usize,
-        groups: Vec<GroupName>,
         records: Vec<Arc<Record>>,
         noted: Vec<NotedFile>,
     ) -> Result<(), (usize, StageError)> {
         let described = self.job.nodes.get(node);
-        let (
-            Some(NodeJob {
-                writer: Some(writer), ..
-            }),
-            Some(snapshots),
-        ) = (described, &self.job.snapshots)
-        else {
+        if described.is_none_or(|described| described.writer.is_none()) {
             return Err((
                 node,
                 StageError::failed("another process committed what it was not given"),
             ));
-        };
+        }
         if !records.iter().all(|record| self.is_share(from, node, record)) {
             return Err((
                 node,
                 StageError::failed("another process committed partitions of which it was given no work"),
             ));
         }
-        writer.take_over(groups, &records);
         self.job.store.sources().put_noted(noted);
-        self.note_committed(snapshots, node, records)
+        lock(&self.placed).extend(records.into_iter().map(|record| (node, record)));
+        Ok(())
     }
 
     /// Whether a record is of a partition of the node that falls to a process, under the key that was planned, where that

@@ -75,6 +75,10 @@ pub(crate) fn run_region(job: RegionJob) -> RegionDone {
     }
     if let Some(cluster) = &shared.job.cluster {
         cluster.end(&shared);
+        // What the others told at last.
+        if let Err((node, error)) = shared.commit() {
+            shared.fail_stage(node, None, error);
+        }
     }
     RegionDone {
         committed: shared.take_committed(),

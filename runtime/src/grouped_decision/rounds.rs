@@ -129,8 +129,11 @@ impl<'a> Decision<'a> {
         let mut reducer = grouped.reducer(round, self.task.partitions);
         let mut phase = shuffle.phase();
         let known = self.task.partitions.len();
-        let mut add = |rows: ShuffledRows| {
+        let processes = shuffle.processes();
+        let mut add = |from: usize, rows: ShuffledRows| {
             check_places(rows.partitions.values(), known)?;
+            // A process maps its own partitions.
+            check_owner(rows.partitions.values(), processes, from)?;
             catch_panic(|| reducer.add(rows))
         };
         let mut first = 0;
@@ -148,8 +151,8 @@ impl<'a> Decision<'a> {
             }
             for (to, rows) in divided(&self.own[first..first + count], &mapped, pass, shuffle.processes())? {
                 match to == shuffle.process() {
-                    true => add(rows)?,
-                    false => shuffle.send_rows(to, &rows)?,
+                    true => add(to, rows)?,
+                    false => shuffle.send_rows(to, &rows, &mut phase, &mut add)?,
                 }
             }
             drop(mapped);
@@ -215,8 +218,10 @@ impl<'a> Decision<'a> {
         let processes = shuffle.processes();
         let mut phase = shuffle.phase();
         let known = self.task.partitions.len();
-        let mut take = |rows: ShuffledRows| {
+        let own = shuffle.process();
+        let mut take = |_: usize, rows: ShuffledRows| {
             check_places(rows.partitions.values(), known)?;
+            check_owner(rows.partitions.values(), processes, own)?;
             for (place, rows) in rows.by_partition() {
                 if let Some(replies) = next.get_mut(place as usize / processes) {
                     replies.push(rows);
@@ -230,9 +235,9 @@ impl<'a> Decision<'a> {
         }
         for (to, said) in by_process.into_iter().enumerate() {
             for rows in joined(said)? {
-                match to == shuffle.process() {
-                    true => take(rows)?,
-                    false => shuffle.send_rows(to, &rows)?,
+                match to == own {
+                    true => take(to, rows)?,
+                    false => shuffle.send_rows(to, &rows, &mut phase, &mut take)?,
                 }
             }
         }
@@ -245,8 +250,9 @@ impl<'a> Decision<'a> {
         let shuffle = self.task.shuffle;
         let decisions = std::mem::take(&mut self.decisions);
         if shuffle.process() > 0 {
+            let mut phase = shuffle.phase_of_sending();
             for rows in joined(decisions)? {
-                shuffle.send_rows(0, &rows)?;
+                shuffle.send_rows(0, &rows, &mut phase, &mut |_, _| Ok(()))?;
             }
             shuffle.end_rows_for(0);
             return Ok(None);
@@ -259,7 +265,7 @@ impl<'a> Decision<'a> {
         let mut all: Vec<(Partition, RecordBatch)> =
             decisions.into_iter().map(named).collect::<Result<_, StageError>>()?;
         let mut phase = shuffle.phase();
-        shuffle.take_all(&mut phase, &mut |rows| {
+        shuffle.take_all(&mut phase, &mut |_, rows| {
             for one in rows.by_partition() {
                 all.push(named(one)?);
             }
@@ -280,6 +286,21 @@ fn check_places<'a>(places: impl IntoIterator<Item = &'a u32>, partitions: usize
     let mut places = places.into_iter();
     match places.find(|place| **place as usize >= partitions) {
         Some(place) => Err(no_partition(*place)),
+        None => Ok(()),
+    }
+}
+
+/// That partitions are those of a process: their places modulo the number of processes are its number.
+fn check_owner<'a>(
+    places: impl IntoIterator<Item = &'a u32>,
+    processes: usize,
+    owner: usize,
+) -> Result<(), StageError> {
+    let mut places = places.into_iter();
+    match places.find(|place| **place as usize % processes != owner) {
+        Some(place) => Err(StageError::failed(format!(
+            "rows of partition {place} came from, or for, process {owner}, which does not have it: a fault of the runtime"
+        ))),
         None => Ok(()),
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Rows that one process sends another arrive in order, and the rows of a phase (to reducers, back to partitions, decisions)
 //! end with a mark. A process that fails tells all others, which then leave.
+//!
+//! A process sends another one more rows only as that one takes what it was sent (credit-based flow control), and takes what
+//! it is sent itself meanwhile: so none waits for one that waits for it.
 
 use std::collections::VecDeque;
 use std::io::Cursor;
@@ -33,6 +36,19 @@ const CARRIED: u8 = 2;
 const PASS: u8 = 3;
 /// The sender left; with the error of the stage, or null where it was asked to stop.
 const FAILED: u8 = 4;
+/// So many bytes of rows that were sent to the sender were taken.
+const TAKEN: u8 = 5;
+
+/// Bytes of rows that may be on their way to a process, shared by those that send them;
+const WINDOW: u64 = 256 << 20;
+/// of each at least so many. A message that is larger goes alone.
+const LEAST_WINDOW: u64 = 1 << 20;
+
+/// How far a process may be ahead of another one: it ends a phase, and the one that follows, before the other has ended the
+/// first. What is more is no message of ours.
+const MOST_ENDS: usize = 8;
+const MOST_CARRIED: usize = 8;
+const MOST_PASSES: usize = 1 << 10;
 
 /// Why a decision was not made.
 #[derive(Debug)]
@@ -68,6 +84,10 @@ struct Peers {
 }
 
 struct Inbox {
+    /// This process.
+    own: usize,
+    /// Bytes of rows that may be on their way between two processes.
+    window: u64,
     received: Mutex<Received>,
     changed: Condvar,
 }
@@ -76,6 +96,10 @@ struct Inbox {
 struct Received {
     /// By sender; an end mark is [`Rows::End`].
     rows: Vec<VecDeque<Rows>>,
+    /// By sender, bytes of rows that came and were not taken.
+    waiting: Vec<u64>,
+    /// By receiver, bytes of rows that were sent to it and that it has not taken.
+    on_the_way: Vec<u64>,
     carried: VecDeque<Vec<u8>>,
     passes: VecDeque<Vec<u8>>,
     failed: Option<Vec<u8>>,
@@ -91,6 +115,8 @@ impl Received {
     fn new(processes: usize) -> Received {
         Received {
             rows: (0..processes).map(|_| VecDeque::new()).collect(),
+            waiting: vec![0; processes],
+            on_the_way: vec![0; processes],
             carried: VecDeque::new(),
             passes: VecDeque::new(),
             failed: None,
@@ -110,20 +136,51 @@ impl Inbox {
     }
 
     fn put(&self, from: usize, message: Vec<u8>) {
-        let kind = message.first().copied().unwrap_or(FAILED);
         let mut received = self.lock();
-        match kind {
-            ROWS => received.rows_of(from).push_back(Rows::Batch(message)),
-            END => received.rows_of(from).push_back(Rows::End),
-            CARRIED => received.carried.push_back(message),
-            PASS => received.passes.push_back(message),
+        if let Err(message) = received.put(self, from, message) {
             // What cannot be understood ends the decision, too.
-            _ => received.failed = received.failed.take().or(Some(message)),
+            received.failed = received.failed.take().or(Some(message));
         }
         drop(received);
         self.changed.notify_all();
     }
 }
+
+impl Received {
+    /// Gives back what tells of a failure, and what is no message of a process that keeps to its part.
+    fn put(&mut self, inbox: &Inbox, from: usize, message: Vec<u8>) -> Result<(), Vec<u8>> {
+        let processes = self.rows.len();
+        let bytes = message.len() as u64;
+        let ends = |rows: &VecDeque<Rows>| rows.iter().filter(|rows| matches!(rows, Rows::End)).count();
+        match message.first() {
+            Some(&ROWS) if self.waiting[from] == 0 || self.waiting[from] + bytes <= inbox.window => {
+                self.waiting[from] += bytes;
+                self.rows_of(from).push_back(Rows::Batch(message));
+            }
+            Some(&END) if ends(self.rows_of(from)) < MOST_ENDS => self.rows_of(from).push_back(Rows::End),
+            Some(&CARRIED) if (from + 1) % processes == inbox.own && self.carried.len() < MOST_CARRIED => {
+                self.carried.push_back(message);
+            }
+            Some(&PASS) if from == 0 && self.passes.len() < MOST_PASSES => self.passes.push_back(message),
+            Some(&TAKEN) => {
+                let taken = number_at(&message, 1).ok_or_else(Vec::new)?;
+                self.on_the_way[from] = self.on_the_way[from].saturating_sub(taken);
+            }
+            Some(&FAILED) => return Err(message),
+            _ => return Err(Vec::new()),
+        }
+        Ok(())
+    }
+}
+
+/// The number at a place in a message.
+fn number_at(message: &[u8], at: usize) -> Option<u64> {
+    let bytes = message.get(at..at + 8)?;
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+/// Takes rows of a process.
+pub(crate) type Add<'a> = dyn FnMut(usize, ShuffledRows) -> Result<(), StageError> + 'a;
 
 /// The senders of a phase that have not ended it.
 pub(crate) struct Phase {
@@ -145,7 +202,19 @@ impl Shuffle {
         topic: u32,
         stop: impl Fn() -> Option<i32> + Send + Sync + 'static,
     ) -> Shuffle {
+        let others = processes.count().saturating_sub(1).max(1) as u64;
+        Shuffle::with_window((WINDOW / others).max(LEAST_WINDOW), processes, topic, stop)
+    }
+
+    fn with_window(
+        window: u64,
+        processes: &Arc<Processes>,
+        topic: u32,
+        stop: impl Fn() -> Option<i32> + Send + Sync + 'static,
+    ) -> Shuffle {
         let inbox = Arc::new(Inbox {
+            own: processes.process(),
+            window,
             received: Mutex::new(Received::new(processes.count())),
             changed: Condvar::new(),
         });
@@ -195,12 +264,12 @@ impl Shuffle {
 
     fn go_on(&self, received: &mut Received) -> Result<(), Stopped> {
         if let Some(message) = received.failed.take() {
+            let told = message
+                .split_first()
+                .and_then(|(_, told)| serde_json::from_slice(told).ok());
+            // The others do not know of what this process alone cannot read.
             let unreadable = || StageError::failed("another process sent what cannot be read");
-            let told = match message.split_first() {
-                Some((&FAILED, told)) => serde_json::from_slice(told).unwrap_or_else(|_| Some(unreadable())),
-                _ => Some(unreadable()),
-            };
-            return Err(Stopped::Elsewhere(told));
+            return Err(told.map_or_else(|| unreadable().into(), Stopped::Elsewhere));
         }
         if let Some(loss) = self.peers.as_ref().and_then(|peers| peers.processes.lost()) {
             return Err(Stopped::Lost(loss.message));
@@ -254,11 +323,7 @@ impl Shuffle {
     /// At the others: what process 0 begins.
     pub fn receive_pass(&self) -> Result<Option<Pass>, Stopped> {
         let message = self.wait(|received| received.passes.pop_front())?;
-        let number = |at: usize| {
-            let bytes = message.get(at..at + 8)?;
-            Some(u64::from_le_bytes(bytes.try_into().ok()?))
-        };
-        match (number(1), number(9)) {
+        match (number_at(&message, 1), number_at(&message, 9)) {
             (Some(_), Some(0)) => Ok(None),
             (Some(number), Some(passes)) => Ok(Some(Pass { number, passes })),
             _ => Err(StageError::failed("process 0 sent a pass that cannot be read").into()),
@@ -279,9 +344,42 @@ impl Shuffle {
         Ok(read.map_err(|error| StageError::failed(format!("another process sent what cannot be read: {error}")))?)
     }
 
-    pub fn send_rows(&self, to: usize, rows: &ShuffledRows) -> Result<(), Stopped> {
+    /// Sends rows once the other process has taken enough of what it was sent before. Meanwhile rows of the phase that come are
+    /// taken here.
+    pub fn send_rows(
+        &self,
+        to: usize,
+        rows: &ShuffledRows,
+        phase: &mut Phase,
+        add: &mut Add<'_>,
+    ) -> Result<(), Stopped> {
+        let Some(peers) = &self.peers else { return Ok(()) };
         let message = encode(rows).map_err(StageError::from)?;
+        let bytes = message.len() as u64;
+        // None: it may be sent.
+        while let Some(came) = self.wait(|received| {
+            let on_the_way = &mut received.on_the_way[to];
+            if *on_the_way == 0 || *on_the_way + bytes <= peers.inbox.window {
+                *on_the_way += bytes;
+                return Some(None);
+            }
+            next_rows(received, phase).map(Some)
+        })? {
+            self.take(came, add)?;
+        }
         self.send(to, message);
+        Ok(())
+    }
+
+    /// Takes rows that came, and tells their sender.
+    fn take(&self, (from, message): (usize, Vec<u8>), add: &mut Add<'_>) -> Result<(), Stopped> {
+        let bytes = message.len() as u64;
+        let rows = decode(&message).map_err(StageError::from)?;
+        drop(message);
+        add(from, rows)?;
+        let mut taken = vec![TAKEN];
+        taken.extend(bytes.to_le_bytes());
+        self.send(from, taken);
         Ok(())
     }
 
@@ -303,47 +401,49 @@ impl Shuffle {
         }
     }
 
+    /// A phase in which this process is sent nothing.
+    pub fn phase_of_sending(&self) -> Phase {
+        Phase {
+            open: vec![false; self.processes()],
+        }
+    }
+
     /// Takes rows of the phase that are there.
-    pub fn take_some(
-        &self,
-        phase: &mut Phase,
-        add: &mut dyn FnMut(ShuffledRows) -> Result<(), StageError>,
-    ) -> Result<(), Stopped> {
+    pub fn take_some(&self, phase: &mut Phase, add: &mut Add<'_>) -> Result<(), Stopped> {
         let Some(peers) = &self.peers else { return Ok(()) };
         loop {
             let next = next_rows(&mut peers.inbox.lock(), phase);
-            let Some(message) = next else { return Ok(()) };
-            add(decode(&message).map_err(StageError::from)?)?;
+            let Some(came) = next else { return Ok(()) };
+            self.take(came, add)?;
         }
     }
 
     /// Takes rows until all have ended the phase.
-    pub fn take_all(
-        &self,
-        phase: &mut Phase,
-        add: &mut dyn FnMut(ShuffledRows) -> Result<(), StageError>,
-    ) -> Result<(), Stopped> {
+    pub fn take_all(&self, phase: &mut Phase, add: &mut Add<'_>) -> Result<(), Stopped> {
         while phase.open.contains(&true) {
             let next = self.wait(|received| match next_rows(received, phase) {
-                Some(message) => Some(Some(message)),
+                Some(came) => Some(Some(came)),
                 None => (!phase.open.contains(&true)).then_some(None),
             })?;
-            if let Some(message) = next {
-                add(decode(&message).map_err(StageError::from)?)?;
+            if let Some(came) = next {
+                self.take(came, add)?;
             }
         }
         Ok(())
     }
 }
 
-/// The next rows of any sender, without those that follow the end of its phase.
-fn next_rows(received: &mut Received, phase: &mut Phase) -> Option<Vec<u8>> {
-    for (rows, open) in received.rows.iter_mut().zip(&mut phase.open) {
+/// The next rows of any sender, with the sender, without those that follow the end of its phase.
+fn next_rows(received: &mut Received, phase: &mut Phase) -> Option<(usize, Vec<u8>)> {
+    for (from, (rows, open)) in received.rows.iter_mut().zip(&mut phase.open).enumerate() {
         if !*open {
             continue;
         }
         match rows.pop_front() {
-            Some(Rows::Batch(message)) => return Some(message),
+            Some(Rows::Batch(message)) => {
+                received.waiting[from] = received.waiting[from].saturating_sub(message.len() as u64);
+                return Some((from, message));
+            }
             Some(Rows::End) => *open = false,
             None => {}
         }
@@ -398,6 +498,7 @@ mod tests {
     use arrow::array::{ArrayRef, StringArray, UInt32Array};
 
     use super::*;
+    use crate::harness::joined_processes;
 
     fn rows() -> ShuffledRows {
         let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("")]));
@@ -432,9 +533,142 @@ mod tests {
         let mut phase = Phase {
             open: vec![false, true],
         };
-        assert_eq!(next_rows(&mut received, &mut phase), Some(vec![1]));
+        assert_eq!(next_rows(&mut received, &mut phase), Some((1, vec![1])));
         assert_eq!(next_rows(&mut received, &mut phase), None);
         assert_eq!(next_rows(&mut received, &mut phase), None);
         assert_eq!((phase.open[1], received.rows[1].len()), (false, 1));
+    }
+
+    /// `count` rows with a text of `bytes` bytes each, of a partition.
+    fn long_rows(place: u32, count: usize, bytes: usize) -> ShuffledRows {
+        let texts: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(bytes); count]));
+        let schema = Schema::new(vec![Field::new("text", DataType::Utf8, true)]);
+        ShuffledRows {
+            partitions: UInt32Array::from(vec![place; count]),
+            rows: RecordBatch::try_new(Arc::new(schema), vec![texts]).unwrap(),
+        }
+    }
+
+    /// Topics above those of stages and of a run's invitations.
+    const TOPIC: u32 = (1 << 31) + 7;
+
+    #[test]
+    fn a_process_sends_no_more_than_another_one_takes() {
+        const WINDOW: u64 = 100_000;
+        let processes = joined_processes(2);
+        let [to, from] = [0, 1].map(|at| Shuffle::with_window(WINDOW, &processes[at], TOPIC, || None));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut phase = from.phase_of_sending();
+                for _ in 0..40 {
+                    from.send_rows(0, &long_rows(1, 1, 20_000), &mut phase, &mut |_, _| Ok(()))
+                        .unwrap();
+                }
+                // Larger than what may be on its way.
+                from.send_rows(0, &long_rows(1, 2, 90_000), &mut phase, &mut |_, _| Ok(()))
+                    .unwrap();
+                from.end_rows();
+            });
+            // All that is sent before anything is taken.
+            let inbox = &to.peers.as_ref().unwrap().inbox;
+            to.wait(|received| (received.waiting[1] + 20_000 > WINDOW).then_some(()))
+                .unwrap();
+            let (mut phase, mut rows) = (to.phase(), 0);
+            to.take_all(&mut phase, &mut |from, came| {
+                assert_eq!(from, 1);
+                let waiting = inbox.lock().waiting[1];
+                assert!(waiting <= WINDOW || waiting > 180_000, "{waiting}");
+                rows += came.rows.num_rows();
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(rows, 42);
+        });
+    }
+
+    /// Each takes what it is sent while it waits for the others to take what it sends.
+    #[test]
+    fn processes_that_send_each_other_more_than_may_be_on_its_way_do_not_wait_for_each_other() {
+        let processes = joined_processes(3);
+        let sum = |process: &Arc<Processes>| {
+            let shuffle = Shuffle::with_window(50_000, process, TOPIC, || None);
+            let (mut phase, mut rows) = (shuffle.phase(), [0; 3]);
+            let mut add = |from: usize, came: ShuffledRows| {
+                rows[from] += came.rows.num_rows();
+                Ok(())
+            };
+            for _ in 0..30 {
+                for to in (0..3).filter(|to| *to != shuffle.process()) {
+                    shuffle
+                        .send_rows(to, &long_rows(0, 1, 20_000), &mut phase, &mut add)
+                        .unwrap();
+                }
+            }
+            shuffle.end_rows();
+            shuffle.take_all(&mut phase, &mut add).unwrap();
+            rows
+        };
+        let sum = &sum;
+        std::thread::scope(|scope| {
+            let all: Vec<_> = processes
+                .iter()
+                .map(|process| scope.spawn(move || sum(process)))
+                .collect();
+            for (own, thread) in all.into_iter().enumerate() {
+                let mut expected = [30; 3];
+                expected[own] = 0;
+                assert_eq!(thread.join().unwrap(), expected);
+            }
+        });
+    }
+
+    /// A message that no process sends ends the decision in all of them, and takes no memory.
+    #[test]
+    fn what_no_process_sends_ends_the_decision_for_all() {
+        let processes = joined_processes(3);
+        let number = |kind: u8, bytes: usize| {
+            let mut message = vec![kind];
+            message.resize(1 + bytes, 1);
+            message
+        };
+        let wrong: [(usize, Vec<Vec<u8>>); 7] = [
+            (1, vec![vec![]]),
+            (1, vec![vec![99]]),
+            // Without an error.
+            (1, vec![vec![FAILED]]),
+            (1, vec![number(TAKEN, 3)]),
+            // Of one that is not process 0, or not the one before.
+            (1, vec![number(PASS, 16)]),
+            (1, vec![number(CARRIED, 2)]),
+            (2, vec![vec![END]; 20]),
+        ];
+        for (topic, (from, messages)) in (TOPIC..).zip(wrong) {
+            let [first, second] = [0, 3 - from].map(|at| Shuffle::among(&processes[at], topic, || None));
+            for message in messages {
+                processes[from].send(0, topic, Box::new(message));
+            }
+            let why = first.wait(|_| None::<()>).unwrap_err();
+            assert!(
+                matches!(&why, Stopped::Stage(error) if error.to_string().contains("cannot be read")),
+                "{why:?}"
+            );
+            first.leave(&why);
+            let why = second.wait(|_| None::<()>).unwrap_err();
+            assert!(matches!(&why, Stopped::Elsewhere(Some(_))), "{why:?}");
+        }
+    }
+
+    /// A process that sends without waiting is refused.
+    #[test]
+    fn more_than_may_be_on_its_way_is_refused() {
+        let processes = joined_processes(2);
+        let first = Shuffle::with_window(50_000, &processes[0], TOPIC, || None);
+        for _ in 0..4 {
+            let message = encode(&long_rows(1, 1, 20_000)).unwrap();
+            processes[1].send(0, TOPIC, Box::new(message));
+        }
+        let why = first.wait(|_| None::<()>).unwrap_err();
+        assert!(matches!(why, Stopped::Stage(_)), "{why:?}");
+        assert!(first.peers.as_ref().unwrap().inbox.lock().waiting[1] <= 50_000);
     }
 }

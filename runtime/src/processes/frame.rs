@@ -12,6 +12,9 @@ pub(super) const HEADER: u64 = 13;
 /// The longest body; a larger length counts as damage.
 const LONGEST: u64 = 1 << 34;
 
+/// The longest body of a frame that is no message: of the end of a run, which says why.
+const LONGEST_END: u64 = 1 << 24;
+
 /// The most bytes of a reason to refuse a process.
 const REASON: usize = 4096;
 
@@ -44,8 +47,9 @@ pub(super) fn header(to: &mut dyn Write, kind: FrameKind, number: u32, length: u
     to.write_all(&bytes)
 }
 
-/// Reads a frame. None where the connection ends before one begins.
-pub(super) fn read(from: &mut dyn Read) -> io::Result<Option<Frame>> {
+/// Reads a frame. None where the connection ends before one begins. `admit` may refuse a message by its topic and length,
+/// before any of it is read.
+pub(super) fn read(from: &mut dyn Read, admit: impl FnOnce(u32, u64) -> io::Result<()>) -> io::Result<Option<Frame>> {
     let mut first = [0u8; 1];
     loop {
         match from.read(&mut first) {
@@ -68,12 +72,19 @@ pub(super) fn read(from: &mut dyn Read) -> io::Result<Option<Frame>> {
         FrameKind::Bye,
     ];
     let kind = kinds.into_iter().find(|kind| *kind as u8 == first[0]);
-    let Some(kind) = kind.filter(|_| length <= LONGEST) else {
+    let longest = |kind: &FrameKind| match kind {
+        FrameKind::Message => LONGEST,
+        _ => LONGEST_END,
+    };
+    let Some(kind) = kind.filter(|kind| length <= longest(kind)) else {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!("a frame of kind {} with {length} bytes", first[0]),
         ));
     };
+    if kind == FrameKind::Message {
+        admit(number, length)?;
+    }
     let mut body = Vec::with_capacity(length.min(BELIEVED) as usize);
     from.take(length).read_to_end(&mut body)?;
     if body.len() as u64 != length {

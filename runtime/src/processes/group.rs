@@ -108,13 +108,11 @@ impl Processes {
         let listener: Listener = Arc::new(listener);
         loop {
             let mut state = self.shared.lock();
-            let kept = match state.topics.get_mut(&topic) {
-                Some(Topic::Kept(kept)) if !kept.is_empty() => std::mem::take(kept),
-                _ => {
-                    state.topics.insert(topic, Topic::Heard(listener));
-                    return;
-                }
-            };
+            let kept = state.take_kept(topic);
+            if kept.is_empty() {
+                state.topics.insert(topic, Topic::Heard(listener));
+                return;
+            }
             drop(state);
             // Messages that arrive meanwhile are kept and passed after these.
             for (from, body) in kept {
@@ -125,7 +123,12 @@ impl Processes {
 
     /// Drops further messages of a topic.
     pub fn close(&self, topic: u32) {
-        self.shared.lock().topics.insert(topic, Topic::Closed);
+        let mut state = self.shared.lock();
+        let kept = state.take_kept(topic);
+        state.topics.insert(topic, Topic::Closed);
+        // Its memory is given back without the lock.
+        drop(state);
+        drop(kept);
     }
 
     /// Bytes that this process has sent to the others and received from them, without those of the rendezvous.

@@ -120,12 +120,12 @@ fn write(stream: &TcpStream, outgoing: &Receiver<Outgoing>, shared: &GroupState)
 /// Until the connection ends.
 fn read(stream: &TcpStream, peer: &Peer, shared: &GroupState) -> io::Result<()> {
     let mut from = BufReader::with_capacity(1 << 16, stream);
-    while let Some(frame) = frame::read(&mut from)? {
+    while let Some(frame) = frame::read(&mut from, |topic, bytes| shared.admit(topic, bytes))? {
         let bytes = frame::HEADER + frame.body.len() as u64;
         shared.received.fetch_add(bytes, Ordering::Relaxed);
         match frame.kind {
             FrameKind::Beat => {}
-            FrameKind::Message => shared.deliver(peer.process, frame.number, frame.body),
+            FrameKind::Message => shared.deliver(peer.process, frame.number, frame.body)?,
             FrameKind::Signal => shared.signal(frame.number as i32),
             // Only process 0 may end the run.
             FrameKind::End if peer.process == 0 => shared.end(End {

@@ -1,6 +1,7 @@
 //! What a process knows of the others: their messages, losses, the end of the run.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,6 +9,15 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use super::peer::{End, Loss, Peer};
+use crate::available_memory::available_memory;
+
+/// What a message that is kept costs beside its bytes.
+const OF_A_MESSAGE: u64 = 256;
+
+/// Messages that nobody listens to yet may have this share of the memory that is available at first,
+const KEPT_SHARE: u64 = 4;
+/// and so many bytes at least.
+const LEAST_KEPT: u64 = 64 << 20;
 
 pub(super) type LossListener = Arc<dyn Fn(&Loss) + Send + Sync>;
 
@@ -43,6 +53,8 @@ impl SignalFlags {
 pub(super) struct GroupState {
     inner: Mutex<Inner>,
     changed: Condvar,
+    /// The most bytes of messages that nobody listens to yet.
+    most_kept: u64,
     /// Bytes of frames.
     pub sent: AtomicU64,
     pub received: AtomicU64,
@@ -51,6 +63,8 @@ pub(super) struct GroupState {
 #[derive(Default)]
 pub(super) struct Inner {
     pub topics: BTreeMap<u32, Topic>,
+    /// What the messages of topics without a listener cost.
+    pub kept: u64,
     pub lost: Option<Loss>,
     pub lost_since: Option<Instant>,
     pub on_loss: Vec<LossListener>,
@@ -64,6 +78,11 @@ pub(super) struct Inner {
 
 impl GroupState {
     pub fn new(processes: usize) -> Self {
+        let share = available_memory().map_or(LEAST_KEPT, |bytes| bytes / KEPT_SHARE);
+        GroupState::keeping(processes, share.max(LEAST_KEPT))
+    }
+
+    fn keeping(processes: usize, most_kept: u64) -> Self {
         let inner = Inner {
             gone: vec![false; processes],
             ..Inner::default()
@@ -71,6 +90,7 @@ impl GroupState {
         GroupState {
             inner: Mutex::new(inner),
             changed: Condvar::new(),
+            most_kept,
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
         }
@@ -81,15 +101,48 @@ impl GroupState {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn deliver(&self, from: usize, topic: u32, body: Vec<u8>) {
+    /// Whether a message of so many bytes may be read.
+    ///
+    /// # Errors
+    /// If nobody listens to its topic, and too much is kept already for who may listen later.
+    pub fn admit(&self, topic: u32, bytes: u64) -> io::Result<()> {
+        let state = self.lock();
+        match state.topics.get(&topic) {
+            Some(Topic::Heard(_)) => Ok(()),
+            _ => self.room_for(&state, bytes),
+        }
+    }
+
+    fn room_for(&self, state: &Inner, bytes: u64) -> io::Result<()> {
+        match state.kept.saturating_add(cost(bytes)) <= self.most_kept {
+            true => Ok(()),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("more than {} bytes that nobody here asked for", self.most_kept),
+            )),
+        }
+    }
+
+    /// # Errors
+    /// As of [`GroupState::admit`].
+    pub fn deliver(&self, from: usize, topic: u32, body: Vec<u8>) -> io::Result<()> {
         let mut state = self.lock();
-        let listener = match state.topics.entry(topic).or_insert_with(|| Topic::Kept(Vec::new())) {
-            Topic::Kept(kept) => return kept.push((from, body)),
-            Topic::Closed => return,
-            Topic::Heard(listener) => Arc::clone(listener),
+        let listener = match state.topics.get(&topic) {
+            Some(Topic::Closed) => return Ok(()),
+            Some(Topic::Heard(listener)) => Arc::clone(listener),
+            Some(Topic::Kept(_)) | None => {
+                self.room_for(&state, body.len() as u64)?;
+                state.kept += cost(body.len() as u64);
+                let entry = state.topics.entry(topic).or_insert_with(|| Topic::Kept(Vec::new()));
+                if let Topic::Kept(kept) = entry {
+                    kept.push((from, body));
+                }
+                return Ok(());
+            }
         };
         drop(state);
         listener(from, body);
+        Ok(())
     }
 
     /// A signal that another process got. Numbers of others than those that end a run or ask for a checkpoint are
@@ -163,9 +216,45 @@ impl GroupState {
     }
 }
 
+impl Inner {
+    /// Gives a topic to a listener, or closes it: what was kept for it, which costs nothing more then.
+    pub fn take_kept(&mut self, topic: u32) -> Vec<(usize, Vec<u8>)> {
+        let kept = match self.topics.get_mut(&topic) {
+            Some(Topic::Kept(kept)) => std::mem::take(kept),
+            _ => Vec::new(),
+        };
+        let costs = kept.iter().map(|(_, body)| cost(body.len() as u64)).sum();
+        self.kept = self.kept.saturating_sub(costs);
+        kept
+    }
+}
+
+/// What a message of so many bytes costs while it is kept.
+fn cost(bytes: u64) -> u64 {
+    bytes.saturating_add(OF_A_MESSAGE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a process sends to topics of which nobody knows takes bounded memory, however many they are and however small.
+    #[test]
+    fn messages_that_nobody_listens_to_are_bounded() {
+        for length in [0usize, 1000] {
+            let state = GroupState::keeping(2, 100_000);
+            let taken = (0..).take_while(|topic| state.deliver(1, *topic, vec![0; length]).is_ok());
+            let taken = taken.count() as u64;
+            assert_eq!(taken, 100_000 / (OF_A_MESSAGE + length as u64), "{length}");
+            assert!(state.admit(1 << 20, length as u64).is_err());
+            // Who listens, or says that it will not, makes room.
+            assert_eq!(state.lock().take_kept(0).len(), 1);
+            assert!(state.admit(1 << 20, length as u64).is_ok());
+            assert_eq!(state.lock().kept, (taken - 1) * (OF_A_MESSAGE + length as u64));
+            state.lock().topics.insert(7, Topic::Heard(Arc::new(|_, _| {})));
+            assert!(state.admit(7, 1 << 30).is_ok() && state.deliver(1, 7, vec![0; 200_000]).is_ok());
+        }
+    }
 
     #[test]
     fn the_loss_of_process_0_explains_those_of_others() {

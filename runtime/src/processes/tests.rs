@@ -410,13 +410,20 @@ fn frames_of_hostile_peers_are_errors() {
         let mut bytes = vec![kind, 1, 0, 0, 0];
         bytes.extend(length.to_le_bytes());
         bytes.extend(body);
-        super::frame::read(&mut bytes.as_slice())
+        let admit = |_, length| match length < 1 << 33 {
+            true => Ok(()),
+            false => Err(std::io::ErrorKind::InvalidData.into()),
+        };
+        super::frame::read(&mut bytes.as_slice(), admit)
     };
     assert!(frame(1, u64::MAX, b"").is_err());
     assert!(frame(99, 0, b"").is_err());
     assert!(frame(1, 1 << 33, b"short").is_err());
+    assert!(frame(1, 1 << 32, b"short").is_err());
+    // The end of a run is not that long.
+    assert!(frame(3, 1 << 25, &vec![0; 1 << 25]).is_err());
     let whole = frame(1, 3, b"abc").unwrap().unwrap();
     assert_eq!((whole.number, whole.body.as_slice()), (1, &b"abc"[..]));
-    assert!(super::frame::read(&mut &b""[..]).unwrap().is_none());
-    assert!(super::frame::read(&mut &b"\x01\x00"[..]).is_err());
+    assert!(super::frame::read(&mut &b""[..], |_, _| Ok(())).unwrap().is_none());
+    assert!(super::frame::read(&mut &b"\x01\x00"[..], |_, _| Ok(())).is_err());
 }

@@ -1,5 +1,6 @@
 //! Regions that run on all processes of a run. Process 0 plans, and sends each of the others what falls to its workers:
-//! partitions, the records that they are computed from, and where their groups of records go. The others list nothing.
+//! partitions, and the records that they are computed from. The others list nothing, and commit nothing: they write data, and
+//! process 0 writes the records that name it, under its lock.
 
 mod follower;
 mod message;
@@ -26,7 +27,7 @@ use crate::plan::keys::ListedPartition;
 use crate::plan::state::PlanState;
 use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
 use crate::run_error::RunError;
-use crate::store::{GroupName, Record};
+use crate::store::Record;
 
 /// How often process 0, which waits for answers, checks whether a process is lost.
 const LOOK: Duration = Duration::from_millis(50);
@@ -163,13 +164,6 @@ impl Spread {
             processes: self.processes.count(),
             workers,
         };
-        let first_groups: Vec<Vec<GroupName>> = jobs
-            .iter()
-            .map(|job| {
-                let writer = job.writer.as_ref();
-                writer.map_or_else(Vec::new, |writer| writer.reserve_groups(shares.processes as u64 - 1))
-            })
-            .collect();
         let mut messages = Vec::with_capacity(shares.processes - 1);
         for process in 1..shares.processes {
             let is_own = |ordinal: usize| shares.process_of(ordinal) == process;
@@ -181,11 +175,7 @@ impl Spread {
                 nodes: nodes
                     .iter()
                     .zip(jobs)
-                    .zip(&first_groups)
-                    .map(|((node, job), groups)| {
-                        let first_group = groups.get(process - 1).copied();
-                        node_message(state, *node, job, partitions, &own, first_group)
-                    })
+                    .map(|(node, job)| node_message(state, *node, job, partitions, &own))
                     .collect(),
             };
             match serde_json::to_vec(&Invitation::Region(Box::new(message))) {
@@ -298,14 +288,7 @@ fn encode(invitation: &Invitation) -> Result<Vec<u8>, RunError> {
 }
 
 /// What a process is to do of one node.
-fn node_message(
-    state: &PlanState,
-    node: usize,
-    job: &NodeJob,
-    partitions: &[Partition],
-    own: &[usize],
-    first_group: Option<GroupName>,
-) -> NodeMessage {
+fn node_message(state: &PlanState, node: usize, job: &NodeJob, partitions: &[Partition], own: &[usize]) -> NodeMessage {
     let is_active = |ordinal: &usize| job.active.get(*ordinal) == Some(&true);
     let active: Vec<usize> = own.iter().copied().filter(is_active).collect();
     let record: Vec<KeyOfPartition> = own
@@ -342,7 +325,6 @@ fn node_message(
         record,
         sources,
         noted,
-        first_group,
     }
 }
 

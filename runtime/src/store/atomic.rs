@@ -27,7 +27,7 @@ const SYNC_THREADS: usize = 16;
 pub(crate) struct Files {
     /// The state of the lock under which the files are written: once it is lost, nothing more is written.
     lost: LostLock,
-    /// In a process that commits for the run of another one: the lock, and the run that has to hold it.
+    /// In a process that writes for the run of another one: the lock, and the run that has to hold it.
     run: Option<Arc<(PathBuf, String)>>,
     /// Where the state directory is in object storage: what is written here in its copy is written there first.
     remote: Option<Arc<Remote>>,
@@ -61,7 +61,7 @@ impl Files {
         files
     }
 
-    /// Before a commit.
+    /// Before data gets its name.
     ///
     /// # Errors
     /// Where the run for which another process holds the lock holds it no more: that process is gone, and the next run may
@@ -104,6 +104,14 @@ impl Files {
             remote.fetch(&path, bytes)?;
         }
         Ok(path)
+    }
+
+    /// Notes that another process of the run has uploaded a data file of `bytes` bytes, where the state directory is in object
+    /// storage.
+    pub(super) fn note_uploaded(&self, path: &Path, bytes: u64) {
+        if let Some(remote) = &self.remote {
+            remote.note_uploaded(path, bytes);
+        }
     }
 
     /// Uploads data files, from their temporary names as those that they will have, where the state directory is in object
@@ -223,7 +231,6 @@ impl Files {
     /// Gives the temporary file `from` the name `to`, unless that name is taken: then says false.
     pub(crate) fn rename_if_absent(&self, from: &Path, to: &Path) -> Result<bool, StoreError> {
         self.step(to)?;
-        self.check_run()?;
         if let Some(remote) = &self.remote {
             if !remote.create(from, to)? {
                 return Ok(false);

@@ -67,9 +67,6 @@ pub enum StoreError {
     /// Another run has written a state directory in object storage whose lock this one holds.
     #[error("another run has written {url} while this one held the state directory")]
     WrittenMeanwhile { url: String },
-    /// A process that only computes for another one.
-    #[error("the state directory {url} is in object storage, where process 0 alone can use it")]
-    OneProcess { url: String },
     #[error(transparent)]
     Storage(#[from] flow_storage::StorageError),
 }

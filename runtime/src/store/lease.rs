@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
@@ -45,7 +45,7 @@ pub(super) struct Patience {
     pub stale: Duration,
     /// How often the counter of another owner is read.
     pub look: Duration,
-    /// An owner that could not renew the lease for so long gives up.
+    /// An owner that waits for so long until the lease is renewed gives up.
     pub wait: Duration,
 }
 
@@ -119,6 +119,32 @@ fn process_namespace() -> String {
     link.map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
+/// A moment, by clocks that nobody sets.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    at: Instant,
+    /// Since the machine was started, also while it slept, which stops the other clock. None where it is not told.
+    since_start: Option<Duration>,
+}
+
+impl Moment {
+    fn now() -> Moment {
+        let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+        let seconds = text.split_whitespace().next().and_then(|word| word.parse().ok());
+        Moment {
+            at: Instant::now(),
+            since_start: seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+        }
+    }
+
+    fn age(self) -> Duration {
+        let now = Moment::now();
+        let with_sleep = now.since_start.zip(self.since_start);
+        let with_sleep = with_sleep.map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
+        with_sleep.max(now.at.saturating_duration_since(self.at))
+    }
+}
+
 /// A held lease; given back when dropped.
 pub(super) struct Lease {
     state: Arc<LeaseState>,
@@ -133,7 +159,7 @@ pub(super) struct LeaseState {
     state: PathBuf,
     held: Mutex<(LeaseRecord, ObjectVersion)>,
     /// Before the request that renewed it last.
-    renewed: Mutex<(Instant, SystemTime)>,
+    renewed: Mutex<Moment>,
     lost: OnceLock<Holder>,
     patience: Patience,
 }
@@ -168,7 +194,7 @@ impl Lease {
                 }
                 before = Some(version);
             }
-            let began = (Instant::now(), SystemTime::now());
+            let began = Moment::now();
             match storage.put_if(&lock, &own.bytes()?, before.as_ref()) {
                 Ok(version) => {
                     let (own, version) = prove(storage, &lock, url, own, version)?;
@@ -217,23 +243,28 @@ impl LeaseState {
     /// # Errors
     /// [`StoreError::Held`] if another process has taken it over, [`StoreError::NotRenewed`] if it could not be renewed.
     pub fn check(&self) -> Result<(), StoreError> {
+        let began = Instant::now();
         loop {
             if let Some(holder) = self.lost.get() {
                 return Err(held(&self.state, holder.clone()));
             }
-            let (at, by_clock) = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
-            // A machine that sleeps stops the one clock, and somebody may set the other.
-            let age = by_clock.elapsed().unwrap_or_default().max(at.elapsed());
-            if age < self.patience.fresh {
+            if self.is_fresh() {
                 return Ok(());
             }
-            if age > self.patience.wait {
+            // A process that slept is told by the next renewal whether another one has the lease: it waits for that.
+            if began.elapsed() > self.patience.wait {
                 return Err(StoreError::NotRenewed {
                     path: self.state.clone(),
                 });
             }
             thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Whether no other process can have taken the lease over.
+    fn is_fresh(&self) -> bool {
+        let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        renewed.age() < self.patience.fresh
     }
 
     fn held(&self) -> MutexGuard<'_, (LeaseRecord, ObjectVersion)> {
@@ -244,7 +275,7 @@ impl LeaseState {
     /// Increments the counter, unless another process has the lease by now.
     fn renew(&self) {
         let mut held = self.held();
-        let began = (Instant::now(), SystemTime::now());
+        let began = Moment::now();
         let mut next = held.0.clone();
         next.beat += 1;
         let Ok(bytes) = next.bytes() else { return };
@@ -284,6 +315,10 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if let Some((end, thread)) = self.beating.take() {
             drop(end);
+            if !self.state.is_fresh() {
+                // The storage does not answer, perhaps for minutes; once the lease seems dead it is taken over.
+                return;
+            }
             let _ = thread.join();
         }
         let held = self.state.held();
@@ -305,6 +340,20 @@ pub(super) fn holder_of(storage: &Storage, url: &ObjectUrl) -> Option<Holder> {
     let (_, bytes) = storage.read_now(&lock, LONGEST).ok()??;
     let found = LeaseRecord::parse(&bytes);
     (!found.released && !found.has_died_here() && age < SHOWN).then(|| found.holder())
+}
+
+/// # Errors
+/// If the lock of the state directory at `url` is not that of a run.
+pub(super) fn check_run(storage: &Storage, url: &ObjectUrl, run: &str) -> Result<(), StoreError> {
+    let found = storage.read_now(&url.join(LOCK)?, LONGEST)?;
+    match found.map(|(_, bytes)| LeaseRecord::parse(&bytes)) {
+        Some(record) if record.run == run && !record.released => Ok(()),
+        Some(record) if !record.released => Err(held(&PathBuf::from(url.to_string()), record.holder())),
+        _ => Err(StoreError::Damaged {
+            path: url.to_string().into(),
+            detail: format!("the run {run}, for which this process computes, does not hold its lock"),
+        }),
+    }
 }
 
 /// Shows that the storage heeds conditions: it has to refuse the lock where there is one, to replace the version that stands,
@@ -364,3 +413,7 @@ fn no_conditions(url: &ObjectUrl, error: StorageError) -> StoreError {
         _ => StoreError::Storage(error),
     }
 }
+
+#[cfg(test)]
+#[path = "lease_tests.rs"]
+mod tests;

@@ -73,8 +73,8 @@ pub(crate) use lock::is_of_one_machine;
 pub use object_set::path_in_set;
 pub(crate) use parquet_file::ROW_GROUP;
 pub use port_records::PortRecords;
+pub(crate) use record::Ranges;
 pub use record::{Counts, LostRecord, PortRecord, Record, Records, RejectRecord, RowRange, Selection};
-pub(crate) use record::{GroupName, Ranges};
 pub use rejects::{PartOfRejects, RejectSet, add_up};
 pub(crate) use snapshot::SnapshotWriter;
 pub use snapshot::{RunSnapshots, StageSnapshot};
@@ -117,9 +117,9 @@ pub enum Access {
     /// To look (`flow plan`, `flow rejects`): nothing is written, nothing locked, and a directory that is not
     /// there is an empty one. (Of one in object storage the copy on this machine is brought up to date.)
     Read,
-    /// To commit partitions for a run of process 0, which holds the lock, from another process of that run: nothing is
-    /// locked, recovered or removed, and the only writers are those of `Store::follow_writer`. They commit as long as the
-    /// lock is that of the run.
+    /// To write data for a run of process 0, which holds the lock, from another process of that run: nothing is locked,
+    /// recovered or removed, and the only writers are those of `Store::follow_writer`. They write data alone: records, which
+    /// make it count, are written by process 0, so that whoever has lost it commits nothing.
     Follow { run_id: String },
 }
 
@@ -280,24 +280,25 @@ impl Store {
     }
 
     /// The writer of a recipe in a process that follows a run: [`Store::writer`] gives the same as long as it is there.
-    /// Process 0 has made the folders of the recipe, gives the place of the groups that are written here
-    /// ([`ArtifactWriter::reserve_groups`]) and takes them over ([`ArtifactWriter::take_over`]). `standing` are records
-    /// of the partitions that are computed here.
+    /// Process 0 has made the folders of the recipe, and commits what is placed here ([`ArtifactWriter::place`],
+    /// [`ArtifactWriter::commit_with`]). `standing` are records of the partitions that are computed here.
+    ///
+    /// # Errors
+    /// If the folder of the copy of a state directory in object storage cannot be made.
     pub(crate) fn follow_writer(
         &self,
         recipe: &Digest,
-        first: GroupName,
         standing: impl IntoIterator<Item = Arc<Record>>,
-    ) -> ArtifactWriter {
+    ) -> Result<ArtifactWriter, StoreError> {
         let mut writers = self.writers();
         let shared = writers.get(recipe).and_then(Weak::upgrade);
         let writer = match shared {
             Some(shared) => ArtifactWriter::of(shared),
-            None => ArtifactWriter::follow(self.inner.files.clone(), *recipe, self.recipe_folder(recipe), first),
+            None => ArtifactWriter::follow(self.inner.files.clone(), *recipe, self.recipe_folder(recipe))?,
         };
         writer.put(standing);
         writers.insert(*recipe, Arc::downgrade(&writer.shared));
-        writer
+        Ok(writer)
     }
 
     fn writers(&self) -> std::sync::MutexGuard<'_, BTreeMap<Digest, Weak<writer::SharedWriter>>> {

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use flow_storage::{Location, ObjectUrl, Scheme, Stat, Storage, StorageError, StorageFault};
+use bytes::Bytes;
+use flow_storage::{Location, ObjectUrl, ObjectVersion, Scheme, Stat, Storage, StorageError, StorageFault};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
@@ -280,7 +281,6 @@ impl ObjectSet {
         if let Some(before) = self.old_set().and_then(|old| old.prefix.as_deref()) {
             self.note(before)?;
         }
-        self.refuse_other_writer()?;
         let set = Manifest {
             version: EXPORT_VERSION,
             key,
@@ -288,13 +288,36 @@ impl ObjectSet {
             files,
         };
         let text = versioned_json::to_json(&PathBuf::from(self.manifest.to_string()), &set)?;
-        self.storage.put(&self.manifest, text)?;
+        self.put_list(text.into())?;
         failpoints::hit(failpoints::EXPORT_DONE, &[]);
         self.delete_noted();
         Ok(())
     }
 
-    /// Two exports into one folder at the same time are no damage, but one of them would be lost unseen.
+    /// Writes the list of the set's files in place of the one that was read, and of no other: two exports into one folder at the
+    /// same time are no damage, but one of them would be lost unseen.
+    fn put_list(&self, text: Bytes) -> Result<(), StoreError> {
+        let before = self.old.as_ref().map(|old| ObjectVersion::from(&old.stat));
+        let is_comparable = |before: &ObjectVersion| {
+            let strong = before.etag.as_ref().is_some_and(|etag| !etag.starts_with("W/"));
+            strong || before.version.is_some()
+        };
+        if before.as_ref().is_none_or(is_comparable) {
+            // The list names a prefix that no other set has: no one else's has its bytes.
+            match self.storage.put_if(&self.manifest, &text, before.as_ref()) {
+                Ok(_) => return Ok(()),
+                Err(error) if matches!(error.fault, StorageFault::AlreadyExists | StorageFault::Changed) => {
+                    return Err(other_writer(&self.folder));
+                }
+                Err(error) if error.fault == StorageFault::Unsupported => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // Storage without conditions: one that comes within the time of these requests is not seen.
+        self.refuse_other_writer()?;
+        Ok(self.storage.put(&self.manifest, text)?)
+    }
+
     fn refuse_other_writer(&self) -> Result<(), StoreError> {
         let now = stat_if_there(&self.storage, &self.manifest)?;
         let before = self.old.as_ref().map(|old| &old.stat);

@@ -34,7 +34,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Held`] if another run has it, [`StoreError::Newer`] if a newer flow wrote it, and
     /// [`StoreError::Damaged`] if it is not a state directory. [`StoreError::Conditions`] for object storage that writes no object
-    /// with a condition, [`StoreError::OneProcess`] for one that is to follow a run in object storage.
+    /// with a condition.
     pub fn open(dir: impl AsRef<Path>, access: Access) -> Result<Store, StoreError> {
         match Location::of_path(dir.as_ref())? {
             Location::Local(dir) => Store::open_with(&dir, access, Files::default()),
@@ -54,13 +54,16 @@ impl Store {
         access: Access,
         patience: lease::Patience,
     ) -> Result<Store, StoreError> {
-        if let Access::Follow { .. } = access {
-            return Err(StoreError::OneProcess { url: url.to_string() });
-        }
         let files = Files::default();
         // What is in a bucket may not be for everybody.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(copy);
         made.map_err(|e| StoreError::io("create the folder", copy, e))?;
+        if let Access::Follow { run_id } = &access {
+            // Process 0 sends the records; data is fetched when it is read.
+            lease::check_run(storage, url, run_id)?;
+            let remote = Arc::new(Remote::new(storage, url, copy, None));
+            return Store::opened(copy, access, files.with_remote(remote), None, None, true);
+        }
         let updating = CopyLock::take(copy)?;
         let (lock, lease) = match &access {
             Access::Read | Access::Follow { .. } => (None, None),
@@ -112,7 +115,7 @@ impl Store {
     ) -> Result<Store, StoreError> {
         let files = match (&lock, &access) {
             (Some(lock), _) => files.under(lock),
-            (None, Access::Follow { run_id }) => files.of_run(dir.join("lock"), run_id),
+            (None, Access::Follow { run_id }) if files.remote().is_none() => files.of_run(dir.join("lock"), run_id),
             (None, _) => files,
         };
         if lock.is_some() {
@@ -141,6 +144,14 @@ impl Store {
             lock,
         };
         Ok(Store { inner: Arc::new(inner) })
+    }
+
+    /// Whether a run has a folder here. Who follows a run in object storage has found its name in the lock.
+    ///
+    /// # Errors
+    /// If `id` is not a plain name.
+    pub(crate) fn has_run(&self, id: &str) -> Result<bool, StoreError> {
+        Ok(self.run_folder(id)?.is_dir() || (self.inner.files.remote().is_some() && self.inner.lock.is_none()))
     }
 
     /// What the state directory is called in messages: its folder or its URL.

@@ -83,8 +83,18 @@ impl Selection {
         Digest::of_parts([b"selection".as_slice(), self.file_digest.as_bytes(), &numbers])
     }
 
-    /// Whether the ranges are valid: ascending, with gaps, within the file.
+    /// Whether the ranges are valid: ascending, with gaps, within the file; and the file is a data file of the state directory.
     pub(crate) fn is_valid(&self) -> bool {
+        let mut parts = self.file.split('/');
+        let is_name = |part: Option<&str>| part.is_some_and(|part| !["", ".", ".."].contains(&part));
+        let is_data_file = parts.next() == Some("artifacts")
+            && is_name(parts.next())
+            && parts.next() == Some("data")
+            && is_name(parts.next())
+            && parts.next().is_none();
+        if !is_data_file {
+            return false;
+        }
         let mut end = 0u64;
         let mut first = true;
         self.ranges.iter().all(|&(start, length)| {

@@ -97,6 +97,13 @@ pub(crate) fn is_temporary(file: &str) -> bool {
         .is_some_and(|(process, number)| is_number(process) && is_number(number))
 }
 
+/// Whether a name is that of a temporary file of a process of this machine that is no more.
+pub(crate) fn is_of_dead_process(file: &str) -> bool {
+    let process = file.strip_prefix(TEMPORARY).and_then(|rest| rest.split_once('-'));
+    let is_dead = |(process, _): (&str, &str)| !std::path::Path::new("/proc").join(process).exists();
+    is_temporary(file) && process.is_some_and(is_dead)
+}
+
 /// How names of temporary files begin.
 pub(crate) const TEMPORARY: &str = ".tmp-";
 

@@ -144,6 +144,13 @@ impl Remote {
         Ok(())
     }
 
+    /// Notes that another process of the run has uploaded a data file.
+    pub fn note_uploaded(&self, path: &Path, size: u64) {
+        if let Some(key) = self.key_of(path) {
+            self.uploaded(&key, size);
+        }
+    }
+
     fn uploaded(&self, key: &str, size: u64) {
         if let Some((recipe, file)) = data_file(key) {
             let mut data = self.data();

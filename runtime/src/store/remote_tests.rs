@@ -292,8 +292,76 @@ fn storage_without_conditions_is_refused() {
 
     let web = Store::open("https://127.0.0.1/state", Access::Read).err().unwrap();
     assert!(web.to_string().contains("read only"), "{web}");
-    let follower = place.open("a", Access::Follow { run_id: "r".into() }).err().unwrap();
-    assert!(follower.to_string().contains("process 0"), "{follower}");
+}
+
+/// Another process of the run uploads data, from this machine or another one, and process 0 commits it.
+#[test]
+fn what_a_process_of_the_run_placed_counts_once_process_0_has_committed_it() {
+    let place = Place::new();
+    let follow = |machine| place.open(machine, Access::Follow { run_id: "one".into() });
+    assert!(follow("b").is_err());
+    let store = place.run("a").unwrap();
+    let leading = writer(&store);
+    for (number, machine) in [(1, "b"), (3, "a")] {
+        let following = follow(machine).unwrap();
+        assert!(following.has_run("one").unwrap());
+        let follower = following.follow_writer(&recipe(1), []).unwrap();
+        let partition = format!("p{number}");
+        // The first answers are lost, others are cut.
+        for fault in [Fault::LoseAnswer, Fault::Status(503), Fault::Drop] {
+            place.server.fault(FaultRule {
+                method: Some("PUT"),
+                ..FaultRule::first(1, fault, "/data/")
+            });
+        }
+        let placed = follower
+            .place(vec![write(&follower, &partition, number, 50).unwrap()])
+            .unwrap();
+        assert!(!partitions(&place.read("c")).contains(&partition));
+        assert_eq!(leading.commit_with(Vec::new(), &placed).unwrap(), placed);
+        assert!(partitions(&place.read("c")).contains(&partition));
+        // Process 0 knows that the data is there, and reads it.
+        let records = store.records(&recipe(1)).unwrap();
+        let found = records.of(&partition.as_str().into());
+        let artifact = store.artifact(&recipe(1), "rows", rows(0, 0).schema(), found).unwrap();
+        let read = artifact.read_whole(&partition.as_str().into(), None).unwrap();
+        assert_eq!(read, rows(number, 50));
+        // What it does not commit does not count.
+        drop(
+            follower
+                .place(vec![write(&follower, "late", number + 4, 50).unwrap()])
+                .unwrap(),
+        );
+    }
+    leading.finish([]).unwrap();
+    drop((leading, store));
+    assert_eq!(partitions(&place.read("d")), ["p1", "p3"]);
+    assert!(follow("b").is_err());
+}
+
+/// What another process writes, on this machine or on one that uses the same copy, is left alone.
+#[test]
+fn who_follows_removes_old_files_of_processes_that_are_no_more_alone() {
+    let place = Place::new();
+    let store = place.run("a").unwrap();
+    let _leading = writer(&store);
+    let following = place.open("b", Access::Follow { run_id: "one".into() }).unwrap();
+    let data = following.recipe_folder(&recipe(1)).join("data");
+    std::fs::create_dir_all(&data).unwrap();
+    let own = std::process::id();
+    // No process has the number.
+    let old = [format!(".tmp-{own}-900"), ".tmp-4194999-1".into(), "x.parquet".into()];
+    for name in old.iter().map(String::as_str).chain([".tmp-4194999-2"]) {
+        std::fs::write(data.join(name), "half").unwrap();
+    }
+    for name in old {
+        let file = std::fs::File::options().write(true).open(data.join(name)).unwrap();
+        let before = std::time::SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
+        file.set_modified(before).unwrap();
+    }
+    following.follow_writer(&recipe(1), []).unwrap();
+    let left = [format!(".tmp-{own}-900"), ".tmp-4194999-2".into(), "x.parquet".into()];
+    assert_eq!(names(&data), BTreeSet::from(left));
 }
 
 #[test]

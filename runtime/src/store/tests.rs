@@ -547,24 +547,41 @@ fn a_state_directory_is_opened_with_care() {
     assert_eq!(names(&home).len(), 1);
 }
 
+/// Whatever a process that follows a run does, and however late: what counts is written by who has the lock.
 #[test]
-fn who_follows_a_run_commits_only_while_that_run_has_the_lock() {
+fn who_follows_a_run_commits_nothing_and_the_run_commits_what_it_placed() {
     let dir = TempDir::new().unwrap();
     let store = run(dir.path());
     let leading = writer(&store);
-    let first = leading.reserve_groups(1)[0];
     let follow = Access::Follow { run_id: "test".into() };
     let following = Store::open(dir.path(), follow).unwrap();
-    let follower = following.follow_writer(&recipe(1), first, []);
-    let commit = |partition| follower.commit(vec![write(&follower, partition, 1, 3).unwrap()]);
-    commit("a").unwrap();
+    let follower = following.follow_writer(&recipe(1), []).unwrap();
+    let place = |partition| follower.place(vec![write(&follower, partition, 1, 3).unwrap()]);
+    let committed = || -> Vec<String> {
+        let records = read(dir.path()).records(&recipe(1)).unwrap();
+        assert!(records.lost().is_empty());
+        records.partitions().map(ToString::to_string).collect()
+    };
+    let records = place("a").unwrap();
+    assert_eq!(committed(), Vec::<String>::new());
+    // Together with what process 0 has written itself, in one group; once more it costs nothing.
+    let own = vec![write(&leading, "own", 1, 3).unwrap()];
+    assert_eq!(leading.commit_with(own, &records).unwrap().len(), 2);
+    assert_eq!(leading.commit_with(Vec::new(), &records).unwrap(), records);
+    assert_eq!(committed(), ["a", "own"]);
+    let groups = dir.path().join("artifacts").join(recipe(1).short()).join("records");
+    assert_eq!(std::fs::read_dir(&groups).unwrap().count(), 1);
+
+    // Process 0 is lost before it commits, and the next run begins.
+    place("b").unwrap();
     drop((leading, store));
-    assert!(matches!(commit("b"), Err(StoreError::Damaged { .. })));
+    assert!(matches!(place("c"), Err(StoreError::Damaged { .. })));
     let next = Store::open(dir.path(), Access::Run { run_id: "next".into() }).unwrap();
-    assert!(matches!(commit("c"), Err(StoreError::Held { .. })));
-    let records = next.records(&recipe(1)).unwrap();
-    let committed: Vec<&Partition> = records.by_partition().map(|(partition, _)| partition).collect();
-    assert_eq!(committed, [&Partition::from("a")]);
+    assert!(matches!(place("d"), Err(StoreError::Held { .. })));
+    let leading = writer(&next);
+    leading.commit(vec![write(&leading, "e", 1, 3).unwrap()]).unwrap();
+    leading.finish([]).unwrap();
+    assert_eq!(committed(), ["a", "e", "own"]);
 }
 
 #[test]

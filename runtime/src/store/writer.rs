@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -27,6 +28,9 @@ use crate::reject::packed::PackedRejects;
 /// Most groups that may stay beside an index, if they hold at most this fraction of all records.
 const LEFT_GROUPS: usize = 16;
 const LEFT_SHARE: usize = 16;
+
+/// A temporary file that nobody has written for so long was left by a process that is no more.
+const LEFT: Duration = Duration::from_secs(24 * 3600);
 
 /// The rows of one port of one partition, to be stored: batches in the order of `_row`.
 pub struct PortRows {
@@ -66,14 +70,9 @@ pub(super) struct SharedWriter {
     state: Mutex<State>,
 }
 
-/// Numbers of groups that a process other than 0 has for itself.
-const GROUPS_OF_A_PROCESS: u64 = 1 << 32;
-
 struct State {
     generation: u64,
     next_group: u64,
-    /// Blocks of [`GROUPS_OF_A_PROCESS`] numbers in use in this generation; the first is this process's own.
-    blocks: u64,
     groups: Vec<GroupName>,
     /// Records in these groups.
     grouped: usize,
@@ -158,33 +157,36 @@ impl ArtifactWriter {
         Ok(ArtifactWriter::new(files, recipe, folder, state))
     }
 
-    /// A writer that adds groups from `first` on to a recipe that process 0 has recovered.
-    pub(super) fn follow(files: Files, recipe: Digest, folder: PathBuf, first: GroupName) -> Self {
+    /// A writer that writes data of a recipe which process 0 has recovered, and whose records process 0 alone writes.
+    ///
+    /// # Errors
+    /// If the folder of a copy on this machine cannot be made.
+    pub(super) fn follow(files: Files, recipe: Digest, folder: PathBuf) -> Result<Self, StoreError> {
+        if files.remote().is_some() {
+            let data = data_folder(&folder);
+            files.create_folder(&data)?;
+            // Of processes that were killed. Those of other machines that use the same copy seem so, too.
+            for name in atomic::list(&data)?
+                .keys()
+                .filter(|name| recovery::is_of_dead_process(name))
+            {
+                let path = data.join(name);
+                let written = std::fs::metadata(&path).and_then(|file| file.modified()).ok();
+                if written.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > LEFT) {
+                    files.remove(&path)?;
+                }
+            }
+        }
         let state = State {
-            generation: first.generation,
-            next_group: first.number,
-            blocks: 1,
+            generation: 0,
+            next_group: 0,
             groups: Vec::new(),
             grouped: 0,
             has_index: false,
             records: Vec::new(),
             places: BTreeMap::new(),
         };
-        ArtifactWriter::new(files, recipe, folder, state)
-    }
-
-    /// Reserves places for the groups of `processes` other processes: the first group of each. A process has room for
-    /// 2^32 groups.
-    pub(crate) fn reserve_groups(&self, processes: u64) -> Vec<GroupName> {
-        let mut state = self.lock();
-        let first = state.blocks;
-        state.blocks += processes;
-        (first..state.blocks)
-            .map(|block| GroupName {
-                generation: state.generation,
-                number: block * GROUPS_OF_A_PROCESS,
-            })
-            .collect()
+        Ok(ArtifactWriter::new(files, recipe, folder, state))
     }
 
     /// The committed records of a partition, the latest last.
@@ -204,21 +206,6 @@ impl ArtifactWriter {
     pub(super) fn put(&self, records: impl IntoIterator<Item = Arc<Record>>) {
         let mut state = self.lock();
         records.into_iter().for_each(|record| state.put(record));
-    }
-
-    /// In a process that follows a run: the groups that were written since the last call.
-    pub(crate) fn take_groups(&self) -> Vec<GroupName> {
-        std::mem::take(&mut self.lock().groups)
-    }
-
-    /// In process 0: takes over groups of records that another process has written.
-    pub(crate) fn take_over(&self, groups: Vec<GroupName>, records: &[Arc<Record>]) {
-        let mut state = self.lock();
-        state.grouped += if groups.is_empty() { 0 } else { records.len() };
-        state.groups.extend(groups);
-        for record in records {
-            state.put(Arc::clone(record));
-        }
     }
 
     /// The column of rejects that names their rows; `id` if nothing is said.
@@ -347,8 +334,63 @@ impl ArtifactWriter {
     /// Returns their committed records, in the order of `group`. Partitions for which the same record is committed
     /// already cost nothing.
     pub fn commit(&self, group: Vec<Pending>) -> Result<Vec<Arc<Record>>, StoreError> {
+        self.commit_with(group, &[])
+    }
+
+    /// As [`ArtifactWriter::commit`], together with records whose data another process has placed ([`ArtifactWriter::place`]).
+    /// Theirs come last among those that are returned.
+    pub(crate) fn commit_with(
+        &self,
+        group: Vec<Pending>,
+        placed: &[Arc<Record>],
+    ) -> Result<Vec<Arc<Record>>, StoreError> {
         let SharedWriter { files, folder, .. } = &*self.shared;
         let mut state = self.lock();
+        let (mut result, mut fresh) = self.place_data(&state, group)?;
+        for record in placed {
+            let standing = state.standing(&record.partition, &record.key);
+            let combined = standing.map(|old| Arc::new(recovery::combine(old, Record::clone(record))));
+            match (standing, combined) {
+                (Some(old), Some(combined)) if *old == combined => result.push(Arc::clone(old)),
+                (_, combined) => {
+                    let record = combined.unwrap_or_else(|| Arc::clone(record));
+                    let data = data_folder(folder);
+                    for (file, bytes) in record.files() {
+                        files.note_uploaded(&data.join(file), bytes);
+                    }
+                    result.push(Arc::clone(&record));
+                    fresh.push(record);
+                }
+            }
+        }
+        if !fresh.is_empty() {
+            self.write_group(&mut state, &fresh)?;
+        }
+        for record in fresh {
+            state.put(record);
+        }
+        Ok(result)
+    }
+
+    /// In a process that follows a run: brings the data of partitions to its place, on the disk or in object storage, and
+    /// returns their records. No record is written: they are committed once process 0 has done so.
+    pub(crate) fn place(&self, group: Vec<Pending>) -> Result<Vec<Arc<Record>>, StoreError> {
+        let mut state = self.lock();
+        let (records, fresh) = self.place_data(&state, group)?;
+        for record in fresh {
+            state.put(record);
+        }
+        Ok(records)
+    }
+
+    /// Gives the data of partitions its final names. Returns their records, and those of them that no record stands for.
+    #[allow(clippy::type_complexity, reason = "two lists of one kind")]
+    fn place_data(
+        &self,
+        state: &State,
+        group: Vec<Pending>,
+    ) -> Result<(Vec<Arc<Record>>, Vec<Arc<Record>>), StoreError> {
+        let SharedWriter { files, folder, .. } = &*self.shared;
         let mut result = Vec::with_capacity(group.len());
         let mut fresh: Vec<Arc<Record>> = Vec::new();
         let mut moving = Vec::new();
@@ -370,7 +412,7 @@ impl ArtifactWriter {
             }
         }
         if fresh.is_empty() {
-            return Ok(result);
+            return Ok((result, fresh));
         }
         let temporary: Vec<PathBuf> = moving
             .iter()
@@ -394,11 +436,7 @@ impl ArtifactWriter {
         if !temporary.is_empty() {
             files.sync_folder(&data_folder(folder))?;
         }
-        self.write_group(&mut state, &fresh)?;
-        for record in fresh {
-            state.put(record);
-        }
-        Ok(result)
+        Ok((result, fresh))
     }
 
     /// Writes one group of records: all of them are committed when this returns.
@@ -511,7 +549,6 @@ impl ArtifactWriter {
         state.has_index = true;
         state.generation += 1;
         state.next_group = 0;
-        state.blocks = 1;
         state.grouped = 0;
         let superseded: Vec<PathBuf> = std::mem::take(&mut state.groups)
             .into_iter()
@@ -562,7 +599,6 @@ fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, Store
     let mut state = State {
         generation,
         next_group: 0,
-        blocks: 1,
         grouped,
         groups: groups.into_iter().filter(|name| !stale.contains(name)).collect(),
         has_index: indexed.is_some(),

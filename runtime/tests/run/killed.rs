@@ -12,8 +12,8 @@ fn child() {
         return;
     };
     if let Ok(at) = std::env::var("FLOW_TEST_CHILD_KILL_AT") {
-        use flow_runtime::failpoints::{DECISION, STORE};
-        let kill = failpoints::kill_at(&at, &[&STORE[..], &DECISION].concat());
+        use flow_runtime::failpoints::{DECISION, REMOTE, STORE};
+        let kill = failpoints::kill_at(&at, &[&STORE[..], &REMOTE, &DECISION].concat());
         flow_runtime::failpoints::set(move |point, _| kill(point));
     }
     let folder = PathBuf::from(folder);
@@ -26,7 +26,8 @@ fn child() {
     let pipeline =
         load(&folder.join("pipeline.yaml"), &overrides, &registry).unwrap_or_else(|found| panic!("{found:?}"));
     let checked = Arc::new(check(pipeline, &registry).unwrap_or_else(|found| panic!("{found:?}")));
-    let mut options = Options::new(folder.join("state"));
+    let state = std::env::var_os("FLOW_TEST_CHILD_STATE").map(PathBuf::from);
+    let mut options = Options::new(state.unwrap_or_else(|| folder.join("state")));
     options.workers = Some(2);
     options.signals = true;
     if let Ok(number) = std::env::var("FLOW_TEST_CHILD_PROCESS") {
@@ -56,6 +57,22 @@ pub(super) fn child_process(
 ) -> std::process::Child {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.env("FLOW_TEST_CHILD_PROCESS", format!("{process} {count} {port}"));
+    child_by(command, place, &[], kill_at)
+}
+
+/// The same, with a state directory in object storage of which the folder `machine` receives a copy.
+pub(super) fn child_process_in_storage(
+    place: &Place,
+    (process, count, port): (usize, usize, u16),
+    server: &flow_storage_testing::TestServer,
+    machine: &str,
+    kill_at: Option<&str>,
+) -> std::process::Child {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.env("FLOW_TEST_CHILD_PROCESS", format!("{process} {count} {port}"));
+    command.env("FLOW_TEST_CHILD_STATE", "s3://bucket/state");
+    command.envs(server.environment());
+    command.env("FLOW_STORAGE_CACHE", place.path(machine));
     child_by(command, place, &[], kill_at)
 }
 

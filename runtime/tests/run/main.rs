@@ -131,7 +131,8 @@ impl Place {
         let mut found = BTreeMap::new();
         for recipe in fs::read_dir(self.path("state/artifacts")).unwrap() {
             let recipe = recipe.unwrap().path();
-            for file in fs::read_dir(recipe.join("data")).unwrap() {
+            // In object storage there is no folder without files.
+            for file in fs::read_dir(recipe.join("data")).into_iter().flatten() {
                 let file = file.unwrap().path();
                 let name = file.strip_prefix(self.path("state")).unwrap().display().to_string();
                 found.insert(name, fs::read(&file).unwrap());

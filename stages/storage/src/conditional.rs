@@ -70,7 +70,9 @@ impl Storage {
                 error.fault,
                 StorageFault::Unavailable | StorageFault::TimedOut | StorageFault::Other
             );
-            let is_refused = matches!(error.fault, StorageFault::AlreadyExists | StorageFault::Changed);
+            // One that is to be replaced and is gone is told as not found by some.
+            let is_gone = of.is_some() && error.fault == StorageFault::NotFound;
+            let is_refused = is_gone || matches!(error.fault, StorageFault::AlreadyExists | StorageFault::Changed);
             if !is_cut && !is_refused {
                 return Err(error);
             }
@@ -81,9 +83,9 @@ impl Storage {
             };
             let is_before = found.as_ref().is_some_and(|found| of.is_some_and(|of| of.is_of(found)));
             match found {
-                Some(_) if is_before && is_refused => return Err(error),
                 None if of.is_none() => {}
-                // Not written yet, by nobody else, either.
+                // Not written yet, by nobody else, either: S3 refuses one of two writes at the same time (409), also where
+                // neither is done.
                 Some(_) if is_before => {}
                 Some(found) if found.size == bytes.len() as u64 => {
                     return match self.read_now(url, found.size) {

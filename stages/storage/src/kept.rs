@@ -5,8 +5,8 @@
 //! <folder>/copies/<digest of URL and version>/files            sizes and digests, written last: the copy is whole
 //! <folder>/copies/<digest of URL and version>/content/<name>   the copy: a file, or a folder with files
 //! <folder>/blocks/<digest of URL and version>/<number>         see `blocks.rs`
-//! <folder>/work/<digest of URL>                                what is written here for a prefix, and never taken away
-//! <folder>/state/<digest of URL>                               the copy of a state directory, never taken away, either
+//! <folder>/work/<digest of URL and service>                    what is written here for a prefix, and never taken away
+//! <folder>/state/<digest of URL and service>                   the copy of a state directory, never taken away, either
 //! ```
 //!
 //! What was used last goes last: see `evict.rs`.
@@ -22,6 +22,7 @@ use crate::error::{StorageError, StorageFault};
 use crate::evict;
 use crate::location::{ObjectUrl, Scheme};
 use crate::object_reader::ObjectReader;
+use crate::open_bucket;
 use crate::storage::{Stat, Storage};
 
 /// Bytes of the folder where `FLOW_STORAGE_CACHE_BYTES` is not set.
@@ -214,7 +215,7 @@ impl Storage {
     /// # Errors
     /// When no variable of the environment names a folder for copies, or `FLOW_STORAGE_CACHE_BYTES` is no number.
     pub fn working_folder(&self, url: &ObjectUrl) -> Result<PathBuf, StorageError> {
-        Ok(self.kept()?.path.join("work").join(folder_name(&url.to_string())))
+        Ok(self.kept()?.path.join("work").join(self.folder_of_prefix(url)))
     }
 
     /// The folder on this machine for the copy of the state directory at the prefix `url`. Nothing is taken away from it.
@@ -222,7 +223,15 @@ impl Storage {
     /// # Errors
     /// As [`Storage::working_folder`].
     pub fn state_folder(&self, url: &ObjectUrl) -> Result<PathBuf, StorageError> {
-        Ok(self.kept()?.path.join("state").join(folder_name(&url.to_string())))
+        Ok(self.kept()?.path.join("state").join(self.folder_of_prefix(url)))
+    }
+
+    /// The name of a folder for what belongs below a prefix of one service: a bucket of the same name elsewhere is another one.
+    fn folder_of_prefix(&self, url: &ObjectUrl) -> String {
+        match open_bucket::service_of(url, self.environment()).as_str() {
+            "" => folder_name(&url.to_string()),
+            service => folder_name(&format!("{url}\0{service}")),
+        }
     }
 }
 

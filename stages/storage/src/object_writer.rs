@@ -9,8 +9,9 @@ use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 
 use crate::client::{Begun, Client, begin, key_of, wait};
-use crate::error::StorageError;
+use crate::error::{StorageError, StorageFault};
 use crate::location::ObjectUrl;
+use crate::object_reader::ObjectReader;
 use crate::storage::Storage;
 
 /// Bytes of a part. S3 takes 10,000 parts of an object, so that one may have 156 GiB.
@@ -34,6 +35,9 @@ pub struct ObjectWriter {
     buffer: Vec<u8>,
     upload: Option<Box<dyn MultipartUpload>>,
     parts: VecDeque<Begun<()>>,
+    /// Of all that was written.
+    bytes: u64,
+    digest: blake3::Hasher,
 }
 
 impl ObjectWriter {
@@ -45,6 +49,8 @@ impl ObjectWriter {
             buffer: Vec::new(),
             upload: None,
             parts: VecDeque::new(),
+            bytes: 0,
+            digest: blake3::Hasher::new(),
         }
     }
 
@@ -106,14 +112,45 @@ impl ObjectWriter {
             completed
         });
         self.storage.forget(&self.url);
-        completed
+        match completed {
+            Err(error) if is_open(&error) && self.stands() => Ok(()),
+            completed => completed,
+        }
     }
+
+    /// Whether the object is the one that was written: looked at where the answer to its last request may be lost. The client
+    /// sends that again, and is told that there is no such upload.
+    fn stands(&self) -> bool {
+        let found = match self.storage.stat(&self.url) {
+            Ok(found) if found.size == self.bytes => found,
+            _ => return false,
+        };
+        let mut digest = blake3::Hasher::new();
+        let reader = ObjectReader::new(self.storage.clone(), self.url.clone(), found);
+        let read = reader.copy_to(&mut |bytes| {
+            digest.update(bytes);
+            Ok(true)
+        });
+        matches!(read, Ok(true)) && digest.finalize() == self.digest.finalize()
+    }
+}
+
+/// Whether a request with this error may have been done. Some say of an upload that is no more that it is not there, others that
+/// it is not permitted.
+fn is_open(error: &StorageError) -> bool {
+    use StorageFault::{NotFound, Other, PermissionDenied, TimedOut, Unavailable};
+    matches!(
+        error.fault,
+        NotFound | Other | PermissionDenied | TimedOut | Unavailable
+    )
 }
 
 impl Write for ObjectWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let length = bytes.len().min(PART - self.buffer.len());
         self.buffer.extend_from_slice(&bytes[..length]);
+        self.bytes += length as u64;
+        self.digest.update(&bytes[..length]);
         if self.buffer.len() == PART {
             self.send_part()?;
         }

@@ -102,10 +102,7 @@ pub(crate) fn open(
             let environment = with_profile(environment);
             *secrets = self::secrets(&environment);
             check_s3_credentials(&bucket_url, &environment)?;
-            let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
-                .iter()
-                .find_map(|name| environment.get(*name));
-            let allow_http = endpoint.is_some_and(|endpoint| is_loopback_http(endpoint));
+            let allow_http = first_of(&environment, &S3_ENDPOINTS).is_some_and(is_loopback_http);
             let mut builder = AmazonS3Builder::new()
                 .with_config(
                     AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
@@ -149,10 +146,7 @@ pub(crate) fn open(
                 .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
         }
         Scheme::Az => {
-            let endpoint = ["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"]
-                .iter()
-                .find_map(|name| environment.get(*name));
-            let allow_http = endpoint.is_some_and(|endpoint| is_loopback_http(endpoint));
+            let allow_http = first_of(environment, &AZURE_ENDPOINTS).is_some_and(is_loopback_http);
             let mut builder = MicrosoftAzureBuilder::new()
                 .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), limits.request_text())
                 .with_config(
@@ -183,6 +177,30 @@ pub(crate) fn open(
         }
     };
     built.map_err(|error| of_client(&bucket_url, &error, secrets))
+}
+
+const S3_ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+const AZURE_ENDPOINTS: [&str; 2] = ["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"];
+const AZURE_ACCOUNTS: [&str; 2] = ["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ACCOUNT_NAME"];
+
+fn first_of<'e>(environment: &'e BTreeMap<String, String>, names: &[&str]) -> Option<&'e str> {
+    names.iter().find_map(|name| environment.get(*name)).map(String::as_str)
+}
+
+/// Which service has the bucket of `url`, as far as the URL does not say so: buckets of two servers, and containers of two
+/// accounts, may have one name. Empty for S3 and Google Cloud Storage themselves.
+pub(crate) fn service_of(url: &ObjectUrl, environment: &BTreeMap<String, String>) -> String {
+    let endpoint = match url.scheme() {
+        Scheme::S3 => first_of(&with_profile(environment), &S3_ENDPOINTS).map(str::to_owned),
+        Scheme::Gs => environment.get("GOOGLE_BASE_URL").cloned(),
+        Scheme::Az => {
+            let [endpoint, account] = [&AZURE_ENDPOINTS[..], &AZURE_ACCOUNTS]
+                .map(|names| first_of(environment, names).unwrap_or_default().to_owned());
+            Some(format!("{endpoint}/{account}"))
+        }
+        Scheme::Https | Scheme::Http => None,
+    };
+    endpoint.unwrap_or_default().trim_end_matches('/').to_owned()
 }
 
 /// What the environment sets of a cloud's client, by its usual names.

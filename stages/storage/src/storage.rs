@@ -149,6 +149,10 @@ impl Storage {
         self.0.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn environment(&self) -> &BTreeMap<String, String> {
+        &self.0.environment
+    }
+
     pub(crate) fn kept(&self) -> Result<KeptFolder, StorageError> {
         self.0.kept.clone()
     }

@@ -148,8 +148,7 @@ impl Follower {
         let place = || std::path::absolute(&self.options.state).unwrap_or_else(|_| self.options.state.clone());
         let opened = Store::open(&self.options.state, Access::Follow { run_id: run.to_owned() });
         let store = opened.map_err(|error| error.to_string())?;
-        let folder = store.run_folder(run).map_err(|error| error.to_string())?;
-        if !folder.is_dir() {
+        if !store.has_run(run).map_err(|error| error.to_string())? {
             return Err(format!("its state directory {} has no run {run}", place().display()));
         }
         self.store = Some(store);
@@ -287,11 +286,8 @@ fn share_of_node(
     sources.put_noted(message.noted);
     // What process 0 noted need not be reported to it.
     sources.take_noted();
-    let first_group = message.first_group.ok_or_else(|| RunError::Internal {
-        message: format!("`{}` is to be recorded nowhere", described.name),
-    })?;
     let standing = message.standing.into_iter().map(Arc::new);
-    let writer = state.store.follow_writer(&message.recipe, first_group, standing);
+    let writer = state.store.follow_writer(&message.recipe, standing)?;
     let by_name = message
         .sources
         .into_iter()

@@ -8,7 +8,7 @@ use crate::dataflow::job::KeyPart;
 use crate::digest::Digest;
 use crate::partition::Partition;
 use crate::plan::keys::ListedPartition;
-use crate::store::{GroupName, NotedFile, Record};
+use crate::store::{NotedFile, Record};
 
 #[derive(Serialize, Deserialize)]
 pub(super) enum Invitation {
@@ -90,8 +90,6 @@ pub(super) struct NodeMessage {
     pub sources: Vec<ListedPartition>,
     /// What is known of the sources' files.
     pub noted: Vec<NotedFile>,
-    /// Where its groups of records go.
-    pub first_group: Option<GroupName>,
     /// Records of its partitions that are committed already.
     pub standing: Vec<Record>,
 }

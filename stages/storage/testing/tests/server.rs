@@ -315,3 +315,110 @@ fn an_object_is_replaced_only_where_it_is_the_version_that_was_seen() {
     assert_eq!(fault(write("seven", Some(&version))), StorageFault::Changed);
     assert_eq!(storage.read_now(&object, 10).unwrap(), None);
 }
+
+/// What S3 says where two writes come at the same time, and of an object that is gone.
+#[test]
+fn a_write_with_a_condition_is_refused_for_what_another_one_wrote_alone() {
+    let (_folder, server) = server();
+    let storage = server.storage();
+    let object = url("s3://bucket/state/lock");
+    let write = |text: &'static str, of: Option<&ObjectVersion>| storage.put_if(&object, &Bytes::from(text), of);
+    let mut version = None;
+    for (status, text) in [(409, "one"), (409, "two"), (412, "three")] {
+        server.clear();
+        server.fault(FaultRule {
+            method: Some("PUT"),
+            ..FaultRule::first(1, Fault::Status(status), "lock")
+        });
+        version = Some(write(text, version.as_ref()).unwrap());
+        assert_eq!(&storage.read_now(&object, 10).unwrap().unwrap().1[..], text.as_bytes());
+    }
+    // One that stays refused, though nobody wrote, is an error after some time.
+    server.fault(FaultRule {
+        method: Some("PUT"),
+        ..FaultRule::always(Fault::Status(412), "lock")
+    });
+    let fault = |result: Result<ObjectVersion, StorageError>| result.unwrap_err().fault;
+    assert_eq!(fault(write("four", version.as_ref())), StorageFault::Changed);
+    for status in [404, 412] {
+        server.clear();
+        storage.delete(&object).unwrap();
+        server.fault(FaultRule {
+            method: Some("PUT"),
+            ..FaultRule::first(1, Fault::Status(status), "lock")
+        });
+        assert_eq!(
+            fault(write("five", version.as_ref())),
+            StorageFault::Changed,
+            "{status}"
+        );
+    }
+}
+
+/// A client that is not answered asks for the end of an upload again, which is not there any more.
+#[test]
+fn an_object_in_parts_is_written_though_the_last_answer_is_lost() {
+    let (_folder, server) = server();
+    let storage = server.storage();
+    let object = url("s3://bucket/large");
+    for (fault, times) in [
+        (Fault::LoseAnswer, 1),
+        (Fault::Drop, 1),
+        (Fault::Status(503), 2),
+        (Fault::LoseAnswer, 1),
+    ] {
+        server.clear();
+        server.fault(FaultRule {
+            method: Some("POST"),
+            ..FaultRule::first(times, fault, "uploadId")
+        });
+        let content = bytes((20 << 20) + times as usize);
+        let mut writer = storage.create(&object).unwrap();
+        writer.write_all(&content).unwrap();
+        writer.finish().unwrap();
+        assert!(storage.read(&object, 1 << 30).unwrap() == content, "{fault:?}");
+    }
+    // Where it was not written, another object of the same size is none of ours.
+    server.clear();
+    server.fault(FaultRule {
+        method: Some("POST"),
+        ..FaultRule::always(Fault::Status(403), "uploadId")
+    });
+    let mut writer = storage.create(&object).unwrap();
+    writer.write_all(&vec![7; (20 << 20) + 1]).unwrap();
+    assert!(writer.finish().is_err());
+}
+
+/// Buckets of the same name on two servers have copies of their own.
+#[test]
+fn folders_for_a_prefix_are_of_one_service() {
+    let (_first, first) = server();
+    let (_second, second) = server();
+    let state = url("s3://bucket/state");
+    let folder = |server: &TestServer, more: &[(&str, &str)]| {
+        let mut environment = server.environment();
+        environment.push(("FLOW_STORAGE_CACHE".into(), "/tmp/one-cache".into()));
+        environment.extend(more.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+        let storage = Storage::with_environment(environment);
+        (
+            storage.state_folder(&state).unwrap(),
+            storage.working_folder(&state).unwrap(),
+        )
+    };
+    assert_eq!(folder(&first, &[]), folder(&first, &[]));
+    let (state_of_first, work_of_first) = folder(&first, &[]);
+    let (state_of_second, work_of_second) = folder(&second, &[]);
+    assert!(state_of_first != state_of_second && work_of_first != work_of_second);
+    let container = url("az://container/state");
+    let account = |name: &str| {
+        let environment = [
+            ("AZURE_STORAGE_ACCOUNT_NAME", name),
+            ("FLOW_STORAGE_CACHE", "/tmp/one-cache"),
+        ];
+        let environment = environment.map(|(name, value)| (name.to_string(), value.to_string()));
+        Storage::with_environment(environment)
+            .working_folder(&container)
+            .unwrap()
+    };
+    assert!(account("one") == account("one") && account("one") != account("two"));
+}
