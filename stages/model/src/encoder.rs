@@ -158,6 +158,9 @@ impl Encoder {
         let x = drop_scaled(&x, scale, mask)?;
         let positions = self.table.rows(time, parameters.dtype(), parameters.device())?;
         let positions = drop_scaled(&positions, 1.0, dropout::draw(self.config.dropout_emb, mode))?;
+        // Each layer multiplies them with its weight.
+        let factors = self.layers.first().map_or(x.dtype(), |layer| layer.factors(&x));
+        let positions = positions.to_dtype(factors)?;
         let saved = Saved {
             subsampling,
             scale,

@@ -2,25 +2,30 @@
 
 use candle_core::{DType, Tensor};
 
-use super::Argument::{Int, Read, ReadIf, Write, WriteIf};
-use super::sums::Partial;
-use super::{Grid, alike, fresh, launch, mask_arguments};
+use super::Argument::{Int, Read, ReadIf, Write};
+use super::{Grid, alike, fresh, fresh_in, in_either, launch, mask_arguments};
+use crate::column_sums::ColumnSums;
 use crate::error::Result;
 use crate::layer_norm::LayerNormGradients;
 use crate::noise::DropMask;
 
-pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
+pub fn layer_norm(dtype: DType, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
     let x = x.contiguous()?;
     let d = weight.elem_count();
     let rows = x.elem_count() / d.max(1);
     alike("layer norm", weight, bias)?;
-    let (out, statistics) = (fresh(x.shape(), &x)?, fresh((rows, 2), &x)?);
-    let tensors = [Read(&x), Read(weight), Read(bias), Write(&out), Write(&statistics)];
-    launch("layer_norm", Grid::rows(rows), &[&tensors[..], &[Int(d)]].concat())?;
+    let (out, statistics) = (fresh_in(dtype, x.shape(), x.device())?, fresh((rows, 2), &x)?);
+    let tensors = [&x, weight, bias].map(Read);
+    launch(
+        "layer_norm",
+        Grid::rows(rows),
+        &[&tensors[..], &in_either(&out), &[Write(&statistics), Int(d)]].concat(),
+    )?;
     Ok((out, statistics))
 }
 
 pub fn add_and_norm(
+    dtype: DType,
     x: &Tensor,
     y: &Tensor,
     (factor, mask): (f64, Option<DropMask>),
@@ -32,26 +37,29 @@ pub fn add_and_norm(
     let rows = x.elem_count() / d.max(1);
     alike("residual", &x, &y)?;
     alike("layer norm", weight, bias)?;
-    let (sum, out, statistics) = (fresh(x.shape(), &x)?, fresh(x.shape(), &x)?, fresh((rows, 2), &x)?);
+    let (sum, out, statistics) = (
+        fresh(x.shape(), &x)?,
+        fresh_in(dtype, x.shape(), x.device())?,
+        fresh((rows, 2), &x)?,
+    );
     let inputs = [&x, &y, weight, bias].map(Read);
-    let outputs = [&sum, &out, &statistics].map(Write);
-    let rest = [&[Int(d)][..], &mask_arguments(mask, factor)].concat();
+    let rest = [&[Write(&statistics), Int(d)][..], &mask_arguments(mask, factor)].concat();
     launch(
         "add_and_norm",
         Grid::rows(rows),
-        &[&inputs[..], &outputs, &rest].concat(),
+        &[&inputs[..], &[Write(&sum)], &in_either(&out), &rest].concat(),
     )?;
     Ok((sum, out, statistics))
 }
 
-/// With `drop` also the gradient times its factor, dropped by its mask.
+/// With `drop` also the gradient times its factor, dropped by its mask, in its type.
 pub fn layer_norm_backward(
     x: &Tensor,
     statistics: &Tensor,
     weight: &Tensor,
     dy: &Tensor,
     residual: Option<&Tensor>,
-    drop: Option<(f64, Option<DropMask>)>,
+    drop: Option<(DType, f64, Option<DropMask>)>,
 ) -> Result<(LayerNormGradients, Option<Tensor>)> {
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let residual = residual.map(Tensor::contiguous).transpose()?;
@@ -60,24 +68,22 @@ pub fn layer_norm_backward(
     let d = weight.elem_count();
     let rows = x.elem_count() / d.max(1);
     let out = fresh(x.shape(), &x)?;
-    let dropped = drop.map(|_| fresh(x.shape(), &x)).transpose()?;
-    let (factor, mask) = drop.unwrap_or((1.0, None));
+    let dropped = drop
+        .map(|(dtype, ..)| fresh_in(dtype, x.shape(), x.device()))
+        .transpose()?;
+    let (factor, mask) = drop.map_or((1.0, None), |(_, factor, mask)| (factor, mask));
+    // As many blocks as keep a device busy; rows that a block reads twice are still in its cache then.
+    let chunk = rows.div_ceil(256).max(8);
+    let blocks = rows.div_ceil(chunk);
+    let partial = fresh((blocks, 2 * d), &x)?;
     let tensors = [Read(&x), Read(statistics), Read(weight), Read(&dy)];
-    let results = [
-        ReadIf(residual.as_ref()),
-        Write(&out),
-        WriteIf(dropped.as_ref()),
-        Int(d),
-    ];
+    let [wide, narrow] = in_either(dropped.as_ref());
+    let results = [ReadIf(residual.as_ref()), Write(&out), wide, narrow, Write(&partial)];
+    let sizes = [rows, d, chunk].map(Int);
     launch(
-        "layer_norm_dx",
-        Grid::rows(rows),
-        &[&tensors[..], &results, &mask_arguments(mask, factor)].concat(),
+        "layer_norm_backward",
+        Grid::rows(blocks),
+        &[&tensors[..], &results, &sizes, &mask_arguments(mask, factor)].concat(),
     )?;
-    let partial = Partial::new(DType::F32, rows, 2 * d, x.device())?;
-    let tensors = [Read(&x), Read(statistics), Read(&dy), Write(&partial.sums)];
-    let sizes = [rows, d, partial.chunk].map(Int);
-    launch("layer_norm_weights", partial.grid(), &[&tensors[..], &sizes].concat())?;
-    let both = partial.total(0, 2 * d, 2 * d)?;
-    Ok(((out, both.narrow(0, 0, d)?, both.narrow(0, d, d)?), dropped))
+    Ok(((out, ColumnSums::partial(partial)), dropped))
 }

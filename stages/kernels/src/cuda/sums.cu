@@ -24,6 +24,49 @@ KERNEL(total_double, (const double* partial, double* out, int chunks, int width,
     add_chunks(partial, out, chunks, width, first, count, channels);
 }
 
+// Columns of one tensor of partial sums (chunks, width).
+struct Chunks {
+    const float* partial;
+    int chunks, width;
+};
+
+// Second half of the sums over rows of up to eight kernels: the columns of each tensor of partial sums (chunks, width),
+// behind each other. A block has 32 columns of one of them, and adds up every eighth chunk in each of its warps.
+KERNEL(totals, (const float* partial0, const float* partial1, const float* partial2, const float* partial3,
+                const float* partial4, const float* partial5, const float* partial6, const float* partial7, float* out,
+                int chunks0, int width0, int chunks1, int width1, int chunks2, int width2, int chunks3, int width3,
+                int chunks4, int width4, int chunks5, int width5, int chunks6, int width6, int chunks7, int width7)) {
+    SHARED(float, scratch, THREADS);
+    Chunks of = {partial0, chunks0, width0};
+    int block = blockIdx.x;
+    auto pass_by = [&](const float* partial, int chunks, int width) {
+        int blocks = (of.width + 31) / 32;
+        if (block < blocks || !partial) return;
+        block -= blocks;
+        out += of.width;
+        of = {partial, chunks, width};
+    };
+    pass_by(partial1, chunks1, width1);
+    // Once a tensor is not passed by, `block` lies within it, and no later one is looked at.
+    pass_by(partial2, chunks2, width2);
+    pass_by(partial3, chunks3, width3);
+    pass_by(partial4, chunks4, width4);
+    pass_by(partial5, chunks5, width5);
+    pass_by(partial6, chunks6, width6);
+    pass_by(partial7, chunks7, width7);
+    int column = block * 32 + threadIdx.x % 32, lane = threadIdx.x / 32;
+    float sum = 0;
+    if (column < of.width)
+        for (int chunk = lane; chunk < of.chunks; chunk += THREADS / 32)
+            sum += of.partial[(u64)chunk * of.width + column];
+    scratch[threadIdx.x] = sum;
+    BARRIER();
+    if (lane == 0 && column < of.width) {
+        for (int other = 1; other < THREADS / 32; other++) sum += scratch[other * 32 + threadIdx.x];
+        out[column] = sum;
+    }
+}
+
 // Sums of squares in 64 bits of many tensors: each block adds those of one chunk. Entries of `plan` are of two words.
 KERNEL(sum_of_squares, (const float* const* tensors, const u64* plan, double* partial, int count, int chunk)) {
     SHARED(double, scratch, THREADS + 16);

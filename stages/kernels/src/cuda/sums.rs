@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Argument::{Int, Longs, Read, ReadAll, Write};
+use super::Argument::{Int, Longs, Read, ReadAll, ReadIf, Write};
 use super::{Grid, THREADS, fresh_of, launch, numbers};
 use crate::device::to_host;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Elements that one block squares and adds.
 const CHUNK: usize = 16 * 1024;
@@ -50,6 +50,34 @@ impl Partial {
         launch(name, Grid::elements(count), &arguments)?;
         Ok(out)
     }
+}
+
+/// Tensors of partial sums that one launch adds up.
+pub(crate) const TOGETHER: usize = 8;
+
+/// The sums of the columns of some tensors (chunks, columns), at most [`TOGETHER`], behind each other.
+pub(crate) fn totals(partial: &[Tensor]) -> Result<Tensor> {
+    let sizes = partial
+        .iter()
+        .map(Tensor::dims2)
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    let (Some(first), true) = (partial.first(), partial.len() <= TOGETHER) else {
+        return Err(Error::Input(format!("{} tensors of partial sums", partial.len())));
+    };
+    let out = fresh_of(
+        DType::F32,
+        sizes.iter().map(|&(_, width)| width).sum::<usize>(),
+        first.device(),
+    )?;
+    let blocks = sizes.iter().map(|&(_, width)| width.div_ceil(32)).sum();
+    let tensors = (0..TOGETHER).map(|at| ReadIf(partial.get(at)));
+    let sizes = (0..TOGETHER).flat_map(|at| {
+        let (chunks, width) = sizes.get(at).copied().unwrap_or((0, 0));
+        [Int(chunks), Int(width)]
+    });
+    let arguments: Vec<_> = tensors.chain([Write(&out)]).chain(sizes).collect();
+    launch("totals", Grid::rows(blocks), &arguments)?;
+    Ok(out)
 }
 
 /// Sum of squares of all elements of some tensors, in 64 bits.

@@ -23,17 +23,17 @@ use crate::subsample::halved;
 use crate::testing::{DeviceUnderTest, normal, values};
 use crate::{bias, depthwise, elementwise, glu, layer_norm, subsample};
 
-const BOUND: f64 = 2e-5;
+pub(super) const BOUND: f64 = 2e-5;
 
-fn random(shape: &[usize], noise: &mut Noise) -> Tensor {
+pub(super) fn random(shape: &[usize], noise: &mut Noise) -> Tensor {
     normal(shape, noise).to_dtype(DType::F32).unwrap()
 }
 
 /// Brings a tensor to where a function is to compute.
-type Place<'a> = &'a dyn Fn(&Tensor) -> Tensor;
+pub(super) type Place<'a> = &'a dyn Fn(&Tensor) -> Tensor;
 
 /// Runs the same function on the CPU and on the device under test, and compares what it gives.
-fn same(what: &str, bound: f64, run: impl Fn(Place) -> Result<Vec<Tensor>>) {
+pub(super) fn same(what: &str, bound: f64, run: impl Fn(Place) -> Result<Vec<Tensor>>) {
     let expected = run(&Tensor::clone).unwrap();
     let (found, counts) = counted(|| on_device(&run).unwrap());
     assert!(counts.launches() > 0, "{what}: no kernel was launched");
@@ -51,7 +51,7 @@ fn same(what: &str, bound: f64, run: impl Fn(Place) -> Result<Vec<Tensor>>) {
     }
 }
 
-fn on_device<R>(run: impl Fn(Place) -> R) -> R {
+pub(super) fn on_device<R>(run: impl Fn(Place) -> R) -> R {
     DeviceUnderTest::get().run(|device| run(&|tensor: &Tensor| tensor.to_device(device).unwrap()))
 }
 
@@ -109,26 +109,28 @@ fn norms() {
         for residual in [None, Some(&round)] {
             same("layer norm, backward", bound, |on| {
                 let residual = residual.map(on);
-                let (dx, dw, db) = layer_norm::layer_norm_backward(
+                let (dx, sums) = layer_norm::layer_norm_backward(
                     &on(&x),
                     &on(&statistics),
                     &on(&weight),
                     &on(&dy),
                     residual.as_ref(),
                 )?;
-                Ok(vec![dx, dw, db])
+                let sums = sums.total()?;
+                Ok(vec![dx, sums.narrow(0, 0, d)?, sums.narrow(0, d, d)?])
             });
         }
         for mask in [None, DropMask::draw(0.3, &mut noise)] {
             same("layer norm of a sum", bound, |on| {
                 let (weight, offset) = (on(&weight), on(&offset));
                 let (sum, y, statistics) =
-                    layer_norm::add_and_norm(&on(&x), &on(&round), (0.5, mask), &weight, &offset)?;
+                    layer_norm::add_and_norm(DType::F32, &on(&x), &on(&round), (0.5, mask), &weight, &offset)?;
                 Ok(vec![sum, y, statistics])
             });
             same("layer norm, backward and dropped", bound, |on| {
                 let (x, statistics, weight) = (on(&x), on(&statistics), on(&weight));
-                let ((dx, dw, db), dropped) = layer_norm::layer_norm_backward_dropped(
+                let ((dx, sums), dropped) = layer_norm::layer_norm_backward_dropped(
+                    DType::F32,
                     &x,
                     &statistics,
                     &weight,
@@ -136,7 +138,8 @@ fn norms() {
                     Some(&on(&round)),
                     (0.5, mask),
                 )?;
-                Ok(vec![dx, dw, db, dropped])
+                let sums = sums.total()?;
+                Ok(vec![dx, sums.narrow(0, 0, d)?, sums.narrow(0, d, d)?, dropped])
             });
         }
         same("batch statistics", BOUND, |on| {
@@ -201,7 +204,12 @@ fn elements() {
             });
             same("silu", BOUND, |on| Ok(vec![elementwise::silu(&on(&x), mask)?]));
             same("silu, backward", BOUND, |on| {
-                Ok(vec![elementwise::silu_backward(&on(&x), on(&y).copy()?, mask)?])
+                Ok(vec![elementwise::silu_backward(
+                    DType::F32,
+                    &on(&x),
+                    on(&y).copy()?,
+                    mask,
+                )?])
             });
         }
     }

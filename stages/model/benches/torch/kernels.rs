@@ -126,7 +126,7 @@ pub fn around(torch: &mut Peer) -> Result<()> {
     let (h, dh) = ((random(&[rows, 4 * d])?.abs()? + 20.0)?, random(&[rows, 4 * d])?);
     compare("SiLU 1200x1024", torch, "silu 1200 1024", || {
         silu(&h, None)?;
-        Ok(silu_backward(&h, dh.clone(), None).map(drop)?)
+        Ok(silu_backward(h.dtype(), &h, dh.clone(), None).map(drop)?)
     })?;
     compare("batch norm, SiLU 1200x256", torch, "batch_norm_silu 8 150 256", || {
         let (mean, inverse, _) = batch_statistics(&x, (&bias, &weight))?;

@@ -13,13 +13,15 @@ use flow_kernels::attention::{
 use flow_kernels::device::to_device;
 use flow_kernels::elementwise::add_in_place;
 use flow_kernels::noise::DropMask;
-use flow_kernels::product::product;
+use flow_kernels::product::{add_product_in, product, product_in};
+use flow_kernels::relative_attention::{self, Positions, Projections};
 
 use super::linear::Linear;
 use super::{Frames, dropout};
 use crate::config::{AttentionContext, EncoderConfig};
 use crate::error::{Error, Result};
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// Sine and cosine rows for relative positions, made once and cut to size.
 #[derive(Debug)]
@@ -91,20 +93,37 @@ pub struct Attention {
     dropout: f64,
 }
 
-/// What the backward pass needs. Heads first: (H, B * T, k).
+/// What the backward pass needs.
 #[derive(Debug)]
 pub struct Saved {
     x: Tensor,
     /// (2 * reach + 1, d)
     positions: Tensor,
-    query_u: Tensor,
-    query_v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    /// (H, 2 * reach + 1, k)
     projected: Tensor,
-    blocks: Vec<SavedBlock>,
+    way: Way,
+    /// (rows, d)
     context: Tensor,
+}
+
+/// How the context was computed.
+#[derive(Debug)]
+enum Way {
+    /// Of a matrix of scores for each block of queries. Heads first: (H, B * T, k); so are the projected positions, (H, 2 * reach
+    /// + 1, k).
+    Blocks {
+        query_u: Tensor,
+        query_v: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        blocks: Vec<SavedBlock>,
+    },
+    /// By one kernel. The projected positions are (2 * reach + 1, d).
+    Fused {
+        projections: Projections,
+        /// The logarithms of the sums of weights, (H, B * T).
+        logs: Tensor,
+        masks: Vec<Option<DropMask>>,
+    },
 }
 
 #[derive(Debug)]
@@ -124,6 +143,7 @@ impl Attention {
         let (query, key) = (linear("q", config.use_bias)?, linear("k", config.use_bias)?);
         let (value, output) = (linear("v", config.use_bias)?, linear("out", config.use_bias)?);
         let position = linear("pos", false)?;
+        builder.stack(&[query.weight_id(), key.weight_id(), value.weight_id()])?;
         let band = band_of(config.attention_context);
         let mut bias = |part: &str| {
             builder.parameter(
@@ -165,6 +185,9 @@ impl Attention {
         let (batch, time) = (frames.batch, frames.time);
         let reach = reach(self.band, time);
         let positions = positions.narrow(0, positions.dim(0)? / 2 - reach, 2 * reach + 1)?;
+        if relative_attention::is_for(parameters.get(self.bias_u), k) {
+            return self.forward_fused(parameters, x, positions, frames, mode);
+        }
         let query = self.query.forward(parameters, x)?;
         let (key, value) = (self.key.forward(parameters, x)?, self.value.forward(parameters, x)?);
         let biases = (parameters.get(self.bias_u), parameters.get(self.bias_v));
@@ -195,12 +218,14 @@ impl Attention {
         let saved = Saved {
             x: x.clone(),
             positions,
-            query_u,
-            query_v,
-            keys,
-            values,
             projected,
-            blocks,
+            way: Way::Blocks {
+                query_u,
+                query_v,
+                keys,
+                values,
+                blocks,
+            },
             context,
         };
         Ok((y, saved))
@@ -223,7 +248,90 @@ impl Attention {
         }
     }
 
-    /// Adds the gradients of all parts and gives that of `x`.
+    /// The same by one kernel, on a device.
+    fn forward_fused(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        positions: Tensor,
+        frames: &Frames,
+        mode: &mut Mode,
+    ) -> Result<(Tensor, Saved)> {
+        let projections = match self.stacked_weights(parameters) {
+            Some(weights) => Projections::Together(product_in(weights.dtype(), x, &weights.t()?)?),
+            None => Projections::Apart([
+                self.query.forward(parameters, x)?,
+                self.key.forward(parameters, x)?,
+                self.value.forward(parameters, x)?,
+            ]),
+        };
+        let projected = self.position.forward(parameters, &positions)?;
+        let masks: Vec<_> = query_blocks(self.band, self.block, frames.time)
+            .iter()
+            .map(|_| dropout::draw(self.dropout, mode))
+            .collect();
+        let factors = self.output.factors(&projected);
+        let (context, logs) = relative_attention::forward(
+            factors,
+            &projections,
+            self.positions(parameters, &projected),
+            &self.fused(frames, &masks, factors),
+        )?;
+        let y = self.output.forward(parameters, &context)?;
+        let saved = Saved {
+            x: x.clone(),
+            positions,
+            projected,
+            way: Way::Fused {
+                projections,
+                logs,
+                masks,
+            },
+            context,
+        };
+        Ok((y, saved))
+    }
+
+    /// The weights of query, key and value below each other, where they lie so and there is nothing to add to the product.
+    fn stacked_weights<'a>(&self, parameters: &'a Parameters) -> Option<&'a Tensor> {
+        let biased = [&self.query, &self.key, &self.value]
+            .iter()
+            .any(|linear| linear.bias().is_some());
+        parameters.stacked(&self.projection_ids()).filter(|_| !biased)
+    }
+
+    fn projection_ids(&self) -> [ParameterId; 3] {
+        [&self.query, &self.key, &self.value].map(Linear::weight_id)
+    }
+
+    fn positions<'a>(&self, parameters: &'a Parameters, projected: &'a Tensor) -> Positions<'a> {
+        Positions {
+            projected,
+            biases: (parameters.get(self.bias_u), parameters.get(self.bias_v)),
+        }
+    }
+
+    fn fused<'a>(
+        &self,
+        frames: &'a Frames,
+        masks: &'a [Option<DropMask>],
+        factors: DType,
+    ) -> relative_attention::Attention<'a> {
+        relative_attention::Attention {
+            lengths: &frames.lengths,
+            time: frames.time,
+            heads: self.heads,
+            scale: self.scale,
+            band: self.band,
+            reach: reach(self.band, frames.time),
+            masks,
+            block: if masks.len() > 1 { self.block } else { frames.time },
+            factors,
+        }
+    }
+
+    /// Adds the gradients of all parts, some of them by way of `sums`, and gives that of `x`. What is to be done with sums that are
+    /// kept is [`Attention::backward_positions`].
     pub fn backward(
         &self,
         parameters: &Parameters,
@@ -231,29 +339,99 @@ impl Attention {
         frames: &Frames,
         dy: &Tensor,
         gradients: &mut Gradients,
+        sums: &mut PendingSums,
     ) -> Result<Tensor> {
-        let (heads, batch, time) = (self.heads, frames.batch, frames.time);
-        let (_, rows, k) = saved.keys.dims3()?;
         let d_context = self.output.backward(parameters, &saved.context, dy, gradients)?;
-        let d_context = split_heads(&d_context, heads, None)?;
+        let Way::Fused {
+            projections,
+            logs,
+            masks,
+        } = &saved.way
+        else {
+            return self.backward_blocks(parameters, saved, frames, &d_context, gradients);
+        };
+        let factors = self.query.factors(&d_context);
+        let found = relative_attention::backward(
+            factors,
+            projections,
+            self.positions(parameters, &saved.projected),
+            &self.fused(frames, masks, factors),
+            (&saved.context, logs),
+            &d_context,
+        )?;
+        sums.add(&[self.bias_u, self.bias_v], found.biases);
+        sums.keep(found.positions);
+        let d = found.projections;
+        let Some(weights) = self.stacked_weights(parameters) else {
+            let d = |at: usize| d.chunk(3, 1)?[at].contiguous();
+            let dx = self.query.backward(parameters, &saved.x, &d(0)?, gradients)?;
+            for (linear, d) in [(&self.key, d(1)?), (&self.value, d(2)?)] {
+                add_in_place(&dx, &linear.backward(parameters, &saved.x, &d, gradients)?)?;
+            }
+            return Ok(dx);
+        };
+        let ids = self.projection_ids();
+        let stored = weights.dtype();
+        if ids.iter().any(|&id| gradients.wants(id)) {
+            match gradients.stacked(&ids) {
+                Some(sum) => add_product_in(stored, sum, &d.t()?, &saved.x)?,
+                None => {
+                    let gradient = product_in(stored, &d.t()?, &saved.x)?;
+                    gradients.add_stacked(&ids, gradient)?;
+                }
+            }
+        }
+        Ok(product_in(stored, &d, weights)?)
+    }
+
+    /// Adds the gradient of the positions' weight, of the sums that [`Attention::backward`] keeps, if any.
+    pub fn backward_positions(&self, saved: &Saved, kept: &[Tensor], gradients: &mut Gradients) -> Result<()> {
+        for sums in kept {
+            let d_projected = sums.reshape(saved.projected.shape())?;
+            self.position
+                .backward_weights(&saved.positions, &d_projected, gradients)?;
+        }
+        Ok(())
+    }
+
+    fn backward_blocks(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        frames: &Frames,
+        d_context: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<Tensor> {
+        let Way::Blocks {
+            query_u,
+            query_v,
+            keys,
+            values,
+            blocks,
+        } = &saved.way
+        else {
+            return Err(Error::Input("attention was computed by one kernel".into()));
+        };
+        let (heads, batch, time) = (self.heads, frames.batch, frames.time);
+        let (_, rows, k) = keys.dims3()?;
+        let d_context = split_heads(d_context, heads, None)?;
         let (mut d_query_u, mut d_query_v) = (Vec::new(), Vec::new());
         let (mut d_keys, mut d_values, mut d_projected) = (None, None, None);
-        for block in &saved.blocks {
+        for block in blocks {
             let (q, s) = (&block.queries, &block.keys);
             let part = |x: &Tensor, range: &Range<usize>| -> Result<Tensor> {
                 Ok(rows_of(x, batch, range)?.reshape((heads * batch, range.len(), k))?)
             };
             let square = (heads * batch, q.len(), s.len());
             let d_context = part(&d_context, q)?;
-            let d_dropped =
-                product(&d_context, &part(&saved.values, s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
+            let d_dropped = product(&d_context, &part(values, s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
             let scores = self.scores(self.band, frames, q, s);
             let ((d_content, d_position), dropped) =
                 weights_dropped_backward(&block.weights, &d_dropped, &scores, block.mask)?;
             let from_values = product(&dropped.reshape(square)?.t()?, &d_context)?;
             let d_content = d_content.reshape(square)?;
             let d_position = d_position.reshape((heads, batch * q.len(), ()))?;
-            let from_keys = product(&d_content.t()?, &part(&saved.query_u, q)?)?;
+            let from_keys = product(&d_content.t()?, &part(query_u, q)?)?;
             for (sum, part) in [(&mut d_values, from_values), (&mut d_keys, from_keys)] {
                 let part = part.reshape((heads, batch * s.len(), k))?;
                 if s.len() == time {
@@ -267,9 +445,9 @@ impl Attention {
                 add_rows_in_place(sum, &part, batch, s.start)?;
             }
             let shape = (heads, batch, q.len(), k);
-            d_query_u.push(product(&d_content, &part(&saved.keys, s)?)?.reshape(shape)?);
+            d_query_u.push(product(&d_content, &part(keys, s)?)?.reshape(shape)?);
             d_query_v.push(product(&d_position, &saved.projected)?.reshape(shape)?);
-            let part = product(&d_position.t()?, &rows_of(&saved.query_v, batch, q)?)?;
+            let part = product(&d_position.t()?, &rows_of(query_v, batch, q)?)?;
             match &d_projected {
                 None => d_projected = Some(part),
                 Some(sum) => add_in_place(sum, &part)?,
@@ -368,6 +546,8 @@ fn join(mut blocks: Vec<Tensor>) -> Result<Tensor> {
 }
 
 #[cfg(test)]
+mod device_tests;
+#[cfg(test)]
 mod tests {
     use super::*;
     use flow_kernels::testing::{max_difference, normal};
@@ -409,12 +589,22 @@ mod tests {
         let mode = &mut Mode::Evaluate;
         let (y, saved) = attention.forward(parameters, &x, &positions, &frames, mode).unwrap();
         let mut gradients = Gradients::new(parameters);
+        let mut sums = PendingSums::default();
         let dx = attention
-            .backward(parameters, &saved, &frames, &dy, &mut gradients)
+            .backward(parameters, &saved, &frames, &dy, &mut gradients, &mut sums)
             .unwrap();
+        let kept = sums.complete(parameters, &mut gradients).unwrap();
+        attention.backward_positions(&saved, &kept, &mut gradients).unwrap();
         let mut all = vec![y, dx];
         all.extend(parameters.iter().filter_map(|(id, _)| gradients.get(id).cloned()));
         (all, saved)
+    }
+
+    fn blocks(saved: &Saved) -> &[SavedBlock] {
+        match &saved.way {
+            Way::Blocks { blocks, .. } => blocks,
+            Way::Fused { .. } => panic!("the CPU has no kernel for it"),
+        }
     }
 
     #[test]
@@ -422,10 +612,14 @@ mod tests {
         for (width, time) in [(1, 40), (5, 64), (7, 33), (8, 25), (16, 49), (3, 16), (0, 20)] {
             let (mut attention, parameters) = attention(width);
             let (found, saved) = run(&attention, &parameters, time);
-            assert_eq!(saved.blocks.len() > 1, attention.block + width < time, "{width} {time}");
+            assert_eq!(
+                blocks(&saved).len() > 1,
+                attention.block + width < time,
+                "{width} {time}"
+            );
             attention.block = usize::MAX;
             let (expected, saved) = run(&attention, &parameters, time);
-            assert_eq!((saved.blocks.len(), found.len()), (1, expected.len()));
+            assert_eq!((blocks(&saved).len(), found.len()), (1, expected.len()));
             for (found, expected) in found.iter().zip(&expected) {
                 let worst = max_difference(found, expected);
                 assert!(worst < 1e-12, "{width} {time}: {worst}");
@@ -438,7 +632,7 @@ mod tests {
         let (attention, parameters) = attention(4);
         let kept = |time: usize| {
             let (_, saved) = run(&attention, &parameters, time);
-            let weights: usize = saved.blocks.iter().map(|block| block.weights.elem_count()).sum();
+            let weights: usize = blocks(&saved).iter().map(|block| block.weights.elem_count()).sum();
             weights + saved.projected.elem_count() + saved.positions.elem_count()
         };
         let (short, long) = (kept(160), kept(1600));

@@ -3,7 +3,7 @@
 
 pub mod stream;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use flow_kernels::noise::DropMask;
 
 use super::attention::{self, Attention};
@@ -14,6 +14,7 @@ use super::{Frames, dropout};
 use crate::config::EncoderConfig;
 use crate::error::Result;
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// Weight of a feed-forward module in the residual sum.
 const HALF: f64 = 0.5;
@@ -67,6 +68,11 @@ impl ConformerLayer {
         })
     }
 
+    /// The type in which the layer multiplies what is like `x` with its weights.
+    pub fn factors(&self, x: &Tensor) -> DType {
+        self.feed_forward1.factors(x)
+    }
+
     /// `x` (rows, d), positional table (2T - 1, d) -> (rows, d).
     pub fn forward(
         &self,
@@ -77,23 +83,29 @@ impl ConformerLayer {
         mode: &mut Mode,
         updates: &mut BufferUpdates,
     ) -> Result<(Tensor, Saved)> {
-        let (n, n1) = self.norm_feed_forward1.forward(parameters, x)?;
+        // What the modules multiply with their weights comes in the type of these.
+        let (factors, wide) = (self.factors(x), x.dtype());
+        let (n, n1) = self.norm_feed_forward1.forward_in(parameters, factors, x)?;
         let (y1, s1) = self.feed_forward1.forward(parameters, &n, mode)?;
         let m1 = dropout::draw(self.dropout, mode);
 
-        let (x, n, n2) = self.norm_self_att.forward_sum(parameters, x, &y1, (HALF, m1))?;
+        let (x, n, n2) = self
+            .norm_self_att
+            .forward_sum(parameters, factors, x, &y1, (HALF, m1))?;
         let (y2, s2) = self.self_attn.forward(parameters, &n, positions, frames, mode)?;
         let m2 = dropout::draw(self.dropout, mode);
 
-        let (x, n, n3) = self.norm_conv.forward_sum(parameters, &x, &y2, (1.0, m2))?;
+        let (x, n, n3) = self.norm_conv.forward_sum(parameters, factors, &x, &y2, (1.0, m2))?;
         let (y3, s3) = self.conv.forward(parameters, &n, frames, mode, updates)?;
         let m3 = dropout::draw(self.dropout, mode);
 
-        let (x, n, n4) = self.norm_feed_forward2.forward_sum(parameters, &x, &y3, (1.0, m3))?;
+        let (x, n, n4) = self
+            .norm_feed_forward2
+            .forward_sum(parameters, factors, &x, &y3, (1.0, m3))?;
         let (y4, s4) = self.feed_forward2.forward(parameters, &n, mode)?;
         let m4 = dropout::draw(self.dropout, mode);
 
-        let (_, y, norm_out) = self.norm_out.forward_sum(parameters, &x, &y4, (HALF, m4))?;
+        let (_, y, norm_out) = self.norm_out.forward_sum(parameters, wide, &x, &y4, (HALF, m4))?;
         let saved = Saved {
             feed_forward1: (n1, s1),
             self_attn: (n2, s2),
@@ -118,30 +130,38 @@ impl ConformerLayer {
     ) -> Result<Tensor> {
         let p = parameters;
         let [m1, m2, m3, m4] = saved.masks;
+        let factors = self.factors(dy);
+        let mut sums = PendingSums::default();
+        let dropped = |factor: f64, mask: Option<DropMask>| (factors, (factor, mask));
         let (dx, d) = self
             .norm_out
-            .backward_dropped(p, &saved.norm_out, dy, None, (HALF, m4), gradients)?;
+            .backward_dropped(p, &saved.norm_out, dy, None, dropped(HALF, m4), &mut sums)?;
 
         let (norm, inner) = &saved.feed_forward2;
         let d = self.feed_forward2.backward(p, inner, &d, gradients)?;
         let (dx, d) = self
             .norm_feed_forward2
-            .backward_dropped(p, norm, &d, Some(&dx), (1.0, m3), gradients)?;
+            .backward_dropped(p, norm, &d, Some(&dx), dropped(1.0, m3), &mut sums)?;
 
         let (norm, inner) = &saved.conv;
-        let d = self.conv.backward(p, inner, frames, &d, gradients)?;
+        let d = self.conv.backward(p, inner, frames, &d, gradients, &mut sums)?;
         let (dx, d) = self
             .norm_conv
-            .backward_dropped(p, norm, &d, Some(&dx), (1.0, m2), gradients)?;
+            .backward_dropped(p, norm, &d, Some(&dx), dropped(1.0, m2), &mut sums)?;
 
-        let (norm, inner) = &saved.self_attn;
-        let d = self.self_attn.backward(p, inner, frames, &d, gradients)?;
+        let (norm, attention) = &saved.self_attn;
+        let d = self
+            .self_attn
+            .backward(p, attention, frames, &d, gradients, &mut sums)?;
         let (dx, d) = self
             .norm_self_att
-            .backward_dropped(p, norm, &d, Some(&dx), (HALF, m1), gradients)?;
+            .backward_dropped(p, norm, &d, Some(&dx), dropped(HALF, m1), &mut sums)?;
 
         let (norm, inner) = &saved.feed_forward1;
         let d = self.feed_forward1.backward(p, inner, &d, gradients)?;
-        self.norm_feed_forward1.backward(p, norm, &d, Some(&dx), gradients)
+        let dx = self.norm_feed_forward1.backward(p, norm, &d, Some(&dx), &mut sums)?;
+        let kept = sums.complete(p, gradients)?;
+        self.self_attn.backward_positions(attention, &kept, gradients)?;
+        Ok(dx)
     }
 }

@@ -4,18 +4,17 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 use flow_kernels::Lengths;
-use flow_kernels::batch_norm::{
-    Normaliser, batch_statistics, inverse_deviation, normalise_silu, normalise_silu_backward,
-};
-use flow_kernels::bias::column_sum;
-use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
-use flow_kernels::glu::{glu, glu_backward};
+use flow_kernels::batch_norm::{Normaliser, inverse_deviation, normalise_silu};
+use flow_kernels::depthwise::depthwise;
+use flow_kernels::gated_convolution::{self, Output, Weights};
+use flow_kernels::glu::glu;
 
 use super::Frames;
 use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::Result;
 use crate::parameters::{BufferUpdates, Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// The convolution module.
 #[derive(Clone, Debug)]
@@ -36,12 +35,7 @@ pub struct Convolution {
 #[derive(Debug)]
 pub struct Saved {
     x: Tensor,
-    doubled: Tensor,
-    gated: Tensor,
-    convolved: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    batch_statistics: bool,
+    convolution: gated_convolution::Saved,
     activated: Tensor,
 }
 
@@ -98,42 +92,27 @@ impl Convolution {
         mode: &Mode,
         updates: &mut BufferUpdates,
     ) -> Result<(Tensor, Saved)> {
-        let (rows, d) = x.dims2()?;
+        let (_, d) = x.dims2()?;
         let doubled = self
             .pointwise1
             .forward(parameters, x)?
             .reshape((frames.batch, frames.time, 2 * d))?;
-        let gated = glu(&doubled, &frames.lengths)?;
-        let convolved = depthwise(
-            &gated,
-            parameters.get(self.depthwise_weight),
-            self.depthwise_bias.map(|id| parameters.get(id)),
-        )?
-        .reshape((rows, d))?;
-        let (mean, inverse) = if mode.is_training() {
-            let running = (parameters.get(self.running_mean), parameters.get(self.running_variance));
-            let (mean, inverse, [moved_mean, moved_variance]) = batch_statistics(&convolved, running)?;
+        let factors = self.pointwise2.factors(&doubled);
+        let by = self.weights(parameters);
+        let Output { y, saved, moved } =
+            gated_convolution::forward(factors, &doubled, &frames.lengths, by, mode.is_training())?;
+        if let Some([moved_mean, moved_variance]) = moved {
             updates.push(self.running_mean, moved_mean);
             updates.push(self.running_variance, moved_variance);
             let batches = parameters.get(self.batches);
             updates.push(self.batches, (batches + batches.ones_like()?)?);
-            (mean, inverse)
-        } else {
-            self.running_statistics(parameters)?
-        };
-        let activated = normalise_silu(&convolved, &self.normaliser(parameters, &mean, &inverse))?;
-        let y = self.pointwise2.forward(parameters, &activated)?;
+        }
         let saved = Saved {
             x: x.clone(),
-            doubled,
-            gated,
-            convolved,
-            mean,
-            inverse,
-            batch_statistics: mode.is_training(),
-            activated,
+            convolution: saved,
+            activated: y,
         };
-        Ok((y, saved))
+        Ok((self.pointwise2.forward(parameters, &saved.activated)?, saved))
     }
 
     /// What the depthwise convolution of [`Convolution::forward`] is over: (rows, d) -> (rows, d). Rows from `valid` on are 0.
@@ -179,7 +158,17 @@ impl Convolution {
         Ok((parameters.get(self.running_mean).clone(), inverse))
     }
 
-    /// Adds the gradients of all parts and gives that of `x`.
+    fn weights<'a>(&self, parameters: &'a Parameters) -> Weights<'a> {
+        Weights {
+            weight: parameters.get(self.depthwise_weight),
+            bias: self.depthwise_bias.map(|id| parameters.get(id)),
+            norm_weight: parameters.get(self.norm_weight),
+            norm_bias: parameters.get(self.norm_bias),
+            running: (parameters.get(self.running_mean), parameters.get(self.running_variance)),
+        }
+    }
+
+    /// Adds the gradients of all parts, some of them by way of `sums`, and gives that of `x`.
     pub fn backward(
         &self,
         parameters: &Parameters,
@@ -187,27 +176,20 @@ impl Convolution {
         frames: &Frames,
         dy: &Tensor,
         gradients: &mut Gradients,
+        sums: &mut PendingSums,
     ) -> Result<Tensor> {
         let (rows, d) = saved.x.dims2()?;
         let d_activated = self.pointwise2.backward(parameters, &saved.activated, dy, gradients)?;
-        let (d_convolved, d_weight, d_bias) = normalise_silu_backward(
-            &saved.convolved,
-            &self.normaliser(parameters, &saved.mean, &saved.inverse),
-            &d_activated,
-            saved.batch_statistics,
-        )?;
-        gradients.add(self.norm_weight, d_weight)?;
-        gradients.add(self.norm_bias, d_bias)?;
-        if let Some(bias) = self.depthwise_bias {
-            gradients.add(bias, column_sum(&d_convolved)?)?;
+        let factors = self.pointwise1.factors(&d_activated);
+        let by = self.weights(parameters);
+        let found = gated_convolution::backward(factors, &saved.convolution, &frames.lengths, by, &d_activated)?;
+        gradients.add(self.norm_weight, found.norm_weight)?;
+        gradients.add(self.norm_bias, found.norm_bias)?;
+        sums.add(&[self.depthwise_weight], found.weight);
+        if let (Some(id), Some(bias)) = (self.depthwise_bias, found.bias) {
+            sums.add(&[id], bias);
         }
-        let d_convolved = d_convolved.reshape((frames.batch, frames.time, d))?;
-        if gradients.wants(self.depthwise_weight) {
-            let gradient = depthwise_backward_weight(&saved.gated, &d_convolved, self.kernel)?;
-            gradients.add(self.depthwise_weight, gradient)?;
-        }
-        let d_gated = depthwise_backward(&d_convolved, parameters.get(self.depthwise_weight))?;
-        let d_doubled = glu_backward(&saved.doubled, &d_gated, &frames.lengths)?.reshape((rows, 2 * d))?;
+        let d_doubled = found.doubled.reshape((rows, 2 * d))?;
         self.pointwise1.backward(parameters, &saved.x, &d_doubled, gradients)
     }
 }

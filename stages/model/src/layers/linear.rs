@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
 use flow_kernels::is_gpu;
-use flow_kernels::product::product_in;
+use flow_kernels::product::{add_product_in, product_in};
 
 use crate::error::Result;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
@@ -51,9 +51,23 @@ impl Linear {
         })
     }
 
+    /// The weight.
+    pub fn weight_id(&self) -> ParameterId {
+        self.weight
+    }
+
     /// The bias, if there is one.
     pub fn bias(&self) -> Option<ParameterId> {
         self.bias
+    }
+
+    /// The type in which an input or an output's gradient, which now is `x`, is multiplied with the weight: that of `x`, but
+    /// bf16 on a device where the weight is stored so.
+    pub fn factors(&self, x: &Tensor) -> DType {
+        match is_gpu(x.device()) && self.stored == DType::BF16 {
+            true => DType::BF16,
+            false => x.dtype(),
+        }
     }
 
     fn weight(&self, parameters: &Parameters) -> Result<Tensor> {
@@ -98,13 +112,25 @@ impl Linear {
     /// Adds the gradients of weight and bias only.
     pub fn backward_weights(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
         if gradients.wants(self.weight) {
-            let gradient = product_in(self.stored, &dy.t()?, x)?;
-            gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
+            match gradients.get(self.weight).filter(|sum| is_gpu(sum.device())) {
+                Some(sum) => {
+                    let sum = sum.reshape((self.output, self.input))?;
+                    add_product_in(self.stored, &sum, &dy.t()?, x)?;
+                }
+                None => {
+                    let gradient = product_in(self.stored, &dy.t()?, x)?;
+                    gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
+                }
+            }
         }
         if let Some(bias) = self.bias
             && gradients.wants(bias)
         {
-            gradients.add(bias, column_sum(dy)?)?;
+            let sum = match dy.dtype() {
+                DType::BF16 => column_sum(&dy.to_dtype(DType::F32)?)?,
+                _ => column_sum(dy)?,
+            };
+            gradients.add(bias, sum)?;
         }
         Ok(())
     }
