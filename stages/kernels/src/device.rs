@@ -81,6 +81,17 @@ pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
     Ok(tensor.to_device(device)?)
 }
 
+/// A tensor on another device, with a storage of its own size. Candle moves all of the storage that a tensor is a part of.
+pub fn moved(tensor: &Tensor, device: &Device) -> Result<Tensor> {
+    if tensor.device().same_device(device) {
+        return Ok(tensor.clone());
+    }
+    if is_gpu(tensor.device()) {
+        return Ok(tensor.force_contiguous()?.to_device(device)?);
+    }
+    Ok(tensor.to_device(device)?)
+}
+
 #[cfg(feature = "cuda")]
 fn cuda(number: usize) -> Result<Device> {
     let failed = |error: candle_core::Error| Error::Input(format!("CUDA device {number}: {error}"));

@@ -57,8 +57,8 @@ pub struct BackwardOutput {
     /// Of the depthwise convolution's weight, C k sums, and of its bias, where there is one.
     pub weight: ColumnSums,
     pub bias: Option<ColumnSums>,
-    pub norm_weight: Tensor,
-    pub norm_bias: Tensor,
+    /// Of the normalisation's weight and bias, 2 C sums.
+    pub norm: ColumnSums,
 }
 
 /// From values and gates `doubled` (B, T, 2 C) to (B T, C), of type `dtype`, which on a device is f32 or bf16. Gated values at
@@ -117,7 +117,6 @@ pub fn backward(dtype: DType, saved: &Saved, lengths: &Lengths, by: Weights, dy:
         doubled: glu_backward(&saved.doubled, &d_gated, lengths)?.to_dtype(dtype)?,
         weight: ColumnSums::whole(weight.flatten_all()?),
         bias: bias.map(ColumnSums::whole),
-        norm_weight,
-        norm_bias,
+        norm: ColumnSums::whole(Tensor::cat(&[norm_weight, norm_bias], 0)?),
     })
 }

@@ -57,6 +57,66 @@ pub fn add_and_norm(
     Ok((sum, normalised, statistics))
 }
 
+/// What [`add_and_norm_twice`] gives, (.., d) each.
+pub struct TwoNorms {
+    pub sum: Tensor,
+    /// The sum normalised.
+    pub out: Tensor,
+    /// That normalised again.
+    pub next: Tensor,
+    /// Of both normalisations, (rows, 2).
+    pub statistics: [Tensor; 2],
+}
+
+/// [`add_and_norm`]; and [`layer_norm_in`] of what it gives, by other parameters. `by`: weight and bias of both, in order.
+pub fn add_and_norm_twice(
+    dtype: DType,
+    x: &Tensor,
+    y: &Tensor,
+    drop: (f64, Option<DropMask>),
+    by: [(&Tensor, &Tensor); 2],
+) -> Result<TwoNorms> {
+    on_gpu!(x, layer_norm::add_and_norm_twice(dtype, x, y, drop, by));
+    let [(weight, bias), (next_weight, next_bias)] = by;
+    let (sum, out, statistics) = add_and_norm(x.dtype(), x, y, drop, weight, bias)?;
+    let (next, next_statistics) = layer_norm_in(dtype, &out, next_weight, next_bias)?;
+    Ok(TwoNorms {
+        sum,
+        out,
+        next,
+        statistics: [statistics, next_statistics],
+    })
+}
+
+/// What the backward pass of a normalisation needs.
+#[derive(Clone, Copy)]
+pub struct NormInput<'a> {
+    pub x: &'a Tensor,
+    /// (rows, 2)
+    pub statistics: &'a Tensor,
+    pub weight: &'a Tensor,
+}
+
+/// The way back through [`add_and_norm_twice`]: [`layer_norm_backward`] of the second, with the gradient of its result and the
+/// residual, and [`layer_norm_backward_dropped`] of the first. The sums are those of the second and of the first; then the
+/// gradient of the first one's input, and that dropped.
+pub fn layer_norm_backward_twice(
+    dtype: DType,
+    next: NormInput,
+    (dy, residual): (&Tensor, &Tensor),
+    norm: NormInput,
+    drop: (f64, Option<DropMask>),
+) -> Result<([ColumnSums; 2], Tensor, Tensor)> {
+    on_gpu!(
+        dy,
+        layer_norm::layer_norm_backward_twice(dtype, next, (dy, residual), norm, drop)
+    );
+    let (between, next_sums) = layer_norm_backward(next.x, next.statistics, next.weight, dy, Some(residual))?;
+    let ((dx, sums), dropped) =
+        layer_norm_backward_dropped(dtype, norm.x, norm.statistics, norm.weight, &between, None, drop)?;
+    Ok(([next_sums, sums], dx, dropped))
+}
+
 /// Gradients of a layer normalisation: with respect to `x` (.., d), and to weight and bias, (2 d) sums.
 pub type LayerNormGradients = (Tensor, ColumnSums);
 

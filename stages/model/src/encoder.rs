@@ -10,11 +10,12 @@ use crate::Precision;
 use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::layers::attention::PositionTable;
-use crate::layers::conformer_layer::{self, ConformerLayer};
+use crate::layers::conformer_layer::{self, BranchGradients, ConformerLayer};
 use crate::layers::subsampling::{self, Subsampling};
 use crate::layers::{Frames, dropout};
 use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// The encoder.
 #[derive(Debug)]
@@ -93,14 +94,34 @@ impl Encoder {
         observer.before_forward(ParameterGroup::Subsampling, parameters);
         let (mut x, mut saved) = self.start(parameters, features, lengths, &mut mode)?;
         let mut updates = BufferUpdates::default();
+        let mut normalised = match self.layers.first() {
+            Some(first) => {
+                observer.before_forward(ParameterGroup::Layer(0), parameters);
+                Some(first.begin(parameters, &x)?)
+            }
+            None => None,
+        };
         for (number, layer) in self.layers.iter().enumerate() {
-            observer.before_forward(ParameterGroup::Layer(number), parameters);
             let noise = match &mode {
                 Mode::Train(noise) if self.recompute => Some((*noise).clone()),
                 _ => None,
             };
             let (positions, frames) = (&saved.positions, &saved.frames);
-            let (y, whole) = layer.forward(parameters, &x, positions, frames, &mut mode, &mut updates)?;
+            let begun = match normalised.take() {
+                Some(normalised) => normalised,
+                None => layer.begin(parameters, &x)?,
+            };
+            let body = layer.body(parameters, (&x, begun), positions, frames, &mut mode, &mut updates)?;
+            let (y, whole) = match self.layers.get(number + 1) {
+                // Two norms in one pass.
+                Some(next) => {
+                    observer.before_forward(ParameterGroup::Layer(number + 1), parameters);
+                    let (y, whole, begun) = layer.end_and_begin(parameters, body, next)?;
+                    normalised = Some(begun);
+                    (y, whole)
+                }
+                None => layer.end(parameters, body)?,
+            };
             saved.layers.push(if self.recompute {
                 LayerSaved::Input(x, noise)
             } else {
@@ -208,7 +229,12 @@ impl Encoder {
             layers,
         } = saved;
         let mut d = d_encoded.reshape((frames.rows(), self.config.d_model))?;
-        for (number, (layer, saved)) in self.layers.iter().zip(layers).enumerate().rev() {
+        // Of the layer that comes next on the way back: the gradient before its last norm, and sums that this gave.
+        let mut begun: Option<(BranchGradients, PendingSums)> = None;
+        let mut layers = layers;
+        while let Some(saved) = layers.pop() {
+            let number = layers.len();
+            let layer = &self.layers[number];
             let saved = match saved {
                 LayerSaved::Whole(saved) => *saved,
                 LayerSaved::Input(x, mut noise) => {
@@ -219,7 +245,25 @@ impl Encoder {
                         .1
                 }
             };
-            d = layer.backward(parameters, &saved, &frames, &d, gradients)?;
+            let (at_end, mut sums) = match begun.take() {
+                Some(begun) => begun,
+                None => {
+                    let mut sums = PendingSums::default();
+                    (layer.backward_end(parameters, &saved, &d, &mut sums)?, sums)
+                }
+            };
+            let at_begin = layer.backward_body(parameters, &saved, &frames, at_end, gradients, &mut sums)?;
+            match layers.last() {
+                // Two norms in one pass.
+                Some(LayerSaved::Whole(before)) => {
+                    let mut sums_before = PendingSums::default();
+                    let before = (&self.layers[number - 1], &**before, &mut sums_before);
+                    let next = layer.backward_begin_and_end(parameters, &saved, &at_begin, &mut sums, before)?;
+                    begun = Some((next, sums_before));
+                }
+                _ => d = layer.backward_begin(parameters, &saved, &at_begin, &mut sums)?,
+            }
+            layer.complete(parameters, &saved, sums, gradients)?;
             observer.gradients_complete(ParameterGroup::Layer(number), gradients, parameters);
         }
         let d = drop_scaled(&d, scale, mask)?;

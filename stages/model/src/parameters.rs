@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::device::moved;
 use flow_kernels::elementwise::{add_in_place, scale_in_place};
 use flow_kernels::product::low_precision::LowPrecisionRhs;
 use flow_kernels::{Noise, is_gpu};
@@ -165,7 +166,7 @@ impl Parameters {
     /// Overwrites a tensor in place with values of the same shape and type, from any device. All tensors that share its
     /// storage change too, and no second copy is needed.
     pub fn overwrite(&mut self, id: ParameterId, new: &Tensor) -> Result<()> {
-        let new = new.to_device(&self.device)?;
+        let new = moved(new, &self.device)?;
         match self.get(id).dims() {
             // A single number has no rows to write to.
             [] => self.set(id, new.copy()?),
@@ -180,9 +181,9 @@ impl Parameters {
         copy.stacks.clear();
         for parameter in &mut copy.list {
             parameter.tensor = if parameter.tensor.device().same_device(device) {
-                parameter.tensor.copy()?
+                parameter.tensor.force_contiguous()?
             } else {
-                parameter.tensor.to_device(device)?
+                moved(&parameter.tensor, device)?
             };
         }
         Ok(copy)
@@ -270,20 +271,25 @@ impl Gradients {
 
     /// Adds the gradients of several parameters of one shape, which are below each other in `gradient`.
     pub fn add_stacked(&mut self, ids: &[ParameterId], gradient: Tensor) -> Result<()> {
+        let parts = gradient.chunk(ids.len(), 0)?;
+        self.add_parts(ids, gradient, parts)
+    }
+
+    /// Adds gradients that are parts of one tensor and share its storage.
+    pub(crate) fn add_parts(&mut self, ids: &[ParameterId], whole: Tensor, parts: Vec<Tensor>) -> Result<()> {
         let alone = ids
             .iter()
             .all(|id| self.gradients[id.0].is_none() && !self.frozen[id.0]);
-        let parts = match alone {
-            true => self.stacks.cut(ids, gradient)?,
-            false => gradient.chunk(ids.len(), 0)?,
-        };
+        if alone {
+            self.stacks.note(ids, whole, &parts);
+        }
         for (&id, part) in ids.iter().zip(parts) {
             self.add(id, part)?;
         }
         Ok(())
     }
 
-    /// The gradients of several parameters below each other, without a copy, where [`Gradients::add_stacked`] laid them so and
+    /// The tensor that the gradients of several parameters are the parts of, where [`Gradients::add_stacked`] found none of them and
     /// none was taken or replaced since. What is added there is added to each.
     pub fn stacked(&self, ids: &[ParameterId]) -> Option<&Tensor> {
         self.stacks.whole(ids, |id| self.get(id).map(Tensor::id))

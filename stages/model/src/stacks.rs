@@ -20,13 +20,18 @@ impl Stacks {
     /// Cuts a tensor into equal parts along its first dimension, one for each parameter. They share its storage.
     pub fn cut(&mut self, ids: &[ParameterId], whole: Tensor) -> Result<Vec<Tensor>> {
         let parts = whole.chunk(ids.len(), 0)?;
+        self.note(ids, whole, &parts);
+        Ok(parts)
+    }
+
+    /// Notes that these tensors, one for each parameter, are the parts of another and share its storage.
+    pub fn note(&mut self, ids: &[ParameterId], whole: Tensor, parts: &[Tensor]) {
         ids.iter().for_each(|&id| self.forget(id));
         self.0.push(Stack {
             ids: ids.to_vec(),
             whole,
             parts: parts.iter().map(Tensor::id).collect(),
         });
-        Ok(parts)
     }
 
     /// The tensor whose parts those of these parameters are, if they still are. `now` tells which one a parameter has.

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::tests::{on_device, random, same};
-use crate::column_sums::{ColumnSums, totals};
+use crate::column_sums::{ColumnSums, add_together, totals};
 use crate::counts::counted;
 use crate::error::Result;
 use crate::gated_convolution::{self, Weights};
@@ -50,7 +50,7 @@ fn the_convolution_module() {
                 let output = gated_convolution::forward(DType::F32, &h, &lengths, by, of_batch)?;
                 let d = gated_convolution::backward(DType::F32, &output.saved, &lengths, by, &on(&dy))?;
                 assert_eq!(output.moved.is_some(), of_batch);
-                let mut found = vec![output.y, d.doubled, d.weight.total()?, d.norm_weight, d.norm_bias];
+                let mut found = vec![output.y, d.doubled, d.weight.total()?, d.norm.total()?];
                 found.extend(output.moved.into_iter().flatten());
                 // With the statistics of the batch the bias changes nothing: its gradient is rounding.
                 if !of_batch {
@@ -93,6 +93,31 @@ fn partial_sums_of_many_kernels_are_added_up_together() {
         for (expected, found) in expected.iter().zip(found) {
             assert!((expected - found).abs() < 1e-4, "{expected} {found}");
         }
+    }
+    // Twice into the same tensor, and one of them apart.
+    let added = on_device(|on| {
+        let of = |range: std::ops::Range<usize>| -> Vec<_> {
+            partial[range]
+                .iter()
+                .map(|partial| ColumnSums::partial(on(partial)))
+                .collect()
+        };
+        let first = add_together(&of(0..3), &of(3..5), None).unwrap().unwrap();
+        let second = add_together(&of(0..3), &of(3..5), Some(&first.sums)).unwrap().unwrap();
+        [vec![second.sums], second.apart]
+            .concat()
+            .iter()
+            .map(values)
+            .collect::<Vec<_>>()
+    });
+    let sum = |at: usize| values(&partial[at].sum(0).unwrap());
+    let twice: Vec<f64> = (0..3).flat_map(|at| sum(at).into_iter().map(|sum| 2.0 * sum)).collect();
+    for (expected, found) in [twice, sum(3), sum(4)].iter().zip(&added) {
+        let close = expected
+            .iter()
+            .zip(found)
+            .all(|(expected, found)| (expected - found).abs() < 1e-4);
+        assert!(close && expected.len() == found.len());
     }
 }
 

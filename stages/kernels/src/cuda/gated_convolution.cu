@@ -162,13 +162,12 @@ KERNEL(normalise_batch_sums, (const float* x, const float* mean, const float* in
 }
 
 // The way back to h. `sums` (chunks, 2, C) are those of normalise_batch_sums; with `of_batch` the statistics were those of
-// the rows. Gradients of the normalisation's weight and bias are whole, those of the convolution's, (B T / FRAMES, C taps)
+// the rows. Gradients of the normalisation's weight and bias, `d_norm` (2, C), are whole, those of the convolution's, (B T / FRAMES, C taps)
 // and (B T / FRAMES, C), are of each chunk.
 KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const float* x, const float* mean,
                                     const float* inverse, const float* norm_weight, const float* norm_bias,
-                                    const float* dy, const float* sums, const float* weight, float* d_norm_weight,
-                                    float* d_norm_bias, float* d_weight, float* d_bias, float* out, bf16* out_bf16,
-                                    int batch, int time, int channels, int taps, int chunks, int of_batch)) {
+                                    const float* dy, const float* sums, const float* weight, float* d_norm,
+                                    float* d_weight, float* d_bias, float* out, bf16* out_bf16, int batch, int time, int channels, int taps, int chunks, int of_batch)) {
     SHARED(float, values, (FRAMES + MOST_TAPS - 1) * 32);
     SHARED(float, slopes, (FRAMES + MOST_TAPS - 1) * 32);
     SHARED(double, scratch, THREADS);
@@ -183,8 +182,8 @@ KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const fl
     float of_weight = (float)(along * (double)scale), rows = (float)((u64)batch * time);
     float level = of_batch ? (float)sum / rows : 0.0f, tilt = of_batch ? of_weight * scale / rows : 0.0f;
     if (blockIdx.y == 0 && at.lane == 0 && inside) {
-        d_norm_weight[channel] = of_weight;
-        d_norm_bias[channel] = (float)sum;
+        d_norm[channel] = of_weight;
+        d_norm[channels + channel] = (float)sum;
     }
     int length = lengths[at.sequence] < (u32)time ? lengths[at.sequence] : time;
     int half = taps / 2, before = at.first - half;

@@ -104,19 +104,13 @@ pub fn backward(dtype: DType, saved: &Saved, lengths: &Lengths, by: Weights, dy:
         ]
         .concat(),
     )?;
-    let vector = || fresh(channels, &dy);
-    let (norm_weight, norm_bias) = (vector()?, vector()?);
+    let norm_gradients = fresh((1, 2 * channels), &dy)?;
     let weight = fresh((chunks, channels * taps), &dy)?;
     let bias = by.bias.map(|_| fresh((chunks, channels), &dy)).transpose()?;
     let out = fresh_in(dtype, saved.doubled.shape(), device)?;
     let on_device = lengths.on_device(batch, device)?;
     let inputs = [Read(&saved.doubled), Read(&on_device), Read(&saved.convolved)];
-    let gradients = [
-        Write(&norm_weight),
-        Write(&norm_bias),
-        Write(&weight),
-        WriteIf(bias.as_ref()),
-    ];
+    let gradients = [Write(&norm_gradients), Write(&weight), WriteIf(bias.as_ref())];
     let numbers = [batch, time, channels, taps, blocks, usize::from(saved.of_batch)].map(Int);
     launch(
         "gated_convolution_backward",
@@ -135,7 +129,6 @@ pub fn backward(dtype: DType, saved: &Saved, lengths: &Lengths, by: Weights, dy:
         doubled: out,
         weight: ColumnSums::partial(weight),
         bias: bias.map(ColumnSums::partial),
-        norm_weight,
-        norm_bias,
+        norm: ColumnSums::partial(norm_gradients),
     })
 }

@@ -47,8 +47,19 @@ KERNEL(cell_terms, (const float* logits, const float* bias, const u32* cells, do
         terms[3 + d] = (double)(logits[tokens + d] + bias[tokens + d]) - duration_normaliser;
 }
 
-// The gradient of hidden values, where they are above zero.
-KERNEL(joint_hidden_backward, (const float* d_hidden, const float* hidden, float* out, float factor, u64 n)) {
-    u64 i = element();
-    if (i < n) out[i] = hidden[i] > 0.0f ? d_hidden[i] * factor : 0.0f;
+// Adds the gradient of hidden values, where these are above zero, to the rows that they were joined of: each block has 256
+// columns of one row, of d_f for the first `first_state` blocks and of d_g for the others. A group has its first member and
+// its row; its members are the cells up to the first member of the next group, in order.
+KERNEL(joint_hidden_sums, (const float* d_hidden, const float* hidden, const u32* groups, const u32* members, float* d_f,
+                           float* d_g, int first_state, int width, float factor)) {
+    int column = blockIdx.y * THREADS + threadIdx.x;
+    if (column >= width) return;
+    const u32* group = groups + 2 * blockIdx.x;
+    float* sum = ((int)blockIdx.x < first_state ? d_f : d_g) + (u64)group[1] * width + column;
+    float added = *sum;
+    for (u32 at = group[0]; at < group[2]; at++) {
+        u64 place = (u64)members[at] * width + column;
+        added += hidden[place] > 0.0f ? d_hidden[place] * factor : 0.0f;
+    }
+    *sum = added;
 }

@@ -3,8 +3,8 @@
 use candle_core::Tensor;
 
 use super::Argument::{Float, Int, Long, Read, Write};
-use super::sums::add_to_rows;
-use super::{Grid, alike, fresh, launch, mask_arguments, numbers};
+use super::sums::groups_of;
+use super::{Grid, THREADS, alike, fresh, launch, mask_arguments, numbers};
 use crate::error::Result;
 use crate::joint::Cell;
 use crate::noise::DropMask;
@@ -42,14 +42,31 @@ pub fn add_hidden_gradient(
     d_g: &Tensor,
 ) -> Result<()> {
     alike("hidden", d_hidden, hidden)?;
-    let (n, passed) = (hidden.elem_count(), fresh(hidden.shape(), hidden)?);
-    let tensors = [Read(d_hidden), Read(hidden), Write(&passed)];
-    launch(
-        "joint_hidden_backward",
-        Grid::elements(n),
-        &[&tensors[..], &[Float(keep_factor), Long(n as u64)]].concat(),
-    )?;
+    let width = hidden.dim(1)?;
     let rows = |of: fn(&Cell) -> usize| cells.iter().map(|cell| Some(of(cell))).collect::<Vec<_>>();
-    add_to_rows(d_f, &passed, &rows(|cell| cell.frame))?;
-    add_to_rows(d_g, &passed, &rows(|cell| cell.state))
+    let (mut groups, mut members) = groups_of(&rows(|cell| cell.frame));
+    let first_state = groups.len() / 2;
+    let (of_states, more) = groups_of(&rows(|cell| cell.state));
+    // Those of the states are behind those of the frames.
+    let before = members.len();
+    groups.extend(
+        of_states
+            .chunks_exact(2)
+            .flat_map(|group| [before + group[0], group[1]]),
+    );
+    members.extend(more);
+    let count = groups.len() / 2;
+    groups.push(members.len());
+    let listed = numbers(groups.into_iter().chain(members), hidden.device())?;
+    let (groups, members) = (
+        listed.narrow(0, 0, 2 * count + 1)?,
+        listed.narrow(0, 2 * count + 1, 2 * before)?,
+    );
+    let tensors = [d_hidden, hidden, &groups, &members].map(Read);
+    let rest = [Write(d_f), Write(d_g), Int(first_state), Int(width), Float(keep_factor)];
+    launch(
+        "joint_hidden_sums",
+        Grid::of(count, width.div_ceil(THREADS)),
+        &[&tensors[..], &rest].concat(),
+    )
 }

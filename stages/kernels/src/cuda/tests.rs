@@ -127,6 +127,27 @@ fn norms() {
                     layer_norm::add_and_norm(DType::F32, &on(&x), &on(&round), (0.5, mask), &weight, &offset)?;
                 Ok(vec![sum, y, statistics])
             });
+            same("layer norm of a sum, and of that", 10.0 * bound, |on| {
+                let (weight, offset) = (on(&weight), on(&offset));
+                let by = [(&weight, &offset), (&offset, &weight)];
+                let found = layer_norm::add_and_norm_twice(DType::F32, &on(&x), &on(&round), (0.5, mask), by)?;
+                let norm = |x, at: usize, weight| layer_norm::NormInput {
+                    x,
+                    statistics: &found.statistics[at],
+                    weight,
+                };
+                let (first, second) = (norm(&found.sum, 0, &weight), norm(&found.out, 1, &offset));
+                let gradients = (&on(&dy), &on(&round));
+                let (sums, dx, dropped) =
+                    layer_norm::layer_norm_backward_twice(DType::F32, second, gradients, first, (0.5, mask))?;
+                let [of_second, of_first] = sums;
+                let of_rows = if d == 1 {
+                    vec![]
+                } else {
+                    vec![dx, dropped, of_second.total()?, of_first.total()?]
+                };
+                Ok([vec![found.sum.clone(), found.out.clone(), found.next.clone()], of_rows].concat())
+            });
             same("layer norm, backward and dropped", bound, |on| {
                 let (x, statistics, weight) = (on(&x), on(&statistics), on(&weight));
                 let ((dx, sums), dropped) = layer_norm::layer_norm_backward_dropped(
@@ -281,8 +302,9 @@ fn subsampling() {
             Ok(vec![subsample::relu_backward(&on(&y), &on(&dz))?])
         });
         same("first convolution, backward", BOUND, |on| {
-            let (dw, db) = subsample::first_backward(&on(&x), &on(&dz), &input_lengths)?;
-            Ok(vec![dw, db])
+            Ok(vec![
+                subsample::first_backward(&on(&x), &on(&dz), &input_lengths)?.total()?,
+            ])
         });
         let lengths = halve(&lengths);
         same("strided convolution", BOUND, |on| {
@@ -293,8 +315,8 @@ fn subsampling() {
         let dz = random(z.dims(), &mut noise);
         same("strided convolution, backward", BOUND, |on| {
             let (y, kernel, dz) = (on(&y), on(&kernel), on(&dz));
-            let (dw, db) = subsample::depthwise_backward_weight(&y, &dz)?;
-            Ok(vec![subsample::depthwise_backward(&y, &kernel, &dz)?, dw, db])
+            let sums = subsample::depthwise_backward_weight(&y, &dz)?;
+            Ok(vec![subsample::depthwise_backward(&y, &kernel, &dz)?, sums.total()?])
         });
         same("bias and relu", BOUND, |on| {
             let z = on(&z).copy()?;
@@ -409,7 +431,7 @@ fn lstm_layer() {
             let parts = parts.map(on);
             let (y, saved) = lstm::lstm(&on(&x), weights(&parts))?;
             let d = lstm::lstm_backward(&on(&dy), &saved, weights(&parts))?;
-            Ok(vec![y, d.input, d.input_weight, d.hidden_weight, d.bias])
+            Ok(vec![y, d.input, d.input_weight, d.hidden_weight, d.bias.total()?])
         });
         let (state, cell) = (random(&[batch, width], &mut noise), random(&[batch, width], &mut noise));
         let take: Vec<bool> = (0..batch).map(|b| b % 2 == 0).collect();

@@ -38,22 +38,23 @@ pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `a b` with both factors rounded to `dtype` and sums and result in f32, on a device; elsewhere [`product`]. On a device `a`
 /// may be of type `dtype` already.
 pub fn product_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    if !is_gpu(a.device()) || (dtype == a.dtype() && dtype != DType::BF16) {
+    if !is_gpu(a.device()) || (dtype == a.dtype() && !matches!(dtype, DType::BF16 | DType::F16)) {
         return product(a, b);
     }
     count(a, b);
-    cuda::product::product(&rounded(dtype, a)?, &rounded(dtype, b)?)
+    cuda::product::product(&factor_in(dtype, a)?, &factor_in(dtype, b)?)
 }
 
 /// `sum += a b` in place, as [`product_in`] has it, for matrices on a device; `sum` is in f32 and contiguous.
 pub fn add_product_in(dtype: DType, sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     count(a, b);
-    cuda::product::add_product(sum, &rounded(dtype, a)?, &rounded(dtype, b)?)
+    cuda::product::add_product(sum, &factor_in(dtype, a)?, &factor_in(dtype, b)?)
 }
 
-/// A matrix in a number type, a transposed one as it lies.
-fn rounded(dtype: DType, x: &Tensor) -> Result<Tensor> {
-    if x.dtype() == dtype {
+/// A factor of several products of [`product_in`] rounded once for all of them; itself where that multiplies it as it is. A
+/// transposed matrix is rounded as it lies.
+pub fn factor_in(dtype: DType, x: &Tensor) -> Result<Tensor> {
+    if x.dtype() == dtype || !is_gpu(x.device()) {
         return Ok(x.clone());
     }
     converted();

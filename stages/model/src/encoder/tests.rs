@@ -135,7 +135,7 @@ fn every_activation_equals_nemo() {
             .unwrap();
         if i == 0 {
             let parts = ["feed_forward1", "self_attn", "conv", "feed_forward2"];
-            for (part, branch) in parts.iter().zip(&saved.branches) {
+            for (part, branch) in parts.iter().zip(saved.branches()) {
                 check(&format!("layers.0.{part}"), 0, branch);
             }
         }

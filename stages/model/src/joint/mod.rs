@@ -4,15 +4,17 @@ mod lattices;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
+use flow_kernels::column_sums::GrowingSums;
 use flow_kernels::is_gpu;
 use flow_kernels::joint::{Cell, add_hidden_gradient, hidden};
 use flow_kernels::noise::DropMask;
-use flow_kernels::product::{product, product_in};
+use flow_kernels::product::{add_product_in, factor_in, product, product_in};
 
 use crate::layers::dropout;
 use crate::layers::linear::Linear;
 use crate::loss::TdtLoss;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
 use crate::{Error, Result};
 use lattices::{Lattices, LogitGradients};
 
@@ -283,6 +285,7 @@ impl Joint {
         let active = d_logits.active();
         let before = |cell: usize| active.partition_point(|&other| other < cell);
         let weight = self.rounded_weight(parameters)?;
+        let bias = &mut self.bias_sums(saved, &active, gradients)?;
         let mut kept_until = 0;
         let size = chunk(d_f.device());
         for (number, logits) in saved.kept.iter().enumerate() {
@@ -296,7 +299,7 @@ impl Joint {
                 (chunk, &d_logits),
                 kept,
                 (&d_f, &d_g),
-                gradients,
+                (bias, gradients),
             )?;
             kept_until = first + size;
         }
@@ -307,8 +310,12 @@ impl Joint {
                 (chunk, &d_logits),
                 None,
                 (&d_f, &d_g),
-                gradients,
+                (bias, gradients),
             )?;
+        }
+        let mut sums = PendingSums::default();
+        if let Some(bias) = bias.take() {
+            sums.add(&[self.bias], bias.sums()?);
         }
         let Shape { batch, frames, states } = saved.shape;
         let d_encoded = if encoder_frozen {
@@ -318,13 +325,27 @@ impl Joint {
         } else {
             let d = self
                 .encoder_projection
-                .backward(parameters, &saved.encoded, &d_f, gradients)?;
+                .backward_pending(parameters, &saved.encoded, &d_f, gradients, &mut sums)?;
             Some(d.reshape((batch, frames, ()))?)
         };
-        let d_predicted = self
-            .prediction_projection
-            .backward(parameters, &saved.predicted, &d_g, gradients)?;
+        let d_predicted =
+            self.prediction_projection
+                .backward_pending(parameters, &saved.predicted, &d_g, gradients, &mut sums)?;
+        sums.complete(parameters, gradients)?;
         Ok((d_encoded, d_predicted.reshape((batch, states, ()))?))
+    }
+
+    /// On a device the sums over all chunks of cells that are the last bias's gradient.
+    fn bias_sums(&self, saved: &JointLoss, active: &[usize], gradients: &Gradients) -> Result<Option<GrowingSums>> {
+        if !is_gpu(saved.f.device()) || !gradients.wants(self.bias) || active.is_empty() {
+            return Ok(None);
+        }
+        let size = chunk(saved.f.device());
+        let kept = size * saved.kept.len();
+        let (kept, again) = active.split_at(active.partition_point(|&cell| cell < kept));
+        let of_kept = kept.chunk_by(|a, b| a / size == b / size);
+        let rows = of_kept.chain(again.chunks(size)).map(<[usize]>::len);
+        Ok(Some(GrowingSums::new(rows, self.tokens + self.durations, &saved.f)?))
     }
 
     /// The backward pass of some cells, given the last layer's weight as products take it, and the cells' logits (with the row
@@ -336,32 +357,39 @@ impl Joint {
         (indices, d_logits): (&[usize], &LogitGradients),
         kept: Option<(&Tensor, &[usize])>,
         (d_f, d_g): (&Tensor, &Tensor),
-        gradients: &mut Gradients,
+        (bias, gradients): (&mut Option<GrowingSums>, &mut Gradients),
     ) -> Result<()> {
         if indices.is_empty() {
             return Ok(());
         }
         let cells: Vec<Cell> = indices.iter().map(|&cell| saved.cells[cell]).collect();
         let hidden = hidden(&saved.f, &saved.g, &cells, saved.mask)?;
+        let factor = factor_in(self.factors, &hidden)?;
         let computed;
         let in_order: Vec<usize>;
         let (logits, rows) = match kept {
             Some((logits, rows)) => (logits, rows),
             None => {
-                computed = product_in(self.factors, &hidden, &weight.t()?)?;
+                computed = product_in(self.factors, &factor, &weight.t()?)?;
                 in_order = (0..cells.len()).collect();
                 (&computed, &in_order[..])
             }
         };
         let d_logits = d_logits.of(logits, rows, parameters.get(self.bias), &cells)?;
+        let d_factor = factor_in(self.factors, &d_logits)?;
         if gradients.wants(self.weight) {
-            gradients.add(self.weight, product_in(self.factors, &d_logits.t()?, &hidden)?)?;
+            match gradients.get(self.weight).filter(|sum| is_gpu(sum.device())) {
+                Some(sum) => add_product_in(self.factors, sum, &d_factor.t()?, &factor)?,
+                None => gradients.add(self.weight, product_in(self.factors, &d_factor.t()?, &factor)?)?,
+            }
         }
-        if gradients.wants(self.bias) {
-            gradients.add(self.bias, column_sum(&d_logits)?)?;
+        match bias {
+            Some(bias) => bias.add(&d_logits)?,
+            None if gradients.wants(self.bias) => gradients.add(self.bias, column_sum(&d_logits)?)?,
+            None => {}
         }
         let keep_factor = saved.mask.map_or(1.0, |mask| mask.keep_factor);
-        let d_hidden = product_in(self.factors, &d_logits, weight)?;
+        let d_hidden = product_in(self.factors, &d_factor, weight)?;
         Ok(add_hidden_gradient(&d_hidden, &hidden, &cells, keep_factor, d_f, d_g)?)
     }
 }

@@ -1,5 +1,6 @@
 //! Multi-head self-attention with relative positions (Transformer-XL's, as NeMo has it).
 
+mod fused;
 pub mod stream;
 
 use std::ops::Range;
@@ -13,8 +14,8 @@ use flow_kernels::attention::{
 use flow_kernels::device::to_device;
 use flow_kernels::elementwise::add_in_place;
 use flow_kernels::noise::DropMask;
-use flow_kernels::product::{add_product_in, product, product_in};
-use flow_kernels::relative_attention::{self, Positions, Projections};
+use flow_kernels::product::product;
+use flow_kernels::relative_attention::{self, Projections};
 
 use super::linear::Linear;
 use super::{Frames, dropout};
@@ -248,88 +249,6 @@ impl Attention {
         }
     }
 
-    /// The same by one kernel, on a device.
-    fn forward_fused(
-        &self,
-        parameters: &Parameters,
-        x: &Tensor,
-        positions: Tensor,
-        frames: &Frames,
-        mode: &mut Mode,
-    ) -> Result<(Tensor, Saved)> {
-        let projections = match self.stacked_weights(parameters) {
-            Some(weights) => Projections::Together(product_in(weights.dtype(), x, &weights.t()?)?),
-            None => Projections::Apart([
-                self.query.forward(parameters, x)?,
-                self.key.forward(parameters, x)?,
-                self.value.forward(parameters, x)?,
-            ]),
-        };
-        let projected = self.position.forward(parameters, &positions)?;
-        let masks: Vec<_> = query_blocks(self.band, self.block, frames.time)
-            .iter()
-            .map(|_| dropout::draw(self.dropout, mode))
-            .collect();
-        let factors = self.output.factors(&projected);
-        let (context, logs) = relative_attention::forward(
-            factors,
-            &projections,
-            self.positions(parameters, &projected),
-            &self.fused(frames, &masks, factors),
-        )?;
-        let y = self.output.forward(parameters, &context)?;
-        let saved = Saved {
-            x: x.clone(),
-            positions,
-            projected,
-            way: Way::Fused {
-                projections,
-                logs,
-                masks,
-            },
-            context,
-        };
-        Ok((y, saved))
-    }
-
-    /// The weights of query, key and value below each other, where they lie so and there is nothing to add to the product.
-    fn stacked_weights<'a>(&self, parameters: &'a Parameters) -> Option<&'a Tensor> {
-        let biased = [&self.query, &self.key, &self.value]
-            .iter()
-            .any(|linear| linear.bias().is_some());
-        parameters.stacked(&self.projection_ids()).filter(|_| !biased)
-    }
-
-    fn projection_ids(&self) -> [ParameterId; 3] {
-        [&self.query, &self.key, &self.value].map(Linear::weight_id)
-    }
-
-    fn positions<'a>(&self, parameters: &'a Parameters, projected: &'a Tensor) -> Positions<'a> {
-        Positions {
-            projected,
-            biases: (parameters.get(self.bias_u), parameters.get(self.bias_v)),
-        }
-    }
-
-    fn fused<'a>(
-        &self,
-        frames: &'a Frames,
-        masks: &'a [Option<DropMask>],
-        factors: DType,
-    ) -> relative_attention::Attention<'a> {
-        relative_attention::Attention {
-            lengths: &frames.lengths,
-            time: frames.time,
-            heads: self.heads,
-            scale: self.scale,
-            band: self.band,
-            reach: reach(self.band, frames.time),
-            masks,
-            block: if masks.len() > 1 { self.block } else { frames.time },
-            factors,
-        }
-    }
-
     /// Adds the gradients of all parts, some of them by way of `sums`, and gives that of `x`. What is to be done with sums that are
     /// kept is [`Attention::backward_positions`].
     pub fn backward(
@@ -341,7 +260,9 @@ impl Attention {
         gradients: &mut Gradients,
         sums: &mut PendingSums,
     ) -> Result<Tensor> {
-        let d_context = self.output.backward(parameters, &saved.context, dy, gradients)?;
+        let d_context = self
+            .output
+            .backward_pending(parameters, &saved.context, dy, gradients, sums)?;
         let Way::Fused {
             projections,
             logs,
@@ -350,38 +271,8 @@ impl Attention {
         else {
             return self.backward_blocks(parameters, saved, frames, &d_context, gradients);
         };
-        let factors = self.query.factors(&d_context);
-        let found = relative_attention::backward(
-            factors,
-            projections,
-            self.positions(parameters, &saved.projected),
-            &self.fused(frames, masks, factors),
-            (&saved.context, logs),
-            &d_context,
-        )?;
-        sums.add(&[self.bias_u, self.bias_v], found.biases);
-        sums.keep(found.positions);
-        let d = found.projections;
-        let Some(weights) = self.stacked_weights(parameters) else {
-            let d = |at: usize| d.chunk(3, 1)?[at].contiguous();
-            let dx = self.query.backward(parameters, &saved.x, &d(0)?, gradients)?;
-            for (linear, d) in [(&self.key, d(1)?), (&self.value, d(2)?)] {
-                add_in_place(&dx, &linear.backward(parameters, &saved.x, &d, gradients)?)?;
-            }
-            return Ok(dx);
-        };
-        let ids = self.projection_ids();
-        let stored = weights.dtype();
-        if ids.iter().any(|&id| gradients.wants(id)) {
-            match gradients.stacked(&ids) {
-                Some(sum) => add_product_in(stored, sum, &d.t()?, &saved.x)?,
-                None => {
-                    let gradient = product_in(stored, &d.t()?, &saved.x)?;
-                    gradients.add_stacked(&ids, gradient)?;
-                }
-            }
-        }
-        Ok(product_in(stored, &d, weights)?)
+        let how = (projections, logs, &masks[..]);
+        self.backward_fused(parameters, (saved, how), frames, &d_context, gradients, sums)
     }
 
     /// Adds the gradient of the positions' weight, of the sums that [`Attention::backward`] keeps, if any.
@@ -548,94 +439,4 @@ fn join(mut blocks: Vec<Tensor>) -> Result<Tensor> {
 #[cfg(test)]
 mod device_tests;
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use flow_kernels::testing::{max_difference, normal};
-    use flow_kernels::{Lengths, Noise};
-
-    fn attention(width: usize) -> (Attention, Parameters) {
-        let config = EncoderConfig {
-            feat_in: 8,
-            n_layers: 1,
-            d_model: 8,
-            use_bias: true,
-            subsampling_conv_channels: 4,
-            ff_expansion_factor: 2,
-            n_heads: 2,
-            attention_context: AttentionContext::Band(width),
-            xscaling: false,
-            conv_kernel_size: 3,
-            dropout: 0.0,
-            dropout_pre_encoder: 0.0,
-            dropout_emb: 0.0,
-            dropout_att: 0.0,
-        };
-        let mut builder = ParameterBuilder::random(DType::F64, Device::Cpu, 3);
-        let attention = Attention::new("attention", &config, &mut builder).unwrap();
-        (attention, builder.finish().0)
-    }
-
-    /// Output, gradient of the input and of each parameter.
-    fn run(attention: &Attention, parameters: &Parameters, time: usize) -> (Vec<Tensor>, Saved) {
-        let frames = Frames {
-            batch: 3,
-            time,
-            lengths: Lengths::new([time, time / 2, 1]),
-        };
-        let mut noise = Noise::new(11);
-        let x = normal(&[3 * time, 8], &mut noise);
-        let dy = normal(&[3 * time, 8], &mut noise);
-        let positions = PositionTable::new(8).rows(time, DType::F64, &Device::Cpu).unwrap();
-        let mode = &mut Mode::Evaluate;
-        let (y, saved) = attention.forward(parameters, &x, &positions, &frames, mode).unwrap();
-        let mut gradients = Gradients::new(parameters);
-        let mut sums = PendingSums::default();
-        let dx = attention
-            .backward(parameters, &saved, &frames, &dy, &mut gradients, &mut sums)
-            .unwrap();
-        let kept = sums.complete(parameters, &mut gradients).unwrap();
-        attention.backward_positions(&saved, &kept, &mut gradients).unwrap();
-        let mut all = vec![y, dx];
-        all.extend(parameters.iter().filter_map(|(id, _)| gradients.get(id).cloned()));
-        (all, saved)
-    }
-
-    fn blocks(saved: &Saved) -> &[SavedBlock] {
-        match &saved.way {
-            Way::Blocks { blocks, .. } => blocks,
-            Way::Fused { .. } => panic!("the CPU has no kernel for it"),
-        }
-    }
-
-    #[test]
-    fn blocks_of_queries_give_what_all_queries_at_once_give() {
-        for (width, time) in [(1, 40), (5, 64), (7, 33), (8, 25), (16, 49), (3, 16), (0, 20)] {
-            let (mut attention, parameters) = attention(width);
-            let (found, saved) = run(&attention, &parameters, time);
-            assert_eq!(
-                blocks(&saved).len() > 1,
-                attention.block + width < time,
-                "{width} {time}"
-            );
-            attention.block = usize::MAX;
-            let (expected, saved) = run(&attention, &parameters, time);
-            assert_eq!((blocks(&saved).len(), found.len()), (1, expected.len()));
-            for (found, expected) in found.iter().zip(&expected) {
-                let worst = max_difference(found, expected);
-                assert!(worst < 1e-12, "{width} {time}: {worst}");
-            }
-        }
-    }
-
-    #[test]
-    fn limited_context_keeps_memory_that_grows_with_the_frames() {
-        let (attention, parameters) = attention(4);
-        let kept = |time: usize| {
-            let (_, saved) = run(&attention, &parameters, time);
-            let weights: usize = blocks(&saved).iter().map(|block| block.weights.elem_count()).sum();
-            weights + saved.projected.elem_count() + saved.positions.elem_count()
-        };
-        let (short, long) = (kept(160), kept(1600));
-        assert!(long < 11 * short, "{short} {long}");
-    }
-}
+mod tests;

@@ -179,17 +179,19 @@ impl Convolution {
         sums: &mut PendingSums,
     ) -> Result<Tensor> {
         let (rows, d) = saved.x.dims2()?;
-        let d_activated = self.pointwise2.backward(parameters, &saved.activated, dy, gradients)?;
+        let d_activated = self
+            .pointwise2
+            .backward_pending(parameters, &saved.activated, dy, gradients, sums)?;
         let factors = self.pointwise1.factors(&d_activated);
         let by = self.weights(parameters);
         let found = gated_convolution::backward(factors, &saved.convolution, &frames.lengths, by, &d_activated)?;
-        gradients.add(self.norm_weight, found.norm_weight)?;
-        gradients.add(self.norm_bias, found.norm_bias)?;
+        sums.add(&[self.norm_weight, self.norm_bias], found.norm);
         sums.add(&[self.depthwise_weight], found.weight);
         if let (Some(id), Some(bias)) = (self.depthwise_bias, found.bias) {
             sums.add(&[id], bias);
         }
         let d_doubled = found.doubled.reshape((rows, 2 * d))?;
-        self.pointwise1.backward(parameters, &saved.x, &d_doubled, gradients)
+        self.pointwise1
+            .backward_pending(parameters, &saved.x, &d_doubled, gradients, sums)
     }
 }

@@ -9,6 +9,7 @@ use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::Result;
 use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// d -> factor * d -> d.
 #[derive(Clone, Debug)]
@@ -61,16 +62,19 @@ impl FeedForward {
         ))
     }
 
-    /// Adds the gradients of both layers and gives that of `x`.
+    /// Adds the gradients of both layers, those of biases by way of `sums`, and gives that of `x`.
     pub fn backward(
         &self,
         parameters: &Parameters,
         saved: &Saved,
         dy: &Tensor,
         gradients: &mut Gradients,
+        sums: &mut PendingSums,
     ) -> Result<Tensor> {
-        let d = self.linear2.backward(parameters, &saved.activated, dy, gradients)?;
+        let d = self
+            .linear2
+            .backward_pending(parameters, &saved.activated, dy, gradients, sums)?;
         let d = silu_backward(self.linear1.factors(&d), &saved.hidden, d, saved.mask)?;
-        self.linear1.backward(parameters, &saved.x, &d, gradients)
+        self.linear1.backward_pending(parameters, &saved.x, &d, gradients, sums)
     }
 }

@@ -1,12 +1,13 @@
 //! Linear layer, and pointwise convolution, which is the same with one more axis of size 1 in its weight.
 
 use candle_core::{DType, Tensor};
-use flow_kernels::bias::{add_bias, column_sum};
+use flow_kernels::bias::{add_bias, column_sum, column_sums};
 use flow_kernels::is_gpu;
 use flow_kernels::product::{add_product_in, product_in};
 
 use crate::error::Result;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// `y = x W^T + b`.
 #[derive(Clone, Debug)]
@@ -109,29 +110,57 @@ impl Linear {
         Ok(product_in(self.stored, dy, &self.weight(parameters)?)?)
     }
 
-    /// Adds the gradients of weight and bias only.
-    pub fn backward_weights(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
-        if gradients.wants(self.weight) {
-            match gradients.get(self.weight).filter(|sum| is_gpu(sum.device())) {
-                Some(sum) => {
-                    let sum = sum.reshape((self.output, self.input))?;
-                    add_product_in(self.stored, &sum, &dy.t()?, x)?;
-                }
-                None => {
-                    let gradient = product_in(self.stored, &dy.t()?, x)?;
-                    gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
-                }
-            }
-        }
+    /// The same, with the gradient of the bias left in `sums`.
+    pub fn backward_pending(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+        sums: &mut PendingSums,
+    ) -> Result<Tensor> {
+        self.backward_weight(x, dy, gradients)?;
         if let Some(bias) = self.bias
             && gradients.wants(bias)
         {
-            let sum = match dy.dtype() {
-                DType::BF16 => column_sum(&dy.to_dtype(DType::F32)?)?,
-                _ => column_sum(dy)?,
-            };
-            gradients.add(bias, sum)?;
+            sums.add(&[bias], column_sums(&wide(dy)?)?);
+        }
+        Ok(product_in(self.stored, dy, &self.weight(parameters)?)?)
+    }
+
+    /// Adds the gradients of weight and bias only.
+    pub fn backward_weights(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
+        self.backward_weight(x, dy, gradients)?;
+        if let Some(bias) = self.bias
+            && gradients.wants(bias)
+        {
+            gradients.add(bias, column_sum(&wide(dy)?)?)?;
         }
         Ok(())
+    }
+
+    fn backward_weight(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
+        if !gradients.wants(self.weight) {
+            return Ok(());
+        }
+        match gradients.get(self.weight).filter(|sum| is_gpu(sum.device())) {
+            Some(sum) => {
+                let sum = sum.reshape((self.output, self.input))?;
+                add_product_in(self.stored, &sum, &dy.t()?, x)?;
+            }
+            None => {
+                let gradient = product_in(self.stored, &dy.t()?, x)?;
+                gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A gradient that may be in bf16 for products, for sums.
+fn wide(dy: &Tensor) -> Result<Tensor> {
+    match dy.dtype() {
+        DType::BF16 => Ok(dy.to_dtype(DType::F32)?),
+        _ => Ok(dy.clone()),
     }
 }

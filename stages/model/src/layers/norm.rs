@@ -1,7 +1,10 @@
 //! Layer norm as a module.
 
 use candle_core::{DType, Tensor};
-use flow_kernels::layer_norm::{add_and_norm, layer_norm_backward, layer_norm_backward_dropped, layer_norm_in};
+use flow_kernels::layer_norm::{
+    NormInput, add_and_norm, add_and_norm_twice, layer_norm_backward, layer_norm_backward_dropped,
+    layer_norm_backward_twice, layer_norm_in,
+};
 use flow_kernels::noise::DropMask;
 
 use crate::error::Result;
@@ -64,6 +67,52 @@ impl LayerNorm {
             statistics,
         };
         Ok((sum, normalised, saved))
+    }
+
+    /// [`LayerNorm::forward_sum`], whose result is of the type of `x`; and [`LayerNorm::forward_in`] of that by `next`: the sum's
+    /// norm and what its backward pass needs, and the same of the next norm.
+    pub fn forward_sum_twice(
+        &self,
+        next: &LayerNorm,
+        parameters: &Parameters,
+        dtype: DType,
+        (x, y): (&Tensor, &Tensor),
+        drop: (f64, Option<DropMask>),
+    ) -> Result<[(Tensor, Saved); 2]> {
+        let of = |norm: &LayerNorm| (parameters.get(norm.weight), parameters.get(norm.bias));
+        let found = add_and_norm_twice(dtype, x, y, drop, [of(self), of(next)])?;
+        let [statistics, next_statistics] = found.statistics;
+        let saved = |x: Tensor, statistics: Tensor| Saved { x, statistics };
+        let next = (found.next, saved(found.out.clone(), next_statistics));
+        Ok([(found.out, saved(found.sum, statistics)), next])
+    }
+
+    /// The way back through [`LayerNorm::forward_sum_twice`], given what the backward pass of `next` is given, dy and residual:
+    /// gradient of the sum, and that dropped. `sums` are this norm's, `next_sums` those of `next`.
+    pub fn backward_twice(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        next: (&LayerNorm, &Saved, &mut PendingSums),
+        (dy, residual): (&Tensor, &Tensor),
+        (dtype, drop): (DType, (f64, Option<DropMask>)),
+        sums: &mut PendingSums,
+    ) -> Result<(Tensor, Tensor)> {
+        let (next, next_saved, next_sums) = next;
+        fn input<'a>(norm: &LayerNorm, saved: &'a Saved, parameters: &'a Parameters) -> NormInput<'a> {
+            NormInput {
+                x: &saved.x,
+                statistics: &saved.statistics,
+                weight: parameters.get(norm.weight),
+            }
+        }
+        let of_next = input(next, next_saved, parameters);
+        let of_this = input(self, saved, parameters);
+        let ([of_next, of_this], dx, dropped) =
+            layer_norm_backward_twice(dtype, of_next, (dy, residual), of_this, drop)?;
+        next_sums.add(&[next.weight, next.bias], of_next);
+        sums.add(&[self.weight, self.bias], of_this);
+        Ok((dx, dropped))
     }
 
     /// As [`LayerNorm::backward`]; and `factor * drop(dx)` of the gradient dx that it gives, of type `dtype`.

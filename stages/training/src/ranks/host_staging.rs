@@ -1,6 +1,7 @@
 //! A collective for tensors on GPUs, over one for host memory: tensors are copied to host memory and back.
 
 use candle_core::{Device, Tensor};
+use flow_kernels::device::moved;
 use flow_model::{ParameterId, Parameters};
 
 use super::{Collective, CollectiveKey, ReducedGradients};
@@ -50,7 +51,7 @@ impl<C: Collective> Collective for HostStaging<C> {
     ) -> Result<(), TrainingError> {
         let host = gradients
             .into_iter()
-            .map(|(id, gradient)| Ok((id, gradient.to_device(&Device::Cpu)?)))
+            .map(|(id, gradient)| Ok((id, moved(&gradient, &Device::Cpu)?)))
             .collect::<Result<_, TrainingError>>()?;
         self.inner.start_reduce_scatter(key, host)
     }
@@ -79,8 +80,8 @@ impl<C: Collective> Collective for HostStaging<C> {
         key: CollectiveKey,
         tensors: Vec<Tensor>,
     ) -> Result<Vec<Vec<Tensor>>, TrainingError> {
-        let host = tensors.iter().map(|tensor| tensor.to_device(&Device::Cpu));
-        let host = host.collect::<candle_core::Result<_>>()?;
+        let host = tensors.iter().map(|tensor| moved(tensor, &Device::Cpu));
+        let host = host.collect::<flow_kernels::Result<_>>()?;
         let all = self.inner.all_gather_tensors(key, host)?;
         all.into_iter().map(|tensors| self.to_device(tensors)).collect()
     }

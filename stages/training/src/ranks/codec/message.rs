@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use flow_kernels::device::moved;
 use flow_model::ParameterGroup;
 use flow_model::model::MicroBatch;
 use flow_model::tokenizer::Tokenizer;
@@ -89,7 +90,7 @@ impl Message {
     /// # Errors
     /// Where its data type is not sent, or it cannot be copied to host memory.
     pub fn tensor(&mut self, tensor: &Tensor) -> Result<(), TrainingError> {
-        let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
+        let tensor = moved(tensor, &Device::Cpu)?.contiguous()?;
         self.u8(dtype_code(tensor.dtype())?);
         self.count(tensor.dims().len());
         for &size in tensor.dims() {
