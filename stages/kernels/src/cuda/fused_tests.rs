@@ -77,6 +77,8 @@ fn partial_sums_of_many_kernels_are_added_up_together() {
         (3, 257),
         (40, 5),
         (1, 70),
+        (2, 2),
+        (9, 64),
     ];
     let partial = sizes.map(|(rows, width)| random(&[rows, width], &mut noise));
     let (found, counts) = counted(|| {
