@@ -11,9 +11,10 @@ use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::layers::attention::PositionTable;
 use crate::layers::conformer_layer::{self, ConformerLayer};
+use crate::layers::convolution::{BatchNorm, BatchNormPass};
 use crate::layers::subsampling::{self, Subsampling};
 use crate::layers::{Frames, dropout};
-use crate::parameter_groups::{ParameterGroup, PassObserver};
+use crate::parameter_groups::{ParameterGroup, PassObserver, StatisticsPass};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
 
 /// The encoder.
@@ -26,6 +27,8 @@ pub struct Encoder {
     /// Keep only each layer's input in the forward pass and compute the layer again in the backward pass: less memory,
     /// about a third more time, the same gradients to the bit.
     pub recompute: bool,
+    /// Which statistics batch normalisation uses in training.
+    pub batch_norm: BatchNorm,
 }
 
 /// What the backward pass needs.
@@ -43,8 +46,9 @@ pub struct Saved {
 #[derive(Debug)]
 enum LayerSaved {
     Whole(Box<conformer_layer::Saved>),
-    /// The layer's input, and the generator as it was at its start (none when evaluating).
-    Input(Tensor, Option<Noise>),
+    /// The layer's input, the generator as it was at its start (none when evaluating), and the statistics of batch
+    /// normalisation where they are those of all ranks.
+    Input(Tensor, Option<Noise>, Option<(Tensor, Tensor)>),
 }
 
 impl Encoder {
@@ -63,6 +67,7 @@ impl Encoder {
             table: PositionTable::new(config.d_model),
             config: config.clone(),
             recompute: false,
+            batch_norm: BatchNorm::default(),
         })
     }
 
@@ -100,9 +105,15 @@ impl Encoder {
                 _ => None,
             };
             let (positions, frames) = (&saved.positions, &saved.frames);
-            let (y, whole) = layer.forward(parameters, &x, positions, frames, &mut mode, &mut updates)?;
+            let mut norm = BatchNormPass {
+                batch_norm: self.batch_norm,
+                known: None,
+                gather: Some(&mut |own| observer.gather_statistics(number, StatisticsPass::Forward, own, parameters)),
+            };
+            let (y, whole) = layer.forward(parameters, &x, positions, frames, &mut mode, &mut norm, &mut updates)?;
             saved.layers.push(if self.recompute {
-                LayerSaved::Input(x, noise)
+                let known = (self.batch_norm == BatchNorm::AllRanks).then(|| whole.batch_norm());
+                LayerSaved::Input(x, noise, known)
             } else {
                 LayerSaved::Whole(Box::new(whole))
             });
@@ -124,12 +135,22 @@ impl Encoder {
         let Saved { positions, frames, .. } = start;
         for layer in &self.layers {
             let updates = &mut BufferUpdates::default();
+            let norm = &mut self.alone(None);
             x = layer
-                .forward(parameters, &x, &positions, &frames, &mut mode, updates)?
+                .forward(parameters, &x, &positions, &frames, &mut mode, norm, updates)?
                 .0;
         }
         let encoded = x.reshape((frames.batch, frames.time, self.config.d_model))?;
         Ok((encoded, frames.lengths.to_vec()))
+    }
+
+    /// The batch normalisation of a pass that exchanges nothing.
+    fn alone(&self, known: Option<(Tensor, Tensor)>) -> BatchNormPass<'static> {
+        BatchNormPass {
+            batch_norm: self.batch_norm,
+            known,
+            gather: None,
+        }
     }
 
     /// Everything before the first layer.
@@ -208,15 +229,18 @@ impl Encoder {
         for (number, (layer, saved)) in self.layers.iter().zip(layers).enumerate().rev() {
             let saved = match saved {
                 LayerSaved::Whole(saved) => *saved,
-                LayerSaved::Input(x, mut noise) => {
+                LayerSaved::Input(x, mut noise, known) => {
                     let mut mode = noise.as_mut().map_or(Mode::Evaluate, Mode::Train);
                     let updates = &mut BufferUpdates::default();
+                    let norm = &mut self.alone(known);
                     layer
-                        .forward(parameters, &x, &positions, &frames, &mut mode, updates)?
+                        .forward(parameters, &x, &positions, &frames, &mut mode, norm, updates)?
                         .1
                 }
             };
-            d = layer.backward(parameters, &saved, &frames, &d, gradients)?;
+            let mut gather =
+                |own: &Tensor| observer.gather_statistics(number, StatisticsPass::Backward, own, parameters);
+            d = layer.backward(parameters, &saved, &frames, &d, &mut gather, gradients)?;
             observer.gradients_complete(ParameterGroup::Layer(number), gradients, parameters);
         }
         let d = drop_scaled(&d, scale, mask)?;

@@ -4,10 +4,11 @@
 pub mod stream;
 
 use candle_core::Tensor;
+use flow_kernels::batch_norm::Gather;
 use flow_kernels::noise::DropMask;
 
 use super::attention::{self, Attention};
-use super::convolution::{self, Convolution};
+use super::convolution::{self, BatchNormPass, Convolution};
 use super::feed_forward::{self, FeedForward};
 use super::norm::{self, LayerNorm};
 use super::{Frames, dropout};
@@ -48,6 +49,13 @@ pub struct Saved {
     pub branches: Vec<Tensor>,
 }
 
+impl Saved {
+    /// Mean and inverse deviation of batch normalisation.
+    pub fn batch_norm(&self) -> (Tensor, Tensor) {
+        self.conv.1.statistics()
+    }
+}
+
 impl ConformerLayer {
     /// The layer named `name` (`encoder.layers.0`, say).
     pub fn new(name: &str, config: &EncoderConfig, builder: &mut ParameterBuilder) -> Result<Self> {
@@ -75,6 +83,7 @@ impl ConformerLayer {
         positions: &Tensor,
         frames: &Frames,
         mode: &mut Mode,
+        norm: &mut BatchNormPass,
         updates: &mut BufferUpdates,
     ) -> Result<(Tensor, Saved)> {
         let (n, n1) = self.norm_feed_forward1.forward(parameters, x)?;
@@ -86,7 +95,7 @@ impl ConformerLayer {
         let m2 = dropout::draw(self.dropout, mode);
 
         let (x, n, n3) = self.norm_conv.forward_sum(parameters, &x, &y2, (1.0, m2))?;
-        let (y3, s3) = self.conv.forward(parameters, &n, frames, mode, updates)?;
+        let (y3, s3) = self.conv.forward(parameters, &n, frames, mode, norm, updates)?;
         let m3 = dropout::draw(self.dropout, mode);
 
         let (x, n, n4) = self.norm_feed_forward2.forward_sum(parameters, &x, &y3, (1.0, m3))?;
@@ -107,13 +116,14 @@ impl ConformerLayer {
         Ok((y, saved))
     }
 
-    /// Adds the gradients of all parts and gives that of `x`.
+    /// Adds the gradients of all parts and gives that of `x`. `gather` is for statistics of all ranks.
     pub fn backward(
         &self,
         parameters: &Parameters,
         saved: &Saved,
         frames: &Frames,
         dy: &Tensor,
+        gather: Gather,
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
         let p = parameters;
@@ -129,7 +139,7 @@ impl ConformerLayer {
             .backward_dropped(p, norm, &d, Some(&dx), (1.0, m3), gradients)?;
 
         let (norm, inner) = &saved.conv;
-        let d = self.conv.backward(p, inner, frames, &d, gradients)?;
+        let d = self.conv.backward(p, inner, frames, &d, gather, gradients)?;
         let (dx, d) = self
             .norm_conv
             .backward_dropped(p, norm, &d, Some(&dx), (1.0, m2), gradients)?;

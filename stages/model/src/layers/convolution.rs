@@ -5,7 +5,8 @@ use std::ops::Range;
 use candle_core::Tensor;
 use flow_kernels::Lengths;
 use flow_kernels::batch_norm::{
-    Normaliser, batch_statistics, inverse_deviation, normalise_silu, normalise_silu_backward,
+    Gather, Normaliser, Statistics, batch_statistics, column_moments, inverse_deviation, joined_statistics,
+    normalise_silu, normalise_silu_backward,
 };
 use flow_kernels::bias::column_sum;
 use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
@@ -41,8 +42,37 @@ pub struct Saved {
     convolved: Tensor,
     mean: Tensor,
     inverse: Tensor,
-    batch_statistics: bool,
+    /// None where the statistics were the running ones.
+    statistics: Option<BatchNorm>,
     activated: Tensor,
+}
+
+/// Which statistics batch normalisation uses in training. When evaluating they are the running ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BatchNorm {
+    /// Those of the rows of the micro-batch.
+    #[default]
+    OwnRows,
+    /// Those of the rows of the micro-batches that all ranks compute at the same time (`SyncBatchNorm`).
+    AllRanks,
+    /// The running ones, which stay as they are.
+    Frozen,
+}
+
+/// The batch normalisation of one layer in one forward pass.
+pub struct BatchNormPass<'a> {
+    pub batch_norm: BatchNorm,
+    /// With [`BatchNorm::AllRanks`]: mean and inverse deviation of an earlier pass over the same rows.
+    pub known: Option<(Tensor, Tensor)>,
+    /// Gathers what each rank has; without it this rank is the only one.
+    pub gather: Option<Gather<'a>>,
+}
+
+impl Saved {
+    /// Mean and inverse deviation.
+    pub fn statistics(&self) -> (Tensor, Tensor) {
+        (self.mean.clone(), self.inverse.clone())
+    }
 }
 
 impl Convolution {
@@ -88,14 +118,15 @@ impl Convolution {
         })
     }
 
-    /// (rows, d) -> (rows, d). In training the statistics are those of all rows, padding included (as NeMo has it),
-    /// and the new running statistics go to `updates`.
+    /// (rows, d) -> (rows, d). In training the statistics are those of all rows, padding included (as NeMo has it), of this
+    /// rank or of all, and the new running statistics go to `updates`.
     pub fn forward(
         &self,
         parameters: &Parameters,
         x: &Tensor,
         frames: &Frames,
         mode: &Mode,
+        norm: &mut BatchNormPass,
         updates: &mut BufferUpdates,
     ) -> Result<(Tensor, Saved)> {
         let (rows, d) = x.dims2()?;
@@ -110,16 +141,29 @@ impl Convolution {
             self.depthwise_bias.map(|id| parameters.get(id)),
         )?
         .reshape((rows, d))?;
-        let (mean, inverse) = if mode.is_training() {
-            let running = (parameters.get(self.running_mean), parameters.get(self.running_variance));
-            let (mean, inverse, [moved_mean, moved_variance]) = batch_statistics(&convolved, running)?;
-            updates.push(self.running_mean, moved_mean);
-            updates.push(self.running_variance, moved_variance);
-            let batches = parameters.get(self.batches);
-            updates.push(self.batches, (batches + batches.ones_like()?)?);
-            (mean, inverse)
-        } else {
-            self.running_statistics(parameters)?
+        let statistics = Some(norm.batch_norm).filter(|norm| mode.is_training() && *norm != BatchNorm::Frozen);
+        let (mean, inverse) = match (statistics, norm.known.take()) {
+            (None, _) => self.running_statistics(parameters)?,
+            (Some(BatchNorm::AllRanks), Some(known)) => known,
+            (Some(kind), _) => {
+                let running = (parameters.get(self.running_mean), parameters.get(self.running_variance));
+                let (mean, inverse, [moved_mean, moved_variance]) = match kind {
+                    BatchNorm::AllRanks => {
+                        let own = column_moments(&convolved, d)?;
+                        let moments = match &mut norm.gather {
+                            Some(gather) => gather(&own)?,
+                            None => own.unsqueeze(0)?,
+                        };
+                        joined_statistics(&moments, running)?
+                    }
+                    _ => batch_statistics(&convolved, running)?,
+                };
+                updates.push(self.running_mean, moved_mean);
+                updates.push(self.running_variance, moved_variance);
+                let batches = parameters.get(self.batches);
+                updates.push(self.batches, (batches + batches.ones_like()?)?);
+                (mean, inverse)
+            }
         };
         let activated = normalise_silu(&convolved, &self.normaliser(parameters, &mean, &inverse))?;
         let y = self.pointwise2.forward(parameters, &activated)?;
@@ -130,7 +174,7 @@ impl Convolution {
             convolved,
             mean,
             inverse,
-            batch_statistics: mode.is_training(),
+            statistics,
             activated,
         };
         Ok((y, saved))
@@ -179,13 +223,14 @@ impl Convolution {
         Ok((parameters.get(self.running_mean).clone(), inverse))
     }
 
-    /// Adds the gradients of all parts and gives that of `x`.
+    /// Adds the gradients of all parts and gives that of `x`. `gather` is for statistics of all ranks.
     pub fn backward(
         &self,
         parameters: &Parameters,
         saved: &Saved,
         frames: &Frames,
         dy: &Tensor,
+        gather: Gather,
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
         let (rows, d) = saved.x.dims2()?;
@@ -194,7 +239,11 @@ impl Convolution {
             &saved.convolved,
             &self.normaliser(parameters, &saved.mean, &saved.inverse),
             &d_activated,
-            saved.batch_statistics,
+            match saved.statistics {
+                None | Some(BatchNorm::Frozen) => Statistics::Constant,
+                Some(BatchNorm::OwnRows) => Statistics::Own,
+                Some(BatchNorm::AllRanks) => Statistics::Joined(gather),
+            },
         )?;
         gradients.add(self.norm_weight, d_weight)?;
         gradients.add(self.norm_bias, d_bias)?;
