@@ -11,7 +11,8 @@ use flow_runtime::processes::Processes;
 use super::codec::{Message, MessageReader, malformed_message};
 use super::peer_transport::PeerTransport;
 use super::{
-    LoadedElsewhere, LoadedShare, NcclUniqueId, RankCommand, RankHandle, RankLayout, RankReport, ShareOutcome, StateReply,
+    LoadedElsewhere, LoadedShare, NcclUniqueId, RankCommand, RankHandle, RankLayout, RankReport, ShareOutcome,
+    StateReply,
 };
 use crate::error::TrainingError;
 use crate::long_texts::TextLimit;
@@ -232,8 +233,8 @@ impl RemoteRanks {
                                 return;
                             }
                         }
-                        Ok(reply) if take_state(reply, &mut arriving) => {}
-                        _ => return,
+                        Ok(reply) => take_state(reply, &mut arriving),
+                        Err(_) => return,
                     }
                     continue;
                 }
@@ -260,8 +261,8 @@ impl RemoteRanks {
                         Err(_) => return,
                     },
                     recv(replies) -> reply => match reply {
-                        Ok(reply) if take_state(reply, &mut arriving) => {}
-                        _ => return,
+                        Ok(reply) => take_state(reply, &mut arriving),
+                        Err(_) => return,
                     },
                 }
             }
@@ -277,24 +278,22 @@ impl RemoteRanks {
     }
 }
 
-/// Adds a part of the optimizer's state to that which is arriving, and hands it on when it is complete. False where the
-/// reply is another one.
-fn take_state(reply: Reply, arriving: &mut Option<(AdamW, StateReply)>) -> bool {
+/// Adds a part of the optimizer's state to that which is arriving, and hands it on when it is complete.
+fn take_state(reply: Reply, arriving: &mut Option<(AdamW, StateReply)>) {
     match reply {
         Reply::OptimizerState(part) => {
             if let Some((whole, _)) = arriving {
                 whole.extend(part);
             }
-            true
         }
         Reply::OptimizerStateEnd => {
             if let Some((whole, reply)) = arriving.take() {
                 // The receiver may be dropped already.
                 let _ = reply.send(Ok(whole));
             }
-            true
         }
-        Reply::Step(_) => false,
+        // Of no step that was asked for.
+        Reply::Step(_) => {}
     }
 }
 

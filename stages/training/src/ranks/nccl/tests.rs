@@ -207,10 +207,7 @@ fn a_fault_in_one_rank_is_told_to_all() {
                 Fault::Refused,
                 "NCCL: unhandled system error (a fault that the test asked for)",
             ),
-            (
-                Fault::Failed,
-                "NCCL: internal error (a fault that the test asked for)",
-            ),
+            (Fault::Failed, "NCCL: internal error (a fault that the test asked for)"),
             (
                 Fault::Hangs,
                 "NCCL did not end the exchange of the gradients of encoder layer 3, micro-batch 0, step 1 within 0.5 s",
