@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_process_takes_the_gpus_of_its_number_where_it_sees_those_of_others() {
-        let first = |local, ranks, visible| {
+        let first = |local: Option<usize>, ranks, visible| {
             let local = local.map(|number| ("LOCAL_RANK", number));
             first_gpu(local, ranks, visible).map_err(|error| error.to_string())
         };
