@@ -109,8 +109,9 @@ impl Encoder {
                 batch_norm: self.batch_norm,
                 known: None,
                 gather: Some(&mut |own| observer.gather_statistics(number, StatisticsPass::Forward, own, parameters)),
+                updates: &mut updates,
             };
-            let (y, whole) = layer.forward(parameters, &x, positions, frames, &mut mode, &mut norm, &mut updates)?;
+            let (y, whole) = layer.forward(parameters, &x, positions, frames, &mut mode, &mut norm)?;
             saved.layers.push(if self.recompute {
                 let known = (self.batch_norm == BatchNorm::AllRanks).then(|| whole.batch_norm());
                 LayerSaved::Input(x, noise, known)
@@ -135,21 +136,20 @@ impl Encoder {
         let Saved { positions, frames, .. } = start;
         for layer in &self.layers {
             let updates = &mut BufferUpdates::default();
-            let norm = &mut self.alone(None);
-            x = layer
-                .forward(parameters, &x, &positions, &frames, &mut mode, norm, updates)?
-                .0;
+            let norm = &mut self.alone(None, updates);
+            x = layer.forward(parameters, &x, &positions, &frames, &mut mode, norm)?.0;
         }
         let encoded = x.reshape((frames.batch, frames.time, self.config.d_model))?;
         Ok((encoded, frames.lengths.to_vec()))
     }
 
     /// The batch normalisation of a pass that exchanges nothing.
-    fn alone(&self, known: Option<(Tensor, Tensor)>) -> BatchNormPass<'static> {
+    fn alone<'a>(&self, known: Option<(Tensor, Tensor)>, updates: &'a mut BufferUpdates) -> BatchNormPass<'a> {
         BatchNormPass {
             batch_norm: self.batch_norm,
             known,
             gather: None,
+            updates,
         }
     }
 
@@ -232,10 +232,8 @@ impl Encoder {
                 LayerSaved::Input(x, mut noise, known) => {
                     let mut mode = noise.as_mut().map_or(Mode::Evaluate, Mode::Train);
                     let updates = &mut BufferUpdates::default();
-                    let norm = &mut self.alone(known);
-                    layer
-                        .forward(parameters, &x, &positions, &frames, &mut mode, norm, updates)?
-                        .1
+                    let norm = &mut self.alone(known, updates);
+                    layer.forward(parameters, &x, &positions, &frames, &mut mode, norm)?.1
                 }
             };
             let mut gather =

@@ -137,8 +137,7 @@ fn every_activation_equals_nemo() {
                 &start.positions,
                 frames,
                 &mut mode,
-                &mut encoder.alone(None),
-                updates,
+                &mut encoder.alone(None, updates),
             )
             .unwrap();
         if i == 0 {

@@ -14,7 +14,7 @@ use super::norm::{self, LayerNorm};
 use super::{Frames, dropout};
 use crate::config::EncoderConfig;
 use crate::error::Result;
-use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 
 /// Weight of a feed-forward module in the residual sum.
 const HALF: f64 = 0.5;
@@ -84,7 +84,6 @@ impl ConformerLayer {
         frames: &Frames,
         mode: &mut Mode,
         norm: &mut BatchNormPass,
-        updates: &mut BufferUpdates,
     ) -> Result<(Tensor, Saved)> {
         let (n, n1) = self.norm_feed_forward1.forward(parameters, x)?;
         let (y1, s1) = self.feed_forward1.forward(parameters, &n, mode)?;
@@ -95,7 +94,7 @@ impl ConformerLayer {
         let m2 = dropout::draw(self.dropout, mode);
 
         let (x, n, n3) = self.norm_conv.forward_sum(parameters, &x, &y2, (1.0, m2))?;
-        let (y3, s3) = self.conv.forward(parameters, &n, frames, mode, norm, updates)?;
+        let (y3, s3) = self.conv.forward(parameters, &n, frames, mode, norm)?;
         let m3 = dropout::draw(self.dropout, mode);
 
         let (x, n, n4) = self.norm_feed_forward2.forward_sum(parameters, &x, &y3, (1.0, m3))?;

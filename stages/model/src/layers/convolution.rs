@@ -66,6 +66,8 @@ pub struct BatchNormPass<'a> {
     pub known: Option<(Tensor, Tensor)>,
     /// Gathers what each rank has; without it this rank is the only one.
     pub gather: Option<Gather<'a>>,
+    /// Gets the new running statistics.
+    pub updates: &'a mut BufferUpdates,
 }
 
 impl Saved {
@@ -119,7 +121,7 @@ impl Convolution {
     }
 
     /// (rows, d) -> (rows, d). In training the statistics are those of all rows, padding included (as NeMo has it), of this
-    /// rank or of all, and the new running statistics go to `updates`.
+    /// rank or of all, and the new running statistics go to `norm.updates`.
     pub fn forward(
         &self,
         parameters: &Parameters,
@@ -127,7 +129,6 @@ impl Convolution {
         frames: &Frames,
         mode: &Mode,
         norm: &mut BatchNormPass,
-        updates: &mut BufferUpdates,
     ) -> Result<(Tensor, Saved)> {
         let (rows, d) = x.dims2()?;
         let doubled = self
@@ -158,10 +159,10 @@ impl Convolution {
                     }
                     _ => batch_statistics(&convolved, running)?,
                 };
-                updates.push(self.running_mean, moved_mean);
-                updates.push(self.running_variance, moved_variance);
+                norm.updates.push(self.running_mean, moved_mean);
+                norm.updates.push(self.running_variance, moved_variance);
                 let batches = parameters.get(self.batches);
-                updates.push(self.batches, (batches + batches.ones_like()?)?);
+                norm.updates.push(self.batches, (batches + batches.ones_like()?)?);
                 (mean, inverse)
             }
         };

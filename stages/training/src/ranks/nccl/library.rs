@@ -45,19 +45,33 @@ struct Config {
 
 type Raw = *mut c_void;
 
+type GetUniqueId = unsafe extern "C" fn(*mut UniqueId) -> c_int;
+type InitRank = unsafe extern "C" fn(*mut Raw, c_int, UniqueId, c_int, *mut Config) -> c_int;
+type Abort = unsafe extern "C" fn(Raw) -> c_int;
+type AsyncError = unsafe extern "C" fn(Raw, *mut c_int) -> c_int;
+type Group = unsafe extern "C" fn() -> c_int;
+/// Send, receive, count, type, operation, root, communicator, stream.
+type Reduce = unsafe extern "C" fn(*const c_void, Raw, usize, c_int, c_int, c_int, Raw, Raw) -> c_int;
+/// Send, receive, count, type, root, communicator, stream.
+type Broadcast = unsafe extern "C" fn(*const c_void, Raw, usize, c_int, c_int, Raw, Raw) -> c_int;
+/// Send, receive, count, type, communicator, stream.
+type AllGather = unsafe extern "C" fn(*const c_void, Raw, usize, c_int, Raw, Raw) -> c_int;
+type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
+type LastError = unsafe extern "C" fn(Raw) -> *const c_char;
+
 /// The functions of one library, which stays loaded.
 pub(in crate::ranks) struct Library {
-    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
-    init_rank: unsafe extern "C" fn(*mut Raw, c_int, UniqueId, c_int, *mut Config) -> c_int,
-    abort: unsafe extern "C" fn(Raw) -> c_int,
-    async_error: unsafe extern "C" fn(Raw, *mut c_int) -> c_int,
-    group_start: unsafe extern "C" fn() -> c_int,
-    group_end: unsafe extern "C" fn() -> c_int,
-    reduce: unsafe extern "C" fn(*const c_void, Raw, usize, c_int, c_int, c_int, Raw, Raw) -> c_int,
-    broadcast: unsafe extern "C" fn(*const c_void, Raw, usize, c_int, c_int, Raw, Raw) -> c_int,
-    all_gather: unsafe extern "C" fn(*const c_void, Raw, usize, c_int, Raw, Raw) -> c_int,
-    error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    last_error: unsafe extern "C" fn(Raw) -> *const c_char,
+    get_unique_id: GetUniqueId,
+    init_rank: InitRank,
+    abort: Abort,
+    async_error: AsyncError,
+    group_start: Group,
+    group_end: Group,
+    reduce: Reduce,
+    broadcast: Broadcast,
+    all_gather: AllGather,
+    error_string: ErrorString,
+    last_error: LastError,
 }
 
 impl Library {
@@ -108,17 +122,17 @@ impl Library {
         // SAFETY: each function is of the type that nccl.h declares for its name.
         unsafe {
             Ok(Library {
-                get_unique_id: std::mem::transmute::<Raw, _>(symbol(c"ncclGetUniqueId")?),
-                init_rank: std::mem::transmute::<Raw, _>(symbol(c"ncclCommInitRankConfig")?),
-                abort: std::mem::transmute::<Raw, _>(symbol(c"ncclCommAbort")?),
-                async_error: std::mem::transmute::<Raw, _>(symbol(c"ncclCommGetAsyncError")?),
-                group_start: std::mem::transmute::<Raw, _>(symbol(c"ncclGroupStart")?),
-                group_end: std::mem::transmute::<Raw, _>(symbol(c"ncclGroupEnd")?),
-                reduce: std::mem::transmute::<Raw, _>(symbol(c"ncclReduce")?),
-                broadcast: std::mem::transmute::<Raw, _>(symbol(c"ncclBroadcast")?),
-                all_gather: std::mem::transmute::<Raw, _>(symbol(c"ncclAllGather")?),
-                error_string: std::mem::transmute::<Raw, _>(symbol(c"ncclGetErrorString")?),
-                last_error: std::mem::transmute::<Raw, _>(symbol(c"ncclGetLastError")?),
+                get_unique_id: std::mem::transmute::<Raw, GetUniqueId>(symbol(c"ncclGetUniqueId")?),
+                init_rank: std::mem::transmute::<Raw, InitRank>(symbol(c"ncclCommInitRankConfig")?),
+                abort: std::mem::transmute::<Raw, Abort>(symbol(c"ncclCommAbort")?),
+                async_error: std::mem::transmute::<Raw, AsyncError>(symbol(c"ncclCommGetAsyncError")?),
+                group_start: std::mem::transmute::<Raw, Group>(symbol(c"ncclGroupStart")?),
+                group_end: std::mem::transmute::<Raw, Group>(symbol(c"ncclGroupEnd")?),
+                reduce: std::mem::transmute::<Raw, Reduce>(symbol(c"ncclReduce")?),
+                broadcast: std::mem::transmute::<Raw, Broadcast>(symbol(c"ncclBroadcast")?),
+                all_gather: std::mem::transmute::<Raw, AllGather>(symbol(c"ncclAllGather")?),
+                error_string: std::mem::transmute::<Raw, ErrorString>(symbol(c"ncclGetErrorString")?),
+                last_error: std::mem::transmute::<Raw, LastError>(symbol(c"ncclGetLastError")?),
             })
         }
     }
