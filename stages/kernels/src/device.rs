@@ -65,6 +65,22 @@ impl DeviceChoice {
     }
 }
 
+/// How many GPUs this process sees: those of its machine, or of them those that `CUDA_VISIBLE_DEVICES` names.
+///
+/// # Errors
+/// Where this program was built without CUDA, or the driver is not there.
+pub fn visible_gpus() -> Result<usize> {
+    #[cfg(feature = "cuda")]
+    {
+        use candle_core::cuda_backend::cudarc::driver::CudaContext;
+        let count = CudaContext::device_count();
+        let count = count.map_err(|error| Error::Input(format!("the CUDA driver cannot be asked: {error:?}")))?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+    #[cfg(not(feature = "cuda"))]
+    DeviceChoice::Cuda(None).check().map(|()| 0)
+}
+
 /// The values of a vector, in host memory. Waits for a device that it lies on.
 pub fn to_host<T: WithDType>(vector: &Tensor) -> Result<Vec<T>> {
     if is_gpu(vector.device()) {

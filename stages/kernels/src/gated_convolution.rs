@@ -4,7 +4,10 @@
 use candle_core::{DType, Tensor};
 
 use super::on_gpu;
-use crate::batch_norm::{Normaliser, batch_statistics, inverse_deviation, normalise_silu, normalise_silu_backward};
+use crate::batch_norm::{
+    self, Gather, Normaliser, batch_statistics, column_moments, inverse_deviation, joined_statistics, normalise_silu,
+    normalise_silu_backward,
+};
 use crate::bias::column_sum;
 use crate::column_sums::ColumnSums;
 use crate::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
@@ -26,19 +29,47 @@ pub struct Weights<'a> {
     pub running: (&'a Tensor, &'a Tensor),
 }
 
+/// The statistics that batch normalisation uses.
+pub enum Statistics<'a> {
+    /// The running ones.
+    Running,
+    /// Those of all B T rows.
+    Own,
+    /// Those of the rows of several parts, of which this is one: the function is given the
+    /// [moments](batch_norm::column_moments) of this part and gives those of all parts.
+    Joined(Gather<'a>),
+    /// Those of the rows of several parts, as an earlier pass found them: mean and inverse deviation, (C) each.
+    Known { mean: Tensor, inverse: Tensor },
+}
+
+/// Of which rows the statistics of a forward pass were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Running,
+    Own,
+    Joined,
+}
+
 /// What the backward pass needs.
 #[derive(Debug)]
 pub struct Saved {
     /// (B, T, 2 C)
     pub(crate) doubled: Tensor,
-    /// (B, T, C); on a device it is computed again.
+    /// (B, T, C); on a device it is computed again, but for statistics of several parts.
     pub(crate) gated: Option<Tensor>,
     /// (B T, C)
     pub(crate) convolved: Tensor,
     pub(crate) mean: Tensor,
     /// `1 / sqrt(variance + 1e-5)`.
     pub(crate) inverse: Tensor,
-    pub(crate) of_batch: bool,
+    pub(crate) origin: Origin,
+}
+
+impl Saved {
+    /// Mean and inverse deviation, (C) each.
+    pub fn statistics(&self) -> (Tensor, Tensor) {
+        (self.mean.clone(), self.inverse.clone())
+    }
 }
 
 /// What a forward pass gives.
@@ -46,7 +77,8 @@ pub struct Output {
     /// (B T, C)
     pub y: Tensor,
     pub saved: Saved,
-    /// With `of_batch` the running mean and variance, moved by a tenth towards those of the batch.
+    /// With statistics that are new, [`Statistics::Own`] and [`Statistics::Joined`], the running mean and variance, moved by a
+    /// tenth towards them.
     pub moved: Option<[Tensor; 2]>,
 }
 
@@ -62,20 +94,36 @@ pub struct BackwardOutput {
 }
 
 /// From values and gates `doubled` (B, T, 2 C) to (B T, C), of type `dtype`, which on a device is f32 or bf16. Gated values at
-/// or past a length are 0. With `of_batch` the statistics are those of all B T rows, otherwise the running ones.
-pub fn forward(dtype: DType, doubled: &Tensor, lengths: &Lengths, by: Weights, of_batch: bool) -> Result<Output> {
-    on_gpu!(
-        doubled,
-        gated_convolution::forward(dtype, doubled, lengths, by, of_batch)
-    );
+/// or past a length are 0. Statistics of several parts are not computed within a kernel: these are several then.
+pub fn forward(
+    dtype: DType,
+    doubled: &Tensor,
+    lengths: &Lengths,
+    by: Weights,
+    statistics: Statistics,
+) -> Result<Output> {
+    if let Statistics::Running | Statistics::Own = statistics {
+        let of_batch = matches!(statistics, Statistics::Own);
+        on_gpu!(
+            doubled,
+            gated_convolution::forward(dtype, doubled, lengths, by, of_batch)
+        );
+    }
     let (batch, time, double) = doubled.dims3()?;
     let gated = glu(doubled, lengths)?;
     let convolved = depthwise(&gated, by.weight, by.bias)?.reshape((batch * time, double / 2))?;
-    let (mean, inverse, moved) = if of_batch {
-        let (mean, inverse, moved) = batch_statistics(&convolved, by.running)?;
-        (mean, inverse, Some(moved))
-    } else {
-        (by.running.0.clone(), inverse_deviation(by.running.1)?, None)
+    let of_new = |(mean, inverse, moved)| (mean, inverse, Some(moved));
+    let (origin, (mean, inverse, moved)) = match statistics {
+        Statistics::Running => {
+            let inverse = inverse_deviation(by.running.1)?;
+            (Origin::Running, (by.running.0.clone(), inverse, None))
+        }
+        Statistics::Own => (Origin::Own, of_new(batch_statistics(&convolved, by.running)?)),
+        Statistics::Joined(gather) => {
+            let moments = gather(&column_moments(&convolved, double / 2)?)?;
+            (Origin::Joined, of_new(joined_statistics(&moments, by.running)?))
+        }
+        Statistics::Known { mean, inverse } => (Origin::Joined, (mean, inverse, None)),
     };
     let y = normalise_silu(&convolved, &normaliser(&by, &mean, &inverse))?.to_dtype(dtype)?;
     let saved = Saved {
@@ -84,7 +132,7 @@ pub fn forward(dtype: DType, doubled: &Tensor, lengths: &Lengths, by: Weights, o
         convolved,
         mean,
         inverse,
-        of_batch,
+        origin,
     };
     Ok(Output { y, saved, moved })
 }
@@ -99,15 +147,28 @@ fn normaliser<'a>(by: &Weights<'a>, mean: &'a Tensor, inverse: &'a Tensor) -> No
 }
 
 /// Gradients of [`forward`], given that of its result, `dy` (B T, C). The gradient of its input is of type `dtype`, which on a
-/// device is f32 or bf16.
-pub fn backward(dtype: DType, saved: &Saved, lengths: &Lengths, by: Weights, dy: &Tensor) -> Result<BackwardOutput> {
-    on_gpu!(dy, gated_convolution::backward(dtype, saved, lengths, by, dy));
+/// device is f32 or bf16. `gather` gives the [sums](batch_norm::Statistics::Joined) of all parts, where the statistics were
+/// theirs; otherwise it is not called.
+pub fn backward(
+    dtype: DType,
+    saved: &Saved,
+    lengths: &Lengths,
+    by: Weights,
+    (dy, gather): (&Tensor, Gather),
+) -> Result<BackwardOutput> {
+    let statistics = match saved.origin {
+        Origin::Running => batch_norm::Statistics::Constant,
+        Origin::Own => batch_norm::Statistics::Own,
+        Origin::Joined => batch_norm::Statistics::Joined(gather),
+    };
+    if saved.origin != Origin::Joined {
+        on_gpu!(dy, gated_convolution::backward(dtype, saved, lengths, by, dy));
+    }
     let Some(gated) = &saved.gated else {
         return Err(Error::Input("a convolution was computed on another device".into()));
     };
     let normaliser = normaliser(&by, &saved.mean, &saved.inverse);
-    let (d_convolved, norm_weight, norm_bias) =
-        normalise_silu_backward(&saved.convolved, &normaliser, dy, saved.of_batch)?;
+    let (d_convolved, norm_weight, norm_bias) = normalise_silu_backward(&saved.convolved, &normaliser, dy, statistics)?;
     let bias = by.bias.map(|_| column_sum(&d_convolved)).transpose()?;
     let d_convolved = d_convolved.reshape(gated.shape())?;
     let taps = by.weight.dim(2)?;

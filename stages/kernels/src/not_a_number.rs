@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::attention::{Scores, weights, weights_backward};
-use super::batch_norm::{Normaliser, normalise_silu, normalise_silu_backward};
+use super::batch_norm::{Normaliser, Statistics, normalise_silu, normalise_silu_backward};
 use super::bias::{add_bias, column_sum};
 use super::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
 use super::elementwise::{add_in_place, blend_in_place, drop_scaled, residual, scale_in_place, silu, silu_backward};
@@ -73,8 +73,14 @@ fn it_comes_out_of_every_kernel() {
         bias: &zero,
     };
     shows("batch norm", &normalise_silu(&x, &by).unwrap());
-    shows("batch norm, dx", &normalise_silu_backward(&x, &by, &y, true).unwrap().0);
-    shows("batch norm, dx", &normalise_silu_backward(&y, &by, &x, true).unwrap().0);
+    shows(
+        "batch norm, dx",
+        &normalise_silu_backward(&x, &by, &y, Statistics::Own).unwrap().0,
+    );
+    shows(
+        "batch norm, dx",
+        &normalise_silu_backward(&y, &by, &x, Statistics::Own).unwrap().0,
+    );
 
     let (frames, lengths) = (spoilt(&[1, rows, width]), Lengths::new([rows]));
     let kernel = ones(&[width, 1, 3]);

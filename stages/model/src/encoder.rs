@@ -3,6 +3,7 @@
 pub mod stream;
 
 use candle_core::Tensor;
+use flow_kernels::batch_norm::Gather;
 use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::noise::{DropMask, Noise};
 
@@ -11,9 +12,10 @@ use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::layers::attention::PositionTable;
 use crate::layers::conformer_layer::{self, BranchGradients, ConformerLayer};
+use crate::layers::convolution::{BatchNorm, BatchNormPass};
 use crate::layers::subsampling::{self, Subsampling};
 use crate::layers::{Frames, dropout};
-use crate::parameter_groups::{ParameterGroup, PassObserver};
+use crate::parameter_groups::{ParameterGroup, PassObserver, StatisticsPass};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
 use crate::pending_sums::PendingSums;
 
@@ -27,6 +29,8 @@ pub struct Encoder {
     /// Keep only each layer's input in the forward pass and compute the layer again in the backward pass: less memory,
     /// about a third more time, the same gradients to the bit.
     pub recompute: bool,
+    /// Which statistics batch normalisation uses in training.
+    pub batch_norm: BatchNorm,
 }
 
 /// What the backward pass needs.
@@ -44,8 +48,9 @@ pub struct Saved {
 #[derive(Debug)]
 enum LayerSaved {
     Whole(Box<conformer_layer::Saved>),
-    /// The layer's input, and the generator as it was at its start (none when evaluating).
-    Input(Tensor, Option<Noise>),
+    /// The layer's input, the generator as it was at its start (none when evaluating), and the statistics of batch
+    /// normalisation where they are those of all ranks.
+    Input(Tensor, Option<Noise>, Option<(Tensor, Tensor)>),
 }
 
 impl Encoder {
@@ -64,6 +69,7 @@ impl Encoder {
             table: PositionTable::new(config.d_model),
             config: config.clone(),
             recompute: false,
+            batch_norm: BatchNorm::default(),
         })
     }
 
@@ -111,7 +117,13 @@ impl Encoder {
                 Some(normalised) => normalised,
                 None => layer.begin(parameters, &x)?,
             };
-            let body = layer.body(parameters, (&x, begun), positions, frames, &mut mode, &mut updates)?;
+            let mut norm = BatchNormPass {
+                batch_norm: self.batch_norm,
+                known: None,
+                gather: Some(&mut |own| observer.gather_statistics(number, StatisticsPass::Forward, own, parameters)),
+                updates: &mut updates,
+            };
+            let body = layer.body(parameters, (&x, begun), positions, frames, &mut mode, &mut norm)?;
             let (y, whole) = match self.layers.get(number + 1) {
                 // Two norms in one pass.
                 Some(next) => {
@@ -123,7 +135,8 @@ impl Encoder {
                 None => layer.end(parameters, body)?,
             };
             saved.layers.push(if self.recompute {
-                LayerSaved::Input(x, noise)
+                let known = (self.batch_norm == BatchNorm::AllRanks).then(|| whole.batch_norm());
+                LayerSaved::Input(x, noise, known)
             } else {
                 LayerSaved::Whole(Box::new(whole))
             });
@@ -145,12 +158,21 @@ impl Encoder {
         let Saved { positions, frames, .. } = start;
         for layer in &self.layers {
             let updates = &mut BufferUpdates::default();
-            x = layer
-                .forward(parameters, &x, &positions, &frames, &mut mode, updates)?
-                .0;
+            let norm = &mut self.alone(None, updates);
+            x = layer.forward(parameters, &x, &positions, &frames, &mut mode, norm)?.0;
         }
         let encoded = x.reshape((frames.batch, frames.time, self.config.d_model))?;
         Ok((encoded, frames.lengths.to_vec()))
+    }
+
+    /// The batch normalisation of a pass that exchanges nothing.
+    fn alone<'a>(&self, known: Option<(Tensor, Tensor)>, updates: &'a mut BufferUpdates) -> BatchNormPass<'a> {
+        BatchNormPass {
+            batch_norm: self.batch_norm,
+            known,
+            gather: None,
+            updates,
+        }
     }
 
     /// Everything before the first layer.
@@ -237,12 +259,11 @@ impl Encoder {
             let layer = &self.layers[number];
             let saved = match saved {
                 LayerSaved::Whole(saved) => *saved,
-                LayerSaved::Input(x, mut noise) => {
+                LayerSaved::Input(x, mut noise, known) => {
                     let mut mode = noise.as_mut().map_or(Mode::Evaluate, Mode::Train);
                     let updates = &mut BufferUpdates::default();
-                    layer
-                        .forward(parameters, &x, &positions, &frames, &mut mode, updates)?
-                        .1
+                    let norm = &mut self.alone(known, updates);
+                    layer.forward(parameters, &x, &positions, &frames, &mut mode, norm)?.1
                 }
             };
             let (at_end, mut sums) = match begun.take() {
@@ -252,7 +273,10 @@ impl Encoder {
                     (layer.backward_end(parameters, &saved, &d, &mut sums)?, sums)
                 }
             };
-            let at_begin = layer.backward_body(parameters, &saved, &frames, at_end, gradients, &mut sums)?;
+            let mut gather =
+                |own: &Tensor| observer.gather_statistics(number, StatisticsPass::Backward, own, parameters);
+            let (given, to) = ((at_end, &mut gather as Gather), (&mut *gradients, &mut sums));
+            let at_begin = layer.backward_body(parameters, &saved, &frames, given, to)?;
             match layers.last() {
                 // Two norms in one pass.
                 Some(LayerSaved::Whole(before)) => {

@@ -6,13 +6,13 @@ use super::tests::{on_device, random, same};
 use crate::column_sums::{ColumnSums, add_together, totals};
 use crate::counts::counted;
 use crate::error::Result;
-use crate::gated_convolution::{self, Weights};
+use crate::gated_convolution::{self, Origin, Statistics, Weights};
 use crate::lengths::Lengths;
 use crate::noise::{DropMask, Noise};
 use crate::product::{add_product_in, product_in};
 use crate::relative_attention::{self, Attention, Positions, Projections};
 use crate::testing::values;
-use crate::{elementwise, layer_norm};
+use crate::{batch_norm, elementwise, layer_norm};
 
 /// Half a unit in the last place of bf16, as a share of a number; and what two roundings in f32 add to it.
 const BF16: f64 = 1.0 / 256.0 + 1e-6;
@@ -34,7 +34,16 @@ fn the_convolution_module() {
         let kernel = random(&[d, 1, taps], &mut noise);
         let vectors = [(); 4].map(|()| random(&[d], &mut noise));
         let variance = random(&[d], &mut noise).abs().unwrap();
-        for (biased, of_batch) in [(true, true), (false, true), (true, false)] {
+        // The moments and sums of another part, and of one without rows.
+        let other = batch_norm::column_moments(&random(&[17, d], &mut noise), d).unwrap();
+        let empty = other.zeros_like().unwrap();
+        for (biased, origin) in [
+            (true, Origin::Own),
+            (false, Origin::Own),
+            (true, Origin::Running),
+            (true, Origin::Joined),
+            (false, Origin::Joined),
+        ] {
             // A single row has the variance 0, which makes a large factor of rounding.
             let bound = if time == 1 { 2e-3 } else { 3e-5 };
             same("convolution module", bound, |on| {
@@ -47,13 +56,32 @@ fn the_convolution_module() {
                     norm_bias: &norm_bias,
                     running: (&running, &variance),
                 };
-                let output = gated_convolution::forward(DType::F32, &h, &lengths, by, of_batch)?;
-                let d = gated_convolution::backward(DType::F32, &output.saved, &lengths, by, &on(&dy))?;
-                assert_eq!(output.moved.is_some(), of_batch);
+                let mut gathered = 0;
+                let mut gather = |own: &Tensor| {
+                    gathered += 1;
+                    Ok(Tensor::stack(&[on(&other), own.clone(), on(&empty)], 0)?)
+                };
+                let statistics = match origin {
+                    Origin::Running => Statistics::Running,
+                    Origin::Own => Statistics::Own,
+                    Origin::Joined => Statistics::Joined(&mut gather),
+                };
+                let output = gated_convolution::forward(DType::F32, &h, &lengths, by, statistics)?;
+                let d = gated_convolution::backward(DType::F32, &output.saved, &lengths, by, (&on(&dy), &mut gather))?;
+                assert_eq!(output.moved.is_some(), origin != Origin::Running);
+                assert_eq!(gathered, if origin == Origin::Joined { 2 } else { 0 });
+                if origin == Origin::Joined {
+                    // Of a layer that is computed again; and with results for products in bf16.
+                    let (mean, inverse) = output.saved.statistics();
+                    let known = Statistics::Known { mean, inverse };
+                    let again = gated_convolution::forward(DType::BF16, &h, &lengths, by, known)?;
+                    assert!(again.moved.is_none() && again.saved.origin == Origin::Joined);
+                    assert_eq!(values(&again.y), values(&output.y.to_dtype(DType::BF16)?));
+                }
                 let mut found = vec![output.y, d.doubled, d.weight.total()?, d.norm.total()?];
                 found.extend(output.moved.into_iter().flatten());
                 // With the statistics of the batch the bias changes nothing: its gradient is rounding.
-                if !of_batch {
+                if biased && origin != Origin::Own {
                     found.push(d.bias.unwrap().total()?);
                 }
                 Ok(found)

@@ -7,7 +7,7 @@ use super::{Grid, alike, fresh, fresh_in, fresh_of, in_either, launch};
 use crate::batch_norm::{EPSILON, MOMENTUM, unbiased};
 use crate::column_sums::ColumnSums;
 use crate::error::{Error, Result};
-use crate::gated_convolution::{BackwardOutput, Output, Saved, Weights};
+use crate::gated_convolution::{BackwardOutput, Origin, Output, Saved, Weights};
 use crate::lengths::Lengths;
 
 /// Frames of a block, as in `gated_convolution.cu`.
@@ -78,7 +78,7 @@ pub fn forward(dtype: DType, doubled: &Tensor, lengths: &Lengths, by: Weights, o
         convolved,
         mean,
         inverse,
-        of_batch,
+        origin: if of_batch { Origin::Own } else { Origin::Running },
     };
     Ok(Output { y, saved, moved })
 }
@@ -111,7 +111,15 @@ pub fn backward(dtype: DType, saved: &Saved, lengths: &Lengths, by: Weights, dy:
     let on_device = lengths.on_device(batch, device)?;
     let inputs = [Read(&saved.doubled), Read(&on_device), Read(&saved.convolved)];
     let gradients = [Write(&norm_gradients), Write(&weight), WriteIf(bias.as_ref())];
-    let numbers = [batch, time, channels, taps, blocks, usize::from(saved.of_batch)].map(Int);
+    let numbers = [
+        batch,
+        time,
+        channels,
+        taps,
+        blocks,
+        usize::from(saved.origin == Origin::Own),
+    ]
+    .map(Int);
     launch(
         "gated_convolution_backward",
         Grid::of(channels.div_ceil(32), chunks),

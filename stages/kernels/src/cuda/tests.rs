@@ -12,7 +12,7 @@ use super::signature::{self, Kernel, Parameter};
 use super::tdt::Lattices;
 use crate::adamw::{self, DeviceTables, Moment, Numbers, ParameterUpdate, Update, eight_bit};
 use crate::attention::{self, Scores};
-use crate::batch_norm::{self, Normaliser};
+use crate::batch_norm::{self, Normaliser, Statistics};
 use crate::counts::counted;
 use crate::error::Result;
 use crate::joint::{self, Cell, CellTerms};
@@ -183,10 +183,27 @@ fn norms() {
         same("batch norm", BOUND, |on| {
             Ok(vec![batch_norm::normalise_silu(&on(&x), &by(&parts.map(on)))?])
         });
-        for of_batch in [true, false] {
+        // The sums of another part, and of one without rows.
+        let other = batch_norm::column_moments(&random(&[17, d], &mut noise), d).unwrap();
+        let empty = other.zeros_like().unwrap();
+        let joined = |own: &Tensor, on: Place| Ok(Tensor::stack(&[on(&other), own.clone(), on(&empty)], 0)?);
+        same("joined batch statistics", BOUND, |on| {
+            let moments = batch_norm::column_moments(&on(&x), d)?;
+            let running = (&on(&offset), &on(&weight.abs()?));
+            let (mean, inverse, [moved_mean, moved_variance]) =
+                batch_norm::joined_statistics(&joined(&moments, on)?, running)?;
+            Ok(vec![moments, mean, inverse, moved_mean, moved_variance])
+        });
+        for kind in 0..3 {
             same("batch norm, backward", BOUND, |on| {
+                let mut gather = |own: &Tensor| joined(own, on);
+                let statistics = match kind {
+                    0 => Statistics::Constant,
+                    1 => Statistics::Own,
+                    _ => Statistics::Joined(&mut gather),
+                };
                 let (dx, dw, db) =
-                    batch_norm::normalise_silu_backward(&on(&x), &by(&parts.map(on)), &on(&dy), of_batch)?;
+                    batch_norm::normalise_silu_backward(&on(&x), &by(&parts.map(on)), &on(&dy), statistics)?;
                 Ok(vec![dx, dw, db])
             });
         }

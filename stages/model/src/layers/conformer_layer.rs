@@ -4,16 +4,17 @@
 pub mod stream;
 
 use candle_core::{DType, Tensor};
+use flow_kernels::batch_norm::Gather;
 use flow_kernels::noise::DropMask;
 
 use super::attention::{self, Attention};
-use super::convolution::{self, Convolution};
+use super::convolution::{self, BatchNormPass, Convolution};
 use super::feed_forward::{self, FeedForward};
 use super::norm::{self, LayerNorm};
 use super::{Frames, dropout};
 use crate::config::EncoderConfig;
 use crate::error::Result;
-use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 use crate::pending_sums::PendingSums;
 
 /// Weight of a feed-forward module in the residual sum.
@@ -84,6 +85,13 @@ pub struct BranchGradients {
     branch: Tensor,
 }
 
+impl Saved {
+    /// Mean and inverse deviation of batch normalisation.
+    pub fn batch_norm(&self) -> (Tensor, Tensor) {
+        self.body.conv.1.statistics()
+    }
+}
+
 impl ConformerLayer {
     /// The layer named `name` (`encoder.layers.0`, say).
     pub fn new(name: &str, config: &EncoderConfig, builder: &mut ParameterBuilder) -> Result<Self> {
@@ -116,10 +124,10 @@ impl ConformerLayer {
         positions: &Tensor,
         frames: &Frames,
         mode: &mut Mode,
-        updates: &mut BufferUpdates,
+        norm: &mut BatchNormPass,
     ) -> Result<(Tensor, Saved)> {
         let normalised = self.begin(parameters, x)?;
-        let body = self.body(parameters, (x, normalised), positions, frames, mode, updates)?;
+        let body = self.body(parameters, (x, normalised), positions, frames, mode, norm)?;
         self.end(parameters, body)
     }
 
@@ -137,7 +145,7 @@ impl ConformerLayer {
         positions: &Tensor,
         frames: &Frames,
         mode: &mut Mode,
-        updates: &mut BufferUpdates,
+        norm: &mut BatchNormPass,
     ) -> Result<Body> {
         // What the modules multiply with their weights comes in this type.
         let factors = self.factors(x);
@@ -151,7 +159,7 @@ impl ConformerLayer {
         let m2 = dropout::draw(self.dropout, mode);
 
         let (x, n, n3) = self.norm_conv.forward_sum(parameters, factors, &x, &y2, (1.0, m2))?;
-        let (y3, s3) = self.conv.forward(parameters, &n, frames, mode, updates)?;
+        let (y3, s3) = self.conv.forward(parameters, &n, frames, mode, norm)?;
         let m3 = dropout::draw(self.dropout, mode);
 
         let (x, n, n4) = self
@@ -204,18 +212,19 @@ impl ConformerLayer {
         Ok((y, Saved { body, norm_out }, Normalised { x, saved }))
     }
 
-    /// Adds the gradients of all parts and gives that of `x`.
+    /// Adds the gradients of all parts and gives that of `x`. `gather` is for statistics of all ranks.
     pub fn backward(
         &self,
         parameters: &Parameters,
         saved: &Saved,
         frames: &Frames,
         dy: &Tensor,
+        gather: Gather,
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
         let mut sums = PendingSums::default();
         let d = self.backward_end(parameters, saved, dy, &mut sums)?;
-        let d = self.backward_body(parameters, saved, frames, d, gradients, &mut sums)?;
+        let d = self.backward_body(parameters, saved, frames, (d, gather), (gradients, &mut sums))?;
         let dx = self.backward_begin(parameters, saved, &d, &mut sums)?;
         self.complete(parameters, saved, sums, gradients)?;
         Ok(dx)
@@ -236,15 +245,14 @@ impl ConformerLayer {
         Ok(BranchGradients { around, branch })
     }
 
-    /// The way back through [`ConformerLayer::body`]. Some gradients are left in `sums`.
+    /// The way back through [`ConformerLayer::body`]. Some gradients are left in `sums`. `gather` is for statistics of all ranks.
     pub fn backward_body(
         &self,
         parameters: &Parameters,
         saved: &Saved,
         frames: &Frames,
-        d: BranchGradients,
-        gradients: &mut Gradients,
-        sums: &mut PendingSums,
+        (d, gather): (BranchGradients, Gather),
+        (gradients, sums): (&mut Gradients, &mut PendingSums),
     ) -> Result<BranchGradients> {
         let (p, saved) = (parameters, &saved.body);
         let [m1, m2, m3, _] = saved.masks;
@@ -259,7 +267,7 @@ impl ConformerLayer {
             .backward_dropped(p, norm, &d, Some(&dx), dropped(1.0, m3), sums)?;
 
         let (norm, inner) = &saved.conv;
-        let d = self.conv.backward(p, inner, frames, &d, gradients, sums)?;
+        let d = self.conv.backward(p, inner, frames, (&d, gather), (gradients, sums))?;
         let (dx, d) = self
             .norm_conv
             .backward_dropped(p, norm, &d, Some(&dx), dropped(1.0, m2), sums)?;

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 use flow_kernels::Lengths;
-use flow_kernels::batch_norm::{Normaliser, inverse_deviation, normalise_silu};
+use flow_kernels::batch_norm::{Gather, Normaliser, inverse_deviation, normalise_silu};
 use flow_kernels::depthwise::depthwise;
-use flow_kernels::gated_convolution::{self, Output, Weights};
+use flow_kernels::gated_convolution::{self, Output, Statistics, Weights};
 use flow_kernels::glu::glu;
 
 use super::Frames;
@@ -37,6 +37,36 @@ pub struct Saved {
     x: Tensor,
     convolution: gated_convolution::Saved,
     activated: Tensor,
+}
+
+/// Which statistics batch normalisation uses in training. When evaluating they are the running ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BatchNorm {
+    /// Those of the rows of the micro-batch.
+    #[default]
+    OwnRows,
+    /// Those of the rows of the micro-batches that all ranks compute at the same time (`SyncBatchNorm`).
+    AllRanks,
+    /// The running ones, which stay as they are.
+    Frozen,
+}
+
+/// The batch normalisation of one layer in one forward pass.
+pub struct BatchNormPass<'a> {
+    pub batch_norm: BatchNorm,
+    /// With [`BatchNorm::AllRanks`]: mean and inverse deviation of an earlier pass over the same rows.
+    pub known: Option<(Tensor, Tensor)>,
+    /// Gathers what each rank has; without it this rank is the only one.
+    pub gather: Option<Gather<'a>>,
+    /// Gets the new running statistics.
+    pub updates: &'a mut BufferUpdates,
+}
+
+impl Saved {
+    /// Mean and inverse deviation.
+    pub fn statistics(&self) -> (Tensor, Tensor) {
+        self.convolution.statistics()
+    }
 }
 
 impl Convolution {
@@ -82,15 +112,15 @@ impl Convolution {
         })
     }
 
-    /// (rows, d) -> (rows, d). In training the statistics are those of all rows, padding included (as NeMo has it),
-    /// and the new running statistics go to `updates`.
+    /// (rows, d) -> (rows, d). In training the statistics are those of all rows, padding included (as NeMo has it), of this
+    /// rank or of all, and the new running statistics go to `norm.updates`.
     pub fn forward(
         &self,
         parameters: &Parameters,
         x: &Tensor,
         frames: &Frames,
         mode: &Mode,
-        updates: &mut BufferUpdates,
+        norm: &mut BatchNormPass,
     ) -> Result<(Tensor, Saved)> {
         let (_, d) = x.dims2()?;
         let doubled = self
@@ -99,13 +129,24 @@ impl Convolution {
             .reshape((frames.batch, frames.time, 2 * d))?;
         let factors = self.pointwise2.factors(&doubled);
         let by = self.weights(parameters);
+        let mut alone = |own: &Tensor| Ok(own.unsqueeze(0)?);
+        let statistics = match norm.batch_norm {
+            _ if !mode.is_training() => Statistics::Running,
+            BatchNorm::Frozen => Statistics::Running,
+            BatchNorm::OwnRows => Statistics::Own,
+            BatchNorm::AllRanks => match (norm.known.take(), &mut norm.gather) {
+                (Some((mean, inverse)), _) => Statistics::Known { mean, inverse },
+                (None, Some(gather)) => Statistics::Joined(&mut **gather),
+                (None, None) => Statistics::Joined(&mut alone),
+            },
+        };
         let Output { y, saved, moved } =
-            gated_convolution::forward(factors, &doubled, &frames.lengths, by, mode.is_training())?;
+            gated_convolution::forward(factors, &doubled, &frames.lengths, by, statistics)?;
         if let Some([moved_mean, moved_variance]) = moved {
-            updates.push(self.running_mean, moved_mean);
-            updates.push(self.running_variance, moved_variance);
+            norm.updates.push(self.running_mean, moved_mean);
+            norm.updates.push(self.running_variance, moved_variance);
             let batches = parameters.get(self.batches);
-            updates.push(self.batches, (batches + batches.ones_like()?)?);
+            norm.updates.push(self.batches, (batches + batches.ones_like()?)?);
         }
         let saved = Saved {
             x: x.clone(),
@@ -168,15 +209,15 @@ impl Convolution {
         }
     }
 
-    /// Adds the gradients of all parts, some of them by way of `sums`, and gives that of `x`.
+    /// Adds the gradients of all parts, some of them by way of `sums`, and gives that of `x`. `gather` is for statistics of
+    /// all ranks.
     pub fn backward(
         &self,
         parameters: &Parameters,
         saved: &Saved,
         frames: &Frames,
-        dy: &Tensor,
-        gradients: &mut Gradients,
-        sums: &mut PendingSums,
+        (dy, gather): (&Tensor, Gather),
+        (gradients, sums): (&mut Gradients, &mut PendingSums),
     ) -> Result<Tensor> {
         let (rows, d) = saved.x.dims2()?;
         let d_activated = self
@@ -184,7 +225,8 @@ impl Convolution {
             .backward_pending(parameters, &saved.activated, dy, gradients, sums)?;
         let factors = self.pointwise1.factors(&d_activated);
         let by = self.weights(parameters);
-        let found = gated_convolution::backward(factors, &saved.convolution, &frames.lengths, by, &d_activated)?;
+        let found =
+            gated_convolution::backward(factors, &saved.convolution, &frames.lengths, by, (&d_activated, gather))?;
         sums.add(&[self.norm_weight, self.norm_bias], found.norm);
         sums.add(&[self.depthwise_weight], found.weight);
         if let (Some(id), Some(bias)) = (self.depthwise_bias, found.bias) {
