@@ -2,6 +2,7 @@
 //!
 //! - `FLOW_KILL_AT=name[:n]` kills the process when it passes a point of the store, in a folder or in object storage, or of a
 //!   decision (`flow_runtime::failpoints`) for the n-th time.
+//! - `FLOW_STAND_IN_NCCL=1` has ranks on the CPU exchange by a stand-in for NCCL.
 //! - `FLOW_HANG_AT=rank:step` makes that rank hang before that optimizer step, like one whose device does not respond.
 
 use std::process::ExitCode;
@@ -18,6 +19,9 @@ fn main() -> ExitCode {
     process::set_up();
     let points = [&failpoints::STORE[..], &failpoints::REMOTE, &failpoints::DECISION].concat();
     let kill = variable("FLOW_KILL_AT").map(|value| hooks::kill_at(&value, &points));
+    if variable("FLOW_STAND_IN_NCCL").is_some() {
+        flow_training::ranks::nccl::stand_in::use_everywhere();
+    }
     let hang = variable("FLOW_HANG_AT").map(|value| rank_and_step(&value));
     failpoints::set(move |point, numbers| {
         if let Some(kill) = &kill {

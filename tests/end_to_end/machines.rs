@@ -155,6 +155,55 @@ fn a_killed_process_is_named_and_two_processes_give_the_bits_of_one() {
     }
 }
 
+/// The same where the ranks exchange by NCCL's functions, those of a stand-in that works over memory which both processes
+/// have in common: the bits of one process without it, also after a rank hung or its process was killed, which the other
+/// one names.
+#[test]
+fn two_processes_that_exchange_by_nccl_give_the_bits_of_one() {
+    let steps = ["train.max_steps=8", "train.checkpoint_every=4", "train.rank_timeout=5"];
+    let one = Workplace::new("micro");
+    let all: Vec<&str> = TWO.iter().chain(&steps).copied().collect();
+    expect_code(&finetune(&one, &all).output().unwrap(), 0);
+    for killed in [false, true] {
+        let place = Workplace::new("micro");
+        let by_nccl = || {
+            two(&place, &steps).map(|command| {
+                let mut command = with_failpoints(&command);
+                command.env("FLOW_STAND_IN_NCCL", "1");
+                command
+            })
+        };
+        let mut commands = by_nccl();
+        commands[1].env(HANG.0, HANG.1);
+        let [first, second] = started(commands);
+        wait_until("a checkpoint", || has_checkpoint(&place.path("checkpoints")));
+        let named = if killed {
+            second.signal(libc::SIGKILL);
+            "ended without a word"
+        } else {
+            "rank 1 of training failed: it did not come to"
+        };
+        let (code, told) = first.end();
+        assert_eq!(code, Some(1), "{told}");
+        assert!(told.contains(named), "{told}");
+        second.end();
+        assert!(!has_step(&place, 8));
+
+        let [first, second] = started(by_nccl()).map(Started::end);
+        assert_eq!(first.0, Some(0), "{}", first.1);
+        assert_eq!(second.0, Some(0), "{}", second.1);
+        assert!(
+            second.1.contains("rank 1 of 2 ready") && second.1.contains("go by NCCL"),
+            "{}",
+            second.1
+        );
+        assert!(
+            last_checkpoint(&one, 8) == last_checkpoint(&place, 8),
+            "two processes that exchange by NCCL gave other bits than one"
+        );
+    }
+}
+
 /// What training noted in its metrics, without times and memory.
 fn figures(place: &Workplace) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(place.path("checkpoints/metrics.jsonl")).unwrap();

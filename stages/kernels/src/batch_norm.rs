@@ -7,7 +7,7 @@ use super::elementwise::silu_slope;
 use super::{
     Float, by_chunks, dispatch, multiversion, on_gpu, rows_and_sums, rows_per_chunk, slice, sum_over_rows, tensor,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Added to variances.
 pub(crate) const EPSILON: f64 = 1e-5;
@@ -26,19 +26,66 @@ pub fn batch_statistics(x: &Tensor, running: (&Tensor, &Tensor)) -> Result<(Tens
     on_gpu!(x, batch_norm::batch_statistics(x, running));
     let rows = x.elem_count() / running.0.elem_count().max(1);
     let (mean, variance) = column_statistics(x)?;
-    let moved = |running: &Tensor, batch: &[f64], factor: f64| -> Result<Tensor> {
-        let moved = wide(running)?
-            .iter()
-            .zip(batch)
-            .map(|(old, new)| (1.0 - MOMENTUM) * old + MOMENTUM * new * factor)
-            .collect();
-        like(moved, running)
-    };
     let moved = [
         moved(running.0, &mean, 1.0)?,
         moved(running.1, &variance, unbiased(rows))?,
     ];
     Ok((like(mean, x)?, like(inverse(&variance), x)?, moved))
+}
+
+/// Running statistics moved by a tenth towards `factor` times those of a batch.
+fn moved(running: &Tensor, batch: &[f64], factor: f64) -> Result<Tensor> {
+    let moved = wide(running)?
+        .iter()
+        .zip(batch)
+        .map(|(old, new)| (1.0 - MOMENTUM) * old + MOMENTUM * new * factor)
+        .collect();
+    like(moved, running)
+}
+
+/// Moments of the columns of `x` (.., C) for [`joined_statistics`], (2C + 1) in f64: the mean of each column, its biased
+/// variance, and the number of rows.
+pub fn column_moments(x: &Tensor, width: usize) -> Result<Tensor> {
+    on_gpu!(x, batch_norm::column_moments(x, width));
+    let rows = x.elem_count() / width.max(1);
+    let (mut moments, variance) = column_statistics(x)?;
+    moments.extend(variance);
+    moments.push(rows as f64);
+    let count = moments.len();
+    Ok(Tensor::from_vec(moments, count, &Device::Cpu)?)
+}
+
+/// As [`batch_statistics`], of the rows behind several [`column_moments`], (parts, 2C + 1), in their order. A part without
+/// rows is all zeros.
+pub fn joined_statistics(moments: &Tensor, running: (&Tensor, &Tensor)) -> Result<(Tensor, Tensor, [Tensor; 2])> {
+    on_gpu!(moments, batch_norm::joined_statistics(moments, running));
+    let width = running.0.elem_count();
+    check_parts(moments, width)?;
+    let parts = moments.to_vec2::<f64>()?;
+    let rows: f64 = parts.iter().map(|part| part[2 * width]).sum();
+    let over = |column: &dyn Fn(&[f64]) -> f64| -> f64 {
+        parts.iter().map(|part| part[2 * width] * column(part)).sum::<f64>() / rows
+    };
+    let mean: Vec<f64> = (0..width).map(|c| over(&|part| part[c])).collect();
+    let variance: Vec<f64> = (0..width)
+        .map(|c| over(&|part| part[width + c] + (part[c] - mean[c]).powi(2)))
+        .collect();
+    let moved = [
+        moved(running.0, &mean, 1.0)?,
+        moved(running.1, &variance, unbiased(rows as usize))?,
+    ];
+    Ok((like(mean, running.0)?, like(inverse(&variance), running.0)?, moved))
+}
+
+/// Refuses what is not (parts, 2C + 1) in f64.
+pub(crate) fn check_parts(parts: &Tensor, width: usize) -> Result<()> {
+    match parts.dims() {
+        [count, sums] if *count > 0 && *sums == 2 * width + 1 && parts.dtype() == DType::F64 => Ok(()),
+        dims => Err(Error::Input(format!(
+            "batch norm: sums of shape {dims:?} in {} for {width} columns",
+            parts.dtype().as_str()
+        ))),
+    }
 }
 
 /// `1 / sqrt(variance + 1e-5)`, in 64 bits and rounded.
@@ -163,15 +210,37 @@ fn affine<T: Float>(by: &Normaliser) -> Result<(Vec<T>, Vec<T>)> {
     Ok((factor.into_iter().map(T::of).collect(), offset))
 }
 
-/// Gradients of [`normalise_silu`]: (dx, d weight, d bias). With `batch_statistics` mean and variance are those of `x`
-/// itself and have their part in dx; otherwise they are constants.
+/// What mean and variance were made of, and so which part they have in the gradient of `x`.
+pub enum Statistics<'a> {
+    /// Not of `x`.
+    Constant,
+    /// Of the rows of `x`.
+    Own,
+    /// Of the rows of several parts, of which `x` is one. The function is given the sums of this part, (2C + 1) in f64 (the
+    /// gradients of weight and bias, and the number of rows), and gives those of all parts, (parts, 2C + 1).
+    Joined(Gather<'a>),
+}
+
+/// Gathers what each part has, (n), to (parts, n).
+pub type Gather<'a> = &'a mut dyn FnMut(&Tensor) -> Result<Tensor>;
+
+/// Sums of a part for [`Statistics::Joined`].
+pub(crate) fn part_sums(dw: &Tensor, db: &Tensor, rows: usize) -> Result<Tensor> {
+    let rows = Tensor::full(rows as f64, 1, dw.device())?;
+    Ok(Tensor::cat(
+        &[&dw.to_dtype(DType::F64)?, &db.to_dtype(DType::F64)?, &rows],
+        0,
+    )?)
+}
+
+/// Gradients of [`normalise_silu`]: (dx, d weight, d bias), the latter two of the rows of `x` alone.
 pub fn normalise_silu_backward(
     x: &Tensor,
     by: &Normaliser,
     dy: &Tensor,
-    batch_statistics: bool,
+    statistics: Statistics,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    on_gpu!(x, batch_norm::normalise_silu_backward(x, by, dy, batch_statistics));
+    on_gpu!(x, batch_norm::normalise_silu_backward(x, by, dy, statistics));
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let width = by.mean.elem_count();
     dispatch!(x.dtype(), T => {
@@ -202,11 +271,23 @@ pub fn normalise_silu_backward(
         }));
         let (dw, db) = sums.split_at(width);
         let dw: Vec<T> = dw.iter().zip(inverse).map(|(&dw, &inverse)| dw * inverse).collect();
-        let n = T::of(rows as f64);
-        let (level, slope): (Vec<T>, Vec<T>) = if batch_statistics {
-            db.iter().zip(dw.iter().zip(inverse)).map(|(&db, (&dw, &inverse))| (db / n, dw * inverse / n)).unzip()
-        } else {
-            (vec![0.0; width], vec![0.0; width])
+        let (dw, db) = (tensor(dw, width)?, tensor(db.to_vec(), width)?);
+        let (level, slope): (Vec<T>, Vec<T>) = match statistics {
+            Statistics::Constant => (vec![0.0; width], vec![0.0; width]),
+            Statistics::Own => {
+                let n = T::of(rows as f64);
+                let (dw, db) = (slice::<T>(&dw)?, slice::<T>(&db)?);
+                db.iter().zip(dw.iter().zip(inverse)).map(|(&db, (&dw, &inverse))| (db / n, dw * inverse / n)).unzip()
+            }
+            Statistics::Joined(gather) => {
+                let parts = gather(&part_sums(&dw, &db, rows)?)?;
+                check_parts(&parts, width)?;
+                let parts = parts.to_vec2::<f64>()?;
+                let total = |at: usize| -> f64 { parts.iter().map(|part| part[at]).sum() };
+                let n = total(2 * width);
+                let of = |c: usize| (T::of(total(width + c) / n), T::of(total(c) * inverse[c].wide() / n));
+                (0..width).map(of).unzip()
+            }
         };
         let (level, slope) = (&level[..width], &slope[..width]);
         let chunk = rows_per_chunk(width) * width;
@@ -220,6 +301,6 @@ pub fn normalise_silu_backward(
                 }
             })
         });
-        Ok((tensor(out, x.shape())?, tensor(dw, width)?, tensor(db.to_vec(), width)?))
+        Ok((tensor(out, x.shape())?, dw, db))
     })
 }

@@ -4,6 +4,7 @@ use candle_core::Tensor;
 use rayon::prelude::*;
 
 use super::{dispatch, modify, multiversion, on_gpu, rows_per_chunk, slice, sum_over_rows, tensor};
+use crate::column_sums::ColumnSums;
 use crate::error::Result;
 
 /// `y[.., c] += bias[c]`, in place.
@@ -23,6 +24,12 @@ pub fn add_bias(y: &Tensor, bias: &Tensor) -> Result<()> {
             });
         })
     })
+}
+
+/// [`column_sum`] as sums that are added up later, with others.
+pub fn column_sums(dy: &Tensor) -> Result<ColumnSums> {
+    on_gpu!(dy, bias::column_sums(dy));
+    Ok(ColumnSums::whole(column_sum(dy)?))
 }
 
 /// Sum over all but the last dimension: the gradient of a bias. Shape (C).

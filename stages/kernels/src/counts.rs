@@ -2,8 +2,8 @@
 //! device. For tests and for reports; nothing is counted unless it was asked for.
 //!
 //! Counts are of one thread. Whoever calls the functions of this crate is counted, not the threads that share the work of
-//! one function out among them. What candle computes by itself on a device (copies of transposed tensors, changes of the
-//! number type, zeros) is not counted.
+//! one function out among them. What candle computes by itself on a device (copies of transposed tensors, zeros) is not
+//! counted.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,6 +24,8 @@ pub struct Counts {
     pub products: usize,
     /// Floating-point operations of the products: `2 m k n` for (m, k) times (k, n).
     pub product_flops: u64,
+    /// Changes of a factor's number type before a product on a device. Each is a launch.
+    pub conversions: usize,
     /// From host memory to a device.
     pub to_device: Copies,
     /// From a device to host memory. Each waits for the device.
@@ -50,6 +52,7 @@ impl Counts {
             kernels: kernels.filter(|&(_, count)| count > 0).collect(),
             products: self.products - before.products,
             product_flops: self.product_flops - before.product_flops,
+            conversions: self.conversions - before.conversions,
             to_device: copies(self.to_device, before.to_device),
             to_host: copies(self.to_host, before.to_host),
         }
@@ -97,6 +100,10 @@ pub(crate) fn multiplied(count: usize, m: usize, k: usize, n: usize) {
         counts.products += 1;
         counts.product_flops += 2 * (count as u64) * (m as u64) * (k as u64) * (n as u64);
     });
+}
+
+pub(crate) fn converted() {
+    note(|counts| counts.conversions += 1);
 }
 
 pub(crate) fn copied_to_device(bytes: usize) {

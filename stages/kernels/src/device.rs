@@ -101,6 +101,22 @@ pub fn release_memory(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// How many GPUs this process sees: those of its machine, or of them those that `CUDA_VISIBLE_DEVICES` names.
+///
+/// # Errors
+/// Where this program was built without CUDA, or the driver is not there.
+pub fn visible_gpus() -> Result<usize> {
+    #[cfg(feature = "cuda")]
+    {
+        use candle_core::cuda_backend::cudarc::driver::CudaContext;
+        let count = CudaContext::device_count();
+        let count = count.map_err(|error| Error::Input(format!("the CUDA driver cannot be asked: {error:?}")))?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+    #[cfg(not(feature = "cuda"))]
+    DeviceChoice::Cuda(None).check().map(|()| 0)
+}
+
 /// The values of a vector, in host memory. Waits for a device that it lies on.
 pub fn to_host<T: WithDType>(vector: &Tensor) -> Result<Vec<T>> {
     if is_gpu(vector.device()) {
@@ -113,6 +129,17 @@ pub fn to_host<T: WithDType>(vector: &Tensor) -> Result<Vec<T>> {
 pub fn to_device(tensor: &Tensor, device: &Device) -> Result<Tensor> {
     if is_gpu(device) {
         copied_to_device(tensor.elem_count() * tensor.dtype().size_in_bytes());
+    }
+    Ok(tensor.to_device(device)?)
+}
+
+/// A tensor on another device, with a storage of its own size. Candle moves all of the storage that a tensor is a part of.
+pub fn moved(tensor: &Tensor, device: &Device) -> Result<Tensor> {
+    if tensor.device().same_device(device) {
+        return Ok(tensor.clone());
+    }
+    if is_gpu(tensor.device()) {
+        return Ok(tensor.force_contiguous()?.to_device(device)?);
     }
     Ok(tensor.to_device(device)?)
 }

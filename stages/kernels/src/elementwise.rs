@@ -1,6 +1,6 @@
 //! Element-wise passes: sums in place, residual connections, dropout, SiLU.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use rayon::prelude::*;
 
 use super::{Float, dispatch, mapped, modify, multiversion, on_gpu, slice, tensor};
@@ -117,7 +117,12 @@ fn drop_all<T: Float>(x: &mut [T], first: usize, factor: T, mask: &DropMask) {
 
 /// `drop(silu(h))`, where `silu(h) = h * sigmoid(h)`.
 pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
-    on_gpu!(h, elementwise::silu(h, mask));
+    silu_in(h.dtype(), h, mask)
+}
+
+/// The same, of type `dtype`; on a device that is f32 or bf16.
+pub fn silu_in(dtype: DType, h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
+    on_gpu!(h, elementwise::silu(dtype, h, mask));
     let h = h.contiguous()?;
     dispatch!(h.dtype(), T => {
         let hs = slice::<T>(&h)?;
@@ -126,14 +131,14 @@ pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
                 drop_all(out, first, T::of(mask.keep_factor), mask);
             }
         });
-        tensor(out, h.shape())
+        Ok(tensor(out, h.shape())?.to_dtype(dtype)?)
     })
 }
 
-/// Gradient of [`silu`] with respect to `h`, given `dy`, that of its result. On a CPU it is computed in the memory of
-/// `dy`, which must not be used afterwards.
-pub fn silu_backward(h: &Tensor, dy: Tensor, mask: Option<DropMask>) -> Result<Tensor> {
-    on_gpu!(h, elementwise::silu_backward(h, &dy, mask));
+/// Gradient of [`silu`] with respect to `h`, given `dy`, that of its result; of type `dtype`, which on a device is f32 or
+/// bf16. On a CPU it is computed in the memory of `dy`, which must not be used afterwards.
+pub fn silu_backward(dtype: DType, h: &Tensor, dy: Tensor, mask: Option<DropMask>) -> Result<Tensor> {
+    on_gpu!(h, elementwise::silu_backward(dtype, h, &dy, mask));
     let (h, dy) = (h.contiguous()?, dy.contiguous()?);
     dispatch!(h.dtype(), T => {
         let hs = slice::<T>(&h)?;
@@ -149,7 +154,7 @@ pub fn silu_backward(h: &Tensor, dy: Tensor, mask: Option<DropMask>) -> Result<T
             }));
         })
     })?;
-    Ok(dy)
+    Ok(dy.to_dtype(dtype)?)
 }
 
 /// Derivative of `h * sigmoid(h)`.
@@ -171,7 +176,7 @@ mod tests {
         let h = normal(&[7, 13], &mut noise);
         let weight = normal(&[7, 13], &mut noise);
         for mask in [None, DropMask::draw(0.3, &mut noise)] {
-            let gradient = silu_backward(&h, weight.copy().unwrap(), mask).unwrap();
+            let gradient = silu_backward(DType::F64, &h, weight.copy().unwrap(), mask).unwrap();
             check_gradient("silu", &h, &weight, &gradient, |h| silu(h, mask));
         }
     }

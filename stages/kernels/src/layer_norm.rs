@@ -1,9 +1,10 @@
 //! Layer normalisation over the last dimension: `(x - mean) / sqrt(variance + 1e-5) * weight + bias`, with the biased
 //! variance.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use super::{Float, dispatch, multiversion, on_gpu, rows_and_sums, slice, sum_of, tensor, two_by_rows};
+use crate::column_sums::ColumnSums;
 use crate::elementwise::{drop_scaled, residual};
 use crate::error::{Error, Result};
 use crate::noise::DropMask;
@@ -12,7 +13,12 @@ const EPSILON: f64 = 1e-5;
 
 /// `x` (.., d) normalised; and mean and inverse deviation of every row, (rows, 2), for the backward pass.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
-    on_gpu!(x, layer_norm::layer_norm(x, weight, bias));
+    layer_norm_in(x.dtype(), x, weight, bias)
+}
+
+/// The same, the result of type `dtype`. On a device that is f32 or bf16.
+pub fn layer_norm_in(dtype: DType, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
+    on_gpu!(x, layer_norm::layer_norm(dtype, x, weight, bias));
     let x = x.contiguous()?;
     let d = weight.elem_count();
     dispatch!(x.dtype(), T => {
@@ -32,29 +38,92 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor,
                 }
             }
         }));
-        Ok((tensor(out, x.shape())?, tensor(statistics, (rows, 2))?))
+        Ok((tensor(out, x.shape())?.to_dtype(dtype)?, tensor(statistics, (rows, 2))?))
     })
 }
 
-/// `sum = x + factor * drop(y)`, for `x` and `y` (.., d); and [`layer_norm`] of the sum, with its statistics.
+/// `sum = x + factor * drop(y)`, for `x` and `y` (.., d); and [`layer_norm_in`] of the sum, with its statistics.
 pub fn add_and_norm(
+    dtype: DType,
     x: &Tensor,
     y: &Tensor,
     (factor, mask): (f64, Option<DropMask>),
     weight: &Tensor,
     bias: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    on_gpu!(x, layer_norm::add_and_norm(x, y, (factor, mask), weight, bias));
+    on_gpu!(x, layer_norm::add_and_norm(dtype, x, y, (factor, mask), weight, bias));
     let sum = residual(x, y, factor, mask)?;
-    let (normalised, statistics) = layer_norm(&sum, weight, bias)?;
+    let (normalised, statistics) = layer_norm_in(dtype, &sum, weight, bias)?;
     Ok((sum, normalised, statistics))
 }
 
-/// Gradients of a layer normalisation: with respect to `x` (.., d), and to weight and bias, each (d).
-pub type LayerNormGradients = (Tensor, Tensor, Tensor);
+/// What [`add_and_norm_twice`] gives, (.., d) each.
+pub struct TwoNorms {
+    pub sum: Tensor,
+    /// The sum normalised.
+    pub out: Tensor,
+    /// That normalised again.
+    pub next: Tensor,
+    /// Of both normalisations, (rows, 2).
+    pub statistics: [Tensor; 2],
+}
 
-/// [`layer_norm_backward`]; and `factor * drop(dx)` of the gradient dx with respect to `x`.
+/// [`add_and_norm`]; and [`layer_norm_in`] of what it gives, by other parameters. `by`: weight and bias of both, in order.
+pub fn add_and_norm_twice(
+    dtype: DType,
+    x: &Tensor,
+    y: &Tensor,
+    drop: (f64, Option<DropMask>),
+    by: [(&Tensor, &Tensor); 2],
+) -> Result<TwoNorms> {
+    on_gpu!(x, layer_norm::add_and_norm_twice(dtype, x, y, drop, by));
+    let [(weight, bias), (next_weight, next_bias)] = by;
+    let (sum, out, statistics) = add_and_norm(x.dtype(), x, y, drop, weight, bias)?;
+    let (next, next_statistics) = layer_norm_in(dtype, &out, next_weight, next_bias)?;
+    Ok(TwoNorms {
+        sum,
+        out,
+        next,
+        statistics: [statistics, next_statistics],
+    })
+}
+
+/// What the backward pass of a normalisation needs.
+#[derive(Clone, Copy)]
+pub struct NormInput<'a> {
+    pub x: &'a Tensor,
+    /// (rows, 2)
+    pub statistics: &'a Tensor,
+    pub weight: &'a Tensor,
+}
+
+/// The way back through [`add_and_norm_twice`]: [`layer_norm_backward`] of the second, with the gradient of its result and the
+/// residual, and [`layer_norm_backward_dropped`] of the first. The sums are those of the second and of the first; then the
+/// gradient of the first one's input, and that dropped.
+pub fn layer_norm_backward_twice(
+    dtype: DType,
+    next: NormInput,
+    (dy, residual): (&Tensor, &Tensor),
+    norm: NormInput,
+    drop: (f64, Option<DropMask>),
+) -> Result<([ColumnSums; 2], Tensor, Tensor)> {
+    on_gpu!(
+        dy,
+        layer_norm::layer_norm_backward_twice(dtype, next, (dy, residual), norm, drop)
+    );
+    let (between, next_sums) = layer_norm_backward(next.x, next.statistics, next.weight, dy, Some(residual))?;
+    let ((dx, sums), dropped) =
+        layer_norm_backward_dropped(dtype, norm.x, norm.statistics, norm.weight, &between, None, drop)?;
+    Ok(([next_sums, sums], dx, dropped))
+}
+
+/// Gradients of a layer normalisation: with respect to `x` (.., d), and to weight and bias, (2 d) sums.
+pub type LayerNormGradients = (Tensor, ColumnSums);
+
+/// [`layer_norm_backward`]; and `factor * drop(dx)` of the gradient dx with respect to `x`, of type `dtype`, which on a device
+/// is f32 or bf16.
 pub fn layer_norm_backward_dropped(
+    dtype: DType,
     x: &Tensor,
     statistics: &Tensor,
     weight: &Tensor,
@@ -62,20 +131,20 @@ pub fn layer_norm_backward_dropped(
     residual: Option<&Tensor>,
     (factor, mask): (f64, Option<DropMask>),
 ) -> Result<(LayerNormGradients, Tensor)> {
-    if super::cuda::holds(x) && (mask.is_some() || factor != 1.0) {
-        let drop = Some((factor, mask));
+    if super::cuda::holds(x) && (mask.is_some() || factor != 1.0 || dtype != x.dtype()) {
+        let drop = Some((dtype, factor, mask));
         let (gradients, dropped) =
             super::cuda::layer_norm::layer_norm_backward(x, statistics, weight, dy, residual, drop)?;
         let dropped = dropped.ok_or_else(|| Error::Input("a gradient was not dropped".into()))?;
         return Ok((gradients, dropped));
     }
     let gradients = layer_norm_backward(x, statistics, weight, dy, residual)?;
-    let dropped = drop_scaled(&gradients.0, factor, mask)?;
+    let dropped = drop_scaled(&gradients.0, factor, mask)?.to_dtype(dtype)?;
     Ok((gradients, dropped))
 }
 
 /// Gradients with respect to `x`, plus `residual` where given (the gradient that goes round the block), and to weight
-/// and bias, each (d).
+/// and bias, (2 d) sums.
 pub fn layer_norm_backward(
     x: &Tensor,
     statistics: &Tensor,
@@ -117,8 +186,7 @@ pub fn layer_norm_backward(
                 }
             }
         }));
-        let (dw, db) = sums.split_at(d);
-        Ok((tensor(out, x.shape())?, tensor(dw.to_vec(), d)?, tensor(db.to_vec(), d)?))
+        Ok((tensor(out, x.shape())?, ColumnSums::whole(tensor(sums, 2 * d)?)))
     })
 }
 
@@ -136,12 +204,14 @@ mod tests {
             let (weight, bias) = (normal(&[d], &mut noise), normal(&[d], &mut noise));
             let (factors, round) = (normal(&[rows, d], &mut noise), normal(&[rows, d], &mut noise));
             let (_, statistics) = layer_norm(&x, &weight, &bias).unwrap();
-            let (dx, dw, db) = layer_norm_backward(&x, &statistics, &weight, &factors, None).unwrap();
+            let (dx, sums) = layer_norm_backward(&x, &statistics, &weight, &factors, None).unwrap();
+            let sums = sums.total().unwrap();
+            let (dw, db) = (sums.narrow(0, 0, d).unwrap(), sums.narrow(0, d, d).unwrap());
             let run = |x: &Tensor, w: &Tensor, b: &Tensor| layer_norm(x, w, b).map(|(y, _)| y);
             check_gradient("x", &x, &factors, &dx, |x| run(x, &weight, &bias));
             check_gradient("weight", &weight, &factors, &dw, |w| run(&x, w, &bias));
             check_gradient("bias", &bias, &factors, &db, |b| run(&x, &weight, b));
-            let (with, _, _) = layer_norm_backward(&x, &statistics, &weight, &factors, Some(&round)).unwrap();
+            let (with, _) = layer_norm_backward(&x, &statistics, &weight, &factors, Some(&round)).unwrap();
             assert!(max_difference(&with, &(dx + round).unwrap()) < 1e-13);
         }
     }

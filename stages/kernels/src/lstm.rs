@@ -6,9 +6,10 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::bias::column_sum;
+use super::bias::column_sums;
 use super::product::{PackedRhs, product};
 use super::{Float, dispatch, multiversion, on_gpu, rows_per_chunk, slice, tensor};
+use crate::column_sums::ColumnSums;
 use crate::error::{Error, Result};
 
 /// The parameters of a layer: (4H, I), (4H, H), (4H) and (4H).
@@ -41,7 +42,7 @@ pub struct LstmGradients {
     pub input: Tensor,
     pub input_weight: Tensor,
     pub hidden_weight: Tensor,
-    pub bias: Tensor,
+    pub bias: ColumnSums,
 }
 
 /// `tanh` by the quick exponential: absolute error of about one unit in the last place of 1.
@@ -225,7 +226,7 @@ pub(crate) fn gradients(
         input: product(d_gates, weights.input)?.reshape((steps, batch, saved.input.dim(1)?))?,
         input_weight: product(&d_gates.t()?, &saved.input)?,
         hidden_weight,
-        bias: column_sum(d_gates)?,
+        bias: column_sums(d_gates)?,
     })
 }
 
@@ -298,12 +299,13 @@ mod tests {
             let (all, weight) = random(steps, batch, inputs, width);
             let (_, saved) = lstm(&all[0], weights(&all)).unwrap();
             let found = lstm_backward(&weight, &saved, weights(&all)).unwrap();
+            let d_bias = found.bias.total().unwrap();
             let gradients = [
                 &found.input,
                 &found.input_weight,
                 &found.hidden_weight,
-                &found.bias,
-                &found.bias,
+                &d_bias,
+                &d_bias,
             ];
             for (index, gradient) in gradients.into_iter().enumerate() {
                 check_gradient(

@@ -7,6 +7,7 @@ use candle_core::Tensor;
 use rayon::prelude::*;
 
 use super::{Float, by_chunks, dispatch, modify, multiversion, on_gpu, slice, sum_over_rows, tensor};
+use crate::column_sums::ColumnSums;
 use crate::error::Result;
 use crate::lengths::Lengths;
 
@@ -30,18 +31,15 @@ fn by_tap<T: Float>(weight: &[T]) -> Vec<T> {
     out
 }
 
-/// Sums of nine taps and a bias, (10, C), as a kernel gradient (C, 1, 3, 3) and a bias gradient (C).
-fn weight_and_bias<T: Float>(sums: &[T], channels: usize) -> Result<(Tensor, Tensor)> {
-    let mut out = vec![T::zero(); 9 * channels];
+/// Sums of nine taps and a bias, (10, C), as a kernel gradient (C, 1, 3, 3) and behind it a bias gradient (C).
+fn weight_and_bias<T: Float>(sums: &[T], channels: usize) -> Result<ColumnSums> {
+    let mut out = sums.to_vec();
     for c in 0..channels {
         for k in 0..9 {
             out[c * 9 + k] = sums[k * channels + c];
         }
     }
-    Ok((
-        tensor(out, (channels, 1, 3, 3))?,
-        tensor(sums[9 * channels..].to_vec(), channels)?,
-    ))
+    Ok(ColumnSums::whole(tensor(out, 10 * channels)?))
 }
 
 /// NaN stays NaN, unlike with `max`.
@@ -107,8 +105,8 @@ fn patch<T: Float>(x: &[T], t: usize, f: usize, time: usize, bands: usize, valid
     values
 }
 
-/// Gradients of kernel and bias of the first convolution, given that before its ReLU, `dz`.
-pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &Lengths) -> Result<(Tensor, Tensor)> {
+/// Gradients of kernel and bias of the first convolution, (9 C) and (C) sums, given that before its ReLU, `dz`.
+pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &Lengths) -> Result<ColumnSums> {
     on_gpu!(x, subsample::first_backward(x, dz, input_lengths));
     let (x, dz) = (x.contiguous()?, dz.contiguous()?);
     let (_, bands, time) = x.dims3()?;
@@ -221,8 +219,8 @@ fn output_index(i: usize, k: usize, size: usize) -> Option<usize> {
     (twice % 2 == 0 && twice / 2 < size).then_some(twice / 2)
 }
 
-/// Gradients of kernel and bias of [`depthwise`]. `dy` must be zero in padding.
-pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Tensor)> {
+/// Gradients of kernel and bias of [`depthwise`], (9 C) and (C) sums. `dy` must be zero in padding.
+pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<ColumnSums> {
     on_gpu!(x, subsample::depthwise_backward_weight(x, dy));
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let (batch, time, bands, channels) = x.dims4()?;
@@ -302,6 +300,13 @@ mod tests {
     use crate::noise::Noise;
     use crate::testing::{check_gradient, normal};
 
+    /// Gradients of three kernels and biases.
+    fn parts(sums: ColumnSums) -> (Tensor, Tensor) {
+        let sums = sums.total().unwrap();
+        let kernels = sums.narrow(0, 0, 27).unwrap().reshape((3, 1, 3, 3)).unwrap();
+        (kernels, sums.narrow(0, 27, 3).unwrap())
+    }
+
     #[test]
     fn depthwise_gradients_agree_with_finite_differences_for_odd_and_even_sizes() {
         let mut noise = Noise::new(21);
@@ -314,7 +319,7 @@ mod tests {
             let weight = normal(&[2, halved(time), halved(bands), 3], &mut noise);
             let dx = depthwise_backward(&x, &kernel, &weight).unwrap();
             check_gradient("x", &x, &weight, &dx, |x| depthwise(x, &kernel, &bias, &lengths));
-            let (dk, db) = depthwise_backward_weight(&x, &weight).unwrap();
+            let (dk, db) = parts(depthwise_backward_weight(&x, &weight).unwrap());
             check_gradient("kernel", &kernel, &weight, &dk, |k| depthwise(&x, k, &bias, &lengths));
             check_gradient("bias", &bias, &weight, &db, |b| depthwise(&x, &kernel, b, &lengths));
         }
@@ -330,7 +335,7 @@ mod tests {
         let weight = normal(&[2, 4, 3, 3], &mut noise);
         let y = first(&x, &kernel, &bias, &input_lengths, &lengths).unwrap();
         let dz = relu_backward(&y, &weight).unwrap();
-        let (dk, db) = first_backward(&x, &dz, &input_lengths).unwrap();
+        let (dk, db) = parts(first_backward(&x, &dz, &input_lengths).unwrap());
         let run = |k: &Tensor, b: &Tensor| first(&x, k, b, &input_lengths, &lengths);
         check_gradient("kernel", &kernel, &weight, &dk, |k| run(k, &bias));
         check_gradient("bias", &bias, &weight, &db, |b| run(&kernel, b));

@@ -3,6 +3,7 @@
 pub mod stream;
 
 use candle_core::Tensor;
+use flow_kernels::batch_norm::Gather;
 use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::noise::{DropMask, Noise};
 
@@ -10,11 +11,13 @@ use crate::Precision;
 use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::layers::attention::PositionTable;
-use crate::layers::conformer_layer::{self, ConformerLayer};
+use crate::layers::conformer_layer::{self, BranchGradients, ConformerLayer};
+use crate::layers::convolution::{BatchNorm, BatchNormPass};
 use crate::layers::subsampling::{self, Subsampling};
 use crate::layers::{Frames, dropout};
-use crate::parameter_groups::{ParameterGroup, PassObserver};
+use crate::parameter_groups::{ParameterGroup, PassObserver, StatisticsPass};
 use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// The encoder.
 #[derive(Debug)]
@@ -26,6 +29,8 @@ pub struct Encoder {
     /// Keep only each layer's input in the forward pass and compute the layer again in the backward pass: less memory,
     /// about a third more time, the same gradients to the bit.
     pub recompute: bool,
+    /// Which statistics batch normalisation uses in training.
+    pub batch_norm: BatchNorm,
 }
 
 /// What the backward pass needs.
@@ -43,8 +48,9 @@ pub struct Saved {
 #[derive(Debug)]
 enum LayerSaved {
     Whole(Box<conformer_layer::Saved>),
-    /// The layer's input, and the generator as it was at its start (none when evaluating).
-    Input(Tensor, Option<Noise>),
+    /// The layer's input, the generator as it was at its start (none when evaluating), and the statistics of batch
+    /// normalisation where they are those of all ranks.
+    Input(Tensor, Option<Noise>, Option<(Tensor, Tensor)>),
 }
 
 impl Encoder {
@@ -63,6 +69,7 @@ impl Encoder {
             table: PositionTable::new(config.d_model),
             config: config.clone(),
             recompute: false,
+            batch_norm: BatchNorm::default(),
         })
     }
 
@@ -93,16 +100,43 @@ impl Encoder {
         observer.before_forward(ParameterGroup::Subsampling, parameters);
         let (mut x, mut saved) = self.start(parameters, features, lengths, &mut mode)?;
         let mut updates = BufferUpdates::default();
+        let mut normalised = match self.layers.first() {
+            Some(first) => {
+                observer.before_forward(ParameterGroup::Layer(0), parameters);
+                Some(first.begin(parameters, &x)?)
+            }
+            None => None,
+        };
         for (number, layer) in self.layers.iter().enumerate() {
-            observer.before_forward(ParameterGroup::Layer(number), parameters);
             let noise = match &mode {
                 Mode::Train(noise) if self.recompute => Some((*noise).clone()),
                 _ => None,
             };
             let (positions, frames) = (&saved.positions, &saved.frames);
-            let (y, whole) = layer.forward(parameters, &x, positions, frames, &mut mode, &mut updates)?;
+            let begun = match normalised.take() {
+                Some(normalised) => normalised,
+                None => layer.begin(parameters, &x)?,
+            };
+            let mut norm = BatchNormPass {
+                batch_norm: self.batch_norm,
+                known: None,
+                gather: Some(&mut |own| observer.gather_statistics(number, StatisticsPass::Forward, own, parameters)),
+                updates: &mut updates,
+            };
+            let body = layer.body(parameters, (&x, begun), positions, frames, &mut mode, &mut norm)?;
+            let (y, whole) = match self.layers.get(number + 1) {
+                // Two norms in one pass.
+                Some(next) => {
+                    observer.before_forward(ParameterGroup::Layer(number + 1), parameters);
+                    let (y, whole, begun) = layer.end_and_begin(parameters, body, next)?;
+                    normalised = Some(begun);
+                    (y, whole)
+                }
+                None => layer.end(parameters, body)?,
+            };
             saved.layers.push(if self.recompute {
-                LayerSaved::Input(x, noise)
+                let known = (self.batch_norm == BatchNorm::AllRanks).then(|| whole.batch_norm());
+                LayerSaved::Input(x, noise, known)
             } else {
                 LayerSaved::Whole(Box::new(whole))
             });
@@ -124,12 +158,21 @@ impl Encoder {
         let Saved { positions, frames, .. } = start;
         for layer in &self.layers {
             let updates = &mut BufferUpdates::default();
-            x = layer
-                .forward(parameters, &x, &positions, &frames, &mut mode, updates)?
-                .0;
+            let norm = &mut self.alone(None, updates);
+            x = layer.forward(parameters, &x, &positions, &frames, &mut mode, norm)?.0;
         }
         let encoded = x.reshape((frames.batch, frames.time, self.config.d_model))?;
         Ok((encoded, frames.lengths.to_vec()))
+    }
+
+    /// The batch normalisation of a pass that exchanges nothing.
+    fn alone<'a>(&self, known: Option<(Tensor, Tensor)>, updates: &'a mut BufferUpdates) -> BatchNormPass<'a> {
+        BatchNormPass {
+            batch_norm: self.batch_norm,
+            known,
+            gather: None,
+            updates,
+        }
     }
 
     /// Everything before the first layer.
@@ -158,6 +201,9 @@ impl Encoder {
         let x = drop_scaled(&x, scale, mask)?;
         let positions = self.table.rows(time, parameters.dtype(), parameters.device())?;
         let positions = drop_scaled(&positions, 1.0, dropout::draw(self.config.dropout_emb, mode))?;
+        // Each layer multiplies them with its weight.
+        let factors = self.layers.first().map_or(x.dtype(), |layer| layer.factors(&x));
+        let positions = positions.to_dtype(factors)?;
         let saved = Saved {
             subsampling,
             scale,
@@ -205,18 +251,43 @@ impl Encoder {
             layers,
         } = saved;
         let mut d = d_encoded.reshape((frames.rows(), self.config.d_model))?;
-        for (number, (layer, saved)) in self.layers.iter().zip(layers).enumerate().rev() {
+        // Of the layer that comes next on the way back: the gradient before its last norm, and sums that this gave.
+        let mut begun: Option<(BranchGradients, PendingSums)> = None;
+        let mut layers = layers;
+        while let Some(saved) = layers.pop() {
+            let number = layers.len();
+            let layer = &self.layers[number];
             let saved = match saved {
                 LayerSaved::Whole(saved) => *saved,
-                LayerSaved::Input(x, mut noise) => {
+                LayerSaved::Input(x, mut noise, known) => {
                     let mut mode = noise.as_mut().map_or(Mode::Evaluate, Mode::Train);
                     let updates = &mut BufferUpdates::default();
-                    layer
-                        .forward(parameters, &x, &positions, &frames, &mut mode, updates)?
-                        .1
+                    let norm = &mut self.alone(known, updates);
+                    layer.forward(parameters, &x, &positions, &frames, &mut mode, norm)?.1
                 }
             };
-            d = layer.backward(parameters, &saved, &frames, &d, gradients)?;
+            let (at_end, mut sums) = match begun.take() {
+                Some(begun) => begun,
+                None => {
+                    let mut sums = PendingSums::default();
+                    (layer.backward_end(parameters, &saved, &d, &mut sums)?, sums)
+                }
+            };
+            let mut gather =
+                |own: &Tensor| observer.gather_statistics(number, StatisticsPass::Backward, own, parameters);
+            let (given, to) = ((at_end, &mut gather as Gather), (&mut *gradients, &mut sums));
+            let at_begin = layer.backward_body(parameters, &saved, &frames, given, to)?;
+            match layers.last() {
+                // Two norms in one pass.
+                Some(LayerSaved::Whole(before)) => {
+                    let mut sums_before = PendingSums::default();
+                    let before = (&self.layers[number - 1], &**before, &mut sums_before);
+                    let next = layer.backward_begin_and_end(parameters, &saved, &at_begin, &mut sums, before)?;
+                    begun = Some((next, sums_before));
+                }
+                _ => d = layer.backward_begin(parameters, &saved, &at_begin, &mut sums)?,
+            }
+            layer.complete(parameters, &saved, sums, gradients)?;
             observer.gradients_complete(ParameterGroup::Layer(number), gradients, parameters);
         }
         let d = drop_scaled(&d, scale, mask)?;

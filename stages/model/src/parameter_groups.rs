@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use candle_core::Tensor;
+
 use crate::ctc;
 use crate::error::{Error, Result};
 use crate::parameters::{Gradients, ParameterId, Parameters};
@@ -97,6 +99,31 @@ pub trait PassObserver {
     /// The gradients of a group are complete. They may be taken out of `gradients`, and sent or applied, while the
     /// backward pass goes on. The parameters of the group are not read again in this pass and may be changed in place.
     fn gradients_complete(&mut self, group: ParameterGroup, gradients: &mut Gradients, parameters: &Parameters);
+
+    /// What all ranks have for the batch normalisation of an encoder layer, (ranks, n) in the order of the ranks, where this
+    /// one has `own`, (n). Called with [`AllRanks`](crate::layers::convolution::BatchNorm::AllRanks) alone, once for each layer in the forward pass and once in
+    /// the backward pass. With one rank that is `own`.
+    ///
+    /// # Errors
+    /// Where a rank failed; the pass is then given up.
+    fn gather_statistics(
+        &mut self,
+        _layer: usize,
+        _pass: StatisticsPass,
+        own: &Tensor,
+        _parameters: &Parameters,
+    ) -> flow_kernels::Result<Tensor> {
+        Ok(own.unsqueeze(0)?)
+    }
+}
+
+/// In which pass statistics are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StatisticsPass {
+    /// Means and variances.
+    Forward,
+    /// Sums of gradients.
+    Backward,
 }
 
 /// A closure observes complete gradients only.

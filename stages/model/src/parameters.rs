@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use flow_kernels::Noise;
+use flow_kernels::device::moved;
 use flow_kernels::elementwise::{add_in_place, scale_in_place};
 use flow_kernels::product::low_precision::LowPrecisionRhs;
+use flow_kernels::{Noise, is_gpu};
 
 use crate::Precision;
 use crate::checkpoint::TensorEntry;
 use crate::error::{Error, Result};
+use crate::stacks::Stacks;
 
 /// Index of a parameter in its [`Parameters`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -43,6 +45,7 @@ pub struct Parameters {
     precision: Precision,
     /// Matrices that are kept in low precision alone.
     packed: HashMap<ParameterId, Arc<LowPrecisionRhs>>,
+    stacks: Stacks,
 }
 
 impl Parameters {
@@ -55,6 +58,7 @@ impl Parameters {
             device,
             precision: Precision::F32,
             packed: HashMap::new(),
+            stacks: Stacks::default(),
         }
     }
 
@@ -82,6 +86,12 @@ impl Parameters {
     /// A matrix that is kept in low precision alone. Its tensor has its shape, and no numbers.
     pub fn packed(&self, id: ParameterId) -> Option<&LowPrecisionRhs> {
         self.packed.get(&id).map(Arc::as_ref)
+    }
+
+    /// The matrices of several parameters below each other, without a copy, where [`ParameterBuilder::stack`] laid them so and
+    /// none was replaced since.
+    pub fn stacked(&self, ids: &[ParameterId]) -> Option<&Tensor> {
+        self.stacks.whole(ids, |id| Some(self.get(id).id()))
     }
 
     /// An error where matrices are kept in low precision: what is asked for needs their numbers.
@@ -147,6 +157,7 @@ impl Parameters {
                 expected: old.tensor.dims().to_vec(),
             });
         }
+        self.stacks.forget(id);
         // Neither copies where nothing changes.
         old.tensor = tensor.to_dtype(old.tensor.dtype())?.to_device(&self.device)?;
         Ok(())
@@ -155,7 +166,7 @@ impl Parameters {
     /// Overwrites a tensor in place with values of the same shape and type, from any device. All tensors that share its
     /// storage change too, and no second copy is needed.
     pub fn overwrite(&mut self, id: ParameterId, new: &Tensor) -> Result<()> {
-        let new = new.to_device(&self.device)?;
+        let new = moved(new, &self.device)?;
         match self.get(id).dims() {
             // A single number has no rows to write to.
             [] => self.set(id, new.copy()?),
@@ -167,11 +178,12 @@ impl Parameters {
     pub fn copied_to(&self, device: &Device) -> Result<Self> {
         let mut copy = self.clone();
         copy.device = device.clone();
+        copy.stacks.clear();
         for parameter in &mut copy.list {
             parameter.tensor = if parameter.tensor.device().same_device(device) {
-                parameter.tensor.copy()?
+                parameter.tensor.force_contiguous()?
             } else {
-                parameter.tensor.to_device(device)?
+                moved(&parameter.tensor, device)?
             };
         }
         Ok(copy)
@@ -217,6 +229,7 @@ pub struct Gradients {
     /// Shape per parameter, and its name for messages.
     expected: Vec<(String, Vec<usize>)>,
     frozen: Vec<bool>,
+    stacks: Stacks,
 }
 
 impl Gradients {
@@ -229,6 +242,7 @@ impl Gradients {
                 .map(|(_, p)| (p.name.clone(), p.tensor.dims().to_vec()))
                 .collect(),
             frozen: parameters.iter().map(|(_, p)| !p.trainable).collect(),
+            stacks: Stacks::default(),
         }
     }
 
@@ -255,6 +269,32 @@ impl Gradients {
         Ok(())
     }
 
+    /// Adds the gradients of several parameters of one shape, which are below each other in `gradient`.
+    pub fn add_stacked(&mut self, ids: &[ParameterId], gradient: Tensor) -> Result<()> {
+        let parts = gradient.chunk(ids.len(), 0)?;
+        self.add_parts(ids, gradient, parts)
+    }
+
+    /// Adds gradients that are parts of one tensor and share its storage.
+    pub(crate) fn add_parts(&mut self, ids: &[ParameterId], whole: Tensor, parts: Vec<Tensor>) -> Result<()> {
+        let alone = ids
+            .iter()
+            .all(|id| self.gradients[id.0].is_none() && !self.frozen[id.0]);
+        if alone {
+            self.stacks.note(ids, whole, &parts);
+        }
+        for (&id, part) in ids.iter().zip(parts) {
+            self.add(id, part)?;
+        }
+        Ok(())
+    }
+
+    /// The tensor that the gradients of several parameters are the parts of, where [`Gradients::add_stacked`] found none of them and
+    /// none was taken or replaced since. What is added there is added to each.
+    pub fn stacked(&self, ids: &[ParameterId]) -> Option<&Tensor> {
+        self.stacks.whole(ids, |id| self.get(id).map(Tensor::id))
+    }
+
     /// The gradient of a parameter, if any was added.
     pub fn get(&self, id: ParameterId) -> Option<&Tensor> {
         self.gradients[id.0].as_ref()
@@ -278,22 +318,26 @@ impl Gradients {
 
     /// Takes a gradient out, so that it can be reduced or applied while others still grow.
     pub fn take(&mut self, id: ParameterId) -> Option<Tensor> {
+        self.stacks.forget(id);
         self.gradients[id.0].take()
     }
 
     /// Replaces a gradient (after a reduction over ranks, for example).
     pub fn put(&mut self, id: ParameterId, gradient: Tensor) -> Result<()> {
+        self.stacks.forget(id);
         self.gradients[id.0] = None;
         self.add(id, gradient)
     }
 
     /// Forgets all gradients; what is frozen stays frozen.
     pub fn clear(&mut self) {
+        self.stacks.clear();
         self.gradients.fill(None);
     }
 
     /// From now on gradients of this parameter are dropped.
     pub fn freeze(&mut self, id: ParameterId) {
+        self.stacks.forget(id);
         self.frozen[id.0] = true;
         self.gradients[id.0] = None;
     }
@@ -464,6 +508,21 @@ impl ParameterBuilder {
         let nothing = Tensor::new(f32::NAN, &Device::Cpu)?.broadcast_as(shape)?;
         self.parameters.list[id.0].tensor = nothing;
         self.parameters.packed.insert(id, Arc::new(packed));
+        Ok(())
+    }
+
+    /// Lays matrices of one shape that were declared below each other in one tensor, if they are on a device: see
+    /// [`Parameters::stacked`]. What is written into one of them afterwards is written there.
+    pub fn stack(&mut self, ids: &[ParameterId]) -> Result<()> {
+        if !is_gpu(&self.parameters.device) {
+            return Ok(());
+        }
+        let tensors: Vec<&Tensor> = ids.iter().map(|&id| self.get(id)).collect();
+        let whole = Tensor::cat(&tensors, 0)?;
+        let parts = self.parameters.stacks.cut(ids, whole)?;
+        for (id, part) in ids.iter().zip(parts) {
+            self.parameters.list[id.0].tensor = part;
+        }
         Ok(())
     }
 

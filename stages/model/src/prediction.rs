@@ -1,6 +1,7 @@
 //! The prediction network: an embedding of the tokens so far and an LSTM over them.
 
 use candle_core::{Device, Tensor};
+use flow_kernels::column_sums::totals;
 use flow_kernels::device::to_device;
 use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::embedding::add_to_rows;
@@ -177,13 +178,19 @@ impl Prediction {
         gradients: &mut Gradients,
     ) -> Result<()> {
         let mut dy = dy.transpose(0, 1)?.contiguous()?;
+        let (mut biases, mut sums) = (Vec::new(), Vec::new());
         for ((layer, kept), &mask) in self.layers.iter().zip(&saved.layers).zip(&saved.masks).rev() {
             let d = lstm_backward(&drop_scaled(&dy, 1.0, mask)?, kept, layer.weights(parameters))?;
             gradients.add(layer.input, d.input_weight)?;
             gradients.add(layer.hidden, d.hidden_weight)?;
-            gradients.add(layer.input_bias, d.bias.copy()?)?;
-            gradients.add(layer.hidden_bias, d.bias)?;
+            biases.push([layer.input_bias, layer.hidden_bias]);
+            sums.push(d.bias);
             dy = d.input;
+        }
+        for (both, sum) in biases.into_iter().zip(totals(sums)?) {
+            for id in both {
+                gradients.add(id, sum.force_contiguous()?)?;
+            }
         }
         if gradients.wants(self.embedding) {
             gradients.add(self.embedding, self.embedding_gradient(&dy, &saved.tokens)?)?;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
-use crate::settings::{ModelFrom, NewPieces, Precision, ScheduleShape, TrainSettings};
+use crate::settings::{BatchNormStatistics, ModelFrom, NewPieces, Precision, ScheduleShape, TrainSettings};
 
 /// The settings of a training, with values from its inputs.
 #[derive(Clone, Debug, PartialEq)]
@@ -292,6 +292,10 @@ impl ResolvedSettings {
         // Omitted with `truncate`, the behaviour of checkpoints older than the setting.
         if self.long_texts != OverLimit::Truncate {
             note("long_texts", json!(self.long_texts));
+        }
+        // As above.
+        if self.batch_norm != BatchNormStatistics::Rank {
+            note("batch_norm", json!(self.batch_norm));
         }
         let Some(sampling) = &self.sampling else { return fields };
         let packing = &sampling.packing;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Device};
+use candle_core::DType;
 use flow_evaluation::validation::ValidationMetrics;
 use flow_kernels::device::DeviceMemory;
 use flow_model::model::TdtModel;
@@ -24,7 +24,7 @@ use crate::loaded_rows::StageMark;
 use crate::metrics::Metrics;
 use crate::model_from::{ModelFrom, chosen};
 use crate::optimizer::AdamW;
-use crate::ranks::{LoadedElsewhere, OutOfMemory, ProcessGroup};
+use crate::ranks::{LoadedElsewhere, OutOfMemory, ProcessGroup, open_device};
 use crate::resolved_settings::ResolvedSettings;
 use crate::start::{Start, find_start};
 use crate::trainer::{BatchFigures, LoadedBatch, StepReport, Trainer, panic_text};
@@ -119,7 +119,9 @@ impl Session {
             Start::Resume { record, .. } => record.settings.get("max_steps").and_then(serde_json::Value::as_u64),
         };
         let identity = settings.identity()?;
-        let device = settings.device()?.open(0)?;
+        let processes = group.map_or(1, |group| group.processes.count());
+        let local_ranks = settings.ranks as usize / processes.max(1);
+        let device = open_device(settings.device()?, 0, local_ranks, processes > 1)?;
         let decay = settings.average_decay;
         let mut vocabulary_change = None;
         let mut set_aside = bucket::take_warnings(&settings.checkpoints);
@@ -161,6 +163,7 @@ impl Session {
         };
         model = model.stored_as(settings.precision.matrices())?;
         model.set_recompute(settings.recompute);
+        model.set_batch_norm(settings.batch_norm.into());
         let mut record = CheckpointRecord {
             version: checkpoint::CHECKPOINT_VERSION,
             settings: settings.recorded(),
@@ -422,20 +425,17 @@ impl Session {
         uploader.finish()
     }
 
-    /// Begins to write a checkpoint of the present state in the background, from a copy in host memory. Errors are
-    /// returned by a later call.
+    /// Begins to write a checkpoint of the present state in the background, from a copy in host memory, to which the other
+    /// ranks send their moments meanwhile. Errors are returned by a later call.
     fn checkpoint_in_background(&mut self) -> Result<(), TrainingError> {
         self.written()?;
         let record = self.stamped();
-        let (model, optimizer, live) = self.trainer.with_state(|model, optimizer, live| {
-            let host = &Device::Cpu;
-            let live = live.map(|live| live.copied_to(host)).transpose()?;
-            Ok::<_, TrainingError>((model.replica_on(host)?, optimizer.on_host()?, live))
-        })??;
+        let snapshot = self.trainer.snapshot()?;
         let folder = self.folder.clone();
         let (keep, best) = (self.settings.keep_checkpoints, self.settings.keep_best);
         let waker = self.uploader.as_ref().and_then(Uploader::waker);
         let write = move || {
+            let (model, live, optimizer) = snapshot.whole()?;
             let path = folder.write(&record, &model, &optimizer, live.as_ref())?;
             folder.prune(keep, best)?;
             if let Some(waker) = waker {

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use flow_kernels::device::DeviceChoice;
+use flow_model::layers::convolution::BatchNorm;
 use flow_runtime::{ReadOnce, Secret};
 
 use crate::error::TrainingError;
@@ -121,6 +122,11 @@ pub struct TrainSettings {
     /// that share the cores of their process. Where a run has several processes (`flow run --hosts`), this is the number
     /// over all of them, and each has the same number. May be changed between runs.
     pub ranks: u32,
+    /// The number type in which ranks send each other gradients: `bf16` halves what goes over links and network, and rounds
+    /// each gradient once before the sum (and with NCCL sums too). May be changed between runs.
+    pub reduce_dtype: ReduceDtype,
+    /// When gradients are summed over the ranks. May be changed between runs.
+    pub reduce_every: ReduceEvery,
     /// Seconds that a rank waits for another one, or process 0 for micro-batches that another process loads, before training
     /// ends and names it.
     pub rank_timeout: f64,
@@ -133,6 +139,8 @@ pub struct TrainSettings {
     pub spec_augment: bool,
     /// Use the model's dropout rates in training.
     pub dropout: bool,
+    /// Which statistics the encoder's batch normalisation uses while the encoder learns.
+    pub batch_norm: BatchNormStatistics,
     /// Most tokens of a transcript.
     pub max_tokens: usize,
     /// How to treat a row with a longer transcript: `reject` (it is not trained on) or `truncate` (it is trained on up
@@ -227,11 +235,14 @@ impl Default for TrainSettings {
             average_decay: 0.0,
             grad_accum: 1,
             ranks: 1,
+            reduce_dtype: ReduceDtype::F32,
+            reduce_every: ReduceEvery::MicroBatch,
             rank_timeout: 600.0,
             device: "cpu".into(),
             seed: 42,
             spec_augment: true,
             dropout: true,
+            batch_norm: BatchNormStatistics::Rank,
             max_tokens: 512,
             long_texts: OverLimit::Reject,
             warn_unknown_letters: 0.01,
@@ -267,6 +278,58 @@ pub enum ScheduleShape {
     /// NeMo's `NoamAnnealing`; `phase2_lr` is then its factor (5, say), not a peak.
     Noam,
     Constant,
+}
+
+/// Number type of gradients on their way between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceDtype {
+    F32,
+    Bf16,
+}
+
+impl ReduceDtype {
+    /// Of gradients that are computed in `dtype`.
+    pub fn of(self, dtype: DType) -> DType {
+        match self {
+            ReduceDtype::F32 => dtype,
+            ReduceDtype::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// When gradients are summed over the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceEvery {
+    /// In the backward pass of each micro-batch: a rank keeps the sums of the parameters that it owns, and no other gradients.
+    MicroBatch,
+    /// In the backward pass of the last micro-batch of a step: `grad_accum` times less is sent, and each rank keeps the
+    /// gradients of all parameters until then.
+    Step,
+}
+
+/// Statistics of batch normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchNormStatistics {
+    /// Those of the micro-batch of each rank; the running ones are merged at the end of a step.
+    Rank,
+    /// Those of the micro-batches that all ranks compute at the same time (PyTorch's `SyncBatchNorm`, `sync_batchnorm: true`
+    /// in NeMo's recipes): the ranks wait for each other in each layer, forward and backward.
+    Sync,
+    /// The running ones of the model that training begins with, which stay as they are.
+    Frozen,
+}
+
+impl From<BatchNormStatistics> for BatchNorm {
+    fn from(statistics: BatchNormStatistics) -> Self {
+        match statistics {
+            BatchNormStatistics::Rank => BatchNorm::OwnRows,
+            BatchNormStatistics::Sync => BatchNorm::AllRanks,
+            BatchNormStatistics::Frozen => BatchNorm::Frozen,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -432,6 +495,9 @@ impl TrainSettings {
             // `validate` has read it.
             device: self.device().unwrap_or_default(),
             recompute: self.recompute,
+            batch_norm: self.batch_norm.into(),
+            reduce_dtype: self.reduce_dtype,
+            reduce_every: self.reduce_every,
             seed: self.seed,
             spec_augment: self.spec_augment,
             dither: true,

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use candle_core::Device;
+use crossbeam_channel::{Receiver, bounded};
 use flow_kernels::device::DeviceChoice;
 use flow_kernels::threads::install;
 use flow_model::Parameters;
+use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_random::nth;
 use flow_sampling::dealing::rank_of;
@@ -16,10 +18,11 @@ use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::ranks::{
     LoadedElsewhere, OutOfMemory, ProcessGroup, RankCommand, RankHandle, RankLayout, RankReport, RemoteRanks,
-    RemoteStart, Replica, StepPlan, group_in_process, new_collective, new_nccl_id, parameter_owners, rank_disconnected,
-    rank_thread_pool,
+    RemoteStart, Replica, StepPlan, group_in_process, new_collective, new_nccl_id, open_device, parameter_owners,
+    rank_disconnected, rank_thread_pool,
 };
 use crate::schedule::Recipe;
+use crate::settings::{ReduceDtype, ReduceEvery};
 
 /// One micro-batch with its place in the plan.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -92,6 +95,12 @@ pub struct TrainerConfig {
     /// Whether encoder layers are computed again in the backward pass: for replicas in other processes. A replica in
     /// this process has the setting of its model.
     pub recompute: bool,
+    /// Which statistics batch normalisation uses: for all replicas, as `recompute`.
+    pub batch_norm: BatchNorm,
+    /// The number type in which ranks send each other gradients.
+    pub reduce_dtype: ReduceDtype,
+    /// How often they do.
+    pub reduce_every: ReduceEvery,
     pub seed: u64,
     pub spec_augment: bool,
     pub dither: bool,
@@ -185,7 +194,7 @@ impl Trainer {
         }
         let owners = parameter_owners(&model.parameters, ranks);
         let local_ranks = distributed.map_or(0..ranks, |(_, layout)| layout.ranks_of(0));
-        let nccl_id = new_nccl_id(&model.parameters, &config, local_ranks.len())?;
+        let nccl_id = new_nccl_id(&model.parameters, &config)?;
         let remote = distributed.map(|(group, layout)| {
             let ProcessGroup {
                 processes,
@@ -205,7 +214,8 @@ impl Trainer {
             RemoteRanks::start(processes, &start)
         });
         let remote = remote.transpose()?;
-        let threads = (install(rayon::current_num_threads) / local_ranks.len()).max(1);
+        let local_count = local_ranks.len();
+        let threads = (install(rayon::current_num_threads) / local_count).max(1);
         let transport = remote.as_ref().map(|remote| remote.transport(&model.parameters));
         let mut group = group_in_process(ranks, local_ranks, owners, config.rank_timeout, transport).into_iter();
         let first = group
@@ -213,7 +223,7 @@ impl Trainer {
             .ok_or_else(|| TrainingError::setting("ranks", "it must be at least 1"))?;
         let mut others = Vec::with_capacity(ranks - 1);
         for (rank, local) in (1..).zip(group) {
-            let device = config.device.open(rank)?;
+            let device = open_device(config.device, rank, local_count, distributed.is_some())?;
             let replica = model.replica_on(&device)?;
             let collective = new_collective(local, &replica.parameters, &config, nccl_id)?;
             let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), collective)?;
@@ -404,12 +414,76 @@ impl Trainer {
 
     /// The optimizer with the moments of all ranks.
     fn moments(&mut self) -> Result<AdamW, TrainingError> {
-        let mut whole = self.first.synchronize()?.1.on_host()?;
+        let others = self.ask_for_moments()?;
+        let own = self.first.synchronize()?.1.on_host()?;
+        others.join(own)
+    }
+
+    /// Asks the other ranks for their moments as they are now; the next step may begin before they are here.
+    fn ask_for_moments(&self) -> Result<OtherMoments, TrainingError> {
+        let mut replies = Vec::with_capacity(self.others.len());
         for (rank, other) in (1..).zip(&self.others) {
             let (reply, state) = bounded(1);
             let command = RankCommand::OptimizerState(reply);
             other.commands.send(command).map_err(|_| rank_disconnected(rank))?;
-            let state = state.recv_timeout(self.config.rank_timeout);
+            replies.push((rank, state));
+        }
+        Ok(OtherMoments {
+            replies,
+            timeout: self.config.rank_timeout,
+        })
+    }
+
+    /// The content of a checkpoint, copied to host memory; what the other ranks have of it comes while training goes on.
+    pub(crate) fn snapshot(&mut self) -> Result<Snapshot, TrainingError> {
+        let others = self.ask_for_moments()?;
+        let (model, own) = self.first.synchronize()?;
+        let host = &Device::Cpu;
+        let optimizer = own.on_host()?;
+        let (model, live) = match &mut self.average {
+            None => (model.replica_on(host)?, None),
+            Some(average) => average.with_average(model, |model, live| {
+                Ok::<_, TrainingError>((model.replica_on(host)?, Some(live.copied_to(host)?)))
+            })?,
+        };
+        Ok(Snapshot {
+            model,
+            live,
+            optimizer,
+            others,
+        })
+    }
+}
+
+/// What a checkpoint is made of, in host memory.
+pub(crate) struct Snapshot {
+    /// The model that training is for.
+    pub model: TdtModel,
+    /// The weights that training continues from, where the model has averaged ones.
+    pub live: Option<Parameters>,
+    /// With the moments of the first rank.
+    optimizer: AdamW,
+    others: OtherMoments,
+}
+
+impl Snapshot {
+    /// Waits for the moments of all ranks: the model, the live weights, and the optimizer with them.
+    pub fn whole(self) -> Result<(TdtModel, Option<Parameters>, AdamW), TrainingError> {
+        Ok((self.model, self.live, self.others.join(self.optimizer)?))
+    }
+}
+
+/// Moments of the other ranks that are on their way.
+struct OtherMoments {
+    replies: Vec<(usize, Receiver<Result<AdamW, TrainingError>>)>,
+    timeout: Duration,
+}
+
+impl OtherMoments {
+    /// Waits for all of them, and adds them to those of the first rank.
+    fn join(self, mut whole: AdamW) -> Result<AdamW, TrainingError> {
+        for (rank, state) in self.replies {
+            let state = state.recv_timeout(self.timeout);
             whole.extend(state.map_err(|_| rank_disconnected(rank))??);
         }
         Ok(whole)

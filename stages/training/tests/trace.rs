@@ -14,6 +14,7 @@ use candle_core::{DType, Device, Tensor};
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::optimizer::{AdamW, AdamWConfig};
 use flow_training::schedule::{Recipe, Schedule};
+use flow_training::settings::{ReduceDtype, ReduceEvery};
 use flow_training::trainer::{LoadedBatch, Trainer, TrainerConfig};
 use serde_json::Value;
 
@@ -126,6 +127,9 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
             rank_timeout: std::time::Duration::from_secs(60),
             device: Default::default(),
             recompute: false,
+            batch_norm: Default::default(),
+            reduce_dtype: ReduceDtype::F32,
+            reduce_every: ReduceEvery::MicroBatch,
             seed: 0,
             spec_augment: false,
             dither: false,

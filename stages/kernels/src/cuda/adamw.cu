@@ -19,9 +19,6 @@ DEVICE Rates rates_of(const Part& part) {
     return rates;
 }
 
-DEVICE float wide(bf16 value) { return float_of((u32)value << 16); }
-DEVICE float wide(float value) { return value; }
-
 // Stores a weight. One in bf16 is rounded up or down at random, in proportion.
 DEVICE void store(float* place, float value, u64 seed, u64 index) { *place = value; }
 DEVICE void store(bf16* place, float value, u64 seed, u64 index) {

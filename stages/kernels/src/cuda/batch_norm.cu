@@ -42,6 +42,43 @@ KERNEL(batch_statistics, (const double* partial, const double* exact, const floa
     moved_variance[column] = (float)(kept * (double)running_variance[column] + momentum * variance * unbiased);
 }
 
+// From the same sums, in 64 bits: the mean of each column, its variance, and the number of rows.
+KERNEL(column_moments, (const double* partial, const double* exact, const float* mean, double* moments, int chunks,
+                        int width, int rows)) {
+    int column = element();
+    if (column > width) return;
+    if (column == width) {
+        moments[2 * width] = rows;
+        return;
+    }
+    double rest = exact[column] - (double)mean[column];
+    moments[column] = exact[column];
+    moments[width + column] = sum_of_chunks(partial, chunks, width, column) / rows - rest * rest;
+}
+
+// The statistics of the rows behind `count` moments (count, 2 width + 1), as `batch_statistics` gives them.
+KERNEL(joined_statistics, (const double* moments, const float* running_mean, const float* running_variance, float* mean,
+                           float* inverse, float* moved_mean, float* moved_variance, int count, int width,
+                           double epsilon, double momentum)) {
+    int column = element();
+    if (column >= width) return;
+    u64 size = 2 * (u64)width + 1;
+    double rows = 0.0, exact = 0.0, variance = 0.0;
+    for (int part = 0; part < count; part++) rows += moments[part * size + 2 * width];
+    for (int part = 0; part < count; part++) exact += moments[part * size + 2 * width] * moments[part * size + column];
+    exact /= rows;
+    for (int part = 0; part < count; part++) {
+        double away = moments[part * size + column] - exact;
+        variance += moments[part * size + 2 * width] * (moments[part * size + width + column] + away * away);
+    }
+    variance /= rows;
+    double unbiased = rows / (rows > 2.0 ? rows - 1.0 : 1.0), kept = 1.0 - momentum;
+    mean[column] = (float)exact;
+    inverse[column] = (float)(1.0 / sqrt(variance + epsilon));
+    moved_mean[column] = (float)(kept * (double)running_mean[column] + momentum * exact);
+    moved_variance[column] = (float)(kept * (double)running_variance[column] + momentum * variance * unbiased);
+}
+
 KERNEL(inverse_deviation, (const float* variance, float* inverse, int width, double epsilon)) {
     int column = element();
     if (column < width) inverse[column] = (float)(1.0 / sqrt((double)variance[column] + epsilon));
@@ -94,6 +131,22 @@ KERNEL(normalise_silu_level, (const float* partial, const float* inverse, float*
     db[column] = of_bias;
     level[column] = batch_statistics ? of_bias / rows : 0.0f;
     level[width + column] = batch_statistics ? of_weight * inverse[column] / rows : 0.0f;
+}
+
+// What dx needs where the statistics are those of several parts, whose sums are (count, 2 width + 1): gradients of the
+// weight, of the bias, and the number of rows.
+KERNEL(joined_level, (const double* parts, const float* inverse, float* level, int count, int width)) {
+    int column = element();
+    if (column >= width) return;
+    u64 size = 2 * (u64)width + 1;
+    double rows = 0.0, of_weight = 0.0, of_bias = 0.0;
+    for (int part = 0; part < count; part++) {
+        rows += parts[part * size + 2 * width];
+        of_weight += parts[part * size + column];
+        of_bias += parts[part * size + width + column];
+    }
+    level[column] = (float)(of_bias / rows);
+    level[width + column] = (float)(of_weight * (double)inverse[column] / rows);
 }
 
 KERNEL(normalise_silu_dx, (const float* x, const float* affine, const float* mean, const float* level, const float* dy,

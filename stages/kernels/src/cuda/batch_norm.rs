@@ -5,16 +5,25 @@ use candle_core::{DType, Tensor};
 use super::Argument::{Double, Float, Int, Long, Read, ReadIf, Write};
 use super::sums::Partial;
 use super::{Grid, alike, fresh, fresh_of, launch};
-use crate::batch_norm::{EPSILON, MOMENTUM, Normaliser, unbiased};
+use crate::batch_norm::{EPSILON, MOMENTUM, Normaliser, Statistics, check_parts, part_sums, unbiased};
 use crate::error::{Error, Result};
 
-pub fn batch_statistics(x: &Tensor, running: (&Tensor, &Tensor)) -> Result<(Tensor, Tensor, [Tensor; 2])> {
+/// Sums over the rows of the columns of a tensor, for their mean and variance.
+struct ColumnSums {
+    /// Of the squared distances from the mean in f32, for each chunk of rows.
+    squares: Partial,
+    /// The mean, in f64 and in f32.
+    exact: Tensor,
+    mean: Tensor,
+    rows: usize,
+}
+
+fn column_sums(x: &Tensor, width: usize) -> Result<ColumnSums> {
     let x = x.contiguous()?;
-    let width = running.0.elem_count();
     let rows = x.elem_count() / width.max(1);
-    if running.1.elem_count() != width || rows * width != x.elem_count() {
+    if rows * width != x.elem_count() {
         return Err(Error::Input(format!(
-            "batch norm: running statistics of {width} columns for a tensor of shape {:?}",
+            "batch norm: statistics of {width} columns of a tensor of shape {:?}",
             x.dims()
         )));
     }
@@ -26,20 +35,79 @@ pub fn batch_statistics(x: &Tensor, running: (&Tensor, &Tensor)) -> Result<(Tens
         Ok(partial)
     };
     let sums = moment(None)?;
-    let sizes = [sums.chunks, width, rows].map(Int);
     let (exact, mean) = (fresh_of(DType::F64, width, x.device())?, fresh(width, &x)?);
     let tensors = [Read(&sums.sums), Write(&exact), Write(&mean)];
-    let grid = Grid::elements(width);
-    launch("column_mean", grid, &[&tensors[..], &sizes].concat())?;
+    let sizes = [sums.chunks, width, rows].map(Int);
+    launch("column_mean", Grid::elements(width), &[&tensors[..], &sizes].concat())?;
     // About the mean as f32 has it.
     let squares = moment(Some(&mean))?;
-    let (inverse, moved) = (fresh(width, &x)?, [fresh(width, &x)?, fresh(width, &x)?]);
+    Ok(ColumnSums {
+        squares,
+        exact,
+        mean,
+        rows,
+    })
+}
+
+pub fn batch_statistics(x: &Tensor, running: (&Tensor, &Tensor)) -> Result<(Tensor, Tensor, [Tensor; 2])> {
+    let width = running.0.elem_count();
+    if running.1.elem_count() != width {
+        return Err(Error::Input(format!(
+            "batch norm: running statistics of {width} and {} columns",
+            running.1.elem_count()
+        )));
+    }
+    let ColumnSums {
+        squares,
+        exact,
+        mean,
+        rows,
+    } = column_sums(x, width)?;
+    let (inverse, moved) = (fresh(width, x)?, [fresh(width, x)?, fresh(width, x)?]);
     let inputs = [&squares.sums, &exact, &mean, running.0, running.1].map(Read);
     let outputs = [&inverse, &moved[0], &moved[1]].map(Write);
+    let sizes = [squares.chunks, width, rows].map(Int);
     let factors = [EPSILON, MOMENTUM, unbiased(rows)].map(Double);
     launch(
         "batch_statistics",
-        grid,
+        Grid::elements(width),
+        &[&inputs[..], &outputs, &sizes, &factors].concat(),
+    )?;
+    Ok((mean, inverse, moved))
+}
+
+pub fn column_moments(x: &Tensor, width: usize) -> Result<Tensor> {
+    let ColumnSums {
+        squares,
+        exact,
+        mean,
+        rows,
+    } = column_sums(x, width)?;
+    let moments = fresh_of(DType::F64, 2 * width + 1, x.device())?;
+    let tensors = [Read(&squares.sums), Read(&exact), Read(&mean), Write(&moments)];
+    let sizes = [squares.chunks, width, rows].map(Int);
+    // One more than columns: the number of rows.
+    launch(
+        "column_moments",
+        Grid::elements(width + 1),
+        &[&tensors[..], &sizes].concat(),
+    )?;
+    Ok(moments)
+}
+
+pub fn joined_statistics(moments: &Tensor, running: (&Tensor, &Tensor)) -> Result<(Tensor, Tensor, [Tensor; 2])> {
+    let width = running.0.elem_count();
+    check_parts(moments, width)?;
+    let moments = moments.contiguous()?;
+    let fresh = || fresh(width, running.0);
+    let (mean, inverse, moved) = (fresh()?, fresh()?, [fresh()?, fresh()?]);
+    let inputs = [&moments, running.0, running.1].map(Read);
+    let outputs = [&mean, &inverse, &moved[0], &moved[1]].map(Write);
+    let sizes = [moments.dims()[0], width].map(Int);
+    let factors = [EPSILON, MOMENTUM].map(Double);
+    launch(
+        "joined_statistics",
+        Grid::elements(width),
         &[&inputs[..], &outputs, &sizes, &factors].concat(),
     )?;
     Ok((mean, inverse, moved))
@@ -79,7 +147,7 @@ pub fn normalise_silu_backward(
     x: &Tensor,
     by: &Normaliser,
     dy: &Tensor,
-    batch_statistics: bool,
+    statistics: Statistics,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     alike("batch norm", &x, &dy)?;
@@ -103,13 +171,21 @@ pub fn normalise_silu_backward(
         Int(partial.chunks),
         Int(width),
         Float(rows as f64),
-        Int(usize::from(batch_statistics)),
+        Int(usize::from(matches!(statistics, Statistics::Own))),
     ];
     launch(
         "normalise_silu_level",
         Grid::elements(width),
         &[&tensors[..], &sizes].concat(),
     )?;
+    if let Statistics::Joined(gather) = statistics {
+        let parts = gather(&part_sums(&dw, &db, rows)?)?;
+        check_parts(&parts, width)?;
+        let parts = parts.contiguous()?;
+        let tensors = [Read(&parts), Read(by.inverse), Write(&level)];
+        let sizes = [parts.dims()[0], width].map(Int);
+        launch("joined_level", Grid::elements(width), &[&tensors[..], &sizes].concat())?;
+    }
     let tensors = [Read(&x), Read(&affine), Read(by.mean), Read(&level), Read(&dy)];
     launch(
         "normalise_silu_dx",

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use candle_core::cuda_backend::cudarc::cublas::result::gemm_ex;
+use candle_core::cuda_backend::cudarc::cublas::sys as blas;
 use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg};
 use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
 use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice};
-use candle_core::{Device, Storage, Tensor};
+use candle_core::{DType, Device, Storage, Tensor};
 
 use super::signature::Kernel;
 use super::{Argument, FILES, PRELUDE, THREADS};
@@ -40,12 +42,12 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
                 Argument::Read(tensor)
                 | Argument::Write(tensor)
                 | Argument::ReadIf(Some(tensor))
-                | Argument::WriteIf(Some(tensor)) => Value::Pointer(pointer(kernel, tensor, &device, &stream)?),
+                | Argument::WriteIf(Some(tensor)) => Value::Pointer(pointer(kernel.name, tensor, &device, &stream)?),
                 Argument::ReadIf(None) | Argument::WriteIf(None) => Value::Pointer(0),
                 Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => {
                     let start = table.len();
                     for tensor in tensors {
-                        table.push(pointer(kernel, tensor, &device, &stream)?);
+                        table.push(pointer(kernel.name, tensor, &device, &stream)?);
                     }
                     Value::Table(start)
                 }
@@ -66,7 +68,7 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
     let table = if table.is_empty() {
         None
     } else {
-        Some(stream.clone_htod(&table).map_err(|error| failed(kernel, error))?)
+        Some(stream.clone_htod(&table).map_err(|error| failed(kernel.name, error))?)
     };
     let start = table.as_ref().map_or(0, |table| table.device_ptr(&stream).0);
     for value in &mut values {
@@ -85,8 +87,8 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
         let processors = stream
             .context()
             .attribute(PROCESSORS)
-            .map_err(|error| failed(kernel, error))?;
-        let at_once = of_each.map_err(|error| failed(kernel, error))? * processors.unsigned_abs();
+            .map_err(|error| failed(kernel.name, error))?;
+        let at_once = of_each.map_err(|error| failed(kernel.name, error))? * processors.unsigned_abs();
         x = x.min(at_once.max(1));
     }
     let mut builder = function.builder();
@@ -96,7 +98,7 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
             Value::Int(value) => builder.arg(value),
             Value::Float(value) => builder.arg(value),
             Value::Double(value) => builder.arg(value),
-            Value::Table(_) => return Err(failed(kernel, "a table is not on the device")),
+            Value::Table(_) => return Err(failed(kernel.name, "a table is not on the device")),
         };
     }
     let config = LaunchConfig {
@@ -115,12 +117,12 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
             builder.launch(config)
         }
     };
-    launched.map_err(|error| failed(kernel, error))?;
+    launched.map_err(|error| failed(kernel.name, error))?;
     Ok(())
 }
 
-fn failed(kernel: &Kernel, error: impl std::fmt::Display) -> Error {
-    Error::Input(format!("CUDA kernel {}: {error}", kernel.name))
+fn failed(what: &str, error: impl std::fmt::Display) -> Error {
+    Error::Input(format!("CUDA kernel {what}: {error}"))
 }
 
 /// The device that the tensors lie on.
@@ -135,18 +137,18 @@ fn device_of(kernel: &Kernel, arguments: &[Argument]) -> Result<CudaDevice> {
     });
     match first {
         Some(Device::Cuda(device)) => Ok(device.clone()),
-        _ => Err(failed(kernel, "a tensor is not on the device")),
+        _ => Err(failed(kernel.name, "a tensor is not on the device")),
     }
 }
 
 /// The address of a tensor's first value.
-fn pointer(kernel: &Kernel, tensor: &Tensor, device: &CudaDevice, stream: &Arc<CudaStream>) -> Result<u64> {
+fn pointer(what: &str, tensor: &Tensor, device: &CudaDevice, stream: &Arc<CudaStream>) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cuda(storage) = &*storage else {
-        return Err(failed(kernel, "a tensor is not on the device"));
+        return Err(failed(what, "a tensor is not on the device"));
     };
     if storage.device.id() != device.id() {
-        return Err(failed(kernel, "tensors lie on different devices"));
+        return Err(failed(what, "tensors lie on different devices"));
     }
     // The pointer is used after the guard that marks the end of its use is dropped: there is one stream, which keeps
     // the order.
@@ -157,11 +159,86 @@ fn pointer(kernel: &Kernel, tensor: &Tensor, device: &CudaDevice, stream: &Arc<C
         CudaStorageSlice::F32(slice) => start(slice, stream),
         CudaStorageSlice::F64(slice) => start(slice, stream),
         CudaStorageSlice::BF16(slice) => start(slice, stream),
+        CudaStorageSlice::F16(slice) => start(slice, stream),
         CudaStorageSlice::U8(slice) => start(slice, stream),
         CudaStorageSlice::U32(slice) => start(slice, stream),
-        _ => return Err(failed(kernel, "a tensor is of a type that no kernel takes")),
+        _ => return Err(failed(what, "a tensor is of a type that no kernel takes")),
     };
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
+}
+
+/// `out = beta out + a b` by cuBLAS, with sums and result in f32: `a` (m, k) and `b` (k, n) of one type, f32, bf16 or f16, row-major
+/// or transposed, `out` (m, n) row-major.
+pub fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, beta: f32) -> Result<()> {
+    const NAME: &str = "matrix product";
+    let Device::Cuda(device) = out.device() else {
+        return Err(failed(NAME, "a tensor is not on the device"));
+    };
+    let stream = device.cuda_stream();
+    let ((m, k), (l, n)) = (a.dims2()?, b.dims2()?);
+    if k != l || out.dims() != [m, n] || a.dtype() != b.dtype() || !out.is_contiguous() || out.dtype() != DType::F32 {
+        return Err(failed(NAME, "matrices do not fit"));
+    }
+    let kind = match a.dtype() {
+        DType::F32 => blas::cudaDataType::CUDA_R_32F,
+        DType::BF16 => blas::cudaDataType::CUDA_R_16BF,
+        DType::F16 => blas::cudaDataType::CUDA_R_16F,
+        other => return Err(failed(NAME, other.as_str())),
+    };
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    let size = |value: usize| i32::try_from(value).map_err(|error| failed(NAME, error));
+    let (m, n, k) = (size(m)?, size(n)?, size(k)?);
+    let ((op_a, lda), (op_b, ldb)) = (orientation(a)?, orientation(b)?);
+    let (lda, ldb) = (size(lda.max(1))?, size(ldb.max(1))?);
+    let compute = match candle_core::cuda_backend::gemm_reduced_precision_f32() {
+        true if a.dtype() == DType::F32 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+        _ => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+    };
+    let address = |tensor: &Tensor| pointer(NAME, tensor, device, &stream);
+    let (to, of_a, of_b) = (address(out)?, address(a)?, address(b)?);
+    let alpha = 1.0f32;
+    let handle = device.cublas_handle();
+    // SAFETY: the three matrices lie whole within their tensors, which the caller holds, on this device; the handle's stream is
+    // the device's only one. What is row-major to us is transposed to cuBLAS, so it computes the transposed product.
+    unsafe {
+        gemm_ex(
+            *handle.handle(),
+            op_b,
+            op_a,
+            n,
+            m,
+            k,
+            (&raw const alpha).cast(),
+            of_b as *const _,
+            kind,
+            ldb,
+            of_a as *const _,
+            kind,
+            lda,
+            (&raw const beta).cast(),
+            to as *mut _,
+            blas::cudaDataType::CUDA_R_32F,
+            n,
+            compute,
+            blas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
+        )
+    }
+    .map_err(|error| failed(NAME, error))
+}
+
+/// Whether a matrix is transposed, and the distance of its rows, or columns, in memory.
+fn orientation(matrix: &Tensor) -> Result<(blas::cublasOperation_t, usize)> {
+    let (rows, columns) = matrix.dims2()?;
+    match *matrix.stride() {
+        // The step along an axis of one element says nothing.
+        [step, 1] if step >= columns || rows == 1 => Ok((blas::cublasOperation_t::CUBLAS_OP_N, step.max(columns))),
+        [1, step] if step >= rows || columns == 1 => Ok((blas::cublasOperation_t::CUBLAS_OP_T, step.max(rows))),
+        [step, _] if columns == 1 => Ok((blas::cublasOperation_t::CUBLAS_OP_N, step.max(1))),
+        [_, step] if rows == 1 => Ok((blas::cublasOperation_t::CUBLAS_OP_T, step.max(1))),
+        _ => Err(failed("matrix product", "a matrix is neither row-major nor transposed")),
+    }
 }
 
 /// Compiled files, by index and compute capability.

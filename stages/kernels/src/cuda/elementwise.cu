@@ -23,14 +23,15 @@ KERNEL(residual, (const float* x, const float* y, float* out, float factor, u64 
     out[i] = x ? x[i] + kept : kept;
 }
 
-KERNEL(silu, (const float* h, float* out, float factor, u64 key, u64 threshold, u64 n)) {
+KERNEL(silu, (const float* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n)) {
     u64 i = element();
-    if (i < n) out[i] = keeps(key, threshold, i) ? h[i] * sigmoid(h[i]) * factor : 0.0f;
+    if (i < n) put(out, out_bf16, i, keeps(key, threshold, i) ? h[i] * sigmoid(h[i]) * factor : 0.0f);
 }
 
-KERNEL(silu_backward, (const float* h, const float* dy, float* out, float factor, u64 key, u64 threshold, u64 n)) {
+KERNEL(silu_backward, (const float* h, const float* dy, float* out, bf16* out_bf16, float factor, u64 key,
+                       u64 threshold, u64 n)) {
     u64 i = element();
-    if (i < n) out[i] = keeps(key, threshold, i) ? dy[i] * silu_slope(h[i]) * factor : 0.0f;
+    if (i < n) put(out, out_bf16, i, keeps(key, threshold, i) ? dy[i] * silu_slope(h[i]) * factor : 0.0f);
 }
 
 // y[.., c] += bias[c].

@@ -1,9 +1,9 @@
 //! Element-wise passes.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use super::Argument::{Float, Long, Read, ReadIf, Write};
-use super::{Grid, alike, fresh, launch, mask_arguments};
+use super::{Grid, alike, fresh, fresh_in, in_either, launch, mask_arguments};
 use crate::error::Result;
 use crate::noise::DropMask;
 
@@ -42,25 +42,21 @@ pub fn residual(x: Option<&Tensor>, y: &Tensor, factor: f64, mask: Option<DropMa
     Ok(out)
 }
 
-pub fn silu(h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
+pub fn silu(dtype: DType, h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
     let h = h.contiguous()?;
-    let (n, out) = (h.elem_count(), fresh(h.shape(), &h)?);
-    let [keep, key, threshold] = mask_arguments(mask, 1.0);
-    let arguments = [Read(&h), Write(&out), keep, key, threshold, Long(n as u64)];
+    let (n, out) = (h.elem_count(), fresh_in(dtype, h.shape(), h.device())?);
+    let ([wide, narrow], [keep, key, threshold]) = (in_either(&out), mask_arguments(mask, 1.0));
+    let arguments = [Read(&h), wide, narrow, keep, key, threshold, Long(n as u64)];
     launch("silu", Grid::elements(n), &arguments)?;
     Ok(out)
 }
 
-pub fn silu_backward(h: &Tensor, dy: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
+pub fn silu_backward(dtype: DType, h: &Tensor, dy: &Tensor, mask: Option<DropMask>) -> Result<Tensor> {
     let (h, dy) = (h.contiguous()?, dy.contiguous()?);
     alike("silu", &h, &dy)?;
-    let (n, out) = (h.elem_count(), fresh(h.shape(), &h)?);
-    let [keep, key, threshold] = mask_arguments(mask, 1.0);
-    let tensors = [Read(&h), Read(&dy), Write(&out)];
-    launch(
-        "silu_backward",
-        Grid::elements(n),
-        &[&tensors[..], &[keep, key, threshold, Long(n as u64)]].concat(),
-    )?;
+    let (n, out) = (h.elem_count(), fresh_in(dtype, h.shape(), h.device())?);
+    let ([wide, narrow], [keep, key, threshold]) = (in_either(&out), mask_arguments(mask, 1.0));
+    let arguments = [Read(&h), Read(&dy), wide, narrow, keep, key, threshold, Long(n as u64)];
+    launch("silu_backward", Grid::elements(n), &arguments)?;
     Ok(out)
 }

@@ -31,7 +31,7 @@ struct Launch {
     unsigned cooperative;
 };
 
-enum { MOST_THREADS = 1024, MOST_BLOCKS = 3, STACK = 64 * 1024, SHARED_BYTES = 64 * 1024 };
+enum { MOST_THREADS = 1024, MOST_BLOCKS = 3, STACK = 64 * 1024, SHARED_BYTES = 48 * 1024, MOST_SITES = 256 };
 
 struct Fiber {
     jmp_buf at;
@@ -46,7 +46,7 @@ struct Machine {
     Fiber fibers[MOST_THREADS];
     char shared[SHARED_BYTES];
     size_t shared_used;
-    void* sites[64];
+    void* sites[MOST_SITES];
     jmp_buf scheduler;
     ucontext_t scheduler_start;
     char* stacks;
@@ -94,6 +94,7 @@ static void resume(unsigned number) {
 
 // Memory that all threads of a block share, one chunk for each place in the program.
 static void* shared(int site, size_t bytes) {
+    if (site >= MOST_SITES) abort();
     if (!machine->sites[site]) {
         bytes = (bytes + 15) / 16 * 16;
         if (machine->shared_used + bytes > SHARED_BYTES) abort();
@@ -204,8 +205,10 @@ static void unpack(void (*kernel)(P...), void** arguments) {
     }                                                                                                     \
     static void body_##name parameters
 #define DEVICE static inline
+#define DEVICE_MEMBER inline
 #define SHARED(type, name, count) type* name = (type*)emulator::shared(__COUNTER__, sizeof(type) * (count))
 #define BARRIER() emulator::barrier(__LINE__, false)
+#define UNROLL(count)
 #define GRID_BARRIER(arrived, number) emulator::barrier(__LINE__, true)
 #define threadIdx emulator::thread
 #define blockIdx emulator::block

@@ -61,27 +61,31 @@ DEVICE int first_cell(const u32* cells, int count, u32 frame, u32 state) {
     return low;
 }
 
-// out[frame] += sum of x over the cells of a frame, in order: block (frame, y) for 256 columns.
-KERNEL(add_to_frames, (const float* x, const u32* cells, float* out, int count, int width)) {
-    int column = blockIdx.y * THREADS + threadIdx.x;
-    if (column >= width) return;
-    u32 frame = blockIdx.x;
-    u64 at = first_cell(cells, count, frame, 0);
-    if (at >= (u64)count || cells[4 * at] != frame) return;
-    float* sum = out + (u64)frame * width + column;
-    float added = *sum;
-    for (; at < (u64)count && cells[4 * at] == frame; at++) added += x[at * width + column];
-    *sum = added;
+// The gradient of a hidden value, where it is above zero.
+DEVICE float passed(const float* d_hidden, const float* hidden, u64 place, float factor) {
+    return hidden[place] > 0.0f ? d_hidden[place] * factor : 0.0f;
 }
 
-// out[state] += sum of x over the cells of a state, in order: block (state, y) for 256 columns. The threads look for the
-// cells of 256 frames at a time.
-KERNEL(add_to_states, (const float* x, const u32* cells, float* out, int count, int width)) {
+// Adds the gradients of hidden values to the rows that these were joined of, in the order of the cells: block (row, y) has 256
+// columns of a row of d_f for the first `frames` blocks, and of d_g for the others, whose threads look for the cells of 256
+// frames at a time.
+KERNEL(joint_hidden_sums, (const float* d_hidden, const float* hidden, const u32* cells, float* d_f, float* d_g, int count,
+                           int frames, int width, float factor)) {
     SHARED(int, places, THREADS);
     int thread = threadIdx.x, column = blockIdx.y * THREADS + thread;
-    u32 state = blockIdx.x;
+    if ((int)blockIdx.x < frames) {
+        u32 frame = blockIdx.x;
+        u64 at = first_cell(cells, count, frame, 0);
+        if (column >= width || at >= (u64)count || cells[4 * at] != frame) return;
+        float* sum = d_f + (u64)frame * width + column;
+        float added = *sum;
+        for (; at < (u64)count && cells[4 * at] == frame; at++) added += passed(d_hidden, hidden, at * width + column, factor);
+        *sum = added;
+        return;
+    }
+    u32 state = blockIdx.x - frames;
     u64 last = cells[4 * (u64)(count - 1)];
-    float* sum = out + (u64)state * width + column;
+    float* sum = d_g + (u64)state * width + column;
     float added = column < width ? *sum : 0.0f;
     for (u64 first = cells[0]; first <= last; first += THREADS) {
         u64 own = first + thread;
@@ -90,14 +94,8 @@ KERNEL(add_to_states, (const float* x, const u32* cells, float* out, int count, 
         if (column < width)
             for (int k = 0; k < THREADS && first + k <= last; k++)
                 for (u64 at = places[k]; at < (u64)count && cells[4 * at] == first + k && cells[4 * at + 1] == state; at++)
-                    added += x[at * width + column];
+                    added += passed(d_hidden, hidden, at * width + column, factor);
         BARRIER();
     }
     if (column < width) *sum = added;
-}
-
-// The gradient of hidden values, where they are above zero.
-KERNEL(joint_hidden_backward, (const float* d_hidden, const float* hidden, float* out, float factor, u64 n)) {
-    u64 i = element();
-    if (i < n) out[i] = hidden[i] > 0.0f ? d_hidden[i] * factor : 0.0f;
 }

@@ -49,27 +49,22 @@ pub fn add_hidden_gradient(
     d_g: &Tensor,
 ) -> Result<()> {
     alike("hidden", d_hidden, hidden)?;
-    let (n, passed) = (hidden.elem_count(), fresh(hidden.shape(), hidden)?);
-    let tensors = [Read(d_hidden), Read(hidden), Write(&passed)];
-    launch(
-        "joint_hidden_backward",
-        Grid::elements(n),
-        &[&tensors[..], &[Float(keep_factor), Long(n as u64)]].concat(),
-    )?;
     let outside = |cell: &Cell| cell.frame >= d_f.dims()[0] || cell.state >= d_g.dims()[0];
     if !cells.is_sorted_by_key(|cell| (cell.frame, cell.state)) || cells.iter().any(outside) {
         return Err(Error::Input(
             "cells of a gradient are not in order, or lie outside".into(),
         ));
     }
-    let listed = listed(cells, hidden)?;
     let (count, width) = hidden.dims2()?;
     if count == 0 {
         return Ok(());
     }
-    for (kernel, sums) in [("add_to_frames", d_f), ("add_to_states", d_g)] {
-        let arguments = [Read(&passed), Read(&listed), Write(sums), Int(count), Int(width)];
-        launch(kernel, Grid::of(sums.dim(0)?, width.div_ceil(THREADS)), &arguments)?;
-    }
-    Ok(())
+    let (frames, listed) = (d_f.dim(0)?, listed(cells, hidden)?);
+    let tensors = [Read(d_hidden), Read(hidden), Read(&listed), Write(d_f), Write(d_g)];
+    let rest = [Int(count), Int(frames), Int(width), Float(keep_factor)];
+    launch(
+        "joint_hidden_sums",
+        Grid::of(frames + d_g.dim(0)?, width.div_ceil(THREADS)),
+        &[&tensors[..], &rest].concat(),
+    )
 }

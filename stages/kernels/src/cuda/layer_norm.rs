@@ -2,25 +2,30 @@
 
 use candle_core::{DType, Tensor};
 
-use super::Argument::{Int, Read, ReadIf, Write, WriteIf};
-use super::sums::Partial;
-use super::{Grid, alike, fresh, launch, mask_arguments};
+use super::Argument::{Int, Read, ReadIf, Write};
+use super::{Grid, alike, fresh, fresh_in, in_either, launch, mask_arguments};
+use crate::column_sums::ColumnSums;
 use crate::error::Result;
-use crate::layer_norm::LayerNormGradients;
+use crate::layer_norm::{LayerNormGradients, NormInput, TwoNorms};
 use crate::noise::DropMask;
 
-pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
+pub fn layer_norm(dtype: DType, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
     let x = x.contiguous()?;
     let d = weight.elem_count();
     let rows = x.elem_count() / d.max(1);
     alike("layer norm", weight, bias)?;
-    let (out, statistics) = (fresh(x.shape(), &x)?, fresh((rows, 2), &x)?);
-    let tensors = [Read(&x), Read(weight), Read(bias), Write(&out), Write(&statistics)];
-    launch("layer_norm", Grid::rows(rows), &[&tensors[..], &[Int(d)]].concat())?;
+    let (out, statistics) = (fresh_in(dtype, x.shape(), x.device())?, fresh((rows, 2), &x)?);
+    let tensors = [&x, weight, bias].map(Read);
+    launch(
+        "layer_norm",
+        Grid::rows(rows),
+        &[&tensors[..], &in_either(&out), &[Write(&statistics), Int(d)]].concat(),
+    )?;
     Ok((out, statistics))
 }
 
 pub fn add_and_norm(
+    dtype: DType,
     x: &Tensor,
     y: &Tensor,
     (factor, mask): (f64, Option<DropMask>),
@@ -32,26 +37,124 @@ pub fn add_and_norm(
     let rows = x.elem_count() / d.max(1);
     alike("residual", &x, &y)?;
     alike("layer norm", weight, bias)?;
-    let (sum, out, statistics) = (fresh(x.shape(), &x)?, fresh(x.shape(), &x)?, fresh((rows, 2), &x)?);
+    let (sum, out, statistics) = (
+        fresh(x.shape(), &x)?,
+        fresh_in(dtype, x.shape(), x.device())?,
+        fresh((rows, 2), &x)?,
+    );
     let inputs = [&x, &y, weight, bias].map(Read);
-    let outputs = [&sum, &out, &statistics].map(Write);
-    let rest = [&[Int(d)][..], &mask_arguments(mask, factor)].concat();
+    let rest = [&[Write(&statistics), Int(d)][..], &mask_arguments(mask, factor)].concat();
     launch(
         "add_and_norm",
         Grid::rows(rows),
-        &[&inputs[..], &outputs, &rest].concat(),
+        &[&inputs[..], &[Write(&sum)], &in_either(&out), &rest].concat(),
     )?;
     Ok((sum, out, statistics))
 }
 
-/// With `drop` also the gradient times its factor, dropped by its mask.
+pub fn add_and_norm_twice(
+    dtype: DType,
+    x: &Tensor,
+    y: &Tensor,
+    (factor, mask): (f64, Option<DropMask>),
+    by: [(&Tensor, &Tensor); 2],
+) -> Result<TwoNorms> {
+    let (x, y) = (x.contiguous()?, y.contiguous()?);
+    let [(weight, bias), (next_weight, next_bias)] = by;
+    let d = weight.elem_count();
+    let rows = x.elem_count() / d.max(1);
+    alike("residual", &x, &y)?;
+    for vector in [bias, next_weight, next_bias] {
+        alike("layer norm", weight, vector)?;
+    }
+    let (sum, out) = (fresh(x.shape(), &x)?, fresh(x.shape(), &x)?);
+    let next = fresh_in(dtype, x.shape(), x.device())?;
+    let statistics = [fresh((rows, 2), &x)?, fresh((rows, 2), &x)?];
+    let inputs = [&x, &y, weight, bias, next_weight, next_bias].map(Read);
+    let results = [Write(&sum), Write(&out)];
+    let rest = [Write(&statistics[0]), Write(&statistics[1]), Int(d)];
+    launch(
+        "add_and_norm_twice",
+        Grid::rows(rows),
+        &[
+            &inputs[..],
+            &results,
+            &in_either(&next),
+            &rest,
+            &mask_arguments(mask, factor),
+        ]
+        .concat(),
+    )?;
+    Ok(TwoNorms {
+        sum,
+        out,
+        next,
+        statistics,
+    })
+}
+
+/// Rows of a block, and how many blocks there are: as many as keep a device busy, and few enough rows that those which a block
+/// reads twice are still in its cache then.
+fn blocks_of(rows: usize) -> (usize, usize) {
+    let chunk = rows.div_ceil(256).max(8);
+    (chunk, rows.div_ceil(chunk))
+}
+
+pub fn layer_norm_backward_twice(
+    dtype: DType,
+    next: NormInput,
+    (dy, residual): (&Tensor, &Tensor),
+    norm: NormInput,
+    (factor, mask): (f64, Option<DropMask>),
+) -> Result<([ColumnSums; 2], Tensor, Tensor)> {
+    let (dy, residual) = (dy.contiguous()?, residual.contiguous()?);
+    let d = norm.weight.elem_count();
+    let rows = dy.elem_count() / d.max(1);
+    for tensor in [next.x, norm.x, &residual] {
+        alike("layer norm", &dy, tensor)?;
+    }
+    alike("layer norm", norm.weight, next.weight)?;
+    let [between, out] = [fresh(dy.shape(), &dy)?, fresh(dy.shape(), &dy)?];
+    let dropped = fresh_in(dtype, dy.shape(), dy.device())?;
+    let (chunk, blocks) = blocks_of(rows);
+    let partial = [fresh((blocks, 2 * d), &dy)?, fresh((blocks, 2 * d), &dy)?];
+    let of = |norm: NormInput| -> Result<[Tensor; 3]> {
+        Ok([norm.x.contiguous()?, norm.statistics.clone(), norm.weight.clone()])
+    };
+    let (of_next, of_norm) = (of(next)?, of(norm)?);
+    let [wide, narrow] = in_either(&dropped);
+    let results = [
+        Write(&between),
+        Write(&out),
+        wide,
+        narrow,
+        Write(&partial[0]),
+        Write(&partial[1]),
+    ];
+    launch(
+        "layer_norm_backward_twice",
+        Grid::rows(blocks),
+        &[
+            &of_next.each_ref().map(Read)[..],
+            &[Read(&dy), Read(&residual)],
+            &of_norm.each_ref().map(Read),
+            &results,
+            &[rows, d, chunk].map(Int),
+            &mask_arguments(mask, factor),
+        ]
+        .concat(),
+    )?;
+    Ok((partial.map(ColumnSums::partial), out, dropped))
+}
+
+/// With `drop` also the gradient times its factor, dropped by its mask, in its type.
 pub fn layer_norm_backward(
     x: &Tensor,
     statistics: &Tensor,
     weight: &Tensor,
     dy: &Tensor,
     residual: Option<&Tensor>,
-    drop: Option<(f64, Option<DropMask>)>,
+    drop: Option<(DType, f64, Option<DropMask>)>,
 ) -> Result<(LayerNormGradients, Option<Tensor>)> {
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let residual = residual.map(Tensor::contiguous).transpose()?;
@@ -60,24 +163,20 @@ pub fn layer_norm_backward(
     let d = weight.elem_count();
     let rows = x.elem_count() / d.max(1);
     let out = fresh(x.shape(), &x)?;
-    let dropped = drop.map(|_| fresh(x.shape(), &x)).transpose()?;
-    let (factor, mask) = drop.unwrap_or((1.0, None));
+    let dropped = drop
+        .map(|(dtype, ..)| fresh_in(dtype, x.shape(), x.device()))
+        .transpose()?;
+    let (factor, mask) = drop.map_or((1.0, None), |(_, factor, mask)| (factor, mask));
+    let (chunk, blocks) = blocks_of(rows);
+    let partial = fresh((blocks, 2 * d), &x)?;
     let tensors = [Read(&x), Read(statistics), Read(weight), Read(&dy)];
-    let results = [
-        ReadIf(residual.as_ref()),
-        Write(&out),
-        WriteIf(dropped.as_ref()),
-        Int(d),
-    ];
+    let [wide, narrow] = in_either(dropped.as_ref());
+    let results = [ReadIf(residual.as_ref()), Write(&out), wide, narrow, Write(&partial)];
+    let sizes = [rows, d, chunk].map(Int);
     launch(
-        "layer_norm_dx",
-        Grid::rows(rows),
-        &[&tensors[..], &results, &mask_arguments(mask, factor)].concat(),
+        "layer_norm_backward",
+        Grid::rows(blocks),
+        &[&tensors[..], &results, &sizes, &mask_arguments(mask, factor)].concat(),
     )?;
-    let partial = Partial::new(DType::F32, rows, 2 * d, x.device())?;
-    let tensors = [Read(&x), Read(statistics), Read(&dy), Write(&partial.sums)];
-    let sizes = [rows, d, partial.chunk].map(Int);
-    launch("layer_norm_weights", partial.grid(), &[&tensors[..], &sizes].concat())?;
-    let both = partial.total(0, 2 * d, 2 * d)?;
-    Ok(((out, both.narrow(0, 0, d)?, both.narrow(0, d, d)?), dropped))
+    Ok(((out, ColumnSums::partial(partial)), dropped))
 }

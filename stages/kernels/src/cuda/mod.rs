@@ -16,12 +16,17 @@ pub mod depthwise;
 mod device;
 pub mod elementwise;
 pub mod emulator;
+#[cfg(test)]
+mod fused_tests;
+pub mod gated_convolution;
 pub mod glu;
 pub mod greedy;
 pub mod joint;
 pub mod layer_norm;
 pub mod log_mel;
 pub mod lstm;
+pub mod product;
+pub mod relative_attention;
 mod signature;
 pub mod subsample;
 pub mod sums;
@@ -52,12 +57,14 @@ const FILES: [(&str, &str); 14] = [
     ("batch_norm", include_str!("batch_norm.cu")),
     ("depthwise", include_str!("depthwise.cu")),
     ("elementwise", include_str!("elementwise.cu")),
+    ("gated_convolution", include_str!("gated_convolution.cu")),
     ("glu", include_str!("glu.cu")),
     ("greedy", include_str!("greedy.cu")),
     ("joint", include_str!("joint.cu")),
     ("layer_norm", include_str!("layer_norm.cu")),
     ("log_mel", include_str!("log_mel.cu")),
     ("lstm", include_str!("lstm.cu")),
+    ("relative_attention", include_str!("relative_attention.cu")),
     ("subsample", include_str!("subsample.cu")),
     ("sums", include_str!("sums.cu")),
     ("tdt", include_str!("tdt.cu")),
@@ -266,6 +273,24 @@ pub(crate) fn fresh_of(dtype: DType, shape: impl Into<Shape>, device: &Device) -
     // SAFETY: the values of a tensor on a device are numbers whatever their bits are, and each kernel that is given one
     // writes all of it.
     Ok(unsafe { Tensor::empty(shape, dtype, device)? })
+}
+
+/// A tensor that a kernel writes in f32 or in bf16, as the two pointers that it takes for it.
+fn in_either<'a>(tensor: impl Into<Option<&'a Tensor>>) -> [Argument<'a>; 2] {
+    let tensor = tensor.into();
+    let of = |dtype: DType| Argument::WriteIf(tensor.filter(|tensor| tensor.dtype() == dtype));
+    [of(DType::F32), of(DType::BF16)]
+}
+
+/// A tensor for [`in_either`].
+pub(crate) fn fresh_in(dtype: DType, shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
+    match dtype {
+        DType::F32 | DType::BF16 => fresh_of(dtype, shape, device),
+        other => Err(Error::Input(format!(
+            "a kernel gives f32 or bf16, not {}",
+            other.as_str()
+        ))),
+    }
 }
 
 /// Numbers on a device.

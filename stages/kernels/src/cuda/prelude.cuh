@@ -19,9 +19,12 @@ typedef unsigned long long u64;
 #ifdef __CUDACC__
 #define KERNEL(name, parameters) extern "C" __global__ void name parameters
 #define DEVICE __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
 #define SHARED(type, name, count) __shared__ type name[count]
 #define BARRIER() __syncthreads()
 #define GRID_BARRIER(arrived, number) grid_barrier(arrived, (u32)(number))
+#define PRAGMA(text) _Pragma(#text)
+#define UNROLL(count) PRAGMA(unroll count)
 DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 #endif
@@ -77,6 +80,25 @@ DEVICE float infinity() { return float_of(0x7f800000u); }
 DEVICE float not_a_number() { return float_of(0x7fc00000u); }
 
 DEVICE bool is_finite(float value) { return (bits_of(value) & 0x7f800000u) != 0x7f800000u; }
+
+DEVICE float wide(bf16 value) { return float_of((u32)value << 16); }
+DEVICE float wide(float value) { return value; }
+
+// The nearest number in bf16, of two the even one.
+DEVICE bf16 rounded(float value) {
+    u32 bits = bits_of(value);
+    if (value != value) return (bf16)((bits >> 16) | 0x40);
+    return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// A result that is a factor of a product with a weight is written in the weight's type: to one of two places, of which the
+// other is null.
+DEVICE void put(float* out, bf16* out_bf16, u64 at, float value) {
+    if (out_bf16)
+        out_bf16[at] = rounded(value);
+    else
+        out[at] = value;
+}
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

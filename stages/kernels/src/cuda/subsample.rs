@@ -5,6 +5,7 @@ use candle_core::{DType, Tensor};
 use super::Argument::{Int, Long, Read, Write};
 use super::sums::Partial;
 use super::{Grid, alike, fresh, launch};
+use crate::column_sums::ColumnSums;
 use crate::error::Result;
 use crate::lengths::Lengths;
 use crate::subsample::halved;
@@ -23,16 +24,7 @@ pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &Lengths
     Ok(out)
 }
 
-/// Splits the sums of nine taps and a bias into their gradients, (C, 1, 3, 3) and (C).
-fn weight_and_bias(partial: &Partial, channels: usize) -> Result<(Tensor, Tensor)> {
-    let weight = partial.total(0, 9 * channels, channels)?;
-    Ok((
-        weight.reshape((channels, 1, 3, 3))?,
-        partial.total(9 * channels, channels, channels)?,
-    ))
-}
-
-pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &Lengths) -> Result<(Tensor, Tensor)> {
+pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &Lengths) -> Result<ColumnSums> {
     let (x, dz) = (x.contiguous()?, dz.contiguous()?);
     let (_, bands, time) = x.dims3()?;
     let (batch, time_out, bands_out, channels) = dz.dims4()?;
@@ -46,7 +38,7 @@ pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &Lengths) -> Resul
         partial.grid(),
         &[&tensors[..], &sizes].concat(),
     )?;
-    weight_and_bias(&partial, channels)
+    Ok(ColumnSums::partial_of_taps(partial.sums, 9))
 }
 
 pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &Lengths) -> Result<Tensor> {
@@ -79,7 +71,7 @@ pub fn depthwise_backward(x: &Tensor, weight: &Tensor, dy: &Tensor) -> Result<Te
     Ok(out)
 }
 
-pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Tensor)> {
+pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<ColumnSums> {
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let (batch, time, bands, channels) = x.dims4()?;
     let rows = batch * halved(time) * halved(bands);
@@ -91,7 +83,7 @@ pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<(Tensor, Ten
         partial.grid(),
         &[&tensors[..], &sizes].concat(),
     )?;
-    weight_and_bias(&partial, channels)
+    Ok(ColumnSums::partial_of_taps(partial.sums, 9))
 }
 
 pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &Lengths) -> Result<()> {

@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Argument::{Int, Longs, Read, ReadAll, Write};
+use super::Argument::{Int, Longs, Read, ReadAll, ReadIf, Write, WriteIf};
 use super::{Grid, THREADS, fresh_of, launch, numbers};
 use crate::device::to_host;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Elements that one block squares and adds.
 const CHUNK: usize = 16 * 1024;
@@ -23,14 +23,19 @@ pub(crate) struct Partial {
 impl Partial {
     /// For sums of `width` over `rows` rows, in f32 or f64.
     pub fn new(dtype: DType, rows: usize, width: usize, device: &Device) -> Result<Self> {
-        let chunk = rows.div_ceil(1024).max(256);
-        let chunks = rows.div_ceil(chunk).max(1);
+        let (chunk, chunks) = Self::chunks_of(rows);
         Ok(Self {
             sums: fresh_of(dtype, (chunks, width), device)?,
             chunk,
             chunks,
             width,
         })
+    }
+
+    /// Rows of a chunk, and how many chunks there are of so many rows.
+    pub fn chunks_of(rows: usize) -> (usize, usize) {
+        let chunk = rows.div_ceil(1024).max(256);
+        (chunk, rows.div_ceil(chunk).max(1))
     }
 
     /// The blocks of the kernel that writes it.
@@ -50,6 +55,65 @@ impl Partial {
         launch(name, Grid::elements(count), &arguments)?;
         Ok(out)
     }
+}
+
+/// What the blocks of a kernel found of sums over rows.
+#[derive(Clone, Debug)]
+pub(crate) struct PartialSums {
+    /// (blocks, columns)
+    pub sums: Tensor,
+    /// If not 0, there are taps + 1 sums for each channel: those of all but the last are (taps, channels) and come out as
+    /// (channels, taps).
+    pub taps: usize,
+}
+
+/// Tensors of partial sums that one launch adds up.
+pub(crate) const TOGETHER: usize = 10;
+
+/// The sums of the columns of some tensors (chunks, columns), at most [`TOGETHER`], behind each other: those of the first `count`
+/// tensors, which are added to `sum` where that is given, and those of the others.
+pub(crate) fn totals(partial: &[PartialSums], count: usize, sum: Option<&Tensor>) -> Result<(Tensor, Option<Tensor>)> {
+    let sizes = partial
+        .iter()
+        .map(|partial| partial.sums.dims2())
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    let (Some(PartialSums { sums: like, .. }), true) =
+        (partial.first(), partial.len() <= TOGETHER && count <= partial.len())
+    else {
+        return Err(Error::Input(format!("{} tensors of partial sums", partial.len())));
+    };
+    let width = |sizes: &[(usize, usize)]| sizes.iter().map(|&(_, width)| width).sum::<usize>();
+    let columns = width(&sizes[..count]);
+    let out = match sum {
+        Some(sum) if sum.dims() == [columns] => sum.clone(),
+        Some(sum) => {
+            return Err(Error::Input(format!(
+                "{columns} sums for a tensor of shape {:?}",
+                sum.dims()
+            )));
+        }
+        None => fresh_of(DType::F32, columns, like.device())?,
+    };
+    let rest = match width(&sizes[count..]) {
+        0 => None,
+        columns => Some(fresh_of(DType::F32, columns, like.device())?),
+    };
+    let blocks = sizes.iter().map(|&(_, width)| width.div_ceil(32)).sum();
+    let tensors = (0..TOGETHER).map(|at| ReadIf(partial.get(at).map(|partial| &partial.sums)));
+    let results = [
+        Write(&out),
+        WriteIf(rest.as_ref()),
+        Int(columns),
+        Int(usize::from(sum.is_some())),
+    ];
+    let sizes = (0..TOGETHER).flat_map(|at| {
+        let (chunks, width) = sizes.get(at).copied().unwrap_or((0, 0));
+        let taps = partial.get(at).map_or(0, |partial| partial.taps);
+        [Int(chunks), Int(width), Int(taps)]
+    });
+    let arguments: Vec<_> = tensors.chain(results).chain(sizes).collect();
+    launch("totals", Grid::rows(blocks), &arguments)?;
+    Ok((out, rest))
 }
 
 /// Sum of squares of all elements of some tensors, in 64 bits.
@@ -76,9 +140,8 @@ pub fn squares(tensors: &[Tensor]) -> Result<f64> {
     Ok(to_host::<f64>(&partial)?.iter().sum())
 }
 
-/// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.
-pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
-    let width = sum.dim(1)?;
+/// The places with the same row, in order: first member and row of each group, and all members.
+pub(super) fn groups_of(rows: &[Option<usize>]) -> (Vec<usize>, Vec<usize>) {
     let mut members: Vec<usize> = (0..rows.len()).filter(|&i| rows[i].is_some()).collect();
     // Stable, so that members of a group stay in order.
     members.sort_by_key(|&i| rows[i]);
@@ -90,15 +153,21 @@ pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<(
             last = rows[member];
         }
     }
+    (groups, members)
+}
+
+/// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.
+pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
+    let width = sum.dim(1)?;
+    let (mut groups, members) = groups_of(rows);
     let count = groups.len() / 2;
     if count == 0 {
         return Ok(());
     }
     groups.push(members.len());
-    let (groups, members) = (
-        numbers(groups.into_iter(), sum.device())?,
-        numbers(members.into_iter(), sum.device())?,
-    );
+    let (first, of_members) = (groups.len(), members.len());
+    let listed = numbers(groups.into_iter().chain(members), sum.device())?;
+    let (groups, members) = (listed.narrow(0, 0, first)?, listed.narrow(0, first, of_members)?);
     launch(
         "add_groups",
         Grid::of(count, width.div_ceil(THREADS)),

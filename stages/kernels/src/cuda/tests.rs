@@ -12,7 +12,7 @@ use super::signature::{self, Kernel, Parameter};
 use super::tdt::Lattices;
 use crate::adamw::{self, DeviceTables, Moment, Numbers, ParameterUpdate, Update, eight_bit};
 use crate::attention::{self, Scores};
-use crate::batch_norm::{self, Normaliser};
+use crate::batch_norm::{self, Normaliser, Statistics};
 use crate::counts::counted;
 use crate::error::Result;
 use crate::joint::{self, Cell, CellTerms};
@@ -23,17 +23,17 @@ use crate::subsample::halved;
 use crate::testing::{DeviceUnderTest, normal, values};
 use crate::{bias, depthwise, elementwise, glu, layer_norm, subsample};
 
-const BOUND: f64 = 2e-5;
+pub(super) const BOUND: f64 = 2e-5;
 
-fn random(shape: &[usize], noise: &mut Noise) -> Tensor {
+pub(super) fn random(shape: &[usize], noise: &mut Noise) -> Tensor {
     normal(shape, noise).to_dtype(DType::F32).unwrap()
 }
 
 /// Brings a tensor to where a function is to compute.
-type Place<'a> = &'a dyn Fn(&Tensor) -> Tensor;
+pub(super) type Place<'a> = &'a dyn Fn(&Tensor) -> Tensor;
 
 /// Runs the same function on the CPU and on the device under test, and compares what it gives.
-fn same(what: &str, bound: f64, run: impl Fn(Place) -> Result<Vec<Tensor>>) {
+pub(super) fn same(what: &str, bound: f64, run: impl Fn(Place) -> Result<Vec<Tensor>>) {
     let expected = run(&Tensor::clone).unwrap();
     let (found, counts) = counted(|| on_device(&run).unwrap());
     assert!(counts.launches() > 0, "{what}: no kernel was launched");
@@ -51,7 +51,7 @@ fn same(what: &str, bound: f64, run: impl Fn(Place) -> Result<Vec<Tensor>>) {
     }
 }
 
-fn on_device<R>(run: impl Fn(Place) -> R) -> R {
+pub(super) fn on_device<R>(run: impl Fn(Place) -> R) -> R {
     DeviceUnderTest::get().run(|device| run(&|tensor: &Tensor| tensor.to_device(device).unwrap()))
 }
 
@@ -109,26 +109,49 @@ fn norms() {
         for residual in [None, Some(&round)] {
             same("layer norm, backward", bound, |on| {
                 let residual = residual.map(on);
-                let (dx, dw, db) = layer_norm::layer_norm_backward(
+                let (dx, sums) = layer_norm::layer_norm_backward(
                     &on(&x),
                     &on(&statistics),
                     &on(&weight),
                     &on(&dy),
                     residual.as_ref(),
                 )?;
-                Ok(vec![dx, dw, db])
+                let sums = sums.total()?;
+                Ok(vec![dx, sums.narrow(0, 0, d)?, sums.narrow(0, d, d)?])
             });
         }
         for mask in [None, DropMask::draw(0.3, &mut noise)] {
             same("layer norm of a sum", bound, |on| {
                 let (weight, offset) = (on(&weight), on(&offset));
                 let (sum, y, statistics) =
-                    layer_norm::add_and_norm(&on(&x), &on(&round), (0.5, mask), &weight, &offset)?;
+                    layer_norm::add_and_norm(DType::F32, &on(&x), &on(&round), (0.5, mask), &weight, &offset)?;
                 Ok(vec![sum, y, statistics])
+            });
+            same("layer norm of a sum, and of that", 10.0 * bound, |on| {
+                let (weight, offset) = (on(&weight), on(&offset));
+                let by = [(&weight, &offset), (&offset, &weight)];
+                let found = layer_norm::add_and_norm_twice(DType::F32, &on(&x), &on(&round), (0.5, mask), by)?;
+                let norm = |x, at: usize, weight| layer_norm::NormInput {
+                    x,
+                    statistics: &found.statistics[at],
+                    weight,
+                };
+                let (first, second) = (norm(&found.sum, 0, &weight), norm(&found.out, 1, &offset));
+                let gradients = (&on(&dy), &on(&round));
+                let (sums, dx, dropped) =
+                    layer_norm::layer_norm_backward_twice(DType::F32, second, gradients, first, (0.5, mask))?;
+                let [of_second, of_first] = sums;
+                let of_rows = if d == 1 {
+                    vec![]
+                } else {
+                    vec![dx, dropped, of_second.total()?, of_first.total()?]
+                };
+                Ok([vec![found.sum.clone(), found.out.clone(), found.next.clone()], of_rows].concat())
             });
             same("layer norm, backward and dropped", bound, |on| {
                 let (x, statistics, weight) = (on(&x), on(&statistics), on(&weight));
-                let ((dx, dw, db), dropped) = layer_norm::layer_norm_backward_dropped(
+                let ((dx, sums), dropped) = layer_norm::layer_norm_backward_dropped(
+                    DType::F32,
                     &x,
                     &statistics,
                     &weight,
@@ -136,7 +159,8 @@ fn norms() {
                     Some(&on(&round)),
                     (0.5, mask),
                 )?;
-                Ok(vec![dx, dw, db, dropped])
+                let sums = sums.total()?;
+                Ok(vec![dx, sums.narrow(0, 0, d)?, sums.narrow(0, d, d)?, dropped])
             });
         }
         same("batch statistics", BOUND, |on| {
@@ -159,10 +183,27 @@ fn norms() {
         same("batch norm", BOUND, |on| {
             Ok(vec![batch_norm::normalise_silu(&on(&x), &by(&parts.map(on)))?])
         });
-        for of_batch in [true, false] {
+        // The sums of another part, and of one without rows.
+        let other = batch_norm::column_moments(&random(&[17, d], &mut noise), d).unwrap();
+        let empty = other.zeros_like().unwrap();
+        let joined = |own: &Tensor, on: Place| Ok(Tensor::stack(&[on(&other), own.clone(), on(&empty)], 0)?);
+        same("joined batch statistics", BOUND, |on| {
+            let moments = batch_norm::column_moments(&on(&x), d)?;
+            let running = (&on(&offset), &on(&weight.abs()?));
+            let (mean, inverse, [moved_mean, moved_variance]) =
+                batch_norm::joined_statistics(&joined(&moments, on)?, running)?;
+            Ok(vec![moments, mean, inverse, moved_mean, moved_variance])
+        });
+        for kind in 0..3 {
             same("batch norm, backward", BOUND, |on| {
+                let mut gather = |own: &Tensor| joined(own, on);
+                let statistics = match kind {
+                    0 => Statistics::Constant,
+                    1 => Statistics::Own,
+                    _ => Statistics::Joined(&mut gather),
+                };
                 let (dx, dw, db) =
-                    batch_norm::normalise_silu_backward(&on(&x), &by(&parts.map(on)), &on(&dy), of_batch)?;
+                    batch_norm::normalise_silu_backward(&on(&x), &by(&parts.map(on)), &on(&dy), statistics)?;
                 Ok(vec![dx, dw, db])
             });
         }
@@ -201,7 +242,12 @@ fn elements() {
             });
             same("silu", BOUND, |on| Ok(vec![elementwise::silu(&on(&x), mask)?]));
             same("silu, backward", BOUND, |on| {
-                Ok(vec![elementwise::silu_backward(&on(&x), on(&y).copy()?, mask)?])
+                Ok(vec![elementwise::silu_backward(
+                    DType::F32,
+                    &on(&x),
+                    on(&y).copy()?,
+                    mask,
+                )?])
             });
         }
     }
@@ -273,8 +319,9 @@ fn subsampling() {
             Ok(vec![subsample::relu_backward(&on(&y), &on(&dz))?])
         });
         same("first convolution, backward", BOUND, |on| {
-            let (dw, db) = subsample::first_backward(&on(&x), &on(&dz), &input_lengths)?;
-            Ok(vec![dw, db])
+            Ok(vec![
+                subsample::first_backward(&on(&x), &on(&dz), &input_lengths)?.total()?,
+            ])
         });
         let lengths = halve(&lengths);
         same("strided convolution", BOUND, |on| {
@@ -285,8 +332,8 @@ fn subsampling() {
         let dz = random(z.dims(), &mut noise);
         same("strided convolution, backward", BOUND, |on| {
             let (y, kernel, dz) = (on(&y), on(&kernel), on(&dz));
-            let (dw, db) = subsample::depthwise_backward_weight(&y, &dz)?;
-            Ok(vec![subsample::depthwise_backward(&y, &kernel, &dz)?, dw, db])
+            let sums = subsample::depthwise_backward_weight(&y, &dz)?;
+            Ok(vec![subsample::depthwise_backward(&y, &kernel, &dz)?, sums.total()?])
         });
         same("bias and relu", BOUND, |on| {
             let z = on(&z).copy()?;
@@ -401,7 +448,7 @@ fn lstm_layer() {
             let parts = parts.map(on);
             let (y, saved) = lstm::lstm(&on(&x), weights(&parts))?;
             let d = lstm::lstm_backward(&on(&dy), &saved, weights(&parts))?;
-            Ok(vec![y, d.input, d.input_weight, d.hidden_weight, d.bias])
+            Ok(vec![y, d.input, d.input_weight, d.hidden_weight, d.bias.total()?])
         });
         let (state, cell) = (random(&[batch, width], &mut noise), random(&[batch, width], &mut noise));
         let take: Vec<bool> = (0..batch).map(|b| b % 2 == 0).collect();

@@ -20,8 +20,8 @@ mod packing;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
-use super::is_gpu;
-use crate::counts::multiplied;
+use super::{cuda, is_gpu};
+use crate::counts::{converted, multiplied};
 use crate::error::{Error, Result};
 
 /// `a b` for matrices (m, k) and (k, n), transposed ones too, or for stacks of as many matrices, (.., m, k) and
@@ -35,19 +35,33 @@ pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(a.matmul(b)?)
 }
 
-/// `a b` with both factors rounded to `dtype` and the sums in f32, on a device; elsewhere [`product`]. The result is of the
-/// type of `a`.
+/// `a b` with both factors rounded to `dtype` and sums and result in f32, on a device; elsewhere [`product`]. On a device `a`
+/// may be of type `dtype` already.
 pub fn product_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    if dtype == a.dtype() || !is_gpu(a.device()) {
+    if !is_gpu(a.device()) || (dtype == a.dtype() && !matches!(dtype, DType::BF16 | DType::F16)) {
         return product(a, b);
     }
-    // A transposed matrix is rounded as it lies.
-    let rounded = |x: &Tensor| match x.is_contiguous() {
-        true => x.to_dtype(dtype),
-        false => x.t()?.to_dtype(dtype)?.t(),
-    };
     count(a, b);
-    Ok(rounded(a)?.matmul(&rounded(b)?)?.to_dtype(a.dtype())?)
+    cuda::product::product(&factor_in(dtype, a)?, &factor_in(dtype, b)?)
+}
+
+/// `sum += a b` in place, as [`product_in`] has it, for matrices on a device; `sum` is in f32 and contiguous.
+pub fn add_product_in(dtype: DType, sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    count(a, b);
+    cuda::product::add_product(sum, &factor_in(dtype, a)?, &factor_in(dtype, b)?)
+}
+
+/// A factor of several products of [`product_in`] rounded once for all of them; itself where that multiplies it as it is. A
+/// transposed matrix is rounded as it lies.
+pub fn factor_in(dtype: DType, x: &Tensor) -> Result<Tensor> {
+    if x.dtype() == dtype || !is_gpu(x.device()) {
+        return Ok(x.clone());
+    }
+    converted();
+    Ok(match x.is_contiguous() {
+        true => x.to_dtype(dtype)?,
+        false => x.t()?.to_dtype(dtype)?.t()?,
+    })
 }
 
 /// Counts a product of stacks of matrices. What does not fit is refused by the product itself.

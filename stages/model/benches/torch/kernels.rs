@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use flow_kernels::Lengths;
 use flow_kernels::Noise;
 use flow_kernels::attention::{Scores, weights, weights_backward};
-use flow_kernels::batch_norm::{Normaliser, batch_statistics, normalise_silu, normalise_silu_backward};
+use flow_kernels::batch_norm::{Normaliser, Statistics, batch_statistics, normalise_silu, normalise_silu_backward};
 use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
 use flow_kernels::elementwise::{silu, silu_backward};
 use flow_kernels::glu::{glu, glu_backward};
@@ -126,7 +126,7 @@ pub fn around(torch: &mut Peer) -> Result<()> {
     let (h, dh) = ((random(&[rows, 4 * d])?.abs()? + 20.0)?, random(&[rows, 4 * d])?);
     compare("SiLU 1200x1024", torch, "silu 1200 1024", || {
         silu(&h, None)?;
-        Ok(silu_backward(&h, dh.clone(), None).map(drop)?)
+        Ok(silu_backward(h.dtype(), &h, dh.clone(), None).map(drop)?)
     })?;
     compare("batch norm, SiLU 1200x256", torch, "batch_norm_silu 8 150 256", || {
         let (mean, inverse, _) = batch_statistics(&x, (&bias, &weight))?;
@@ -137,7 +137,7 @@ pub fn around(torch: &mut Peer) -> Result<()> {
             bias: &bias,
         };
         normalise_silu(&x, &by)?;
-        Ok(normalise_silu_backward(&x, &by, &dy, true).map(drop)?)
+        Ok(normalise_silu_backward(&x, &by, &dy, Statistics::Own).map(drop)?)
     })?;
     for (steps, batch, width) in [(41, 8, 640), (41, 9, 320)] {
         let (x, dy) = (random(&[steps, batch, width])?, random(&[steps, batch, width])?);

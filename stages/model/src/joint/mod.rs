@@ -4,15 +4,17 @@ mod lattices;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
+use flow_kernels::column_sums::GrowingSums;
 use flow_kernels::is_gpu;
 use flow_kernels::joint::{Cell, CellList, Cells, add_hidden_gradient, hidden};
 use flow_kernels::noise::DropMask;
-use flow_kernels::product::{product, product_in};
+use flow_kernels::product::{add_product_in, factor_in, product, product_in};
 
 use crate::layers::dropout;
 use crate::layers::linear::Linear;
 use crate::loss::TdtLoss;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
 use crate::{Error, Result};
 use lattices::{Lattices, LogitGradients};
 
@@ -291,6 +293,7 @@ impl Joint {
         let active = CellList::new(active, d_f.device())?;
         let before = |index: usize| active.partition_point(|cell| cell.index < index);
         let weight = self.rounded_weight(parameters)?;
+        let bias = &mut self.bias_sums(saved, &active, gradients)?;
         let mut kept_until = 0;
         let size = chunk(d_f.device());
         for (number, logits) in saved.kept.iter().enumerate() {
@@ -302,7 +305,7 @@ impl Joint {
                 (chunk, &d_logits),
                 Some((logits, first)),
                 (&d_f, &d_g),
-                gradients,
+                (bias, gradients),
             )?;
             kept_until = first + size;
         }
@@ -314,8 +317,12 @@ impl Joint {
                 (chunk, &d_logits),
                 None,
                 (&d_f, &d_g),
-                gradients,
+                (bias, gradients),
             )?;
+        }
+        let mut sums = PendingSums::default();
+        if let Some(bias) = bias.take() {
+            sums.add(&[self.bias], bias.sums()?);
         }
         let Shape { batch, frames, states } = saved.shape;
         let d_encoded = if encoder_frozen {
@@ -325,13 +332,27 @@ impl Joint {
         } else {
             let d = self
                 .encoder_projection
-                .backward(parameters, &saved.encoded, &d_f, gradients)?;
+                .backward_pending(parameters, &saved.encoded, &d_f, gradients, &mut sums)?;
             Some(d.reshape((batch, frames, ()))?)
         };
-        let d_predicted = self
-            .prediction_projection
-            .backward(parameters, &saved.predicted, &d_g, gradients)?;
+        let d_predicted =
+            self.prediction_projection
+                .backward_pending(parameters, &saved.predicted, &d_g, gradients, &mut sums)?;
+        sums.complete(parameters, gradients)?;
         Ok((d_encoded, d_predicted.reshape((batch, states, ()))?))
+    }
+
+    /// On a device the sums over all chunks of cells that are the last bias's gradient.
+    fn bias_sums(&self, saved: &JointLoss, active: &[Cell], gradients: &Gradients) -> Result<Option<GrowingSums>> {
+        if !is_gpu(saved.f.device()) || !gradients.wants(self.bias) || active.is_empty() {
+            return Ok(None);
+        }
+        let size = chunk(saved.f.device());
+        let kept = size * saved.kept.len();
+        let (kept, again) = active.split_at(active.partition_point(|cell| cell.index < kept));
+        let of_kept = kept.chunk_by(|a, b| a.index / size == b.index / size);
+        let rows = of_kept.chain(again.chunks(size)).map(<[Cell]>::len);
+        Ok(Some(GrowingSums::new(rows, self.tokens + self.durations, &saved.f)?))
     }
 
     /// The backward pass of some cells, given the last layer's weight as products take it, and the logits that they are among
@@ -343,29 +364,36 @@ impl Joint {
         (cells, d_logits): (Cells, &LogitGradients),
         kept: Option<(&Tensor, usize)>,
         (d_f, d_g): (&Tensor, &Tensor),
-        gradients: &mut Gradients,
+        (bias, gradients): (&mut Option<GrowingSums>, &mut Gradients),
     ) -> Result<()> {
         if cells.is_empty() {
             return Ok(());
         }
         let hidden = hidden(&saved.f, &saved.g, cells.clone(), saved.mask)?;
+        let factor = factor_in(self.factors, &hidden)?;
         let computed;
         let (logits, first) = match kept {
             Some((logits, first)) => (logits, Some(first)),
             None => {
-                computed = product_in(self.factors, &hidden, &weight.t()?)?;
+                computed = product_in(self.factors, &factor, &weight.t()?)?;
                 (&computed, None)
             }
         };
         let d_logits = d_logits.of(logits, first, parameters.get(self.bias), &cells)?;
+        let d_factor = factor_in(self.factors, &d_logits)?;
         if gradients.wants(self.weight) {
-            gradients.add(self.weight, product_in(self.factors, &d_logits.t()?, &hidden)?)?;
+            match gradients.get(self.weight).filter(|sum| is_gpu(sum.device())) {
+                Some(sum) => add_product_in(self.factors, sum, &d_factor.t()?, &factor)?,
+                None => gradients.add(self.weight, product_in(self.factors, &d_factor.t()?, &factor)?)?,
+            }
         }
-        if gradients.wants(self.bias) {
-            gradients.add(self.bias, column_sum(&d_logits)?)?;
+        match bias {
+            Some(bias) => bias.add(&d_logits)?,
+            None if gradients.wants(self.bias) => gradients.add(self.bias, column_sum(&d_logits)?)?,
+            None => {}
         }
         let keep_factor = saved.mask.map_or(1.0, |mask| mask.keep_factor);
-        let d_hidden = product_in(self.factors, &d_logits, weight)?;
+        let d_hidden = product_in(self.factors, &d_factor, weight)?;
         Ok(add_hidden_gradient(&d_hidden, &hidden, cells, keep_factor, d_f, d_g)?)
     }
 }

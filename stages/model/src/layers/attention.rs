@@ -1,5 +1,6 @@
 //! Multi-head self-attention with relative positions (Transformer-XL's, as NeMo has it).
 
+mod fused;
 pub mod stream;
 
 use std::ops::Range;
@@ -14,12 +15,14 @@ use flow_kernels::device::to_device;
 use flow_kernels::elementwise::add_in_place;
 use flow_kernels::noise::DropMask;
 use flow_kernels::product::product;
+use flow_kernels::relative_attention::{self, Projections};
 
 use super::linear::Linear;
 use super::{Frames, dropout};
 use crate::config::{AttentionContext, EncoderConfig};
 use crate::error::{Error, Result};
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// Sine and cosine rows for relative positions, made once and cut to size.
 #[derive(Debug)]
@@ -91,20 +94,37 @@ pub struct Attention {
     dropout: f64,
 }
 
-/// What the backward pass needs. Heads first: (H, B * T, k).
+/// What the backward pass needs.
 #[derive(Debug)]
 pub struct Saved {
     x: Tensor,
     /// (2 * reach + 1, d)
     positions: Tensor,
-    query_u: Tensor,
-    query_v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    /// (H, 2 * reach + 1, k)
     projected: Tensor,
-    blocks: Vec<SavedBlock>,
+    way: Way,
+    /// (rows, d)
     context: Tensor,
+}
+
+/// How the context was computed.
+#[derive(Debug)]
+enum Way {
+    /// Of a matrix of scores for each block of queries. Heads first: (H, B * T, k); so are the projected positions, (H, 2 * reach
+    /// + 1, k).
+    Blocks {
+        query_u: Tensor,
+        query_v: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        blocks: Vec<SavedBlock>,
+    },
+    /// By one kernel. The projected positions are (2 * reach + 1, d).
+    Fused {
+        projections: Projections,
+        /// The logarithms of the sums of weights, (H, B * T).
+        logs: Tensor,
+        masks: Vec<Option<DropMask>>,
+    },
 }
 
 #[derive(Debug)]
@@ -124,6 +144,7 @@ impl Attention {
         let (query, key) = (linear("q", config.use_bias)?, linear("k", config.use_bias)?);
         let (value, output) = (linear("v", config.use_bias)?, linear("out", config.use_bias)?);
         let position = linear("pos", false)?;
+        builder.stack(&[query.weight_id(), key.weight_id(), value.weight_id()])?;
         let band = band_of(config.attention_context);
         let mut bias = |part: &str| {
             builder.parameter(
@@ -165,6 +186,9 @@ impl Attention {
         let (batch, time) = (frames.batch, frames.time);
         let reach = reach(self.band, time);
         let positions = positions.narrow(0, positions.dim(0)? / 2 - reach, 2 * reach + 1)?;
+        if relative_attention::is_for(parameters.get(self.bias_u), k) {
+            return self.forward_fused(parameters, x, positions, frames, mode);
+        }
         let query = self.query.forward(parameters, x)?;
         let (key, value) = (self.key.forward(parameters, x)?, self.value.forward(parameters, x)?);
         let biases = (parameters.get(self.bias_u), parameters.get(self.bias_v));
@@ -195,12 +219,14 @@ impl Attention {
         let saved = Saved {
             x: x.clone(),
             positions,
-            query_u,
-            query_v,
-            keys,
-            values,
             projected,
-            blocks,
+            way: Way::Blocks {
+                query_u,
+                query_v,
+                keys,
+                values,
+                blocks,
+            },
             context,
         };
         Ok((y, saved))
@@ -223,7 +249,8 @@ impl Attention {
         }
     }
 
-    /// Adds the gradients of all parts and gives that of `x`.
+    /// Adds the gradients of all parts, some of them by way of `sums`, and gives that of `x`. What is to be done with sums that are
+    /// kept is [`Attention::backward_positions`].
     pub fn backward(
         &self,
         parameters: &Parameters,
@@ -231,29 +258,71 @@ impl Attention {
         frames: &Frames,
         dy: &Tensor,
         gradients: &mut Gradients,
+        sums: &mut PendingSums,
     ) -> Result<Tensor> {
+        let d_context = self
+            .output
+            .backward_pending(parameters, &saved.context, dy, gradients, sums)?;
+        let Way::Fused {
+            projections,
+            logs,
+            masks,
+        } = &saved.way
+        else {
+            return self.backward_blocks(parameters, saved, frames, &d_context, gradients);
+        };
+        let how = (projections, logs, &masks[..]);
+        self.backward_fused(parameters, (saved, how), frames, &d_context, gradients, sums)
+    }
+
+    /// Adds the gradient of the positions' weight, of the sums that [`Attention::backward`] keeps, if any.
+    pub fn backward_positions(&self, saved: &Saved, kept: &[Tensor], gradients: &mut Gradients) -> Result<()> {
+        for sums in kept {
+            let d_projected = sums.reshape(saved.projected.shape())?;
+            self.position
+                .backward_weights(&saved.positions, &d_projected, gradients)?;
+        }
+        Ok(())
+    }
+
+    fn backward_blocks(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        frames: &Frames,
+        d_context: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<Tensor> {
+        let Way::Blocks {
+            query_u,
+            query_v,
+            keys,
+            values,
+            blocks,
+        } = &saved.way
+        else {
+            return Err(Error::Input("attention was computed by one kernel".into()));
+        };
         let (heads, batch, time) = (self.heads, frames.batch, frames.time);
-        let (_, rows, k) = saved.keys.dims3()?;
-        let d_context = self.output.backward(parameters, &saved.context, dy, gradients)?;
-        let d_context = split_heads(&d_context, heads, None)?;
+        let (_, rows, k) = keys.dims3()?;
+        let d_context = split_heads(d_context, heads, None)?;
         let (mut d_query_u, mut d_query_v) = (Vec::new(), Vec::new());
         let (mut d_keys, mut d_values, mut d_projected) = (None, None, None);
-        for block in &saved.blocks {
+        for block in blocks {
             let (q, s) = (&block.queries, &block.keys);
             let part = |x: &Tensor, range: &Range<usize>| -> Result<Tensor> {
                 Ok(rows_of(x, batch, range)?.reshape((heads * batch, range.len(), k))?)
             };
             let square = (heads * batch, q.len(), s.len());
             let d_context = part(&d_context, q)?;
-            let d_dropped =
-                product(&d_context, &part(&saved.values, s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
+            let d_dropped = product(&d_context, &part(values, s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
             let scores = self.scores(self.band, frames, q, s);
             let ((d_content, d_position), dropped) =
                 weights_dropped_backward(&block.weights, &d_dropped, &scores, block.mask)?;
             let from_values = product(&dropped.reshape(square)?.t()?, &d_context)?;
             let d_content = d_content.reshape(square)?;
             let d_position = d_position.reshape((heads, batch * q.len(), ()))?;
-            let from_keys = product(&d_content.t()?, &part(&saved.query_u, q)?)?;
+            let from_keys = product(&d_content.t()?, &part(query_u, q)?)?;
             for (sum, part) in [(&mut d_values, from_values), (&mut d_keys, from_keys)] {
                 let part = part.reshape((heads, batch * s.len(), k))?;
                 if s.len() == time {
@@ -267,9 +336,9 @@ impl Attention {
                 add_rows_in_place(sum, &part, batch, s.start)?;
             }
             let shape = (heads, batch, q.len(), k);
-            d_query_u.push(product(&d_content, &part(&saved.keys, s)?)?.reshape(shape)?);
+            d_query_u.push(product(&d_content, &part(keys, s)?)?.reshape(shape)?);
             d_query_v.push(product(&d_position, &saved.projected)?.reshape(shape)?);
-            let part = product(&d_position.t()?, &rows_of(&saved.query_v, batch, q)?)?;
+            let part = product(&d_position.t()?, &rows_of(query_v, batch, q)?)?;
             match &d_projected {
                 None => d_projected = Some(part),
                 Some(sum) => add_in_place(sum, &part)?,
@@ -368,80 +437,6 @@ fn join(mut blocks: Vec<Tensor>) -> Result<Tensor> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use flow_kernels::testing::{max_difference, normal};
-    use flow_kernels::{Lengths, Noise};
-
-    fn attention(width: usize) -> (Attention, Parameters) {
-        let config = EncoderConfig {
-            feat_in: 8,
-            n_layers: 1,
-            d_model: 8,
-            use_bias: true,
-            subsampling_conv_channels: 4,
-            ff_expansion_factor: 2,
-            n_heads: 2,
-            attention_context: AttentionContext::Band(width),
-            xscaling: false,
-            conv_kernel_size: 3,
-            dropout: 0.0,
-            dropout_pre_encoder: 0.0,
-            dropout_emb: 0.0,
-            dropout_att: 0.0,
-        };
-        let mut builder = ParameterBuilder::random(DType::F64, Device::Cpu, 3);
-        let attention = Attention::new("attention", &config, &mut builder).unwrap();
-        (attention, builder.finish().0)
-    }
-
-    /// Output, gradient of the input and of each parameter.
-    fn run(attention: &Attention, parameters: &Parameters, time: usize) -> (Vec<Tensor>, Saved) {
-        let frames = Frames {
-            batch: 3,
-            time,
-            lengths: Lengths::new([time, time / 2, 1]),
-        };
-        let mut noise = Noise::new(11);
-        let x = normal(&[3 * time, 8], &mut noise);
-        let dy = normal(&[3 * time, 8], &mut noise);
-        let positions = PositionTable::new(8).rows(time, DType::F64, &Device::Cpu).unwrap();
-        let mode = &mut Mode::Evaluate;
-        let (y, saved) = attention.forward(parameters, &x, &positions, &frames, mode).unwrap();
-        let mut gradients = Gradients::new(parameters);
-        let dx = attention
-            .backward(parameters, &saved, &frames, &dy, &mut gradients)
-            .unwrap();
-        let mut all = vec![y, dx];
-        all.extend(parameters.iter().filter_map(|(id, _)| gradients.get(id).cloned()));
-        (all, saved)
-    }
-
-    #[test]
-    fn blocks_of_queries_give_what_all_queries_at_once_give() {
-        for (width, time) in [(1, 40), (5, 64), (7, 33), (8, 25), (16, 49), (3, 16), (0, 20)] {
-            let (mut attention, parameters) = attention(width);
-            let (found, saved) = run(&attention, &parameters, time);
-            assert_eq!(saved.blocks.len() > 1, attention.block + width < time, "{width} {time}");
-            attention.block = usize::MAX;
-            let (expected, saved) = run(&attention, &parameters, time);
-            assert_eq!((saved.blocks.len(), found.len()), (1, expected.len()));
-            for (found, expected) in found.iter().zip(&expected) {
-                let worst = max_difference(found, expected);
-                assert!(worst < 1e-12, "{width} {time}: {worst}");
-            }
-        }
-    }
-
-    #[test]
-    fn limited_context_keeps_memory_that_grows_with_the_frames() {
-        let (attention, parameters) = attention(4);
-        let kept = |time: usize| {
-            let (_, saved) = run(&attention, &parameters, time);
-            let weights: usize = saved.blocks.iter().map(|block| block.weights.elem_count()).sum();
-            weights + saved.projected.elem_count() + saved.positions.elem_count()
-        };
-        let (short, long) = (kept(160), kept(1600));
-        assert!(long < 11 * short, "{short} {long}");
-    }
-}
+mod device_tests;
+#[cfg(test)]
+mod tests;

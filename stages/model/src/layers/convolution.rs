@@ -4,18 +4,17 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 use flow_kernels::Lengths;
-use flow_kernels::batch_norm::{
-    Normaliser, batch_statistics, inverse_deviation, normalise_silu, normalise_silu_backward,
-};
-use flow_kernels::bias::column_sum;
-use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
-use flow_kernels::glu::{glu, glu_backward};
+use flow_kernels::batch_norm::{Gather, Normaliser, inverse_deviation, normalise_silu};
+use flow_kernels::depthwise::depthwise;
+use flow_kernels::gated_convolution::{self, Output, Statistics, Weights};
+use flow_kernels::glu::glu;
 
 use super::Frames;
 use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::Result;
 use crate::parameters::{BufferUpdates, Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// The convolution module.
 #[derive(Clone, Debug)]
@@ -36,13 +35,38 @@ pub struct Convolution {
 #[derive(Debug)]
 pub struct Saved {
     x: Tensor,
-    doubled: Tensor,
-    gated: Tensor,
-    convolved: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    batch_statistics: bool,
+    convolution: gated_convolution::Saved,
     activated: Tensor,
+}
+
+/// Which statistics batch normalisation uses in training. When evaluating they are the running ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BatchNorm {
+    /// Those of the rows of the micro-batch.
+    #[default]
+    OwnRows,
+    /// Those of the rows of the micro-batches that all ranks compute at the same time (`SyncBatchNorm`).
+    AllRanks,
+    /// The running ones, which stay as they are.
+    Frozen,
+}
+
+/// The batch normalisation of one layer in one forward pass.
+pub struct BatchNormPass<'a> {
+    pub batch_norm: BatchNorm,
+    /// With [`BatchNorm::AllRanks`]: mean and inverse deviation of an earlier pass over the same rows.
+    pub known: Option<(Tensor, Tensor)>,
+    /// Gathers what each rank has; without it this rank is the only one.
+    pub gather: Option<Gather<'a>>,
+    /// Gets the new running statistics.
+    pub updates: &'a mut BufferUpdates,
+}
+
+impl Saved {
+    /// Mean and inverse deviation.
+    pub fn statistics(&self) -> (Tensor, Tensor) {
+        self.convolution.statistics()
+    }
 }
 
 impl Convolution {
@@ -88,52 +112,48 @@ impl Convolution {
         })
     }
 
-    /// (rows, d) -> (rows, d). In training the statistics are those of all rows, padding included (as NeMo has it),
-    /// and the new running statistics go to `updates`.
+    /// (rows, d) -> (rows, d). In training the statistics are those of all rows, padding included (as NeMo has it), of this
+    /// rank or of all, and the new running statistics go to `norm.updates`.
     pub fn forward(
         &self,
         parameters: &Parameters,
         x: &Tensor,
         frames: &Frames,
         mode: &Mode,
-        updates: &mut BufferUpdates,
+        norm: &mut BatchNormPass,
     ) -> Result<(Tensor, Saved)> {
-        let (rows, d) = x.dims2()?;
+        let (_, d) = x.dims2()?;
         let doubled = self
             .pointwise1
             .forward(parameters, x)?
             .reshape((frames.batch, frames.time, 2 * d))?;
-        let gated = glu(&doubled, &frames.lengths)?;
-        let convolved = depthwise(
-            &gated,
-            parameters.get(self.depthwise_weight),
-            self.depthwise_bias.map(|id| parameters.get(id)),
-        )?
-        .reshape((rows, d))?;
-        let (mean, inverse) = if mode.is_training() {
-            let running = (parameters.get(self.running_mean), parameters.get(self.running_variance));
-            let (mean, inverse, [moved_mean, moved_variance]) = batch_statistics(&convolved, running)?;
-            updates.push(self.running_mean, moved_mean);
-            updates.push(self.running_variance, moved_variance);
-            let batches = parameters.get(self.batches);
-            updates.push(self.batches, (batches + batches.ones_like()?)?);
-            (mean, inverse)
-        } else {
-            self.running_statistics(parameters)?
+        let factors = self.pointwise2.factors(&doubled);
+        let by = self.weights(parameters);
+        let mut alone = |own: &Tensor| Ok(own.unsqueeze(0)?);
+        let statistics = match norm.batch_norm {
+            _ if !mode.is_training() => Statistics::Running,
+            BatchNorm::Frozen => Statistics::Running,
+            BatchNorm::OwnRows => Statistics::Own,
+            BatchNorm::AllRanks => match (norm.known.take(), &mut norm.gather) {
+                (Some((mean, inverse)), _) => Statistics::Known { mean, inverse },
+                (None, Some(gather)) => Statistics::Joined(&mut **gather),
+                (None, None) => Statistics::Joined(&mut alone),
+            },
         };
-        let activated = normalise_silu(&convolved, &self.normaliser(parameters, &mean, &inverse))?;
-        let y = self.pointwise2.forward(parameters, &activated)?;
+        let Output { y, saved, moved } =
+            gated_convolution::forward(factors, &doubled, &frames.lengths, by, statistics)?;
+        if let Some([moved_mean, moved_variance]) = moved {
+            norm.updates.push(self.running_mean, moved_mean);
+            norm.updates.push(self.running_variance, moved_variance);
+            let batches = parameters.get(self.batches);
+            norm.updates.push(self.batches, (batches + batches.ones_like()?)?);
+        }
         let saved = Saved {
             x: x.clone(),
-            doubled,
-            gated,
-            convolved,
-            mean,
-            inverse,
-            batch_statistics: mode.is_training(),
-            activated,
+            convolution: saved,
+            activated: y,
         };
-        Ok((y, saved))
+        Ok((self.pointwise2.forward(parameters, &saved.activated)?, saved))
     }
 
     /// What the depthwise convolution of [`Convolution::forward`] is over: (rows, d) -> (rows, d). Rows from `valid` on are 0.
@@ -179,35 +199,41 @@ impl Convolution {
         Ok((parameters.get(self.running_mean).clone(), inverse))
     }
 
-    /// Adds the gradients of all parts and gives that of `x`.
+    fn weights<'a>(&self, parameters: &'a Parameters) -> Weights<'a> {
+        Weights {
+            weight: parameters.get(self.depthwise_weight),
+            bias: self.depthwise_bias.map(|id| parameters.get(id)),
+            norm_weight: parameters.get(self.norm_weight),
+            norm_bias: parameters.get(self.norm_bias),
+            running: (parameters.get(self.running_mean), parameters.get(self.running_variance)),
+        }
+    }
+
+    /// Adds the gradients of all parts, some of them by way of `sums`, and gives that of `x`. `gather` is for statistics of
+    /// all ranks.
     pub fn backward(
         &self,
         parameters: &Parameters,
         saved: &Saved,
         frames: &Frames,
-        dy: &Tensor,
-        gradients: &mut Gradients,
+        (dy, gather): (&Tensor, Gather),
+        (gradients, sums): (&mut Gradients, &mut PendingSums),
     ) -> Result<Tensor> {
         let (rows, d) = saved.x.dims2()?;
-        let d_activated = self.pointwise2.backward(parameters, &saved.activated, dy, gradients)?;
-        let (d_convolved, d_weight, d_bias) = normalise_silu_backward(
-            &saved.convolved,
-            &self.normaliser(parameters, &saved.mean, &saved.inverse),
-            &d_activated,
-            saved.batch_statistics,
-        )?;
-        gradients.add(self.norm_weight, d_weight)?;
-        gradients.add(self.norm_bias, d_bias)?;
-        if let Some(bias) = self.depthwise_bias {
-            gradients.add(bias, column_sum(&d_convolved)?)?;
+        let d_activated = self
+            .pointwise2
+            .backward_pending(parameters, &saved.activated, dy, gradients, sums)?;
+        let factors = self.pointwise1.factors(&d_activated);
+        let by = self.weights(parameters);
+        let found =
+            gated_convolution::backward(factors, &saved.convolution, &frames.lengths, by, (&d_activated, gather))?;
+        sums.add(&[self.norm_weight, self.norm_bias], found.norm);
+        sums.add(&[self.depthwise_weight], found.weight);
+        if let (Some(id), Some(bias)) = (self.depthwise_bias, found.bias) {
+            sums.add(&[id], bias);
         }
-        let d_convolved = d_convolved.reshape((frames.batch, frames.time, d))?;
-        if gradients.wants(self.depthwise_weight) {
-            let gradient = depthwise_backward_weight(&saved.gated, &d_convolved, self.kernel)?;
-            gradients.add(self.depthwise_weight, gradient)?;
-        }
-        let d_gated = depthwise_backward(&d_convolved, parameters.get(self.depthwise_weight))?;
-        let d_doubled = glu_backward(&saved.doubled, &d_gated, &frames.lengths)?.reshape((rows, 2 * d))?;
-        self.pointwise1.backward(parameters, &saved.x, &d_doubled, gradients)
+        let d_doubled = found.doubled.reshape((rows, 2 * d))?;
+        self.pointwise1
+            .backward_pending(parameters, &saved.x, &d_doubled, gradients, sums)
     }
 }

@@ -1,7 +1,7 @@
 //! Feed-forward module: linear, SiLU, dropout, linear.
 
-use candle_core::Tensor;
-use flow_kernels::elementwise::{silu, silu_backward};
+use candle_core::{DType, Tensor};
+use flow_kernels::elementwise::{silu_backward, silu_in};
 use flow_kernels::noise::DropMask;
 
 use super::dropout;
@@ -9,6 +9,7 @@ use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::Result;
 use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// d -> factor * d -> d.
 #[derive(Clone, Debug)]
@@ -38,11 +39,16 @@ impl FeedForward {
         })
     }
 
+    /// The type in which [`FeedForward::forward`] multiplies its input, and [`FeedForward::backward`] the gradient.
+    pub fn factors(&self, x: &Tensor) -> DType {
+        self.linear1.factors(x)
+    }
+
     /// (rows, d) -> (rows, d).
     pub fn forward(&self, parameters: &Parameters, x: &Tensor, mode: &mut Mode) -> Result<(Tensor, Saved)> {
         let hidden = self.linear1.forward(parameters, x)?;
         let mask = dropout::draw(self.dropout, mode);
-        let activated = silu(&hidden, mask)?;
+        let activated = silu_in(self.linear2.factors(&hidden), &hidden, mask)?;
         let y = self.linear2.forward(parameters, &activated)?;
         let x = x.clone();
         Ok((
@@ -56,16 +62,19 @@ impl FeedForward {
         ))
     }
 
-    /// Adds the gradients of both layers and gives that of `x`.
+    /// Adds the gradients of both layers, those of biases by way of `sums`, and gives that of `x`.
     pub fn backward(
         &self,
         parameters: &Parameters,
         saved: &Saved,
         dy: &Tensor,
         gradients: &mut Gradients,
+        sums: &mut PendingSums,
     ) -> Result<Tensor> {
-        let d = self.linear2.backward(parameters, &saved.activated, dy, gradients)?;
-        let d = silu_backward(&saved.hidden, d, saved.mask)?;
-        self.linear1.backward(parameters, &saved.x, &d, gradients)
+        let d = self
+            .linear2
+            .backward_pending(parameters, &saved.activated, dy, gradients, sums)?;
+        let d = silu_backward(self.linear1.factors(&d), &saved.hidden, d, saved.mask)?;
+        self.linear1.backward_pending(parameters, &saved.x, &d, gradients, sums)
     }
 }

@@ -1,12 +1,13 @@
 //! Linear layer, and pointwise convolution, which is the same with one more axis of size 1 in its weight.
 
 use candle_core::{DType, Tensor};
-use flow_kernels::bias::{add_bias, column_sum};
+use flow_kernels::bias::{add_bias, column_sum, column_sums};
 use flow_kernels::is_gpu;
-use flow_kernels::product::product_in;
+use flow_kernels::product::{add_product_in, product_in};
 
 use crate::error::Result;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// `y = x W^T + b`.
 #[derive(Clone, Debug)]
@@ -51,9 +52,23 @@ impl Linear {
         })
     }
 
+    /// The weight.
+    pub fn weight_id(&self) -> ParameterId {
+        self.weight
+    }
+
     /// The bias, if there is one.
     pub fn bias(&self) -> Option<ParameterId> {
         self.bias
+    }
+
+    /// The type in which an input or an output's gradient, which now is `x`, is multiplied with the weight: that of `x`, but
+    /// bf16 on a device where the weight is stored so.
+    pub fn factors(&self, x: &Tensor) -> DType {
+        match is_gpu(x.device()) && self.stored == DType::BF16 {
+            true => DType::BF16,
+            false => x.dtype(),
+        }
     }
 
     fn weight(&self, parameters: &Parameters) -> Result<Tensor> {
@@ -95,17 +110,57 @@ impl Linear {
         Ok(product_in(self.stored, dy, &self.weight(parameters)?)?)
     }
 
-    /// Adds the gradients of weight and bias only.
-    pub fn backward_weights(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
-        if gradients.wants(self.weight) {
-            let gradient = product_in(self.stored, &dy.t()?, x)?;
-            gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
-        }
+    /// The same, with the gradient of the bias left in `sums`.
+    pub fn backward_pending(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+        sums: &mut PendingSums,
+    ) -> Result<Tensor> {
+        self.backward_weight(x, dy, gradients)?;
         if let Some(bias) = self.bias
             && gradients.wants(bias)
         {
-            gradients.add(bias, column_sum(dy)?)?;
+            sums.add(&[bias], column_sums(&wide(dy)?)?);
+        }
+        Ok(product_in(self.stored, dy, &self.weight(parameters)?)?)
+    }
+
+    /// Adds the gradients of weight and bias only.
+    pub fn backward_weights(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
+        self.backward_weight(x, dy, gradients)?;
+        if let Some(bias) = self.bias
+            && gradients.wants(bias)
+        {
+            gradients.add(bias, column_sum(&wide(dy)?)?)?;
         }
         Ok(())
+    }
+
+    fn backward_weight(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
+        if !gradients.wants(self.weight) {
+            return Ok(());
+        }
+        match gradients.get(self.weight).filter(|sum| is_gpu(sum.device())) {
+            Some(sum) => {
+                let sum = sum.reshape((self.output, self.input))?;
+                add_product_in(self.stored, &sum, &dy.t()?, x)?;
+            }
+            None => {
+                let gradient = product_in(self.stored, &dy.t()?, x)?;
+                gradients.add(self.weight, gradient.reshape(self.shape.as_slice())?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A gradient that may be in bf16 for products, for sums.
+fn wide(dy: &Tensor) -> Result<Tensor> {
+    match dy.dtype() {
+        DType::BF16 => Ok(dy.to_dtype(DType::F32)?),
+        _ => Ok(dy.clone()),
     }
 }

@@ -3,7 +3,7 @@
 
 use candle_core::Tensor;
 use flow_kernels::Lengths;
-use flow_kernels::bias::{add_bias, column_sum};
+use flow_kernels::bias::{add_bias, column_sums};
 use flow_kernels::product::product;
 use flow_kernels::subsample::{
     bias_relu, depthwise, depthwise_backward, depthwise_backward_weight, first, first_backward, halved, relu_backward,
@@ -14,6 +14,7 @@ use super::linear::Linear;
 use crate::config::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
 
 /// A strided convolution with its own kernel per channel (for the first one: per output channel).
 #[derive(Clone, Debug)]
@@ -186,6 +187,7 @@ impl Subsampling {
         dy: &Tensor,
         gradients: &mut Gradients,
     ) -> Result<()> {
+        let mut sums = PendingSums::default();
         let (batch, time, bands, channels) = saved.last.dims4()?;
         let rows = saved.last.reshape((batch * time, bands * channels))?;
         if gradients.wants(self.out_weight) {
@@ -195,7 +197,7 @@ impl Subsampling {
                 .reshape((self.d_model, channels * bands))?;
             gradients.add(self.out_weight, gradient)?;
         }
-        gradients.add(self.out_bias, column_sum(dy)?)?;
+        sums.add(&[self.out_bias], column_sums(dy)?);
         let d_last = product(dy, &self.out_weight(parameters)?)?.reshape(saved.last.dims())?;
         // Also zero in padding, since the ReLU's result is zero there.
         let mut dz = relu_backward(&saved.last, &d_last)?;
@@ -204,22 +206,26 @@ impl Subsampling {
             let shape = (batch * time * bands, channels);
             let filtered = &saved.filtered[stage];
             let d_filtered = self.pointwise[stage]
-                .backward(parameters, &filtered.reshape(shape)?, &dz.reshape(shape)?, gradients)?
+                .backward_pending(
+                    parameters,
+                    &filtered.reshape(shape)?,
+                    &dz.reshape(shape)?,
+                    gradients,
+                    &mut sums,
+                )?
                 .reshape((batch, time, bands, channels))?;
             let Strided { weight, bias } = self.depthwise[stage];
             let input = &saved.inputs[stage];
             if gradients.wants(weight) || gradients.wants(bias) {
-                let (d_weight, d_bias) = depthwise_backward_weight(input, &d_filtered)?;
-                gradients.add(weight, d_weight)?;
-                gradients.add(bias, d_bias)?;
+                sums.add(&[weight, bias], depthwise_backward_weight(input, &d_filtered)?);
             }
             dz = depthwise_backward(input, parameters.get(weight), &d_filtered)?;
         }
         if gradients.wants(self.first.weight) || gradients.wants(self.first.bias) {
-            let (d_weight, d_bias) = first_backward(&saved.features, &dz, &saved.lengths)?;
-            gradients.add(self.first.weight, d_weight)?;
-            gradients.add(self.first.bias, d_bias)?;
+            let found = first_backward(&saved.features, &dz, &saved.lengths)?;
+            sums.add(&[self.first.weight, self.first.bias], found);
         }
+        sums.complete(parameters, gradients)?;
         Ok(())
     }
 }

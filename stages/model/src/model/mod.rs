@@ -16,6 +16,7 @@ use crate::decoding::{DecodingSettings, Hypothesis, Networks, TokenObserver, dec
 use crate::encoder::Encoder;
 use crate::features::LogMel;
 use crate::joint::{Joint, JointSizes};
+use crate::layers::convolution::BatchNorm;
 use crate::loss::{TdtLoss, factors_in, reduction_factors};
 use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
@@ -288,6 +289,7 @@ impl TdtModel {
         let builder = ParameterBuilder::from_tensors(dtype, device, tensors).store_matrices_as(matrices);
         let mut model = Self::build(self.config.clone(), tokenizer.transpose()?, builder)?;
         model.set_recompute(self.encoder.recompute);
+        model.set_batch_norm(self.encoder.batch_norm);
         model.decoding = self.decoding.clone();
         Ok(model)
     }
@@ -311,6 +313,11 @@ impl TdtModel {
     /// gradients.
     pub fn set_recompute(&mut self, recompute: bool) {
         self.encoder.recompute = recompute;
+    }
+
+    /// Sets which statistics batch normalisation uses in training.
+    pub fn set_batch_norm(&mut self, batch_norm: BatchNorm) {
+        self.encoder.batch_norm = batch_norm;
     }
 
     /// Writes a model folder. Every file is written under a temporary name and renamed, the weights last.

@@ -6,7 +6,7 @@ use super::profile::{DepthProfiles, profile_depths};
 use super::{BatchShape, DataAssumptions, HostMemoryNeeds, MemoryNeeds};
 use crate::error::TrainingError;
 use crate::resolved_settings::ResolvedSettings;
-use crate::settings::Optimizer;
+use crate::settings::{Optimizer, ReduceEvery};
 
 /// Measurements of micro-batches of some shapes in a model; they do not depend on its optimizer, ranks and averages.
 pub struct MeasuredMemory {
@@ -110,7 +110,10 @@ fn of_depth(depths: &DepthProfiles, layers: i64, settings: &ResolvedSettings, sh
 
     // Gradients that are there before the micro-batch begins, and what stays of a part's gradient when it is complete.
     let micro_batches = i64::from(settings.grad_accum.max(1));
+    // Whether they are kept for the last micro-batch, though they go to other ranks or to host memory.
+    let held = settings.reduce_every == ReduceEvery::Step && micro_batches > 1 && (away || ranks > 1);
     let (before, stays) = match (ranks, micro_batches) {
+        _ if held => (whole_gradient, 0),
         _ if away || settings.fold_update => (0, 0),
         (1, 1) => (0, layer_gradient),
         // Added to the gradients so far, and freed.
@@ -131,7 +134,9 @@ fn of_depth(depths: &DepthProfiles, layers: i64, settings: &ResolvedSettings, sh
     let in_layers = level(0).max(level(layers - 1)) + workspace;
     let in_subsampling = level(layers) + subsampling;
     let step = before + heads.max(prediction).max(in_layers).max(in_subsampling);
-    let gradients = if away || settings.fold_update {
+    let gradients = if held {
+        whole_gradient
+    } else if away || settings.fold_update {
         heads_gradient.max(layer_gradient)
     } else {
         whole_gradient / ranks

@@ -1,28 +1,32 @@
 //! Which [`Collective`] the ranks of a training use.
 
+use candle_core::Device;
 use flow_model::Parameters;
 
-#[cfg(feature = "nccl")]
-use super::nccl;
-use super::{Collective, HostStaging, LocalCollective, parameter_owners};
+use super::{Collective, HostStaging, LocalCollective, nccl, parameter_owners};
 use crate::error::TrainingError;
 use crate::trainer::TrainerConfig;
 
 /// NCCL's unique id of a communicator, which all of its ranks are given.
 pub(crate) type NcclUniqueId = [u8; 128];
 
-/// A new id where the ranks are to use NCCL: the program has the feature, each process has one rank (`local_ranks` is
-/// 1), the model is on a GPU, and updates are not offloaded to host memory. None where the ranks use host memory.
+/// A new id where the ranks are to use NCCL: the program has the feature, the model is on a GPU, and updates are not
+/// offloaded to host memory. None where the ranks use host memory.
+///
+/// # Errors
+/// Where NCCL's library is not there.
 pub(crate) fn new_nccl_id(
     parameters: &Parameters,
     config: &TrainerConfig,
-    local_ranks: usize,
 ) -> Result<Option<NcclUniqueId>, TrainingError> {
-    #[cfg(feature = "nccl")]
-    if config.ranks > 1 && local_ranks == 1 && parameters.device().is_cuda() && !config.offload {
-        return nccl::new_id().map(Some);
+    let device = parameters.device();
+    let has_nccl = match device {
+        Device::Cpu => nccl::stand_in::is_chosen(),
+        device => device.is_cuda() && cfg!(feature = "nccl"),
+    };
+    if config.ranks > 1 && has_nccl && !config.offload {
+        return nccl::new_id(device).map(Some);
     }
-    let _ = (parameters, config, local_ranks);
     Ok(None)
 }
 
@@ -46,16 +50,16 @@ pub(crate) fn new_collective(
             let owners = owners();
             Ok(Box::new(HostStaging::new(local, device, Some(owners))))
         }
-        #[cfg(feature = "nccl")]
-        Some(id) => {
-            let (owners, timeout) = (owners(), config.rank_timeout);
-            Ok(Box::new(nccl::NcclCollective::new(
-                local, parameters, owners, id, timeout,
-            )?))
-        }
-        #[cfg(not(feature = "nccl"))]
-        Some(_) => Err(TrainingError::Data {
+        Some(_) if device.is_cuda() && !cfg!(feature = "nccl") => Err(TrainingError::Data {
             message: "process 0 exchanges by NCCL, which this program was built without".into(),
         }),
+        Some(id) => {
+            let (owners, timeout) = (owners(), config.rank_timeout);
+            let gradients = config.reduce_dtype.of(parameters.dtype());
+            let name = nccl::device_name(&device)?;
+            Ok(Box::new(nccl::NcclCollective::new(
+                local, parameters, owners, id, timeout, gradients, &name,
+            )?))
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use candle_core::Tensor;
+use flow_model::parameter_groups::StatisticsPass;
 use flow_model::{ParameterGroup, ParameterId, Parameters};
 
 use crate::error::TrainingError;
@@ -13,8 +14,8 @@ use crate::error::TrainingError;
 pub struct CollectiveKey {
     /// The optimizer step.
     pub step: u64,
-    /// For gradients the index of the rank's micro-batch within the step, for parameters that of the parameter group in
-    /// an offloaded update; else 0.
+    /// For gradients and batch statistics the index of the rank's micro-batch within the step, for parameters that of the parameter group in
+    /// the update; else 0.
     pub round: u32,
     pub op: CollectiveOp,
 }
@@ -30,6 +31,10 @@ pub enum CollectiveOp {
     GatherBatchNorm,
     /// Broadcast of updated parameters by their owners.
     BroadcastParameters,
+    /// All-gather of the names of the ranks' devices.
+    GatherDevices,
+    /// All-gather of what the batch normalisation of an encoder layer needs of each rank.
+    GatherStatistics(StatisticsPass, usize),
 }
 
 impl fmt::Display for CollectiveKey {
@@ -39,6 +44,18 @@ impl fmt::Display for CollectiveKey {
             CollectiveOp::GatherMetrics => write!(f, "loss and gradient norm")?,
             CollectiveOp::GatherBatchNorm => write!(f, "the statistics of batch normalisation")?,
             CollectiveOp::BroadcastParameters => write!(f, "the new parameters")?,
+            CollectiveOp::GatherDevices => write!(f, "the names of devices")?,
+            CollectiveOp::GatherStatistics(pass, layer) => {
+                let pass = match pass {
+                    StatisticsPass::Forward => "forward",
+                    StatisticsPass::Backward => "backward",
+                };
+                let round = self.round;
+                write!(
+                    f,
+                    "the batch statistics of encoder layer {layer}, {pass}, micro-batch {round}"
+                )?;
+            }
         }
         write!(f, ", step {}", self.step)
     }
@@ -59,7 +76,8 @@ pub trait Collective: Send {
     fn size(&self) -> usize;
 
     /// Starts to sum this rank's gradients of a parameter group with those of all other ranks, and returns at once. A
-    /// gradient that is missing here counts as zeros.
+    /// gradient that is missing here counts as zeros. All are of one number type, on all ranks; sums of bf16 may be given
+    /// in f32.
     fn start_reduce_scatter(
         &mut self,
         key: CollectiveKey,
@@ -84,13 +102,17 @@ pub trait Collective: Send {
         tensors: Vec<Tensor>,
     ) -> Result<Vec<Vec<Tensor>>, TrainingError>;
 
-    /// Overwrites the parameters `changed`, the same on all ranks, with the values of their owners.
-    fn broadcast_parameters(
+    /// Starts to give the parameters `changed`, the same on all ranks, the values that their owners have, and returns at
+    /// once. Until it is finished they must be neither read nor changed.
+    fn start_broadcast(
         &mut self,
         key: CollectiveKey,
-        parameters: &mut Parameters,
+        parameters: &Parameters,
         changed: &[ParameterId],
     ) -> Result<(), TrainingError>;
+
+    /// Waits for a broadcast that was started with the same parameters.
+    fn finish_broadcast(&mut self, key: CollectiveKey, parameters: &Parameters) -> Result<(), TrainingError>;
 
     /// Makes the calls of all ranks fail with an error that names this one.
     fn abort(&mut self, message: &str);
@@ -132,12 +154,11 @@ impl Collective for SingleRank {
         Ok(vec![tensors])
     }
 
-    fn broadcast_parameters(
-        &mut self,
-        _: CollectiveKey,
-        _: &mut Parameters,
-        _: &[ParameterId],
-    ) -> Result<(), TrainingError> {
+    fn start_broadcast(&mut self, _: CollectiveKey, _: &Parameters, _: &[ParameterId]) -> Result<(), TrainingError> {
+        Ok(())
+    }
+
+    fn finish_broadcast(&mut self, _: CollectiveKey, _: &Parameters) -> Result<(), TrainingError> {
         Ok(())
     }
 

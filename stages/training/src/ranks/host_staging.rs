@@ -1,9 +1,12 @@
 //! A collective for tensors on GPUs, over one for host memory: tensors are copied to host memory and back.
 
+use std::collections::BTreeMap;
+
 use candle_core::{Device, Tensor};
+use flow_kernels::device::moved;
 use flow_model::{ParameterId, Parameters};
 
-use super::{Collective, CollectiveKey, ReducedGradients};
+use super::{Collective, CollectiveKey, ReducedGradients, copy_into};
 use crate::error::TrainingError;
 
 /// Copies tensors to host memory for another collective, and its results to the device of this rank.
@@ -15,6 +18,8 @@ pub struct HostStaging<C> {
     owners: Option<Vec<usize>>,
     /// Copies of the parameters as of the last broadcast.
     host: Option<Parameters>,
+    /// The parameters of other ranks in each broadcast that is not finished.
+    broadcasts: BTreeMap<CollectiveKey, Vec<ParameterId>>,
 }
 
 impl<C: Collective> HostStaging<C> {
@@ -25,6 +30,7 @@ impl<C: Collective> HostStaging<C> {
             device,
             owners,
             host: None,
+            broadcasts: BTreeMap::new(),
         }
     }
 
@@ -50,7 +56,7 @@ impl<C: Collective> Collective for HostStaging<C> {
     ) -> Result<(), TrainingError> {
         let host = gradients
             .into_iter()
-            .map(|(id, gradient)| Ok((id, gradient.to_device(&Device::Cpu)?)))
+            .map(|(id, gradient)| Ok((id, moved(&gradient, &Device::Cpu)?)))
             .collect::<Result<_, TrainingError>>()?;
         self.inner.start_reduce_scatter(key, host)
     }
@@ -79,20 +85,20 @@ impl<C: Collective> Collective for HostStaging<C> {
         key: CollectiveKey,
         tensors: Vec<Tensor>,
     ) -> Result<Vec<Vec<Tensor>>, TrainingError> {
-        let host = tensors.iter().map(|tensor| tensor.to_device(&Device::Cpu));
-        let host = host.collect::<candle_core::Result<_>>()?;
+        let host = tensors.iter().map(|tensor| moved(tensor, &Device::Cpu));
+        let host = host.collect::<flow_kernels::Result<_>>()?;
         let all = self.inner.all_gather_tensors(key, host)?;
         all.into_iter().map(|tensors| self.to_device(tensors)).collect()
     }
 
-    fn broadcast_parameters(
+    fn start_broadcast(
         &mut self,
         key: CollectiveKey,
-        parameters: &mut Parameters,
+        parameters: &Parameters,
         changed: &[ParameterId],
     ) -> Result<(), TrainingError> {
         let Some(owners) = &self.owners else {
-            return self.inner.broadcast_parameters(key, parameters, changed);
+            return self.inner.start_broadcast(key, parameters, changed);
         };
         let rank = self.inner.rank();
         let (own, others): (Vec<ParameterId>, Vec<ParameterId>) =
@@ -101,14 +107,23 @@ impl<C: Collective> Collective for HostStaging<C> {
             None => self.host.insert(parameters.copied_to(&Device::Cpu)?),
             Some(host) => {
                 for id in own {
-                    host.overwrite(id, parameters.get(id))?;
+                    copy_into(host, id, parameters.get(id))?;
                 }
                 host
             }
         };
-        self.inner.broadcast_parameters(key, host, changed)?;
-        for id in others {
-            parameters.overwrite(id, host.get(id))?;
+        self.inner.start_broadcast(key, host, changed)?;
+        self.broadcasts.insert(key, others);
+        Ok(())
+    }
+
+    fn finish_broadcast(&mut self, key: CollectiveKey, parameters: &Parameters) -> Result<(), TrainingError> {
+        let Some(host) = &self.host else {
+            return self.inner.finish_broadcast(key, parameters);
+        };
+        self.inner.finish_broadcast(key, host)?;
+        for id in self.broadcasts.remove(&key).unwrap_or_default() {
+            copy_into(parameters, id, host.get(id))?;
         }
         Ok(())
     }

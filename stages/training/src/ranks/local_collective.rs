@@ -9,12 +9,12 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use flow_kernels::elementwise::add_in_place;
 use flow_model::{ParameterId, Parameters};
 
 use super::peer_transport::PeerTransport;
-use super::{Collective, CollectiveKey, ReducedGradients};
+use super::{Collective, CollectiveKey, ReducedGradients, copy_into};
 use crate::error::TrainingError;
 
 /// One rank of a group whose ranks are threads.
@@ -145,6 +145,42 @@ impl LocalGroup {
     }
 }
 
+/// What a thread that works for a rank sees of its group.
+pub(super) struct GroupWatch {
+    rank: usize,
+    group: Arc<LocalGroup>,
+}
+
+impl GroupWatch {
+    /// Fails where a rank has failed.
+    pub fn check(&self) -> Result<(), TrainingError> {
+        self.group.lock().check()
+    }
+
+    /// Records that the rank failed, unless one has before. Gives the words for the first failure.
+    pub fn fail(&self, message: &str) -> String {
+        self.name(self.rank, message)
+    }
+
+    /// Records that an operation is not finished in time: of the first rank that has not come to it (`absent` is then
+    /// the message), or of this rank (`stuck`).
+    pub fn late(&self, key: CollectiveKey, absent: &str, stuck: &str) -> String {
+        let missing = self.group.lock().missing_ranks(key).first().copied();
+        match missing {
+            Some(rank) => self.name(rank, absent),
+            None => self.name(self.rank, stuck),
+        }
+    }
+
+    fn name(&self, rank: usize, message: &str) -> String {
+        let mut state = self.group.lock();
+        self.group.fail(&mut state, rank, message.to_owned());
+        state
+            .check()
+            .map_or_else(|error| error.to_string(), |()| message.to_owned())
+    }
+}
+
 impl GroupState {
     fn check(&self) -> Result<(), TrainingError> {
         match &self.failed {
@@ -203,21 +239,26 @@ impl LocalCollective {
         }
     }
 
+    /// For a thread that works for this rank.
+    pub(super) fn watch(&self) -> GroupWatch {
+        GroupWatch {
+            rank: self.rank,
+            group: self.group.clone(),
+        }
+    }
+
     /// Fails where a rank has failed.
-    #[cfg(feature = "nccl")]
     pub(super) fn check(&self) -> Result<(), TrainingError> {
         self.group.lock().check()
     }
 
     /// Starts an all-gather of numbers, and returns at once.
-    #[cfg(feature = "nccl")]
     pub(super) fn start_all_gather(&self, key: CollectiveKey, numbers: Vec<f64>) -> Result<(), TrainingError> {
         self.contribute(key, Contribution::Numbers(numbers))
     }
 
     /// The numbers of all ranks, of an all-gather that was started. With `wait` it waits for them; otherwise None where
     /// a rank has not contributed yet.
-    #[cfg(feature = "nccl")]
     pub(super) fn finish_all_gather(
         &mut self,
         key: CollectiveKey,
@@ -315,7 +356,16 @@ impl Collective for LocalCollective {
         })?;
         let mut sums = Vec::new();
         for (id, terms) in terms.unwrap_or_default() {
-            let mut terms = terms.into_iter();
+            // Sums of numbers that were sent in bf16 are taken in f32.
+            let wide = |term: Tensor| match term.dtype() {
+                DType::BF16 => term.to_dtype(DType::F32),
+                _ => Ok(term),
+            };
+            let mut terms = terms
+                .into_iter()
+                .map(wide)
+                .collect::<candle_core::Result<Vec<_>>>()?
+                .into_iter();
             let Some(sum) = terms.next() else { continue };
             for term in terms {
                 add_in_place(&sum, &term)?;
@@ -346,15 +396,18 @@ impl Collective for LocalCollective {
         Ok(all.unwrap_or_default())
     }
 
-    fn broadcast_parameters(
+    fn start_broadcast(
         &mut self,
         key: CollectiveKey,
-        parameters: &mut Parameters,
+        parameters: &Parameters,
         changed: &[ParameterId],
     ) -> Result<(), TrainingError> {
         let own = changed.iter().filter(|id| self.owners[id.index()] == self.rank);
         let own = own.map(|&id| (id, parameters.get(id).clone())).collect();
-        self.contribute(key, Contribution::Parameters(own))?;
+        self.contribute(key, Contribution::Parameters(own))
+    }
+
+    fn finish_broadcast(&mut self, key: CollectiveKey, parameters: &Parameters) -> Result<(), TrainingError> {
         let rank = self.rank;
         let others = self.finish(key, |operation| {
             let mut others = Vec::new();
@@ -369,7 +422,7 @@ impl Collective for LocalCollective {
         // The owners change these tensors only in their next update. That needs metrics which this rank contributes
         // after it has copied the tensors.
         for (id, tensor) in others.unwrap_or_default() {
-            parameters.overwrite(id, &tensor)?;
+            copy_into(parameters, id, &tensor)?;
         }
         Ok(())
     }

@@ -14,11 +14,11 @@
 mod backend;
 mod codec;
 mod collective;
+mod device_of_rank;
 mod host_staging;
 mod loaded_step;
 mod local_collective;
-#[cfg(feature = "nccl")]
-mod nccl;
+pub mod nccl;
 mod out_of_memory;
 #[cfg(test)]
 mod out_of_memory_tests;
@@ -36,6 +36,7 @@ mod worker_process;
 
 pub(crate) use backend::{NcclUniqueId, new_collective, new_nccl_id};
 pub use collective::{Collective, CollectiveKey, CollectiveOp, ReducedGradients, SingleRank};
+pub(crate) use device_of_rank::open_device;
 pub use host_staging::HostStaging;
 pub(crate) use loaded_step::{LoadedElsewhere, LoadedShare, ShareOutcome};
 pub(crate) use local_collective::group_in_process;
@@ -45,8 +46,17 @@ pub(crate) use own_batches::{ArrivedStep, WorkerInput, WorkerInputs};
 pub use ownership::parameter_owners;
 pub use process_group::ProcessGroup;
 pub(crate) use process_group::RankLayout;
-pub(crate) use rank_thread::{RankCommand, RankHandle, rank_disconnected, rank_thread_pool};
+pub(crate) use rank_thread::{RankCommand, RankHandle, StateReply, rank_disconnected, rank_thread_pool};
 pub(crate) use remote_ranks::{RemoteRanks, RemoteStart};
 pub use replica::OPTIMIZER_STEP;
 pub use replica::{RankReport, Replica, StepPlan};
 pub use worker_process::WorkerProcess;
+
+use candle_core::Tensor;
+use flow_model::{ParameterId, Parameters};
+
+/// Gives a parameter the values of a tensor on any device. Parameters have at least one dimension.
+fn copy_into(parameters: &Parameters, id: ParameterId, values: &Tensor) -> candle_core::Result<()> {
+    let values = values.to_device(parameters.device())?;
+    parameters.get(id).slice_set(&values, 0, 0)
+}

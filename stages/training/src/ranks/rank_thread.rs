@@ -22,8 +22,11 @@ pub(crate) enum RankCommand {
     /// An optimizer step, with the micro-batches of this rank.
     Step(StepPlan, Vec<LoadedBatch>),
     /// Asks for the state of the optimizer of the parameters that the rank owns.
-    OptimizerState(Sender<Result<AdamW, TrainingError>>),
+    OptimizerState(StateReply),
 }
+
+/// Gets the state of the optimizer of a rank.
+pub(crate) type StateReply = Sender<Result<AdamW, TrainingError>>;
 
 impl RankHandle {
     /// Starts the thread of a rank, which computes on `pool`.

@@ -12,6 +12,7 @@ use super::codec::{Message, MessageReader, malformed_message};
 use super::peer_transport::PeerTransport;
 use super::{
     LoadedElsewhere, LoadedShare, NcclUniqueId, RankCommand, RankHandle, RankLayout, RankReport, ShareOutcome,
+    StateReply,
 };
 use crate::error::TrainingError;
 use crate::long_texts::TextLimit;
@@ -117,6 +118,14 @@ impl RemoteRanks {
         let session = processes.new_session();
         let parameters = &model.parameters;
         let yaml = model.config.to_nemo_yaml()?;
+        // Copied to host memory once; messages to all processes share the copies.
+        let mut tensors = Vec::new();
+        for (_, parameter) in parameters.iter() {
+            let mut message = Message::new(MODEL_TENSOR);
+            message.text(&parameter.name);
+            message.tensor(&parameter.tensor)?;
+            tensors.push(message);
+        }
         for to in 1..processes.count() {
             let send = |message| processes.send(to, COMMANDS, Box::new(message));
             let mut training = Message::new(NEW_TRAINING);
@@ -131,12 +140,7 @@ impl RemoteRanks {
             training.u64(rank_bytes.unwrap_or(0));
             training.own_batches(own_batches, model.tokenizer.as_ref());
             send(training);
-            for (_, parameter) in parameters.iter() {
-                let mut message = Message::new(MODEL_TENSOR);
-                message.text(&parameter.name);
-                message.tensor(&parameter.tensor)?;
-                send(message);
-            }
+            tensors.iter().cloned().for_each(&send);
             for name in optimizer.names() {
                 let owner = parameters.id(name).and_then(|id| owners.get(id.index()));
                 if owner.is_some_and(|&owner| layout.process_of(owner) == to) {
@@ -216,41 +220,50 @@ impl RemoteRanks {
         let to = self.layout.process_of(rank);
         let own_batches = self.own_batches;
         let forward = move || {
-            while let Ok(command) = received.recv() {
-                match command {
-                    RankCommand::Step(plan, batches) => {
-                        let mut message = Message::new(STEP);
-                        message.count(rank);
-                        message.plan(&plan);
-                        if !own_batches {
-                            message.count(batches.len());
-                            batches.iter().for_each(|loaded| message.micro_batch(loaded));
-                        }
-                        drop(batches);
-                        processes.send(to, COMMANDS, Box::new(message));
-                        let Ok(Reply::Step(outcome)) = replies.recv() else {
-                            return;
-                        };
-                        let ended = outcome.is_err();
-                        if report.send(outcome).is_err() || ended {
-                            return;
-                        }
-                    }
-                    RankCommand::OptimizerState(state) => {
-                        let mut message = Message::new(GET_OPTIMIZER_STATE);
-                        message.count(rank);
-                        processes.send(to, COMMANDS, Box::new(message));
-                        let mut whole = AdamW::new(adamw);
-                        loop {
-                            match replies.recv() {
-                                Ok(Reply::OptimizerState(part)) => whole.extend(part),
-                                Ok(Reply::OptimizerStateEnd) => break,
-                                Ok(Reply::Step(_)) | Err(_) => return,
+            // The state of the optimizer that is on its way, beside which the next step may run.
+            let mut arriving: Option<(AdamW, StateReply)> = None;
+            let mut stepping = false;
+            loop {
+                if stepping {
+                    match replies.recv() {
+                        Ok(Reply::Step(outcome)) => {
+                            stepping = false;
+                            let ended = outcome.is_err();
+                            if report.send(outcome).is_err() || ended {
+                                return;
                             }
                         }
-                        // The receiver may be dropped already.
-                        let _ = state.send(Ok(whole));
+                        Ok(reply) => take_state(reply, &mut arriving),
+                        Err(_) => return,
                     }
+                    continue;
+                }
+                crossbeam_channel::select! {
+                    recv(received) -> command => match command {
+                        Ok(RankCommand::Step(plan, batches)) => {
+                            let mut message = Message::new(STEP);
+                            message.count(rank);
+                            message.plan(&plan);
+                            if !own_batches {
+                                message.count(batches.len());
+                                batches.iter().for_each(|loaded| message.micro_batch(loaded));
+                            }
+                            drop(batches);
+                            processes.send(to, COMMANDS, Box::new(message));
+                            stepping = true;
+                        }
+                        Ok(RankCommand::OptimizerState(state)) => {
+                            let mut message = Message::new(GET_OPTIMIZER_STATE);
+                            message.count(rank);
+                            processes.send(to, COMMANDS, Box::new(message));
+                            arriving = Some((AdamW::new(adamw), state));
+                        }
+                        Err(_) => return,
+                    },
+                    recv(replies) -> reply => match reply {
+                        Ok(reply) => take_state(reply, &mut arriving),
+                        Err(_) => return,
+                    },
                 }
             }
         };
@@ -262,6 +275,25 @@ impl RemoteRanks {
                 message: format!("the thread that serves it cannot be started: {e}"),
             })?;
         Ok(RankHandle { commands, reports })
+    }
+}
+
+/// Adds a part of the optimizer's state to that which is arriving, and hands it on when it is complete.
+fn take_state(reply: Reply, arriving: &mut Option<(AdamW, StateReply)>) {
+    match reply {
+        Reply::OptimizerState(part) => {
+            if let Some((whole, _)) = arriving {
+                whole.extend(part);
+            }
+        }
+        Reply::OptimizerStateEnd => {
+            if let Some((whole, reply)) = arriving.take() {
+                // The receiver may be dropped already.
+                let _ = reply.send(Ok(whole));
+            }
+        }
+        // Of no step that was asked for.
+        Reply::Step(_) => {}
     }
 }
 

@@ -1,11 +1,13 @@
 //! One rank: its replica of the model, and its share of each optimizer step.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use flow_kernels::batch_norm::MOMENTUM;
+use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::{MicroBatchOutput, TdtModel, TrainOptions};
-use flow_model::parameter_groups::{PassObserver, trainable_groups};
+use flow_model::parameter_groups::{PassObserver, StatisticsPass, trainable_groups};
 use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 
 use super::out_of_memory::{OutOfMemory, Remedies, train_in_parts};
@@ -15,6 +17,7 @@ use super::{
 };
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, clip_factor, squared_norm};
+use crate::settings::ReduceEvery;
 use crate::trainer::{LoadedBatch, TrainerConfig, micro_batch_seed};
 
 /// The failpoint before each optimizer step of a rank, with the numbers of the rank and the step.
@@ -186,7 +189,7 @@ impl Replica {
             }
             self.restore_buffers(&before)?;
         } else {
-            if self.ranks > 1 && !frozen {
+            if self.ranks > 1 && !frozen && self.config.batch_norm != BatchNorm::Frozen {
                 let counts: Vec<f64> = metrics.iter().filter_map(|rank| rank.get(3).copied()).collect();
                 self.merge_batch_norm(key(CollectiveOp::GatherBatchNorm), &before, &counts)?;
             }
@@ -262,14 +265,23 @@ impl Replica {
         squares: &mut f64,
         remedies: &mut Remedies,
     ) -> Result<Computed, TrainingError> {
-        let reduces = self.reduces_gradients();
+        // All ranks reduce in the same rounds, whether they have a micro-batch in them or not.
+        let due = self.config.reduce_every == ReduceEvery::MicroBatch || round + 1 == plan.rounds;
+        let exchanges = self.reduces_gradients();
+        let reduces = exchanges && due;
+        let synchronised = self.config.batch_norm == BatchNorm::AllRanks && !frozen && self.ranks > 1;
+        let layers = self.model.encoder_layers();
         let policy = match (reduces, self.config.fold_update && plan.received == 1) {
             (true, _) => GradientPolicy::ReduceScatter,
+            _ if exchanges => GradientPolicy::Accumulate,
             (false, true) => GradientPolicy::Apply {
                 rate: self.config.recipe.rate(plan.step),
             },
             (false, false) => GradientPolicy::Accumulate,
         };
+        // What other ranks were given cannot be taken back: statistics of this micro-batch, sums with gradients of earlier ones.
+        let of_earlier = reduces && self.config.reduce_every != ReduceEvery::MicroBatch && round > 0;
+        let repeatable = !synchronised && !of_earlier;
         let buffers: Vec<Tensor> = self
             .buffers
             .iter()
@@ -284,6 +296,12 @@ impl Replica {
             policy,
             partial: false,
             applied: false,
+            dtype: self.config.reduce_dtype.of(self.model.parameters.dtype()),
+            statistics: StatisticsToGather {
+                columns: self.model.config.encoder.d_model,
+                forward: 0..if synchronised { layers } else { 0 },
+                backward: if synchronised { layers } else { 0 },
+            },
             pending: VecDeque::new(),
             squares,
             failed: None,
@@ -313,7 +331,7 @@ impl Replica {
                     Ok(output) => break Computed::Output(output),
                     Err(error) => error,
                 };
-                if pass.applied || pass.failed.is_some() {
+                if pass.applied || pass.failed.is_some() || !repeatable {
                     return Err(pass.failed.take().unwrap_or(error.into()));
                 }
                 remedies.after(error, (plan.step, round), loaded, (&self.model, frozen))?;
@@ -326,15 +344,25 @@ impl Replica {
                     self.model.parameters.set(id, tensor.clone())?;
                 }
             };
+            // What failed in an exchange names the rank.
+            if let Some(error) = pass.failed.take() {
+                return Err(error);
+            }
         }
-        if let Some(error) = pass.failed {
-            return Err(error);
+        // What other ranks wait for and this one has nothing to add to: all, where it has no micro-batch, or the backward
+        // pass, where the loss was not finite.
+        let parameters = &self.model.parameters;
+        pass.gather_nothing(StatisticsPass::Forward, 0, parameters)?;
+        while let Some((group, ids)) = pass.remaining.pop_front() {
+            if let ParameterGroup::Layer(layer) = group {
+                pass.gather_nothing(StatisticsPass::Backward, layer, parameters)?;
+            }
+            if reduces {
+                pass.reduce(group, &ids, &mut self.gradients, parameters)?;
+            }
         }
         if reduces {
-            while let Some((group, ids)) = pass.remaining.pop_front() {
-                pass.reduce(group, &ids, &mut self.gradients, &self.model.parameters)?;
-            }
-            pass.collect_sums(true, &self.model.parameters)?;
+            pass.collect_sums(true, parameters)?;
         }
         Ok(output)
     }
@@ -356,6 +384,18 @@ impl Replica {
         let own = statistics.iter().map(|(id, _)| parameters.get(*id).clone()).collect();
         let updater = self.updates.synchronize(&self.model.parameters)?;
         let all = updater.collective.all_gather_tensors(key, own)?;
+        if self.config.batch_norm == BatchNorm::AllRanks {
+            // A rank that had a micro-batch in each round has moved them by those of all ranks.
+            let most = counts.iter().fold(0.0, |most: f64, count| most.max(*count));
+            let whole = counts
+                .iter()
+                .position(|count| *count == most)
+                .and_then(|rank| all.get(rank));
+            for ((id, _), tensor) in statistics.into_iter().zip(whole.into_iter().flatten()) {
+                self.model.parameters.set(id, tensor.clone())?;
+            }
+            return Ok(());
+        }
         for (at, (id, start)) in statistics.into_iter().enumerate() {
             let mut merged = start.clone();
             for (moved, count) in all.iter().zip(counts) {
@@ -392,6 +432,9 @@ struct MicroBatchPass<'a> {
     partial: bool,
     /// Whether parameters were changed.
     applied: bool,
+    /// The number type of gradients on their way.
+    dtype: DType,
+    statistics: StatisticsToGather,
     /// Groups whose gradients are not complete.
     remaining: VecDeque<(ParameterGroup, Vec<ParameterId>)>,
     /// Reductions that are not finished.
@@ -399,6 +442,16 @@ struct MicroBatchPass<'a> {
     /// Sum of the squares of all gradients that were applied at once.
     squares: &'a mut f64,
     failed: Option<TrainingError>,
+}
+
+/// The gathers of batch statistics that are to come in a pass: of each layer in their order forward, and in the reverse order
+/// backward. None where they are not those of all ranks.
+struct StatisticsToGather {
+    /// Columns of each layer's batch normalisation.
+    columns: usize,
+    forward: Range<usize>,
+    /// The layers from 0 up to this one.
+    backward: usize,
 }
 
 /// What happens to the gradients of a parameter group when they are complete.
@@ -441,9 +494,65 @@ impl PassObserver for MicroBatchPass<'_> {
             }
         };
     }
+
+    fn gather_statistics(
+        &mut self,
+        layer: usize,
+        pass: StatisticsPass,
+        own: &Tensor,
+        parameters: &Parameters,
+    ) -> flow_kernels::Result<Tensor> {
+        self.gather(layer, pass, own, parameters).map_err(|error| {
+            let message = error.to_string();
+            self.failed.get_or_insert(error);
+            flow_kernels::Error::Input(message)
+        })
+    }
 }
 
 impl MicroBatchPass<'_> {
+    /// The statistics of all ranks for a layer, (ranks, n), where this one has `own`, (n).
+    fn gather(
+        &mut self,
+        layer: usize,
+        pass: StatisticsPass,
+        own: &Tensor,
+        parameters: &Parameters,
+    ) -> Result<Tensor, TrainingError> {
+        match pass {
+            StatisticsPass::Forward => self.statistics.forward.start = layer + 1,
+            StatisticsPass::Backward => self.statistics.backward = layer,
+        }
+        let key = CollectiveKey {
+            step: self.plan.step,
+            round: self.round,
+            op: CollectiveOp::GatherStatistics(pass, layer),
+        };
+        let collective = self.updates.collective(parameters)?;
+        let all = collective.all_gather_tensors(key, vec![own.clone()])?;
+        let rows: Vec<Tensor> = all.into_iter().flatten().collect();
+        Ok(Tensor::stack(&rows, 0)?)
+    }
+
+    /// Takes part in the gathers that are to come, those forward or those backward down to a layer, with no rows.
+    fn gather_nothing(
+        &mut self,
+        pass: StatisticsPass,
+        down_to: usize,
+        parameters: &Parameters,
+    ) -> Result<(), TrainingError> {
+        let layers: Vec<usize> = match pass {
+            StatisticsPass::Forward => self.statistics.forward.clone().collect(),
+            StatisticsPass::Backward => (down_to..self.statistics.backward).rev().collect(),
+        };
+        for layer in layers {
+            let count = 2 * self.statistics.columns + 1;
+            let nothing = Tensor::zeros(count, DType::F64, parameters.device())?;
+            self.gather(layer, pass, &nothing, parameters)?;
+        }
+        Ok(())
+    }
+
     /// Updates the parameters that have gradients, and drops the gradients.
     fn apply(&mut self, rate: f64, gradients: &mut Gradients, parameters: &Parameters) -> Result<(), TrainingError> {
         *self.squares += squared_norm(parameters, gradients)?;
@@ -469,7 +578,12 @@ impl MicroBatchPass<'_> {
             round: self.round,
             op: CollectiveOp::ReduceGradients(group),
         };
-        let taken = ids.iter().filter_map(|&id| Some((id, gradients.take(id)?))).collect();
+        let mut taken = Vec::new();
+        for &id in ids {
+            if let Some(gradient) = gradients.take(id) {
+                taken.push((id, gradient.to_dtype(self.dtype)?));
+            }
+        }
         let updater = self.updates.synchronize(parameters)?;
         updater.collective.start_reduce_scatter(key, taken)?;
         self.pending.push_back(key);
@@ -486,7 +600,7 @@ impl MicroBatchPass<'_> {
             };
             self.pending.pop_front();
             for (id, sum) in sums {
-                updater.sums.add(id, sum)?;
+                updater.sums.add(id, sum.to_dtype(parameters.dtype())?)?;
             }
         }
         Ok(())

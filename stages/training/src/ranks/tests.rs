@@ -13,7 +13,7 @@ use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
 
 /// A group of ranks that are distributed over processes; all in this one where there is no other.
-fn distributed_group(
+pub(super) fn distributed_group(
     size: usize,
     processes: &[Arc<Processes>],
     parameters: &Parameters,
@@ -126,9 +126,9 @@ fn sums_of_four_ranks(count: usize, late: usize) {
                         parameters.get(id).slice_set(&new, 0, 0).unwrap();
                     }
                     let op = CollectiveOp::BroadcastParameters;
-                    member
-                        .broadcast_parameters(CollectiveKey { op, ..key(step) }, &mut parameters, &ids)
-                        .unwrap();
+                    let broadcast = CollectiveKey { op, ..key(step) };
+                    member.start_broadcast(broadcast, &parameters, &ids).unwrap();
+                    member.finish_broadcast(broadcast, &parameters).unwrap();
                     let op = CollectiveOp::GatherMetrics;
                     let all = member
                         .all_gather(CollectiveKey { op, ..key(step) }, vec![rank as f64])
@@ -297,12 +297,11 @@ impl<F: FnMut() -> Result<(), TrainingError> + Send> Collective for FailingBroad
         self.0.all_gather_tensors(key, tensors)
     }
 
-    fn broadcast_parameters(
-        &mut self,
-        _: CollectiveKey,
-        _: &mut Parameters,
-        _: &[ParameterId],
-    ) -> Result<(), TrainingError> {
+    fn start_broadcast(&mut self, _: CollectiveKey, _: &Parameters, _: &[ParameterId]) -> Result<(), TrainingError> {
+        Ok(())
+    }
+
+    fn finish_broadcast(&mut self, _: CollectiveKey, _: &Parameters) -> Result<(), TrainingError> {
         self.1()
     }
 

@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 use rayon::ThreadPool;
 
-use super::{Collective, CollectiveKey, CollectiveOp, rank_thread_pool};
+use super::{Collective, CollectiveKey, CollectiveOp, copy_into, rank_disconnected, rank_thread_pool};
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::trainer::panic_text;
@@ -56,6 +56,9 @@ pub(super) struct ParameterUpdates {
     /// None while an offloaded update is running, and after one that panicked.
     updater: Option<Box<Updater>>,
     running: Option<RunningUpdate>,
+    /// Groups whose new values come from their owners, in the order in which the broadcasts were started. Without
+    /// offloading.
+    broadcasts: VecDeque<(ParameterGroup, CollectiveKey)>,
     /// The parameters in host memory, where updates are offloaded.
     host: Option<Parameters>,
     /// Threads for offloaded updates: those of the forward pass wait for them.
@@ -76,17 +79,19 @@ impl ParameterUpdates {
             rank: updater.collective.rank(),
             updater: Some(Box::new(updater)),
             running: None,
+            broadcasts: VecDeque::new(),
             host: offload.then(|| parameters.copied_to(&Device::Cpu)).transpose()?,
             threads: None,
         })
     }
 
-    /// Waits for a running update and copies what it changes to `parameters`.
+    /// Waits for a running update, and for new values from other ranks, until `parameters` have all of them.
     ///
     /// # Errors
-    /// Where the update failed or panicked.
+    /// Where the update failed or panicked, or another rank failed.
     pub fn synchronize(&mut self, parameters: &Parameters) -> Result<&mut Updater, TrainingError> {
         self.copy_updated(None, parameters)?;
+        self.finish_broadcasts(None, parameters)?;
         let rank = self.rank;
         self.updater.as_deref_mut().ok_or_else(|| TrainingError::Rank {
             rank,
@@ -94,13 +99,45 @@ impl ParameterUpdates {
         })
     }
 
-    /// Waits until a running update has updated a group, and copies it and those before it to `parameters`.
+    /// The collective, in the middle of a pass: new values of parameters may still be on their way. An offloaded update is
+    /// waited for.
+    pub fn collective(&mut self, parameters: &Parameters) -> Result<&mut dyn Collective, TrainingError> {
+        self.copy_updated(None, parameters)?;
+        match &mut self.updater {
+            Some(updater) => Ok(updater.collective.as_mut()),
+            None => Err(rank_disconnected(self.rank)),
+        }
+    }
+
+    /// Waits until `parameters` have the new values of a group and of those before it.
     pub fn wait_for_group(&mut self, group: ParameterGroup, parameters: &Parameters) -> Result<(), TrainingError> {
         let remains = |running: &RunningUpdate| running.remaining.iter().any(|(other, _)| *other == group);
         match self.running.as_ref().is_some_and(remains) {
             true => self.copy_updated(Some(group), parameters),
-            false => Ok(()),
+            false => self.finish_broadcasts(Some(group), parameters),
         }
+    }
+
+    /// Waits for broadcasts: those up to that of `until`, if it is among them, or all.
+    fn finish_broadcasts(
+        &mut self,
+        until: Option<ParameterGroup>,
+        parameters: &Parameters,
+    ) -> Result<(), TrainingError> {
+        let count = match until {
+            None => self.broadcasts.len(),
+            Some(until) => {
+                let at = self.broadcasts.iter().position(|(group, _)| *group == until);
+                at.map_or(0, |at| at + 1)
+            }
+        };
+        let Some(updater) = &mut self.updater else {
+            return Ok(());
+        };
+        for (_, key) in self.broadcasts.drain(..count) {
+            updater.collective.finish_broadcast(key, parameters)?;
+        }
+        Ok(())
     }
 
     /// Copies groups to `parameters` as their updates end: up to `until`, or all.
@@ -114,8 +151,7 @@ impl ParameterUpdates {
                 break;
             };
             for id in ids {
-                let new = host.get(id).to_device(parameters.device())?;
-                parameters.get(id).slice_set(&new, 0, 0)?;
+                copy_into(parameters, id, host.get(id))?;
             }
             if until == Some(group) && !running.remaining.is_empty() {
                 return Ok(());
@@ -139,8 +175,8 @@ impl ParameterUpdates {
         }
     }
 
-    /// Updates `groups`, in the order of the forward pass, with the sums of gradients; with offloading only starts to.
-    /// All ranks do so with the same groups.
+    /// Updates `groups`, in the order of the forward pass, with the sums of gradients; with offloading only starts to, and
+    /// with several ranks only starts to give each other the new values. All ranks do so with the same groups.
     pub fn update(
         &mut self,
         groups: VecDeque<(ParameterGroup, Vec<ParameterId>)>,
@@ -148,14 +184,11 @@ impl ParameterUpdates {
         parameters: &mut Parameters,
     ) -> Result<(), TrainingError> {
         self.synchronize(parameters)?;
-        let Some(mut updater) = self.updater.take() else {
+        if self.host.is_none() {
+            return self.update_in_place(&groups, &update, parameters);
+        }
+        let (Some(mut updater), Some(host)) = (self.updater.take(), &self.host) else {
             return Ok(());
-        };
-        let Some(host) = &self.host else {
-            let changed: Vec<ParameterId> = groups.into_iter().flat_map(|(_, ids)| ids).collect();
-            let outcome = updater.update(&changed, &update, 0, parameters);
-            self.updater = Some(updater);
-            return outcome;
         };
         let threads = match &self.threads {
             Some(threads) => Arc::clone(threads),
@@ -166,10 +199,10 @@ impl ParameterUpdates {
             ),
         };
         let (updated, done) = unbounded();
-        let (remaining, mut host) = (groups.clone(), host.clone());
+        let (remaining, host) = (groups.clone(), host.clone());
         let work = move || {
             for (round, (_, ids)) in groups.into_iter().enumerate() {
-                if let Err(error) = updater.update(&ids, &update, round, &mut host) {
+                if let Err(error) = updater.update(&ids, &update, round, &host) {
                     return (updater, Err(error));
                 }
                 // The receiver may be dropped; the other ranks still need the parameters of this one.
@@ -192,6 +225,29 @@ impl ParameterUpdates {
         Ok(())
     }
 
+    /// Updates the groups, and starts to broadcast the new values group by group: the next forward pass waits for each
+    /// before it reads it.
+    fn update_in_place(
+        &mut self,
+        groups: &VecDeque<(ParameterGroup, Vec<ParameterId>)>,
+        update: &StepUpdate,
+        parameters: &Parameters,
+    ) -> Result<(), TrainingError> {
+        let Some(updater) = &mut self.updater else {
+            return Ok(());
+        };
+        let changed: Vec<ParameterId> = groups.iter().flat_map(|(_, ids)| ids).copied().collect();
+        updater.apply(&changed, update, parameters)?;
+        if updater.collective.size() > 1 {
+            for (round, (group, ids)) in groups.iter().enumerate() {
+                let key = update.key(round);
+                updater.collective.start_broadcast(key, parameters, ids)?;
+                self.broadcasts.push_back((*group, key));
+            }
+        }
+        Ok(())
+    }
+
     /// Makes the other ranks fail with an error that names this one.
     pub fn abort(&mut self, message: &str) {
         // An error of a running update comes too late to be named.
@@ -210,23 +266,34 @@ impl Drop for ParameterUpdates {
 }
 
 impl Updater {
-    /// Updates those of `ids` that this rank owns, and gets the new values of the others from their owners. The sums of
-    /// their gradients are dropped.
-    fn update(
+    /// Updates those of `ids` that this rank owns. The sums of their gradients are dropped.
+    fn apply(
         &mut self,
         ids: &[ParameterId],
         update: &StepUpdate,
-        round: usize,
-        parameters: &mut Parameters,
+        parameters: &Parameters,
     ) -> Result<(), TrainingError> {
         self.optimizer
             .step_of(ids, parameters, &self.sums, update.rate, update.scale)?;
         for &id in ids {
             self.sums.take(id);
         }
+        Ok(())
+    }
+
+    /// Updates those of `ids` that this rank owns, and gets the new values of the others from their owners.
+    fn update(
+        &mut self,
+        ids: &[ParameterId],
+        update: &StepUpdate,
+        round: usize,
+        parameters: &Parameters,
+    ) -> Result<(), TrainingError> {
+        self.apply(ids, update, parameters)?;
         if self.collective.size() > 1 {
-            self.collective
-                .broadcast_parameters(update.key(round), parameters, ids)?;
+            let key = update.key(round);
+            self.collective.start_broadcast(key, parameters, ids)?;
+            self.collective.finish_broadcast(key, parameters)?;
         }
         Ok(())
     }

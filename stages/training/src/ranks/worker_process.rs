@@ -21,8 +21,8 @@ use super::remote_ranks::{
     replies_topic,
 };
 use super::{
-    NcclUniqueId, RankCommand, RankHandle, RankLayout, Replica, group_in_process, new_collective, parameter_owners,
-    rank_thread_pool,
+    NcclUniqueId, RankCommand, RankHandle, RankLayout, Replica, group_in_process, new_collective, open_device,
+    parameter_owners, rank_thread_pool,
 };
 use crate::error::TrainingError;
 use crate::memory::gigabytes;
@@ -315,6 +315,7 @@ impl Worker {
         let model = TdtModel::from_stored(stored, ModelConfig::from_nemo_yaml(&yaml)?, dtype, &Device::Cpu)?;
         let mut model = model.stored_as(matrix_dtype)?;
         model.set_recompute(config.recompute);
+        model.set_batch_norm(config.batch_norm);
         let ranks = config.ranks as usize;
         let local_ranks = layout.ranks_of(self.processes.process());
         let owners = parameter_owners(&model.parameters, ranks);
@@ -327,8 +328,8 @@ impl Worker {
             ranks: Vec::new(),
         };
         for (number, (rank, local)) in local_ranks.clone().zip(group).enumerate() {
-            // Devices are numbered within the process.
-            let replica = model.replica_on(&config.device.open(number)?)?;
+            let device = open_device(config.device, number, local_ranks.len(), true)?;
+            let replica = model.replica_on(&device)?;
             let collective = new_collective(local, &replica.parameters, &config, nccl_id)?;
             let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), collective)?;
             let handle = RankHandle::spawn(rank, replica, rank_thread_pool(rank, threads)?)?;
@@ -336,7 +337,7 @@ impl Worker {
             self.forward_reports(session, rank, handle)?;
         }
         (self.log)(&format!(
-            "{} of {ranks} ready, {} each",
+            "{} of {ranks} ready, {} each{}",
             match local_ranks.len() {
                 1 => format!("rank {}", local_ranks.start),
                 _ => format!("ranks {} to {}", local_ranks.start, local_ranks.end - 1),
@@ -344,6 +345,10 @@ impl Worker {
             match threads {
                 1 => "one thread".to_owned(),
                 threads => format!("{threads} threads"),
+            },
+            match nccl_id {
+                Some(_) => ", gradients and parameters go by NCCL",
+                None => "",
             }
         ));
         Ok(running)

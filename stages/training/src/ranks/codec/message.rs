@@ -3,8 +3,11 @@
 use std::io::{self, Write};
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
+use flow_kernels::device::moved;
 use flow_model::ParameterGroup;
+use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::MicroBatch;
+use flow_model::parameter_groups::StatisticsPass;
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::processes::Payload;
 use half::slice::HalfFloatSliceExt;
@@ -15,6 +18,7 @@ use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
 use crate::ranks::{CollectiveKey, CollectiveOp, RankReport, StepPlan};
 use crate::schedule::{Recipe, Schedule};
+use crate::settings::{ReduceDtype, ReduceEvery};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
 /// A message that is built value by value. Tensors are referenced, and written when the message is sent.
@@ -89,7 +93,7 @@ impl Message {
     /// # Errors
     /// Where its data type is not sent, or it cannot be copied to host memory.
     pub fn tensor(&mut self, tensor: &Tensor) -> Result<(), TrainingError> {
-        let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
+        let tensor = moved(tensor, &Device::Cpu)?.contiguous()?;
         self.u8(dtype_code(tensor.dtype())?);
         self.count(tensor.dims().len());
         for &size in tensor.dims() {
@@ -111,6 +115,9 @@ impl Message {
             CollectiveOp::ReduceGradients(ParameterGroup::Prediction) => (4, 0),
             CollectiveOp::ReduceGradients(ParameterGroup::Layer(number)) => (5, number),
             CollectiveOp::ReduceGradients(ParameterGroup::Subsampling) => (6, 0),
+            CollectiveOp::GatherDevices => (7, 0),
+            CollectiveOp::GatherStatistics(StatisticsPass::Forward, layer) => (8, layer),
+            CollectiveOp::GatherStatistics(StatisticsPass::Backward, layer) => (9, layer),
         };
         self.u8(op);
         self.count(layer);
@@ -198,6 +205,9 @@ impl Message {
             rank_timeout,
             device,
             recompute,
+            batch_norm,
+            reduce_dtype,
+            reduce_every,
             seed,
             spec_augment,
             dither,
@@ -214,6 +224,13 @@ impl Message {
         for flag in [fold_update, offload, recompute, spec_augment, dither, dropout] {
             self.bool(*flag);
         }
+        self.u8(match batch_norm {
+            BatchNorm::OwnRows => 0,
+            BatchNorm::AllRanks => 1,
+            BatchNorm::Frozen => 2,
+        });
+        self.bool(*reduce_dtype == ReduceDtype::Bf16);
+        self.bool(*reduce_every == ReduceEvery::Step);
     }
 
     fn schedule(&mut self, schedule: &Schedule) {

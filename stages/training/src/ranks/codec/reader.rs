@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use flow_model::ParameterGroup;
+use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::MicroBatch;
+use flow_model::parameter_groups::StatisticsPass;
 use flow_model::tokenizer::Tokenizer;
 use half::{bf16, f16};
 
@@ -14,6 +16,7 @@ use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
 use crate::ranks::{CollectiveKey, CollectiveOp, OutOfMemory, RankReport, StepPlan};
 use crate::schedule::{Recipe, Schedule};
+use crate::settings::{ReduceDtype, ReduceEvery};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
 /// Reads a received message value by value, in the order in which [`super::Message`] was built.
@@ -142,6 +145,9 @@ impl<'a> MessageReader<'a> {
             4 => CollectiveOp::ReduceGradients(ParameterGroup::Prediction),
             5 => CollectiveOp::ReduceGradients(ParameterGroup::Layer(layer)),
             6 => CollectiveOp::ReduceGradients(ParameterGroup::Subsampling),
+            7 => CollectiveOp::GatherDevices,
+            8 => CollectiveOp::GatherStatistics(StatisticsPass::Forward, layer),
+            9 => CollectiveOp::GatherStatistics(StatisticsPass::Backward, layer),
             _ => return Err(malformed_message()),
         };
         Ok(CollectiveKey { step, round, op })
@@ -217,6 +223,20 @@ impl<'a> MessageReader<'a> {
             spec_augment: self.bool()?,
             dither: self.bool()?,
             dropout: self.bool()?,
+            batch_norm: match self.u8()? {
+                0 => BatchNorm::OwnRows,
+                1 => BatchNorm::AllRanks,
+                2 => BatchNorm::Frozen,
+                _ => return Err(malformed_message()),
+            },
+            reduce_dtype: match self.bool()? {
+                true => ReduceDtype::Bf16,
+                false => ReduceDtype::F32,
+            },
+            reduce_every: match self.bool()? {
+                true => ReduceEvery::Step,
+                false => ReduceEvery::MicroBatch,
+            },
         })
     }
 

@@ -1,5 +1,6 @@
 use candle_core::{DType, Device, Tensor};
 use flow_model::ParameterGroup;
+use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::MicroBatch;
 use flow_runtime::processes::Payload;
 
@@ -9,6 +10,7 @@ use crate::error::TrainingError;
 use crate::optimizer::AdamWConfig;
 use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, OutOfMemory, RankReport};
 use crate::schedule::{Recipe, Schedule};
+use crate::settings::{ReduceDtype, ReduceEvery};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
 fn written(message: &Message) -> Vec<u8> {
@@ -100,6 +102,9 @@ fn config() -> TrainerConfig {
         rank_timeout: std::time::Duration::from_millis(1500),
         device: flow_kernels::device::DeviceChoice::Cuda(Some(3)),
         recompute: true,
+        batch_norm: BatchNorm::Frozen,
+        reduce_dtype: ReduceDtype::Bf16,
+        reduce_every: ReduceEvery::Step,
         seed: u64::MAX,
         spec_augment: true,
         dither: false,

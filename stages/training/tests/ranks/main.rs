@@ -1,5 +1,8 @@
 //! Several ranks do what one does with the same micro-batches.
 
+mod batch_norm;
+mod nccl;
+
 use std::path::Path;
 use std::sync::Arc;
 

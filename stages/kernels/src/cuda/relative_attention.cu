@@ -1,0 +1,560 @@
+// Self-attention with relative positions, without a matrix of all scores. Query i of a sequence and key j have the score
+// scale * ((q_i + u) k_j + (q_i + v) p_r), r = j - i + reach, where row r of the projected positions (2 reach + 1, H k)
+// belongs to that distance. A query sees keys below the sequence's length and at most `band` frames away (-1: all).
+//
+// Scores are computed tile by tile. Forward, the softmax is that of the tiles seen so far, and the sums over keys are scaled
+// when a larger score comes (online softmax); backward, weights come from the logarithm of each query's sum. All results
+// are sums of one block in a fixed order.
+//
+// Factors are rounded to T, bf16 or float, and added up in float. A product in bf16 is done by the tensor cores
+// (mma.m16n8k16, from compute capability 8.0 on); the emulator computes the same elements in the same threads.
+
+// The widest head.
+#define HEAD 128
+#define ATTENTION_WARPS (THREADS / 32)
+
+template <class T>
+struct Row {
+    // Elements from row to row of a tile in shared memory: rows begin in different banks.
+    enum { STEP = sizeof(T) == 2 ? HEAD + 8 : HEAD + 1, PAD = sizeof(T) == 2 ? 8 : 1 };
+};
+
+DEVICE void narrow(float& place, float value) { place = value; }
+DEVICE void narrow(bf16& place, float value) { place = rounded(value); }
+
+// A matrix in shared memory, (rows, depth) row-major.
+template <class T>
+struct ByRows {
+    const T* at;
+    int step;
+    DEVICE_MEMBER float value(int row, int k) const { return wide(at[row * step + k]); }
+    // Two neighbours, of which the first has an even place.
+    DEVICE_MEMBER u32 pair(int row, int k) const { return *(const u32*)(at + row * step + k); }
+};
+
+// The same, (depth, rows) row-major.
+template <class T>
+struct ByColumns {
+    const T* at;
+    int step;
+    DEVICE_MEMBER float value(int row, int k) const { return wide(at[k * step + row]); }
+    DEVICE_MEMBER u32 pair(int row, int k) const {
+        return (u32)at[k * step + row] | (u32)at[(k + 1) * step + row] << 16;
+    }
+};
+
+// c += a b^T for rows `row` to `row + 16` of a and `column` to `column + 8` of b, by a warp: a thread has the elements
+// (g, 2 t), (g, 2 t + 1), (g + 8, 2 t), (g + 8, 2 t + 1), where g is its number / 4 and t the rest. In bf16 `depth` is a
+// multiple of 16.
+template <class T, class A, class B>
+DEVICE void multiply(float* c, A a, B b, int row, int column, int depth) {
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#ifdef __CUDACC__
+    if constexpr (sizeof(T) == 2) {
+        UNROLL(2)
+        for (int k = 0; k < depth; k += 16) {
+            u32 a0 = a.pair(row + g, k + 2 * t), a1 = a.pair(row + g + 8, k + 2 * t);
+            u32 a2 = a.pair(row + g, k + 2 * t + 8), a3 = a.pair(row + g + 8, k + 2 * t + 8);
+            u32 b0 = b.pair(column + g, k + 2 * t), b1 = b.pair(column + g, k + 2 * t + 8);
+            asm volatile(
+                "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                "{%0,%1,%2,%3};"
+                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+        }
+    } else
+#endif
+        UNROLL(2)
+        for (int k = 0; k < depth; k++) {
+            float upper = a.value(row + g, k), lower = a.value(row + g + 8, k);
+            float left = b.value(column + 2 * t, k), right = b.value(column + 2 * t + 1, k);
+            c[0] = fmaf(upper, left, c[0]);
+            c[1] = fmaf(upper, right, c[1]);
+            c[2] = fmaf(lower, left, c[2]);
+            c[3] = fmaf(lower, right, c[3]);
+        }
+}
+
+// Calls `element(row, column, value)` for the four elements that a thread has.
+template <class Element>
+DEVICE void each_element(const float* c, int row, int column, Element element) {
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    for (int i = 0; i < 4; i++) element(row + g + i / 2 * 8, column + 2 * t + i % 2, c[i]);
+}
+
+// The product a b^T of two tiles in shared memory, shared out among the warps from `first_warp` on: `element` is called for
+// each of its rows x columns elements.
+template <class T, class A, class B, class Element>
+DEVICE void product(A a, B b, int rows, int columns, int depth, int first_warp, int warps, Element element) {
+    int warp = threadIdx.x / 32 - first_warp;
+    if (warp < 0 || warp >= warps) return;
+    UNROLL(1)
+    for (int part = warp; part < rows / 16 * (columns / 8); part += warps) {
+        int row = part / (columns / 8) * 16, column = part % (columns / 8) * 8;
+        float c[4] = {0, 0, 0, 0};
+        multiply<T>(c, a, b, row, column, depth);
+        each_element(c, row, column, element);
+    }
+}
+
+// A thread's part of a sum of products, (COUNT, head): `PARTS` times four elements.
+template <class T, int COUNT>
+struct Sum {
+    enum { PARTS = COUNT / 16 * (HEAD / 8) / ATTENTION_WARPS };
+    float c[PARTS][4];
+
+    DEVICE_MEMBER void clear() {
+        for (int part = 0; part < PARTS; part++)
+            for (int i = 0; i < 4; i++) c[part][i] = 0;
+    }
+
+    // Calls `f(part, row, column)` for each part within `columns`.
+    template <class F>
+    DEVICE_MEMBER void each(int columns, F f) {
+        UNROLL(PARTS)
+        for (int part = 0; part < PARTS; part++) {
+            int number = part * ATTENTION_WARPS + threadIdx.x / 32;
+            int row = number / (HEAD / 8) * 16, column = number % (HEAD / 8) * 8;
+            if (column < columns) f(c[part], row, column);
+        }
+    }
+
+    template <class A, class B>
+    DEVICE_MEMBER void add(A a, B b, int columns, int depth) {
+        each(columns, [&](float* part, int row, int column) { multiply<T>(part, a, b, row, column, depth); });
+    }
+
+    template <class Element>
+    DEVICE_MEMBER void elements(int columns, Element element) {
+        each(columns, [&](float* part, int row, int column) { each_element(part, row, column, element); });
+    }
+};
+
+struct Problem {
+    // (B T, H k) each, of rows of `step` elements.
+    const float *query, *key, *value;
+    const float* positions;
+    const float *bias_u, *bias_v;
+    const u32* lengths;
+    int step, batch, time, heads, k, band, reach;
+    float scale;
+    // The dropout mask's factor, key and threshold. Its places are those of the scores of `block` queries with all keys that
+    // one of them sees, each block with a key of its own where there are several.
+    float factor;
+    u64 mask, threshold;
+    const u64* masks;
+    int block;
+
+    DEVICE_MEMBER int width() const { return heads * k; }
+    // Columns that a product goes over.
+    DEVICE_MEMBER int depth() const { return (k + 15) / 16 * 16; }
+    DEVICE_MEMBER int length(int b) const { return lengths[b] < (u32)time ? (int)lengths[b] : time; }
+
+    DEVICE_MEMBER bool sees(int i, int j, int length) const {
+        if (i < 0 || j < 0 || i >= length || j >= length) return false;
+        return band < 0 || (i - j <= band && j - i <= band);
+    }
+
+    // The keys that some of the queries from `first` on may see, or the other way round.
+    DEVICE_MEMBER int seen_from(int first) const { return band >= 0 && first > band ? first - band : 0; }
+    DEVICE_MEMBER int seen_to(int last, int length) const {
+        return band >= 0 && band < length - last ? last + band + 1 : length;
+    }
+
+    // Factor of a weight after dropout.
+    DEVICE_MEMBER float kept(int head, int b, int i, int j) const {
+        if (threshold == 0) return factor;
+        int first = i / block * block;
+        int queries = time - first < block ? time - first : block;
+        int from = 0, to = time;
+        if (block < time) {
+            from = seen_from(first);
+            to = seen_to(first + queries - 1, time);
+        }
+        u64 row = (u64)(head * batch + b) * queries + (i - first);
+        u64 key = block < time ? masks[first / block] : mask;
+        return keeps(key, threshold, row * (to - from) + (j - from)) ? factor : 0.0f;
+    }
+};
+
+// Rows `first` to `first + rows` of a matrix, each the columns of one head, plus a bias where given. Rows outside of 0 to
+// `end` are zeros, and so are columns from k on.
+template <class T>
+DEVICE void load(T* tile, const float* from, u64 step, int first, int rows, int end, int k, int depth,
+                 const float* bias) {
+    UNROLL(1)
+    for (int at = threadIdx.x; at < rows * depth; at += THREADS) {
+        int row = at / depth, column = at % depth;
+        bool there = first + row >= 0 && first + row < end && column < k;
+        float value = there ? from[(u64)(first + row) * step + column] : 0.0f;
+        narrow(tile[row * Row<T>::STEP + column], there && bias ? value + bias[column] : value);
+    }
+}
+
+template <class T, int TILE>
+DEVICE void attend(const Problem& of, float* out, bf16* out_bf16, float* logs) {
+    enum { STEP = Row<T>::STEP, SPAN = 2 * TILE + 1, WEIGHTS = TILE + Row<T>::PAD, PARTS = THREADS / TILE };
+    SHARED(u32, query_u_words, TILE * STEP * sizeof(T) / 4);
+    SHARED(u32, query_v_words, TILE * STEP * sizeof(T) / 4);
+    SHARED(u32, other_words, 2 * TILE * STEP * sizeof(T) / 4);
+    SHARED(u32, weights_words, TILE * WEIGHTS * sizeof(T) / 4);
+    SHARED(float, scores, TILE * SPAN);
+    SHARED(float, largest, THREADS);
+    SHARED(float, sums, THREADS);
+    SHARED(float, tops, TILE);
+    SHARED(float, totals, TILE);
+    SHARED(float, shrinks, TILE);
+    T *query_u = (T*)query_u_words, *query_v = (T*)query_v_words, *other = (T*)other_words;
+    T* weights = (T*)weights_words;
+
+    int head = blockIdx.x % of.heads, i0 = blockIdx.x / of.heads * TILE, b = blockIdx.y;
+    int length = of.length(b), k = of.k, depth = of.depth();
+    u64 start = (u64)b * of.time;
+    int column0 = head * k;
+    const float* queries = of.query + start * of.step + column0;
+    load(query_u, queries, of.step, i0, TILE, of.time, k, depth, of.bias_u + column0);
+    load(query_v, queries, of.step, i0, TILE, of.time, k, depth, of.bias_v + column0);
+    if (threadIdx.x < TILE) {
+        tops[threadIdx.x] = -infinity();
+        totals[threadIdx.x] = 0;
+    }
+    Sum<T, TILE> sum;
+    sum.clear();
+    int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
+    auto score = [&](int i, int j) -> float& { return scores[i * SPAN + j - i + TILE - 1]; };
+    int end = i0 < length ? of.seen_to(i0 + TILE - 1 < length ? i0 + TILE - 1 : length - 1, length) : 0;
+    for (int j0 = of.seen_from(i0) / TILE * TILE; j0 < end; j0 += TILE) {
+        BARRIER();
+        load(other, of.positions + column0, of.width(), j0 - i0 - TILE + 1 + of.reach, 2 * TILE, 2 * of.reach + 1, k, depth,
+             nullptr);
+        BARRIER();
+        product<T>(ByRows<T>{query_v, STEP}, ByRows<T>{other, STEP}, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
+                   [&](int i, int at, float value) { scores[i * SPAN + at] = value; });
+        BARRIER();
+        load(other, of.key + start * of.step + column0, of.step, j0, TILE, of.time, k, depth, nullptr);
+        BARRIER();
+        product<T>(ByRows<T>{query_u, STEP}, ByRows<T>{other, STEP}, TILE, TILE, depth, 0, ATTENTION_WARPS,
+                   [&](int i, int j, float value) {
+                       float& place = score(i, j);
+                       place = of.sees(i0 + i, j0 + j, length) ? (value + place) * of.scale : -infinity();
+                   });
+        BARRIER();
+        load(other, of.value + start * of.step + column0, of.step, j0, TILE, of.time, k, depth, nullptr);
+        float top = -infinity();
+        for (int j = part; j < TILE; j += PARTS) top = score(row, j) > top ? score(row, j) : top;
+        largest[threadIdx.x] = top;
+        BARRIER();
+        top = tops[row];
+        for (int other_part = 0; other_part < PARTS; other_part++) {
+            float value = largest[row * PARTS + other_part];
+            top = value > top ? value : top;
+        }
+        float total = 0;
+        for (int j = part; j < TILE; j += PARTS) {
+            float value = score(row, j);
+            // What is not seen weighs nothing; what is not a number stays so.
+            float weight = value == -infinity() ? 0.0f : expf(value - top);
+            total += weight;
+            narrow(weights[row * WEIGHTS + j], weight * of.kept(head, b, i0 + row, j0 + j));
+        }
+        sums[threadIdx.x] = total;
+        BARRIER();
+        if (part == 0) {
+            float shrink = tops[row] == -infinity() ? 0.0f : expf(tops[row] - top);
+            float all = totals[row] * shrink;
+            for (int other_part = 0; other_part < PARTS; other_part++) all += sums[row * PARTS + other_part];
+            tops[row] = top;
+            totals[row] = all;
+            shrinks[row] = shrink;
+        }
+        BARRIER();
+        sum.each(depth, [&](float* c, int upper, int) {
+            int g = threadIdx.x % 32 / 4;
+            for (int i = 0; i < 4; i++) c[i] *= shrinks[upper + g + i / 2 * 8];
+        });
+        sum.add(ByRows<T>{weights, WEIGHTS}, ByColumns<T>{other, STEP}, depth, TILE);
+    }
+    BARRIER();
+    sum.elements(depth, [&](int i, int column, float value) {
+        if (i0 + i >= of.time || column >= k) return;
+        // A query that sees no key has the context 0.
+        float total = totals[i];
+        put(out, out_bf16, (start + i0 + i) * of.width() + column0 + column, total == 0 ? 0.0f : value / total);
+    });
+    if (threadIdx.x < TILE && i0 + (int)threadIdx.x < of.time) {
+        float total = totals[threadIdx.x];
+        logs[(u64)(head * of.batch + b) * of.time + i0 + threadIdx.x] =
+            total == 0 ? infinity() : tops[threadIdx.x] + logf(total);
+    }
+}
+
+// Gradients: of queries, keys and values behind each other in rows of 3 H k; of both biases over a tile of queries, rows of
+// `biases` (B tiles, 2 H k); of the positions by sequence, (B, 2 reach + 1, H k).
+struct Results {
+    float* projections;
+    bf16* projections_bf16;
+    float *biases, *positions;
+};
+
+template <class T, int TILE>
+DEVICE void attend_backward(const Problem& of, const float* context, const bf16* context_bf16, const float* logs,
+                            const float* d_context, const Results& to) {
+    static_assert(TILE * TILE == THREADS, "a thread has one score");
+    enum { STEP = Row<T>::STEP, SPAN = 2 * TILE + 1, WEIGHTS = TILE + Row<T>::PAD, SHIFTED = 2 * TILE + Row<T>::PAD };
+    SHARED(u32, words0, TILE * STEP * sizeof(T) / 4);
+    SHARED(u32, words1, TILE * STEP * sizeof(T) / 4);
+    SHARED(u32, words2, TILE * STEP * sizeof(T) / 4);
+    SHARED(u32, words3, 2 * TILE * STEP * sizeof(T) / 4);
+    SHARED(u32, slopes_words, TILE * WEIGHTS * sizeof(T) / 4);
+    // One of the two: slopes by distance in T, or scores in float.
+    SHARED(float, wide_words, TILE * SHIFTED);
+    SHARED(float, scores, TILE * SPAN);
+    SHARED(float, square, TILE * (TILE + 1));
+    SHARED(float, along, TILE);
+    T *tile0 = (T*)words0, *tile1 = (T*)words1, *tile2 = (T*)words2, *tile3 = (T*)words3;
+    T *slopes = (T*)slopes_words, *second = (T*)wide_words;
+    ByRows<T> rows0{tile0, STEP}, rows1{tile1, STEP}, rows2{tile2, STEP}, rows3{tile3, STEP};
+    ByRows<T> rows4{tile3 + TILE * STEP, STEP};
+
+    int tiles = (of.time + TILE - 1) / TILE;
+    int head = blockIdx.x % of.heads, number = blockIdx.x / of.heads, b = blockIdx.y;
+    int length = of.length(b), k = of.k, depth = of.depth(), column0 = head * k, width = of.width();
+    u64 start = (u64)b * of.time;
+    const float *queries = of.query + start * of.step + column0, *keys = of.key + start * of.step + column0;
+    const float *values = of.value + start * of.step + column0, *d_rows = d_context + start * width + column0;
+    const float* logs_here = logs + (u64)(head * of.batch + b) * of.time;
+    int i = threadIdx.x / TILE, j = threadIdx.x % TILE;
+
+    auto load_queries = [&](T* tile, int first, const float* bias) {
+        load(tile, queries, of.step, first, TILE, of.time, k, depth, bias + column0);
+    };
+    auto load_positions = [&](T* tile, int first, int rows) {
+        load(tile, of.positions + column0, width, first, rows, 2 * of.reach + 1, k, depth, nullptr);
+    };
+    auto load_slopes = [&](T* tile, int first) { load(tile, d_rows, width, first, TILE, of.time, k, depth, nullptr); };
+    // For each query of a tile the product of its context and that's gradient. Ends with a barrier.
+    auto find_along = [&](int first) {
+        float sum = 0;
+        for (int column = j; column < k && first + i < of.time; column += TILE) {
+            u64 at = (u64)(first + i) * width + column, place = start * width + column0 + at;
+            sum += d_rows[at] * (context_bf16 ? wide(context_bf16[place]) : context[place]);
+        }
+        square[i * (TILE + 1) + j] = sum;
+        BARRIER();
+        if (j == 0) {
+            for (int other = 1; other < TILE; other++) sum += square[i * (TILE + 1) + other];
+            along[i] = sum;
+        }
+        BARRIER();
+    };
+    // Weight of a key for this thread's query of the tile from `i0` on, its factor after dropout, and the gradient of the
+    // score before it is scaled.
+    auto slope_of = [&](int i0, int key, float score, float d_weight, float* dropped) {
+        *dropped = 0;
+        if (!of.sees(i0 + i, key, length)) return 0.0f;
+        float weight = expf(score * of.scale - logs_here[i0 + i]), kept = of.kept(head, b, i0 + i, key);
+        *dropped = kept * weight;
+        return weight * (kept * d_weight - along[i]) * of.scale;
+    };
+
+    if (number < tiles) {
+        // A tile of queries: tile0 and tile1 are the queries with both biases, tile2 the gradient of their context.
+        int i0 = number * TILE;
+        load_queries(tile0, i0, of.bias_u);
+        load_queries(tile1, i0, of.bias_v);
+        load_slopes(tile2, i0);
+        find_along(i0);
+        Sum<T, TILE> by_content, by_position;
+        by_content.clear();
+        by_position.clear();
+        int end = i0 < length ? of.seen_to(i0 + TILE - 1 < length ? i0 + TILE - 1 : length - 1, length) : 0;
+        for (int j0 = of.seen_from(i0) / TILE * TILE; j0 < end; j0 += TILE) {
+            int distance = j0 - i0 - TILE + 1 + of.reach;
+            BARRIER();
+            load_positions(tile3, distance, 2 * TILE);
+            BARRIER();
+            product<T>(rows1, rows3, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
+                       [&](int row, int at, float value) { scores[row * SPAN + at] = value; });
+            BARRIER();
+            load(tile3, keys, of.step, j0, TILE, of.time, k, depth, nullptr);
+            load(tile3 + TILE * STEP, values, of.step, j0, TILE, of.time, k, depth, nullptr);
+            BARRIER();
+            product<T>(rows0, rows3, TILE, TILE, depth, 0, 4,
+                       [&](int row, int column, float value) { scores[row * SPAN + column - row + TILE - 1] += value; });
+            product<T>(rows2, rows4, TILE, TILE, depth, 4, 4,
+                       [&](int row, int column, float value) { square[row * (TILE + 1) + column] = value; });
+            BARRIER();
+            int shift = j - i + TILE - 1;
+            float dropped, slope = slope_of(i0, j0 + j, scores[i * SPAN + shift], square[i * (TILE + 1) + j], &dropped);
+            narrow(slopes[i * WEIGHTS + j], slope);
+            // The row of distances that no key of the tile has is filled with zeros.
+            narrow(second[i * SHIFTED + shift], slope);
+            narrow(second[i * SHIFTED + (shift + TILE) % (2 * TILE)], 0.0f);
+            BARRIER();
+            by_content.add(ByRows<T>{slopes, WEIGHTS}, ByColumns<T>{tile3, STEP}, depth, TILE);
+            BARRIER();
+            load_positions(tile3, distance, 2 * TILE);
+            BARRIER();
+            by_position.add(ByRows<T>{second, SHIFTED}, ByColumns<T>{tile3, STEP}, depth, 2 * TILE);
+        }
+        float* whole = (float*)words3;
+        for (int which = 0; which < 2; which++) {
+            BARRIER();
+            auto& sum = which == 0 ? by_content : by_position;
+            sum.elements(depth, [&](int row, int column, float value) { whole[row * (HEAD + 1) + column] = value; });
+            BARRIER();
+            if ((int)threadIdx.x < k) {
+                float all = whole[threadIdx.x];
+                for (int row = 1; row < TILE; row++) all += whole[row * (HEAD + 1) + threadIdx.x];
+                to.biases[(u64)(b * tiles + number) * 2 * width + which * width + column0 + threadIdx.x] = all;
+            }
+        }
+        for (int part = 0; part < Sum<T, TILE>::PARTS; part++)
+            for (int at = 0; at < 4; at++) by_content.c[part][at] += by_position.c[part][at];
+        by_content.elements(depth, [&](int row, int column, float value) {
+            if (i0 + row < of.time && column < k)
+                put(to.projections, to.projections_bf16, (start + i0 + row) * 3 * width + column0 + column, value);
+        });
+        return;
+    }
+    number -= tiles;
+    if (number < tiles) {
+        // A tile of keys: tile0 are the keys, tile1 the values, tile2 the queries with one bias and then the other, and
+        // tile3 positions and then the gradient of the context.
+        int j0 = number * TILE;
+        load(tile0, keys, of.step, j0, TILE, of.time, k, depth, nullptr);
+        load(tile1, values, of.step, j0, TILE, of.time, k, depth, nullptr);
+        Sum<T, TILE> d_keys, d_values;
+        d_keys.clear();
+        d_values.clear();
+        int end = j0 < length ? of.seen_to(j0 + TILE - 1 < length ? j0 + TILE - 1 : length - 1, length) : 0;
+        for (int i0 = of.seen_from(j0) / TILE * TILE; i0 < end; i0 += TILE) {
+            BARRIER();
+            load_queries(tile2, i0, of.bias_v);
+            load_positions(tile3, j0 - i0 - TILE + 1 + of.reach, 2 * TILE);
+            find_along(i0);
+            product<T>(rows2, rows3, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
+                       [&](int row, int at, float value) { scores[row * SPAN + at] = value; });
+            BARRIER();
+            load_queries(tile2, i0, of.bias_u);
+            load_slopes(tile3, i0);
+            BARRIER();
+            product<T>(rows2, rows0, TILE, TILE, depth, 0, 4,
+                       [&](int row, int column, float value) { scores[row * SPAN + column - row + TILE - 1] += value; });
+            product<T>(rows3, rows1, TILE, TILE, depth, 4, 4,
+                       [&](int row, int column, float value) { square[row * (TILE + 1) + column] = value; });
+            BARRIER();
+            float dropped;
+            float slope =
+                slope_of(i0, j0 + j, scores[i * SPAN + j - i + TILE - 1], square[i * (TILE + 1) + j], &dropped);
+            narrow(slopes[i * WEIGHTS + j], slope);
+            narrow(second[i * SHIFTED + j], dropped);
+            BARRIER();
+            d_keys.add(ByColumns<T>{slopes, WEIGHTS}, ByColumns<T>{tile2, STEP}, depth, TILE);
+            d_values.add(ByColumns<T>{second, SHIFTED}, ByColumns<T>{tile3, STEP}, depth, TILE);
+        }
+        for (int which = 0; which < 2; which++) {
+            auto& sum = which == 0 ? d_keys : d_values;
+            sum.elements(depth, [&](int row, int column, float value) {
+                if (j0 + row < of.time && column < k)
+                    put(to.projections, to.projections_bf16,
+                        ((start + j0 + row) * 3 + 1 + which) * width + column0 + column, value);
+            });
+        }
+        return;
+    }
+    number -= tiles;
+    // A tile of distances: tile0 are the positions, tile1 the queries with the bias v, tile2 those with u and then the
+    // gradient of their context, tile3 the keys and then the values that are at these distances from the queries.
+    int r0 = number * TILE;
+    load_positions(tile0, r0, TILE);
+    Sum<T, TILE> sum;
+    sum.clear();
+    float* d_weights = wide_words;
+    int from = of.reach - r0 - TILE + 1, end = length + of.reach - r0 < length ? length + of.reach - r0 : length;
+    for (int i0 = from > 0 ? from / TILE * TILE : 0; i0 < end; i0 += TILE) {
+        int j0 = i0 + r0 - of.reach;
+        BARRIER();
+        load_queries(tile1, i0, of.bias_v);
+        load_queries(tile2, i0, of.bias_u);
+        load(tile3, keys, of.step, j0, 2 * TILE, of.time, k, depth, nullptr);
+        find_along(i0);
+        product<T>(rows1, rows0, TILE, TILE, depth, 0, 2,
+                   [&](int row, int at, float value) { square[row * (TILE + 1) + at] = value; });
+        product<T>(rows2, rows3, TILE, 2 * TILE, depth, 2, ATTENTION_WARPS - 2,
+                   [&](int row, int column, float value) { scores[row * SPAN + column] = value; });
+        BARRIER();
+        load_slopes(tile2, i0);
+        load(tile3, values, of.step, j0, 2 * TILE, of.time, k, depth, nullptr);
+        BARRIER();
+        product<T>(rows2, rows3, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
+                   [&](int row, int column, float value) { d_weights[row * SPAN + column] = value; });
+        BARRIER();
+        // This thread's j is a distance here.
+        float dropped, score = scores[i * SPAN + i + j] + square[i * (TILE + 1) + j];
+        bool there = r0 + j < 2 * of.reach + 1;
+        float slope = there ? slope_of(i0, j0 + i + j, score, d_weights[i * SPAN + i + j], &dropped) : 0.0f;
+        narrow(slopes[i * WEIGHTS + j], slope);
+        BARRIER();
+        sum.add(ByColumns<T>{slopes, WEIGHTS}, ByColumns<T>{tile1, STEP}, depth, TILE);
+    }
+    sum.elements(depth, [&](int row, int column, float value) {
+        if (r0 + row < 2 * of.reach + 1 && column < k)
+            to.positions[((u64)b * (2 * of.reach + 1) + r0 + row) * width + column0 + column] = value;
+    });
+}
+
+// Without `key` all three projections are behind each other in the rows of `query`.
+DEVICE Problem problem_of(const float* query, const float* key, const float* value, const float* positions,
+                          const float* bias_u, const float* bias_v, const u32* lengths, const u64* masks, int batch,
+                          int time, int heads, int k, int band, int reach, int block, float scale, float factor, u64 mask,
+                          u64 threshold) {
+    int d = heads * k;
+    Problem of = {query,     key ? key : query + d, key ? value : query + 2 * d, positions, bias_u, bias_v, lengths,
+                  key ? d : 3 * d, batch, time, heads, k, band, reach, scale, factor, mask, threshold, masks, block};
+    return of;
+}
+
+KERNEL(relative_attention_f32, (const float* query, const float* key, const float* value, const float* positions,
+                                const float* bias_u, const float* bias_v, const u32* lengths, const u64* masks,
+                                float* out, bf16* out_bf16, float* logs, int batch, int time, int heads, int k, int band,
+                                int reach, int block, float scale, float factor, u64 mask, u64 threshold)) {
+    Problem of = problem_of(query, key, value, positions, bias_u, bias_v, lengths, masks, batch, time, heads, k, band, reach,
+                            block, scale, factor, mask, threshold);
+    attend<float, 16>(of, out, out_bf16, logs);
+}
+
+KERNEL(relative_attention_bf16, (const float* query, const float* key, const float* value, const float* positions,
+                                 const float* bias_u, const float* bias_v, const u32* lengths, const u64* masks,
+                                 float* out, bf16* out_bf16, float* logs, int batch, int time, int heads, int k, int band,
+                                 int reach, int block, float scale, float factor, u64 mask, u64 threshold)) {
+    Problem of = problem_of(query, key, value, positions, bias_u, bias_v, lengths, masks, batch, time, heads, k, band, reach,
+                            block, scale, factor, mask, threshold);
+    attend<bf16, 32>(of, out, out_bf16, logs);
+}
+
+KERNEL(relative_attention_backward_f32, (const float* query, const float* key, const float* value,
+                                         const float* positions, const float* bias_u, const float* bias_v,
+                                         const u32* lengths, const u64* masks, const float* context,
+                                         const bf16* context_bf16, const float* logs, const float* d_context,
+                                         float* d_projections, bf16* d_projections_bf16, float* d_biases,
+                                         float* d_positions, int batch, int time, int heads, int k, int band, int reach,
+                                         int block, float scale, float factor, u64 mask, u64 threshold)) {
+    Problem of = problem_of(query, key, value, positions, bias_u, bias_v, lengths, masks, batch, time, heads, k, band, reach,
+                            block, scale, factor, mask, threshold);
+    Results to = {d_projections, d_projections_bf16, d_biases, d_positions};
+    attend_backward<float, 16>(of, context, context_bf16, logs, d_context, to);
+}
+
+KERNEL(relative_attention_backward_bf16, (const float* query, const float* key, const float* value,
+                                          const float* positions, const float* bias_u, const float* bias_v,
+                                          const u32* lengths, const u64* masks, const float* context,
+                                          const bf16* context_bf16, const float* logs, const float* d_context,
+                                          float* d_projections, bf16* d_projections_bf16, float* d_biases,
+                                          float* d_positions, int batch, int time, int heads, int k, int band, int reach,
+                                          int block, float scale, float factor, u64 mask, u64 threshold)) {
+    Problem of = problem_of(query, key, value, positions, bias_u, bias_v, lengths, masks, batch, time, heads, k, band, reach,
+                            block, scale, factor, mask, threshold);
+    Results to = {d_projections, d_projections_bf16, d_biases, d_positions};
+    attend_backward<bf16, 16>(of, context, context_bf16, logs, d_context, to);
+}

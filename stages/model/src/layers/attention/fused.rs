@@ -1,0 +1,145 @@
+//! Attention by one kernel, on a device.
+
+use candle_core::{DType, Tensor};
+use flow_kernels::elementwise::add_in_place;
+use flow_kernels::noise::DropMask;
+use flow_kernels::product::{add_product_in, product_in};
+use flow_kernels::relative_attention::{self, Positions, Projections};
+
+use super::{Attention, Saved, Way, query_blocks, reach};
+use crate::error::Result;
+use crate::layers::linear::Linear;
+use crate::layers::{Frames, dropout};
+use crate::parameters::{Gradients, Mode, ParameterId, Parameters};
+use crate::pending_sums::PendingSums;
+
+/// What [`Way::Fused`] has.
+type Fused<'a> = (&'a Projections, &'a Tensor, &'a [Option<DropMask>]);
+
+impl Attention {
+    /// [`Attention::forward`] by one kernel, on a device.
+    pub(super) fn forward_fused(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        positions: Tensor,
+        frames: &Frames,
+        mode: &mut Mode,
+    ) -> Result<(Tensor, Saved)> {
+        let projections = match self.stacked_weights(parameters) {
+            Some(weights) => Projections::Together(product_in(weights.dtype(), x, &weights.t()?)?),
+            None => Projections::Apart([
+                self.query.forward(parameters, x)?,
+                self.key.forward(parameters, x)?,
+                self.value.forward(parameters, x)?,
+            ]),
+        };
+        let projected = self.position.forward(parameters, &positions)?;
+        let masks: Vec<_> = query_blocks(self.band, self.block, frames.time)
+            .iter()
+            .map(|_| dropout::draw(self.dropout, mode))
+            .collect();
+        let factors = self.output.factors(&projected);
+        let (context, logs) = relative_attention::forward(
+            factors,
+            &projections,
+            self.positions(parameters, &projected),
+            &self.fused(frames, &masks, factors),
+        )?;
+        let y = self.output.forward(parameters, &context)?;
+        let saved = Saved {
+            x: x.clone(),
+            positions,
+            projected,
+            way: Way::Fused {
+                projections,
+                logs,
+                masks,
+            },
+            context,
+        };
+        Ok((y, saved))
+    }
+
+    /// The weights of query, key and value below each other, where they lie so and there is nothing to add to the product.
+    fn stacked_weights<'a>(&self, parameters: &'a Parameters) -> Option<&'a Tensor> {
+        let biased = [&self.query, &self.key, &self.value]
+            .iter()
+            .any(|linear| linear.bias().is_some());
+        parameters.stacked(&self.projection_ids()).filter(|_| !biased)
+    }
+
+    fn projection_ids(&self) -> [ParameterId; 3] {
+        [&self.query, &self.key, &self.value].map(Linear::weight_id)
+    }
+
+    fn positions<'a>(&self, parameters: &'a Parameters, projected: &'a Tensor) -> Positions<'a> {
+        Positions {
+            projected,
+            biases: (parameters.get(self.bias_u), parameters.get(self.bias_v)),
+        }
+    }
+
+    fn fused<'a>(
+        &self,
+        frames: &'a Frames,
+        masks: &'a [Option<DropMask>],
+        factors: DType,
+    ) -> relative_attention::Attention<'a> {
+        relative_attention::Attention {
+            lengths: &frames.lengths,
+            time: frames.time,
+            heads: self.heads,
+            scale: self.scale,
+            band: self.band,
+            reach: reach(self.band, frames.time),
+            masks,
+            block: if masks.len() > 1 { self.block } else { frames.time },
+            factors,
+        }
+    }
+
+    /// The way back, given the gradient of the context.
+    pub(super) fn backward_fused(
+        &self,
+        parameters: &Parameters,
+        (saved, (projections, logs, masks)): (&Saved, Fused),
+        frames: &Frames,
+        d_context: &Tensor,
+        gradients: &mut Gradients,
+        sums: &mut PendingSums,
+    ) -> Result<Tensor> {
+        let factors = self.query.factors(d_context);
+        let found = relative_attention::backward(
+            factors,
+            projections,
+            self.positions(parameters, &saved.projected),
+            &self.fused(frames, masks, factors),
+            (&saved.context, logs),
+            d_context,
+        )?;
+        sums.add(&[self.bias_u, self.bias_v], found.biases);
+        sums.keep(found.positions);
+        let d = found.projections;
+        let Some(weights) = self.stacked_weights(parameters) else {
+            let d = |at: usize| d.chunk(3, 1)?[at].contiguous();
+            let dx = self.query.backward(parameters, &saved.x, &d(0)?, gradients)?;
+            for (linear, d) in [(&self.key, d(1)?), (&self.value, d(2)?)] {
+                add_in_place(&dx, &linear.backward(parameters, &saved.x, &d, gradients)?)?;
+            }
+            return Ok(dx);
+        };
+        let ids = self.projection_ids();
+        let stored = weights.dtype();
+        if ids.iter().any(|&id| gradients.wants(id)) {
+            match gradients.stacked(&ids) {
+                Some(sum) => add_product_in(stored, sum, &d.t()?, &saved.x)?,
+                None => {
+                    let gradient = product_in(stored, &d.t()?, &saved.x)?;
+                    gradients.add_stacked(&ids, gradient)?;
+                }
+            }
+        }
+        Ok(product_in(stored, &d, weights)?)
+    }
+}
