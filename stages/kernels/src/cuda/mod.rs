@@ -51,7 +51,7 @@ pub(crate) const THREADS: usize = 256;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// The kernel files, by name.
-const FILES: [(&str, &str); 14] = [
+const FILES: [(&str, &str); 16] = [
     ("adamw", include_str!("adamw.cu")),
     ("attention", include_str!("attention.cu")),
     ("batch_norm", include_str!("batch_norm.cu")),
