@@ -72,7 +72,7 @@ pub(super) fn decode_greedy(
                 hypothesis.durations.push(emission.duration);
                 hypothesis.score += f64::from(emission.logit);
                 if let Some(observer) = &mut observer {
-                    observer(emission.utterance, &emission.logits);
+                    observer(emission.utterance, emission.token, &emission.logits);
                 }
             }
         }
