@@ -110,11 +110,12 @@ fn a_search_on_a_device_finds_what_the_cpu_finds() {
             let steps = || Steps { durations, max_symbols };
             let encoded = encoded.to_device(device).unwrap();
             let mut seen: Vec<Vec<u32>> = vec![Vec::new(); lengths.len()];
-            let mut observer = |utterance: usize, logits: &[f32]| {
+            let mut observer = |utterance: usize, token: u32, logits: &[f32]| {
                 assert_eq!(logits.len(), VOCABULARY + 1);
                 let best =
                     (0..logits.len()).fold(0, |best, next| if logits[next] > logits[best] { next } else { best });
-                seen[utterance].push(best as u32);
+                assert_eq!(token, best as u32);
+                seen[utterance].push(token);
             };
             let none = Fusion::default();
             let whole = decode_greedy_observed(&networks, &none, steps(), &encoded, lengths, None).unwrap();
