@@ -8,6 +8,7 @@ use flow_kernels::device::DeviceChoice;
 use flow_kernels::emulator::{self, with_allocations};
 use flow_model::checkpoint::unpacked_copy;
 use flow_model::config::Reduction;
+use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::{Gradients, ParameterGroup, Parameters};
 
@@ -16,6 +17,7 @@ use super::{OutOfMemory, RankReport, Replica, StepPlan};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
 use crate::schedule::{Recipe, Schedule};
+use crate::settings::{ReduceDtype, ReduceEvery};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
 fn model() -> TdtModel {
@@ -65,6 +67,9 @@ fn config(frozen: bool, offload: bool) -> TrainerConfig {
         rank_timeout: Duration::from_secs(60),
         device: DeviceChoice::Cpu,
         recompute: false,
+        batch_norm: BatchNorm::default(),
+        reduce_dtype: ReduceDtype::F32,
+        reduce_every: ReduceEvery::MicroBatch,
         seed: 3,
         spec_augment: false,
         dither: false,
