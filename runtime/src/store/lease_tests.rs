@@ -75,7 +75,9 @@ fn a_process_that_slept_while_another_one_took_the_lease_over_ends() {
         released: true,
         ..LeaseRecord::new("two")
     };
-    std::fs::write(place.lock(), other.bytes().unwrap()).unwrap();
+    let (storage, lock) = (place.server.storage(), url().join(LOCK).unwrap());
+    let (version, _) = storage.read_now(&lock, LONGEST).unwrap().unwrap();
+    storage.put_if(&lock, &other.bytes().unwrap(), Some(&version)).unwrap();
     drop(no_renewal);
     let error = lease.state.check().unwrap_err();
     assert!(error.is_held() && error.to_string().contains("run two"), "{error}");
