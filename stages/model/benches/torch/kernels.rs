@@ -15,6 +15,7 @@ use flow_model::config::{AttentionContext, EncoderConfig};
 use flow_model::layers::Frames;
 use flow_model::layers::attention::PositionTable;
 use flow_model::layers::conformer_layer::ConformerLayer;
+use flow_model::layers::convolution::{BatchNorm, BatchNormPass};
 use flow_model::{BufferUpdates, Gradients, Mode, ParameterBuilder, Result};
 
 use crate::peer::{Peer, compare};
@@ -185,11 +186,17 @@ pub fn block(torch: &mut Peer) -> Result<()> {
     let mut gradients = Gradients::new(&parameters);
     compare("layer d 256, 8 x 150 frames", torch, "block 256 8 8 150", || {
         gradients.clear();
-        let updates = &mut BufferUpdates::default();
+        let mut norm = BatchNormPass {
+            batch_norm: BatchNorm::OwnRows,
+            known: None,
+            gather: None,
+            updates: &mut BufferUpdates::default(),
+        };
         let mut mode = Mode::Train(&mut noise);
-        let (_, saved) = layer.forward(&parameters, &x, &positions, &frames, &mut mode, updates)?;
+        let (_, saved) = layer.forward(&parameters, &x, &positions, &frames, &mut mode, &mut norm)?;
+        let alone = &mut |own: &Tensor| Ok(own.unsqueeze(0)?);
         layer
-            .backward(&parameters, &saved, &frames, &dy, &mut gradients)
+            .backward(&parameters, &saved, &frames, &dy, alone, &mut gradients)
             .map(drop)
     })?;
     Ok(())
