@@ -319,7 +319,7 @@ mod tests {
                 .collect();
             let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
             let frames = 1 + signals.iter().map(|signal| signal.len()).max().unwrap() / hop;
-            let (times, of_bands) = ([2..4, 7..8], [1..2]);
+            let (times, of_bands) = ([2..4, 7..8], [1..2, 3..4]);
             let mut masked = [Masked::default(); 5];
             masked[3].frames = &times;
             (masked[4].frames, masked[4].bands) = (&times[..1], &of_bands);
