@@ -124,7 +124,11 @@ pub struct CellGradient {
 
 /// `drop(relu(f[frame] + g[state]))` per cell: (cells, joint).
 pub fn hidden<'a>(f: &Tensor, g: &Tensor, cells: impl Into<Cells<'a>>, mask: Option<DropMask>) -> Result<Tensor> {
-    let cells = &cells.into();
+    hidden_of(f, g, &cells.into(), mask)
+}
+
+/// Not generic, so that it is compiled in this crate.
+fn hidden_of(f: &Tensor, g: &Tensor, cells: &Cells, mask: Option<DropMask>) -> Result<Tensor> {
     on_gpu!(f, joint::hidden(f, g, cells, mask));
     let width = f.dim(1)?;
     dispatch!(f.dtype(), T => {
