@@ -229,6 +229,15 @@ impl Choice {
 
     /// Adds rows, or takes them back.
     fn update(&mut self, version: u32, rows: &ChoiceRows, diff: Diff) -> Result<(), StageError> {
+        let counts = [rows.classes.len(), rows.numbers.len()];
+        if counts != [rows.keys.len(); 2] {
+            return Err(StageError::failed(format!(
+                "it gave {} keys, {} classes and {} numbers of rows",
+                rows.keys.len(),
+                counts[0],
+                counts[1]
+            )));
+        }
         let mut numbers: Vec<Class> = Vec::with_capacity(rows.names.len());
         for name in &rows.names {
             numbers.push(self.number(name)?);

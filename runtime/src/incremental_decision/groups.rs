@@ -117,7 +117,7 @@ impl Groups {
         let changes = self.versions.advance(keys)?;
         if let (Some(held), false) = (self.held.take(), changes.gone.is_empty()) {
             for (version, partition) in &changes.gone {
-                let GroupRows { hashes, places, .. } = decision.rows(partition, &held)?;
+                let GroupRows { hashes, places, .. } = rows_of(decision, partition, &held)?;
                 for (hash, place) in hashes.into_iter().zip(places) {
                     self.rows.update((hash, (*version, place)), -1);
                 }
@@ -128,7 +128,7 @@ impl Groups {
         }
         self.held = Some(keys.clone());
         for some in changes.new.chunks(PARTITIONS_AT_ONCE) {
-            let read = some.par_iter().map(|(_, partition)| decision.rows(partition, keys));
+            let read = some.par_iter().map(|(_, partition)| rows_of(decision, partition, keys));
             let read: Vec<GroupRows> = read.collect::<Result<_, _>>()?;
             for ((version, _), rows) in some.iter().zip(read) {
                 for (hash, place) in rows.hashes.into_iter().zip(rows.places) {
@@ -275,6 +275,19 @@ impl Groups {
             &whole.rows,
             &UInt32Array::from(at.ok_or_else(lacks)?),
         )?)
+    }
+}
+
+/// The rows of a partition that are in groups.
+fn rows_of(decision: &dyn GroupDecision, partition: &Partition, keys: &Artifact) -> Result<GroupRows, StageError> {
+    let rows = decision.rows(partition, keys)?;
+    match rows.hashes.len() == rows.places.len() {
+        true => Ok(rows),
+        false => Err(StageError::failed(format!(
+            "it gave {} hashes for {} rows of {partition}",
+            rows.hashes.len(),
+            rows.places.len()
+        ))),
     }
 }
 

@@ -10,7 +10,7 @@ mod held;
 mod partition_versions;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow::array::RecordBatch;
 
@@ -153,18 +153,28 @@ pub struct StandingDecisions {
 }
 
 impl StandingDecisions {
-    /// Decides by what changed since the last time. None where no dataflow holds the key rows yet, or it cannot say (a file of
-    /// the last generation is gone): then it is dropped.
-    pub(crate) fn decide(&self, recipe: &Digest, decision: &IncrementalDecision, keys: &Artifact) -> Option<Decided> {
-        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = all.get_mut(recipe)?;
-        match held.decide(decision, keys) {
-            Ok(decided) => decided,
-            Err(_) => {
-                all.remove(recipe);
-                None
-            }
-        }
+    fn lock(&self) -> MutexGuard<'_, HashMap<Digest, Held>> {
+        // Each change is one insertion or removal.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides by what changed since the last time. None where no dataflow holds the key rows yet.
+    ///
+    /// # Errors
+    /// When the dataflow cannot say (a file of the last generation is gone, for one): then it is dropped.
+    pub(crate) fn decide(
+        &self,
+        recipe: &Digest,
+        decision: &IncrementalDecision,
+        keys: &Artifact,
+    ) -> Result<Option<Decided>, StageError> {
+        // Taken out meanwhile: the lock is not held while it decides.
+        let Some(mut held) = self.lock().remove(recipe) else {
+            return Ok(None);
+        };
+        let decided = held.decide(decision, keys)?;
+        self.lock().insert(*recipe, held);
+        Ok(decided)
     }
 
     /// Begins to load key rows, unless they are held (or being loaded), or too many for the memory.
@@ -173,7 +183,7 @@ impl StandingDecisions {
         if available_memory().is_none_or(|available| bytes > available / 2) {
             return;
         }
-        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.lock();
         if !all.contains_key(recipe)
             && let Some(held) = Held::load(decision, keys)
         {
@@ -183,20 +193,68 @@ impl StandingDecisions {
 
     /// Whether key rows are held, or being loaded.
     pub(crate) fn holds(&self, recipe: &Digest) -> bool {
-        let all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        all.contains_key(recipe)
+        self.lock().contains_key(recipe)
     }
 
     /// Drops all dataflows but those of these recipes: the pipeline may have changed.
     pub(crate) fn retain(&self, recipes: &[Digest]) {
-        let mut all = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|recipe, _| recipes.contains(recipe));
+        self.lock().retain(|recipe, _| recipes.contains(recipe));
     }
 }
 
 impl std::fmt::Debug for StandingDecisions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.lock();
         f.debug_list().entries(held.keys().map(Digest::short)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, UInt32Array};
+
+    use super::*;
+    use crate::row_number::ROW;
+
+    /// Cannot read key rows.
+    struct Unreadable;
+
+    impl GroupDecision for Unreadable {
+        fn rows(&self, _: &Partition, _: &Artifact) -> Result<GroupRows, StageError> {
+            Err(StageError::failed("a file is gone"))
+        }
+
+        fn whole(&self, _: &Partition, _: &Artifact, _: &[u32]) -> Result<RecordBatch, StageError> {
+            Err(StageError::failed("no row is in a group"))
+        }
+
+        fn decide(&self, _: &[(Partition, Vec<RecordBatch>)]) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+            Ok(Vec::new())
+        }
+
+        fn complete(&self, _: &Context, _: &[(Partition, RecordBatch)]) -> Result<(), StageError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_dataflow_that_fails_says_why_and_is_dropped() {
+        let numbers: ArrayRef = Arc::new(UInt32Array::from(vec![0, 1]));
+        let rows = RecordBatch::try_from_iter([(ROW, numbers)]).unwrap();
+        let keys = Artifact::in_memory(rows.schema(), vec![(Partition::from("a"), vec![rows])]).unwrap();
+        let decision = IncrementalDecision::Groups(Arc::new(Unreadable));
+        let (standing, recipe) = (StandingDecisions::default(), Digest::of(b"recipe"));
+        assert!(standing.decide(&recipe, &decision, &keys).unwrap().is_none());
+        standing.lock().insert(recipe, Held::load(&decision, &keys).unwrap());
+        let error = loop {
+            match standing.decide(&recipe, &decision, &keys) {
+                // It is loading.
+                Ok(None) => std::thread::yield_now(),
+                Ok(Some(_)) => panic!("it decided without key rows"),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().contains("a file is gone"), "{error}");
+        assert!(!standing.holds(&recipe));
     }
 }

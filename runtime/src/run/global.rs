@@ -145,15 +145,25 @@ fn decide(
     {
         let recipe = &state.graph.nodes[node].recipe;
         let begun = Instant::now();
-        if let Some(decided) = standing.decide(recipe, &incremental, keys) {
-            let message = format!(
-                "{} decided by changes in {} ms",
-                context.stage,
-                begun.elapsed().as_millis()
-            );
-            state.events.send(Event::Note { message });
-            catch_panic(|| incremental.complete(context, &decided)).map_err(failed)?;
-            return Ok((body.decision_schema(), decided.decisions));
+        match standing.decide(recipe, &incremental, keys) {
+            Ok(Some(decided)) => {
+                let message = format!(
+                    "{} decided by changes in {} ms",
+                    context.stage,
+                    begun.elapsed().as_millis()
+                );
+                state.events.send(Event::Note { message });
+                catch_panic(|| incremental.complete(context, &decided)).map_err(failed)?;
+                return Ok((body.decision_schema(), decided.decisions));
+            }
+            Ok(None) => {}
+            Err(error) => {
+                let message = format!(
+                    "{} decides about all key rows, as by changes it failed: {error}",
+                    context.stage
+                );
+                state.events.send(Event::Note { message });
+            }
         }
         let decided = decide_from_nothing(state, node, context, keys, running, &mut body)?;
         // While the rest of the run goes on.

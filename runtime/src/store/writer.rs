@@ -347,14 +347,16 @@ impl ArtifactWriter {
         let SharedWriter { files, folder, .. } = &*self.shared;
         let mut state = self.lock();
         let (mut result, mut fresh) = self.place_data(&state, group)?;
+        let data = data_folder(folder);
         for record in placed {
             let standing = state.standing(&record.partition, &record.key);
-            let combined = standing.map(|old| Arc::new(recovery::combine(old, Record::clone(record))));
-            match (standing, combined) {
-                (Some(old), Some(combined)) if *old == combined => result.push(Arc::clone(old)),
-                (_, combined) => {
-                    let record = combined.unwrap_or_else(|| Arc::clone(record));
-                    let data = data_folder(folder);
+            let record = standing.map_or_else(
+                || Arc::clone(record),
+                |old| Arc::new(recovery::combine(old, Record::clone(record))),
+            );
+            match standing {
+                Some(old) if *old == record => result.push(Arc::clone(old)),
+                _ => {
                     for (file, bytes) in record.files() {
                         files.note_uploaded(&data.join(file), bytes);
                     }
