@@ -121,9 +121,14 @@ impl Replica {
         })
     }
 
-    /// Makes the other ranks fail with an error that names this one.
-    pub fn abort(&mut self, message: &str) {
-        self.updates.abort(message);
+    /// Makes the other ranks fail with an error that names this one and says why its step failed. They know of a failure of
+    /// another rank already.
+    pub fn step_failed(&mut self, error: &TrainingError) {
+        match error {
+            TrainingError::Rank { rank, .. } if *rank != self.rank => {}
+            TrainingError::Rank { message, .. } => self.updates.abort(message),
+            error => self.updates.abort(&error.to_string()),
+        }
     }
 
     /// Waits for an offloaded update. The model with its current parameters, and the optimizer with the moments of the
