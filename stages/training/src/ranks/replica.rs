@@ -350,7 +350,7 @@ impl Replica {
                 } else if synchronised {
                     Some("with `batch_norm: sync` other ranks go on with the statistics of the whole micro-batch")
                 } else if of_earlier && pass.remaining.len() < all_groups {
-                    Some("with `reduce_every: step` other ranks have sums of its gradients and earlier ones already")
+                    Some("with `reduce_every: step` some sums have its gradients and those of earlier ones already")
                 } else {
                     None
                 };
