@@ -322,7 +322,8 @@ impl Trainer {
                 let _ = other.commands.send(RankCommand::Step(plan, batches));
             }
             let first = &mut self.first;
-            reports.push(pool.install(|| first.step(&plan, &own))?);
+            let report = pool.install(|| first.step(&plan, &own));
+            reports.push(report.inspect_err(|error| first.step_failed(error))?);
             for (rank, other) in (1..).zip(&self.others) {
                 // It has contributed to the last operation of the step, so what is left is short.
                 let report = other.reports.recv_timeout(self.config.rank_timeout);

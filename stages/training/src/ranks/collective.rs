@@ -14,8 +14,8 @@ use crate::error::TrainingError;
 pub struct CollectiveKey {
     /// The optimizer step.
     pub step: u64,
-    /// For gradients and batch statistics the index of the rank's micro-batch within the step, for parameters that of the parameter group in
-    /// the update; else 0.
+    /// For gradients and batch statistics the index of the rank's micro-batch within the step, for parameters that of the
+    /// parameter group in the update; else 0.
     pub round: u32,
     pub op: CollectiveOp,
 }

@@ -41,16 +41,18 @@ impl Remedies {
         (parts.copied().unwrap_or(1), parts.is_some())
     }
 
-    /// Takes what is next for a micro-batch that found no memory. `frozen`: whether the encoder does not learn.
+    /// Takes what is next for a micro-batch that found no memory. `frozen`: whether the encoder does not learn. `spent`: why it
+    /// cannot be computed again, if so.
     ///
     /// # Errors
-    /// `error`, if it is of another kind; and where a single clip does not fit.
+    /// `error`, if it is of another kind; and where a single clip does not fit, or the micro-batch cannot be computed again.
     pub fn after(
         &mut self,
         error: flow_model::Error,
         (step, round): (u64, u32),
         loaded: &LoadedBatch,
         (model, frozen): (&TdtModel, bool),
+        spent: Option<&str>,
     ) -> Result<(), TrainingError> {
         if !is_out_of_memory(&error) {
             return Err(error.into());
@@ -59,6 +61,21 @@ impl Remedies {
         let longest = signals.iter().map(Vec::len).max().unwrap_or(0) as f64 / SAMPLE_RATE;
         let most = tokens.iter().map(Vec::len).max().unwrap_or(0);
         let clips = signals.len();
+        if let Some(why) = spent {
+            return Err(TrainingError::Refused {
+                message: format!(
+                    "step {}: the device has no memory left for {clips} clips of up to {longest:.1} s and {most} tokens, and \
+                     they cannot be computed again in parts: {why} (segments {})",
+                    step + 1,
+                    loaded.segments.join(", ")
+                ),
+                help: Some(
+                    "lower `max_batch_seconds`, or set `recompute: true` or `offload: true`; `flow memory PIPELINE \
+                     --device-memory SIZE` says what needs how much"
+                        .into(),
+                ),
+            });
+        }
         let (parts, recomputed) = self.of(round);
         // A frozen encoder keeps nothing for the backward pass.
         let divides = recomputed || frozen || model.recomputes();

@@ -12,7 +12,7 @@ use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::{Gradients, ParameterGroup, Parameters};
 
-use super::out_of_memory::train_in_parts;
+use super::out_of_memory::{Remedies, train_in_parts};
 use super::{OutOfMemory, RankReport, Replica, StepPlan};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
@@ -52,7 +52,7 @@ fn loaded(place: u32, clips: usize) -> LoadedBatch {
     }
 }
 
-fn config(frozen: bool, offload: bool) -> TrainerConfig {
+fn config(frozen: bool, offload: bool, reduce_every: ReduceEvery) -> TrainerConfig {
     let schedule = Schedule::Constant { base: 1e-3, warmup: 0 };
     TrainerConfig {
         recipe: Recipe {
@@ -69,7 +69,7 @@ fn config(frozen: bool, offload: bool) -> TrainerConfig {
         recompute: false,
         batch_norm: BatchNorm::default(),
         reduce_dtype: ReduceDtype::F32,
-        reduce_every: ReduceEvery::MicroBatch,
+        reduce_every,
         seed: 3,
         spec_augment: false,
         dither: false,
@@ -96,13 +96,19 @@ fn step(most: usize, config: TrainerConfig, clips: [usize; 2]) -> (Result<RankRe
 /// it would have been with more memory. With an encoder that learns, layers are computed again first.
 #[test]
 fn a_micro_batch_without_memory_is_divided() {
-    for (frozen, offload) in [(true, false), (true, true), (false, false)] {
-        let (_, small) = step(usize::MAX, config(frozen, offload), [1, 2]);
-        let (expected, most) = step(usize::MAX, config(frozen, offload), [2, 4]);
+    for (frozen, offload, every) in [
+        (true, false, ReduceEvery::MicroBatch),
+        (true, true, ReduceEvery::MicroBatch),
+        // The sums of the first one are computed again, as no gradient has left the device.
+        (true, true, ReduceEvery::Step),
+        (false, false, ReduceEvery::MicroBatch),
+    ] {
+        let (_, small) = step(usize::MAX, config(frozen, offload, every), [1, 2]);
+        let (expected, most) = step(usize::MAX, config(frozen, offload, every), [2, 4]);
         let expected = expected.unwrap();
         assert!(small < most, "{small} {most}");
         assert!(expected.out_of_memory.is_empty() && expected.gradient_norm > 0.0);
-        let (found, largest) = step(small, config(frozen, offload), [2, 4]);
+        let (found, largest) = step(small, config(frozen, offload, every), [2, 4]);
         let found = found.unwrap();
         assert!(largest <= small && !found.skipped, "{found:?}");
         let events: Vec<(usize, u32, u64)> = found
@@ -115,7 +121,7 @@ fn a_micro_batch_without_memory_is_divided() {
         assert_eq!(
             events,
             expected_events[of_frozen..],
-            "frozen {frozen}, offload {offload}"
+            "frozen {frozen}, offload {offload}, {every:?}"
         );
         let OutOfMemory { segments, seconds, .. } = &found.out_of_memory[0];
         assert_eq!((&segments[0][..], *seconds), ("1-0", 0.6));
@@ -133,13 +139,33 @@ fn a_micro_batch_without_memory_is_divided() {
 
 #[test]
 fn one_clip_that_does_not_fit_is_an_error() {
-    let (found, _) = step(4096, config(true, false), [1, 2]);
+    let (found, _) = step(4096, config(true, false, ReduceEvery::MicroBatch), [1, 2]);
     let error = found.unwrap_err();
     assert!(matches!(error, TrainingError::Refused { .. }), "{error}");
     let message = error.to_string();
     for part in ["step 1", "one clip", "0.6 s", "3 tokens", "0-0"] {
         assert!(message.contains(part), "{message}");
     }
+}
+
+#[test]
+fn what_cannot_be_computed_again_is_refused_in_words() {
+    let (model, micro_batch) = (model(), loaded(3, 2));
+    let mut remedies = Remedies::default();
+    let mut after = |words: &str| {
+        let error = flow_model::Error::Input(words.into());
+        let refused = remedies.after(error, (4, 1), &micro_batch, (&model, false), Some("for a reason"));
+        refused.unwrap_err()
+    };
+    let error = after("CUDA_ERROR_OUT_OF_MEMORY");
+    assert!(matches!(error, TrainingError::Refused { .. }), "{error}");
+    let message = error.to_string();
+    for part in ["step 5", "2 clips", "0.6 s", "3 tokens", "for a reason", "3-0, 3-1"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let other = after("another error");
+    assert!(matches!(other, TrainingError::Model(_)), "{other}");
+    assert!(remedies.events.is_empty());
 }
 
 /// Gradients and losses of the parts are together those of the whole, whatever the reduction.

@@ -57,12 +57,8 @@ impl RankHandle {
                             message: format!("it panicked: {}", panic_text(panic.as_ref())),
                         })
                     });
-                    match &outcome {
-                        Ok(_) => {}
-                        // The failure of another rank, which all ranks know already.
-                        Err(TrainingError::Rank { rank: failed, .. }) if *failed != rank => {}
-                        Err(TrainingError::Rank { message, .. }) => replica.abort(message),
-                        Err(error) => replica.abort(&error.to_string()),
+                    if let Err(error) = &outcome {
+                        replica.step_failed(error);
                     }
                     let ended = outcome.is_err();
                     if report.send(outcome).is_err() || ended {

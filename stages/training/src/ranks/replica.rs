@@ -121,9 +121,14 @@ impl Replica {
         })
     }
 
-    /// Makes the other ranks fail with an error that names this one.
-    pub fn abort(&mut self, message: &str) {
-        self.updates.abort(message);
+    /// Makes the other ranks fail with an error that names this one and says why its step failed. They know of a failure of
+    /// another rank already.
+    pub fn step_failed(&mut self, error: &TrainingError) {
+        match error {
+            TrainingError::Rank { rank, .. } if *rank != self.rank => {}
+            TrainingError::Rank { message, .. } => self.updates.abort(message),
+            error => self.updates.abort(&error.to_string()),
+        }
     }
 
     /// Waits for an offloaded update. The model with its current parameters, and the optimizer with the moments of the
@@ -279,16 +284,17 @@ impl Replica {
             },
             (false, false) => GradientPolicy::Accumulate,
         };
-        // What other ranks were given cannot be taken back: statistics of this micro-batch, sums with gradients of earlier ones.
-        let of_earlier = reduces && self.config.reduce_every != ReduceEvery::MicroBatch && round > 0;
-        let repeatable = !synchronised && !of_earlier;
+        // Whether the gradients that are reduced in this pass are those of earlier micro-batches too.
+        let of_earlier = reduces && self.config.reduce_every == ReduceEvery::Step && round > 0;
+        let remaining = self.learning_groups(frozen);
+        let all_groups = remaining.len();
         let buffers: Vec<Tensor> = self
             .buffers
             .iter()
             .map(|&id| self.model.parameters.get(id).clone())
             .collect();
         let mut pass = MicroBatchPass {
-            remaining: self.learning_groups(frozen),
+            remaining,
             groups: &self.groups,
             updates: &mut self.updates,
             plan,
@@ -296,7 +302,11 @@ impl Replica {
             policy,
             partial: false,
             applied: false,
-            dtype: self.config.reduce_dtype.of(self.model.parameters.dtype()),
+            // One rank sends nothing to others, and its result does not depend on `offload`.
+            dtype: match self.ranks {
+                1 => self.model.parameters.dtype(),
+                _ => self.config.reduce_dtype.of(self.model.parameters.dtype()),
+            },
             statistics: StatisticsToGather {
                 columns: self.model.config.encoder.d_model,
                 forward: 0..if synchronised { layers } else { 0 },
@@ -331,11 +341,21 @@ impl Replica {
                     Ok(output) => break Computed::Output(output),
                     Err(error) => error,
                 };
-                if pass.applied || pass.failed.is_some() || !repeatable {
-                    return Err(pass.failed.take().unwrap_or(error.into()));
+                if let Some(failed) = pass.failed.take() {
+                    return Err(failed);
                 }
-                remedies.after(error, (plan.step, round), loaded, (&self.model, frozen))?;
-                if policy == GradientPolicy::Accumulate {
+                // What was updated, and what other ranks were given, cannot be taken back.
+                let spent = if pass.applied {
+                    Some("with `fold_update` some parameters are updated already")
+                } else if synchronised {
+                    Some("with `batch_norm: sync` other ranks go on with the statistics of the whole micro-batch")
+                } else if of_earlier && pass.remaining.len() < all_groups {
+                    Some("with `reduce_every: step` some sums have its gradients and those of earlier ones already")
+                } else {
+                    None
+                };
+                remedies.after(error, (plan.step, round), loaded, (&self.model, frozen), spent)?;
+                if policy == GradientPolicy::Accumulate || of_earlier {
                     return Ok(Computed::NoMemory);
                 }
                 // Those of this micro-batch alone; what was reduced was complete.

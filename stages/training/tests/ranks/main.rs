@@ -5,6 +5,7 @@ mod nccl;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use flow_model::Gradients;
@@ -560,7 +561,8 @@ fn train_distributed(settings: &TrainSettings, processes: &Arc<Processes>, steps
 }
 
 /// Ranks in two processes, one or two in each, and in four: the same bits as ranks that are all in one, in both phases, with
-/// moments in 8 and 32 bits, with weights in bf16 and updates offloaded, and when training goes on from a checkpoint, with other processes.
+/// moments in 8 and 32 bits, with weights in bf16 and updates offloaded, and when training goes on from a checkpoint, with
+/// other processes.
 #[test]
 fn ranks_of_several_processes_give_the_same_bits_as_those_of_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -661,4 +663,35 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
         }
         other => panic!("{:?}", other.map(|_| "a session")),
     }
+}
+
+/// The other processes are told why the first rank failed, and not only that it ended.
+#[test]
+fn a_failure_of_the_first_rank_is_told_to_other_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut all = joined_processes(2).into_iter();
+    let (first, second) = (all.next().unwrap(), all.next().unwrap());
+    let (tell, told) = std::sync::mpsc::channel();
+    let other = WorkerProcess::start(&second, move |line| {
+        // The test may be over.
+        let _ = tell.send(line.to_owned());
+    });
+    let _other = other.expect("a thread");
+    let mut session = train_distributed(&settings(folder.path(), 2), &first, 0..1);
+    let mut bad = micro_batches(1);
+    // More signals than texts: an error, not a bad number.
+    bad[0].batch.tokens.pop();
+    let Err(error) = session.step(&bad, PLANNED) else {
+        panic!("a step of a bad micro-batch");
+    };
+    assert!(error.to_string().contains("token lists"), "{error}");
+    drop(session);
+    let failure = loop {
+        let line = told.recv_timeout(Duration::from_secs(60)).expect("a line");
+        if line.contains("failed") {
+            break line;
+        }
+    };
+    assert!(failure.starts_with("rank 0 of training failed: "), "{failure}");
+    assert!(failure.contains("token lists"), "{failure}");
 }

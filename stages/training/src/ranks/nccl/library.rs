@@ -99,7 +99,15 @@ impl Library {
         // by the system's loader, or the stand-in of the tests.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            return Err(format!("{shown} cannot be loaded"));
+            // SAFETY: it gives null, or a text that stays as it is until the loader's next call on this thread.
+            let reason = unsafe {
+                let reason = libc::dlerror();
+                match reason.is_null() {
+                    true => "the loader does not say why".into(),
+                    false => CStr::from_ptr(reason).to_string_lossy().into_owned(),
+                }
+            };
+            return Err(format!("{shown} cannot be loaded ({reason})"));
         }
         let symbol = |function: &CStr| {
             // SAFETY: the handle is that of a library that is loaded, and the name ends with a zero.

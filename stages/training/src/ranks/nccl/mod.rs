@@ -116,8 +116,7 @@ struct Bucket {
 
 impl NcclCollective {
     /// Prepares to join the communicator, with the first operation. `gradients` is the number type that they come in,
-    /// `device_name` is that of the rank's device, in words
-    /// that no other device has.
+    /// `device_name` is that of the rank's device, in words that no other device has.
     ///
     /// # Errors
     /// Where NCCL's library is not there, or the model is on no device that it is for.
