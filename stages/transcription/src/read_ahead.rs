@@ -117,6 +117,10 @@ mod tests {
         let file = File::options().write(true).open(&path).unwrap();
         file.set_times(FileTimes::new().set_modified(modified)).unwrap();
         assert!(of("a").take(&Partition::new("a"), &path).is_none());
+        // Old enough again: now its identity alone tells.
+        std::thread::sleep(LEAST_AGE + Duration::from_millis(1_100));
+        assert!(FileIdentity::of(&path).is_some());
+        assert!(of("a").take(&Partition::new("a"), &path).is_none());
         std::fs::remove_file(&path).unwrap();
         assert!(of("a").take(&Partition::new("a"), &path).is_none());
     }

@@ -133,9 +133,9 @@ fn a_window_of_two_sentences_is_heard_again_as_two() {
     let window = [&first[..], &vec![0.0; 1_920], &second].concat();
     let cut = split::pause(&window).unwrap();
     let whole = recognizer.decode_once(&[&window]).unwrap().remove(0);
-    let parts = recognizer.decode_once(&[&window[..cut], &window[cut..]]).unwrap();
-    let after = cut as f64 / 16_000.0;
-    let expected = split::more_confident(whole, parts[0].clone(), parts[1].clone(), after);
+    let parts = [&window[..cut], &window[cut..]].map(|part| recognizer.decode_once(&[part]).unwrap().remove(0));
+    let [of_first, of_second] = parts;
+    let expected = split::more_confident(whole, of_first, of_second, cut as f64 / 16_000.0);
     let alone = recognizer.decode(&[&window]).unwrap();
     assert_eq!(alone, [expected]);
     assert!(alone[0].words.is_sorted_by(|a, b| a.start <= b.start));

@@ -237,7 +237,8 @@ impl Source for Transcriber {
 
 /// Longest recording that is transcribed together with others, in samples.
 const SHORT: u64 = 60 * SAMPLE_RATE as u64;
-/// Recordings are transcribed together until they have so many samples, which are in memory then: 15 MB.
+/// Recordings are transcribed together until they have so many samples, which are in memory then: 15 MB, with the last
+/// recording at most 19 MB.
 const TOGETHER: u64 = 240 * SAMPLE_RATE as u64;
 
 /// The error of a stage that ends with the run.
@@ -305,7 +306,7 @@ impl Transcriber {
         if is_short(&prepared) && settings.long_audio == LongAudio::Vad && recognizer.is_batch_invariant() {
             let mut samples = prepared.extent.samples;
             for partition in std::mem::take(&mut self.ahead.upcoming) {
-                if samples >= TOGETHER {
+                if samples >= TOGETHER || self.context.cancel.is_set() {
                     break;
                 }
                 // One that cannot be read now is read when it is asked for, and then told why.

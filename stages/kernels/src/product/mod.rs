@@ -24,6 +24,19 @@ use super::{cuda, is_gpu};
 use crate::counts::{converted, multiplied};
 use crate::error::{Error, Result};
 
+/// Whether an element of a product in f32 on the CPU is the same to the bit whatever the other rows are: whether such products
+/// are our own here.
+pub fn is_row_invariant() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        own::processor().is_some()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
 /// `a b` for matrices (m, k) and (k, n), transposed ones too, or for stacks of as many matrices, (.., m, k) and
 /// (.., k, n).
 pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -222,7 +235,7 @@ mod own {
     use crate::error::{Error, Result};
     use crate::filled;
 
-    fn processor() -> Option<Processor> {
+    pub fn processor() -> Option<Processor> {
         static DETECTED: OnceLock<Option<Processor>> = OnceLock::new();
         *DETECTED.get_or_init(Processor::detect)
     }

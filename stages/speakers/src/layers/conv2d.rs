@@ -61,7 +61,7 @@ impl Conv2d {
             Kernel::Point(PackedRhs::from_weight(&rounded(&folded, &name)?, outputs).map_err(product_error)?)
         } else if band_stride == 1 && frame_stride == 1 && Winograd::fits(inputs, outputs) {
             Kernel::Winograd(Winograd::new(&folded, [inputs, outputs], &name)?)
-        } else if frame_stride == 1 && WinogradFrames::fits(inputs, outputs) {
+        } else if frame_stride == 1 && Winograd::fits(inputs, outputs) {
             Kernel::WinogradFrames(WinogradFrames::new(&folded, [inputs, outputs], band_stride, &name)?)
         } else if inputs == 1 && outputs.is_multiple_of(LANES) && band_stride == 1 && frame_stride == 1 {
             let mut blocks = vec![[[0.0; LANES]; TAPS * TAPS]; outputs / LANES];

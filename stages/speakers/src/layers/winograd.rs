@@ -24,7 +24,7 @@ const PLACES: usize = TILE * TILE;
 /// Tiles that are transformed together, at least: the rows of a product.
 const TILES: usize = 48;
 /// Padding in floats between the rows of two places, so that they are not in the same set of the L1 cache.
-const PADDING: usize = 16;
+pub const PADDING: usize = 16;
 
 /// How a kernel's three taps become six values.
 pub const KERNEL: [[f64; 3]; TILE] = [

@@ -14,15 +14,13 @@ use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
 
 use super::conv2d::Epilogue;
-use super::winograd::{KERNEL, STEP, TILE, input, lanes, output};
+use super::winograd::{KERNEL, PADDING, STEP, TILE, input, lanes, output};
 use super::{FeatureMap, LANES, product_error, rounded, with_scratch};
 use crate::error::Result;
 
 const BANDS: usize = 3;
 /// Rows of a product, at least.
 const ROWS: usize = 160;
-/// Padding in floats between the rows of two places, so that they are not in the same set of the L1 cache.
-const PADDING: usize = 16;
 
 /// The kernel of a convolution with padding 1, transformed: twice the memory of the weight.
 pub struct WinogradFrames {
@@ -34,12 +32,7 @@ pub struct WinogradFrames {
 }
 
 impl WinogradFrames {
-    /// Whether there is a kernel for so many channels.
-    pub fn fits(inputs: usize, outputs: usize) -> bool {
-        inputs.is_multiple_of(LANES) && outputs.is_multiple_of(LANES)
-    }
-
-    /// From a weight (outputs, inputs, 3 bands, 3 frames), which errors call `name`.
+    /// From a weight (outputs, inputs, 3 bands, 3 frames), which errors call `name`, of channels that `Winograd::fits`.
     pub fn new(weight: &[f64], [inputs, outputs]: [usize; 2], band_stride: usize, name: &str) -> Result<Self> {
         let place = |factors: &[f64; 3]| {
             let mut transformed = Vec::with_capacity(outputs * BANDS * inputs);

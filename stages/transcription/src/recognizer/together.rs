@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use flow_kernels::is_gpu;
+use flow_kernels::product::is_row_invariant;
+
 use super::{FirstPass, Heard, RecognitionSettings, Recognized, Recognizer, recognized, windows_of};
 use crate::long_audio::LongAudio;
 use crate::{Result, TranscriptionError};
@@ -10,12 +13,7 @@ impl Recognizer {
     /// Whether [`Recognizer::decode`] gives the same bits for a window in any company: on CPUs with AVX2 or AVX-512, where an
     /// element of a matrix product does not depend on the other rows.
     pub fn is_batch_invariant(&self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        let own_products = flow_kernels::has_avx512()
-            || (std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma"));
-        #[cfg(not(target_arch = "x86_64"))]
-        let own_products = false;
-        own_products && !flow_kernels::is_gpu(self.model.parameters.device())
+        is_row_invariant() && !is_gpu(self.model.parameters.device())
     }
 
     /// [`Recognizer::transcribe_again`] of several recordings whose samples the first passes have kept, with
