@@ -154,7 +154,7 @@ fn driver_check(driver: &Driver, wanted: DeviceChoice, built: bool) -> Check {
 }
 
 pub fn nccl() -> Check {
-    let library = Library::open(&[c"libnccl.so.2", c"libnccl.so"]);
+    let library = Library::open(&[c"libnccl.so.2"]);
     // SAFETY: ncclGetVersion takes the address of one number.
     let version = library.map(|library| unsafe { library.number(c"ncclGetVersion") });
     nccl_check(
@@ -180,6 +180,10 @@ fn nccl_check(version: Option<Option<c_int>>, built: bool) -> Check {
             found,
             "ranks on several GPUs need it: install NVIDIA's package libnccl2 (docs/machines.md)",
         ),
+        // Numbers of before 2.9 are smaller.
+        (true, Some(Some(version))) if version < 21_800 => {
+            Check::warn(NCCL, found, "ranks on several GPUs need 2.18 or newer (docs/machines.md)")
+        }
         (true, Some(Some(_))) => Check::ok(NCCL, found),
         (false, _) => Check::ok(NCCL, format!("{found}; this program was built without NCCL")),
     }
@@ -250,6 +254,9 @@ mod tests {
     fn versions_of_nccl_are_read() {
         assert_eq!(nccl_check(Some(Some(22_809)), true), Check::ok(NCCL, "version 2.28.9"));
         assert_eq!(nccl_check(Some(Some(2_708)), true).found, "version 2.7.8");
+        assert_eq!(nccl_check(Some(Some(2_708)), true).state, State::Warn);
+        assert_eq!(nccl_check(Some(Some(21_703)), true).state, State::Warn);
+        assert_eq!(nccl_check(Some(Some(21_800)), true).state, State::Ok);
         assert_eq!(nccl_check(None, true).state, State::Warn);
         assert_eq!(nccl_check(None, false).state, State::Ok);
     }
