@@ -140,8 +140,9 @@ pub fn squares(tensors: &[Tensor]) -> Result<f64> {
     Ok(to_host::<f64>(&partial)?.iter().sum())
 }
 
-/// The places with the same row, in order: first member and row of each group, and all members.
-pub(super) fn groups_of(rows: &[Option<usize>]) -> (Vec<usize>, Vec<usize>) {
+/// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.
+pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
+    let width = sum.dim(1)?;
     let mut members: Vec<usize> = (0..rows.len()).filter(|&i| rows[i].is_some()).collect();
     // Stable, so that members of a group stay in order.
     members.sort_by_key(|&i| rows[i]);
@@ -153,13 +154,6 @@ pub(super) fn groups_of(rows: &[Option<usize>]) -> (Vec<usize>, Vec<usize>) {
             last = rows[member];
         }
     }
-    (groups, members)
-}
-
-/// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.
-pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
-    let width = sum.dim(1)?;
-    let (mut groups, members) = groups_of(rows);
     let count = groups.len() / 2;
     if count == 0 {
         return Ok(());
