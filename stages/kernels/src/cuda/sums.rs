@@ -43,16 +43,12 @@ impl Partial {
         Grid::of(self.width.div_ceil(32), self.chunks)
     }
 
-    /// The sums of `count` columns from `first` on, each over all rows. They are (count / channels, channels) and come
-    /// out as (channels, count / channels).
-    pub fn total(&self, first: usize, count: usize, channels: usize) -> Result<Tensor> {
-        let dtype = self.sums.dtype();
-        let out = fresh_of(dtype, count, self.sums.device())?;
-        let name = if dtype == DType::F64 { "total_double" } else { "total" };
-        let sizes = [self.chunks, self.width, first, count, channels.max(1)].map(Int);
-        let [chunks, width, first_column, columns, of] = sizes;
-        let arguments = [Read(&self.sums), Write(&out), chunks, width, first_column, columns, of];
-        launch(name, Grid::elements(count), &arguments)?;
+    /// The sums over all rows, in f32. They are (width / channels, channels) and come out as (channels, width / channels).
+    pub fn total(&self, channels: usize) -> Result<Tensor> {
+        let out = fresh_of(DType::F32, self.width, self.sums.device())?;
+        let tensors = [Read(&self.sums), Write(&out)];
+        let sizes = [self.chunks, self.width, channels.max(1)].map(Int);
+        launch("total", Grid::elements(self.width), &[&tensors[..], &sizes].concat())?;
         Ok(out)
     }
 }
