@@ -28,7 +28,7 @@ pub fn corpus(name: &str) -> PathBuf {
 pub fn golden_model(name: &str) -> PathBuf {
     let path = data("FLOW_TEST_GOLDEN_MODEL", "tests/data/golden/model", name);
     let place = std::env::current_exe().unwrap().with_file_name("golden-model");
-    flow_model::checkpoint::unpacked_copy(&path, &place).unwrap()
+    flow_model::testing::unpacked_copy(&path, &place).unwrap()
 }
 
 pub fn golden(name: &str) -> PathBuf {

@@ -31,7 +31,6 @@ mod lengths;
 pub mod lstm;
 pub mod noise;
 pub mod product;
-pub mod relative_attention;
 pub mod squares;
 pub mod subnormals;
 pub mod subsample;
@@ -45,7 +44,7 @@ mod not_a_number;
 
 pub use chunks::by_chunks;
 pub(crate) use chunks::*;
-pub use cuda::{emulator, greedy, log_mel, tdt};
+pub use cuda::{emulator, greedy, log_mel, relative_attention, tdt};
 pub use error::{Error, Result};
 pub use lengths::Lengths;
 pub use noise::Noise;

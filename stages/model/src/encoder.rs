@@ -100,13 +100,8 @@ impl Encoder {
         observer.before_forward(ParameterGroup::Subsampling, parameters);
         let (mut x, mut saved) = self.start(parameters, features, lengths, &mut mode)?;
         let mut updates = BufferUpdates::default();
-        let mut normalised = match self.layers.first() {
-            Some(first) => {
-                observer.before_forward(ParameterGroup::Layer(0), parameters);
-                Some(first.begin(parameters, &x)?)
-            }
-            None => None,
-        };
+        // The input of a layer that the one before has normalised.
+        let mut normalised = None;
         for (number, layer) in self.layers.iter().enumerate() {
             let noise = match &mode {
                 Mode::Train(noise) if self.recompute => Some((*noise).clone()),
@@ -115,7 +110,10 @@ impl Encoder {
             let (positions, frames) = (&saved.positions, &saved.frames);
             let begun = match normalised.take() {
                 Some(normalised) => normalised,
-                None => layer.begin(parameters, &x)?,
+                None => {
+                    observer.before_forward(ParameterGroup::Layer(number), parameters);
+                    layer.begin(parameters, &x)?
+                }
             };
             let mut norm = BatchNormPass {
                 batch_norm: self.batch_norm,

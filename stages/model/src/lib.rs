@@ -26,6 +26,7 @@ pub mod prediction;
 pub mod selftest;
 pub mod spec_augment;
 mod stacks;
+pub mod testing;
 pub mod timestamps;
 pub mod tokenizer;
 pub mod vocabulary;

@@ -25,7 +25,7 @@ fn golden(name: &str) -> PathBuf {
     let place = std::env::current_exe()
         .expect("this test")
         .with_file_name("golden-model");
-    flow_model::checkpoint::unpacked_copy(&path, &place).expect("golden file")
+    flow_model::testing::unpacked_copy(&path, &place).expect("golden file")
 }
 
 /// A golden file of JSON, which may be packed.

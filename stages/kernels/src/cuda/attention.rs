@@ -88,7 +88,7 @@ pub fn head_sums(x: &Tensor, y: &Tensor) -> Result<(Tensor, Tensor)> {
     let tensors = [Read(&x), Read(&y), Write(&partial.sums)];
     let sizes = [rows, heads, k, partial.chunk].map(Int);
     launch("head_sums", partial.grid(), &[&tensors[..], &sizes].concat())?;
-    let both = partial.total(0, width, width)?.reshape((2, heads, k))?;
+    let both = partial.total(width)?.reshape((2, heads, k))?;
     Ok((both.get(0)?, both.get(1)?))
 }
 

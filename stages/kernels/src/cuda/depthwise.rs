@@ -35,7 +35,5 @@ pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor, taps: usize) -> Result
     let tensors = [Read(&x), Read(&dy), Write(&partial.sums)];
     let sizes = [rows, time, channels, taps, partial.chunk].map(Int);
     launch("depthwise_weight", partial.grid(), &[&tensors[..], &sizes].concat())?;
-    Ok(partial
-        .total(0, taps * channels, channels)?
-        .reshape((channels, 1, taps))?)
+    Ok(partial.total(channels)?.reshape((channels, 1, taps))?)
 }

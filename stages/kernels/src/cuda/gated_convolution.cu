@@ -162,12 +162,13 @@ KERNEL(normalise_batch_sums, (const float* x, const float* mean, const float* in
 }
 
 // The way back to h. `sums` (chunks, 2, C) are those of normalise_batch_sums; with `of_batch` the statistics were those of
-// the rows. Gradients of the normalisation's weight and bias, `d_norm` (2, C), are whole, those of the convolution's, (B T / FRAMES, C taps)
-// and (B T / FRAMES, C), are of each chunk.
+// the rows. Gradients of the normalisation's weight and bias, `d_norm` (2, C), are whole; those of the convolution's, (chunks
+// of frames, C taps) and (chunks of frames, C), are of each chunk.
 KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const float* x, const float* mean,
                                     const float* inverse, const float* norm_weight, const float* norm_bias,
                                     const float* dy, const float* sums, const float* weight, float* d_norm,
-                                    float* d_weight, float* d_bias, float* out, bf16* out_bf16, int batch, int time, int channels, int taps, int chunks, int of_batch)) {
+                                    float* d_weight, float* d_bias, float* out, bf16* out_bf16, int batch, int time,
+                                    int channels, int taps, int chunks, int of_batch)) {
     SHARED(float, values, (FRAMES + MOST_TAPS - 1) * 32);
     SHARED(float, slopes, (FRAMES + MOST_TAPS - 1) * 32);
     SHARED(double, scratch, THREADS);

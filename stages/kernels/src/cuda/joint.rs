@@ -49,22 +49,28 @@ pub fn add_hidden_gradient(
     d_g: &Tensor,
 ) -> Result<()> {
     alike("hidden", d_hidden, hidden)?;
-    let outside = |cell: &Cell| cell.frame >= d_f.dims()[0] || cell.state >= d_g.dims()[0];
+    let ((count, width), (frames, of_f), (states, of_g)) = (hidden.dims2()?, d_f.dims2()?, d_g.dims2()?);
+    if cells.len() != count || of_f != width || of_g != width {
+        return Err(Error::Input(format!(
+            "gradients of {} cells of width {width}, in tensors of width {of_f} and {of_g}, for {count} rows",
+            cells.len()
+        )));
+    }
+    let outside = |cell: &Cell| cell.frame >= frames || cell.state >= states;
     if !cells.is_sorted_by_key(|cell| (cell.frame, cell.state)) || cells.iter().any(outside) {
         return Err(Error::Input(
             "cells of a gradient are not in order, or lie outside".into(),
         ));
     }
-    let (count, width) = hidden.dims2()?;
     if count == 0 {
         return Ok(());
     }
-    let (frames, listed) = (d_f.dim(0)?, listed(cells, hidden)?);
+    let listed = listed(cells, hidden)?;
     let tensors = [Read(d_hidden), Read(hidden), Read(&listed), Write(d_f), Write(d_g)];
     let rest = [Int(count), Int(frames), Int(width), Float(keep_factor)];
     launch(
         "joint_hidden_sums",
-        Grid::of(frames + d_g.dim(0)?, width.div_ceil(THREADS)),
+        Grid::of(frames + states, width.div_ceil(THREADS)),
         &[&tensors[..], &rest].concat(),
     )
 }

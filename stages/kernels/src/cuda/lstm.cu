@@ -1,10 +1,13 @@
 // One layer of an LSTM, gate order i, f, g, o.
 
-// One step: activates `gates` (batch, 4 width) in place, which hold the product of the input, and advances the cell.
-KERNEL(lstm_step, (float* gates, const float* product, const float* input_bias, const float* hidden_bias,
-                   const float* before, float* cells, float* hidden, int n, int width)) {
-    int i = element();
-    if (i >= n) return;
+struct Stepped {
+    float cell, hidden;
+};
+
+// Element `i` of (batch, width) after a step, whose cell was `before`. `gates` (batch, 4 width) hold the product of the input,
+// `product` that of the outputs before.
+DEVICE Stepped stepped(const float* gates, const float* product, const float* input_bias, const float* hidden_bias,
+                       float before, int i, int width) {
     int j = i % width;
     u64 row = (u64)(i / width) * 4 * width;
     float gate[4];
@@ -12,29 +15,29 @@ KERNEL(lstm_step, (float* gates, const float* product, const float* input_bias, 
         int at = part * width + j;
         gate[part] = gates[row + at] + (input_bias[at] + hidden_bias[at]) + product[row + at];
         gate[part] = part == 2 ? tanhf(gate[part]) : sigmoid(gate[part]);
-        gates[row + at] = gate[part];
     }
-    float cell = gate[1] * before[i] + gate[0] * gate[2];
-    cells[i] = cell;
-    hidden[i] = gate[3] * tanhf(cell);
+    float cell = gate[1] * before + gate[0] * gate[2];
+    return {cell, gate[3] * tanhf(cell)};
 }
 
-// One step of those utterances that move, in place: `gates` hold the product of the input, `product` that of `hidden`.
+// One step of all utterances.
+KERNEL(lstm_step, (const float* gates, const float* product, const float* input_bias, const float* hidden_bias,
+                   const float* before, float* cells, float* hidden, int n, int width)) {
+    int i = element();
+    if (i >= n) return;
+    Stepped now = stepped(gates, product, input_bias, hidden_bias, before[i], i, width);
+    cells[i] = now.cell;
+    hidden[i] = now.hidden;
+}
+
+// One step of those utterances that move, in place.
 KERNEL(lstm_step_rows, (const float* gates, const float* product, const float* input_bias, const float* hidden_bias,
                         const u32* moves, float* cells, float* hidden, int n, int width)) {
     int i = element();
     if (i >= n || !moves[i / width]) return;
-    int j = i % width;
-    u64 row = (u64)(i / width) * 4 * width;
-    float gate[4];
-    for (int part = 0; part < 4; part++) {
-        int at = part * width + j;
-        gate[part] = gates[row + at] + (input_bias[at] + hidden_bias[at]) + product[row + at];
-        gate[part] = part == 2 ? tanhf(gate[part]) : sigmoid(gate[part]);
-    }
-    float cell = gate[1] * cells[i] + gate[0] * gate[2];
-    cells[i] = cell;
-    hidden[i] = gate[3] * tanhf(cell);
+    Stepped now = stepped(gates, product, input_bias, hidden_bias, cells[i], i, width);
+    cells[i] = now.cell;
+    hidden[i] = now.hidden;
 }
 
 // All steps of a layer in one launch. A block has some hidden units, with all rows of the batch; the blocks wait for each

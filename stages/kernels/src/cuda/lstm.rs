@@ -66,13 +66,9 @@ pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeight
     let gates = product(x, &weights.input.t()?)?;
     let (cells, outputs) = (fresh(cell.shape(), cell)?, fresh(cell.shape(), cell)?);
     let (n, width) = (cells.elem_count(), cells.dim(1)?);
-    let inputs = [&recurrent, weights.input_bias, weights.hidden_bias, cell].map(Read);
+    let inputs = [&gates, &recurrent, weights.input_bias, weights.hidden_bias, cell].map(Read);
     let rest = [Write(&cells), Write(&outputs), Int(n), Int(width)];
-    launch(
-        "lstm_step",
-        Grid::elements(n),
-        &[&[Write(&gates)][..], &inputs, &rest].concat(),
-    )?;
+    launch("lstm_step", Grid::elements(n), &[&inputs[..], &rest].concat())?;
     Ok((outputs, cells))
 }
 

@@ -515,12 +515,16 @@ DEVICE Problem problem_of(const float* query, const float* key, const float* val
     return of;
 }
 
+// That of a kernel below: all of them call their parameters so.
+#define PROBLEM                                                                                                      \
+    problem_of(query, key, value, positions, bias_u, bias_v, lengths, masks, batch, time, heads, k, band, reach,     \
+               block, scale, factor, mask, threshold)
+
 KERNEL(relative_attention_f32, (const float* query, const float* key, const float* value, const float* positions,
                                 const float* bias_u, const float* bias_v, const u32* lengths, const u64* masks,
                                 float* out, bf16* out_bf16, float* logs, int batch, int time, int heads, int k, int band,
                                 int reach, int block, float scale, float factor, u64 mask, u64 threshold)) {
-    Problem of = problem_of(query, key, value, positions, bias_u, bias_v, lengths, masks, batch, time, heads, k, band, reach,
-                            block, scale, factor, mask, threshold);
+    Problem of = PROBLEM;
     attend<float, 16>(of, out, out_bf16, logs);
 }
 
@@ -528,8 +532,7 @@ KERNEL(relative_attention_bf16, (const float* query, const float* key, const flo
                                  const float* bias_u, const float* bias_v, const u32* lengths, const u64* masks,
                                  float* out, bf16* out_bf16, float* logs, int batch, int time, int heads, int k, int band,
                                  int reach, int block, float scale, float factor, u64 mask, u64 threshold)) {
-    Problem of = problem_of(query, key, value, positions, bias_u, bias_v, lengths, masks, batch, time, heads, k, band, reach,
-                            block, scale, factor, mask, threshold);
+    Problem of = PROBLEM;
     attend<bf16, 32>(of, out, out_bf16, logs);
 }
 
@@ -540,8 +543,7 @@ KERNEL(relative_attention_backward_f32, (const float* query, const float* key, c
                                          float* d_projections, bf16* d_projections_bf16, float* d_biases,
                                          float* d_positions, int batch, int time, int heads, int k, int band, int reach,
                                          int block, float scale, float factor, u64 mask, u64 threshold)) {
-    Problem of = problem_of(query, key, value, positions, bias_u, bias_v, lengths, masks, batch, time, heads, k, band, reach,
-                            block, scale, factor, mask, threshold);
+    Problem of = PROBLEM;
     Results to = {d_projections, d_projections_bf16, d_biases, d_positions};
     attend_backward<float, 16>(of, context, context_bf16, logs, d_context, to);
 }
@@ -553,8 +555,7 @@ KERNEL(relative_attention_backward_bf16, (const float* query, const float* key, 
                                           float* d_projections, bf16* d_projections_bf16, float* d_biases,
                                           float* d_positions, int batch, int time, int heads, int k, int band, int reach,
                                           int block, float scale, float factor, u64 mask, u64 threshold)) {
-    Problem of = problem_of(query, key, value, positions, bias_u, bias_v, lengths, masks, batch, time, heads, k, band, reach,
-                            block, scale, factor, mask, threshold);
+    Problem of = PROBLEM;
     Results to = {d_projections, d_projections_bf16, d_biases, d_positions};
     attend_backward<bf16, 16>(of, context, context_bf16, logs, d_context, to);
 }

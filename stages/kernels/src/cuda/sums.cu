@@ -5,23 +5,14 @@ KERNEL(column_sum, (const float* x, float* partial, int rows, int width, int chu
     partial_sums(rows, width, chunk, partial, scratch, [=](int row, int column) { return x[(u64)row * width + column]; });
 }
 
-// Second half of every sum over rows: columns `first` to `first + count` of `partial` (chunks, width), added up in order.
-// With fewer `channels` than `count`, the sums are (count / channels, channels) and come out transposed.
-template <class T>
-DEVICE void add_chunks(const T* partial, T* out, int chunks, int width, int first, int count, int channels) {
+// Second half of a sum over rows: the columns of `partial` (chunks, width), added up in order. With fewer `channels` than
+// columns, the sums are (width / channels, channels) and come out transposed.
+KERNEL(total, (const float* partial, float* out, int chunks, int width, int channels)) {
     int column = element();
-    if (column >= count) return;
-    T sum = partial[first + column];
-    for (int chunk = 1; chunk < chunks; chunk++) sum += partial[(u64)chunk * width + first + column];
-    out[(u64)(column % channels) * (count / channels) + column / channels] = sum;
-}
-
-KERNEL(total, (const float* partial, float* out, int chunks, int width, int first, int count, int channels)) {
-    add_chunks(partial, out, chunks, width, first, count, channels);
-}
-
-KERNEL(total_double, (const double* partial, double* out, int chunks, int width, int first, int count, int channels)) {
-    add_chunks(partial, out, chunks, width, first, count, channels);
+    if (column >= width) return;
+    float sum = partial[column];
+    for (int chunk = 1; chunk < chunks; chunk++) sum += partial[(u64)chunk * width + column];
+    out[(u64)(column % channels) * (width / channels) + column / channels] = sum;
 }
 
 // Columns of one tensor of partial sums (chunks, width). With taps there are `width / (taps + 1)` channels, and the sums of all

@@ -43,16 +43,12 @@ impl Partial {
         Grid::of(self.width.div_ceil(32), self.chunks)
     }
 
-    /// The sums of `count` columns from `first` on, each over all rows. They are (count / channels, channels) and come
-    /// out as (channels, count / channels).
-    pub fn total(&self, first: usize, count: usize, channels: usize) -> Result<Tensor> {
-        let dtype = self.sums.dtype();
-        let out = fresh_of(dtype, count, self.sums.device())?;
-        let name = if dtype == DType::F64 { "total_double" } else { "total" };
-        let sizes = [self.chunks, self.width, first, count, channels.max(1)].map(Int);
-        let [chunks, width, first_column, columns, of] = sizes;
-        let arguments = [Read(&self.sums), Write(&out), chunks, width, first_column, columns, of];
-        launch(name, Grid::elements(count), &arguments)?;
+    /// The sums over all rows, in f32. They are (width / channels, channels) and come out as (channels, width / channels).
+    pub fn total(&self, channels: usize) -> Result<Tensor> {
+        let out = fresh_of(DType::F32, self.width, self.sums.device())?;
+        let tensors = [Read(&self.sums), Write(&out)];
+        let sizes = [self.chunks, self.width, channels.max(1)].map(Int);
+        launch("total", Grid::elements(self.width), &[&tensors[..], &sizes].concat())?;
         Ok(out)
     }
 }
@@ -140,8 +136,9 @@ pub fn squares(tensors: &[Tensor]) -> Result<f64> {
     Ok(to_host::<f64>(&partial)?.iter().sum())
 }
 
-/// The places with the same row, in order: first member and row of each group, and all members.
-pub(super) fn groups_of(rows: &[Option<usize>]) -> (Vec<usize>, Vec<usize>) {
+/// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.
+pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
+    let width = sum.dim(1)?;
     let mut members: Vec<usize> = (0..rows.len()).filter(|&i| rows[i].is_some()).collect();
     // Stable, so that members of a group stay in order.
     members.sort_by_key(|&i| rows[i]);
@@ -153,13 +150,6 @@ pub(super) fn groups_of(rows: &[Option<usize>]) -> (Vec<usize>, Vec<usize>) {
             last = rows[member];
         }
     }
-    (groups, members)
-}
-
-/// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.
-pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
-    let width = sum.dim(1)?;
-    let (mut groups, members) = groups_of(rows);
     let count = groups.len() / 2;
     if count == 0 {
         return Ok(());

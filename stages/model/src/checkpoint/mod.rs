@@ -30,7 +30,7 @@ pub use candle_core::DType;
 pub use folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_model_folder};
 pub use npz::read_npz;
 pub use open_model::{Format, OpenModel};
-pub use packed::{read_packed, unpack, unpacked_copy};
+pub use packed::{read_packed, unpack};
 pub use safetensors::{read_safetensors, write_safetensors};
 pub use tensor_entry::{TensorEntry, dtype_name};
 pub use tensor_file::open_tensors;

@@ -42,8 +42,9 @@ pub(crate) mod golden {
 
     use candle_core::{DType, Device, Tensor};
 
-    use crate::checkpoint::{read_packed, unpacked_copy};
+    use crate::checkpoint::read_packed;
     use crate::config::ModelConfig;
+    use crate::testing::unpacked_copy;
 
     /// A file or folder of the golden model data, unpacked where it is packed.
     pub fn file(name: &str) -> PathBuf {

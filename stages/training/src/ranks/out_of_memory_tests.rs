@@ -6,10 +6,10 @@ use std::time::Duration;
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::device::DeviceChoice;
 use flow_kernels::emulator::{self, with_allocations};
-use flow_model::checkpoint::unpacked_copy;
 use flow_model::config::Reduction;
 use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
+use flow_model::testing::unpacked_copy;
 use flow_model::{Gradients, ParameterGroup, Parameters};
 
 use super::out_of_memory::{Remedies, train_in_parts};
