@@ -181,9 +181,11 @@ fn nccl_check(version: Option<Option<c_int>>, built: bool) -> Check {
             "ranks on several GPUs need it: install NVIDIA's package libnccl2 (docs/machines.md)",
         ),
         // Numbers of before 2.9 are smaller.
-        (true, Some(Some(version))) if version < 21_800 => {
-            Check::warn(NCCL, found, "ranks on several GPUs need 2.18 or newer (docs/machines.md)")
-        }
+        (true, Some(Some(version))) if version < 21_800 => Check::warn(
+            NCCL,
+            found,
+            "ranks on several GPUs need 2.18 or newer (docs/machines.md)",
+        ),
         (true, Some(Some(_))) => Check::ok(NCCL, found),
         (false, _) => Check::ok(NCCL, format!("{found}; this program was built without NCCL")),
     }
