@@ -40,9 +40,9 @@ fn main() {
         watch(&root.join(source));
     }
     let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();
-    let features = ["cuda", "nccl"]
+    let features = ["cuda", "nccl", "object-store", "service"]
         .into_iter()
-        .filter(|name| std::env::var_os(format!("CARGO_FEATURE_{}", name.to_uppercase())).is_some())
+        .filter(|name| std::env::var_os(format!("CARGO_FEATURE_{}", name.to_uppercase().replace('-', "_"))).is_some())
         .collect::<Vec<_>>();
     let features = if features.is_empty() {
         "none".to_string()

@@ -24,6 +24,7 @@ mod secret_file;
 mod table;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "service")]
 mod ui;
 mod usual_names;
 mod visible;
@@ -107,7 +108,9 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Log(arguments) => commands::log::log(&arguments, out),
         Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
         Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
+        #[cfg(feature = "service")]
         Command::Serve(arguments) => commands::serve::serve(&arguments, out),
+        #[cfg(feature = "service")]
         Command::Ui(arguments) => commands::ui::ui(&arguments, out),
         Command::Evaluate(command) => commands::evaluate::evaluate(&command, out),
         Command::Model(command) => commands::model::model(&command, out),

@@ -5,7 +5,9 @@ mod look;
 mod model;
 mod recordings;
 mod run;
+#[cfg(feature = "service")]
 mod serve;
+#[cfg(feature = "service")]
 mod ui;
 mod urls;
 
@@ -28,7 +30,9 @@ pub use run::{
     CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,
     SelectionArguments, StateArguments, TestArguments,
 };
+#[cfg(feature = "service")]
 pub use serve::ServeArguments;
+#[cfg(feature = "service")]
 pub use ui::UiArguments;
 
 /// Turns raw speech shards into a fine-tuned Parakeet TDT model: pipelines of stages, run on timely dataflow,
@@ -86,8 +90,10 @@ pub enum Command {
     /// Diarize recordings: who speaks when; only new or changed recordings are diarized
     #[command(after_help = DIARIZE_EXIT_CODES)]
     Diarize(DiarizeArguments),
+    #[cfg(feature = "service")]
     /// Serve transcription over HTTP, with OpenAI's API
     Serve(Box<ServeArguments>),
+    #[cfg(feature = "service")]
     /// Browse runs, rows, recordings and transcripts in a browser on this machine
     Ui(UiArguments),
     /// Score results against references

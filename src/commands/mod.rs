@@ -17,11 +17,13 @@ pub mod past_run;
 pub mod plan;
 pub mod rejects;
 pub mod run;
+#[cfg(feature = "service")]
 pub mod serve;
 pub mod shell;
 pub mod status;
 pub mod test;
 pub mod transcribe;
+#[cfg(feature = "service")]
 pub mod ui;
 pub mod watch;
 

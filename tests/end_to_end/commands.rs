@@ -91,10 +91,13 @@ fn the_version_has_the_commit_and_the_features() {
     let built = version
         .and_then(|text| text.strip_suffix(')'))
         .unwrap_or_else(|| panic!("{said}"));
-    let features: Vec<&str> = [("cuda", cfg!(feature = "cuda")), ("nccl", cfg!(feature = "nccl"))]
-        .into_iter()
-        .filter_map(|(name, on)| on.then_some(name))
-        .collect();
+    let all = [
+        ("cuda", cfg!(feature = "cuda")),
+        ("nccl", cfg!(feature = "nccl")),
+        ("object-store", cfg!(feature = "object-store")),
+        ("service", cfg!(feature = "service")),
+    ];
+    let features: Vec<&str> = all.into_iter().filter_map(|(name, on)| on.then_some(name)).collect();
     let features = match features.is_empty() {
         true => "features: none".to_string(),
         false => format!("features: {}", features.join(", ")),

@@ -1,15 +1,7 @@
-//! What was asked of object storage: counted where requests leave, so that retries are counted, too.
+//! What was asked of object storage.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use object_store::ClientOptions;
-use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
-};
 
 /// Requests and bytes since the process began. A request that was sent again counts again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,12 +77,13 @@ impl Counters {
         self.bytes_read.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    fn sent(&self, request: &HttpRequest) {
-        let query = request.uri().query().unwrap_or_default();
+    /// A request leaves, with its method, the query of its URL and so many bytes.
+    #[cfg(feature = "object-store")]
+    pub fn sent(&self, method: &str, query: &str, bytes: u64) {
         let lists = ["list-type=", "comp=list", "prefix="]
             .iter()
             .any(|word| query.contains(word));
-        let counter = match request.method().as_str() {
+        let counter = match method {
             "GET" if lists => &self.list,
             "PROPFIND" => &self.list,
             "GET" => &self.get,
@@ -99,49 +92,11 @@ impl Counters {
             _ => &self.put,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        let bytes = request.body().content_length() as u64;
         self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
     }
-}
 
-/// Makes HTTP clients whose requests are counted.
-#[derive(Debug)]
-pub(crate) struct CountingConnector(pub Arc<Counters>);
-
-impl HttpConnector for CountingConnector {
-    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(CountingService {
-            client: ReqwestConnector::default().connect(options)?,
-            counters: Arc::clone(&self.0),
-        }))
-    }
-}
-
-#[derive(Debug)]
-struct CountingService {
-    client: HttpClient,
-    counters: Arc<Counters>,
-}
-
-type Answer<'a> = Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'a>>;
-
-impl HttpService for CountingService {
-    fn call<'a, 'b>(&'a self, request: HttpRequest) -> Answer<'b>
-    where
-        'a: 'b,
-        Self: 'b,
-    {
-        Box::pin(async move {
-            self.counters.sent(&request);
-            let answer = self.client.execute(request).await;
-            let failed = match &answer {
-                Ok(response) => response.status().is_server_error() || response.status().as_u16() == 429,
-                Err(_) => true,
-            };
-            if failed {
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-            }
-            answer
-        })
+    #[cfg(feature = "object-store")]
+    pub fn failed(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
     }
 }

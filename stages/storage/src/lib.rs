@@ -4,13 +4,22 @@
 //! made from any thread, the threads of timely, rayon and tokio among them. [`InputFile`] is a file to be read, on this machine or
 //! in object storage.
 //!
+//! Without the feature `object-store` there are no clients, and every URL is refused.
+//!
 //! Settings and rows keep a URL in the field that holds a path otherwise: [`is_url`] tells them apart.
+
+// What only clients use.
+#![cfg_attr(not(feature = "object-store"), allow(dead_code))]
 
 mod aws_profile;
 mod blocks;
+#[cfg(feature = "object-store")]
+mod bucket_client;
 mod client;
 mod conditional;
 mod counters;
+#[cfg(feature = "object-store")]
+mod counting_connector;
 mod error;
 mod evict;
 mod input_file;

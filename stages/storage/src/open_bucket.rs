@@ -2,20 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-use object_store::http::HttpBuilder;
-use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
+use object_store::ObjectStore;
 
 use crate::aws_profile;
-use crate::counters::{Counters, CountingConnector};
-use crate::error::{StorageError, StorageFault, of_client};
-use crate::location::{ObjectUrl, Scheme, is_loopback};
+#[cfg(feature = "object-store")]
+use crate::bucket_client;
+use crate::counters::Counters;
+#[cfg(feature = "object-store")]
+use crate::error::of_client;
+use crate::error::{StorageError, StorageFault};
+use crate::location::{ObjectUrl, Scheme};
 
 /// Time and retries of requests.
 #[derive(Clone, Copy, Debug)]
@@ -55,22 +54,6 @@ impl Limits {
     pub fn whole(&self) -> Duration {
         self.retry + 2 * self.request
     }
-
-    fn retry_config(&self) -> RetryConfig {
-        RetryConfig {
-            backoff: BackoffConfig {
-                init_backoff: Duration::from_millis(100),
-                max_backoff: Duration::from_secs(15),
-                base: 2.0,
-            },
-            max_retries: self.retries,
-            retry_timeout: self.retry,
-        }
-    }
-
-    fn request_text(&self) -> String {
-        format!("{} seconds", self.request.as_secs())
-    }
 }
 
 /// Values of the environment that must not stand in a message.
@@ -88,6 +71,7 @@ pub(crate) fn secrets(environment: &BTreeMap<String, String>) -> Vec<String> {
 }
 
 /// The client of the bucket of `url`.
+#[cfg(feature = "object-store")]
 pub(crate) fn open(
     url: &ObjectUrl,
     environment: &BTreeMap<String, String>,
@@ -95,95 +79,34 @@ pub(crate) fn open(
     counters: &Arc<Counters>,
     secrets: &mut Vec<String>,
 ) -> Result<Arc<dyn ObjectStore>, StorageError> {
-    let connector = CountingConnector(Arc::clone(counters));
     let bucket_url = url.with_key("").to_string();
-    let built = match url.scheme() {
-        Scheme::S3 => {
-            let environment = with_profile(environment);
-            *secrets = self::secrets(&environment);
-            check_s3_credentials(&bucket_url, &environment)?;
-            let allow_http = first_of(&environment, &S3_ENDPOINTS).is_some_and(is_loopback_http);
-            let mut builder = AmazonS3Builder::new()
-                .with_config(
-                    AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
-                    limits.request_text(),
-                )
-                .with_config(
-                    AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp),
-                    allow_http.to_string(),
-                );
-            for (key, value) in keys::<AmazonS3ConfigKey>(&environment, "AWS_") {
-                builder = builder.with_config(key, value);
-            }
-            builder
-                .with_bucket_name(url.bucket())
-                .with_retry(limits.retry_config())
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
-        }
-        Scheme::Gs => {
-            let allow_http = environment
-                .get("GOOGLE_BASE_URL")
-                .is_some_and(|endpoint| is_loopback_http(endpoint));
-            let mut builder = GoogleCloudStorageBuilder::new()
-                .with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), limits.request_text())
-                .with_config(
-                    GoogleConfigKey::Client(ClientConfigKey::AllowHttp),
-                    allow_http.to_string(),
-                );
-            if let Some(path) = environment.get("SERVICE_ACCOUNT") {
-                builder = builder.with_service_account_path(path);
-            }
-            for (key, value) in keys::<GoogleConfigKey>(environment, "GOOGLE_") {
-                builder = builder.with_config(key, value);
-            }
-            builder
-                .with_bucket_name(url.bucket())
-                .with_retry(limits.retry_config())
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
-        }
-        Scheme::Az => {
-            let allow_http = first_of(environment, &AZURE_ENDPOINTS).is_some_and(is_loopback_http);
-            let mut builder = MicrosoftAzureBuilder::new()
-                .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), limits.request_text())
-                .with_config(
-                    AzureConfigKey::Client(ClientConfigKey::AllowHttp),
-                    allow_http.to_string(),
-                );
-            for (key, value) in keys::<AzureConfigKey>(environment, "AZURE_") {
-                builder = builder.with_config(key, value);
-            }
-            builder
-                .with_container_name(url.bucket())
-                .with_retry(limits.retry_config())
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
-        }
-        Scheme::Https | Scheme::Http => {
-            let options = ClientOptions::new()
-                .with_timeout(limits.request)
-                .with_allow_http(url.scheme() == Scheme::Http);
-            HttpBuilder::new()
-                .with_url(&bucket_url)
-                .with_client_options(options)
-                .with_retry(limits.retry_config())
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
-        }
-    };
-    built.map_err(|error| of_client(&bucket_url, &error, secrets))
+    let s3 = (url.scheme() == Scheme::S3).then(|| with_profile(environment));
+    if let Some(environment) = &s3 {
+        *secrets = self::secrets(environment);
+        check_s3_credentials(&bucket_url, environment)?;
+    }
+    let environment = s3.as_ref().unwrap_or(environment);
+    bucket_client::build(url, environment, limits, counters).map_err(|error| of_client(&bucket_url, &error, secrets))
 }
 
-const S3_ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
-const AZURE_ENDPOINTS: [&str; 2] = ["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"];
+/// A program without clients refuses every URL.
+#[cfg(not(feature = "object-store"))]
+pub(crate) fn open(
+    url: &ObjectUrl,
+    _: &BTreeMap<String, String>,
+    _: &Limits,
+    _: &Arc<Counters>,
+    _: &mut Vec<String>,
+) -> Result<Arc<dyn ObjectStore>, StorageError> {
+    let said = "this program was built without the feature `object-store`";
+    Err(StorageError::of(StorageFault::Unsupported, &url.to_string(), said))
+}
+
+pub(crate) const S3_ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+pub(crate) const AZURE_ENDPOINTS: [&str; 2] = ["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"];
 const AZURE_ACCOUNTS: [&str; 2] = ["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_ACCOUNT_NAME"];
 
-fn first_of<'e>(environment: &'e BTreeMap<String, String>, names: &[&str]) -> Option<&'e str> {
+pub(crate) fn first_of<'e>(environment: &'e BTreeMap<String, String>, names: &[&str]) -> Option<&'e str> {
     names.iter().find_map(|name| environment.get(*name)).map(String::as_str)
 }
 
@@ -201,13 +124,6 @@ pub(crate) fn service_of(url: &ObjectUrl, environment: &BTreeMap<String, String>
         Scheme::Https | Scheme::Http => None,
     };
     endpoint.unwrap_or_default().trim_end_matches('/').to_owned()
-}
-
-/// What the environment sets of a cloud's client, by its usual names.
-fn keys<K: FromStr>(environment: &BTreeMap<String, String>, prefix: &str) -> Vec<(K, String)> {
-    let of_cloud = environment.iter().filter(|(name, _)| name.starts_with(prefix));
-    let parsed = of_cloud.filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.clone())));
-    parsed.collect()
 }
 
 /// The environment, and what the profile of the AWS command line sets beside it. Keys are taken from one of the two.
@@ -249,11 +165,4 @@ fn check_s3_credentials(bucket_url: &str, environment: &BTreeMap<String, String>
     }
     let said = "neither in the environment nor in ~/.aws, and this is no machine of AWS; AWS_SKIP_SIGNATURE=true reads public buckets";
     Err(StorageError::of(StorageFault::Credentials, bucket_url, said))
-}
-
-fn is_loopback_http(endpoint: &str) -> bool {
-    let host = endpoint
-        .strip_prefix("http://")
-        .map(|rest| rest.split('/').next().unwrap_or(rest));
-    host.is_some_and(is_loopback)
 }
