@@ -155,6 +155,8 @@ function speakerClass(speaker) {
 // A segment's elements: when and who, and the paragraph of its words.
 export function segmentElement(segment) {
   const made = element("div", "segment");
+  // That of its words: names are apart from it.
+  made.dir = "auto";
   const head = element("div", "head");
   if (segment.start !== undefined) {
     const time = element("button", "", clock(segment.start));
@@ -165,11 +167,9 @@ export function segmentElement(segment) {
   }
   if (segment.speaker) {
     made.classList.add(speakerClass(segment.speaker));
-    const name = element("bdi", "speaker", segment.speaker);
-    head.append(name);
+    head.append(element("bdi", "speaker", segment.speaker));
   }
   const text = element("p");
-  text.dir = "auto";
   made.append(head, text);
   return [made, text];
 }
