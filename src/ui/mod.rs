@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::middleware::from_fn_with_state;
@@ -40,6 +40,7 @@ use flow_runtime::store::{Store, StoreError};
 use flow_service::http::Service;
 use flow_service::page;
 use tokio::sync::Semaphore;
+use tower::{ServiceExt, service_fn};
 
 use crate::failure::Failure;
 use access::Access;
@@ -223,8 +224,12 @@ pub fn site(settings: Settings, address: SocketAddr, service: Option<&Service>) 
         .with_state(Arc::clone(&app))
         .merge(page::files());
     let router = match service {
-        // It has limits of its own.
-        Some(service) => router.route_service("/v1/{*path}", service.router(Router::new())),
+        Some(service) => {
+            // It has limits of its own, and looks at the whole path.
+            let paths = service.router(Router::new());
+            let answered = service_fn(move |request: Request| paths.clone().oneshot(request));
+            router.route_service("/v1/{*path}", answered)
+        }
         None => router,
     };
     Ok((router.layer(from_fn_with_state(app, access::guard)), url))

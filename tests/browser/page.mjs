@@ -166,6 +166,8 @@ for (const diarize of [false, true]) {
   const speakers = await page.locator(".segment .speaker").count();
   assert.equal(speakers > 0, diarize, `${speakers} segments with speakers`);
   assert.equal(await page.locator(".partial").count(), 0);
+  const coloured = await page.locator(".segment[class*=speaker-] .speaker").allTextContents();
+  assert.ok(!coloured.includes("UNKNOWN"), coloured.join(", "));
   // What was said plays along.
   await page.locator(".word").nth(1).click();
   await page.waitForSelector(".word.now");

@@ -5,6 +5,8 @@
 // Words below this confidence are underlined.
 const UNSURE = 0.5;
 const SPEAKER_COLOURS = 8;
+// Whose voice is not known: perhaps several people, so without a colour.
+const UNKNOWN = "UNKNOWN";
 // A word stays lit so long after its end, in seconds, where no other one begins.
 const AFTERGLOW = 0.3;
 // The longest line of subtitles: letters, and seconds.
@@ -166,7 +168,9 @@ export function segmentElement(segment) {
     head.append(time);
   }
   if (segment.speaker) {
-    made.classList.add(speakerClass(segment.speaker));
+    if (segment.speaker !== UNKNOWN) {
+      made.classList.add(speakerClass(segment.speaker));
+    }
     head.append(element("bdi", "speaker", segment.speaker));
   }
   const text = element("p");
