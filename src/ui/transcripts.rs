@@ -195,7 +195,7 @@ fn row_of(name: &str, read: Option<&Result<Transcript, PageError>>) -> Markup {
                     @let begin: String = transcript.text.chars().take(SHOWN_LETTERS).collect();
                     td.n { (duration(metadata.duration_s)) }
                     td.n { @if !transcript.speakers.is_empty() { (transcript.speakers.len()) } }
-                    td { (said(&begin, language(transcript))) @if begin.len() < transcript.text.len() { "…" } }
+                    td.words { (said(&begin, language(transcript))) @if begin.len() < transcript.text.len() { "…" } }
                     td.whole { (when(&metadata.processed_at)) }
                 }
                 Some(Err(error)) => { td {} td {} td.failed dir="auto" { (error.message) } td {} }
