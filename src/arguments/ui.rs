@@ -25,6 +25,13 @@ pub struct UiArguments {
     /// A folder with the recordings of transcripts, as given to `flow transcribe`; may be given several times
     #[arg(long, value_name = "FOLDER")]
     pub recordings: Vec<PathBuf>,
+    /// Transcribe recordings and the microphone on the page of transcripts, with this model, as `flow serve` takes it; may be given
+    /// several times
+    #[arg(long, value_name = "[NAME=]MODEL")]
+    pub model: Vec<String>,
+    /// Allow to ask who speaks in them
+    #[arg(long, requires = "model")]
+    pub diarize: bool,
     /// Allow corrections of texts, marking of bad rows, and naming of speakers
     #[arg(long)]
     pub allow_edit: bool,

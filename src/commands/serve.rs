@@ -30,29 +30,20 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
     }
     // Before models are fetched, which may take long.
     let checked = settings.engine.check();
-    checked.map_err(|error| failure(error.into()))?;
+    checked.map_err(|error| serve_failure(error.into()))?;
     if let Some(warning) = settings.engine.precision.warning() {
         tell(&format!("warning: {warning}"));
     }
     settings.http.check().map_err(wrong_setting)?;
-    for model in &mut settings.engine.models {
-        if let Some(reference) = model.path.to_str() {
-            model.path = local_model(reference, true)?;
-        }
-        // Also for models that are loaded later, so that errors are reported at the start and not to a client.
-        if !model.path.exists() {
-            let missing = not_there(&model.path.to_string_lossy());
-            return Err(Failure::unreadable(format!("the model `{}`: {missing}", model.name)));
-        }
-    }
-    let server = Server::bind(settings, VERSION, Arc::new(tell)).map_err(failure)?;
+    fetch_models(&mut settings.engine.models)?;
+    let server = Server::bind(settings, VERSION, Arc::new(tell)).map_err(serve_failure)?;
     for warning in server.warnings() {
         tell(&format!("warning: {warning}"));
     }
     stop_on_signals(server.stop_handle())?;
     writeln!(out, "listening on {}", server.url())?;
     out.flush()?;
-    server.serve().map_err(failure)?;
+    server.serve().map_err(serve_failure)?;
     Ok(Exit::Done)
 }
 
@@ -104,8 +95,23 @@ fn settings(arguments: &ServeArguments) -> Result<ServeSettings, SettingsError> 
     Ok(settings)
 }
 
+/// Fetches those of the hub and in object storage; also models that are loaded later have to be there, so that errors are
+/// reported at the start and not to a client.
+pub(super) fn fetch_models(models: &mut [ModelSettings]) -> Result<(), Failure> {
+    for model in models {
+        if let Some(reference) = model.path.to_str() {
+            model.path = local_model(reference, true)?;
+        }
+        if !model.path.exists() {
+            let missing = not_there(&model.path.to_string_lossy());
+            return Err(Failure::unreadable(format!("the model `{}`: {missing}", model.name)));
+        }
+    }
+    Ok(())
+}
+
 /// Reads `NAME=MODEL` or `MODEL`. Without a name it is that of the hub, OWNER/NAME, or that of the file or folder.
-fn named_model(given: &str) -> ModelSettings {
+pub(super) fn named_model(given: &str) -> ModelSettings {
     let named = given.split_once('=').filter(|(name, model)| {
         // A path may contain `=`, too.
         !name.is_empty() && !name.contains(['/', '\\', ':']) && !model.is_empty() && !Path::new(given).exists()
@@ -164,10 +170,10 @@ fn stop_on_signals(stop: StopHandle) -> Result<(), Failure> {
 }
 
 fn wrong_setting(error: SettingsError) -> Failure {
-    failure(error.into())
+    serve_failure(error.into())
 }
 
-fn failure(error: ServeError) -> Failure {
+pub(super) fn serve_failure(error: ServeError) -> Failure {
     let message = error.to_string();
     match error {
         ServeError::Settings(_) | ServeError::Engine(EngineError::Setting { .. }) => {

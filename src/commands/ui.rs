@@ -2,15 +2,19 @@
 
 use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 
 use flow_runtime::run::is_ignored;
 use flow_runtime::store::Store;
+use flow_service::http::{ServeSettings, Service};
 use flow_storage::is_url;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::oneshot;
 
-use crate::arguments::UiArguments;
+use super::fetch::tell;
+use super::serve::{fetch_models, named_model, serve_failure};
+use crate::arguments::{UiArguments, VERSION};
 use crate::failure::{Exit, Failure};
 use crate::ui::{Settings, server, site};
 
@@ -52,12 +56,28 @@ pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure>
         recordings: arguments.recordings.clone(),
         corrections,
     };
-    let (router, url) = site(settings, address)?;
+    let service = service(arguments, address)?;
+    let (router, url) = site(settings, address, service.as_ref())?;
     let stop = stop_on_signals()?;
     writeln!(out, "open {url}")?;
     out.flush()?;
-    server::serve(listener, router, stop).map_err(|error| Failure::unreadable(format!("cannot serve: {error}")))?;
+    server::serve(listener, router, service, stop).map_err(serve_failure)?;
     Ok(Exit::Done)
+}
+
+/// What transcribes on the page of transcripts, where a model is given.
+fn service(arguments: &UiArguments, address: SocketAddr) -> Result<Option<Service>, Failure> {
+    if arguments.model.is_empty() {
+        return Ok(None);
+    }
+    let mut settings = ServeSettings::default();
+    settings.engine.models = arguments.model.iter().map(|model| named_model(model)).collect();
+    settings.engine.diarization = arguments.diarize;
+    let checked = settings.engine.check();
+    checked.map_err(|error| serve_failure(error.into()))?;
+    fetch_models(&mut settings.engine.models)?;
+    let service = Service::new(settings, address, VERSION, Arc::new(tell));
+    service.map(Some).map_err(serve_failure)
 }
 
 fn listen(wanted: Option<SocketAddr>) -> Result<TcpListener, Failure> {

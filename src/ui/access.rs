@@ -17,9 +17,9 @@ use subtle::ConstantTimeEq;
 
 use super::{PageError, Shared};
 
-/// Content-Security-Policy: pages only use files of this server.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; \
-    connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+/// Content-Security-Policy: pages only use files of this server, and play recordings of the user.
+const POLICY: &str = "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src 'self'; \
+    media-src 'self' blob:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// Who may see the pages.
 pub struct Access {

@@ -3,6 +3,7 @@
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use flow_service::page::{ICON, STYLE};
 use maud::{DOCTYPE, Markup, html};
 
 use super::App;
@@ -61,8 +62,9 @@ fn document(status: StatusCode, title: &str, body: &Markup) -> Response {
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 title { (title) " · flow" }
+                link rel="stylesheet" href=(STYLE);
                 link rel="stylesheet" href="/assets/ui.css";
-                link rel="icon" href="/assets/icon.svg" type="image/svg+xml";
+                link rel="icon" href=(ICON) type="image/svg+xml";
                 script src="/assets/ui.js" defer {}
             }
             body { (body) }

@@ -1,5 +1,5 @@
 //! `flow ui`: a browser interface to a state directory, its exports and other rows, on this machine. Pages are rendered
-//! by the server, with one style sheet and one script.
+//! by the server, with a style sheet and a script beside those of the page of `flow serve`, which is that of transcripts.
 //!
 //! URLs never contain file paths: they name runs, stages, ports and positions of rows.
 
@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::middleware::from_fn_with_state;
@@ -37,7 +37,10 @@ use axum::routing::{get, post};
 use flow_manifest::ManifestError;
 use flow_runtime::StageError;
 use flow_runtime::store::{Store, StoreError};
+use flow_service::http::Service;
+use flow_service::page;
 use tokio::sync::Semaphore;
+use tower::{ServiceExt, service_fn};
 
 use crate::failure::Failure;
 use access::Access;
@@ -70,6 +73,8 @@ pub struct Settings {
 pub struct App {
     settings: Settings,
     access: Access,
+    /// Whether there is a model for recordings and the microphone.
+    transcribes: bool,
     /// With the time at which it was opened.
     store: Mutex<Option<(Store, Instant)>>,
     questions: Arc<Semaphore>,
@@ -166,16 +171,17 @@ async fn answer(app: &Shared, work: impl FnOnce(&App) -> Result<Response, PageEr
     }
 }
 
-/// The router, and the URL that opens the pages.
+/// The router, and the URL that opens the pages. `service` transcribes recordings and the microphone.
 ///
 /// # Errors
 /// If the machine gives no random numbers.
-pub fn site(settings: Settings, address: SocketAddr) -> io::Result<(Router, String)> {
+pub fn site(settings: Settings, address: SocketAddr, service: Option<&Service>) -> io::Result<(Router, String)> {
     let access = Access::new(address)?;
     let url = access.url(address);
     let app: Shared = Arc::new(App {
         settings,
         access,
+        transcribes: service.is_some(),
         store: Mutex::default(),
         questions: Arc::new(Semaphore::new(AT_ONCE)),
         summaries: Mutex::default(),
@@ -202,6 +208,7 @@ pub fn site(settings: Settings, address: SocketAddr) -> io::Result<(Router, Stri
         .route("/training/live", get(training::follow))
         .route("/transcripts", get(transcripts::list))
         .route("/transcripts/show", get(transcripts::show))
+        .route("/transcripts/json", get(transcripts::json))
         .route("/transcripts/sound", get(transcripts::sound))
         .route("/corrections", post(corrections::post))
         .route(
@@ -212,15 +219,20 @@ pub fn site(settings: Settings, address: SocketAddr) -> io::Result<(Router, Stri
             "/assets/ui.js",
             get(|| asset("text/javascript; charset=utf-8", include_str!("ui.js"))),
         )
-        .route(
-            "/assets/icon.svg",
-            get(|| asset("image/svg+xml", include_str!("icon.svg"))),
-        )
         .fallback(|| async { PageError::absent("page") })
         .layer(DefaultBodyLimit::max(MAX_FORM))
-        .layer(from_fn_with_state(Arc::clone(&app), access::guard))
-        .with_state(app);
-    Ok((router, url))
+        .with_state(Arc::clone(&app))
+        .merge(page::files());
+    let router = match service {
+        Some(service) => {
+            // It has limits of its own, and looks at the whole path.
+            let paths = service.router(Router::new());
+            let answered = service_fn(move |request: Request| paths.clone().oneshot(request));
+            router.route_service("/v1/{*path}", answered)
+        }
+        None => router,
+    };
+    Ok((router.layer(from_fn_with_state(app, access::guard)), url))
 }
 
 async fn asset(kind: &'static str, text: &'static str) -> Response {

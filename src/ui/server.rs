@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use futures::future::select;
+use flow_service::http::{ServeError, Service};
+use futures::future::{Either, pending, select};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -27,21 +28,37 @@ const END_TIME: Duration = Duration::from_secs(3);
 /// After a connection could not be accepted (no file descriptor is left, say).
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves requests on `listener` until `stop` is notified. Blocks.
+/// Serves requests on `listener`, with the model of `service`, until `stop` is notified. Blocks.
 ///
 /// # Errors
-/// If the machine gives no threads, or cannot listen.
-pub fn serve(listener: std::net::TcpListener, router: Router, stop: oneshot::Receiver<()>) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
+/// If the machine gives no threads, or cannot listen, or the model cannot be loaded.
+pub fn serve(
+    listener: std::net::TcpListener,
+    router: Router,
+    service: Option<Service>,
+    stop: oneshot::Receiver<()>,
+) -> Result<(), ServeError> {
+    let cannot_serve = |error: io::Error| ServeError::Failed(format!("cannot serve: {error}"));
+    listener.set_nonblocking(true).map_err(cannot_serve)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
-        .build()?;
+        .build()
+        .map_err(cannot_serve)?;
     let served = runtime.block_on(async {
-        let listener = TcpListener::from_std(listener)?;
+        let listener = TcpListener::from_std(listener).map_err(cannot_serve)?;
         let accepting = pin!(accept(listener, router));
-        let _ = select(accepting, stop).await;
-        Ok(())
+        let ended = pin!(select(accepting, stop));
+        let running = pin!(async {
+            match service {
+                Some(service) => service.run().await,
+                None => pending().await,
+            }
+        });
+        match select(ended, running).await {
+            Either::Left(_) => Ok(()),
+            Either::Right((failed, _)) => failed,
+        }
     });
     // Responses being written get the grace period; abandoned queries are not waited for.
     runtime.shutdown_timeout(END_TIME);
@@ -84,7 +101,8 @@ async fn requests(stream: TcpStream, head_time: Duration, router: Router) {
         .timer(TokioTimer::new())
         .header_read_timeout(head_time)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     // Errors of connections are ignored.
     let _ = connection.await;
 }

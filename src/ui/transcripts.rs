@@ -1,6 +1,6 @@
-//! JSON transcripts of `flow transcribe`, shown with the recording; the spoken word is highlighted.
+//! JSON transcripts of `flow transcribe`, on the page of `flow serve` ([`flow_service::page`]): the recording plays along.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,9 @@ use axum::response::{IntoResponse, Response};
 use flow_audio::RecordingReader;
 use flow_audio::decode::read_range;
 use flow_audio::recording_reader::Channels;
-use flow_transcription::{Segment, Transcript};
-use maud::{Markup, html};
+use flow_service::page::{CAPTURE, TRANSCRIBE_SCRIPT, TRANSCRIPT, TRANSCRIPT_SCRIPT};
+use flow_transcription::Transcript;
+use maud::{Markup, PreEscaped, html};
 
 use super::corrections::{SPEAKER, of as corrections_of, speaker_form};
 use super::layout::{Section, address, page, said};
@@ -37,9 +38,6 @@ const SHOWN_LETTERS: usize = 160;
 const MAX_BYTES: u64 = 64 << 20;
 /// Bytes of a recording in one answer; a browser asks for more.
 const PART: usize = 2 << 20;
-/// Confidence below which words are marked.
-const LOW: f64 = 0.5;
-const COLOURS: usize = 8;
 
 /// Transcripts by their names in URLs, and whether there are more.
 fn listed(app: &App) -> (Vec<(String, PathBuf)>, bool) {
@@ -157,7 +155,12 @@ pub async fn list(State(app): State<Shared>, Query(query): Query<ListQuery>) -> 
             @if app.settings.transcripts.is_empty() {
                 p { "No transcripts are named: " code { "flow ui --transcripts FOLDER" } " shows those that " code { "flow transcribe" } " wrote as JSON." }
             }
-            p.quiet { "To transcribe a file or what you say, start " code { "flow serve" } ": its own page takes both, at " a href="http://127.0.0.1:8000/" rel="noreferrer" { "127.0.0.1:8000" } " unless it was told otherwise." }
+            @if app.transcribes {
+                (PreEscaped(CAPTURE)) (PreEscaped(TRANSCRIPT))
+                script type="module" src=(TRANSCRIBE_SCRIPT) {}
+            } @else {
+                p.quiet { "To transcribe a recording or what you say on this page, start " code { "flow ui --model MODEL" } ". " code { "flow serve" } " has a page for that, too." }
+            }
             @if !app.settings.transcripts.is_empty() {
                 form.filters action="/transcripts" method="get" role="search" {
                     label { "name contains" input type="search" name="name" value=(query.name) dir="auto" autocomplete="off" data-search; }
@@ -192,7 +195,7 @@ fn row_of(name: &str, read: Option<&Result<Transcript, PageError>>) -> Markup {
                     @let begin: String = transcript.text.chars().take(SHOWN_LETTERS).collect();
                     td.n { (duration(metadata.duration_s)) }
                     td.n { @if !transcript.speakers.is_empty() { (transcript.speakers.len()) } }
-                    td { (said(&begin, language(transcript))) @if begin.len() < transcript.text.len() { "…" } }
+                    td.words { (said(&begin, language(transcript))) @if begin.len() < transcript.text.len() { "…" } }
                     td.whole { (when(&metadata.processed_at)) }
                 }
                 Some(Err(error)) => { td {} td {} td.failed dir="auto" { (error.message) } td {} }
@@ -216,27 +219,54 @@ pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
         let recording = recording(&path, &transcript, &app.settings.recordings);
         let source = transcript.metadata.source_file.clone();
         let renamed = renamed(app, &source)?;
-        let back = address("/transcripts/show", [("name", name.as_str())]);
+        let at = |path: &str| address(path, [("name", name.as_str())]);
+        let back = at("/transcripts/show");
         let metadata = &transcript.metadata;
-        let lang = language(&transcript);
+        let stem = Path::new(&name).file_stem().unwrap_or_default().to_string_lossy();
         let main = html! {
             p.quiet { (duration(metadata.duration_s)) " · model " span dir="auto" { (metadata.model) } " · " (metadata.processed_at) }
-            @match &recording {
-                Ok(_) => { div.player { audio #player controls preload="metadata" src=(address("/transcripts/sound", [("name", name.as_str())])) {} } }
-                Err(why) => { p.failed dir="auto" { "No sound: " (why) } }
+            @if let Err(why) = &recording { p.failed dir="auto" { "No sound: " (why) } }
+            @if app.settings.corrections.is_some() && !transcript.speakers.is_empty() { details { summary { "Name the speakers" }
+                @for speaker in &transcript.speakers { (speaker_form(app, &source, speaker, shown(speaker, &renamed), &back)) }
+            } }
+            div data-transcript=(at("/transcripts/json")) data-sound=[recording.is_ok().then(|| at("/transcripts/sound"))] data-name=(stem) {
+                (PreEscaped(TRANSCRIPT))
             }
-            @if !transcript.speakers.is_empty() {
-                p { @for (number, speaker) in transcript.speakers.iter().enumerate() { span class={ "speaker s" (number % COLOURS) } dir="auto" { (shown(speaker, &renamed)) } " " } }
-                @if app.settings.corrections.is_some() { details { summary { "Name the speakers" }
-                    @for speaker in &transcript.speakers { (speaker_form(app, &source, speaker, shown(speaker, &renamed), &back)) }
-                } }
-            }
-            p.quiet { span.low { "Marked" } " words: the model was less than " (LOW) " sure." }
-            div.transcript lang=[lang] { @for segment in &transcript.segments { (segment_of(segment, &transcript.speakers, &renamed)) } }
+            script type="module" src=(TRANSCRIPT_SCRIPT) {}
         };
         Ok(page(app, Section::Transcripts, &name, &main))
     })
     .await
+}
+
+/// A transcript as `flow transcribe` writes it, with the names that people gave the speakers.
+pub async fn json(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
+    answer(&app, move |app| {
+        let (_, path, mut transcript) = named(app, &pairs)?;
+        let renamed = renamed(app, &transcript.metadata.source_file)?;
+        rename(&mut transcript, &renamed);
+        let json = transcript
+            .to_json()
+            .map_err(|error| PageError::unreadable(format!("{}: {error}", path.display())))?;
+        Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+    })
+    .await
+}
+
+/// Two speakers of one name become one.
+fn rename(transcript: &mut Transcript, renamed: &BTreeMap<String, String>) {
+    let segments = transcript.segments.iter_mut();
+    let spoken = segments.flat_map(|segment| {
+        let words = segment.words.iter_mut().map(|word| &mut word.speaker);
+        words.chain([&mut segment.speaker])
+    });
+    for speaker in spoken.flatten().chain(&mut transcript.speakers) {
+        if let Some(name) = renamed.get(speaker) {
+            speaker.clone_from(name);
+        }
+    }
+    let mut seen = BTreeSet::new();
+    transcript.speakers.retain(|speaker| seen.insert(speaker.clone()));
 }
 
 /// The names that people gave the speakers of a recording.
@@ -253,38 +283,6 @@ fn renamed(app: &App, recording: &str) -> Result<BTreeMap<String, String>, PageE
 
 fn shown<'n>(speaker: &'n str, renamed: &'n BTreeMap<String, String>) -> &'n str {
     renamed.get(speaker).map_or(speaker, String::as_str)
-}
-
-fn segment_of(segment: &Segment, speakers: &[String], renamed: &BTreeMap<String, String>) -> Markup {
-    let colour = |speaker: &Option<String>| {
-        let number = speaker
-            .as_ref()
-            .and_then(|speaker| speakers.iter().position(|known| known == speaker));
-        number.map_or(String::new(), |number| format!(" s{}", number % COLOURS))
-    };
-    html! {
-        p {
-            button.time type="button" data-start=(segment.start) { (clock(segment.start)) }
-            @if let Some(speaker) = &segment.speaker { " " b class={ "speaker" (colour(&segment.speaker)) } { (shown(speaker, renamed)) } }
-            // The text direction follows from the words.
-            span.words dir="auto" { @if segment.words.is_empty() {
-                span.word data-start=(segment.start) data-end=(segment.end) { (segment.text) }
-            } @else { @for word in &segment.words {
-                @let is_low = word.confidence.is_some_and(|confidence| confidence < LOW);
-                span class={ "word" (colour(&word.speaker)) @if is_low { " low" } } data-start=(word.start) data-end=(word.end) title=[word.confidence.map(|confidence| format!("confidence {confidence:.2}"))] { (word.word) }
-                " "
-            } } }
-        }
-    }
-}
-
-/// Seconds as `1:02:03`.
-fn clock(seconds: f64) -> String {
-    let whole = seconds.max(0.0) as u64;
-    match whole / 3600 {
-        0 => format!("{}:{:02}", whole / 60, whole % 60),
-        hours => format!("{hours}:{:02}:{:02}", whole / 60 % 60, whole % 60),
-    }
 }
 
 /// The recording of a transcript, as it is stored, part by part.
@@ -352,42 +350,45 @@ fn kind_of(path: &Path) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use flow_transcription::{Metadata, Performance, Word};
+    use flow_transcription::{Metadata, Performance, Segment, Word};
 
     use super::*;
 
-    fn word(word: &str, confidence: f64) -> Word {
-        Word {
-            word: word.into(),
-            start: 1.5,
-            end: 2.0,
-            confidence: Some(confidence),
-            speaker: Some("Asha".into()),
-        }
-    }
-
     #[test]
-    fn words_have_times_speakers_and_how_sure_the_model_was() {
-        let segment = Segment {
-            start: 3725.0,
-            end: 3726.0,
-            text: "नमस्ते <b>".into(),
-            confidence: None,
-            speaker: Some("Asha".into()),
-            words: vec![word("नमस्ते", 0.9), word("<b>", 0.2)],
+    fn speakers_have_the_names_that_people_gave_them() {
+        let word = |speaker: &str| Word {
+            speaker: Some(speaker.into()),
+            ..Word::default()
         };
-        let renamed = BTreeMap::from([("Asha".to_owned(), "आशा <i>".to_owned())]);
-        let drawn = segment_of(&segment, &["Ravi".into(), "Asha".into()], &renamed).into_string();
-        assert!(drawn.contains("आशा &lt;i&gt;") && !drawn.contains("Asha"), "{drawn}");
-        assert!(
-            drawn.contains("1:02:05") && drawn.contains("class=\"word s1\" data-start=\"1.5\""),
-            "{drawn}"
+        let segment = Segment {
+            speaker: Some("SPEAKER_00".into()),
+            words: vec![word("SPEAKER_00"), word("SPEAKER_01"), word("SPEAKER_02")],
+            ..Segment::default()
+        };
+        let mut transcript = Transcript::from_segments(
+            Metadata::default(),
+            Performance::default(),
+            vec![segment, Segment::default()],
         );
-        assert!(
-            drawn.contains("class=\"word s1 low\"") && drawn.contains("&lt;b&gt;") && !drawn.contains("<b>"),
-            "{drawn}"
+        assert_eq!(transcript.speakers.len(), 3);
+        let names = [("SPEAKER_00", "आशा"), ("SPEAKER_02", "आशा"), ("SPEAKER_09", "Ravi")];
+        rename(
+            &mut transcript,
+            &names
+                .into_iter()
+                .map(|(label, name)| (label.into(), name.into()))
+                .collect(),
         );
-        assert_eq!(clock(f64::NAN), "0:00");
+        assert_eq!(transcript.speakers, ["आशा", "SPEAKER_01"]);
+        let segment = &transcript.segments[0];
+        assert_eq!(segment.speaker.as_deref(), Some("आशा"));
+        let words: Vec<_> = segment
+            .words
+            .iter()
+            .map(|word| word.speaker.as_deref().unwrap())
+            .collect();
+        assert_eq!(words, ["आशा", "SPEAKER_01", "आशा"]);
+        assert_eq!(transcript.segments[1].speaker, None);
     }
 
     #[test]

@@ -71,7 +71,7 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "Enter" && row && !event.target.closest("a, button, summary")) {
     location.href = row.dataset.href;
   } else if (event.key === " " && !event.target.closest("button, summary, audio")) {
-    const player = document.querySelector("main audio");
+    const player = document.querySelector("main audio:not([hidden])");
     const wanted = row && row.querySelector("[data-play]");
     if (wanted) play(wanted);
     else if (player) player.paused ? player.play() : player.pause();
@@ -112,43 +112,4 @@ if (live && live.dataset.live) {
   document.addEventListener("visibilitychange", follow);
   addEventListener("pagehide", close);
   addEventListener("pageshow", follow);
-}
-
-// A transcript: the word that is spoken is lit, and a word that is clicked is heard.
-const player = document.getElementById("player");
-const words = all(".word");
-if (player && words.length) {
-  const starts = words.map((word) => Number(word.dataset.start));
-  let lit = null;
-  const light = () => {
-    let low = 0;
-    let high = starts.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (starts[middle] <= player.currentTime) low = middle + 1;
-      else high = middle;
-    }
-    const word = words[low - 1];
-    const now = word && player.currentTime < Number(word.dataset.end) + 0.2 ? word : null;
-    if (now === lit) return;
-    if (lit) lit.classList.remove("lit");
-    lit = now;
-    if (lit) {
-      lit.classList.add("lit");
-      const place = lit.getBoundingClientRect();
-      if (place.top < 80 || place.bottom > innerHeight - 40) lit.scrollIntoView({ block: "center" });
-    }
-  };
-  const follow = () => {
-    light();
-    if (!player.paused) requestAnimationFrame(follow);
-  };
-  player.addEventListener("play", follow);
-  player.addEventListener("seeked", light);
-  document.addEventListener("click", (event) => {
-    const start = event.target.closest("[data-start]");
-    if (!start) return;
-    player.currentTime = Number(start.dataset.start);
-    player.play();
-  });
 }

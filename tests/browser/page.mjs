@@ -102,7 +102,16 @@ async function readable(page) {
   const time = await page.locator("#player").evaluate((player) => player.currentTime);
   assert.ok(time > 0, "the player is at the beginning");
   await picture(page, "2-words");
-  await page.locator("#player").evaluate((player) => player.pause());
+  // By the keyboard: it stops and goes on, wherever no control has the focus.
+  const isPaused = (wanted) => page.waitForFunction((wanted) => document.querySelector("#player").paused === wanted, wanted);
+  await page.locator("#player").evaluate((player) => {
+    player.loop = true;
+    return player.play();
+  });
+  for (const paused of [true, false, true]) {
+    await page.keyboard.press("Space");
+    await isPaused(paused);
+  }
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#save-srt")]);
   assert.match(readFileSync(await download.path(), "utf8"), /^1\n00:00:0\d,\d{3} --> /);
 
@@ -123,6 +132,7 @@ for (const [name, options] of [
   ["5-dark", { colorScheme: "dark" }],
 ]) {
   const page = await open(options);
+  await page.waitForSelector("#diarize-choice:not([hidden])");
   await page.focus("#diarize");
   await page.keyboard.press("Space");
   await page.setInputFiles("#file", conversation);
@@ -139,6 +149,7 @@ console.log("speakers, phone and dark: as expected");
 // The microphone: words come while it listens, and stay after "Stop"; with their speakers, where that is asked.
 for (const diarize of [false, true]) {
   const page = await open({ permissions: ["microphone"] });
+  await page.waitForSelector("#diarize-choice:not([hidden])");
   await page.setChecked("#diarize", diarize);
   await page.focus("#speak");
   await page.keyboard.press("Enter");
@@ -155,6 +166,12 @@ for (const diarize of [false, true]) {
   const speakers = await page.locator(".segment .speaker").count();
   assert.equal(speakers > 0, diarize, `${speakers} segments with speakers`);
   assert.equal(await page.locator(".partial").count(), 0);
+  const coloured = await page.locator(".segment[class*=speaker-] .speaker").allTextContents();
+  assert.ok(!coloured.includes("UNKNOWN"), coloured.join(", "));
+  // What was said plays along.
+  await page.locator(".word").nth(1).click();
+  await page.waitForSelector(".word.now");
+  assert.ok((await page.locator("#player").evaluate((player) => player.duration)) > 1);
   await picture(page, diarize ? "9-live-speakers-done" : "7-live-done");
   console.log(`live: ${words.join(" ")}`);
   await page.context().close();

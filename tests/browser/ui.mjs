@@ -1,5 +1,6 @@
-// The pages of `flow ui` in a real browser: URL, which is the address with its token that `flow ui` printed, over a state
-// directory with a run of pipelines/build_manifest_v2.yaml, one manifest on the command line, and perhaps --transcripts.
+// The pages of `flow ui` in a real browser: URL RECORDING. URL is the address with its token that `flow ui` printed, over a state
+// directory with a run of pipelines/build_manifest_v2.yaml, one manifest on the command line, --transcripts and --model. RECORDING is
+// a WAV file, which is also what the microphone hears.
 // FLOW_TEST_CHROMIUM is the browser (`chromium`); below FLOW_TEST_PICTURES, where it is set, pictures of the pages are saved.
 // Needs the package playwright-core in the folder in which it is run.
 
@@ -9,7 +10,7 @@ import { createRequire } from "node:module";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 
-const url = process.argv[2];
+const [url, recording] = process.argv.slice(2);
 const { origin } = new URL(url);
 const require = createRequire(pathToFileURL(join(process.cwd(), "package.json")));
 const { chromium } = require("playwright-core");
@@ -17,17 +18,30 @@ const pictures = process.env.FLOW_TEST_PICTURES;
 const wanted = process.env.FLOW_TEST_CHROMIUM ?? "chromium";
 const executablePath = wanted.includes("/") ? wanted : execFileSync("which", [wanted], { encoding: "utf8" }).trim();
 
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--autoplay-policy=no-user-gesture-required"] });
+const PATIENCE = 120_000;
+
+const browser = await chromium.launch({
+  executablePath,
+  args: [
+    "--no-sandbox",
+    "--autoplay-policy=no-user-gesture-required",
+    "--use-fake-ui-for-media-stream",
+    "--use-fake-device-for-media-stream",
+    `--use-file-for-fake-audio-capture=${recording}%noloop`,
+  ],
+});
 // What no page may do: print errors (a policy that is broken is one), or ask another server.
 const faults = [];
 
 async function open(options) {
-  const context = await browser.newContext({ viewport: { width: 1200, height: 850 }, ...options });
+  const context = await browser.newContext({ viewport: { width: 1200, height: 850 }, permissions: ["microphone"], ...options });
+  context.setDefaultTimeout(PATIENCE);
   const page = await context.newPage();
   page.on("pageerror", (error) => faults.push(String(error)));
   page.on("console", (message) => message.type() === "error" && faults.push(message.text()));
   page.on("request", (request) => {
-    if (new URL(request.url()).origin !== origin) faults.push(`it asks ${request.url()}`);
+    const asked = new URL(request.url());
+    if (asked.protocol.startsWith("http") && asked.origin !== origin) faults.push(`it asks ${request.url()}`);
   });
   await page.goto(url);
   assert.ok(!page.url().includes("token"), "the token stays in the address");
@@ -78,12 +92,26 @@ for (const [kind, options] of [
     await page.goto(origin + path);
     await look(page, `ui-${kind}-${5 + number}${path.replace("/", "-")}`);
   }
-  const transcript = page.locator("a[href^='/transcripts/show']").first();
-  if (await transcript.count()) {
-    await transcript.click();
-    await page.locator(".word").nth(1).click();
-    await page.waitForSelector(".word.lit");
-    await look(page, `ui-${kind}-9-transcript`);
+  await page.locator("a[href^='/transcripts/show']").first().click();
+  await page.waitForSelector(".word.unsure");
+  assert.equal(await page.locator(".word.other").count() > 0, true);
+  await page.locator(".word").nth(1).click();
+  await page.waitForSelector(".word.now");
+  await look(page, `ui-${kind}-9-transcript`);
+  // A recording and the microphone, as on the page of `flow serve`.
+  await page.goto(`${origin}/transcripts`);
+  await page.waitForSelector("#diarize-choice:not([hidden])");
+  await page.setInputFiles("#file", recording);
+  await page.waitForSelector(".word");
+  await page.locator(".word").nth(1).click();
+  await page.waitForSelector(".word.now");
+  await look(page, `ui-${kind}-10-recording`);
+  if (kind === "light") {
+    await page.click("#speak");
+    await page.waitForFunction(() => document.querySelector("#transcript").textContent.trim().split(/\s+/).length >= 3);
+    await page.click("#speak");
+    await page.waitForFunction(() => document.querySelector("#status").textContent === "Done.");
+    assert.equal(await page.locator("#player").isVisible(), true);
   }
   await page.context().close();
   assert.equal(faults.splice(0).join("\n"), "");

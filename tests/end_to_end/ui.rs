@@ -40,10 +40,11 @@ impl Answer {
     }
 }
 
-fn ask(address: &str, request: &str) -> Answer {
+fn ask(address: &str, request: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(request.as_bytes()).unwrap();
+    // What is refused need not be read to its end.
+    let _ = stream.write_all(request);
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
@@ -112,9 +113,10 @@ impl Site {
         let length = body.len();
         ask(
             address,
-            &format!(
+            format!(
                 "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nCookie: {cookie}\r\nContent-Length: {length}\r\n{more}\r\n{body}"
-            ),
+            )
+            .as_bytes(),
         )
     }
 
@@ -278,21 +280,24 @@ fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
         "/transcripts",
         "/assets/ui.css",
         "/assets/ui.js",
+        "/page.css",
+        "/page-transcript.js",
     ] {
         site.page(path);
     }
 
     // The transcript: its words, and its recording as it is stored.
     let transcripts = site.page("/transcripts");
-    for part in ["नमस्ते", "2.0 s", "1 transcript<"] {
+    for part in ["नमस्ते", "2.0 s", "1 transcript<", "flow ui --model MODEL"] {
         assert!(transcripts.contains(part), "{part}: {transcripts}");
     }
     assert!(site.page("/transcripts?name=other").contains("0 transcripts"));
     let shown = site.page(&first(&transcripts, "/transcripts/show?"));
-    assert!(
-        shown.contains("class=\"word s1 low\"") && shown.contains("कल"),
-        "{shown}"
-    );
+    assert!(shown.contains("id=\"transcript\""), "{shown}");
+    let json = site.get(&first(&shown, "/transcripts/json?")).body;
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let word = &json["segments"][0]["words"][1];
+    assert_eq!((&word["word"], &word["speaker"]), (&"कल".into(), &"SPEAKER_01".into()));
     let sound = first(&shown, "/transcripts/sound?");
     let part = site.request("GET", &sound, "Range: bytes=0-3\r\n", "");
     assert_eq!((part.status, &part.body[..]), (206, &b"fLaC"[..]));
@@ -305,9 +310,67 @@ fn pages_lead_from_the_runs_to_a_row_and_its_sound() {
     // Nobody else, and nothing is changed.
     let (address, cookie) = (&site.address, &site.cookie);
     let other = format!("GET / HTTP/1.1\r\nHost: evil.example\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n");
-    assert_eq!(ask(address, &other).status, 403);
+    assert_eq!(ask(address, other.as_bytes()).status, 403);
     let own = format!("Origin: http://{address}\r\n");
     assert_eq!(site.request("POST", "/corrections", &own, "segment_id=a").status, 403);
+}
+
+#[test]
+fn recordings_are_transcribed_where_a_model_is_given() {
+    let place = Workplace::bundled("micro");
+    let mut flow = program();
+    flow.arg("ui").arg("--state").arg(place.path("state"));
+    flow.args(["--model", "configs/models/small.nemo", "--diarize"]);
+    let site = Site::start(&mut flow);
+    let page = site.page("/transcripts");
+    assert!(
+        page.contains("id=\"drop\"") && page.contains("id=\"transcript\""),
+        "{page}"
+    );
+    assert!(!page.contains("flow ui --model MODEL"), "{page}");
+    let begin = Instant::now();
+    let models = loop {
+        let models = site.get("/v1/models");
+        if models.status == 200 {
+            break models.text();
+        }
+        assert_eq!(models.status, 503, "{}", models.text());
+        assert!(begin.elapsed() < PATIENCE, "the model is not loaded");
+        sleep(Duration::from_millis(50));
+    };
+    assert!(
+        models.contains("\"id\":\"small\"") && models.contains("\"diarization\":true"),
+        "{models}"
+    );
+
+    let recording = std::fs::read(repository("tests/data/golden/model/audio/eval3_es.wav")).unwrap();
+    let upload = |cookie: &str, origin: &str| {
+        let mut body = b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n".to_vec();
+        body.extend_from_slice(&recording);
+        body.extend_from_slice(b"\r\n--b--\r\n");
+        let (address, length) = (&site.address, body.len());
+        let mut request = format!(
+            "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nCookie: {cookie}\r\n{origin}Content-Type: multipart/form-data; boundary=b\r\nContent-Length: {length}\r\n\r\n"
+        )
+        .into_bytes();
+        // A form is longer than what pages take.
+        assert!(body.len() > 128 << 10);
+        request.extend_from_slice(&body);
+        ask(address, &request)
+    };
+    let own = format!("Origin: http://{}\r\n", site.address);
+    let answer = upload(&site.cookie, &own);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(answer.text().contains("\"text\":\""), "{}", answer.text());
+    // Nobody else.
+    for (cookie, origin) in [
+        ("", own.as_str()),
+        (&site.cookie, ""),
+        (&site.cookie, "Origin: http://evil.example\r\n"),
+    ] {
+        assert_eq!(upload(cookie, origin).status, 403, "{cookie:?} {origin:?}");
+    }
+    assert_eq!(site.get("/v1/nothing").status, 404);
 }
 
 #[test]
@@ -412,8 +475,11 @@ fn the_pages_work_in_a_browser() {
         .arg(&place.shards);
     flow.arg("--transcripts").arg(transcripts(&place)).arg("--allow-edit");
     flow.arg("--corrections").arg(place.path("corrections.parquet"));
+    flow.args(["--model", "configs/models/small.nemo", "--diarize"]);
     let site = Site::start(&mut flow);
-    let output = browser.arg(&site.url).stdin(Stdio::null()).output().unwrap();
+    browser.arg(&site.url);
+    browser.arg(repository("tests/data/golden/model/audio/eval3_es.wav"));
+    let output = browser.stdin(Stdio::null()).output().unwrap();
     expect_code(&output, 0);
 }
 
@@ -531,9 +597,23 @@ fn it_ends_well_at_a_signal_and_says_what_is_wrong_before_it_begins() {
         (["ui", "--listen=0.0.0.0:0"], "for this machine alone"),
         (["ui", "--state=src"], "no state directory"),
         (["ui", "--corrections=x"], "--allow-edit"),
+        (["ui", "--diarize"], "--model"),
     ] {
         let output = program().args(arguments).output().unwrap();
         expect_code(&output, 2);
         assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
+    // A model that is not there, and one that is cut off.
+    let (missing, damaged) = (place.path("no-such.nemo"), place.path("damaged.nemo"));
+    let whole = std::fs::read(repository("configs/models/small.nemo")).unwrap();
+    std::fs::write(&damaged, &whole[..whole.len() / 2]).unwrap();
+    for model in [missing, damaged] {
+        let mut flow = program();
+        flow.args(["ui", "--listen", "127.0.0.1:0", "--state"])
+            .arg(place.path("state"));
+        let output = flow.arg("--model").arg(&model).output().unwrap();
+        expect_code(&output, 1);
+        let name = model.file_name().unwrap().to_string_lossy();
+        assert!(stderr(&output).contains(&*name), "{}", stderr(&output));
     }
 }

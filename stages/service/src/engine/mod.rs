@@ -168,6 +168,11 @@ impl Engine {
         self.inner.shared.models.states()
     }
 
+    /// Whether requests may ask who speaks.
+    pub fn diarizes(&self) -> bool {
+        self.inner.shared.diarizer.is_some()
+    }
+
     /// What tells speakers of a live session apart; none without `diarization`.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::metrics::CONTENT_TYPE as METRICS_TYPE;
 use super::openapi;
-use crate::engine::{EngineError, ModelState};
+use crate::engine::{Engine, EngineError, ModelState};
 
 /// `GET /v1/models`.
 pub async fn models(State(app): State<App>) -> Result<Json<Value>, ApiError> {
@@ -49,6 +49,7 @@ fn described(app: &App, model: &ModelState) -> Value {
         "loaded": model.loaded,
         "digest": model.digest,
         "languages": model.languages,
+        "diarization": app.engine.get().is_some_and(Engine::diarizes),
     })
 }
 

@@ -1,6 +1,5 @@
 //! API keys: reading them, and checking requests.
 
-use std::fs;
 use std::path::Path;
 
 use axum::http::HeaderMap;
@@ -8,6 +7,7 @@ use axum::http::header::{AUTHORIZATION, UPGRADE};
 use subtle::{Choice, ConstantTimeEq};
 
 use super::error::ApiError;
+use super::setting_file;
 use super::settings::SettingsError;
 use crate::live::socket::api_key_of_subprotocols;
 
@@ -21,7 +21,7 @@ impl Keys {
     /// # Errors
     /// If it cannot be read, or has no key, or one that is invalid in a header.
     pub fn read(file: &Path) -> Result<Self, SettingsError> {
-        let text = fs::read_to_string(file).map_err(|error| SettingsError::file("keys", file, &error))?;
+        let text = setting_file::read_text(file).map_err(|error| SettingsError::file("keys", file, &error))?;
         let mut keys = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
             let key = line.trim();
@@ -86,6 +86,8 @@ fn protocol(headers: &HeaderMap) -> Option<&[u8]> {
 mod tests {
     use axum::http::HeaderValue;
     use axum::http::header::SEC_WEBSOCKET_PROTOCOL;
+
+    use std::fs;
 
     use super::*;
 

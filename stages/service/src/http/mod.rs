@@ -1,6 +1,6 @@
 //! The service over HTTP: OpenAI's API for transcriptions (`transcriptions`, `form`, `responses`, `events`),
 //! information about the service (`information`, `openapi`, `metrics`), access control (`keys`, `origin`), and
-//! connections with their limits (`server`).
+//! connections with their limits (`server`) around all of that (`service`).
 //!
 //! All input of clients is limited: the number of connections, the size and time of a request's head, the size, time
 //! and rate of its body, the number and length of a form's parts, the files in the private folder, and how long a
@@ -23,6 +23,8 @@ mod openapi;
 mod origin;
 mod responses;
 mod server;
+mod service;
+mod setting_file;
 mod settings;
 mod tls;
 mod transcriptions;
@@ -33,4 +35,5 @@ pub use endpoints::{Action, ENDPOINTS, Endpoint};
 pub use error::ApiError;
 pub use origin::Callers;
 pub use server::{ServeError, Server, StopHandle};
+pub use service::Service;
 pub use settings::{HttpSettings, ServeSettings, SettingsError};

@@ -114,11 +114,16 @@ pub fn diarized_segment(number: u64, segment: &Segment) -> Value {
     json!({
         "type": "transcript.text.segment",
         "id": format!("seg_{number:03}"),
-        "start": segment.start,
-        "end": segment.end,
+        "start": written_time(segment.start),
+        "end": written_time(segment.end),
         "text": segment.text,
         "speaker": segment.speaker.as_deref().unwrap_or(UNKNOWN),
     })
+}
+
+/// Seconds as those of words are written: whole microseconds.
+fn written_time(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
 }
 
 /// Turns: segments of the same speaker with a short gap between them are joined.
@@ -140,7 +145,9 @@ pub fn diarization(transcript: &Transcript) -> Value {
         "num_speakers": transcript.speakers.len(),
         "speakers": transcript.speakers,
         "segments": segments
-            .map(|(id, (start, end, speaker))| json!({"id": id, "start": start, "end": end, "speaker": speaker}))
+            .map(|(id, (start, end, speaker))| {
+                json!({"id": id, "start": written_time(*start), "end": written_time(*end), "speaker": speaker})
+            })
             .collect::<Value>(),
         "usage": usage(transcript),
     })
@@ -151,6 +158,25 @@ mod tests {
     use flow_transcription::{Metadata, Performance, Word};
 
     use super::*;
+
+    #[test]
+    fn all_times_are_written_alike() {
+        let start = 1.7879999999999998;
+        let transcript = Transcript::from_segments(
+            Metadata::default(),
+            Performance::default(),
+            vec![segment("hello", start, start + 0.1, Some("A"))],
+        );
+        for document in [
+            diarized(&transcript),
+            diarization(&transcript),
+            verbose(&transcript, true, true),
+        ] {
+            let first = &document["segments"][0];
+            assert_eq!(first["start"].to_string(), "1.788", "{document}");
+            assert_eq!(first["end"].to_string(), "1.888", "{document}");
+        }
+    }
 
     fn segment(text: &str, start: f64, end: f64, speaker: Option<&str>) -> Segment {
         let speaker = speaker.map(str::to_owned);

@@ -4,9 +4,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
@@ -17,24 +16,18 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
-use super::addresses::{AddressPlace, Addresses};
-use super::app::{App, Log, Phase, Shared};
+use super::addresses::AddressPlace;
+use super::app::{App, Log, Phase};
 use super::client_stream::ClientStream;
-use super::endpoints::router;
-use super::information::{not_found, wrong_method};
-use super::keys::Keys;
-use super::metrics::Metrics;
-use super::origin::Callers;
+use super::service::{Service, reached};
 use super::settings::{ServeSettings, SettingsError};
 use super::tls;
-use super::upload::Uploads;
-use crate::engine::{Engine, EngineError, EngineSettings, Observer, TempFolder};
-use crate::live::{self, LiveSettings};
+use crate::engine::EngineError;
 use crate::page;
 
 /// Most bytes of the head of a request.
@@ -99,15 +92,10 @@ impl StopHandle {
 
 /// A service that is bound to its address and ready to run.
 pub struct Server {
-    settings: ServeSettings,
-    version: String,
-    log: Log,
-    keys: Keys,
+    service: Service,
     tls: Option<TlsAcceptor>,
-    uploads: Uploads,
     listener: TcpListener,
     address: SocketAddr,
-    phase: watch::Sender<Phase>,
 }
 
 impl Server {
@@ -116,12 +104,9 @@ impl Server {
     ///
     /// # Errors
     /// If a setting is wrong, a file that it names cannot be used, or the address is not free.
-    pub fn bind(mut settings: ServeSettings, version: &str, log: Log) -> Result<Self, ServeError> {
-        settings.engine.check()?;
-        settings.align();
-        settings.check()?;
+    pub fn bind(settings: ServeSettings, version: &str, log: Log) -> Result<Self, ServeError> {
+        let settings = settings.checked()?;
         let http = &settings.http;
-        let keys = http.keys.as_deref().map(Keys::read).transpose()?.unwrap_or_default();
         let tls = match (&http.tls_cert, &http.tls_key) {
             (Some(cert), Some(key)) => Some(tls::acceptor(cert, key)?),
             _ => None,
@@ -133,19 +118,11 @@ impl Server {
         let listener = TcpListener::bind(&http.listen).map_err(listening)?;
         listener.set_nonblocking(true).map_err(listening)?;
         let address = listener.local_addr().map_err(listening)?;
-        let folder = http.upload_folder.clone().unwrap_or_else(std::env::temp_dir);
-        let uploads = TempFolder::new(&folder, http.max_upload_space);
-        let folder = uploads.map_err(|error| ServeError::Uploads { folder, error })?;
         Ok(Self {
-            settings,
-            version: version.to_owned(),
-            log,
-            keys,
+            service: Service::new(settings, address, version, log)?,
             tls,
-            uploads: Uploads { folder },
             listener,
             address,
-            phase: watch::Sender::new(Phase::Running),
         })
     }
 
@@ -163,7 +140,7 @@ impl Server {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if !self.address.ip().is_loopback() {
-            if self.keys.is_open() {
+            if self.service.app.keys.is_open() {
                 warnings.push(format!(
                     "anybody who reaches {} can use the service: --keys FILE asks for keys",
                     self.url()
@@ -179,7 +156,7 @@ impl Server {
     }
 
     pub fn stop_handle(&self) -> StopHandle {
-        StopHandle(self.phase.clone())
+        StopHandle(self.service.phase.clone())
     }
 
     /// Serves until it is stopped. Models are loaded on a separate thread; until the first one is loaded, requests are
@@ -202,41 +179,9 @@ impl Server {
 
     async fn serve_until_closed(self) -> Result<(), ServeError> {
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(cannot_serve)?;
-        let ServeSettings {
-            engine,
-            http: settings,
-            live,
-        } = self.settings;
-        let callers = Callers::new(
-            self.keys.is_open(),
-            self.address,
-            &settings.allowed_hosts,
-            &settings.cors,
-        );
-        let connections = Arc::new(Semaphore::new(settings.max_connections));
-        let app: App = Arc::new(Shared {
-            callers,
-            keys: self.keys,
-            uploads: self.uploads,
-            metrics: Arc::new(Metrics::default()),
-            log: self.log,
-            version: self.version,
-            started: SystemTime::now(),
-            engine: OnceLock::new(),
-            live: OnceLock::new(),
-            phase: self.phase.subscribe(),
-            failure: Mutex::new(None),
-            connections: Arc::clone(&connections),
-            addresses: Arc::new(Addresses::new(
-                settings.max_connections_per_address,
-                &settings.trusted_proxies,
-            )),
-            requests: AtomicU64::new(0),
-            settings,
-        });
-        let router = router(&app, page::routes());
-        tokio::spawn(load(Arc::clone(&app), self.phase.clone(), engine, live));
-        let drained = tokio::spawn(drain(Arc::clone(&app), self.phase.clone()));
+        let app = Arc::clone(&self.service.app);
+        let router = self.service.router(page::routes());
+        let drained = self.service.start();
 
         accept(&app, &listener, self.tls.as_ref(), &router).await;
 
@@ -249,52 +194,13 @@ impl Server {
             None => drained.await.map_or(least, |until| until.max(least)),
         };
         // Then the remaining connections are closed.
-        let _ = timeout_at(until, connections.acquire_many(all)).await;
+        let _ = timeout_at(until, app.connections.acquire_many(all)).await;
         failure.map_or(Ok(()), Err)
     }
 }
 
-/// Loads the first model; if that fails the service ends.
-async fn load(app: App, phase: watch::Sender<Phase>, engine: EngineSettings, live: LiveSettings) {
-    let observer: Arc<dyn Observer> = Arc::clone(&app.metrics) as _;
-    let started = tokio::task::spawn_blocking(move || Engine::start_observed(engine, observer)).await;
-    let failure = match started {
-        Ok(Ok(engine)) => {
-            let routes = live::routes(Arc::new(engine.clone()), live)
-                .fallback(not_found)
-                .method_not_allowed_fallback(wrong_method);
-            // Both are set only here.
-            let _ = app.live.set(routes);
-            let _ = app.engine.set(engine);
-            return;
-        }
-        Ok(Err(error)) => error.into(),
-        Err(error) => ServeError::Failed(format!("the model was not loaded: {error}")),
-    };
-    *app.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
-    phase.send_replace(Phase::Closing);
-}
-
 fn cannot_serve(error: io::Error) -> ServeError {
     ServeError::Failed(format!("cannot serve: {error}"))
-}
-
-/// After a stop: waits for the accepted requests, at most `drain_timeout`.
-async fn drain(app: App, phase: watch::Sender<Phase>) -> Instant {
-    reached(app.phase.clone(), Phase::Draining).await;
-    let limit = Duration::from_secs_f64(app.settings.drain_timeout);
-    let until = Instant::now() + limit;
-    if let Some(engine) = app.engine.get() {
-        engine.drain(limit).await;
-    }
-    phase.send_replace(Phase::Closing);
-    until
-}
-
-/// Waits until the service is in this phase, or past it.
-pub async fn reached(mut phase: watch::Receiver<Phase>, wanted: Phase) {
-    // The sender lives as long as the service.
-    let _ = phase.wait_for(|phase| *phase >= wanted).await;
 }
 
 /// Accepts connections until the service closes; also while it drains, to answer with an error.

@@ -1,7 +1,6 @@
 //! Settings of the service, and the file `serve.yaml` that may hold them.
 
 use std::fmt::Display;
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,6 +9,8 @@ use serde::Deserialize;
 
 use super::body::BodyLimits;
 use super::origin::without_port;
+use super::server::ServeError;
+use super::setting_file;
 use super::upload::RESERVED;
 use crate::engine::EngineSettings;
 use crate::live::LiveSettings;
@@ -211,6 +212,17 @@ impl ServeSettings {
         self.live.max_window = self.live.max_window.min(self.engine.max_window);
     }
 
+    /// The settings as they are used.
+    ///
+    /// # Errors
+    /// If a value is out of its range.
+    pub(super) fn checked(mut self) -> Result<Self, ServeError> {
+        self.engine.check()?;
+        self.align();
+        self.check()?;
+        Ok(self)
+    }
+
     /// # Errors
     /// If a value of `http` or `live` is out of its range; the engine checks its own.
     pub fn check(&self) -> Result<(), SettingsError> {
@@ -233,7 +245,7 @@ impl ServeSettings {
             place,
             why,
         };
-        let text = fs::read_to_string(file).map_err(|error| wrong(String::new(), error.to_string()))?;
+        let text = setting_file::read_text(file).map_err(|error| wrong(String::new(), error.to_string()))?;
         let read = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&text));
         let read: Option<Self> = read.map_err(|error| {
             let path = error.path().to_string();
@@ -274,6 +286,8 @@ impl ServeSettings {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn read(text: &str) -> Result<ServeSettings, String> {

@@ -16,7 +16,7 @@ use super::events::events;
 use super::form::{self, Asked, ResponseFormat, TranscriptionForm};
 use super::multipart::{Multipart, boundary};
 use super::responses;
-use super::server::reached;
+use super::service::reached;
 use crate::engine::{EngineError, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
 
 /// The response header that lists ignored fields.

@@ -16,6 +16,7 @@ use axum::routing::get;
 use bytes::Bytes;
 use flow_speakers::diarizer::{Decided, OnlineDiarizer};
 use flow_transcription::recognizer::Heard;
+use futures::SinkExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -307,7 +308,11 @@ impl Connection {
                     match message {
                         None | Some(Ok(Message::Close(_))) => return Ok(()),
                         // Signs of life of the connection, not of the client.
-                        Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
+                        Some(Ok(Message::Pong(_))) => continue,
+                        Some(Ok(Message::Ping(_))) => {
+                            self.flush().await?;
+                            continue;
+                        }
                         Some(Ok(Message::Binary(bytes))) => live.pending = bytes,
                         Some(Ok(Message::Text(text))) => self.follow(&mut live, &text).await?,
                         Some(Err(error)) => {
@@ -492,6 +497,14 @@ impl Connection {
         event["type"] = kind.into();
         event["event_id"] = format!("event_{}_{}", self.id, self.events).into();
         match timeout(SEND_TIMEOUT, self.socket.send(Message::text(event.to_string()))).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(GONE),
+        }
+    }
+
+    /// Sends the answer to a ping, before another one is read: those that a client does not take would fill the memory.
+    async fn flush(&mut self) -> Result<(), End> {
+        match timeout(SEND_TIMEOUT, self.socket.flush()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(GONE),
         }

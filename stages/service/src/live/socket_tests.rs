@@ -7,8 +7,9 @@ use base64::engine::general_purpose::STANDARD;
 use candle_core::{DType, Device};
 use flow_transcription::Word;
 use flow_transcription::recognizer::Recognizer;
-use futures::{SinkExt, StreamExt};
+use futures::StreamExt;
 use http_body_util::BodyExt;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message as ClientMessage;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
@@ -369,6 +370,30 @@ fn sessions_messages_and_silence_have_limits() {
         let url = serve(counting(), settings).await;
         let mut client = Client::connect(&url, &[]).await;
         assert_eq!(client.wait_for("error").await["error"]["code"], "session_expired");
+    });
+}
+
+#[test]
+fn a_client_that_pings_and_reads_nothing_is_not_read_on() {
+    const PING: usize = 125;
+    run(async {
+        let url = serve(counting(), LiveSettings::default()).await;
+        let mut client = Client::connect(&url, &[]).await;
+        client.expect("session.created").await;
+        let MaybeTlsStream::Plain(stream) = client.socket.get_mut() else {
+            panic!("no TLS is asked for");
+        };
+        // A masked frame, by a mask of zeros.
+        let mut frame = vec![0x89, 0x80 | PING as u8, 0, 0, 0, 0];
+        frame.resize(frame.len() + PING, 0);
+        let frames = frame.repeat(1_000);
+        let mut sent = 0;
+        // All that the two sockets hold is a few MiB; what else was sent lies in the memory of the server.
+        while let Ok(written) = timeout(Duration::from_secs(3), stream.write_all(&frames)).await {
+            written.unwrap();
+            sent += frames.len();
+            assert!(sent < 256 << 20, "all of it is read, and the answers are kept");
+        }
     });
 }
 

@@ -1,41 +1,74 @@
-//! The web page of the service, which transcribes a file or the microphone. It is part of the program, and requests
-//! nothing from other servers.
+//! The page on which a recording or the microphone is transcribed, and a transcript plays along: `GET /` of the service. Its
+//! parts are public, as pages of other programs have them, too. It is part of the program, and requests nothing from other
+//! servers.
 
 use axum::Router;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
 
-const HTML: &str = include_str!("page.html");
-const CSS: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
-const LIVE_SCRIPT: &str = include_str!("page-live.js");
-const WORKLET: &str = include_str!("page-worklet.js");
+/// Where a recording is chosen or spoken: markup in a `main`, before [`TRANSCRIPT`]. The page needs [`TRANSCRIBE_SCRIPT`], and
+/// the paths of the service that are below `/v1/`.
+pub const CAPTURE: &str = include_str!("capture.html");
+
+/// The place of a transcript and its recording: markup in a `main`. Where an element of the page has the address of
+/// a transcript in `data-transcript`, [`TRANSCRIPT_SCRIPT`] shows it, with the recording at `data-sound`; it is saved as `data-name`.
+pub const TRANSCRIPT: &str = include_str!("transcript.html");
+
+/// Paths of [`files`]: the style sheet, the icon, and the modules of script for each of the two parts.
+pub const STYLE: &str = "/page.css";
+pub const ICON: &str = "/page-icon.svg";
+pub const TRANSCRIBE_SCRIPT: &str = "/page-transcribe.js";
+pub const TRANSCRIPT_SCRIPT: &str = "/page-transcript.js";
+
+const HTML: &str = concat!(
+    include_str!("head.html"),
+    include_str!("capture.html"),
+    include_str!("transcript.html"),
+    include_str!("foot.html"),
+);
+
+/// The files beside the page, by path: their media type and content.
+const FILES: [(&str, &str, &str); 7] = [
+    (STYLE, "text/css; charset=utf-8", include_str!("page.css")),
+    (ICON, "image/svg+xml", include_str!("icon.svg")),
+    (TRANSCRIBE_SCRIPT, JAVASCRIPT, include_str!("transcribe.js")),
+    (TRANSCRIPT_SCRIPT, JAVASCRIPT, include_str!("transcript.js")),
+    ("/page-service.js", JAVASCRIPT, include_str!("service.js")),
+    ("/page-microphone.js", JAVASCRIPT, include_str!("microphone.js")),
+    ("/page-worklet.js", JAVASCRIPT, include_str!("worklet.js")),
+];
+
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Content-Security-Policy of the page: only resources of this server; recordings of the user are played.
-const POLICY: &str = "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src data:; \
+const POLICY: &str = "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src 'self'; \
                       media-src blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// `GET /` and the files of the page. They hold no secrets: the page asks for the API key itself.
+/// `GET /` and [`files`]. They hold no secrets: the page asks for the API key itself.
 pub fn routes() -> Router {
-    let file = |kind: &'static str, text: &'static str| {
-        get(move || async move {
-            let headers = [
-                (header::CONTENT_TYPE, kind),
-                (header::CONTENT_SECURITY_POLICY, POLICY),
-                (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-                (header::REFERRER_POLICY, "no-referrer"),
-                (header::CACHE_CONTROL, "no-cache"),
-            ];
-            (headers, text).into_response()
-        })
+    served(files(), "/", "text/html; charset=utf-8", HTML)
+}
+
+/// The files of the page.
+pub fn files() -> Router {
+    FILES.into_iter().fold(Router::new(), |router, (path, kind, text)| {
+        served(router, path, kind, text)
+    })
+}
+
+fn served(router: Router, path: &str, kind: &'static str, text: &'static str) -> Router {
+    let file = move || async move {
+        let headers = [
+            (header::CONTENT_TYPE, kind),
+            (header::CONTENT_SECURITY_POLICY, POLICY),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (header::REFERRER_POLICY, "no-referrer"),
+            (header::CACHE_CONTROL, "no-cache"),
+        ];
+        (headers, text).into_response()
     };
-    Router::new()
-        .route("/", file("text/html; charset=utf-8", HTML))
-        .route("/page.css", file("text/css; charset=utf-8", CSS))
-        .route("/page.js", file("text/javascript; charset=utf-8", SCRIPT))
-        .route("/page-live.js", file("text/javascript; charset=utf-8", LIVE_SCRIPT))
-        .route("/page-worklet.js", file("text/javascript; charset=utf-8", WORKLET))
+    router.route(path, get(file))
 }
 
 #[cfg(test)]
@@ -49,13 +82,20 @@ mod tests {
 
     use super::*;
 
-    const FILES: [(&str, &str); 5] = [
-        ("html", HTML),
-        ("css", CSS),
-        ("js", SCRIPT),
-        ("live", LIVE_SCRIPT),
-        ("worklet", WORKLET),
-    ];
+    /// The page and all files beside it, by their paths.
+    fn all_files() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+        FILES.into_iter().chain([("/", "text/html; charset=utf-8", HTML)])
+    }
+
+    fn text_of(path: &str) -> &'static str {
+        let found = FILES.iter().find(|(known, ..)| *known == path);
+        found.map(|(.., text)| *text).unwrap()
+    }
+
+    fn scripts() -> Vec<&'static str> {
+        let scripts = FILES.iter().filter(|(path, ..)| path.ends_with(".js"));
+        scripts.map(|(.., text)| *text).collect()
+    }
 
     /// All texts between two marks.
     fn between<'a>(text: &'a str, before: &str, after: char) -> BTreeSet<&'a str> {
@@ -65,9 +105,10 @@ mod tests {
 
     #[test]
     fn nothing_is_asked_of_other_servers() {
-        for (name, text) in FILES {
-            // `https://` stands in a message and `wss:` is made of the page's own place.
+        for (name, _, text) in all_files() {
+            // `https://` stands in a message and `wss:` is made of the page's own place; the other one names a vocabulary.
             let text = text.replace("pages of https:// or localhost", "");
+            let text = text.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
             for foreign in [
                 "http://",
                 "https://",
@@ -82,15 +123,20 @@ mod tests {
             }
         }
         for place in between(HTML, "src=\"", '"').union(&between(HTML, "href=\"", '"')) {
-            assert!(place.starts_with("/page") || *place == "data:,", "{place}");
+            assert!(FILES.iter().any(|(path, ..)| path == place), "{place}");
+        }
+        for script in scripts() {
+            for place in between(script, " from \"", '"').union(&between(script, "addModule(\"", '"')) {
+                assert!(FILES.iter().any(|(path, ..)| path == place), "{place}");
+            }
         }
     }
 
     #[test]
     fn nothing_in_the_page_needs_a_weaker_policy() {
         for script in HTML.split("<script").skip(1) {
-            assert!(script.starts_with(" src=\"/page"), "{script}");
-            assert!(script.contains("\" defer></script>"), "{script}");
+            assert!(script.starts_with(" type=\"module\" src=\"/page"), "{script}");
+            assert!(script.contains("\"></script>"), "{script}");
         }
         assert!(!HTML.contains("<style") && !HTML.contains("style=") && !HTML.contains("javascript:"));
         for tag in HTML.split('<') {
@@ -103,14 +149,21 @@ mod tests {
     #[test]
     fn the_script_finds_what_it_looks_for_and_all_that_is_named_is_used() {
         let ids = between(HTML, " id=\"", '"');
-        let mut looked_for = between(SCRIPT, "byId(\"", '"');
-        looked_for.extend(between(LIVE_SCRIPT, "byId(\"", '"'));
+        let css = text_of(STYLE);
+        let looked_for: BTreeSet<&str> = scripts()
+            .iter()
+            .flat_map(|script| between(script, "byId(\"", '"'))
+            .collect();
+        // That part is on pages without the other.
+        let of_transcript = between(TRANSCRIPT, " id=\"", '"');
+        let found = between(text_of(TRANSCRIPT_SCRIPT), "byId(\"", '"');
+        assert_eq!(found.difference(&of_transcript).collect::<Vec<_>>(), [&""; 0]);
         assert_eq!(looked_for.difference(&ids).collect::<Vec<_>>(), [&""; 0]);
         // Others are named for labels and styles.
         for id in ids.difference(&looked_for) {
             let label = [format!("aria-labelledby=\"{id}\""), format!("for=\"{id}\"")];
             assert!(
-                label.iter().any(|label| HTML.contains(label)) || CSS.contains(&format!("#{id}")),
+                label.iter().any(|label| HTML.contains(label)) || css.contains(&format!("#{id}")),
                 "{id}"
             );
         }
@@ -123,20 +176,24 @@ mod tests {
 
     #[test]
     fn the_script_uses_styles_that_there_are() {
-        for class in ["segment", "head", "speaker", "word", "unsure", "now", "partial", "over"] {
+        let css = text_of(STYLE);
+        for class in [
+            "segment", "head", "speaker", "word", "unsure", "now", "other", "partial", "over",
+        ] {
             let quoted = format!("\"{class}\"");
-            assert!(SCRIPT.contains(&quoted) || LIVE_SCRIPT.contains(&quoted), "{class}");
-            assert!(CSS.contains(&format!(".{class}")), "{class}");
+            assert!(scripts().iter().any(|script| script.contains(&quoted)), "{class}");
+            assert!(css.contains(&format!(".{class}")), "{class}");
         }
-        let colours = between(SCRIPT, "const SPEAKER_COLOURS = ", ';');
+        let colours = between(text_of(TRANSCRIPT_SCRIPT), "const SPEAKER_COLOURS = ", ';');
         let count: usize = colours.first().unwrap().parse().unwrap();
         for colour in 0..count {
             assert_eq!(
-                CSS.matches(&format!("--speaker-{colour}: ")).count(),
+                css.matches(&format!("--speaker-{colour}: ")).count(),
                 2,
                 "light and dark"
             );
-            assert!(CSS.contains(&format!(".speaker-{colour} .speaker ")));
+            let class = format!(".speaker-{colour} {{ --speaker: var(--speaker-{colour}); }}");
+            assert!(css.contains(&class), "{class}");
         }
     }
 
@@ -156,7 +213,7 @@ mod tests {
 
     #[test]
     fn contrasts_are_those_of_wcag() {
-        let themes: Vec<BTreeMap<&str, &str>> = CSS
+        let themes: Vec<BTreeMap<&str, &str>> = text_of(STYLE)
             .split(":root {")
             .skip(1)
             .map(|block| {
@@ -175,12 +232,12 @@ mod tests {
                 ("--text", "--background", 7.0),
                 ("--text", "--surface", 7.0),
                 ("--on-lit", "--lit", 7.0),
-                ("--muted", "--background", 4.5),
-                ("--muted", "--surface", 4.5),
+                ("--quiet", "--background", 4.5),
+                ("--quiet", "--surface", 4.5),
                 ("--on-accent", "--accent", 4.5),
-                ("--error", "--background", 4.5),
+                ("--failed", "--background", 4.5),
                 // Borders and rings.
-                ("--line", "--surface", 3.0),
+                ("--edge", "--surface", 3.0),
                 ("--accent", "--background", 3.0),
             ];
             let speakers = theme.keys().filter(|name| name.starts_with("--speaker-"));
@@ -195,18 +252,12 @@ mod tests {
     fn the_files_are_served_with_their_types_and_the_policy() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            for (path, kind, text) in [
-                ("/", "text/html", HTML),
-                ("/page.css", "text/css", CSS),
-                ("/page.js", "text/javascript", SCRIPT),
-                ("/page-live.js", "text/javascript", LIVE_SCRIPT),
-                ("/page-worklet.js", "text/javascript", WORKLET),
-            ] {
+            for (path, kind, text) in all_files() {
                 let request = Request::get(path).body(Body::empty()).unwrap();
                 let response = routes().oneshot(request).await.unwrap();
                 assert_eq!(response.status(), StatusCode::OK, "{path}");
                 let headers = response.headers().clone();
-                assert!(headers["content-type"].to_str().unwrap().starts_with(kind), "{path}");
+                assert_eq!(headers["content-type"], kind, "{path}");
                 assert_eq!(headers["content-security-policy"], POLICY);
                 let body = response.into_body().collect().await.unwrap().to_bytes();
                 assert_eq!(body, text.as_bytes(), "{path}");

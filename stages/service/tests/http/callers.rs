@@ -19,7 +19,7 @@ fn keys_are_needed_where_there_are_any() {
 
     for open in [
         "/",
-        "/page.js",
+        "/page-transcribe.js",
         "/health",
         "/ready",
         "/v1/health/live",

@@ -311,7 +311,7 @@ fn models_and_paths_are_told() {
             assert_eq!(service.get(&path).status, 405, "{path}");
         }
     }
-    for path in ["/", "/page.js", "/v1/realtime"] {
+    for path in ["/", "/page-transcribe.js", "/v1/realtime"] {
         let wrong = service.post(path, "text/plain", b"", &[]);
         assert_eq!(
             (wrong.status, wrong.error().0.as_str()),

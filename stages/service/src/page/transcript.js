@@ -1,20 +1,27 @@
-"use strict";
+// A transcript: what it is, how it is saved, and how it plays along with its recording. Where the page has an element
+// `[data-transcript]`, that is the address of one that is shown at once, `data-sound` that of its recording, and `data-name` what
+// it is saved as.
 
 // Words below this confidence are underlined.
 const UNSURE = 0.5;
 const SPEAKER_COLOURS = 8;
+// Whose voice is not known: perhaps several people, so without a colour.
+const UNKNOWN = "UNKNOWN";
+// A word stays lit so long after its end, in seconds, where no other one begins.
+const AFTERGLOW = 0.3;
 // The longest line of subtitles: letters, and seconds.
 const CUE_LETTERS = 84;
 const CUE_SECONDS = 7;
-const byId = (id) => document.getElementById(id);
+export const byId = (id) => document.getElementById(id);
 
 // ---- what a transcript is: segments {start, end, text, speaker, words}, words {word, start, end, confidence, speaker}
 
-// The server's verbose_json. Its words are a list of their own: each belongs to the last segment that has begun.
-function readTranscript(body) {
-  const segments = body.segments.map(({ start, end, text, speaker }) => ({ start, end, text, speaker, words: [] }));
+// Of the JSON of `flow transcribe`, or the service's verbose_json. Words of the latter are a list of their own: each belongs to
+// the last segment that has begun.
+export function segmentsOf(body) {
+  const segments = body.segments.map((segment) => ({ ...segment, words: segment.words ?? [] }));
   let at = 0;
-  for (const word of body.words) {
+  for (const word of segments.length > 0 ? (body.words ?? []) : []) {
     const middle = (word.start + word.end) / 2;
     while (at + 1 < segments.length && middle >= segments[at + 1].start) {
       at += 1;
@@ -91,18 +98,14 @@ function toText(segments) {
 // ---- what is shown
 
 // What is on the page: segments, words with their elements in order of time, and what "Save JSON" saves.
-const shown = { segments: [], timed: [], speakers: [], json: null, name: "transcript", lit: null, frame: 0 };
+export const shown = { segments: [], timed: [], speakers: [], json: null, name: "transcript", lit: null, frame: 0 };
 
-function status(text) {
-  byId("status").textContent = text;
-}
-
-function complain(text) {
+export function complain(text) {
   byId("error").textContent = text;
   byId("error").hidden = text === "";
 }
 
-function element(name, className, text) {
+export function element(name, className, text) {
   const made = document.createElement(name);
   if (className) {
     made.className = className;
@@ -113,18 +116,49 @@ function element(name, className, text) {
   return made;
 }
 
-function clearTranscript(name) {
+export function clearTranscript(name) {
   byId("transcript").replaceChildren();
   byId("result").hidden = true;
-  byId("player").pause();
-  byId("player").hidden = true;
+  byId("damage").hidden = true;
+  const player = byId("player");
+  player.pause();
+  player.hidden = true;
+  player.removeAttribute("src");
+  byId("play-note").hidden = true;
+  if (player.dataset.url) {
+    URL.revokeObjectURL(player.dataset.url);
+    delete player.dataset.url;
+  }
   Object.assign(shown, { segments: [], timed: [], speakers: [], json: null, name, lit: null });
   complain("");
 }
 
+// The recording of what is shown: a file, or another Blob.
+export function playAlong(blob) {
+  const player = byId("player");
+  player.dataset.url = URL.createObjectURL(blob);
+  setSound(player.dataset.url);
+}
+
+function setSound(url) {
+  const player = byId("player");
+  player.src = url;
+  player.hidden = false;
+  byId("play-note").hidden = false;
+}
+
+function speakerClass(speaker) {
+  if (!shown.speakers.includes(speaker)) {
+    shown.speakers.push(speaker);
+  }
+  return `speaker-${shown.speakers.indexOf(speaker) % SPEAKER_COLOURS}`;
+}
+
 // A segment's elements: when and who, and the paragraph of its words.
-function segmentElement(segment) {
+export function segmentElement(segment) {
   const made = element("div", "segment");
+  // That of its words: names are apart from it.
+  made.dir = "auto";
   const head = element("div", "head");
   if (segment.start !== undefined) {
     const time = element("button", "", clock(segment.start));
@@ -134,19 +168,17 @@ function segmentElement(segment) {
     head.append(time);
   }
   if (segment.speaker) {
-    if (!shown.speakers.includes(segment.speaker)) {
-      shown.speakers.push(segment.speaker);
+    if (segment.speaker !== UNKNOWN) {
+      made.classList.add(speakerClass(segment.speaker));
     }
-    made.classList.add(`speaker-${shown.speakers.indexOf(segment.speaker) % SPEAKER_COLOURS}`);
-    head.append(element("span", "speaker", segment.speaker));
+    head.append(element("bdi", "speaker", segment.speaker));
   }
   const text = element("p");
-  text.dir = "auto";
   made.append(head, text);
   return [made, text];
 }
 
-function fillWords(paragraph, segment) {
+export function fillWords(paragraph, segment) {
   if (segment.words.length === 0) {
     const word = element("span", "word", segment.text);
     word.addEventListener("click", () => playFrom(segment.start));
@@ -157,9 +189,16 @@ function fillWords(paragraph, segment) {
   paragraph.replaceChildren();
   segment.words.forEach((word, index) => {
     const made = element("span", "word", word.word);
-    if (typeof word.confidence === "number" && word.confidence < UNSURE) {
-      made.classList.add("unsure");
+    if (typeof word.confidence === "number") {
       made.title = `confidence ${word.confidence.toFixed(2)}`;
+      if (word.confidence < UNSURE) {
+        made.classList.add("unsure");
+      }
+    }
+    // A segment has the speaker of most of its words.
+    if (word.speaker && word.speaker !== segment.speaker) {
+      made.classList.add("other", speakerClass(word.speaker));
+      made.title = [word.speaker, made.title].filter(Boolean).join(", ");
     }
     made.addEventListener("click", () => playFrom(word.start));
     paragraph.append(index > 0 ? " " : "", made);
@@ -167,15 +206,25 @@ function fillWords(paragraph, segment) {
   });
 }
 
-function showSegments(segments) {
-  shown.segments = segments;
-  for (const segment of segments) {
+// Shows a transcript of `flow transcribe`, or a verbose_json, as a whole.
+export function showTranscript(body) {
+  shown.json = body;
+  shown.segments = segmentsOf(body);
+  const languages = body.metadata?.languages ?? body.languages ?? [];
+  // Fonts of the script are chosen by the language.
+  byId("transcript").lang = languages.length === 1 ? languages[0] : "";
+  const damagedAt = body.metadata?.damaged_at ?? body.damaged_at;
+  if (typeof damagedAt === "number") {
+    byId("damage").textContent = `The recording is damaged or cut off at ${clock(damagedAt)}: what comes after is not in the transcript.`;
+    byId("damage").hidden = false;
+  }
+  for (const segment of shown.segments) {
     const [made, text] = segmentElement(segment);
     fillWords(text, segment);
     byId("transcript").append(made);
   }
   shown.timed.sort((a, b) => a.start - b.start);
-  byId("result").hidden = segments.length === 0;
+  byId("result").hidden = shown.segments.length === 0;
 }
 
 function playFrom(seconds) {
@@ -204,7 +253,8 @@ function wordAt(timed, seconds) {
 function lightWord() {
   const player = byId("player");
   const index = wordAt(shown.timed, player.currentTime);
-  const word = index >= 0 && player.currentTime < shown.timed[index].end + 0.3 ? shown.timed[index].element : null;
+  const isSpoken = index >= 0 && player.currentTime < shown.timed[index].end + AFTERGLOW;
+  const word = isSpoken ? shown.timed[index].element : null;
   if (word !== shown.lit) {
     shown.lit?.classList.remove("now");
     word?.classList.add("now");
@@ -228,135 +278,45 @@ function save(ending, type, text) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-// ---- the server
-
-let key = "";
-
-async function request(path, options) {
-  const headers = key === "" ? {} : { Authorization: `Bearer ${key}` };
-  const response = await fetch(path, { ...options, headers });
-  if (response.status === 401) {
-    byId("key-form").hidden = false;
-    byId("key").focus();
-    throw new Error(key === "" ? "The server asks for an API key." : "The server does not know this API key.");
-  }
-  if (!response.ok) {
-    const body = await response.json().catch(() => null);
-    const why = body?.error?.message ?? `The server answers ${response.status}.`;
-    const retry = response.headers.get("Retry-After");
-    throw new Error(retry ? `${why} (Try again in ${retry} s.)` : why);
-  }
-  return response.json();
-}
-
-async function loadModels() {
-  const models = (await request("/v1/models", {})).data ?? [];
-  const chosen = byId("model").value;
-  const options = models.map((model) => element("option", "", model.id));
-  byId("model").replaceChildren(...options);
-  if (models.some((model) => model.id === chosen)) {
-    byId("model").value = chosen;
-  }
-  byId("model-choice").hidden = models.length < 2;
-}
-
-let running = null;
-
-function setBusy(controller) {
-  running = controller;
-  byId("cancel").hidden = controller === null;
-  byId("file").disabled = controller !== null;
-  byId("speak").disabled = controller !== null;
-}
-
-async function transcribe(file) {
-  clearTranscript(file.name.replace(/\.[^.]*$/, "") || "transcript");
-  const form = new FormData();
-  if (byId("model").value !== "") {
-    form.append("model", byId("model").value);
-  }
-  form.append("response_format", "verbose_json");
-  form.append("timestamp_granularities[]", "word");
-  form.append("timestamp_granularities[]", "segment");
-  if (byId("diarize").checked) {
-    form.append("diarize", "true");
-  }
-  form.append("file", file, file.name);
-  const controller = new AbortController();
-  setBusy(controller);
-  status(`Transcribing ${file.name} …`);
-  const began = performance.now();
-  try {
-    const body = await request("/v1/audio/transcriptions", { method: "POST", body: form, signal: controller.signal });
-    shown.json = body;
-    const player = byId("player");
-    if (player.dataset.url) {
-      URL.revokeObjectURL(player.dataset.url);
-    }
-    player.dataset.url = URL.createObjectURL(file);
-    player.src = player.dataset.url;
-    player.hidden = false;
-    showSegments(readTranscript(body));
-    const seconds = ((performance.now() - began) / 1000).toFixed(1);
-    status(shown.segments.length > 0 ? `Done in ${seconds} s.` : "Nothing was heard in this recording.");
-  } catch (error) {
-    status("");
-    complain(controller.signal.aborted ? "Cancelled." : error.message);
-  } finally {
-    setBusy(null);
-  }
-}
-
-// ---- what the user does
-
-byId("speak").addEventListener("click", () => {
-  if (live === null) {
-    startSpeaking();
-  } else {
-    stopSpeaking(live);
-  }
-});
-byId("cancel").addEventListener("click", () => running?.abort());
-byId("file").addEventListener("change", () => {
-  const file = byId("file").files[0];
-  if (file) {
-    transcribe(file);
-  }
-});
-// The same file may be chosen again.
-byId("file").addEventListener("click", () => {
-  byId("file").value = "";
-});
-byId("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  key = byId("key").value.trim();
-  byId("key-form").hidden = true;
-  complain("");
-  loadModels().catch((error) => complain(error.message));
-});
-for (const name of ["dragenter", "dragover"]) {
-  document.addEventListener(name, (event) => {
-    event.preventDefault();
-    byId("drop").classList.add("over");
-  });
-}
-for (const name of ["dragleave", "drop"]) {
-  document.addEventListener(name, (event) => {
-    event.preventDefault();
-    byId("drop").classList.remove("over");
-  });
-}
-document.addEventListener("drop", (event) => {
-  const file = event.dataTransfer?.files[0];
-  if (file && running === null && live === null) {
-    byId("file").files = event.dataTransfer.files;
-    transcribe(file);
-  }
-});
 byId("player").addEventListener("play", lightWord);
 byId("player").addEventListener("seeked", lightWord);
 byId("save-txt").addEventListener("click", () => save("txt", "text/plain", toText(shown.segments)));
 byId("save-srt").addEventListener("click", () => save("srt", "application/x-subrip", toSrt(shown.segments)));
 byId("save-vtt").addEventListener("click", () => save("vtt", "text/vtt", toVtt(shown.segments)));
 byId("save-json").addEventListener("click", () => save("json", "application/json", JSON.stringify(shown.json, null, 1)));
-loadModels().catch((error) => complain(error.message));
+document.addEventListener("keydown", (event) => {
+  const player = byId("player");
+  const isOfOther = event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented;
+  if (event.key !== " " || isOfOther || player.hidden || event.target.closest("input, textarea, select, button, summary, audio")) {
+    return;
+  }
+  event.preventDefault();
+  if (player.paused) {
+    player.play().catch(() => {});
+  } else {
+    player.pause();
+  }
+});
+
+// ---- a transcript that the page names
+
+async function load({ transcript, sound, name }) {
+  clearTranscript(name);
+  try {
+    const response = await fetch(transcript);
+    if (!response.ok) {
+      throw new Error(`The transcript cannot be read: the server answers ${response.status}.`);
+    }
+    showTranscript(await response.json());
+    if (sound) {
+      setSound(sound);
+    }
+  } catch (error) {
+    complain(error.message);
+  }
+}
+
+const named = document.querySelector("[data-transcript]");
+if (named) {
+  load(named.dataset);
+}

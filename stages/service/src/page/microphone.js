@@ -1,6 +1,7 @@
-"use strict";
+// The microphone: what it gives goes to the server over a WebSocket, and words come back.
 
-// The microphone: what it gives goes to the server over a WebSocket, and words come back. After page.js.
+import { byId, clearTranscript, complain, element, fillWords, playAlong, segmentElement, shown } from "/page-transcript.js";
+import { key, loadModels, status } from "/page-service.js";
 
 // After "Stop": the session ends when nothing comes from the server for so long, in milliseconds.
 const LAST_WORDS = 60000;
@@ -11,6 +12,16 @@ const MOST_UNSENT = 10;
 const TOKEN = /^[A-Za-z0-9!#$%&'*+.^_`|~-]*$/;
 
 let live = null;
+
+export const isSpeaking = () => live !== null;
+
+export function toggleSpeaking() {
+  if (live === null) {
+    startSpeaking();
+  } else {
+    stopSpeaking(live);
+  }
+}
 
 function liveUrl() {
   const scheme = location.protocol === "https:" ? "wss:" : "ws:";
@@ -36,6 +47,8 @@ async function startSpeaking() {
     waiting: new Set(),
     // Audio from before the server was ready.
     early: [],
+    // All audio, to be played along with its words.
+    heard: [],
     // Whether words come again as segments, with their speakers.
     diarize: byId("diarize").checked,
     socket: null,
@@ -82,7 +95,9 @@ function connect(session) {
       configure(session);
     } else if (data.audio && !session.ready) {
       session.early.push(data.audio);
+      session.heard.push(data.audio);
     } else if (data.audio && socket.readyState === WebSocket.OPEN) {
+      session.heard.push(data.audio);
       if (socket.bufferedAmount > MOST_UNSENT * 2 * session.rate) {
         endLive(session, "The server or the connection is too slow for live transcription.");
         return;
@@ -288,6 +303,26 @@ function stopCapture(session) {
   }
 }
 
+// The head of a WAV file of one channel of 16 bits.
+function waveHeader({ rate, heard }) {
+  const bytes = heard.reduce((sum, part) => sum + part.byteLength, 0);
+  const view = new DataView(new ArrayBuffer(44));
+  const name = (at, text) => [...text].forEach((letter, index) => view.setUint8(at + index, letter.charCodeAt(0)));
+  name(0, "RIFF");
+  view.setUint32(4, 36 + bytes, true);
+  name(8, "WAVEfmt ");
+  view.setUint32(16, 16, true);
+  view.setUint16(20, 1, true);
+  view.setUint16(22, 1, true);
+  view.setUint32(24, rate, true);
+  view.setUint32(28, rate * 2, true);
+  view.setUint16(32, 2, true);
+  view.setUint16(34, 16, true);
+  name(36, "data");
+  view.setUint32(40, bytes, true);
+  return view.buffer;
+}
+
 function endLive(session, why) {
   if (live !== session) {
     return;
@@ -303,6 +338,9 @@ function endLive(session, why) {
   byId("speak").disabled = false;
   byId("file").disabled = false;
   byId("result").hidden = shown.segments.length === 0;
+  if (shown.segments.length > 0) {
+    playAlong(new Blob([waveHeader(session), ...session.heard], { type: "audio/wav" }));
+  }
   status(why === "" ? "Done." : "");
   if (why !== "") {
     complain(why);

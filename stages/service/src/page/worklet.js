@@ -1,5 +1,3 @@
-"use strict";
-
 // Mixes what the microphone gives to one channel and sends it on as numbers of 16 bits, some 100 ms at a time, at the rate that
 // the browser gives them in: the server brings them to that of its models.
 

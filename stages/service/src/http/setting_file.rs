@@ -1,0 +1,55 @@
+//! Small files that settings name: no pipe is waited for, and no device is read without end.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Most bytes of such a file.
+const MOST: u64 = 4 << 20;
+
+/// # Errors
+/// If it cannot be read, is no regular file, or has more than 4 MiB.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let kind = fs::metadata(path)?;
+    if !kind.is_dir() && !kind.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MOST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST {
+        return Err(io::Error::other(format!("it has more than {MOST} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// # Errors
+/// As [`read`], and if it is no UTF-8.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is no UTF-8 text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_small_regular_files_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys");
+        fs::write(&file, "sk-1\n").unwrap();
+        assert_eq!(read_text(&file).unwrap(), "sk-1\n");
+        fs::write(&file, [0xff]).unwrap();
+        assert_eq!(read_text(&file).unwrap_err().to_string(), "it is no UTF-8 text");
+        let link = folder.path().join("zero");
+        std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
+        for device in [Path::new("/dev/zero"), &link] {
+            assert_eq!(read(device).unwrap_err().to_string(), "it is no regular file");
+        }
+        let large = File::create(&file).unwrap();
+        large.set_len(MOST).unwrap();
+        assert_eq!(read(&file).unwrap().len() as u64, MOST);
+        large.set_len(1 << 40).unwrap();
+        assert!(read(&file).unwrap_err().to_string().contains("more than"));
+        assert!(read(folder.path()).unwrap_err().to_string().contains("directory"));
+    }
+}
