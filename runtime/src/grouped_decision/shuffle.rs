@@ -4,7 +4,8 @@
 //! end with a mark. A process that fails tells all others, which then leave.
 //!
 //! A process sends another one more rows only as that one takes what it was sent (credit-based flow control), and takes what
-//! it is sent itself meanwhile: so none waits for one that waits for it.
+//! it is sent itself meanwhile: so none waits for one that waits for it. How much may be on its way to a process follows from
+//! its own memory, which it tells the others; until then each of them has one message on its way.
 
 use std::collections::VecDeque;
 use std::io::Cursor;
@@ -20,6 +21,7 @@ use serde_json::Value;
 
 use super::ShuffledRows;
 use super::passes::Pass;
+use crate::available_memory::available_memory;
 use crate::error::StageError;
 use crate::processes::Processes;
 
@@ -38,9 +40,13 @@ const PASS: u8 = 3;
 const FAILED: u8 = 4;
 /// So many bytes of rows that were sent to the sender were taken.
 const TAKEN: u8 = 5;
+/// So many bytes of rows may be on their way to the sender.
+const MAY: u8 = 6;
 
 /// Bytes of rows that may be on their way to a process, shared by those that send them;
 const WINDOW: u64 = 256 << 20;
+/// no more than this share of the memory that is available there;
+const MEMORY_SHARE: u64 = 8;
 /// of each at least so many. A message that is larger goes alone.
 const LEAST_WINDOW: u64 = 1 << 20;
 
@@ -86,7 +92,7 @@ struct Peers {
 struct Inbox {
     /// This process.
     own: usize,
-    /// Bytes of rows that may be on their way between two processes.
+    /// Bytes of rows that may be on their way to this process from each other one.
     window: u64,
     received: Mutex<Received>,
     changed: Condvar,
@@ -100,6 +106,8 @@ struct Received {
     waiting: Vec<u64>,
     /// By receiver, bytes of rows that were sent to it and that it has not taken.
     on_the_way: Vec<u64>,
+    /// By receiver, how many of them there may be; 0 until it is told.
+    may: Vec<u64>,
     carried: VecDeque<Vec<u8>>,
     passes: VecDeque<Vec<u8>>,
     failed: Option<Vec<u8>>,
@@ -117,6 +125,7 @@ impl Received {
             rows: (0..processes).map(|_| VecDeque::new()).collect(),
             waiting: vec![0; processes],
             on_the_way: vec![0; processes],
+            may: vec![0; processes],
             carried: VecDeque::new(),
             passes: VecDeque::new(),
             failed: None,
@@ -166,6 +175,7 @@ impl Received {
                 let taken = number_at(&message, 1).ok_or_else(Vec::new)?;
                 self.on_the_way[from] = self.on_the_way[from].saturating_sub(taken);
             }
+            Some(&MAY) => self.may[from] = number_at(&message, 1).ok_or_else(Vec::new)?,
             Some(&FAILED) => return Err(message),
             _ => return Err(Vec::new()),
         }
@@ -203,7 +213,8 @@ impl Shuffle {
         stop: impl Fn() -> Option<i32> + Send + Sync + 'static,
     ) -> Shuffle {
         let others = processes.count().saturating_sub(1).max(1) as u64;
-        Shuffle::with_window((WINDOW / others).max(LEAST_WINDOW), processes, topic, stop)
+        let all = window_in(available_memory());
+        Shuffle::with_window((all / others).max(LEAST_WINDOW), processes, topic, stop)
     }
 
     fn with_window(
@@ -220,14 +231,18 @@ impl Shuffle {
         });
         let into = Arc::clone(&inbox);
         processes.listen(topic, move |from, message| into.put(from, message));
-        Shuffle {
+        let shuffle = Shuffle {
             peers: Some(Peers {
                 processes: Arc::clone(processes),
                 topic,
                 inbox,
             }),
             stop: Box::new(stop),
-        }
+        };
+        let mut message = vec![MAY];
+        message.extend(window.to_le_bytes());
+        shuffle.send_all(&message);
+        shuffle
     }
 
     pub fn processes(&self) -> usize {
@@ -353,13 +368,15 @@ impl Shuffle {
         phase: &mut Phase,
         add: &mut Add<'_>,
     ) -> Result<(), Stopped> {
-        let Some(peers) = &self.peers else { return Ok(()) };
+        if self.peers.is_none() {
+            return Ok(());
+        }
         let message = encode(rows).map_err(StageError::from)?;
         let bytes = message.len() as u64;
         // None: it may be sent.
         while let Some(came) = self.wait(|received| {
-            let on_the_way = &mut received.on_the_way[to];
-            if *on_the_way == 0 || *on_the_way + bytes <= peers.inbox.window {
+            let (on_the_way, may) = (&mut received.on_the_way[to], received.may[to]);
+            if *on_the_way == 0 || on_the_way.saturating_add(bytes) <= may {
                 *on_the_way += bytes;
                 return Some(None);
             }
@@ -431,6 +448,11 @@ impl Shuffle {
         }
         Ok(())
     }
+}
+
+/// Bytes of rows that may be on their way to a process with so much memory; where it is not known, half of the most.
+fn window_in(available: Option<u64>) -> u64 {
+    available.map_or(WINDOW / 2, |bytes| (bytes / MEMORY_SHARE).min(WINDOW))
 }
 
 /// The next rows of any sender, with the sender, without those that follow the end of its phase.
@@ -586,6 +608,35 @@ mod tests {
         });
     }
 
+    /// Of a process with little memory, by what it says itself: one with much cannot know.
+    #[test]
+    fn a_process_is_sent_what_it_has_room_for_whatever_others_have() {
+        let processes = joined_processes(2);
+        let to = Shuffle::with_window(50_000, &processes[0], TOPIC, || None);
+        let from = Shuffle::with_window(1 << 30, &processes[1], TOPIC, || None);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut phase = from.phase_of_sending();
+                for _ in 0..20 {
+                    let sent = from.send_rows(0, &long_rows(1, 1, 20_000), &mut phase, &mut |_, _| Ok(()));
+                    sent.unwrap();
+                }
+                from.end_rows();
+            });
+            let (mut phase, mut rows) = (to.phase(), 0);
+            let taken = to.take_all(&mut phase, &mut |_, came| {
+                // Slower than they are sent.
+                std::thread::sleep(Duration::from_millis(2));
+                rows += came.rows.num_rows();
+                Ok(())
+            });
+            taken.unwrap();
+            assert_eq!(rows, 20);
+        });
+        assert_eq!(window_in(Some(512 << 20)), 64 << 20);
+        assert_eq!(window_in(Some(24 << 30)), WINDOW);
+    }
+
     /// Each takes what it is sent while it waits for the others to take what it sends.
     #[test]
     fn processes_that_send_each_other_more_than_may_be_on_its_way_do_not_wait_for_each_other() {
@@ -631,12 +682,13 @@ mod tests {
             message.resize(1 + bytes, 1);
             message
         };
-        let wrong: [(usize, Vec<Vec<u8>>); 7] = [
+        let wrong: [(usize, Vec<Vec<u8>>); 8] = [
             (1, vec![vec![]]),
             (1, vec![vec![99]]),
             // Without an error.
             (1, vec![vec![FAILED]]),
             (1, vec![number(TAKEN, 3)]),
+            (1, vec![number(MAY, 7)]),
             // Of one that is not process 0, or not the one before.
             (1, vec![number(PASS, 16)]),
             (1, vec![number(CARRIED, 2)]),

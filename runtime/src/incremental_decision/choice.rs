@@ -3,7 +3,7 @@
 //! A hierarchy over the keys keeps a change from looking at all groups of a class. Level n has the keys whose first half has n
 //! leading zeros: half of all keys are of level 0, a quarter of level 1, and so on. Levels of a class are opened from the smallest
 //! keys on, until the class has what its quota allows; rows of other levels lie in arrangements, and nothing is computed of
-//! them. A level stays open.
+//! them. Levels of a class that has grown are closed again once it needs far fewer of its rows.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -28,6 +28,9 @@ const PARTITIONS_AT_ONCE: usize = 64;
 const LEVELS: u32 = u64::BITS + 1;
 /// Rows that the levels have at least, on average, which are opened first for each row that is chosen.
 const FIRST_LEVELS: u64 = 2;
+/// Levels that are open beyond those that would be opened first, before they are closed: with so many a class looks at four
+/// times as many rows.
+const SPARE_LEVELS: u32 = 2;
 
 type Diff = i32;
 /// The number of a class.
@@ -86,6 +89,8 @@ struct OfClass {
     misses: Diff,
     /// The levels from this one on are open.
     open_from: u32,
+    /// Its rows when it last needed more levels than those that were opened first.
+    needed_more: u64,
 }
 
 impl Choice {
@@ -217,6 +222,7 @@ impl Choice {
                 self.quotas.update((class, quota), 1);
             }
         }
+        self.close_some();
         loop {
             self.advance(worker)?;
             self.take_told();
@@ -278,6 +284,22 @@ impl Choice {
         }
     }
 
+    /// Closes levels of classes that need far fewer of their rows than they look at: levels that they opened when they had fewer.
+    fn close_some(&mut self) {
+        for (class, of) in (0..).zip(&mut self.classes) {
+            let first = first_level(of.quota.unwrap_or(0), of.rows);
+            // Some classes need more than others, as they have large groups: these try it again when they have twice as many rows.
+            let needs_them = of.misses > 0 || of.rows < of.needed_more.saturating_mul(2);
+            if needs_them || of.open_from.saturating_add(SPARE_LEVELS) > first {
+                continue;
+            }
+            for level in of.open_from..first {
+                self.open.update((class, level), -1);
+            }
+            of.open_from = first;
+        }
+    }
+
     /// Opens levels of classes that would take more groups; says whether there were any.
     fn open_more(&mut self) -> bool {
         let mut opened = false;
@@ -289,6 +311,9 @@ impl Choice {
                 LEVELS => first_level(of.quota.unwrap_or(0), of.rows),
                 from => from - 1,
             };
+            if of.open_from < LEVELS {
+                of.needed_more = of.rows;
+            }
             for level in from..of.open_from {
                 self.open.update((class, level), 1);
             }
@@ -355,5 +380,95 @@ fn choose(given: impl Iterator<Item = Given>, output: &mut Vec<(Said, Diff)>) {
     }
     if missing > 0 {
         output.push((Said::Misses, 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, AsArray, RecordBatch, UInt32Array, UInt64Array};
+    use arrow::datatypes::UInt64Type;
+
+    use super::*;
+    use crate::context::Context;
+    use crate::row_number::ROW;
+
+    /// Chooses a tenth of the rows, three at most. Each is a group of its own, by the column `key`.
+    struct FewRows;
+
+    impl GroupChoice for FewRows {
+        fn rows(&self, partition: &Partition, keys: &Artifact) -> Result<ChoiceRows, StageError> {
+            let rows = keys.read_whole(partition, None)?;
+            let keys = rows.column(0).as_primitive::<UInt64Type>().values();
+            Ok(ChoiceRows {
+                keys: keys.iter().map(|key| (*key, 0)).collect(),
+                classes: vec![0; keys.len()],
+                names: vec!["only".into()],
+                numbers: (0u32..).zip(keys).map(|(number, _)| number).collect(),
+            })
+        }
+
+        fn quota(&self, rows: u64) -> u64 {
+            (rows / 10).min(3)
+        }
+
+        fn decisions(&self, chosen: Vec<u32>) -> Result<RecordBatch, StageError> {
+            let numbers: ArrayRef = Arc::new(UInt32Array::from(chosen));
+            Ok(RecordBatch::try_from_iter([(ROW, numbers)])?)
+        }
+
+        fn complete(&self, _: &Context, _: &BTreeMap<String, (u64, u64)>) -> Result<(), StageError> {
+            Ok(())
+        }
+    }
+
+    fn keys_of(number: u64) -> Vec<u64> {
+        let count = if number == 0 { 12 } else { 500 };
+        let key = |row: u64| (number * 1_000 + row + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (0..count).map(key).collect()
+    }
+
+    /// Partitions from 0 on, the first of which is small.
+    fn artifact(partitions: u64) -> Artifact {
+        let partition = |number: u64| {
+            let keys: ArrayRef = Arc::new(UInt64Array::from(keys_of(number)));
+            let rows = RecordBatch::try_from_iter([("key", keys)]).unwrap();
+            (Partition::new(format!("p{number:02}")), vec![rows])
+        };
+        let all: Vec<_> = (0..partitions).map(partition).collect();
+        Artifact::in_memory(all[0].1[0].schema(), all).unwrap()
+    }
+
+    /// The chosen keys.
+    fn chosen(decided: &Decided) -> Vec<u64> {
+        let mut keys = Vec::new();
+        for (partition, rows) in &decided.decisions {
+            let of_partition = keys_of(partition.as_str()[1..].parse().unwrap());
+            let numbers = rows.column(0).as_primitive::<arrow::datatypes::UInt32Type>();
+            keys.extend(numbers.values().iter().map(|row| of_partition[*row as usize]));
+        }
+        keys.sort_unstable();
+        keys
+    }
+
+    /// A class that began small looked at all of its rows; when it has grown, and becomes small again, it looks at few, and chooses
+    /// what it would of all.
+    #[test]
+    fn levels_that_a_class_needs_no_more_are_closed() {
+        timely::execute_directly(|worker| {
+            let mut choice = Choice::new(worker);
+            let mut looked_at = Vec::new();
+            for partitions in [1, 2, 3, 20, 21, 22, 1, 12] {
+                let decided = choice.decide(worker, &FewRows, &artifact(partitions)).unwrap();
+                let mut all: Vec<u64> = (0..partitions).flat_map(keys_of).collect();
+                all.sort_unstable();
+                all.truncate(FewRows.quota(all.len() as u64) as usize);
+                assert_eq!(chosen(&decided), all, "of {partitions} partitions");
+                looked_at.push(choice.classes[0].open_from);
+            }
+            let [first, .., grown, shrunk, _] = looked_at[..] else {
+                panic!("{looked_at:?}")
+            };
+            assert!(first <= 3 && grown >= 8 && shrunk <= 3, "{looked_at:?}");
+        });
     }
 }

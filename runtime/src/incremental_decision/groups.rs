@@ -122,6 +122,7 @@ impl Groups {
                     self.rows.update((hash, (*version, place)), -1);
                 }
                 self.whole.remove(version);
+                self.in_groups.remove(version);
                 self.alone.remove(version);
                 self.decided.remove(version);
             }
@@ -210,7 +211,6 @@ impl Groups {
         }
         for (version, places) in &touched_rows {
             if self.versions.name(*version).is_none() {
-                self.in_groups.remove(version);
                 continue;
             }
             let before = match self.decided.remove(version) {

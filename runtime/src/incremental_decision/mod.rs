@@ -126,6 +126,11 @@ impl IncrementalDecision {
     }
 }
 
+/// Whether the memory suffices for a dataflow that holds so many key rows.
+pub(crate) fn has_room_for(rows: u64) -> bool {
+    available_memory().is_some_and(|available| rows.saturating_mul(ROW_BYTES) <= available / 2)
+}
+
 /// Of each generation of key rows, one after the other in one dataflow: the decisions, and rows in all and chosen rows of the
 /// classes of a choice. For tests of kinds.
 ///
@@ -179,8 +184,7 @@ impl StandingDecisions {
 
     /// Begins to load key rows, unless they are held (or being loaded), or too many for the memory.
     pub(crate) fn load(&self, recipe: &Digest, decision: &IncrementalDecision, keys: &Artifact) {
-        let bytes = keys.rows().saturating_mul(ROW_BYTES);
-        if available_memory().is_none_or(|available| bytes > available / 2) {
+        if !has_room_for(keys.rows()) {
             return;
         }
         let mut all = self.lock();

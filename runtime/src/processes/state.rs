@@ -109,12 +109,14 @@ impl GroupState {
         let state = self.lock();
         match state.topics.get(&topic) {
             Some(Topic::Heard(_)) => Ok(()),
-            _ => self.room_for(&state, bytes),
+            // It is dropped once it is read: what is kept for others does not count.
+            Some(Topic::Closed) => self.room_for(0, bytes),
+            Some(Topic::Kept(_)) | None => self.room_for(state.kept, bytes),
         }
     }
 
-    fn room_for(&self, state: &Inner, bytes: u64) -> io::Result<()> {
-        match state.kept.saturating_add(cost(bytes)) <= self.most_kept {
+    fn room_for(&self, kept: u64, bytes: u64) -> io::Result<()> {
+        match kept.saturating_add(cost(bytes)) <= self.most_kept {
             true => Ok(()),
             false => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -131,7 +133,7 @@ impl GroupState {
             Some(Topic::Closed) => return Ok(()),
             Some(Topic::Heard(listener)) => Arc::clone(listener),
             Some(Topic::Kept(_)) | None => {
-                self.room_for(&state, body.len() as u64)?;
+                self.room_for(state.kept, body.len() as u64)?;
                 state.kept += cost(body.len() as u64);
                 let entry = state.topics.entry(topic).or_insert_with(|| Topic::Kept(Vec::new()));
                 if let Topic::Kept(kept) = entry {
@@ -253,6 +255,11 @@ mod tests {
             assert_eq!(state.lock().kept, (taken - 1) * (OF_A_MESSAGE + length as u64));
             state.lock().topics.insert(7, Topic::Heard(Arc::new(|_, _| {})));
             assert!(state.admit(7, 1 << 30).is_ok() && state.deliver(1, 7, vec![0; 200_000]).is_ok());
+            // Nobody wants them any more: they cost nothing, whatever is kept for others.
+            state.lock().topics.insert(8, Topic::Closed);
+            while state.deliver(1, 0, vec![0; length]).is_ok() {}
+            assert!(state.admit(8, 50_000).is_ok() && state.deliver(1, 8, vec![0; 50_000]).is_ok());
+            assert!(state.admit(8, 1 << 30).is_err());
         }
     }
 

@@ -13,6 +13,7 @@ use crate::context::Context;
 use crate::error::StageError;
 use crate::event::Event;
 use crate::grouped_decision::{self, Budget, Decided, Shuffle, Stopped, Task, fits_in_one_pass};
+use crate::incremental_decision::{StandingDecisions, has_room_for};
 use crate::kind::{Body, Global};
 use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
@@ -45,7 +46,8 @@ pub(super) fn run(
     started(state, node, run, 1 - run);
     run_counts.add(node, 0, 1 - run);
     if run == 0 {
-        return hold_keys(state, node, running);
+        hold_keys(state, node, running);
+        return Ok(());
     }
     let inputs: Option<Vec<_>> = one.inputs.iter().copied().collect();
     let (Some(inputs), Some(context)) = (inputs, state.context(node)?) else {
@@ -113,6 +115,18 @@ pub(super) fn keys_of(state: &mut PlanState, node: usize) -> Result<Artifact, Ru
     Ok(keys)
 }
 
+/// How many key rows a node decides about.
+fn key_rows(state: &PlanState, node: usize) -> Result<u64, RunError> {
+    let inputs = &state.graph.nodes[node].inputs;
+    let chosen = inputs.iter().rev().find(|input| input.flow == Flow::SemiJoin);
+    let rows = match (chosen, inputs.first()) {
+        (Some(chosen), _) => state.artifact(chosen.node, chosen.port)?.rows(),
+        (None, Some(first)) => state.artifact(first.node, 0)?.rows(),
+        (None, None) => 0,
+    };
+    Ok(rows)
+}
+
 /// Opens the body of a global stage.
 pub(super) fn open(state: &PlanState, node: usize, context: &Context) -> Result<Box<dyn Global>, RunError> {
     let settings = &state.stage(node).settings;
@@ -173,13 +187,28 @@ fn decide(
     decide_from_nothing(state, node, context, keys, running, &mut body)
 }
 
-/// In a process that stays alive: loads the key rows that a decision is about which stands.
-fn hold_keys(state: &mut PlanState, node: usize, running: &Running) -> Result<(), RunError> {
+/// In a process that stays alive: loads the key rows that a decision is about which stands. Where they cannot be loaded the next
+/// decision is made in another way.
+fn hold_keys(state: &mut PlanState, node: usize, running: &Running) {
     let Some(standing) = state.options.standing.clone().filter(|_| running.spread.is_none()) else {
-        return Ok(());
+        return;
     };
     let recipe = state.graph.nodes[node].recipe;
     if standing.holds(&recipe) {
+        return;
+    }
+    if let Err(error) = load_keys(state, node, &standing) {
+        let message = format!(
+            "{} will decide about all key rows, as they cannot be held: {error}",
+            state.graph.nodes[node].name
+        );
+        state.events.send(Event::Note { message });
+    }
+}
+
+fn load_keys(state: &mut PlanState, node: usize, standing: &StandingDecisions) -> Result<(), RunError> {
+    // Before files are opened and key rows are joined: records say how many there are.
+    if !has_room_for(key_rows(state, node)?) {
         return Ok(());
     }
     let Some(context) = state.context(node)? else {
@@ -187,10 +216,9 @@ fn hold_keys(state: &mut PlanState, node: usize, running: &Running) -> Result<()
     };
     let body = open(state, node, &context)?;
     let incremental = catch_panic(|| Ok(body.incrementally())).map_err(|error| state.failed(node, None, error))?;
-    if let Some(incremental) = incremental {
-        let keys = keys_of(state, node)?;
-        standing.load(&recipe, &incremental, &keys);
-    }
+    let Some(incremental) = incremental else { return Ok(()) };
+    let keys = keys_of(state, node)?;
+    standing.load(&state.graph.nodes[node].recipe, &incremental, &keys);
     Ok(())
 }
 

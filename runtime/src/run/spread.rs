@@ -255,9 +255,11 @@ impl Spread {
                 settled: decided_about(state, node, &own),
             })))?);
         }
-        self.begin_together(partitions, messages)?;
         let topics = RegionTopics::of_session(session);
-        Ok(Shuffle::among(&self.processes, topics.batches, stop))
+        // Listens before anybody begins: what nobody listens to has less room.
+        let shuffle = Shuffle::among(&self.processes, topics.batches, stop);
+        self.begin_together(partitions, messages)?;
+        Ok(shuffle)
     }
 
     /// Sends the partitions of a region, the invitations to it, and its begin if all agree.

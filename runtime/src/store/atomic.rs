@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -380,6 +381,15 @@ fn folder_of(path: &Path) -> &Path {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
+}
+
+/// A temporary file that nobody has written for so long was left by a process that is no more.
+const LEFT: Duration = Duration::from_secs(24 * 3600);
+
+/// Whether a temporary file is so old that no process, of any machine, is still writing it.
+pub(crate) fn is_left(path: &Path) -> bool {
+    let written = std::fs::metadata(path).and_then(|file| file.modified()).ok();
+    written.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > LEFT)
 }
 
 /// The plain files of a folder with their sizes; empty if the folder is not there. Names that are not

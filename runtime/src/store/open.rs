@@ -64,7 +64,7 @@ impl Store {
             let remote = Arc::new(Remote::new(storage, url, copy, None));
             return Store::opened(copy, access, files.with_remote(remote), None, None, true);
         }
-        let updating = CopyLock::take(copy)?;
+        let updating = CopyLock::take(copy, patience)?;
         let (lock, lease) = match &access {
             Access::Read | Access::Follow { .. } => (None, None),
             Access::Run { run_id } => {

@@ -6,6 +6,7 @@
 //! opened. What is written goes to the bucket before it has its name in the copy: data files first, and then the record that
 //! names them, only if there is none of that name. An index replaces the one that was read and no other.
 
+mod copy_lock;
 mod update;
 
 use std::collections::BTreeMap;
@@ -25,8 +26,8 @@ use super::recipe_files::data_folder;
 use super::recovery::{Listing, is_temporary};
 use super::sources::on_threads;
 use crate::digest::Digest;
+pub(super) use copy_lock::CopyLock;
 use update::Copied;
-pub(super) use update::CopyLock;
 
 /// What the state directory has in object storage; what else lies in the copy is of this machine alone.
 const KEPT: [&str; 5] = ["FORMAT", "artifacts", "snapshots", "runs", "sources.json"];
@@ -80,7 +81,7 @@ impl Remote {
     fn key_of(&self, path: &Path) -> Option<String> {
         let key = path.strip_prefix(&self.dir).ok()?.to_str()?;
         let name = key.rsplit('/').next()?;
-        let is_kept = is_kept(key) && !is_temporary(name) && !name.starts_with(FETCHING);
+        let is_kept = is_kept(key) && !is_temporary(name) && !is_fetched(name);
         is_kept.then(|| key.to_owned())
     }
 
@@ -97,7 +98,7 @@ impl Remote {
         if self.lease.is_none() {
             // A run of this machine may have written more since they were listed.
             let own = super::atomic::list(&data_folder(recipe_folder))?;
-            listed.extend(own.into_iter().filter(|(name, _)| !name.starts_with(FETCHING)));
+            listed.extend(own.into_iter().filter(|(name, _)| !is_fetched(name)));
         }
         Ok(listed)
     }
@@ -409,6 +410,11 @@ pub(super) fn refuse_foreign(storage: &Storage, url: &ObjectUrl) -> Result<(), S
             found: name.to_string(),
         }),
     }
+}
+
+/// Whether a file of the copy is one that is being fetched.
+pub(super) fn is_fetched(name: &str) -> bool {
+    name.starts_with(FETCHING)
 }
 
 /// Whether an object or a file of this key belongs to the state directory.

@@ -344,24 +344,41 @@ fn what_a_process_of_the_run_placed_counts_once_process_0_has_committed_it() {
 fn who_follows_removes_old_files_of_processes_that_are_no_more_alone() {
     let place = Place::new();
     let store = place.run("a").unwrap();
-    let _leading = writer(&store);
+    let leading = writer(&store);
     let following = place.open("b", Access::Follow { run_id: "one".into() }).unwrap();
     let data = following.recipe_folder(&recipe(1)).join("data");
     std::fs::create_dir_all(&data).unwrap();
     let own = std::process::id();
     // No process has the number.
     let old = [format!(".tmp-{own}-900"), ".tmp-4194999-1".into(), "x.parquet".into()];
-    for name in old.iter().map(String::as_str).chain([".tmp-4194999-2"]) {
+    // Of another machine, perhaps, where a process has this one's number.
+    let fetched = [format!(".fetch-{own}-1"), ".fetch-4194999-1".into()];
+    let new = [".tmp-4194999-2", ".fetch-4194999-2"];
+    for name in old.iter().chain(&fetched).map(String::as_str).chain(new) {
         std::fs::write(data.join(name), "half").unwrap();
     }
-    for name in old {
-        let file = std::fs::File::options().write(true).open(data.join(name)).unwrap();
-        let before = std::time::SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
-        file.set_modified(before).unwrap();
+    for name in old.iter().chain(&fetched) {
+        make_old(&data.join(name));
     }
     following.follow_writer(&recipe(1), []).unwrap();
-    let left = [format!(".tmp-{own}-900"), ".tmp-4194999-2".into(), "x.parquet".into()];
-    assert_eq!(names(&data), BTreeSet::from(left));
+    let left = [old[0].as_str(), &old[2], new[0], new[1]];
+    assert_eq!(names(&data), left.map(|name| name.to_owned()).into());
+
+    // A run keeps what may be being fetched, alone.
+    for name in &fetched {
+        std::fs::write(data.join(name), "half").unwrap();
+    }
+    make_old(&data.join(&fetched[0]));
+    drop((leading, store));
+    drop(place.run("b").unwrap());
+    let left = [fetched[1].as_str(), new[1]];
+    assert_eq!(names(&data), left.map(|name| name.to_owned()).into());
+}
+
+fn make_old(path: &Path) {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    let before = std::time::SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
+    file.set_modified(before).unwrap();
 }
 
 #[test]

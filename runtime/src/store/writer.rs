@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -17,6 +16,7 @@ use super::record::{
     Counts, Group, GroupName, Index, PortRecord, RECORD_VERSION, REJECTS, Record, RejectRecord, Selection, data_file,
 };
 use super::recovery;
+use super::remote::is_fetched;
 use super::versioned_json;
 use super::{parquet_file, rejects};
 use crate::digest::Digest;
@@ -28,9 +28,6 @@ use crate::reject::packed::PackedRejects;
 /// Most groups that may stay beside an index, if they hold at most this fraction of all records.
 const LEFT_GROUPS: usize = 16;
 const LEFT_SHARE: usize = 16;
-
-/// A temporary file that nobody has written for so long was left by a process that is no more.
-const LEFT: Duration = Duration::from_secs(24 * 3600);
 
 /// The rows of one port of one partition, to be stored: batches in the order of `_row`.
 pub struct PortRows {
@@ -166,13 +163,10 @@ impl ArtifactWriter {
             let data = data_folder(&folder);
             files.create_folder(&data)?;
             // Of processes that were killed. Those of other machines that use the same copy seem so, too.
-            for name in atomic::list(&data)?
-                .keys()
-                .filter(|name| recovery::is_of_dead_process(name))
-            {
+            let is_of_others = |name: &str| recovery::is_of_dead_process(name) || is_fetched(name);
+            for name in atomic::list(&data)?.keys().filter(|name| is_of_others(name)) {
                 let path = data.join(name);
-                let written = std::fs::metadata(&path).and_then(|file| file.modified()).ok();
-                if written.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > LEFT) {
+                if atomic::is_left(&path) {
                     files.remove(&path)?;
                 }
             }

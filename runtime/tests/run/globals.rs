@@ -53,6 +53,33 @@ fn chained(place: &Place, modulo: i64) -> String {
         .collect()
 }
 
+/// In a process that stays alive: what stands is used, whether or not the next decision can be made by changes.
+#[test]
+fn a_decision_stands_although_its_key_rows_cannot_be_held() {
+    let mut place = chain();
+    place.pipeline(
+        &CHAIN
+            .replace("modulo: 7", "modulo: 7\n  unheld: false")
+            .replace("from: clean, with: {", "from: clean, with: {unheld: \"${unheld}\", "),
+    );
+    place.run(&[]);
+    place.options.standing = Some(Arc::default());
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = Events::default();
+    let telling = Arc::clone(&told);
+    events.listen(move |event| {
+        if let Event::Note { message } = event {
+            telling.lock().unwrap().push(message.clone());
+        }
+    });
+    run(&place.checked(&["unheld=true"]), &place.options, &events).unwrap();
+    let told = told.lock().unwrap().join("\n");
+    assert!(
+        told.contains("first will decide about all key rows") && told.contains("nothing can be held"),
+        "{told}"
+    );
+}
+
 /// The second stage only decides on rows that passed the first, although its keys are computed before that.
 #[test]
 fn one_behind_another() {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
 use flow_runtime::{
-    Artifact, Body, Context, Global, GroupedDecision, InputPort, Inputs, Kind, MappedRows, OutputPort, Partition,
-    Reducer, RejectClass, RowOutcome, Shape, ShuffledRows, StageError,
+    Artifact, Body, Context, Global, GroupedDecision, IncrementalDecision, InputPort, Inputs, Kind, MappedRows,
+    OutputPort, Partition, Reducer, RejectClass, RowOutcome, Shape, ShuffledRows, StageError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,8 @@ pub struct DedupSettings {
     lossy: bool,
     /// A value that nothing can be decided about.
     refuse: Option<i64>,
+    /// Fails to say how it decides by changes.
+    unheld: bool,
 }
 
 struct DedupBody {
@@ -244,6 +246,11 @@ impl Global for DedupBody {
             );
         }
         Ok(self.settings.originals(all).into_iter().collect())
+    }
+
+    fn incrementally(&self) -> Option<IncrementalDecision> {
+        assert!(!self.settings.unheld, "nothing can be held");
+        None
     }
 
     fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {

@@ -1,42 +1,22 @@
 //! Brings the copy of a state directory up to date with its objects.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 use flow_storage::{Entry, ObjectVersion, StorageFault};
 use serde::{Deserialize, Serialize};
 
-use super::{AT_ONCE, FETCHING, FileState, Remote, data_file, group_file, is_index, is_kept, state_of};
+use super::{AT_ONCE, FileState, Remote, data_file, group_file, is_fetched, is_index, is_kept, state_of};
 use crate::store::StoreError;
-use crate::store::atomic::write_json_atomically;
+use crate::store::atomic::{is_left, write_json_atomically};
 use crate::store::recovery::{Listing, is_temporary};
 use crate::store::sources::on_threads;
 
 /// Files of the copy that are of this machine alone.
 const NOTES: &str = "copied.json";
-const COPY_LOCK: &str = "copy.lock";
 
 /// Version of the notes.
 const NOTES_VERSION: u64 = 1;
-
-/// Held while a copy is brought up to date; waits for other processes of this machine that do so.
-pub(in crate::store) struct CopyLock {
-    _file: File,
-}
-
-impl CopyLock {
-    /// # Errors
-    /// If the file system of the copy has no locks.
-    pub fn take(dir: &Path) -> Result<CopyLock, StoreError> {
-        let path = dir.join(COPY_LOCK);
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let locked = file.and_then(|file| file.lock().map(|()| file));
-        locked
-            .map(|file| CopyLock { _file: file })
-            .map_err(|e| StoreError::io("lock", &path, e))
-    }
-}
 
 /// What the copy has of an object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -239,7 +219,7 @@ impl Remote {
             }
             // Nobody else fetches what is no data while the copy is brought up to date.
             let is_strange = is_kept(key) && !wanted.contains_key(key) && !is_temporary(name);
-            if is_strange || name.starts_with(FETCHING) {
+            if is_strange || is_fetched(name) {
                 gone.push((key.to_owned(), path.to_path_buf()));
             }
             false
@@ -259,12 +239,13 @@ impl Remote {
     }
 
     /// Removes data files of the copy that are no objects, or other ones, and what processes that are no more left of fetching.
+    /// Those of another machine that uses the same copy are not to be told from them but by their age.
     fn remove_strange_data(&self) -> Result<(), StoreError> {
         let mut gone = Vec::new();
         walk(&self.dir.join("artifacts"), &mut |path, is_folder| {
             let key = path.strip_prefix(&self.dir).ok().and_then(Path::to_str);
             if !is_folder
-                && key.is_some_and(|key| data_file(key).is_some_and(|(_, file)| !is_being_fetched(file)))
+                && key.is_some_and(|key| data_file(key).is_some_and(|(_, file)| !is_fetched(file) || is_left(path)))
                 && std::fs::metadata(path).ok().map(|file| file.len()) != self.size_of(path)
             {
                 gone.push(path.to_path_buf());
@@ -277,12 +258,6 @@ impl Remote {
         }
         Ok(())
     }
-}
-
-/// Whether another process of this machine is writing the file.
-fn is_being_fetched(name: &str) -> bool {
-    let process = name.strip_prefix(FETCHING).and_then(|rest| rest.split_once('-'));
-    process.is_some_and(|(process, _)| Path::new("/proc").join(process).exists())
 }
 
 /// Shows all files and folders below a folder, in no order: whether it is a folder, and then whether to look into it. A folder
