@@ -95,10 +95,10 @@ impl ResolvedSettings {
             return refuse("tokenizer", "a tokenizer comes as an input too; leave one of them out");
         }
         HubReference::parse(&self.init).transpose()?;
-        if self.precision == Precision::Bf16 && self.average_decay > 0.0 {
+        if self.master_weights && self.precision == Precision::F32 {
             return refuse(
-                "precision",
-                "an average of weights needs them in 32 bits; with bf16 use `average_decay: 0`",
+                "master_weights",
+                "with `precision: f32` all weights are in 32 bits anyway",
             );
         }
         if self.model_from == ModelFrom::Best && (self.eval_every == 0 || !self.keep_best) {
@@ -296,6 +296,9 @@ impl ResolvedSettings {
         // As above.
         if self.batch_norm != BatchNormStatistics::Rank {
             note("batch_norm", json!(self.batch_norm));
+        }
+        if self.master_weights {
+            note("master_weights", json!(true));
         }
         let Some(sampling) = &self.sampling else { return fields };
         let packing = &sampling.packing;

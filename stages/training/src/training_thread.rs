@@ -8,6 +8,7 @@ use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use crossbeam_channel::{Receiver, Sender, select};
 use flow_evaluation::hub_token::hub_with_token;
+use flow_evaluation::transcribe::Recognize;
 use flow_evaluation::validation::ValidationSet;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
@@ -443,7 +444,9 @@ fn validation(settings: &ResolvedSettings, context: &Context) -> Result<Option<E
     set.check(&context.rejects)?;
     let (batch_seconds, max_tokens) = (settings.max_batch_seconds(), settings.max_tokens);
     let cancel = context.cancel.clone();
-    Ok(Some(Box::new(move |model: &TdtModel| {
-        Ok(set.evaluate(model, max_tokens, batch_seconds, &|| cancel.is_set())?)
-    })))
+    Ok(Some(Box::new(
+        move |model: &TdtModel, all: &mut Recognize<'_, TrainingError>| {
+            set.evaluate(model, max_tokens, batch_seconds, &|| cancel.is_set(), all)
+        },
+    )))
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
+use flow_evaluation::transcribe::Recognize;
 use flow_evaluation::validation::ValidationMetrics;
 use flow_evaluation::wer::Scores;
 use flow_model::checkpoint::read_safetensors;
@@ -296,7 +297,7 @@ fn checkpoints_in_the_background_are_those_of_their_step() {
         };
         // The second evaluation is the best one.
         let mut rates = [5u64, 1, 3, 4, 2].into_iter();
-        let evaluate = Box::new(move |_: &TdtModel| {
+        let evaluate = Box::new(move |_: &TdtModel, _: &mut Recognize<'_, TrainingError>| {
             let mut scores = Scores::default();
             scores.overall.words.units = 10;
             scores.overall.words.substitutions = rates.next().expect("five evaluations");

@@ -30,8 +30,12 @@ pub(super) struct MemoryProfile {
     pub parameters: i64,
     /// Gradients of all parameters.
     pub trainable: i64,
+    /// The parameters in 32 bits, as averaged weights are.
+    pub averaged: i64,
     /// The optimizer's state, in 32 and in 8 bits.
     pub moments: [i64; 2],
+    /// Master weights of what is stored in bf16.
+    pub masters: i64,
     pub heads_gradient: i64,
     pub heads: MemoryMark,
     pub prediction: MemoryMark,
@@ -161,9 +165,13 @@ fn measured_here(
     for (_, parameter) in model.parameters.iter() {
         let (elements, size) = (parameter.tensor.elem_count(), parameter.tensor.dtype().size_in_bytes());
         profile.parameters += (elements * size) as i64;
+        profile.averaged += (elements * size.max(4)) as i64;
         if parameter.trainable {
             // Gradients are in 32 bits, whatever the weights are stored in.
             profile.trainable += elements as i64 * 4;
+            if parameter.tensor.dtype() == DType::BF16 {
+                profile.masters += elements as i64 * 4;
+            }
             for (moments, eight_bit) in profile.moments.iter_mut().zip([false, true]) {
                 *moments += moment_bytes(elements, eight_bit) as i64;
             }

@@ -68,6 +68,8 @@ pub struct Replica {
     groups: BTreeMap<ParameterGroup, Vec<ParameterId>>,
     /// Parameters without a gradient, such as the statistics of batch normalisation.
     buffers: Vec<ParameterId>,
+    /// The parameters of the model, while others are evaluated.
+    pub(super) live: Option<Parameters>,
 }
 
 impl Replica {
@@ -118,6 +120,7 @@ impl Replica {
             ranks,
             groups,
             buffers,
+            live: None,
         })
     }
 
@@ -127,7 +130,7 @@ impl Replica {
         match error {
             TrainingError::Rank { rank, .. } if *rank != self.rank => {}
             TrainingError::Rank { message, .. } => self.updates.abort(message),
-            error => self.updates.abort(&error.to_string()),
+            error => self.updates.abort(&error.with_help()),
         }
     }
 
