@@ -111,12 +111,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     row("joint and loss", total.joint, 0, "between forward and backward pass");
     row("one layer's workspace", total.workspace, 0, "in the layers");
     row("a step's peak", total.step, 0, "the most of the last four at once");
-    row(
-        "an evaluation's peak",
-        total.evaluation,
-        0,
-        "between steps, on the first rank",
-    );
+    row("an evaluation's peak", total.evaluation, 0, "between steps");
     row("all", total.total(), host.total(), "at most");
     let all = (total.of_ranks(settings.ranks), total.of_host(settings.ranks));
     if settings.ranks > 1 {

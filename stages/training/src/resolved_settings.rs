@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
+use crate::memory::MemoryCheck;
 use crate::settings::{BatchNormStatistics, ModelFrom, NewPieces, Precision, ScheduleShape, TrainSettings};
 
 /// The settings of a training, with values from its inputs.
@@ -29,6 +30,8 @@ pub struct ResolvedSettings {
     pub tokenizer_input: Option<Arc<[u8]>>,
     /// The local path of `init`, if it was fetched.
     pub fetched: Option<PathBuf>,
+    /// What ranks need of devices that have a memory of their own, where that is to be checked.
+    pub device_needs: Option<MemoryCheck>,
 }
 
 /// The most ranks, over all processes.
@@ -330,6 +333,7 @@ impl From<TrainSettings> for ResolvedSettings {
             sampling: None,
             tokenizer_input: None,
             fetched: None,
+            device_needs: None,
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::device_figures::{DeviceFigures, memory_figures};
 use crate::error::TrainingError;
 use crate::init::first_model;
 use crate::loaded_rows::StageMark;
+use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_from::{ModelFrom, chosen};
 use crate::optimizer::AdamW;
@@ -124,6 +125,13 @@ impl Session {
         let processes = group.map_or(1, |group| group.processes.count());
         let local_ranks = settings.ranks as usize / processes.max(1);
         let device = open_device(settings.device()?, 0, local_ranks, processes > 1)?;
+        if let Some(needs) = settings.device_needs {
+            memory::check_device(&device, 0, needs.needed)?;
+            for rank in 1..local_ranks {
+                let other = open_device(settings.device()?, rank, local_ranks, processes > 1)?;
+                memory::check_device(&other, rank, needs.another)?;
+            }
+        }
         let decay = settings.average_decay;
         let mut vocabulary_change = None;
         let mut set_aside = bucket::take_warnings(&settings.checkpoints);

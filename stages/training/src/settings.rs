@@ -205,7 +205,7 @@ pub struct TrainSettings {
     pub on_change: OnChange,
 
     /// Before the first step, predict how much memory training needs, and refuse to begin where that is more than
-    /// available. Not for CUDA devices.
+    /// available: to each process, and on CUDA devices to each rank.
     pub memory_check: bool,
     /// Seconds of the longest clip, which determines the largest micro-batch.
     pub max_duration: f64,

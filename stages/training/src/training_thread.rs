@@ -55,6 +55,9 @@ pub(crate) fn train(
         return Ok(());
     };
     let checked = check_memory(settings, context, data)?;
+    let mut settings = settings.clone();
+    settings.device_needs = checked.filter(|checked| checked.available.is_none());
+    let settings = &settings;
     let screen = context.clone();
     let evaluate = validation(settings, context)?;
     let mut session = Session::begin_distributed(
@@ -228,11 +231,14 @@ fn check_memory(
     };
     let checked = memory::check(settings, &config, local_ranks(settings, context)?)?;
     if let Some(MemoryCheck { needed, available, .. }) = checked {
-        let line = format!(
-            "training needs up to {} of memory, {} are available",
-            memory::gigabytes(needed),
-            memory::gigabytes(available)
-        );
+        let needs = memory::gigabytes(needed);
+        let line = match available {
+            Some(available) => {
+                let available = memory::gigabytes(available);
+                format!("training needs up to {needs} of memory, {available} are available")
+            }
+            None => format!("training needs up to {needs} of the first rank's device"),
+        };
         context.report(serde_json::json!({ "line": line, "memory_needed_mib": needed >> 20 }));
     }
     Ok(checked)

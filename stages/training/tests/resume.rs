@@ -764,7 +764,7 @@ fn a_model_that_is_given_is_evaluated_before_its_first_step() {
         };
         // Twice from the beginning: what the first one wrote was kept by no checkpoint.
         for _ in 0..2 {
-            let score = Box::new(|_: &_| Ok(ValidationMetrics::default()));
+            let score = Box::new(|_: &_, _: &mut Recognize<'_, TrainingError>| Ok(ValidationMetrics::default()));
             let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(score), Box::new(|_| {}))
                 .expect("a session");
             for step in 0..steps {

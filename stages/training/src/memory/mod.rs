@@ -14,7 +14,7 @@ mod profile;
 mod units;
 
 pub use assumptions::{BatchShape, DataAssumptions, TOKENS_PER_SECOND};
-pub use check::{MemoryCheck, check};
+pub use check::{MemoryCheck, check, check_device};
 pub use needs::{HostMemoryNeeds, MemoryNeeds};
 pub use prediction::{MeasuredMemory, largest_batch};
 pub use units::gigabytes;

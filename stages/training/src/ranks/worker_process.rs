@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use flow_evaluation::transcribe::Recognized;
+use flow_kernels::device::DeviceChoice;
 use flow_kernels::threads::install;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
@@ -26,7 +27,7 @@ use super::{
     group_in_process, new_collective, open_device, parameter_owners, rank_thread_pool,
 };
 use crate::error::TrainingError;
-use crate::memory::gigabytes;
+use crate::memory::{check_device, gigabytes};
 use crate::optimizer::AdamW;
 use crate::trainer::TrainerConfig;
 
@@ -331,6 +332,10 @@ impl Worker {
     fn check_memory(&self, pending: &PendingTraining) -> Result<(), TrainingError> {
         let ranks = pending.layout.ranks_of(self.processes.process()).len() as u64;
         let needed = pending.rank_bytes.saturating_mul(ranks);
+        if pending.config.device != DeviceChoice::Cpu {
+            // Each rank has a device of its own, with which it is compared when that is open.
+            return Ok(());
+        }
         match available_memory() {
             Some(available) if needed > available => Err(TrainingError::Data {
                 message: format!(
@@ -354,7 +359,7 @@ impl Worker {
             matrix_dtype,
             yaml,
             nccl_id,
-            rank_bytes: _,
+            rank_bytes,
             tensors,
         } = pending;
         let stored = StoredModel {
@@ -379,6 +384,7 @@ impl Worker {
         };
         for (number, (rank, local)) in local_ranks.clone().zip(group).enumerate() {
             let device = open_device(config.device, number, local_ranks.len(), true)?;
+            check_device(&device, rank, rank_bytes)?;
             let replica = model.replica_on(&device)?;
             let collective = new_collective(local, &replica.parameters, &config, nccl_id)?;
             let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), collective)?;
