@@ -13,6 +13,7 @@ use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::{Optimizer, TrainSettings};
 use flow_training::train::TrainingTrain;
 
+mod buckets;
 mod roofline;
 
 pub use roofline::{card, micro_batch};
@@ -63,6 +64,9 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         let name = pipeline.path.display().to_string();
         roofline::write(out, &name, &config, &settings, shape, arguments.device)?;
         return Ok(Exit::Done);
+    }
+    if arguments.bucket_batch_size {
+        return buckets::write(out, pipeline, &config, &settings, &assumed, arguments);
     }
     let measure = |settings: &ResolvedSettings| -> Result<MeasuredMemory, Failure> {
         MeasuredMemory::new(&config, settings, &assumed.shapes(settings))

@@ -315,6 +315,9 @@ impl ResolvedSettings {
         if packing.boundaries != Packing::default().boundaries {
             note("boundaries", json!(packing.boundaries));
         }
+        if !packing.bucket_batch_size.is_empty() {
+            note("bucket_batch_size", json!(packing.bucket_batch_size));
+        }
         if u64::try_from(packing.seed) != Ok(self.seed) {
             note("sampling_seed", json!(packing.seed));
         }

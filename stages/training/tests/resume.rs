@@ -509,7 +509,7 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
             other => panic!("not refused: {other:?}"),
         }
     };
-    let recorded: [(&Change, &str); 9] = [
+    let recorded: [(&Change, &str); 10] = [
         (
             &|s| s.packing.boundaries = vec![4.0],
             "boundaries: null in the checkpoint, [4.0] now",
@@ -522,6 +522,10 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
         (
             &|s| s.packing.max_batch_seconds = 7.0,
             "max_batch_seconds: 90.0 in the checkpoint, 7.0 now",
+        ),
+        (
+            &|s| s.packing.bucket_batch_size = vec![9; 6],
+            "bucket_batch_size: null in the checkpoint",
         ),
         (&|s| s.packing.balance = Balance::Quota, "balance: "),
         (&|s| s.packing.temperature = 1.0, "temperature: "),

@@ -7,6 +7,7 @@
 //! the same way. Parameters, gradients and optimizer state are counted from their shapes.
 
 mod assumptions;
+mod buckets;
 mod check;
 mod needs;
 mod prediction;
@@ -14,6 +15,7 @@ mod profile;
 mod units;
 
 pub use assumptions::{BatchShape, DataAssumptions, TOKENS_PER_SECOND};
+pub use buckets::{bucket_batch_sizes, step_fits};
 pub use check::{MemoryCheck, check, check_device};
 pub use needs::{HostMemoryNeeds, MemoryNeeds};
 pub use prediction::{MeasuredMemory, largest_batch};

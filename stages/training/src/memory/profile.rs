@@ -246,7 +246,7 @@ fn evaluated(model: &TdtModel, batch_seconds: f64, seconds: f64) -> Result<Optio
 }
 
 /// Noise for signals, and tokens by number.
-fn micro_batch(shape: BatchShape, vocabulary: usize) -> MicroBatch {
+pub(super) fn micro_batch(shape: BatchShape, vocabulary: usize) -> MicroBatch {
     let mut noise = Noise::new(1);
     let samples = (shape.seconds * SAMPLE_RATE) as usize;
     let signal: Vec<f32> = (0..samples).map(|_| 0.1 * noise.normal() as f32).collect();
