@@ -63,8 +63,32 @@ impl DepthProfiles {
 /// Above this many bytes the loss no longer keeps its logits, and memory grows linearly with tokens.
 const LINEAR_FROM: usize = 96 << 20;
 
+/// Seconds of audio in a micro-batch past which two smaller ones are measured: memory grows linearly with the number of clips.
+const MEASURED_WHOLE: f64 = 160.0;
+
 /// Measures both depths. None if the allocator does not count.
 pub(super) fn profile_depths(
+    config: &ModelConfig,
+    settings: &ResolvedSettings,
+    shape: BatchShape,
+) -> Result<Option<DepthProfiles>, TrainingError> {
+    // Not too few clips: what the loss may keep of its logits has a fixed limit, so the first ones cost more than others.
+    let few = ((MEASURED_WHOLE / 4.0 / shape.seconds).ceil() as usize).max(1);
+    if shape.seconds * shape.utterances as f64 <= MEASURED_WHOLE || shape.utterances <= 2 * few {
+        return profile_whole(config, settings, shape);
+    }
+    let of = |utterances: usize| profile_whole(config, settings, BatchShape { utterances, ..shape });
+    let (Some(first), Some(second)) = (of(few)?, of(2 * few)?) else {
+        return Ok(None);
+    };
+    let (few, all) = (few as f64, shape.utterances as f64);
+    Ok(Some(DepthProfiles {
+        one: first.one.extended(&second.one, few, all),
+        two: first.two.extended(&second.two, few, all),
+    }))
+}
+
+fn profile_whole(
     config: &ModelConfig,
     settings: &ResolvedSettings,
     shape: BatchShape,
@@ -108,9 +132,9 @@ impl MemoryMark {
 }
 
 impl MemoryProfile {
-    /// With `tokens` tokens, if this is with `few` and the other one with twice as many.
-    fn extended(&self, twice: &MemoryProfile, few: f64, tokens: f64) -> MemoryProfile {
-        let line = |a: i64, b: i64| a + ((b - a) as f64 * (tokens - few) / few) as i64;
+    /// With `all` tokens or clips, if this is with `few` and the other one with twice as many.
+    fn extended(&self, twice: &MemoryProfile, few: f64, all: f64) -> MemoryProfile {
+        let line = |a: i64, b: i64| a + ((b - a) as f64 * (all - few) / few) as i64;
         let pairs = self.layers.iter().zip(&twice.layers);
         MemoryProfile {
             heads: self.heads.with(&twice.heads, line),
