@@ -165,6 +165,13 @@ pub struct MemoryArguments {
     /// The training stage, where a pipeline has several
     #[arg(long, value_name = "STAGE")]
     pub stage: Option<String>,
+    /// In place of the table: the most clips of each bucket of durations and texts whose micro-batch fits into the device's
+    /// memory, as the setting `bucket_batch_size` takes them. On a CUDA device without --device-memory: what the driver says is free
+    #[arg(long, conflicts_with = "roofline")]
+    pub bucket_batch_size: bool,
+    /// With --bucket-batch-size: does a training step of each size on the device of the settings, and lowers those that do not fit
+    #[arg(long, requires = "bucket_batch_size")]
+    pub trial: bool,
     /// In place of memory: operations, bytes and the least time of each part of a training step on a card, by its published
     /// rates
     #[arg(long, conflicts_with = "device_memory")]

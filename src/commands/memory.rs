@@ -13,6 +13,7 @@ use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::{Optimizer, TrainSettings};
 use flow_training::train::TrainingTrain;
 
+mod buckets;
 mod roofline;
 
 pub use roofline::{card, micro_batch};
@@ -64,6 +65,9 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         roofline::write(out, &name, &config, &settings, shape, arguments.device)?;
         return Ok(Exit::Done);
     }
+    if arguments.bucket_batch_size {
+        return buckets::write(out, pipeline, &config, &settings, &assumed, arguments);
+    }
     let measure = |settings: &ResolvedSettings| -> Result<MeasuredMemory, Failure> {
         MeasuredMemory::new(&config, settings, &assumed.shapes(settings))
             .map_err(wrong)?
@@ -111,12 +115,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     row("joint and loss", total.joint, 0, "between forward and backward pass");
     row("one layer's workspace", total.workspace, 0, "in the layers");
     row("a step's peak", total.step, 0, "the most of the last four at once");
-    row(
-        "an evaluation's peak",
-        total.evaluation,
-        0,
-        "between steps, on the first rank",
-    );
+    row("an evaluation's peak", total.evaluation, 0, "between steps");
     row("all", total.total(), host.total(), "at most");
     let all = (total.of_ranks(settings.ranks), total.of_host(settings.ranks));
     if settings.ranks > 1 {

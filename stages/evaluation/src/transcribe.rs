@@ -1,8 +1,7 @@
 //! Runs a model over many utterances: grouped by length, loaded in parallel, scored.
 
 use flow_kernels::threads::install;
-use flow_model::decoding::Hypothesis;
-use flow_model::model::TdtModel;
+use flow_model::model::{MicroBatch, TdtModel};
 use flow_model::tokenizer::Tokenizer;
 
 use crate::error::EvaluationError;
@@ -50,66 +49,6 @@ pub fn transcribe(
     load: &Load<'_>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Vec<Outcome>, EvaluationError> {
-    let recognize = &mut |_: &[usize], signals: &[&[f32]]| Ok(install(|| model.transcribe(signals))?);
-    in_groups(model, utterances, batch_seconds, load, cancelled, recognize)
-}
-
-/// The TDT loss of one utterance.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct UtteranceLoss {
-    /// Negative log likelihood of the text (natural logarithm), not divided by `tokens`.
-    pub loss: f64,
-    /// Tokens of the text.
-    pub tokens: usize,
-}
-
-/// As [`transcribe`], with the loss of each utterance, from the same pass of the encoder. None: the audio could not be read,
-/// the text has more than `max_tokens` tokens, or the model has no tokenizer.
-pub fn transcribe_with_losses(
-    model: &TdtModel,
-    utterances: &[Utterance],
-    max_tokens: usize,
-    batch_seconds: f64,
-    load: &Load<'_>,
-    cancelled: &dyn Fn() -> bool,
-) -> Result<(Vec<Outcome>, Vec<Option<UtteranceLoss>>), EvaluationError> {
-    let mut found: Vec<Option<UtteranceLoss>> = vec![None; utterances.len()];
-    let target = |index: usize| {
-        let tokens = model.tokenizer.as_ref()?.encode(&utterances[index].text);
-        (tokens.len() <= max_tokens).then_some(tokens)
-    };
-    let recognize = &mut |indices: &[usize], signals: &[&[f32]]| {
-        let targets: Vec<Option<Vec<u32>>> = indices.iter().map(|&index| target(index)).collect();
-        // Utterances that do not count get an empty target.
-        let counted: Vec<bool> = targets.iter().map(Option::is_some).collect();
-        let targets: Vec<Vec<u32>> = targets.into_iter().map(Option::unwrap_or_default).collect();
-        let (hypotheses, losses) = install(|| model.transcribe_with_losses(signals, &targets))?;
-        for (at, &index) in indices.iter().enumerate() {
-            if counted[at] {
-                found[index] = Some(UtteranceLoss {
-                    loss: losses[at],
-                    tokens: targets[at].len(),
-                });
-            }
-        }
-        Ok(hypotheses)
-    };
-    let outcomes = in_groups(model, utterances, batch_seconds, load, cancelled, recognize)?;
-    Ok((outcomes, found))
-}
-
-/// Gives the hypotheses of a group of utterances, whose indices and signals it takes.
-type Recognize<'a> = dyn FnMut(&[usize], &[&[f32]]) -> Result<Vec<Hypothesis>, EvaluationError> + 'a;
-
-/// Runs `recognize` on groups of utterances, and scores the hypotheses that it gives.
-fn in_groups(
-    model: &TdtModel,
-    utterances: &[Utterance],
-    batch_seconds: f64,
-    load: &Load<'_>,
-    cancelled: &dyn Fn() -> bool,
-    recognize: &mut Recognize,
-) -> Result<Vec<Outcome>, EvaluationError> {
     let mut outcomes: Vec<Option<Outcome>> = vec![None; utterances.len()];
     for group in groups(utterances, batch_seconds) {
         if cancelled() {
@@ -130,26 +69,133 @@ fn in_groups(
         if signals.is_empty() {
             continue;
         }
-        let hypotheses = recognize(&indices, &signals)?;
+        let hypotheses = install(|| model.transcribe(&signals))?;
         for ((index, signal), hypothesis) in indices.into_iter().zip(signals).zip(hypotheses) {
-            let reference = scored_reference(&utterances[index].text, model.tokenizer.as_ref());
-            let score = score(&reference, &hypothesis.text);
-            let seconds = signal.len() as f64 / SAMPLE_RATE;
-            outcomes[index] = Some(Outcome::Transcript {
-                reference,
-                hypothesis: hypothesis.text,
-                score,
-                seconds,
-            });
+            let (tokenizer, seconds) = (model.tokenizer.as_ref(), signal.len() as f64 / SAMPLE_RATE);
+            outcomes[index] = Some(outcome(&utterances[index], hypothesis.text, seconds, tokenizer));
         }
     }
+    Ok(complete(outcomes))
+}
+
+/// The TDT loss of one utterance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UtteranceLoss {
+    /// Negative log likelihood of the text (natural logarithm), not divided by `tokens`.
+    pub loss: f64,
+    /// Tokens of the text.
+    pub tokens: usize,
+}
+
+/// What a model makes of the clips of a micro-batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recognized {
+    /// Token ids of what was said in each clip.
+    pub ids: Vec<Vec<u32>>,
+    /// As [`UtteranceLoss::loss`], of each clip.
+    pub losses: Vec<f64>,
+}
+
+/// The tokens of each clip by greedy search, and the loss of each with its target, from one pass of the encoder.
+pub fn recognize(model: &TdtModel, batch: &MicroBatch) -> Result<Recognized, EvaluationError> {
+    let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
+    let (hypotheses, losses) = install(|| model.transcribe_with_losses(&signals, &batch.tokens))?;
+    let ids = hypotheses.into_iter().map(|hypothesis| hypothesis.ids).collect();
+    Ok(Recognized { ids, losses })
+}
+
+/// Gives what a model makes of micro-batches, in their order, as [`recognize`] does of one. They are loaded when they are asked
+/// for.
+pub type Recognize<'a, E> = dyn FnMut(&mut dyn Iterator<Item = MicroBatch>) -> Result<Vec<Recognized>, E> + 'a;
+
+/// As [`transcribe`], with the loss of each utterance. `all` may share the micro-batches out: the outcomes do not depend on who
+/// computes which. No loss: the audio could not be read, the text has more than `max_tokens` tokens, or there is no tokenizer.
+///
+/// # Errors
+/// Those of `all`; where the run is cancelled; and where `all` gives something else than it was asked for.
+pub fn transcribe_with_losses<E: From<EvaluationError>>(
+    tokenizer: Option<&Tokenizer>,
+    utterances: &[Utterance],
+    max_tokens: usize,
+    batch_seconds: f64,
+    load: &Load<'_>,
+    cancelled: &dyn Fn() -> bool,
+    all: &mut Recognize<'_, E>,
+) -> Result<(Vec<Outcome>, Vec<Option<UtteranceLoss>>), E> {
+    let target = |index: usize| {
+        let tokens = tokenizer?.encode(&utterances[index].text);
+        (tokens.len() <= max_tokens).then_some(tokens)
+    };
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; utterances.len()];
+    // Of each micro-batch: indices, seconds, and the tokens of those that have a loss.
+    let mut clips: Vec<Vec<(usize, f64, Option<usize>)>> = Vec::new();
+    let mut stopped = false;
+    let mut groups = groups(utterances, batch_seconds).into_iter();
+    let mut batches = std::iter::from_fn(|| {
+        loop {
+            stopped = stopped || cancelled();
+            let group = groups.next().filter(|_| !stopped)?;
+            let (mut batch, mut of_batch) = (MicroBatch::default(), Vec::new());
+            for (&index, signal) in group.iter().zip(install(|| load(&group))) {
+                let signal = match signal {
+                    Ok(signal) => signal,
+                    Err(why) => {
+                        outcomes[index] = Some(Outcome::Unreadable { why });
+                        continue;
+                    }
+                };
+                let target = target(index);
+                of_batch.push((index, signal.len() as f64 / SAMPLE_RATE, target.as_ref().map(Vec::len)));
+                batch.signals.push(signal);
+                // One that does not count gets an empty target.
+                batch.tokens.push(target.unwrap_or_default());
+            }
+            if !of_batch.is_empty() {
+                clips.push(of_batch);
+                return Some(batch);
+            }
+        }
+    });
+    let found = all(&mut batches)?;
+    if stopped {
+        return Err(EvaluationError::Cancelled.into());
+    }
+    let same =
+        |(clips, found): (&Vec<_>, &Recognized)| (found.ids.len(), found.losses.len()) == (clips.len(), clips.len());
+    if found.len() != clips.len() || !clips.iter().zip(&found).all(same) {
+        let message = "an evaluation did not give what it was asked for".into();
+        return Err(EvaluationError::Data { message }.into());
+    }
+    let mut losses: Vec<Option<UtteranceLoss>> = vec![None; utterances.len()];
+    for (clips, found) in clips.into_iter().zip(found) {
+        for ((index, seconds, tokens), (ids, loss)) in clips.into_iter().zip(found.ids.iter().zip(found.losses)) {
+            let text = tokenizer.map(|tokenizer| tokenizer.decode(ids)).transpose();
+            let hypothesis = text.map_err(EvaluationError::from)?.unwrap_or_default();
+            outcomes[index] = Some(outcome(&utterances[index], hypothesis, seconds, tokenizer));
+            losses[index] = tokens.map(|tokens| UtteranceLoss { loss, tokens });
+        }
+    }
+    Ok((complete(outcomes), losses))
+}
+
+/// The scored transcript of an utterance.
+fn outcome(utterance: &Utterance, hypothesis: String, seconds: f64, tokenizer: Option<&Tokenizer>) -> Outcome {
+    let reference = scored_reference(&utterance.text, tokenizer);
+    let score = score(&reference, &hypothesis);
+    Outcome::Transcript {
+        reference,
+        hypothesis,
+        score,
+        seconds,
+    }
+}
+
+fn complete(outcomes: Vec<Option<Outcome>>) -> Vec<Outcome> {
     let missing = || Outcome::Unreadable {
         why: "the model gave no hypothesis for it".into(),
     };
-    Ok(outcomes
-        .into_iter()
-        .map(|outcome| outcome.unwrap_or_else(missing))
-        .collect())
+    let complete = outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing));
+    complete.collect()
 }
 
 /// Adds up what was transcribed. The second number counts utterances that could not be read.

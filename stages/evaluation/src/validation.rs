@@ -8,7 +8,7 @@ use flow_runtime::{Artifact, RejectSet, StageError};
 use crate::audio_rows::AudioRows;
 use crate::decode::BATCH_SECONDS;
 use crate::error::{EvaluationError, nothing_to_score};
-use crate::transcribe::{UtteranceLoss, scores, transcribe_with_losses};
+use crate::transcribe::{Recognize, UtteranceLoss, scores, transcribe_with_losses};
 use crate::wer::{Scores, words};
 
 /// The result of an evaluation of the validation sample.
@@ -75,21 +75,24 @@ impl ValidationSet {
     /// The loss is that of training without noise (no dropout, no SpecAugment, no dither, the statistics of batch
     /// normalisation as stored, never the RNN-T loss that `omega` draws), reduced over the sample as if it was one batch.
     /// NeMo's `val_loss` is the mean over its batches of that reduction, which is the same where the sample is one batch.
-    /// Texts of more than `max_tokens` tokens have no part in it.
-    pub fn evaluate(
+    /// Texts of more than `max_tokens` tokens have no part in it. `all` has the micro-batches recognized by `model`, or copies of
+    /// it.
+    pub fn evaluate<E: From<EvaluationError>>(
         &self,
         model: &TdtModel,
         max_tokens: usize,
         batch_seconds: f64,
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<ValidationMetrics, EvaluationError> {
+        all: &mut Recognize<'_, E>,
+    ) -> Result<ValidationMetrics, E> {
         let (outcomes, losses) = transcribe_with_losses(
-            model,
+            model.tokenizer.as_ref(),
             &self.rows.utterances,
             max_tokens,
             batch_seconds.min(BATCH_SECONDS),
             &|indices| self.rows.signals(indices),
             cancelled,
+            all,
         )?;
         let counted: Vec<UtteranceLoss> = losses.into_iter().flatten().collect();
         let (losses, lengths): (Vec<f64>, Vec<usize>) = counted.iter().map(|found| (found.loss, found.tokens)).unzip();

@@ -101,6 +101,32 @@ pub fn release_memory(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Does `work`, and once more where a device had no memory left for it and memory that no tensor has was given back.
+///
+/// # Errors
+/// Those of `work`, and of [`release_memory`].
+pub fn with_released_memory<T>(device: &Device, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    match work() {
+        Err(error) if is_out_of_memory(&error) => {
+            release_memory(device)?;
+            work()
+        }
+        outcome => outcome,
+    }
+}
+
+/// Bytes of a device's memory that no process has taken, as the driver says. None for the CPU, and where the driver does not
+/// tell.
+pub fn free_memory(device: &Device) -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        let (free, _) = device.cuda_stream().context().mem_get_info().ok()?;
+        return Some(free as u64);
+    }
+    let _ = device;
+    None
+}
+
 /// How many GPUs this process sees: those of its machine, or of them those that `CUDA_VISIBLE_DEVICES` names.
 ///
 /// # Errors

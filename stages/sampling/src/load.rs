@@ -100,6 +100,10 @@ pub struct LoadSettings {
     /// Upper edges by which each duration bucket is split again, in characters (Unicode code points) of the text with its
     /// language tag, so that a batch holds texts of like length too: `[40, 80, 120]`. Empty: durations alone count.
     pub token_boundaries: Vec<u32>,
+    /// Clips in a micro-batch of each bucket, in place of `max_batch_seconds` (`bucket_batch_size` in NeMo and Lhotse): one number
+    /// for each duration bucket, the last of which has no upper edge; with `token_boundaries` those of its text buckets, one after
+    /// the other. `flow memory --bucket-batch-size` gives the largest that fit. Empty: `max_batch_seconds` counts.
+    pub bucket_batch_size: Vec<u32>,
     /// Seed of the random order. Epoch e uses `seed + e`.
     pub seed: i64,
     /// Factors of speed perturbation, one of which is drawn for each utterance in each epoch; `[0.9, 1.0, 1.1]` is
@@ -133,6 +137,7 @@ impl Default for LoadSettings {
             max_batch_seconds: packing.max_batch_seconds,
             boundaries: packing.boundaries,
             token_boundaries: packing.token_boundaries,
+            bucket_batch_size: packing.bucket_batch_size,
             seed: packing.seed,
             speeds: vec![1.0],
             max_samples: None,
@@ -153,6 +158,7 @@ impl LoadSettings {
             max_batch_seconds: self.max_batch_seconds,
             boundaries: self.boundaries.clone(),
             token_boundaries: self.token_boundaries.clone(),
+            bucket_batch_size: self.bucket_batch_size.clone(),
             seed: self.seed,
         }
     }

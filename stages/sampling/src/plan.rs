@@ -56,6 +56,11 @@ pub struct Packing {
     pub boundaries: Vec<f64>,
     /// Upper edges by which each duration bucket is split, in characters of the text.
     pub token_boundaries: Vec<u32>,
+    /// Clips in a batch of each bucket, in place of `max_batch_seconds`: of each duration bucket those of its text buckets, one
+    /// after the other. Empty: `max_batch_seconds` counts.
+    // Left out where it is empty, as keys and notes are older than it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bucket_batch_size: Vec<u32>,
     pub seed: i64,
 }
 
@@ -69,6 +74,7 @@ impl Default for Packing {
             max_batch_seconds: 90.0,
             boundaries: vec![3.0, 5.0, 8.0, 12.0, 16.0],
             token_boundaries: Vec::new(),
+            bucket_batch_size: Vec::new(),
             seed: 42,
         }
     }
@@ -98,7 +104,25 @@ impl Packing {
         if !self.token_boundaries.is_sorted() {
             return Err(("token_boundaries", "numbers in rising order are needed".into()));
         }
+        let (sizes, buckets) = (&self.bucket_batch_size, self.buckets());
+        if !sizes.is_empty() && (sizes.len() != buckets || sizes.contains(&0)) {
+            return Err((
+                "bucket_batch_size",
+                format!(
+                    "{} numbers; one of at least 1 is needed for each of the {buckets} buckets ({} of durations, each divided in \
+                     {} by texts)",
+                    sizes.len(),
+                    self.boundaries.len() + 1,
+                    self.token_boundaries.len() + 1
+                ),
+            ));
+        }
         Ok(())
+    }
+
+    /// Number of buckets.
+    pub fn buckets(&self) -> usize {
+        (self.boundaries.len() + 1) * (self.token_boundaries.len() + 1)
     }
 }
 
@@ -141,17 +165,17 @@ impl BatchPlan {
             .iter()
             .map(|weight| 1.0 / weight.max(1e-12))
             .collect();
-        let buckets: Vec<Vec<u32>> = buckets(rows, packing, times.as_deref());
-        let drawn: Vec<(Vec<u32>, Vec<f64>)> = buckets
+        let buckets = buckets(rows, packing, times.as_deref());
+        let drawn: Vec<(usize, Vec<u32>, Vec<f64>)> = buckets
             .into_iter()
-            .map(|bucket| {
+            .map(|(number, bucket)| {
                 let draws = bucket.iter().map(|_| rng.random()).collect();
-                (bucket, draws)
+                (number, bucket, draws)
             })
             .collect();
         let packed: Vec<PackedBucket> = drawn
             .into_par_iter()
-            .map(|(bucket, mut keys)| {
+            .map(|(number, bucket, mut keys)| {
                 let raise = |(key, row): (&mut f64, &u32)| {
                     // 0 <= U < 1 and a positive exponent: keys are from 0 to 1.
                     *key = key.powf(exponents[usize::from(languages.codes()[*row as usize])]);
@@ -163,7 +187,8 @@ impl BatchPlan {
                 let mut order = falling_order(&keys);
                 drop(keys);
                 order.iter_mut().for_each(|place| *place = bucket[*place as usize]);
-                PackedBucket::new(order, durations, packing.max_batch_seconds)
+                let most = packing.bucket_batch_size.get(number).copied();
+                PackedBucket::new(order, durations, packing.max_batch_seconds, most)
             })
             .collect();
         Ok(BatchPlan::dealt(packed, packing, &mut rng))
@@ -232,11 +257,11 @@ impl BatchPlan {
     }
 }
 
-/// Row numbers of each bucket, in rising order, buckets in order of first appearance. A row comes `times` times, or
-/// once.
-fn buckets(rows: &ManifestRows, packing: &Packing, times: Option<&[u32]>) -> Vec<Vec<u32>> {
+/// Number and row numbers of each bucket, rows in rising order, buckets in order of first appearance. A row comes `times`
+/// times, or once.
+fn buckets(rows: &ManifestRows, packing: &Packing, times: Option<&[u32]>) -> Vec<(usize, Vec<u32>)> {
     let text_edges = &packing.token_boundaries;
-    let mut buckets: Vec<Vec<u32>> = vec![Vec::new(); (packing.boundaries.len() + 1) * (text_edges.len() + 1)];
+    let mut buckets: Vec<Vec<u32>> = vec![Vec::new(); packing.buckets()];
     let mut appeared: Vec<usize> = Vec::new();
     for (row, &seconds) in rows.durations.iter().enumerate() {
         let mut number = bucket_of(&packing.boundaries, seconds);
@@ -252,7 +277,7 @@ fn buckets(rows: &ManifestRows, packing: &Packing, times: Option<&[u32]>) -> Vec
     }
     appeared
         .into_iter()
-        .map(|number| std::mem::take(&mut buckets[number]))
+        .map(|number| (number, std::mem::take(&mut buckets[number])))
         .collect()
 }
 
@@ -284,15 +309,20 @@ struct PackedBucket {
 }
 
 impl PackedBucket {
-    /// Packs the rows of one bucket in their order; what is left at its end is a batch.
-    fn new(rows: Vec<u32>, durations: &[f64], max_seconds: f64) -> Self {
+    /// Packs the rows of one bucket in their order, `most` to a batch or as many as have `max_seconds`; what is left at its end
+    /// is a batch.
+    fn new(rows: Vec<u32>, durations: &[f64], max_seconds: f64, most: Option<u32>) -> Self {
         let empty = || Packed { rows: 0, longest: 0.0 };
         let mut batches = Vec::new();
         let mut open = empty();
         let mut seconds = 0.0;
         for &row in &rows {
             let duration = durations[row as usize];
-            if seconds + duration > max_seconds && open.rows > 0 {
+            let full = match most {
+                Some(most) => open.rows >= most,
+                None => seconds + duration > max_seconds && open.rows > 0,
+            };
+            if full {
                 batches.push(std::mem::replace(&mut open, empty()));
                 seconds = 0.0;
             }

@@ -74,6 +74,10 @@ pub struct PlanSettings {
     /// Upper edges by which each duration bucket is split again, in characters (Unicode code points) of the text with its
     /// language tag, so that a batch holds texts of like length too: `[40, 80, 120]`. Empty: durations alone count.
     pub token_boundaries: Vec<u32>,
+    /// Clips in a micro-batch of each bucket, in place of `max_batch_seconds` (`bucket_batch_size` in NeMo and Lhotse): one number
+    /// for each duration bucket, the last of which has no upper edge; with `token_boundaries` those of its text buckets, one after
+    /// the other. `flow memory --bucket-batch-size` gives the largest that fit. Empty: `max_batch_seconds` counts.
+    pub bucket_batch_size: Vec<u32>,
     /// Seed of the random order. Epoch e uses `seed + e`.
     pub seed: i64,
     /// Plan for so many rows only, the same ones that `sampling.load` takes with this setting; row numbers then count
@@ -94,6 +98,7 @@ impl Default for PlanSettings {
             max_batch_seconds: packing.max_batch_seconds,
             boundaries: packing.boundaries,
             token_boundaries: packing.token_boundaries,
+            bucket_batch_size: packing.bucket_batch_size,
             seed: packing.seed,
             max_samples: None,
         }
@@ -110,6 +115,7 @@ impl PlanSettings {
             max_batch_seconds: self.max_batch_seconds,
             boundaries: self.boundaries.clone(),
             token_boundaries: self.token_boundaries.clone(),
+            bucket_batch_size: self.bucket_batch_size.clone(),
             seed: self.seed,
         }
     }
@@ -239,13 +245,20 @@ impl Source for Planner {
         let figures = PlanFigures::of(&plan, &rows);
         if plan.batches_per_rank() == 0 {
             let message = format!(
-                "no batches: {} rows do not fill one step of {} ranks x {} micro-batches of {} s ({}); lower \
-                 `max_batch_seconds`, `grad_accum` or `world_size`",
+                "no batches: {} rows do not fill one step of {} ranks x {} micro-batches{} ({}); lower {}, `grad_accum` or \
+                 `world_size`",
                 figures.rows,
                 packing.world_size,
                 packing.grad_accum,
-                packing.max_batch_seconds,
-                self.context.rejects.in_words()
+                match packing.bucket_batch_size.is_empty() {
+                    true => format!(" of {} s", packing.max_batch_seconds),
+                    false => String::new(),
+                },
+                self.context.rejects.in_words(),
+                match packing.bucket_batch_size.is_empty() {
+                    true => "`max_batch_seconds`",
+                    false => "`bucket_batch_size`",
+                },
             );
             self.context.events.send(Event::Warning {
                 stage: Some(self.context.stage.clone()),
@@ -306,7 +319,9 @@ pub(crate) fn refused(error: SamplingError, rejects: &RejectSet) -> StageError {
         },
         error @ SamplingError::NoBatch { .. } => StageError::Refused {
             message: format!("{error} ({})", rejects.in_words()),
-            help: Some("lower `max_batch_seconds`, `grad_accum` or `ranks`, or give more rows".into()),
+            help: Some(
+                "lower `max_batch_seconds` (or `bucket_batch_size`), `grad_accum` or `ranks`, or give more rows".into(),
+            ),
         },
         other => StageError::failed(other),
     }

@@ -131,6 +131,52 @@ fn figures_add_up() {
     );
 }
 
+/// Buckets with sizes have batches of so many clips, but for the last one, whatever they last; without sizes nothing changes.
+#[test]
+fn a_bucket_with_a_size_is_packed_by_it() {
+    let each = (0..400).map(|n| (0.5 + f64::from(n * 7 % 90) / 10.0, ["en", "hi"][n as usize % 2]));
+    let mut rows = manifest(each);
+    rows.text_lengths = (0..400).map(|n| n * 13 % 50).collect();
+    let packing = Packing {
+        boundaries: vec![3.0, 6.0],
+        token_boundaries: vec![20],
+        bucket_batch_size: vec![40, 30, 16, 12, 7, 5],
+        ..Packing::default()
+    };
+    let plan = BatchPlan::new(&rows, &packing, 3).unwrap();
+    let mut counts = vec![Vec::new(); packing.buckets()];
+    for batch in plan.rank(0) {
+        let bucket = |row: &u32| {
+            let (row, edges) = (*row as usize, &packing.token_boundaries);
+            bucket_of(&packing.boundaries, rows.durations[row]) * 2 + bucket_of(edges, rows.text_lengths[row])
+        };
+        let first = bucket(&batch[0]);
+        assert!(batch.iter().all(|row| bucket(row) == first));
+        counts[first].push(batch.len() as u32);
+    }
+    assert_eq!(counts.iter().flatten().sum::<u32>(), 400);
+    for (counts, size) in counts.iter().zip(&packing.bucket_batch_size) {
+        let not_full: Vec<&u32> = counts.iter().filter(|count| *count != size).collect();
+        assert!(counts.len() > 1 && not_full.len() <= 1, "{counts:?} of {size}");
+        assert!(not_full.iter().all(|count| *count < size));
+    }
+    // Keys and notes are those from before the setting.
+    let text = serde_json::to_string(&Packing::default()).unwrap();
+    assert!(!text.contains("bucket_batch_size"), "{text}");
+    assert_eq!(serde_json::from_str::<Packing>(&text).unwrap(), Packing::default());
+    for sizes in [vec![5; 5], vec![5, 0, 5, 5, 5, 5]] {
+        let wrong = Packing {
+            bucket_batch_size: sizes,
+            ..packing.clone()
+        };
+        let (name, why) = wrong.check().unwrap_err();
+        assert!(
+            name == "bucket_batch_size" && why.contains("6 buckets (3 of durations"),
+            "{why}"
+        );
+    }
+}
+
 #[test]
 fn what_cannot_be_packed_is_refused() {
     let packing = Packing::default();

@@ -10,7 +10,8 @@ use flow_model::model::TdtModel;
 use crate::error::TrainingError;
 
 /// Exponential moving average of all floating-point tensors of a model, statistics of batch normalisation
-/// included. Whole numbers (counters) are copied.
+/// included, in the type that the model computes in, also of weights that are stored in bf16. Whole numbers (counters) are
+/// copied.
 pub struct MovingAverage {
     decay: f64,
     parameters: Parameters,
@@ -32,7 +33,8 @@ impl MovingAverage {
         let decay = self.decay.min((1 + step) as f64 / (10 + step) as f64);
         for (id, parameter) in parameters.iter() {
             if parameter.tensor.dtype().is_float() {
-                blend_in_place(self.parameters.get(id), &parameter.tensor, 1.0 - decay)?;
+                let average = self.parameters.get(id);
+                blend_in_place(average, &parameter.tensor.to_dtype(average.dtype())?, 1.0 - decay)?;
             } else {
                 self.parameters.set(id, parameter.tensor.copy()?)?;
             }
@@ -40,7 +42,17 @@ impl MovingAverage {
         Ok(())
     }
 
-    /// Calls `use_model` with the model, which has the averaged weights meanwhile, and with its own weights.
+    /// The averaged weights in the types in which `parameters` are stored, to compute with. Where these are the same, no
+    /// tensor is copied.
+    pub fn stored_as(&self, parameters: &Parameters) -> Result<Parameters, TrainingError> {
+        let mut stored = parameters.clone();
+        for (id, parameter) in self.parameters.iter() {
+            stored.set(id, parameter.tensor.clone())?;
+        }
+        Ok(stored)
+    }
+
+    /// Calls `use_model` with the model, which has the averaged weights meanwhile, to be written, and with its own weights.
     pub fn with_average<R>(&mut self, model: &mut TdtModel, use_model: impl FnOnce(&TdtModel, &Parameters) -> R) -> R {
         std::mem::swap(&mut self.parameters, &mut model.parameters);
         let result = use_model(model, &self.parameters);
@@ -48,8 +60,8 @@ impl MovingAverage {
         result
     }
 
-    /// Resumes from a checkpoint: `model` was loaded with the averaged weights, and gets those that training continues
-    /// from, which are in the file `live`.
+    /// Resumes from a checkpoint: `model` was loaded with the averaged weights, all in the type that it computes in, and gets
+    /// those that training continues from, which are in the file `live`.
     pub fn resume(decay: f64, model: &mut TdtModel, live: &Path) -> Result<Self, TrainingError> {
         let average = MovingAverage::new(decay, &model.parameters)?;
         let mut missing: Vec<String> = model.parameters.iter().map(|(_, p)| p.name.clone()).collect();
@@ -73,7 +85,14 @@ pub fn write_live(path: &Path, parameters: &Parameters) -> Result<(), TrainingEr
     Ok(write_safetensors(path, &tensors)?)
 }
 
-/// A copy, as the optimizer changes tensors in place.
+/// A copy in one type, as the optimizer changes tensors in place.
 fn copied(parameters: &Parameters) -> Result<Parameters, TrainingError> {
-    Ok(parameters.copied_to(parameters.device())?)
+    let mut copy = parameters.copied_to(parameters.device())?;
+    for (_, parameter) in parameters.iter() {
+        let (tensor, dtype) = (&parameter.tensor, parameters.dtype());
+        if tensor.dtype().is_float() && tensor.dtype() != dtype {
+            copy.add(&parameter.name, tensor.to_dtype(dtype)?, parameter.trainable);
+        }
+    }
+    Ok(copy)
 }

@@ -57,6 +57,25 @@ impl TrainingError {
         }
     }
 
+    /// The message, with what is to be done about it: for where only a text is passed on.
+    pub(crate) fn with_help(&self) -> String {
+        match self {
+            TrainingError::Refused {
+                message,
+                help: Some(help),
+            } => format!("{message}; {help}"),
+            error => error.to_string(),
+        }
+    }
+
+    /// The rank that failed and why, of an error of `rank`.
+    pub(crate) fn of_rank(self, rank: usize) -> (usize, String) {
+        match self {
+            TrainingError::Rank { rank, message } => (rank, message),
+            error => (rank, error.with_help()),
+        }
+    }
+
     pub fn file(path: &Path) -> impl FnOnce(std::io::Error) -> TrainingError + '_ {
         move |source| TrainingError::File {
             path: path.to_owned(),

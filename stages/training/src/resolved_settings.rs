@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::checkpoint::Identity;
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
+use crate::memory::MemoryCheck;
 use crate::settings::{BatchNormStatistics, ModelFrom, NewPieces, Precision, ScheduleShape, TrainSettings};
 
 /// The settings of a training, with values from its inputs.
@@ -29,6 +30,8 @@ pub struct ResolvedSettings {
     pub tokenizer_input: Option<Arc<[u8]>>,
     /// The local path of `init`, if it was fetched.
     pub fetched: Option<PathBuf>,
+    /// What ranks need of devices that have a memory of their own, where that is to be checked.
+    pub device_needs: Option<MemoryCheck>,
 }
 
 /// The most ranks, over all processes.
@@ -95,10 +98,10 @@ impl ResolvedSettings {
             return refuse("tokenizer", "a tokenizer comes as an input too; leave one of them out");
         }
         HubReference::parse(&self.init).transpose()?;
-        if self.precision == Precision::Bf16 && self.average_decay > 0.0 {
+        if self.master_weights && self.precision == Precision::F32 {
             return refuse(
-                "precision",
-                "an average of weights needs them in 32 bits; with bf16 use `average_decay: 0`",
+                "master_weights",
+                "with `precision: f32` all weights are in 32 bits anyway",
             );
         }
         if self.model_from == ModelFrom::Best && (self.eval_every == 0 || !self.keep_best) {
@@ -297,6 +300,9 @@ impl ResolvedSettings {
         if self.batch_norm != BatchNormStatistics::Rank {
             note("batch_norm", json!(self.batch_norm));
         }
+        if self.master_weights {
+            note("master_weights", json!(true));
+        }
         let Some(sampling) = &self.sampling else { return fields };
         let packing = &sampling.packing;
         note("max_batch_seconds", json!(packing.max_batch_seconds));
@@ -308,6 +314,9 @@ impl ResolvedSettings {
         // Later settings are omitted where they have the behaviour of checkpoints older than them.
         if packing.boundaries != Packing::default().boundaries {
             note("boundaries", json!(packing.boundaries));
+        }
+        if !packing.bucket_batch_size.is_empty() {
+            note("bucket_batch_size", json!(packing.bucket_batch_size));
         }
         if u64::try_from(packing.seed) != Ok(self.seed) {
             note("sampling_seed", json!(packing.seed));
@@ -327,6 +336,7 @@ impl From<TrainSettings> for ResolvedSettings {
             sampling: None,
             tokenizer_input: None,
             fetched: None,
+            device_needs: None,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use candle_core::DType;
+use flow_evaluation::transcribe::Recognize;
 use flow_evaluation::validation::ValidationMetrics;
 use flow_kernels::device::DeviceMemory;
 use flow_model::model::TdtModel;
@@ -21,6 +22,7 @@ use crate::device_figures::{DeviceFigures, memory_figures};
 use crate::error::TrainingError;
 use crate::init::first_model;
 use crate::loaded_rows::StageMark;
+use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_from::{ModelFrom, chosen};
 use crate::optimizer::AdamW;
@@ -30,8 +32,9 @@ use crate::start::{Start, find_start};
 use crate::trainer::{BatchFigures, LoadedBatch, StepReport, Trainer, panic_text};
 use crate::window::Window;
 
-/// Evaluates a model on the validation sample.
-pub type Evaluate = Box<dyn FnMut(&TdtModel) -> Result<ValidationMetrics, TrainingError> + Send>;
+/// Evaluates a model on the validation sample, whose micro-batches it gives to a function that shares them out over the ranks.
+pub type Evaluate =
+    Box<dyn FnMut(&TdtModel, &mut Recognize<'_, TrainingError>) -> Result<ValidationMetrics, TrainingError> + Send>;
 
 /// Receives figures for the screen.
 pub type Report = Box<dyn FnMut(Value) + Send>;
@@ -122,6 +125,13 @@ impl Session {
         let processes = group.map_or(1, |group| group.processes.count());
         let local_ranks = settings.ranks as usize / processes.max(1);
         let device = open_device(settings.device()?, 0, local_ranks, processes > 1)?;
+        if let Some(needs) = settings.device_needs {
+            memory::check_device(&device, 0, needs.needed)?;
+            for rank in 1..local_ranks {
+                let other = open_device(settings.device()?, rank, local_ranks, processes > 1)?;
+                memory::check_device(&other, rank, needs.another)?;
+            }
+        }
         let decay = settings.average_decay;
         let mut vocabulary_change = None;
         let mut set_aside = bucket::take_warnings(&settings.checkpoints);
@@ -154,7 +164,10 @@ impl Session {
                         checkpoint.path.display()
                     ));
                 }
-                let (path, matrices) = (&checkpoint.path, settings.precision.matrices());
+                // Averaged weights are in 32 bits, whatever those are stored in that training continues from.
+                let averaged = record.files.contains_key(checkpoint::LIVE);
+                let short = Some(settings.precision.matrices()).filter(|_| !averaged);
+                let (path, matrices) = (&checkpoint.path, short.unwrap_or(DType::F32));
                 let mut model = TdtModel::load_storing(path, DType::F32, matrices, &device)?;
                 let optimizer = checkpoint::read_optimizer(&checkpoint.path, settings.adamw())?;
                 let average = checkpoint::read_average(&checkpoint.path, &record, decay, &mut model)?;
@@ -645,7 +658,7 @@ impl Session {
             return Ok(());
         };
         let began = Instant::now();
-        let ValidationMetrics { scores, loss } = self.trainer.with_model(|model| evaluate(model))??;
+        let ValidationMetrics { scores, loss } = self.trainer.evaluate(|model, all| evaluate(model, all))??;
         let languages: serde_json::Map<String, Value> = scores
             .languages
             .iter()

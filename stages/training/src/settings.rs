@@ -157,6 +157,10 @@ pub struct TrainSettings {
     pub optimizer: Optimizer,
     /// How weights are stored.
     pub precision: Precision,
+    /// With `precision: bf16`, keep the weights in f32 too, with the optimizer's state, and update those: 4 bytes more for each
+    /// weight of a matrix, shared out over the ranks as the optimizer's state is. Without, an updated weight is rounded to bf16
+    /// at random.
+    pub master_weights: bool,
     /// Keep only the input of each encoder layer for the backward pass, and compute the layer again there: much less
     /// memory, about a third more time, the same result to the bit. May be changed between runs.
     pub recompute: bool,
@@ -201,7 +205,7 @@ pub struct TrainSettings {
     pub on_change: OnChange,
 
     /// Before the first step, predict how much memory training needs, and refuse to begin where that is more than
-    /// available. Not for CUDA devices.
+    /// available: to each process, and on CUDA devices to each rank.
     pub memory_check: bool,
     /// Seconds of the longest clip, which determines the largest micro-batch.
     pub max_duration: f64,
@@ -249,6 +253,7 @@ impl Default for TrainSettings {
             warn_empty_texts: 0.01,
             optimizer: Optimizer::Adamw,
             precision: Precision::F32,
+            master_weights: false,
             recompute: false,
             fold_update: false,
             offload: false,
@@ -350,7 +355,7 @@ pub enum Precision {
     /// The matrices of linear layers, nearly all of a model, in bf16: two bytes less for each weight. All is computed in 32
     /// bits, gradients and moments too (on CUDA the products of these matrices, and of the joint network's last layer, are
     /// computed of factors in bf16, with sums in 32 bits); an updated weight is rounded up or down at random, in proportion, so that updates smaller than a bf16 step
-    /// count on the average.
+    /// count on the average, unless `master_weights` keeps it in 32 bits too. Averaged weights are in 32 bits.
     Bf16,
 }
 
@@ -480,6 +485,7 @@ impl TrainSettings {
             betas: self.betas,
             weight_decay: self.weight_decay,
             eight_bit: self.optimizer == Optimizer::Adamw8bit,
+            master_weights: self.master_weights,
             ..AdamWConfig::default()
         }
     }

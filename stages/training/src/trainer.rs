@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use candle_core::Device;
 use crossbeam_channel::{Receiver, bounded};
+use flow_evaluation::transcribe::Recognize;
 use flow_kernels::device::DeviceChoice;
 use flow_kernels::threads::install;
 use flow_model::Parameters;
@@ -17,9 +18,9 @@ use crate::average::MovingAverage;
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::ranks::{
-    LoadedElsewhere, OutOfMemory, ProcessGroup, RankCommand, RankHandle, RankLayout, RankReport, RemoteRanks,
-    RemoteStart, Replica, StepPlan, group_in_process, new_collective, new_nccl_id, open_device, parameter_owners,
-    rank_disconnected, rank_thread_pool,
+    Evaluators, GroupWatch, LoadedElsewhere, OutOfMemory, ProcessGroup, RankCommand, RankHandle, RankLayout,
+    RankReport, RemoteRanks, RemoteStart, Replica, StepPlan, group_in_process, new_collective, new_nccl_id,
+    open_device, parameter_owners, rank_disconnected, rank_thread_pool,
 };
 use crate::schedule::Recipe;
 use crate::settings::{ReduceDtype, ReduceEvery};
@@ -152,6 +153,8 @@ pub struct Trainer {
     pool: Option<ThreadPool>,
     /// The ranks of other processes; dropped after those of this one.
     remote: Option<RemoteRanks>,
+    /// Tells of ranks that have failed, where there are several.
+    watch: Option<GroupWatch>,
 }
 
 impl Trainer {
@@ -188,6 +191,7 @@ impl Trainer {
                 others: Vec::new(),
                 pool: None,
                 remote: None,
+                watch: None,
                 config,
                 average,
             });
@@ -232,12 +236,14 @@ impl Trainer {
         if let Some(remote) = &remote {
             others.extend(remote.handles()?);
         }
+        let watch = Some(first.watch());
         let first = new_collective(first, &model.parameters, &config, nccl_id)?;
         Ok(Trainer {
             first: Replica::new(model, optimizer, config.clone(), first)?,
             others,
             pool: Some(rank_thread_pool(0, threads)?),
             remote,
+            watch,
             config,
             average,
         })
@@ -391,8 +397,48 @@ impl Trainer {
         let (model, _) = self.first.synchronize()?;
         Ok(match &mut self.average {
             None => use_model(model),
-            Some(average) => average.with_average(model, |model, _| use_model(model)),
+            Some(average) => {
+                let averaged = install(|| average.stored_as(&model.parameters))?;
+                let live = std::mem::replace(&mut model.parameters, averaged);
+                let result = use_model(model);
+                model.parameters = live;
+                result
+            }
         })
+    }
+
+    /// Calls `evaluate` with the model that training is for and a function that has micro-batches transcribed by the replicas
+    /// of all ranks.
+    ///
+    /// # Errors
+    /// Where a rank fails.
+    pub fn evaluate<R>(
+        &mut self,
+        evaluate: impl FnOnce(&TdtModel, &mut Recognize<'_, TrainingError>) -> R,
+    ) -> Result<R, TrainingError> {
+        let mut evaluators = Evaluators {
+            others: &self.others,
+            remote: self.remote.as_ref(),
+            pool: self.pool.as_ref(),
+            watch: self.watch.as_ref(),
+            timeout: self.config.rank_timeout,
+            begun: false,
+        };
+        let (model, _) = self.first.synchronize()?;
+        let averaged = match &self.average {
+            None => None,
+            Some(average) => Some(install(|| average.stored_as(&model.parameters))?),
+        };
+        let is_averaged = averaged.is_some();
+        let live = averaged.map(|averaged| std::mem::replace(&mut model.parameters, averaged));
+        let result = evaluate(model, &mut |batches| {
+            evaluators.recognize_all(model, is_averaged, batches)
+        });
+        if let Some(live) = live {
+            model.parameters = live;
+        }
+        evaluators.end()?;
+        Ok(result)
     }
 
     /// Calls `use_state` with the content of a checkpoint: the model that training is for, the optimizer's state of all

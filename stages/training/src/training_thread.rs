@@ -8,6 +8,7 @@ use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use crossbeam_channel::{Receiver, Sender, select};
 use flow_evaluation::hub_token::hub_with_token;
+use flow_evaluation::transcribe::Recognize;
 use flow_evaluation::validation::ValidationSet;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
@@ -54,6 +55,9 @@ pub(crate) fn train(
         return Ok(());
     };
     let checked = check_memory(settings, context, data)?;
+    let mut settings = settings.clone();
+    settings.device_needs = checked.filter(|checked| checked.available.is_none());
+    let settings = &settings;
     let screen = context.clone();
     let evaluate = validation(settings, context)?;
     let mut session = Session::begin_distributed(
@@ -227,11 +231,14 @@ fn check_memory(
     };
     let checked = memory::check(settings, &config, local_ranks(settings, context)?)?;
     if let Some(MemoryCheck { needed, available, .. }) = checked {
-        let line = format!(
-            "training needs up to {} of memory, {} are available",
-            memory::gigabytes(needed),
-            memory::gigabytes(available)
-        );
+        let needs = memory::gigabytes(needed);
+        let line = match available {
+            Some(available) => {
+                let available = memory::gigabytes(available);
+                format!("training needs up to {needs} of memory, {available} are available")
+            }
+            None => format!("training needs up to {needs} of the first rank's device"),
+        };
         context.report(serde_json::json!({ "line": line, "memory_needed_mib": needed >> 20 }));
     }
     Ok(checked)
@@ -443,7 +450,9 @@ fn validation(settings: &ResolvedSettings, context: &Context) -> Result<Option<E
     set.check(&context.rejects)?;
     let (batch_seconds, max_tokens) = (settings.max_batch_seconds(), settings.max_tokens);
     let cancel = context.cancel.clone();
-    Ok(Some(Box::new(move |model: &TdtModel| {
-        Ok(set.evaluate(model, max_tokens, batch_seconds, &|| cancel.is_set())?)
-    })))
+    Ok(Some(Box::new(
+        move |model: &TdtModel, all: &mut Recognize<'_, TrainingError>| {
+            set.evaluate(model, max_tokens, batch_seconds, &|| cancel.is_set(), all)
+        },
+    )))
 }

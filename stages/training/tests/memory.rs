@@ -8,7 +8,9 @@ use flow_model::ModelConfig;
 use flow_model::allocation::{Count, Counted};
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::average::MovingAverage;
-use flow_training::memory::{BatchShape, DataAssumptions, MeasuredMemory, MemoryNeeds, largest_batch};
+use flow_training::memory::{
+    BatchShape, DataAssumptions, MeasuredMemory, MemoryNeeds, bucket_batch_sizes, largest_batch, step_fits,
+};
 use flow_training::optimizer::AdamW;
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
@@ -280,6 +282,65 @@ fn what_is_predicted_is_taken() {
         "{seconds} s need {fits} of it, 10 s more {does_not}"
     );
     assert_eq!(largest_batch(&config, &base, &assumed, 1_000_000).expect("needs"), None);
+    largest_of_each_bucket(&config, &base);
+}
+
+/// The predicted size of each bucket of durations and texts needs about what there is, and more does not fit; a trial says the
+/// same.
+fn largest_of_each_bucket(config: &ModelConfig, base: &ResolvedSettings) {
+    let device = 200_000_000;
+    let assumed = DataAssumptions {
+        longest: 6.0,
+        tokens_per_second: 12.0,
+    };
+    let mut settings = base.clone();
+    let sampling = settings.sampling.get_or_insert_default();
+    sampling.packing.boundaries = vec![3.0, 8.0];
+    sampling.packing.token_boundaries = vec![10];
+    sampling.speeds = vec![0.8, 1.0];
+    let sizes = bucket_batch_sizes(config, &settings, &assumed, device)
+        .expect("sizes")
+        .expect("nobody else counts");
+    let shapes: Vec<(f64, usize)> = sizes.iter().map(|shape| (shape.seconds, shape.tokens)).collect();
+    // Of the tokens of a text `max_tokens` count.
+    let (short, long) = (3.0 / 0.8, 6.0 / 0.8);
+    assert_eq!(
+        shapes,
+        [(short, 10), (short, 36), (long, 10), (long, 60), (long, 10), (long, 60)]
+    );
+    let count = |at: usize| sizes[at].utterances;
+    assert!(
+        count(0) > count(1) && count(1) > count(3) && count(2) > count(3),
+        "{sizes:?}"
+    );
+    assert_eq!((count(2), count(3)), (count(4), count(5)));
+    for shape in &sizes[..4] {
+        let share = |utterances: usize| {
+            let shape = BatchShape { utterances, ..*shape };
+            needs(config, &settings, &[shape]).total() as f64 / device as f64
+        };
+        let (fits, does_not) = (
+            share(shape.utterances),
+            share(shape.utterances + shape.utterances.div_ceil(20)),
+        );
+        println!("{shape:?} needs {fits} of it");
+        assert!(fits <= 1.02 && does_not > 0.98, "{shape:?}: {fits} {does_not}");
+        let tried = |memory: u64| {
+            step_fits(config, &settings, *shape, memory)
+                .expect("a step")
+                .expect("it counts")
+        };
+        assert!(tried(device * 11 / 10) && !tried(device * 8 / 10), "{shape:?}");
+    }
+    // The check of a training with these sizes looks at all buckets.
+    let sampling = settings.sampling.get_or_insert_default();
+    sampling.packing.bucket_batch_size = sizes.iter().map(|shape| shape.utterances as u32).collect();
+    sampling.packing.check().expect("a size for each bucket");
+    assert_eq!(assumed.shapes(&settings), sizes);
+    let none = bucket_batch_sizes(config, &settings, &assumed, 1_000_000)
+        .expect("sizes")
+        .expect("nobody else counts");
+    assert!(none.iter().all(|shape| shape.utterances == 0));
 }
 
 /// Fine-tuning all of parakeet-tdt-0.6b within 8 GB: one step of one utterance of 90 s with 512 tokens, in its full size.

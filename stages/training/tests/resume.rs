@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
+use flow_evaluation::transcribe::Recognize;
 use flow_evaluation::validation::ValidationMetrics;
 use flow_evaluation::wer::Scores;
 use flow_model::checkpoint::read_safetensors;
@@ -296,7 +297,7 @@ fn checkpoints_in_the_background_are_those_of_their_step() {
         };
         // The second evaluation is the best one.
         let mut rates = [5u64, 1, 3, 4, 2].into_iter();
-        let evaluate = Box::new(move |_: &TdtModel| {
+        let evaluate = Box::new(move |_: &TdtModel, _: &mut Recognize<'_, TrainingError>| {
             let mut scores = Scores::default();
             scores.overall.words.units = 10;
             scores.overall.words.substitutions = rates.next().expect("five evaluations");
@@ -508,7 +509,7 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
             other => panic!("not refused: {other:?}"),
         }
     };
-    let recorded: [(&Change, &str); 9] = [
+    let recorded: [(&Change, &str); 10] = [
         (
             &|s| s.packing.boundaries = vec![4.0],
             "boundaries: null in the checkpoint, [4.0] now",
@@ -521,6 +522,10 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
         (
             &|s| s.packing.max_batch_seconds = 7.0,
             "max_batch_seconds: 90.0 in the checkpoint, 7.0 now",
+        ),
+        (
+            &|s| s.packing.bucket_batch_size = vec![9; 6],
+            "bucket_batch_size: null in the checkpoint",
         ),
         (&|s| s.packing.balance = Balance::Quota, "balance: "),
         (&|s| s.packing.temperature = 1.0, "temperature: "),
@@ -763,7 +768,7 @@ fn a_model_that_is_given_is_evaluated_before_its_first_step() {
         };
         // Twice from the beginning: what the first one wrote was kept by no checkpoint.
         for _ in 0..2 {
-            let score = Box::new(|_: &_| Ok(ValidationMetrics::default()));
+            let score = Box::new(|_: &_, _: &mut Recognize<'_, TrainingError>| Ok(ValidationMetrics::default()));
             let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(score), Box::new(|_| {}))
                 .expect("a session");
             for step in 0..steps {

@@ -110,7 +110,7 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
         betas: (number(&optim["betas"][0]), number(&optim["betas"][1])),
         epsilon: optim["eps"].as_f64().unwrap_or(1e-8),
         weight_decay: number(&optim["weight_decay"]),
-        eight_bit: false,
+        ..AdamWConfig::default()
     };
     let config = (
         AdamW::new(config),

@@ -10,6 +10,7 @@ use candle_core::Device;
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Tensor};
 use rayon::prelude::*;
 
+use crate::device::with_released_memory;
 use crate::error::{Error, Result};
 use eight_bit::{BLOCK, LEAST, Table};
 
@@ -106,14 +107,15 @@ impl Moment {
     /// The numbers on a device, moved there if they are in host memory.
     pub(crate) fn on_device(&mut self, device: &Device) -> Result<&DeviceNumbers> {
         if let Moment::Host(numbers) = self {
-            let (values, scales) = match numbers {
-                Numbers::F32(values) => (Tensor::from_slice(values, values.len(), device)?, None),
-                Numbers::Coded { codes, scales } => (
+            // They may come after the first backward pass, whose memory is in pieces.
+            let (values, scales) = with_released_memory(device, || match numbers {
+                Numbers::F32(values) => Ok((Tensor::from_slice(values, values.len(), device)?, None)),
+                Numbers::Coded { codes, scales } => Ok((
                     Tensor::from_slice(codes, codes.len(), device)?,
                     Some(Tensor::from_slice(scales, scales.len(), device)?),
-                ),
-                Numbers::F64(_) => return Err(Error::Input("not on CUDA yet: adamw in 64 bits".into())),
-            };
+                )),
+                Numbers::F64(_) => Err(Error::Input("not on CUDA yet: adamw in 64 bits".into())),
+            })?;
             *self = Moment::Device(DeviceNumbers { values, scales });
         }
         match self {

@@ -19,6 +19,7 @@ mod writing;
 
 pub use changes::{changes, identity_changes};
 pub use listing::{StoredCheckpoint, best, current, latest, list, newest_sound, next_restart};
+pub(crate) use record::LIVE;
 pub use record::{CHECKPOINT_VERSION, CheckpointRecord, FileDigest, Identity, read_record};
 pub use resume::{read_average, read_optimizer};
 pub use verify::verify;

@@ -20,7 +20,7 @@ pub(super) const RECORD: &str = "training.json";
 /// The state of the optimizer.
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 /// Weights that training continues from, where `model.safetensors` holds an average of them.
-pub(super) const LIVE: &str = "live.safetensors";
+pub(crate) const LIVE: &str = "live.safetensors";
 
 /// The identity of a training: where it differs, training cannot be resumed, only restarted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

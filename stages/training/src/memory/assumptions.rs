@@ -29,8 +29,24 @@ pub struct DataAssumptions {
 
 impl DataAssumptions {
     /// The shapes of full micro-batches of the shortest and of the longest clips that fill a duration bucket. All
-    /// others are between them, in frames for attention as in tokens for the prediction network.
+    /// others are between them, in frames for attention as in tokens for the prediction network. With `bucket_batch_size` those
+    /// of all buckets.
     pub fn shapes(&self, settings: &ResolvedSettings) -> Vec<BatchShape> {
+        let sizes = settings
+            .sampling
+            .as_ref()
+            .map(|sampling| &sampling.packing.bucket_batch_size);
+        if let Some(sizes) = sizes.filter(|sizes| !sizes.is_empty()) {
+            let clips = self.clips_of_buckets(settings).into_iter().zip(sizes);
+            let mut shapes: Vec<BatchShape> = clips
+                .map(|(clip, size)| BatchShape {
+                    utterances: *size as usize,
+                    ..clip
+                })
+                .collect();
+            shapes.dedup();
+            return shapes;
+        }
         let longest = self.longest.min(settings.max_batch_seconds()).max(0.1);
         let shortest = Packing::default()
             .boundaries

@@ -1,6 +1,7 @@
-//! The comparison of the needed memory with what is available.
+//! The comparison of the needed memory with what is available, on the host and on devices.
 
-use flow_kernels::device::DeviceChoice;
+use candle_core::Device;
+use flow_kernels::device::free_memory;
 use flow_model::ModelConfig;
 use flow_runtime::available_memory;
 
@@ -8,19 +9,20 @@ use super::{DataAssumptions, MeasuredMemory, TOKENS_PER_SECOND, gigabytes};
 use crate::error::TrainingError;
 use crate::resolved_settings::ResolvedSettings;
 
-/// The result of a check, in bytes.
+/// The result of a check of the memory that ranks compute in, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryCheck {
     /// Needed by the ranks of this process.
     pub needed: u64,
     /// Needed by each rank that is not the first.
     pub another: u64,
-    /// Available to this process.
-    pub available: u64,
+    /// Available to this process; none where each rank has a device of its own, whose memory [`check_device`] compares.
+    pub available: Option<u64>,
 }
 
-/// Compares the needs of the `local_ranks` ranks of this process with its available memory, for training on the CPU.
-/// None for other devices, and where one of the two cannot be measured.
+/// Predicts the needs of the `local_ranks` ranks of this process, and compares those in host memory with what is available.
+/// With devices that have a memory of their own `needed` is that of the first rank. None where one of the two cannot be
+/// measured.
 ///
 /// # Errors
 /// Where more memory is needed than available.
@@ -29,9 +31,6 @@ pub fn check(
     config: &ModelConfig,
     local_ranks: u32,
 ) -> Result<Option<MemoryCheck>, TrainingError> {
-    if settings.device()? != DeviceChoice::Cpu {
-        return Ok(None);
-    }
     let assumed = DataAssumptions {
         longest: settings.max_duration,
         tokens_per_second: TOKENS_PER_SECOND,
@@ -43,24 +42,70 @@ pub fn check(
         return Ok(None);
     };
     let needs = measured.needs(settings);
-    let (total, another) = (needs.of_ranks(local_ranks), needs.of_another());
-    if total <= available {
-        return Ok(Some(MemoryCheck {
-            needed: total,
-            another,
-            available,
-        }));
+    let separate = settings.separate_memory();
+    let (total, what) = match separate {
+        true => (needs.of_host(local_ranks), "host memory"),
+        false => (needs.of_ranks(local_ranks), "memory"),
+    };
+    compare(total, available, "training", what)?;
+    Ok(Some(MemoryCheck {
+        needed: if separate { needs.total() } else { total },
+        another: needs.of_another(),
+        available: Some(available).filter(|_| !separate),
+    }))
+}
+
+/// Compares the needs of a rank with the memory of its device that nobody has taken. Nothing is compared where the device has none
+/// of its own, or the driver does not tell.
+///
+/// # Errors
+/// Where more memory is needed than available.
+pub fn check_device(device: &Device, rank: usize, needed: u64) -> Result<(), TrainingError> {
+    match free_memory(device) {
+        None => Ok(()),
+        Some(free) => compare(needed, free, &format!("rank {rank} of training"), "its device's memory"),
+    }
+}
+
+fn compare(needed: u64, available: u64, who: &str, what: &str) -> Result<(), TrainingError> {
+    if needed <= available {
+        return Ok(());
     }
     Err(TrainingError::Refused {
         message: format!(
-            "training would need {} of memory, and {} are available",
-            gigabytes(total),
+            "{who} would need {} of {what}, and {} are available",
+            gigabytes(needed),
             gigabytes(available)
         ),
         help: Some(
-            "`flow memory PIPELINE` says what needs how much; lower `max_batch_seconds`, set `recompute: true`, `optimizer: \
-             adamw8bit` or `checkpoint_in_background: false`; or `memory_check: false` to try all the same"
+            "`flow memory PIPELINE` says what needs how much; lower `max_batch_seconds` or `bucket_batch_size`, set `recompute: \
+             true`, `optimizer: adamw8bit` or `checkpoint_in_background: false`; or `memory_check: false` to try all the same"
                 .into(),
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_both_sizes() {
+        compare(5, 5, "training", "memory").unwrap();
+        let error = compare(
+            90_000_000_000,
+            80_000_000_000,
+            "rank 3 of training",
+            "its device's memory",
+        )
+        .unwrap_err();
+        let text = error.with_help();
+        assert!(
+            text.starts_with("rank 3 of training would need 90.0 GB of its device's memory, and 80.0 GB are available")
+                && text.contains("memory_check: false"),
+            "{text}"
+        );
+        // The host's memory is compared as a whole.
+        check_device(&Device::Cpu, 0, u64::MAX).unwrap();
+    }
 }

@@ -7,6 +7,7 @@
 //! the same way. Parameters, gradients and optimizer state are counted from their shapes.
 
 mod assumptions;
+mod buckets;
 mod check;
 mod needs;
 mod prediction;
@@ -14,7 +15,8 @@ mod profile;
 mod units;
 
 pub use assumptions::{BatchShape, DataAssumptions, TOKENS_PER_SECOND};
-pub use check::{MemoryCheck, check};
+pub use buckets::{bucket_batch_sizes, step_fits};
+pub use check::{MemoryCheck, check, check_device};
 pub use needs::{HostMemoryNeeds, MemoryNeeds};
 pub use prediction::{MeasuredMemory, largest_batch};
 pub use units::gigabytes;

@@ -22,7 +22,7 @@ pub struct MemoryNeeds {
     /// The most that a step needs at once beside parameters, optimizer and average. Less than the sum of gradients,
     /// activations, joint and workspace, which are not all there at the same time.
     pub step: u64,
-    /// The most that evaluation between two steps needs beside parameters, optimizer and average; on the first rank.
+    /// The most that evaluation between two steps needs beside parameters, optimizer and average.
     pub evaluation: u64,
     /// A copy of parameters, optimizer state and average from which a checkpoint is written while training goes on; on
     /// the first rank, of all ranks.
@@ -58,9 +58,11 @@ impl MemoryNeeds {
         self.parameters + self.optimizer + self.average + self.checkpoint + self.step.max(self.evaluation)
     }
 
-    /// The same of any other rank.
+    /// The same of any other rank. While averaged weights are evaluated, it has a copy of them.
     pub fn of_another(&self) -> u64 {
-        self.parameters + self.optimizer + self.step
+        let copy = if self.average > 0 { self.parameters } else { 0 };
+        let evaluation = if self.evaluation > 0 { self.evaluation + copy } else { 0 };
+        self.parameters + self.optimizer + self.step.max(evaluation)
     }
 
     /// Most bytes at once of so many ranks that share one memory.

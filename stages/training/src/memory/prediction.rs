@@ -2,7 +2,7 @@
 
 use flow_model::ModelConfig;
 
-use super::profile::{DepthProfiles, profile_depths};
+use super::profile::{DepthProfiles, MemoryProfile, profile_depths};
 use super::{BatchShape, DataAssumptions, HostMemoryNeeds, MemoryNeeds};
 use crate::error::TrainingError;
 use crate::resolved_settings::ResolvedSettings;
@@ -88,7 +88,8 @@ fn of_depth(depths: &DepthProfiles, layers: i64, settings: &ResolvedSettings, sh
     let parameters = depths.scaled(layers, |model| model.parameters);
     let whole_gradient = depths.scaled(layers, |model| model.trainable);
     let bits = usize::from(settings.optimizer == Optimizer::Adamw8bit);
-    let moments = depths.scaled(layers, |model| model.moments[bits]);
+    let masters = |model: &MemoryProfile| if settings.master_weights { model.masters } else { 0 };
+    let moments = depths.scaled(layers, |model| model.moments[bits] + masters(model));
     let heads_gradient = two.heads_gradient;
     let layer_gradient = two.trainable - one.trainable;
 
@@ -143,7 +144,10 @@ fn of_depth(depths: &DepthProfiles, layers: i64, settings: &ResolvedSettings, sh
     };
     let step = step.max(gradients);
 
-    let average = if settings.average_decay > 0.0 { parameters } else { 0 };
+    let averaged = depths.scaled(layers, |model| model.averaged);
+    let average = if settings.average_decay > 0.0 { averaged } else { 0 };
+    // Averaged weights are stored as the others are while they are evaluated.
+    let evaluated = if average > parameters { parameters } else { 0 };
     let bytes = |value: i64| value.max(0) as u64;
     let checkpoint = if settings.checkpoint_in_background {
         parameters + moments + average
@@ -166,7 +170,7 @@ fn of_depth(depths: &DepthProfiles, layers: i64, settings: &ResolvedSettings, sh
         workspace: bytes(workspace.max(subsampling)),
         step: bytes(step),
         evaluation: if settings.eval_every > 0 {
-            bytes(one.evaluation)
+            bytes(one.evaluation + evaluated)
         } else {
             0
         },

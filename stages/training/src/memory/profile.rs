@@ -30,8 +30,12 @@ pub(super) struct MemoryProfile {
     pub parameters: i64,
     /// Gradients of all parameters.
     pub trainable: i64,
+    /// The parameters in 32 bits, as averaged weights are.
+    pub averaged: i64,
     /// The optimizer's state, in 32 and in 8 bits.
     pub moments: [i64; 2],
+    /// Master weights of what is stored in bf16.
+    pub masters: i64,
     pub heads_gradient: i64,
     pub heads: MemoryMark,
     pub prediction: MemoryMark,
@@ -59,8 +63,32 @@ impl DepthProfiles {
 /// Above this many bytes the loss no longer keeps its logits, and memory grows linearly with tokens.
 const LINEAR_FROM: usize = 96 << 20;
 
+/// Seconds of audio in a micro-batch past which two smaller ones are measured: memory grows linearly with the number of clips.
+const MEASURED_WHOLE: f64 = 160.0;
+
 /// Measures both depths. None if the allocator does not count.
 pub(super) fn profile_depths(
+    config: &ModelConfig,
+    settings: &ResolvedSettings,
+    shape: BatchShape,
+) -> Result<Option<DepthProfiles>, TrainingError> {
+    // Not too few clips: what the loss may keep of its logits has a fixed limit, so the first ones cost more than others.
+    let few = ((MEASURED_WHOLE / 4.0 / shape.seconds).ceil() as usize).max(1);
+    if shape.seconds * shape.utterances as f64 <= MEASURED_WHOLE || shape.utterances <= 2 * few {
+        return profile_whole(config, settings, shape);
+    }
+    let of = |utterances: usize| profile_whole(config, settings, BatchShape { utterances, ..shape });
+    let (Some(first), Some(second)) = (of(few)?, of(2 * few)?) else {
+        return Ok(None);
+    };
+    let (few, all) = (few as f64, shape.utterances as f64);
+    Ok(Some(DepthProfiles {
+        one: first.one.extended(&second.one, few, all),
+        two: first.two.extended(&second.two, few, all),
+    }))
+}
+
+fn profile_whole(
     config: &ModelConfig,
     settings: &ResolvedSettings,
     shape: BatchShape,
@@ -104,9 +132,9 @@ impl MemoryMark {
 }
 
 impl MemoryProfile {
-    /// With `tokens` tokens, if this is with `few` and the other one with twice as many.
-    fn extended(&self, twice: &MemoryProfile, few: f64, tokens: f64) -> MemoryProfile {
-        let line = |a: i64, b: i64| a + ((b - a) as f64 * (tokens - few) / few) as i64;
+    /// With `all` tokens or clips, if this is with `few` and the other one with twice as many.
+    fn extended(&self, twice: &MemoryProfile, few: f64, all: f64) -> MemoryProfile {
+        let line = |a: i64, b: i64| a + ((b - a) as f64 * (all - few) / few) as i64;
         let pairs = self.layers.iter().zip(&twice.layers);
         MemoryProfile {
             heads: self.heads.with(&twice.heads, line),
@@ -161,9 +189,13 @@ fn measured_here(
     for (_, parameter) in model.parameters.iter() {
         let (elements, size) = (parameter.tensor.elem_count(), parameter.tensor.dtype().size_in_bytes());
         profile.parameters += (elements * size) as i64;
+        profile.averaged += (elements * size.max(4)) as i64;
         if parameter.trainable {
             // Gradients are in 32 bits, whatever the weights are stored in.
             profile.trainable += elements as i64 * 4;
+            if parameter.tensor.dtype() == DType::BF16 {
+                profile.masters += elements as i64 * 4;
+            }
             for (moments, eight_bit) in profile.moments.iter_mut().zip([false, true]) {
                 *moments += moment_bytes(elements, eight_bit) as i64;
             }
@@ -238,7 +270,7 @@ fn evaluated(model: &TdtModel, batch_seconds: f64, seconds: f64) -> Result<Optio
 }
 
 /// Noise for signals, and tokens by number.
-fn micro_batch(shape: BatchShape, vocabulary: usize) -> MicroBatch {
+pub(super) fn micro_batch(shape: BatchShape, vocabulary: usize) -> MicroBatch {
     let mut noise = Noise::new(1);
     let samples = (shape.seconds * SAMPLE_RATE) as usize;
     let signal: Vec<f32> = (0..samples).map(|_| 0.1 * noise.normal() as f32).collect();

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use candle_core::{DType, Device, Tensor};
 use flow_kernels::adamw::{DeviceTables, Moment, Numbers, ParameterUpdate, Update, seed, update_all};
+use flow_kernels::device::moved;
 use flow_model::{Gradients, ParameterId, Parameters};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +19,9 @@ pub struct AdamWConfig {
     pub weight_decay: f64,
     /// Keep the moments in eight bits, but for small tensors: a quarter of the memory.
     pub eight_bit: bool,
+    /// Keep weights that are stored in bf16 in f32 too, and update those (master weights). Without, an update is rounded at
+    /// random.
+    pub master_weights: bool,
 }
 
 impl Default for AdamWConfig {
@@ -26,18 +31,38 @@ impl Default for AdamWConfig {
             epsilon: 1e-8,
             weight_decay: 1e-3,
             eight_bit: false,
+            master_weights: false,
         }
     }
 }
 
-/// Running mean of the gradient and of its square, for one parameter.
-#[derive(Debug, PartialEq)]
+/// Running mean of the gradient and of its square, for one parameter, and its master weights.
+#[derive(Debug)]
 pub(super) struct Moments {
     /// Updates this parameter has had.
     pub steps: u64,
     pub shape: Vec<usize>,
     pub first: Moment,
     pub second: Moment,
+    /// The parameter in f32, where it is stored in bf16 and master weights are kept.
+    pub master: Option<Tensor>,
+}
+
+impl Moments {
+    /// The master weights in host memory.
+    pub fn master_on_host(&self) -> Result<Option<Numbers>, TrainingError> {
+        let values = |master: &Tensor| Ok(Numbers::F32(master.flatten_all()?.to_vec1::<f32>()?));
+        self.master.as_ref().map(values).transpose()
+    }
+}
+
+impl PartialEq for Moments {
+    fn eq(&self, other: &Self) -> bool {
+        let masters = (self.master_on_host(), other.master_on_host());
+        (self.steps, &self.shape) == (other.steps, &other.shape)
+            && (&self.first, &self.second) == (&other.first, &other.second)
+            && matches!(masters, (Ok(one), Ok(other)) if one == other)
+    }
 }
 
 /// AdamW with decoupled weight decay. Updates parameters in place. Its state is kept by name, on the device of the
@@ -73,6 +98,12 @@ impl AdamW {
                 shape: moments.shape.clone(),
                 first: Moment::Host(moments.first.on_host()?.into_owned()),
                 second: Moment::Host(moments.second.on_host()?.into_owned()),
+                master: match &moments.master {
+                    // The next update changes it in place.
+                    Some(master) if master.device().is_cpu() => Some(master.copy()?),
+                    Some(master) => Some(moved(master, &Device::Cpu)?),
+                    None => None,
+                },
             };
             copy.moments.insert(name.clone(), moments);
         }
@@ -125,6 +156,7 @@ impl AdamW {
                     shape: parameter.tensor.dims().to_vec(),
                     first: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
                     second: Moment::Host(Numbers::zeros(dtype, len, self.config.eight_bit)?),
+                    master: None,
                 }),
             };
             if moments.shape != parameter.tensor.dims() {
@@ -137,6 +169,11 @@ impl AdamW {
                     ),
                 });
             }
+            moments.master = match moments.master.take() {
+                _ if !self.config.master_weights || dtype != DType::BF16 => None,
+                Some(master) => Some(moved(&master, parameter.tensor.device())?),
+                None => Some(parameter.tensor.to_dtype(DType::F32)?),
+            };
             updated.insert(parameter.name.as_str(), (&parameter.tensor, gradient));
         }
         let AdamWConfig {
@@ -152,7 +189,7 @@ impl AdamW {
             };
             moments.steps += 1;
             updates.push(ParameterUpdate {
-                parameter,
+                parameter: moments.master.as_ref().unwrap_or(parameter),
                 gradient,
                 first: &mut moments.first,
                 second: &mut moments.second,
@@ -161,6 +198,11 @@ impl AdamW {
             });
         }
         update_all(&mut updates, &mut self.tables)?;
+        for (name, (parameter, _)) in updated {
+            if let Some(master) = self.moments.get(name).and_then(|moments| moments.master.as_ref()) {
+                parameter.slice_set(&master.to_dtype(parameter.dtype())?, 0, 0)?;
+            }
+        }
         Ok(())
     }
 

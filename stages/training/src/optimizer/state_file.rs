@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use candle_core::{Device, Tensor};
 use flow_kernels::adamw::eight_bit::BLOCK;
 use flow_kernels::adamw::{Moment, Numbers};
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo, View};
@@ -29,7 +30,7 @@ pub(super) type Stored<'a> = (Vec<(String, NumbersView<'a>)>, HashMap<String, St
 
 impl AdamW {
     /// The state as safetensors: `first.<name>`, `second.<name>`, and the update counts as metadata; where these are
-    /// codes of eight bits, `first_scale.<name>` and `second_scale.<name>` too.
+    /// codes of eight bits, `first_scale.<name>` and `second_scale.<name>` too; `master.<name>` are master weights.
     pub(super) fn stored<'a>(&'a self, keep: impl Fn(&str) -> bool) -> Result<Stored<'a>, TrainingError> {
         let mut tensors: Vec<(String, NumbersView<'_>)> = Vec::with_capacity(self.moments.len() * 2);
         let mut steps = BTreeMap::new();
@@ -42,6 +43,10 @@ impl AdamW {
                     let shape = vec![scales.bytes().len() / size_of::<f32>()];
                     tensors.push((format!("{part}_scale.{name}"), NumbersView(Cow::Owned(scales), shape)));
                 }
+            }
+            if let Some(master) = moments.master_on_host()? {
+                let view = NumbersView(Cow::Owned(master), moments.shape.clone());
+                tensors.push((format!("master.{name}"), view));
             }
             steps.insert(name.as_str(), moments.steps);
         }
@@ -169,6 +174,15 @@ impl AdamW {
             if shape != second_shape {
                 return Err(bad(format!("first.{name} and second.{name} differ in shape")));
             }
+            let master = match tensors.tensor(&format!("master.{name}")) {
+                Err(_) => None,
+                Ok(view) if view.dtype() == Dtype::F32 && view.shape() == shape => {
+                    let (values, _) = view.data().as_chunks::<4>();
+                    let values = values.iter().map(|b| f32::from_le_bytes(*b)).collect();
+                    Some(Tensor::from_vec(values, shape.as_slice(), &Device::Cpu)?)
+                }
+                Ok(_) => return Err(bad(format!("master.{name} does not fit first.{name}"))),
+            };
             moments.insert(
                 name,
                 Moments {
@@ -176,6 +190,7 @@ impl AdamW {
                     shape,
                     first,
                     second,
+                    master,
                 },
             );
         }

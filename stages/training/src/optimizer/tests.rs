@@ -44,7 +44,7 @@ proptest! {
         all in prop::collection::vec(prop::collection::vec(-5.0..5.0f64, 40), 1..6),
         rate in 1e-5..0.1f64, scale in 0.01..1.0f64, decay in 0.0..0.5f64,
     ) {
-        let config = AdamWConfig { betas: (0.9, 0.98), epsilon: 1e-8, weight_decay: decay, eight_bit: false };
+        let config = AdamWConfig { betas: (0.9, 0.98), epsilon: 1e-8, weight_decay: decay, eight_bit: false, ..AdamWConfig::default() };
         let mut adamw = AdamW::new(config);
         let parameters = parameters(std::slice::from_ref(&start), DType::F64);
         let mut expected: Vec<(f64, f64, f64)> = start.iter().map(|&p| (p, 0.0, 0.0)).collect();

@@ -146,7 +146,7 @@ impl LocalGroup {
 }
 
 /// What a thread that works for a rank sees of its group.
-pub(super) struct GroupWatch {
+pub(crate) struct GroupWatch {
     rank: usize,
     group: Arc<LocalGroup>,
 }
@@ -240,7 +240,7 @@ impl LocalCollective {
     }
 
     /// For a thread that works for this rank.
-    pub(super) fn watch(&self) -> GroupWatch {
+    pub(crate) fn watch(&self) -> GroupWatch {
         GroupWatch {
             rank: self.rank,
             group: self.group.clone(),

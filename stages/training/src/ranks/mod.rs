@@ -29,6 +29,7 @@ mod process_group;
 mod rank_thread;
 mod remote_ranks;
 mod replica;
+mod shared_evaluation;
 #[cfg(test)]
 mod tests;
 mod update;
@@ -39,6 +40,7 @@ pub use collective::{Collective, CollectiveKey, CollectiveOp, ReducedGradients, 
 pub(crate) use device_of_rank::open_device;
 pub use host_staging::HostStaging;
 pub(crate) use loaded_step::{LoadedElsewhere, LoadedShare, ShareOutcome};
+pub(crate) use local_collective::GroupWatch;
 pub(crate) use local_collective::group_in_process;
 pub use local_collective::{LocalCollective, local_group};
 pub use out_of_memory::OutOfMemory;
@@ -50,6 +52,7 @@ pub(crate) use rank_thread::{RankCommand, RankHandle, StateReply, rank_disconnec
 pub(crate) use remote_ranks::{RemoteRanks, RemoteStart};
 pub use replica::OPTIMIZER_STEP;
 pub use replica::{RankReport, Replica, StepPlan};
+pub(crate) use shared_evaluation::{Evaluation, EvaluationReply, Evaluators, NamedWeights};
 pub use worker_process::WorkerProcess;
 
 use candle_core::Tensor;

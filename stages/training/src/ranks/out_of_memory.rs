@@ -107,6 +107,21 @@ impl Remedies {
     }
 }
 
+/// An error of a step. Where a device had no memory left and nothing more can be done, it says what to do.
+pub(super) fn named(error: TrainingError, step: u64, at: &str) -> TrainingError {
+    if !is_out_of_memory(&error) || matches!(error, TrainingError::Rank { .. }) {
+        return error;
+    }
+    TrainingError::Refused {
+        message: format!("step {}: the device has no memory left {at} ({error})", step + 1),
+        help: Some(
+            "set `optimizer: adamw8bit`, `offload: true` or `recompute: true`, or make micro-batches smaller; `flow memory \
+             PIPELINE --device-memory SIZE` says what needs how much"
+                .into(),
+        ),
+    }
+}
+
 /// Computes a micro-batch in so many parts. `before` is called before each with whether it is the last, of which alone the
 /// gradients of the whole are complete.
 pub(super) fn train_in_parts<O: PassObserver + Send>(

@@ -12,8 +12,8 @@ use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::testing::unpacked_copy;
 use flow_model::{Gradients, ParameterGroup, Parameters};
 
-use super::out_of_memory::{Remedies, train_in_parts};
-use super::{OutOfMemory, RankReport, Replica, StepPlan};
+use super::out_of_memory::{self, Remedies, train_in_parts};
+use super::{OutOfMemory, RankReport, Replica, StepPlan, local_group, parameter_owners};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
 use crate::schedule::{Recipe, Schedule};
@@ -134,6 +134,100 @@ fn a_micro_batch_without_memory_is_divided() {
         ] {
             assert!((found - expected).abs() <= bound * expected, "{found} {expected}");
         }
+    }
+}
+
+/// Two steps of two ranks with two micro-batches each, on threads of their own, where the device of the second one has
+/// allocations of at most so many bytes: reports of both, and their parameters at the end.
+fn ranks(most: usize, every: ReduceEvery) -> Vec<(Vec<RankReport>, Vec<Vec<f32>>)> {
+    let config = TrainerConfig {
+        ranks: 2,
+        ..config(true, false, every)
+    };
+    let group = local_group(2, parameter_owners(&model().parameters, 2), config.rank_timeout);
+    let threads: Vec<_> = group
+        .into_iter()
+        .enumerate()
+        .map(|(rank, collective)| {
+            let config = config.clone();
+            std::thread::spawn(move || {
+                let (model, optimizer) = (model(), AdamW::new(AdamWConfig::default()));
+                let mut replica = Replica::new(model, optimizer, config, Box::new(collective)).unwrap();
+                let first = 2 * rank as u32;
+                let micro_batches = [loaded(first, 2), loaded(first + 1, 4)];
+                let mut steps = || -> Vec<RankReport> {
+                    let step = |step| {
+                        let plan = StepPlan {
+                            step,
+                            planned: 4,
+                            received: 4,
+                            rounds: 2,
+                        };
+                        replica.step(&plan, &micro_batches).unwrap()
+                    };
+                    (0..2).map(step).collect()
+                };
+                let most = if rank == 1 { most } else { usize::MAX };
+                let (reports, _) = with_allocations(most, || emulator::with(true, &mut steps));
+                let (model, _) = replica.synchronize().unwrap();
+                let values = |tensor: &Tensor| tensor.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>();
+                let parameters = model.parameters.iter();
+                let parameters = parameters.map(|(_, parameter)| values(&parameter.tensor).unwrap());
+                (reports, parameters.collect())
+            })
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// The other rank does not notice, though it waits in reductions that the divided micro-batch takes part in: whether gradients
+/// are reduced after each micro-batch, or those of the first one are in the sums that have to be computed again.
+#[test]
+fn a_rank_without_memory_keeps_step_with_the_others() {
+    for every in [ReduceEvery::MicroBatch, ReduceEvery::Step] {
+        let (_, small) = step(usize::MAX, config(true, false, every), [1, 2]);
+        let expected = ranks(usize::MAX, every);
+        let found = ranks(small, every);
+        let divided = |reports: &[RankReport]| reports.iter().map(|report| report.out_of_memory.len()).sum::<usize>();
+        assert_eq!((divided(&found[0].0), divided(&found[1].0)), (0, 2), "{every:?}");
+        assert!(
+            found[0].1 == found[1].1 && expected[0].1 == expected[1].1,
+            "the ranks differ"
+        );
+        for (found, expected) in found[0].0.iter().zip(&expected[0].0) {
+            assert!(!found.skipped);
+            let off = (found.gradient_norm / expected.gradient_norm - 1.0).abs();
+            assert!(
+                off < 1e-4 && (found.loss / expected.loss - 1.0).abs() < 1e-4,
+                "{every:?}: {off}"
+            );
+        }
+    }
+}
+
+#[test]
+fn memory_that_lacks_elsewhere_in_a_step_is_named_with_help() {
+    let full = || TrainingError::from(flow_kernels::Error::Input("CUDA_ERROR_OUT_OF_MEMORY".into()));
+    let error = out_of_memory::named(full(), 6, "in the optimizer's update");
+    let told = error.with_help();
+    assert!(
+        told.starts_with("step 7: the device has no memory left in the optimizer's update (")
+            && told.contains("; set `optimizer: adamw8bit`"),
+        "{told}"
+    );
+    // What a rank of another process or thread says has the help too.
+    assert_eq!(error.of_rank(3), (3, told));
+    for other in [
+        TrainingError::Rank {
+            rank: 2,
+            message: "CUDA_ERROR_OUT_OF_MEMORY".into(),
+        },
+        TrainingError::Data {
+            message: "another".into(),
+        },
+    ] {
+        let text = other.to_string();
+        assert_eq!(out_of_memory::named(other, 6, "").to_string(), text);
     }
 }
 

@@ -1,11 +1,12 @@
 //! A rank that works on a thread of its own, driven by commands.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rayon::ThreadPool;
 
-use super::{RankReport, Replica, StepPlan};
+use super::{Evaluation, EvaluationReply, RankReport, Replica, StepPlan};
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::trainer::{LoadedBatch, panic_text};
@@ -23,6 +24,8 @@ pub(crate) enum RankCommand {
     Step(StepPlan, Vec<LoadedBatch>),
     /// Asks for the state of the optimizer of the parameters that the rank owns.
     OptimizerState(StateReply),
+    /// A part of an evaluation, between two steps.
+    Evaluate(Evaluation, EvaluationReply),
 }
 
 /// Gets the state of the optimizer of a rank.
@@ -47,16 +50,19 @@ impl RankHandle {
                             let _ = reply.send(state);
                             continue;
                         }
+                        RankCommand::Evaluate(what, reply) => {
+                            let evaluate = AssertUnwindSafe(|| replica.evaluate(&what));
+                            reply(match pool.install(|| catch_unwind(evaluate)) {
+                                Ok(outcome) => outcome.map_err(|error| failed(rank, error)),
+                                Err(panic) => Err(panicked(rank, panic.as_ref())),
+                            });
+                            continue;
+                        }
                         RankCommand::Step(plan, batches) => {
                             pool.install(|| catch_unwind(AssertUnwindSafe(|| replica.step(&plan, &batches))))
                         }
                     };
-                    let outcome = outcome.unwrap_or_else(|panic| {
-                        Err(TrainingError::Rank {
-                            rank,
-                            message: format!("it panicked: {}", panic_text(panic.as_ref())),
-                        })
-                    });
+                    let outcome = outcome.unwrap_or_else(|panic| Err(panicked(rank, panic.as_ref())));
                     if let Err(error) = &outcome {
                         replica.step_failed(error);
                     }
@@ -72,6 +78,19 @@ impl RankHandle {
             })?;
         Ok(RankHandle { commands, reports })
     }
+}
+
+fn panicked(rank: usize, panic: &(dyn Any + Send)) -> TrainingError {
+    TrainingError::Rank {
+        rank,
+        message: format!("it panicked: {}", panic_text(panic)),
+    }
+}
+
+/// An error with the rank that it is of.
+fn failed(rank: usize, error: TrainingError) -> TrainingError {
+    let (rank, message) = error.of_rank(rank);
+    TrainingError::Rank { rank, message }
 }
 
 /// The thread pool of one rank. Ranks share none: a rank that waits for another one must not block a thread that the

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use flow_evaluation::transcribe::Recognized;
 use flow_model::Parameters;
 use flow_model::model::TdtModel;
 use flow_runtime::processes::Processes;
@@ -11,8 +12,8 @@ use flow_runtime::processes::Processes;
 use super::codec::{Message, MessageReader, malformed_message};
 use super::peer_transport::PeerTransport;
 use super::{
-    LoadedElsewhere, LoadedShare, NcclUniqueId, RankCommand, RankHandle, RankLayout, RankReport, ShareOutcome,
-    StateReply,
+    Evaluation, EvaluationReply, LoadedElsewhere, LoadedShare, NamedWeights, NcclUniqueId, RankCommand, RankHandle,
+    RankLayout, RankReport, ShareOutcome, StateReply,
 };
 use crate::error::TrainingError;
 use crate::long_texts::TextLimit;
@@ -45,6 +46,14 @@ pub(super) const GET_OPTIMIZER_STATE: u8 = 5;
 pub(super) const END_TRAINING: u8 = 6;
 /// The ranks do not take part in a step, of which no process has loaded an utterance.
 pub(super) const SKIP_STEP: u8 = 7;
+/// A tensor of the weights of the evaluation that begins.
+pub(super) const EVALUATED_TENSOR: u8 = 8;
+/// An evaluation begins for a rank, of the weights that were sent if there are any.
+pub(super) const BEGIN_EVALUATION: u8 = 9;
+/// A micro-batch that a rank is to transcribe.
+pub(super) const EVALUATE: u8 = 10;
+/// The evaluation is over for a rank.
+pub(super) const END_EVALUATION: u8 = 11;
 
 // Kinds of replies.
 
@@ -60,6 +69,10 @@ pub(super) const OPTIMIZER_STATE_END: u8 = 3;
 pub(super) const STEP_LOADED: u8 = 4;
 /// Why the process cannot go on: before the ranks begin a step they do not notice it.
 pub(super) const PROCESS_FAILED: u8 = 5;
+/// A rank has done its part of an evaluation.
+pub(super) const EVALUATED: u8 = 6;
+/// Why a rank could not do its part of an evaluation.
+pub(super) const EVALUATION_FAILED: u8 = 7;
 
 /// The ranks of other processes, whose training ends when this is dropped.
 pub(crate) struct RemoteRanks {
@@ -95,6 +108,7 @@ enum Reply {
     Step(Result<RankReport, TrainingError>),
     OptimizerState(AdamW),
     OptimizerStateEnd,
+    Evaluated(Result<Recognized, TrainingError>),
 }
 
 impl RemoteRanks {
@@ -203,6 +217,22 @@ impl RemoteRanks {
             .then(|| LoadedElsewhere::new(told, patience, self.layout, self.ranks, self.processes.count()))
     }
 
+    /// Sends the weights of the evaluation that begins, once to each process. Returns before they have received them.
+    ///
+    /// # Errors
+    /// Where a tensor has a data type that is not sent.
+    pub fn send_evaluated(&self, weights: &NamedWeights) -> Result<(), TrainingError> {
+        for (name, tensor) in weights.iter() {
+            let mut message = Message::new(EVALUATED_TENSOR);
+            message.text(name);
+            message.tensor(tensor)?;
+            for to in 1..self.processes.count() {
+                self.processes.send(to, COMMANDS, Box::new(message.clone()));
+            }
+        }
+        Ok(())
+    }
+
     /// Tells the others that their ranks do not take part in a step.
     pub fn skip(&self, step: u64) {
         for to in 1..self.processes.count() {
@@ -222,6 +252,7 @@ impl RemoteRanks {
         let forward = move || {
             // The state of the optimizer that is on its way, beside which the next step may run.
             let mut arriving: Option<(AdamW, StateReply)> = None;
+            let mut evaluating: Option<EvaluationReply> = None;
             let mut stepping = false;
             loop {
                 if stepping {
@@ -233,7 +264,7 @@ impl RemoteRanks {
                                 return;
                             }
                         }
-                        Ok(reply) => take_state(reply, &mut arriving),
+                        Ok(reply) => take(reply, &mut arriving, &mut evaluating),
                         Err(_) => return,
                     }
                     continue;
@@ -258,10 +289,24 @@ impl RemoteRanks {
                             processes.send(to, COMMANDS, Box::new(message));
                             arriving = Some((AdamW::new(adamw), state));
                         }
+                        Ok(RankCommand::Evaluate(what, reply)) => {
+                            let mut message = Message::new(match &what {
+                                Evaluation::Begin(_) => BEGIN_EVALUATION,
+                                Evaluation::Batch(_) => EVALUATE,
+                                Evaluation::End => END_EVALUATION,
+                            });
+                            message.count(rank);
+                            if let Evaluation::Batch(batch) = &what {
+                                message.clips(batch);
+                            }
+                            drop(what);
+                            processes.send(to, COMMANDS, Box::new(message));
+                            evaluating = Some(reply);
+                        }
                         Err(_) => return,
                     },
                     recv(replies) -> reply => match reply {
-                        Ok(reply) => take_state(reply, &mut arriving),
+                        Ok(reply) => take(reply, &mut arriving, &mut evaluating),
                         Err(_) => return,
                     },
                 }
@@ -278,8 +323,9 @@ impl RemoteRanks {
     }
 }
 
-/// Adds a part of the optimizer's state to that which is arriving, and hands it on when it is complete.
-fn take_state(reply: Reply, arriving: &mut Option<(AdamW, StateReply)>) {
+/// Adds a part of the optimizer's state to that which is arriving, and hands it on when it is complete; and hands on what came
+/// of an evaluation.
+fn take(reply: Reply, arriving: &mut Option<(AdamW, StateReply)>, evaluating: &mut Option<EvaluationReply>) {
     match reply {
         Reply::OptimizerState(part) => {
             if let Some((whole, _)) = arriving {
@@ -290,6 +336,11 @@ fn take_state(reply: Reply, arriving: &mut Option<(AdamW, StateReply)>) {
             if let Some((whole, reply)) = arriving.take() {
                 // The receiver may be dropped already.
                 let _ = reply.send(Ok(whole));
+            }
+        }
+        Reply::Evaluated(outcome) => {
+            if let Some(reply) = evaluating.take() {
+                reply(outcome);
             }
         }
         // Of no step that was asked for.
@@ -333,6 +384,14 @@ fn decode_reply(message: &[u8], adamw: AdamWConfig, from: usize) -> Result<(usiz
             Reply::OptimizerState(AdamW::from_bytes(reader.rest(), adamw, &format!("process {from}"))?)
         }
         OPTIMIZER_STATE_END => Reply::OptimizerStateEnd,
+        EVALUATED => Reply::Evaluated(Ok(Recognized {
+            ids: reader.list(MessageReader::tokens)?,
+            losses: reader.list(MessageReader::f64)?,
+        })),
+        EVALUATION_FAILED => Reply::Evaluated(Err(TrainingError::Rank {
+            rank: reader.count()?,
+            message: reader.text()?,
+        })),
         _ => return Err(malformed_message()),
     };
     Ok((rank, reply))

@@ -5,12 +5,13 @@ use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 use flow_kernels::batch_norm::MOMENTUM;
+use flow_kernels::device::with_released_memory;
 use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::{MicroBatchOutput, TdtModel, TrainOptions};
 use flow_model::parameter_groups::{PassObserver, StatisticsPass, trainable_groups};
 use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 
-use super::out_of_memory::{OutOfMemory, Remedies, train_in_parts};
+use super::out_of_memory::{self, OutOfMemory, Remedies, train_in_parts};
 use super::update::{ParameterUpdates, StepUpdate, Updater};
 use super::{
     Collective, CollectiveKey, CollectiveOp, HostStaging, SingleRank, local_group, parameter_owners, rank_disconnected,
@@ -68,6 +69,10 @@ pub struct Replica {
     groups: BTreeMap<ParameterGroup, Vec<ParameterId>>,
     /// Parameters without a gradient, such as the statistics of batch normalisation.
     buffers: Vec<ParameterId>,
+    /// The parameters of the model, while others are evaluated.
+    pub(super) live: Option<Parameters>,
+    /// The part of a step that is computed, for messages.
+    at: &'static str,
 }
 
 impl Replica {
@@ -118,6 +123,8 @@ impl Replica {
             ranks,
             groups,
             buffers,
+            live: None,
+            at: "",
         })
     }
 
@@ -127,7 +134,7 @@ impl Replica {
         match error {
             TrainingError::Rank { rank, .. } if *rank != self.rank => {}
             TrainingError::Rank { message, .. } => self.updates.abort(message),
-            error => self.updates.abort(&error.to_string()),
+            error => self.updates.abort(&error.with_help()),
         }
     }
 
@@ -141,6 +148,12 @@ impl Replica {
     /// This rank's share of an optimizer step. Where a loss of any rank or the norm of the gradient is not finite,
     /// nothing changes on any of them: neither parameters nor statistics of batch normalisation.
     pub fn step(&mut self, plan: &StepPlan, micro_batches: &[LoadedBatch]) -> Result<RankReport, TrainingError> {
+        self.at = "in a micro-batch or the exchange of its gradients";
+        let outcome = self.step_here(plan, micro_batches);
+        outcome.map_err(|error| out_of_memory::named(error, plan.step, self.at))
+    }
+
+    fn step_here(&mut self, plan: &StepPlan, micro_batches: &[LoadedBatch]) -> Result<RankReport, TrainingError> {
         flow_runtime::failpoints::hit(OPTIMIZER_STEP, &[self.rank as u64, plan.step]);
         let frozen = self.config.recipe.encoder_frozen(plan.step);
         self.gradients.clear();
@@ -164,6 +177,7 @@ impl Replica {
             .map(|round| remedies.of(round).0)
             .sum::<usize>();
         report.out_of_memory = remedies.events;
+        self.at = "in the norm of the gradient or the optimizer's update";
         let reduces = self.reduces_gradients();
         let updater = self.updates.synchronize(&self.model.parameters)?;
         if !reduces {
@@ -601,7 +615,8 @@ impl MicroBatchPass<'_> {
         let mut taken = Vec::new();
         for &id in ids {
             if let Some(gradient) = gradients.take(id) {
-                taken.push((id, gradient.to_dtype(self.dtype)?));
+                let convert = || Ok(gradient.to_dtype(self.dtype)?);
+                taken.push((id, with_released_memory(parameters.device(), convert)?));
             }
         }
         let updater = self.updates.synchronize(parameters)?;
@@ -620,7 +635,10 @@ impl MicroBatchPass<'_> {
             };
             self.pending.pop_front();
             for (id, sum) in sums {
-                updater.sums.add(id, sum.to_dtype(parameters.dtype())?)?;
+                let convert = || Ok(sum.to_dtype(parameters.dtype())?);
+                updater
+                    .sums
+                    .add(id, with_released_memory(parameters.device(), convert)?)?;
             }
         }
         Ok(())

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use flow_evaluation::transcribe::Recognized;
+use flow_kernels::device::DeviceChoice;
 use flow_kernels::threads::install;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
@@ -16,16 +18,16 @@ use super::codec::{Message, MessageReader, malformed_message};
 use super::own_batches::{BatchRules, OwnBatches, WorkerInput, WorkerInputs};
 use super::peer_transport::{PeerTransport, broadcast_failure};
 use super::remote_ranks::{
-    COMMANDS, END_TRAINING, GET_OPTIMIZER_STATE, MODEL_TENSOR, NEW_TRAINING, OPTIMIZER_STATE, OPTIMIZER_STATE_END,
-    OPTIMIZER_STATE_OF_ONE, PROCESS_FAILED, SKIP_STEP, START_TRAINING, STEP, STEP_FAILED, STEP_LOADED, STEP_REPORT,
-    replies_topic,
+    BEGIN_EVALUATION, COMMANDS, END_EVALUATION, END_TRAINING, EVALUATE, EVALUATED, EVALUATED_TENSOR, EVALUATION_FAILED,
+    GET_OPTIMIZER_STATE, MODEL_TENSOR, NEW_TRAINING, OPTIMIZER_STATE, OPTIMIZER_STATE_END, OPTIMIZER_STATE_OF_ONE,
+    PROCESS_FAILED, SKIP_STEP, START_TRAINING, STEP, STEP_FAILED, STEP_LOADED, STEP_REPORT, replies_topic,
 };
 use super::{
-    NcclUniqueId, RankCommand, RankHandle, RankLayout, Replica, group_in_process, new_collective, open_device,
-    parameter_owners, rank_thread_pool,
+    Evaluation, EvaluationReply, NamedWeights, NcclUniqueId, RankCommand, RankHandle, RankLayout, Replica,
+    group_in_process, new_collective, open_device, parameter_owners, rank_thread_pool,
 };
 use crate::error::TrainingError;
-use crate::memory::gigabytes;
+use crate::memory::{check_device, gigabytes};
 use crate::optimizer::AdamW;
 use crate::trainer::TrainerConfig;
 
@@ -70,6 +72,8 @@ impl WorkerProcess {
             running: None,
             rules: None,
             own_batches: OwnBatches::default(),
+            evaluated: Vec::new(),
+            evaluating: None,
         };
         std::thread::Builder::new()
             .name("worker".into())
@@ -105,6 +109,10 @@ struct Worker {
     /// Of the latest training, where this process loads the micro-batches of its ranks.
     rules: Option<BatchRules>,
     own_batches: OwnBatches,
+    /// Weights that are evaluated, as far as they have arrived.
+    evaluated: Vec<(String, Tensor)>,
+    /// When they are complete, until the evaluation is over.
+    evaluating: Option<NamedWeights>,
 }
 
 /// A training that is not received completely.
@@ -144,7 +152,7 @@ impl Worker {
                 }
             };
             if let Err(error) = outcome {
-                let error = error.to_string();
+                let error = error.with_help();
                 record_failure(&self.failure, &self.log, &error);
                 if let Some((session, rank)) = self.session {
                     broadcast_failure(&self.processes, session, rank, &error);
@@ -252,9 +260,23 @@ impl Worker {
                 message.count(rank);
                 send(message);
             }
+            EVALUATED_TENSOR => self.evaluated.push((reader.text()?, reader.tensor()?)),
+            BEGIN_EVALUATION => {
+                if !self.evaluated.is_empty() {
+                    self.evaluating = Some(Arc::new(std::mem::take(&mut self.evaluated)));
+                }
+                self.evaluate(reader.count()?, Evaluation::Begin(self.evaluating.clone()))?;
+            }
+            EVALUATE => self.evaluate(reader.count()?, Evaluation::Batch(reader.clips()?))?,
+            END_EVALUATION => {
+                self.evaluating = None;
+                self.evaluate(reader.count()?, Evaluation::End)?;
+            }
             END_TRAINING => {
                 self.pending = None;
                 self.running = None;
+                self.evaluated.clear();
+                self.evaluating = None;
                 let steps = self.own_batches.end();
                 if self.rules.take().is_some() {
                     (self.log)(&format!(
@@ -265,6 +287,35 @@ impl Worker {
             SKIP_STEP => self.own_batches.skip(reader.u64()?),
             _ => return Err(malformed_message()),
         }
+        Ok(())
+    }
+
+    /// Has a rank do its part of an evaluation, and tells process 0 what comes of it.
+    fn evaluate(&self, rank: usize, what: Evaluation) -> Result<(), TrainingError> {
+        let running = self.running.as_ref().ok_or_else(malformed_message)?;
+        let (processes, topic) = (Arc::clone(&self.processes), replies_topic(running.session));
+        let reply: EvaluationReply = Box::new(move |outcome| {
+            let mut message = Message::new(match &outcome {
+                Ok(_) => EVALUATED,
+                Err(_) => EVALUATION_FAILED,
+            });
+            message.count(rank);
+            match outcome {
+                Ok(Recognized { ids, losses }) => {
+                    message.all_tokens(&ids);
+                    message.count(losses.len());
+                    losses.iter().for_each(|loss| message.f64(*loss));
+                }
+                Err(error) => {
+                    let (failed, why) = error.of_rank(rank);
+                    message.count(failed);
+                    message.text(&why);
+                }
+            }
+            processes.send(0, topic, Box::new(message));
+        });
+        // A rank that has ended has reported its error.
+        let _ = self.rank(rank)?.send(RankCommand::Evaluate(what, reply));
         Ok(())
     }
 
@@ -281,6 +332,10 @@ impl Worker {
     fn check_memory(&self, pending: &PendingTraining) -> Result<(), TrainingError> {
         let ranks = pending.layout.ranks_of(self.processes.process()).len() as u64;
         let needed = pending.rank_bytes.saturating_mul(ranks);
+        if pending.config.device != DeviceChoice::Cpu {
+            // Each rank has a device of its own, with which it is compared when that is open.
+            return Ok(());
+        }
         match available_memory() {
             Some(available) if needed > available => Err(TrainingError::Data {
                 message: format!(
@@ -304,7 +359,7 @@ impl Worker {
             matrix_dtype,
             yaml,
             nccl_id,
-            rank_bytes: _,
+            rank_bytes,
             tensors,
         } = pending;
         let stored = StoredModel {
@@ -329,6 +384,7 @@ impl Worker {
         };
         for (number, (rank, local)) in local_ranks.clone().zip(group).enumerate() {
             let device = open_device(config.device, number, local_ranks.len(), true)?;
+            check_device(&device, rank, rank_bytes)?;
             let replica = model.replica_on(&device)?;
             let collective = new_collective(local, &replica.parameters, &config, nccl_id)?;
             let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), collective)?;
@@ -377,10 +433,7 @@ impl Worker {
                         Ok(report) => message.report(&report),
                         Err(error) => {
                             record_failure(&failure, &log, &error.to_string());
-                            let (failed, why) = match error {
-                                TrainingError::Rank { rank, message } => (rank, message),
-                                error => (rank, error.to_string()),
-                            };
+                            let (failed, why) = error.of_rank(rank);
                             message.count(failed);
                             message.text(&why);
                         }

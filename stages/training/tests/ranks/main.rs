@@ -1,7 +1,9 @@
 //! Several ranks do what one does with the same micro-batches.
 
 mod batch_norm;
+mod evaluation;
 mod nccl;
+mod short_weights;
 
 use std::path::Path;
 use std::sync::Arc;

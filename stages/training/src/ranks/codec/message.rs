@@ -143,7 +143,7 @@ impl Message {
             micro,
             place,
             segments,
-            batch: MicroBatch { signals, tokens },
+            batch,
         } = loaded;
         self.u64(*epoch);
         for number in [rank, micro, place] {
@@ -151,11 +151,21 @@ impl Message {
         }
         self.count(segments.len());
         segments.iter().for_each(|segment| self.text(segment));
+        self.clips(batch);
+    }
+
+    /// The signals and tokens of a micro-batch.
+    pub fn clips(&mut self, MicroBatch { signals, tokens }: &MicroBatch) {
         self.count(signals.len());
         for signal in signals {
             self.count(signal.len());
             self.bytes(bytemuck::cast_slice(signal));
         }
+        self.all_tokens(tokens);
+    }
+
+    /// A list of lists of tokens.
+    pub fn all_tokens(&mut self, tokens: &[Vec<u32>]) {
         self.count(tokens.len());
         for tokens in tokens {
             self.count(tokens.len());
@@ -286,11 +296,13 @@ impl Message {
             epsilon,
             weight_decay,
             eight_bit,
+            master_weights,
         } = *config;
         for number in [betas.0, betas.1, epsilon, weight_decay] {
             self.f64(number);
         }
         self.bool(eight_bit);
+        self.bool(master_weights);
     }
 
     pub fn dtype(&mut self, dtype: DType) -> Result<(), TrainingError> {

@@ -169,17 +169,24 @@ impl<'a> MessageReader<'a> {
             micro: self.u32()?,
             place: self.u32()?,
             segments: self.list(MessageReader::text)?,
-            batch: MicroBatch {
-                signals: self.list(|reader| {
-                    let samples = reader.count()?;
-                    reader.numbers(samples)
-                })?,
-                tokens: self.list(|reader| {
-                    let tokens = reader.count()?;
-                    reader.numbers(tokens)
-                })?,
-            },
+            batch: self.clips()?,
         })
+    }
+
+    /// The signals and tokens of a micro-batch.
+    pub fn clips(&mut self) -> Result<MicroBatch, TrainingError> {
+        Ok(MicroBatch {
+            signals: self.list(|reader| {
+                let samples = reader.count()?;
+                reader.numbers(samples)
+            })?,
+            tokens: self.list(MessageReader::tokens)?,
+        })
+    }
+
+    pub fn tokens(&mut self) -> Result<Vec<u32>, TrainingError> {
+        let tokens = self.count()?;
+        self.numbers(tokens)
     }
 
     pub fn report(&mut self) -> Result<RankReport, TrainingError> {
@@ -282,6 +289,7 @@ impl<'a> MessageReader<'a> {
             epsilon: self.f64()?,
             weight_decay: self.f64()?,
             eight_bit: self.bool()?,
+            master_weights: self.bool()?,
         })
     }
 }
