@@ -18,15 +18,16 @@ use crate::pass_parts::{PartObserver, PassPart};
 const MOST: [(PassPart, [usize; 3]); 8] = [
     // Samples with a table of them, and four tables that are copied once.
     (PassPart::Features, [3, 5, 0]),
-    // Table of positions included, which is copied once.
-    (PassPart::SubsamplingForward, [7, 5, 0]),
+    // Lengths of all stages; and the table of positions, which is copied once.
+    (PassPart::SubsamplingForward, [7, 2, 0]),
     // The norm that ends a layer is in one launch with the one that begins the next, and counts there.
     (PassPart::LayerForward, [10, 0, 0]),
     // For each layer one for all steps, and one.
     (PassPart::PredictionForward, [4, 1, 0]),
-    // With one chunk of cells: 2 for each chunk forward, 4 backward; 6 beside.
-    (PassPart::JointAndLoss, [12, 5, 2]),
-    (PassPart::PredictionBackward, [8, 1, 0]),
+    // With one chunk of cells: 1 for each chunk forward, and 1 backward; for some chunks 1 forward and 2 backward; 6 beside. Tables
+    // of lattices, and factors of the losses; losses, with how many cells count.
+    (PassPart::JointAndLoss, [11, 2, 1]),
+    (PassPart::PredictionBackward, [8, 0, 0]),
     (PassPart::LayerBackward, [11, 0, 0]),
     (PassPart::SubsamplingBackward, [11, 0, 0]),
 ];
