@@ -193,14 +193,26 @@ impl Prediction {
         dy: &Tensor,
         gradients: &mut Gradients,
     ) -> Result<()> {
+        let of_layer = |layer: &Layer| [layer.input, layer.hidden, layer.input_bias, layer.hidden_bias];
+        let mut ids = self.layers.iter().flat_map(of_layer).chain([self.embedding]);
+        if !ids.any(|id| gradients.wants(id)) {
+            return Ok(());
+        }
         let mut dy = dy.transpose(0, 1)?.contiguous()?;
         let (mut biases, mut sums) = (Vec::new(), Vec::new());
         for ((layer, kept), &mask) in self.layers.iter().zip(&saved.layers).zip(&saved.masks).rev() {
             let d = lstm_backward(&drop_scaled(&dy, 1.0, mask)?, kept, layer.weights(parameters))?;
-            gradients.add(layer.input, d.input_weight)?;
-            gradients.add(layer.hidden, d.hidden_weight)?;
-            biases.push([layer.input_bias, layer.hidden_bias]);
-            sums.push(d.bias);
+            if gradients.wants(layer.input) {
+                gradients.add(layer.input, d.input_weight()?)?;
+            }
+            if gradients.wants(layer.hidden) {
+                gradients.add(layer.hidden, d.hidden_weight()?)?;
+            }
+            let both = [layer.input_bias, layer.hidden_bias];
+            if both.iter().any(|&id| gradients.wants(id)) {
+                biases.push(both);
+                sums.push(d.bias()?);
+            }
             dy = d.input;
         }
         for (both, sum) in biases.into_iter().zip(totals(sums)?) {

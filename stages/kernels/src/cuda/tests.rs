@@ -448,7 +448,8 @@ fn lstm_layer() {
             let parts = parts.map(on);
             let (y, saved) = lstm::lstm(&on(&x), weights(&parts))?;
             let d = lstm::lstm_backward(&on(&dy), &saved, weights(&parts))?;
-            Ok(vec![y, d.input, d.input_weight, d.hidden_weight, d.bias.total()?])
+            let of_weights = [d.input_weight()?, d.hidden_weight()?, d.bias()?.total()?];
+            Ok([vec![y, d.input], of_weights.to_vec()].concat())
         });
         let (state, cell) = (random(&[batch, width], &mut noise), random(&[batch, width], &mut noise));
         let take: Vec<bool> = (0..batch).map(|b| b % 2 == 0).collect();
