@@ -45,39 +45,6 @@ impl ColumnSums {
     }
 }
 
-/// Sums over the rows of several tensors on a device that come one after another.
-#[derive(Debug)]
-pub struct GrowingSums {
-    /// (blocks, columns)
-    partial: Tensor,
-    filled: usize,
-}
-
-impl GrowingSums {
-    /// For tensors of so many rows each, of `columns` columns, on the device of `like`.
-    pub fn new(rows: impl Iterator<Item = usize>, columns: usize, like: &Tensor) -> Result<Self> {
-        let blocks = rows.map(cuda::bias::blocks).sum();
-        Ok(Self {
-            partial: cuda::fresh((blocks, columns), like)?,
-            filled: 0,
-        })
-    }
-
-    /// Adds the rows of one of them, (rows, columns) in f32.
-    pub fn add(&mut self, x: &Tensor) -> Result<()> {
-        let blocks = cuda::bias::blocks(x.dim(0)?);
-        let partial = self.partial.narrow(0, self.filled, blocks)?;
-        cuda::bias::partial_column_sum(x, &partial)?;
-        self.filled += blocks;
-        Ok(())
-    }
-
-    /// The sums of what was added.
-    pub fn sums(self) -> Result<ColumnSums> {
-        Ok(ColumnSums::partial(self.partial.narrow(0, 0, self.filled)?))
-    }
-}
-
 /// What one launch adds up.
 pub struct Added {
     /// The sums, behind each other: what was given to be added to, if any was.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Tensor, WithDType};
 
@@ -62,6 +63,37 @@ impl DeviceChoice {
             Self::Cpu => Ok(Device::Cpu),
             Self::Cuda(number) => cuda(number.unwrap_or(rank)),
         }
+    }
+}
+
+/// What is made once for each device, when it is first asked for there.
+#[derive(Debug)]
+pub struct PerDevice<T>(Mutex<Vec<(Device, Arc<T>)>>);
+
+impl<T> Default for PerDevice<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> PerDevice<T> {
+    /// That of this device; `make` makes it where there is none yet.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn get<E>(
+        &self,
+        device: &Device,
+        make: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<Arc<T>, E> {
+        // The list is valid after a panic: each change is one insertion.
+        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, made)) = made.iter().find(|(of, _)| of.same_device(device)) {
+            return Ok(made.clone());
+        }
+        let new = Arc::new(make()?);
+        made.push((device.clone(), new.clone()));
+        Ok(new)
     }
 }
 
@@ -311,5 +343,19 @@ mod tests {
         for refused in [DeviceChoice::Cuda(None), DeviceChoice::Cuda(Some(1))] {
             assert!(refused.open(0).unwrap_err().to_string().contains("--features cuda"));
         }
+    }
+
+    /// A second device is told from the first without one: candle's for Metal is there in every build (two of it cannot be
+    /// compared).
+    #[test]
+    fn each_device_has_what_was_made_for_it() {
+        let (first, second) = (Device::Cpu, Device::Metal(candle_core::MetalDevice));
+        let made = PerDevice::<&str>::default();
+        let get = |device: &Device, name: &'static str| made.get(device, || Ok::<_, Error>(name));
+        assert_eq!(*get(&first, "first").unwrap(), "first");
+        let failed = made.get(&second, || Err(Error::Input("no memory".into())));
+        assert!(failed.is_err());
+        assert_eq!(*get(&second, "second").unwrap(), "second");
+        assert_eq!(*get(&first, "again").unwrap(), "first");
     }
 }

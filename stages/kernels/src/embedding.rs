@@ -23,6 +23,14 @@ pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<(
     })
 }
 
+/// [`add_to_rows`] on a device, where `rows` lies too, in u32: those from `most` on have no place.
+///
+/// # Errors
+/// Where shapes do not fit.
+pub fn add_to_listed_rows(sum: &Tensor, x: &Tensor, rows: &Tensor, most: usize) -> Result<()> {
+    crate::cuda::sums::add_to_listed_rows(sum, x, rows, most)
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::{DType, Device};

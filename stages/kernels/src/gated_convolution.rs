@@ -82,12 +82,19 @@ pub struct Output {
     pub moved: Option<[Tensor; 2]>,
 }
 
+/// Which gradients of the depthwise convolution are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub weight: bool,
+    pub bias: bool,
+}
+
 /// Gradients of the module.
 pub struct BackwardOutput {
     /// Of the input, (B, T, 2 C).
     pub doubled: Tensor,
-    /// Of the depthwise convolution's weight, C k sums, and of its bias, where there is one.
-    pub weight: ColumnSums,
+    /// Of the depthwise convolution's weight, C k sums, and of its bias, where they are wanted.
+    pub weight: Option<ColumnSums>,
     pub bias: Option<ColumnSums>,
     /// Of the normalisation's weight and bias, 2 C sums.
     pub norm: ColumnSums,
@@ -155,6 +162,7 @@ pub fn backward(
     lengths: &Lengths,
     by: Weights,
     (dy, gather): (&Tensor, Gather),
+    wanted: Wanted,
 ) -> Result<BackwardOutput> {
     let statistics = match saved.origin {
         Origin::Running => batch_norm::Statistics::Constant,
@@ -162,21 +170,25 @@ pub fn backward(
         Origin::Joined => batch_norm::Statistics::Joined(gather),
     };
     if saved.origin != Origin::Joined {
-        on_gpu!(dy, gated_convolution::backward(dtype, saved, lengths, by, dy));
+        on_gpu!(dy, gated_convolution::backward(dtype, saved, lengths, by, dy, wanted));
     }
     let Some(gated) = &saved.gated else {
         return Err(Error::Input("a convolution was computed on another device".into()));
     };
     let normaliser = normaliser(&by, &saved.mean, &saved.inverse);
     let (d_convolved, norm_weight, norm_bias) = normalise_silu_backward(&saved.convolved, &normaliser, dy, statistics)?;
-    let bias = by.bias.map(|_| column_sum(&d_convolved)).transpose()?;
+    let bias = by.bias.filter(|_| wanted.bias);
+    let bias = bias.map(|_| column_sum(&d_convolved)).transpose()?;
     let d_convolved = d_convolved.reshape(gated.shape())?;
     let taps = by.weight.dim(2)?;
-    let weight = depthwise_backward_weight(gated, &d_convolved, taps)?;
+    let weight = match wanted.weight {
+        true => Some(depthwise_backward_weight(gated, &d_convolved, taps)?.flatten_all()?),
+        false => None,
+    };
     let d_gated = depthwise_backward(&d_convolved, by.weight)?;
     Ok(BackwardOutput {
         doubled: glu_backward(&saved.doubled, &d_gated, lengths)?.to_dtype(dtype)?,
-        weight: ColumnSums::whole(weight.flatten_all()?),
+        weight: weight.map(ColumnSums::whole),
         bias: bias.map(ColumnSums::whole),
         norm: ColumnSums::whole(Tensor::cat(&[norm_weight, norm_bias], 0)?),
     })

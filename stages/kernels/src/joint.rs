@@ -1,15 +1,12 @@
 //! Element-wise parts of the joint network and its loss, over lists of lattice cells.
 
-use std::ops::{Deref, Range};
-
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use rayon::prelude::*;
 
 use super::{
-    Float, LANES, by_chunks, dispatch, is_gpu, lanes, modify, multiversion, on_gpu, rows_per_chunk, slice, sum_of,
-    tensor,
+    Float, LANES, by_chunks, dispatch, lanes, modify, multiversion, on_gpu, rows_per_chunk, slice, sum_of, tensor,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::noise::DropMask;
 
 /// One cell of a lattice: which rows it joins.
@@ -23,81 +20,6 @@ pub struct Cell {
     pub label: Option<usize>,
     /// Index of the cell in the list of all cells of the batch; determines the elements of the dropout mask.
     pub index: usize,
-}
-
-/// Cells of lattices in rising order of frame and state, where tensors lie: on a device they are copied once.
-#[derive(Debug)]
-pub struct CellList {
-    cells: Vec<Cell>,
-    on_device: Option<Tensor>,
-}
-
-/// Some cells.
-#[derive(Clone, Debug)]
-pub struct Cells<'a> {
-    cells: &'a [Cell],
-    on_device: Option<Tensor>,
-}
-
-impl CellList {
-    /// Cells for tensors on a device.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn new(cells: Vec<Cell>, device: &Device) -> Result<Self> {
-        // A device has no memory of no bytes.
-        let copied = is_gpu(device) && !cells.is_empty();
-        let on_device = copied.then(|| crate::cuda::joint::copied(&cells, device)).transpose()?;
-        Ok(Self { cells, on_device })
-    }
-
-    /// Those from one place of the list to another.
-    ///
-    /// # Errors
-    /// If they are not in the list.
-    pub fn part(&self, range: Range<usize>) -> Result<Cells<'_>> {
-        let cells = self
-            .cells
-            .get(range.clone())
-            .ok_or_else(|| Error::Input(format!("there are no cells {range:?}")))?;
-        let part = |list: &Tensor| list.narrow(0, 4 * range.start, 4 * cells.len());
-        Ok(Cells {
-            cells,
-            on_device: self.on_device.as_ref().map(part).transpose()?,
-        })
-    }
-}
-
-impl Deref for CellList {
-    type Target = [Cell];
-
-    fn deref(&self) -> &[Cell] {
-        &self.cells
-    }
-}
-
-impl Deref for Cells<'_> {
-    type Target = [Cell];
-
-    fn deref(&self) -> &[Cell] {
-        self.cells
-    }
-}
-
-impl<'a, C: AsRef<[Cell]> + ?Sized> From<&'a C> for Cells<'a> {
-    fn from(cells: &'a C) -> Self {
-        Cells {
-            cells: cells.as_ref(),
-            on_device: None,
-        }
-    }
-}
-
-impl Cells<'_> {
-    /// Four numbers for each on the device, if they were copied.
-    pub(crate) fn on_device(&self) -> Option<&Tensor> {
-        self.on_device.as_ref()
-    }
 }
 
 /// Log probabilities of one cell.
@@ -123,12 +45,7 @@ pub struct CellGradient {
 }
 
 /// `drop(relu(f[frame] + g[state]))` per cell: (cells, joint).
-pub fn hidden<'a>(f: &Tensor, g: &Tensor, cells: impl Into<Cells<'a>>, mask: Option<DropMask>) -> Result<Tensor> {
-    hidden_of(f, g, &cells.into(), mask)
-}
-
-/// Not generic, so that it is compiled in this crate.
-fn hidden_of(f: &Tensor, g: &Tensor, cells: &Cells, mask: Option<DropMask>) -> Result<Tensor> {
+pub fn hidden(f: &Tensor, g: &Tensor, cells: &[Cell], mask: Option<DropMask>) -> Result<Tensor> {
     on_gpu!(f, joint::hidden(f, g, cells, mask));
     let width = f.dim(1)?;
     dispatch!(f.dtype(), T => {
@@ -288,15 +205,14 @@ pub fn logit_gradient(
 ///
 /// # Errors
 /// On a device, where the cells are not in rising order of frame and state.
-pub fn add_hidden_gradient<'a>(
+pub fn add_hidden_gradient(
     d_hidden: &Tensor,
     hidden: &Tensor,
-    cells: impl Into<Cells<'a>>,
+    cells: &[Cell],
     keep_factor: f64,
     d_f: &Tensor,
     d_g: &Tensor,
 ) -> Result<()> {
-    let cells = &cells.into();
     on_gpu!(
         hidden,
         joint::add_hidden_gradient(d_hidden, hidden, cells, keep_factor, d_f, d_g)

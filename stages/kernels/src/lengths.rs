@@ -7,6 +7,7 @@ use candle_core::{Device, Tensor};
 
 use crate::cuda::numbers;
 use crate::error::{Error, Result};
+use crate::is_gpu;
 
 /// How many frames of each sequence are valid. They are copied to a device once, when a kernel there first needs them.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +23,24 @@ impl Lengths {
             values: values.into(),
             on_device: OnceLock::new(),
         }
+    }
+
+    /// Several of them for tensors on a device, to which they go in one copy.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn copied_together<const N: usize>(all: [Vec<usize>; N], device: &Device) -> Result<[Self; N]> {
+        let made = all.map(Self::new);
+        if is_gpu(device) && made.iter().all(|one| !one.is_empty()) {
+            let copied = numbers(made.iter().flat_map(|one| one.iter().copied()), device)?;
+            let mut first = 0;
+            for one in &made {
+                // New, so that none is there.
+                let _ = one.on_device.set(copied.narrow(0, first, one.len())?);
+                first += one.len();
+            }
+        }
+        Ok(made)
     }
 
     /// One number for each of `batch` sequences, on a device.

@@ -35,14 +35,42 @@ pub struct LstmSaved {
     pub(super) batch: usize,
 }
 
-/// Gradients of a layer. That of the bias belongs to both biases.
+/// Gradients of a layer: those of its parameters are computed when they are asked for.
 #[derive(Debug)]
-pub struct LstmGradients {
+pub struct LstmGradients<'a> {
     /// (steps, batch, inputs)
     pub input: Tensor,
-    pub input_weight: Tensor,
-    pub hidden_weight: Tensor,
-    pub bias: ColumnSums,
+    /// Of the gates before their activation, (steps x batch, 4H).
+    gates: Tensor,
+    saved: &'a LstmSaved,
+}
+
+impl LstmGradients<'_> {
+    /// (4H, inputs)
+    pub fn input_weight(&self) -> Result<Tensor> {
+        product(&self.gates.t()?, &self.saved.input)
+    }
+
+    /// (4H, H)
+    pub fn hidden_weight(&self) -> Result<Tensor> {
+        let (rows, width) = self.saved.hidden.dims2()?;
+        match rows.checked_sub(self.saved.batch) {
+            Some(rows) if rows > 0 => {
+                let after_first = self.gates.narrow(0, self.saved.batch, rows)?;
+                product(&after_first.t()?, &self.saved.hidden.narrow(0, 0, rows)?)
+            }
+            _ => Ok(Tensor::zeros(
+                (4 * width, width),
+                self.gates.dtype(),
+                self.gates.device(),
+            )?),
+        }
+    }
+
+    /// Of both biases, (4H).
+    pub fn bias(&self) -> Result<ColumnSums> {
+        column_sums(&self.gates)
+    }
 }
 
 /// `tanh` by the quick exponential: absolute error of about one unit in the last place of 1.
@@ -131,7 +159,7 @@ pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
 }
 
 /// Gradients of [`lstm`], given that of its result: back-propagation through time.
-pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Result<LstmGradients> {
+pub fn lstm_backward<'a>(dy: &Tensor, saved: &'a LstmSaved, weights: LstmWeights) -> Result<LstmGradients<'a>> {
     let (steps, batch, width) = dy.dims3()?;
     if batch != saved.batch || saved.cells.dims() != [steps * batch, width] {
         return Err(Error::Input(format!(
@@ -205,29 +233,19 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
                 d_later.copy_from_slice(&slice::<T>(&recurrent.product(&d_step)?)?);
             }
         }
-        gradients(&tensor(d_gates, (steps * batch, 4 * width))?, saved, weights, (steps, batch))
+        gradients(tensor(d_gates, (steps * batch, 4 * width))?, saved, weights, (steps, batch))
     })
 }
 
 /// Gradients of everything from that of the gates before their activation, (steps x batch, 4 H).
-pub(crate) fn gradients(
-    d_gates: &Tensor,
-    saved: &LstmSaved,
+pub(crate) fn gradients<'a>(
+    gates: Tensor,
+    saved: &'a LstmSaved,
     weights: LstmWeights,
     (steps, batch): (usize, usize),
-) -> Result<LstmGradients> {
-    let hidden_weight = if steps > 1 {
-        let after_first = d_gates.narrow(0, batch, (steps - 1) * batch)?;
-        product(&after_first.t()?, &saved.hidden.narrow(0, 0, (steps - 1) * batch)?)?
-    } else {
-        weights.hidden.zeros_like()?
-    };
-    Ok(LstmGradients {
-        input: product(d_gates, weights.input)?.reshape((steps, batch, saved.input.dim(1)?))?,
-        input_weight: product(&d_gates.t()?, &saved.input)?,
-        hidden_weight,
-        bias: column_sums(d_gates)?,
-    })
+) -> Result<LstmGradients<'a>> {
+    let input = product(&gates, weights.input)?.reshape((steps, batch, saved.input.dim(1)?))?;
+    Ok(LstmGradients { input, gates, saved })
 }
 
 /// One step for decoding: input (batch, inputs) and state (batch, H) twice to the next output and cell.
@@ -299,14 +317,9 @@ mod tests {
             let (all, weight) = random(steps, batch, inputs, width);
             let (_, saved) = lstm(&all[0], weights(&all)).unwrap();
             let found = lstm_backward(&weight, &saved, weights(&all)).unwrap();
-            let d_bias = found.bias.total().unwrap();
-            let gradients = [
-                &found.input,
-                &found.input_weight,
-                &found.hidden_weight,
-                &d_bias,
-                &d_bias,
-            ];
+            let d_bias = found.bias().unwrap().total().unwrap();
+            let weights_of = [found.input_weight(), found.hidden_weight()].map(Result::unwrap);
+            let gradients = [&found.input, &weights_of[0], &weights_of[1], &d_bias, &d_bias];
             for (index, gradient) in gradients.into_iter().enumerate() {
                 check_gradient(
                     &format!("LSTM argument {index}"),

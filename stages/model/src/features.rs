@@ -4,11 +4,11 @@
 mod on_device;
 mod stream;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
-use flow_kernels::device::to_device;
+use flow_kernels::device::{PerDevice, to_device};
 use flow_kernels::log_mel::{Band, FrontEnd};
 use rayon::prelude::*;
 use realfft::num_complex::Complex;
@@ -111,8 +111,8 @@ pub struct LogMel {
     window: Vec<f32>,
     bands: Vec<Band>,
     fft: Arc<dyn RealToComplex<f64>>,
-    /// Made when features are first computed on the model's device.
-    on_device: Arc<OnceLock<FrontEnd>>,
+    /// Made when features are first computed on a device.
+    on_devices: Arc<PerDevice<FrontEnd>>,
 }
 
 impl std::fmt::Debug for LogMel {
@@ -161,7 +161,7 @@ impl LogMel {
             window: values(window)?,
             bands,
             fft: RealFftPlanner::new().plan_fft_forward(config.n_fft),
-            on_device: Arc::default(),
+            on_devices: Arc::default(),
         })
     }
 

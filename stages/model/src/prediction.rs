@@ -4,7 +4,7 @@ use candle_core::{Device, Tensor};
 use flow_kernels::column_sums::totals;
 use flow_kernels::device::to_device;
 use flow_kernels::elementwise::drop_scaled;
-use flow_kernels::embedding::add_to_rows;
+use flow_kernels::embedding::{add_to_listed_rows, add_to_rows};
 use flow_kernels::greedy::Search;
 use flow_kernels::lstm::{LstmSaved, LstmWeights, lstm, lstm_backward, lstm_step, replace_rows};
 use flow_kernels::noise::DropMask;
@@ -50,8 +50,15 @@ pub struct PredictionSaved {
     layers: Vec<LstmSaved>,
     /// Dropout after each layer.
     masks: Vec<Option<DropMask>>,
-    /// The token that entered at each (step, utterance), step major; none for the first step and for padding.
-    tokens: Vec<Option<u32>>,
+    tokens: Tokens,
+}
+
+/// The token that entered at each (step, utterance), step major; none for the first step and for padding.
+#[derive(Debug)]
+enum Tokens {
+    Host(Vec<Option<u32>>),
+    /// As rows of the embedding on a device: that of blank for none.
+    Device(Tensor),
 }
 
 /// State of the LSTM between two steps of decoding, one row per utterance.
@@ -154,7 +161,16 @@ impl Prediction {
                 tokens[(u + 1) * batch + b] = Some(token);
             }
         }
-        let mut x = self.embed(parameters, &tokens)?.reshape((steps, batch, self.width))?;
+        self.check_tokens(&tokens)?;
+        let tokens = match is_gpu(parameters.device()) {
+            true => Tokens::Device(self.listed(&tokens, parameters.device())?),
+            false => Tokens::Host(tokens),
+        };
+        let x = match &tokens {
+            Tokens::Host(tokens) => self.embed(parameters, tokens)?,
+            Tokens::Device(rows) => parameters.get(self.embedding).index_select(rows, 0)?,
+        };
+        let mut x = x.reshape((steps, batch, self.width))?;
         let (mut layers, mut masks) = (Vec::new(), Vec::new());
         for layer in &self.layers {
             let (y, saved) = lstm(&x, layer.weights(parameters))?;
@@ -177,14 +193,26 @@ impl Prediction {
         dy: &Tensor,
         gradients: &mut Gradients,
     ) -> Result<()> {
+        let of_layer = |layer: &Layer| [layer.input, layer.hidden, layer.input_bias, layer.hidden_bias];
+        let mut ids = self.layers.iter().flat_map(of_layer).chain([self.embedding]);
+        if !ids.any(|id| gradients.wants(id)) {
+            return Ok(());
+        }
         let mut dy = dy.transpose(0, 1)?.contiguous()?;
         let (mut biases, mut sums) = (Vec::new(), Vec::new());
         for ((layer, kept), &mask) in self.layers.iter().zip(&saved.layers).zip(&saved.masks).rev() {
             let d = lstm_backward(&drop_scaled(&dy, 1.0, mask)?, kept, layer.weights(parameters))?;
-            gradients.add(layer.input, d.input_weight)?;
-            gradients.add(layer.hidden, d.hidden_weight)?;
-            biases.push([layer.input_bias, layer.hidden_bias]);
-            sums.push(d.bias);
+            if gradients.wants(layer.input) {
+                gradients.add(layer.input, d.input_weight()?)?;
+            }
+            if gradients.wants(layer.hidden) {
+                gradients.add(layer.hidden, d.hidden_weight()?)?;
+            }
+            let both = [layer.input_bias, layer.hidden_bias];
+            if both.iter().any(|&id| gradients.wants(id)) {
+                biases.push(both);
+                sums.push(d.bias()?);
+            }
             dy = d.input;
         }
         for (both, sum) in biases.into_iter().zip(totals(sums)?) {
@@ -250,23 +278,11 @@ impl Prediction {
 
     /// Embedding rows, that of blank where there is no token: (tokens, width).
     fn embed(&self, parameters: &Parameters, tokens: &[Option<u32>]) -> Result<Tensor> {
-        if let Some(token) = tokens
-            .iter()
-            .flatten()
-            .find(|&&token| token as usize >= self.vocabulary)
-        {
-            return Err(Error::Input(format!(
-                "token {token} is not below the vocabulary's {}",
-                self.vocabulary
-            )));
-        }
+        self.check_tokens(tokens)?;
         let table = parameters.get(self.embedding);
         let width = self.width;
         if is_gpu(table.device()) {
-            let row = |token: &Option<u32>| token.unwrap_or(self.vocabulary as u32);
-            let rows: Vec<u32> = tokens.iter().map(row).collect();
-            let rows = Tensor::from_vec(rows, tokens.len(), &Device::Cpu)?;
-            return Ok(table.index_select(&to_device(&rows, table.device())?, 0)?);
+            return Ok(table.index_select(&self.listed(tokens, table.device())?, 0)?);
         }
         dispatch!(table.dtype(), T => {
             let table = slice::<T>(table)?;
@@ -279,12 +295,41 @@ impl Prediction {
         })
     }
 
+    fn check_tokens(&self, tokens: &[Option<u32>]) -> Result<()> {
+        if let Some(token) = tokens
+            .iter()
+            .flatten()
+            .find(|&&token| token as usize >= self.vocabulary)
+        {
+            return Err(Error::Input(format!(
+                "token {token} is not below the vocabulary's {}",
+                self.vocabulary
+            )));
+        }
+        Ok(())
+    }
+
+    /// The rows of the embedding on a device.
+    fn listed(&self, tokens: &[Option<u32>], device: &Device) -> Result<Tensor> {
+        let row = |token: &Option<u32>| token.unwrap_or(self.vocabulary as u32);
+        let rows: Vec<u32> = tokens.iter().map(row).collect();
+        Ok(to_device(&Tensor::from_vec(rows, tokens.len(), &Device::Cpu)?, device)?)
+    }
+
     /// Sums of the rows of `dx` per token. That of blank is never learned, as in NeMo, so its sum stays zero.
-    fn embedding_gradient(&self, dx: &Tensor, tokens: &[Option<u32>]) -> Result<Tensor> {
+    fn embedding_gradient(&self, dx: &Tensor, tokens: &Tokens) -> Result<Tensor> {
         let dx = dx.contiguous()?;
         let sums = Tensor::zeros((self.vocabulary + 1, self.width), dx.dtype(), dx.device())?;
-        let rows: Vec<Option<usize>> = tokens.iter().map(|token| token.map(|token| token as usize)).collect();
-        add_to_rows(&sums, &dx, &rows)?;
+        match tokens {
+            Tokens::Host(tokens) => {
+                let rows: Vec<Option<usize>> = tokens.iter().map(|token| token.map(|token| token as usize)).collect();
+                add_to_rows(&sums, &dx, &rows)?;
+            }
+            Tokens::Device(rows) => {
+                let dx = dx.reshape((rows.elem_count(), self.width))?;
+                add_to_listed_rows(&sums, &dx, rows, self.vocabulary)?;
+            }
+        }
         Ok(sums)
     }
 }

@@ -4,13 +4,13 @@ pub mod eight_bit;
 mod rounding;
 
 use std::borrow::Cow;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use candle_core::Device;
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Tensor};
 use rayon::prelude::*;
 
-use crate::device::with_released_memory;
+use crate::device::{PerDevice, with_released_memory};
 use crate::error::{Error, Result};
 use eight_bit::{BLOCK, LEAST, Table};
 
@@ -133,22 +133,16 @@ impl PartialEq for Moment {
 
 /// The tables of eight-bit codes on a device, copied there on first use.
 #[derive(Debug, Default)]
-pub struct DeviceTables {
-    made: Option<(Tensor, Tensor)>,
-}
+pub struct DeviceTables(PerDevice<(Tensor, Tensor)>);
 
 impl DeviceTables {
     /// The ratios of the codes, signed and then unsigned; and the codes of all steps, followed by those of zero.
-    pub(crate) fn get(&mut self, device: &Device) -> Result<(&Tensor, &Tensor)> {
-        if self.made.is_none() {
+    pub(crate) fn get(&self, device: &Device) -> Result<Arc<(Tensor, Tensor)>> {
+        self.0.get(device, || {
             let (values, codes) = eight_bit::both();
             let values = Tensor::from_slice(&values, values.len(), device)?;
-            self.made = Some((values, Tensor::from_slice(&codes, codes.len(), device)?));
-        }
-        match &self.made {
-            Some((values, codes)) => Ok((values, codes)),
-            None => Err(Error::Input("the tables are not on the device".into())),
-        }
+            Ok((values, Tensor::from_slice(&codes, codes.len(), device)?))
+        })
     }
 }
 
@@ -394,5 +388,21 @@ impl AdamWUpdate<'_> {
             _ => candle_core::bail!("adamw: parameter and state differ in type"),
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::MetalDevice;
+
+    use super::*;
+
+    /// Tables of one device are not given for another; candle's for Metal is there in every build, and holds nothing.
+    #[test]
+    fn tables_lie_on_the_device_that_asks() {
+        let tables = DeviceTables::default();
+        let made = tables.get(&Device::Cpu).unwrap();
+        assert!(tables.get(&Device::Metal(MetalDevice)).is_err());
+        assert!(Arc::ptr_eq(&made, &tables.get(&Device::Cpu).unwrap()));
     }
 }

@@ -71,7 +71,8 @@ pub fn update_all(updates: &mut [ParameterUpdate], tables: &mut DeviceTables) ->
         let grid = Grid::rows(group.blocks);
         if *coded {
             let device = group.parameters[0].device();
-            let (values, nearest) = tables.get(device)?;
+            let both = tables.get(device)?;
+            let (values, nearest) = &*both;
             let scales = group.scales.each_ref().map(|scales| WriteAll(scales));
             let moments = [first, scales[0], second, scales[1], Read(values), Read(nearest)];
             let name = if *narrow { "adamw_coded_bf16" } else { "adamw_coded_f32" };

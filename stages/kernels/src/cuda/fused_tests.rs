@@ -3,10 +3,11 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::tests::{on_device, random, same};
+use crate::batch_norm::Gather;
 use crate::column_sums::{ColumnSums, add_together, totals};
 use crate::counts::counted;
 use crate::error::Result;
-use crate::gated_convolution::{self, Origin, Statistics, Weights};
+use crate::gated_convolution::{self, Origin, Statistics, Wanted, Weights};
 use crate::lengths::Lengths;
 use crate::noise::{DropMask, Noise};
 use crate::product::{add_product_in, product_in};
@@ -67,9 +68,24 @@ fn the_convolution_module() {
                     Origin::Joined => Statistics::Joined(&mut gather),
                 };
                 let output = gated_convolution::forward(DType::F32, &h, &lengths, by, statistics)?;
-                let d = gated_convolution::backward(DType::F32, &output.saved, &lengths, by, (&on(&dy), &mut gather))?;
+                let dy = on(&dy);
+                let mut backward = |wanted: Wanted| {
+                    let given = (&dy, &mut gather as Gather);
+                    gated_convolution::backward(DType::F32, &output.saved, &lengths, by, given, wanted)
+                };
+                let d = backward(Wanted {
+                    weight: true,
+                    bias: true,
+                })?;
+                // What is not wanted is not computed; the rest is the same.
+                let frozen = backward(Wanted {
+                    weight: false,
+                    bias: false,
+                })?;
+                assert!(frozen.weight.is_none() && frozen.bias.is_none());
+                assert_eq!(values(&frozen.doubled), values(&d.doubled));
                 assert_eq!(output.moved.is_some(), origin != Origin::Running);
-                assert_eq!(gathered, if origin == Origin::Joined { 2 } else { 0 });
+                assert_eq!(gathered, if origin == Origin::Joined { 3 } else { 0 });
                 if origin == Origin::Joined {
                     // Of a layer that is computed again; and with results for products in bf16.
                     let (mean, inverse) = output.saved.statistics();
@@ -78,7 +94,7 @@ fn the_convolution_module() {
                     assert!(again.moved.is_none() && again.saved.origin == Origin::Joined);
                     assert_eq!(values(&again.y), values(&output.y.to_dtype(DType::BF16)?));
                 }
-                let mut found = vec![output.y, d.doubled, d.weight.total()?, d.norm.total()?];
+                let mut found = vec![output.y, d.doubled, d.weight.unwrap().total()?, d.norm.total()?];
                 found.extend(output.moved.into_iter().flatten());
                 // With the statistics of the batch the bias changes nothing: its gradient is rounding.
                 if biased && origin != Origin::Own {

@@ -163,7 +163,7 @@ KERNEL(normalise_batch_sums, (const float* x, const float* mean, const float* in
 
 // The way back to h. `sums` (chunks, 2, C) are those of normalise_batch_sums; with `of_batch` the statistics were those of
 // the rows. Gradients of the normalisation's weight and bias, `d_norm` (2, C), are whole; those of the convolution's, (chunks
-// of frames, C taps) and (chunks of frames, C), are of each chunk.
+// of frames, C taps) and (chunks of frames, C), are of each chunk; either may be left out.
 KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const float* x, const float* mean,
                                     const float* inverse, const float* norm_weight, const float* norm_bias,
                                     const float* dy, const float* sums, const float* weight, float* d_norm,
@@ -223,7 +223,7 @@ KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const fl
         put(out, out_bf16, place, d_value);
         put(out, out_bf16, place + channels, d_gate);
     }
-    for (int tap = at.lane; tap < taps; tap += LANES) {
+    for (int tap = at.lane; d_weight && tap < taps; tap += LANES) {
         float d = 0;
         for (int frame = 0; frame < frames; frame++) d += value_at(frame + tap) * slope_at(frame + half);
         d_weight[((u64)blockIdx.y * channels + channel) * taps + tap] = d;

@@ -7,7 +7,7 @@ use super::{Grid, alike, fresh, fresh_in, fresh_of, in_either, launch};
 use crate::batch_norm::{EPSILON, MOMENTUM, unbiased};
 use crate::column_sums::ColumnSums;
 use crate::error::{Error, Result};
-use crate::gated_convolution::{BackwardOutput, Origin, Output, Saved, Weights};
+use crate::gated_convolution::{BackwardOutput, Origin, Output, Saved, Wanted, Weights};
 use crate::lengths::Lengths;
 
 /// Frames of a block, as in `gated_convolution.cu`.
@@ -83,7 +83,14 @@ pub fn forward(dtype: DType, doubled: &Tensor, lengths: &Lengths, by: Weights, o
     Ok(Output { y, saved, moved })
 }
 
-pub fn backward(dtype: DType, saved: &Saved, lengths: &Lengths, by: Weights, dy: &Tensor) -> Result<BackwardOutput> {
+pub fn backward(
+    dtype: DType,
+    saved: &Saved,
+    lengths: &Lengths,
+    by: Weights,
+    dy: &Tensor,
+    wanted: Wanted,
+) -> Result<BackwardOutput> {
     let dy = dy.contiguous()?;
     alike("convolution", &saved.convolved, &dy)?;
     let [batch, time, channels, taps] = sizes(&saved.doubled, &by)?;
@@ -105,12 +112,13 @@ pub fn backward(dtype: DType, saved: &Saved, lengths: &Lengths, by: Weights, dy:
         .concat(),
     )?;
     let norm_gradients = fresh((1, 2 * channels), &dy)?;
-    let weight = fresh((chunks, channels * taps), &dy)?;
-    let bias = by.bias.map(|_| fresh((chunks, channels), &dy)).transpose()?;
+    let of_chunks = |wanted: bool, width: usize| wanted.then(|| fresh((chunks, width), &dy)).transpose();
+    let weight = of_chunks(wanted.weight, channels * taps)?;
+    let bias = of_chunks(wanted.bias && by.bias.is_some(), channels)?;
     let out = fresh_in(dtype, saved.doubled.shape(), device)?;
     let on_device = lengths.on_device(batch, device)?;
     let inputs = [Read(&saved.doubled), Read(&on_device), Read(&saved.convolved)];
-    let gradients = [Write(&norm_gradients), Write(&weight), WriteIf(bias.as_ref())];
+    let gradients = [Write(&norm_gradients), WriteIf(weight.as_ref()), WriteIf(bias.as_ref())];
     let numbers = [
         batch,
         time,
@@ -135,7 +143,7 @@ pub fn backward(dtype: DType, saved: &Saved, lengths: &Lengths, by: Weights, dy:
     )?;
     Ok(BackwardOutput {
         doubled: out,
-        weight: ColumnSums::partial(weight),
+        weight: weight.map(ColumnSums::partial),
         bias: bias.map(ColumnSums::partial),
         norm: ColumnSums::partial(norm_gradients),
     })

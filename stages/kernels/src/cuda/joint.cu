@@ -1,16 +1,66 @@
 // Element-wise parts of the joint network and its loss. `cells` has four numbers for each cell: row of the encoder's
 // part, row of the prediction network's part, label (the largest number for none), place among all cells.
 
-KERNEL(joint_hidden, (const float* f, const float* g, const u32* cells, float* out, u64 n, int width, float factor,
-                      u64 key, u64 threshold)) {
+// Rows of the two parts are without their biases where these are given.
+KERNEL(joint_hidden, (const float* f, const float* g, const float* f_bias, const float* g_bias, const u32* cells, float* out,
+                      bf16* out_bf16, u64 n, int width, float factor, u64 key, u64 threshold)) {
     u64 i = element();
     if (i >= n) return;
     const u32* cell = cells + i / width * 4;
     u64 j = i % width;
-    float sum = f[(u64)cell[0] * width + j] + g[(u64)cell[1] * width + j];
+    float of_f = f[(u64)cell[0] * width + j], of_g = g[(u64)cell[1] * width + j];
+    if (f_bias) of_f += f_bias[j];
+    if (g_bias) of_g += g_bias[j];
+    float sum = of_f + of_g;
     // Written so that NaN stays NaN.
     float value = sum <= 0.0f ? 0.0f : sum;
-    out[i] = keeps(key, threshold, (u64)cell[3] * width + j) ? value * factor : 0.0f;
+    put(out, out_bf16, i, keeps(key, threshold, (u64)cell[3] * width + j) ? value * factor : 0.0f);
+}
+
+// Lists the cells of lattices in rising order of frame and state, one block for each utterance. An entry of `lattices` has
+// four numbers: an utterance's first cell among all, its frames, its states, and the place of its first token in `targets`.
+// `frames` and `states` are the rows that an utterance has of the two parts. With `active`, which has a number for each cell,
+// only those that count are listed; `counted` is how many of each utterance they are.
+KERNEL(list_cells, (const u32* lattices, const u32* targets, const u8* active, const double* counted, u32* cells, int frames,
+                    int states)) {
+    SHARED(u32, flags, THREADS);
+    SHARED(u32, parts, 16);
+    int thread = threadIdx.x;
+    const u32* lattice = lattices + 4 * (u64)blockIdx.x;
+    u32 first = lattice[0], width = lattice[2], count = lattice[1] * width;
+    u64 next = first;
+    if (active) {
+        next = 0;
+        for (u32 before = 0; before < blockIdx.x; before++) next += (u64)counted[before];
+    }
+    for (u32 start = 0; start < count; start += THREADS) {
+        u32 place = start + thread;
+        bool listed = place < count && (!active || active[first + place]);
+        flags[thread] = listed;
+        BARRIER();
+        if (thread < 16) {
+            u32 sum = 0;
+            for (int i = 0; i < 16; i++) sum += flags[16 * thread + i];
+            parts[thread] = sum;
+        }
+        BARRIER();
+        u32 before = 0, all = 0;
+        for (int part = 0; part < 16; part++) {
+            if (part < thread / 16) before += parts[part];
+            all += parts[part];
+        }
+        for (int i = thread / 16 * 16; i < thread; i++) before += flags[i];
+        if (listed) {
+            u32* cell = cells + 4 * (next + before);
+            u32 state = place % width;
+            cell[0] = blockIdx.x * (u32)frames + place / width;
+            cell[1] = blockIdx.x * (u32)states + state;
+            cell[2] = state + 1 < width ? targets[lattice[3] + state] : 0xffffffffu;
+            cell[3] = first + place;
+        }
+        next += all;
+        BARRIER();
+    }
 }
 
 // Natural logarithm of the sum of exp(logits + bias), by all threads of the block.
@@ -61,17 +111,25 @@ DEVICE int first_cell(const u32* cells, int count, u32 frame, u32 state) {
     return low;
 }
 
+// Hidden values in one of two types; the pointer to the other is null.
+struct Hidden {
+    const float* values;
+    const bf16* values_bf16;
+};
+
 // The gradient of a hidden value, where it is above zero.
-DEVICE float passed(const float* d_hidden, const float* hidden, u64 place, float factor) {
-    return hidden[place] > 0.0f ? d_hidden[place] * factor : 0.0f;
+DEVICE float passed(const float* d_hidden, const Hidden& hidden, u64 place, float factor) {
+    bool passes = hidden.values ? hidden.values[place] > 0.0f : wide(hidden.values_bf16[place]) > 0.0f;
+    return passes ? d_hidden[place] * factor : 0.0f;
 }
 
 // Adds the gradients of hidden values to the rows that these were joined of, in the order of the cells: block (row, y) has 256
 // columns of a row of d_f for the first `frames` blocks, and of d_g for the others, whose threads look for the cells of 256
 // frames at a time.
-KERNEL(joint_hidden_sums, (const float* d_hidden, const float* hidden, const u32* cells, float* d_f, float* d_g, int count,
-                           int frames, int width, float factor)) {
+KERNEL(joint_hidden_sums, (const float* d_hidden, const float* values, const bf16* values_bf16, const u32* cells, float* d_f,
+                           float* d_g, int count, int frames, int width, float factor)) {
     SHARED(int, places, THREADS);
+    Hidden hidden = {values, values_bf16};
     int thread = threadIdx.x, column = blockIdx.y * THREADS + thread;
     if ((int)blockIdx.x < frames) {
         u32 frame = blockIdx.x;

@@ -46,7 +46,7 @@ pub fn lstm(x: &Tensor, weights: LstmWeights) -> Result<(Tensor, LstmSaved)> {
 }
 
 /// Shapes were checked.
-pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Result<LstmGradients> {
+pub fn lstm_backward<'a>(dy: &Tensor, saved: &'a LstmSaved, weights: LstmWeights) -> Result<LstmGradients<'a>> {
     let dy = dy.contiguous()?;
     let (steps, batch, width) = dy.dims3()?;
     let d_gates = fresh((steps * batch, 4 * width), &dy)?;
@@ -58,7 +58,7 @@ pub fn lstm_backward(dy: &Tensor, saved: &LstmSaved, weights: LstmWeights) -> Re
         let sizes = [steps, batch, width].map(Int);
         launch("lstm_layer_backward", grid, &[&inputs[..], &outputs, &sizes].concat())?;
     }
-    gradients(&d_gates, saved, weights, (steps, batch))
+    gradients(d_gates, saved, weights, (steps, batch))
 }
 
 pub fn lstm_step(x: &Tensor, hidden: &Tensor, cell: &Tensor, weights: LstmWeights) -> Result<(Tensor, Tensor)> {

@@ -282,6 +282,12 @@ fn in_either<'a>(tensor: impl Into<Option<&'a Tensor>>) -> [Argument<'a>; 2] {
     [of(DType::F32), of(DType::BF16)]
 }
 
+/// A tensor in f32 or in bf16 that a kernel reads, as the two pointers that it takes for it.
+fn read_in_either(tensor: &Tensor) -> [Argument<'_>; 2] {
+    let of = |dtype: DType| Argument::ReadIf(Some(tensor).filter(|tensor| tensor.dtype() == dtype));
+    [of(DType::F32), of(DType::BF16)]
+}
+
 /// A tensor for [`in_either`].
 pub(crate) fn fresh_in(dtype: DType, shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
     match dtype {

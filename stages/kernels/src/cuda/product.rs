@@ -37,6 +37,22 @@ pub fn add_product(sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     on_device(sum, a, b, 1.0)
 }
 
+/// `a b` in f32, written to the rows of `out` from `first` on.
+pub fn product_into_rows(out: &Tensor, first: usize, a: &Tensor, b: &Tensor) -> Result<()> {
+    let ((m, k), (l, n)) = (a.dims2()?, b.dims2()?);
+    let (rows, columns) = out.dims2()?;
+    if k != l || columns != n || first + m > rows || out.dtype() != DType::F32 || !out.is_contiguous() {
+        return Err(Error::Input(format!(
+            "a product of {m} x {k} and {l} x {n} does not fit row {first} of a tensor of shape {:?}",
+            out.dims()
+        )));
+    }
+    if is_emulated() {
+        return Ok(out.slice_set(&emulated(a, b)?, 0, first)?);
+    }
+    on_device(&out.narrow(0, first, m)?, a, b, 0.0)
+}
+
 /// cuBLAS multiplies numbers in bf16 exactly, and adds in f32.
 fn emulated(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     crate::counts::counted(|| product::product(&a.to_dtype(DType::F32)?, &b.to_dtype(DType::F32)?)).0

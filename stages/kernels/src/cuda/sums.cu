@@ -87,14 +87,21 @@ KERNEL(sum_of_squares, (const float* const* tensors, const u64* plan, double* pa
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// out[row of group g] += sum of x over the members of group g, in order: block (g, y) for 256 columns. `groups` holds
-// first member and row of each group, and one more first member at the end.
-KERNEL(add_groups, (const float* x, const u32* groups, const u32* members, float* out, int width)) {
+// out[rows[i]] += x[i] for each row `i` of `x` whose place is below `most`, in order: block (i, y) has 256 columns of the place
+// that row `i` is the first one for.
+KERNEL(add_listed_rows, (const float* x, const u32* rows, float* out, int count, int most, int width)) {
+    SHARED(int, scratch, THREADS + 16);
+    int own = blockIdx.x;
+    u32 row = rows[own];
+    if (row >= (u32)most) return;
+    int earlier = 0;
+    for (int at = threadIdx.x; at < own; at += THREADS) earlier += rows[at] == row;
+    if (block_sum(earlier, scratch) > 0) return;
     int column = blockIdx.y * THREADS + threadIdx.x;
     if (column >= width) return;
-    const u32* group = groups + 2 * blockIdx.x;
-    float* sum = out + (u64)group[1] * width + column;
+    float* sum = out + (u64)row * width + column;
     float added = *sum;
-    for (u32 at = group[0]; at < group[2]; at++) added += x[(u64)members[at] * width + column];
+    for (int at = own; at < count; at++)
+        if (rows[at] == row) added += x[(u64)at * width + column];
     *sum = added;
 }

@@ -138,29 +138,28 @@ pub fn squares(tensors: &[Tensor]) -> Result<f64> {
 
 /// `sum[rows[i]] += x[i]` for every row `i` of `x` that has one, row by row in order.
 pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<()> {
-    let width = sum.dim(1)?;
-    let mut members: Vec<usize> = (0..rows.len()).filter(|&i| rows[i].is_some()).collect();
-    // Stable, so that members of a group stay in order.
-    members.sort_by_key(|&i| rows[i]);
-    let mut groups = Vec::new();
-    let mut last = None;
-    for (at, &member) in members.iter().enumerate() {
-        if let Some(row) = rows[member].filter(|_| rows[member] != last) {
-            groups.extend([at, row]);
-            last = rows[member];
-        }
-    }
-    let count = groups.len() / 2;
-    if count == 0 {
+    if rows.is_empty() {
         return Ok(());
     }
-    groups.push(members.len());
-    let (first, of_members) = (groups.len(), members.len());
-    let listed = numbers(groups.into_iter().chain(members), sum.device())?;
-    let (groups, members) = (listed.narrow(0, 0, first)?, listed.narrow(0, first, of_members)?);
+    let most = sum.dim(0)?;
+    // What is none is past the last one.
+    let rows = numbers(rows.iter().map(|row| row.unwrap_or(most)), sum.device())?;
+    add_to_listed_rows(sum, x, &rows, most)
+}
+
+/// The same of places on the device, in u32, of which those from `most` on are passed over.
+pub fn add_to_listed_rows(sum: &Tensor, x: &Tensor, rows: &Tensor, most: usize) -> Result<()> {
+    let ((places, width), count) = (sum.dims2()?, rows.elem_count());
+    if most > places || x.dims() != [count, width] {
+        return Err(Error::Input(format!(
+            "rows of shape {:?}, of which {count} have a place below {most}, for sums of shape {:?}",
+            x.dims(),
+            sum.dims()
+        )));
+    }
     launch(
-        "add_groups",
+        "add_listed_rows",
         Grid::of(count, width.div_ceil(THREADS)),
-        &[Read(x), Read(&groups), Read(&members), Write(sum), Int(width)],
+        &[Read(x), Read(rows), Write(sum), Int(count), Int(most), Int(width)],
     )
 }

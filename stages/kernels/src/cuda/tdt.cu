@@ -2,13 +2,13 @@
 // `flow_model::loss`: from (frame t, state u) a blank of duration d > 0 leads to (t + d, u), a label of any duration to
 // (t + d, u + 1); a blank that lands on the number of frames ends the utterance, in the last state.
 //
-// `terms` has 3 + durations numbers for each cell, as `cell_terms` writes them. `settings` has sigma, the factor of label
-// posteriors, the least posterior that counts, and the frames of each duration.
+// `terms` has 3 + durations numbers for each cell, as `cell_terms` writes them; `advances` the frames of each duration;
+// `lattices` is as `list_cells` has it.
 
 // One utterance's lattice; state minor.
 struct Lattice {
     const double* terms;
-    const double* advances;
+    const u32* advances;
     double sigma;
     int frames, states, durations;
     // Durations do not count: a blank takes a frame, a label none.
@@ -91,19 +91,21 @@ DEVICE double arrived(const Lattice& lattice, const double* beta, const double* 
     return sum;
 }
 
-// One block for each utterance, whose first cell, frames and states are in `extents`. Cells of an anti-diagonal (t + u) do
-// not depend on each other. Gives the loss of each utterance; of each cell the posterior of blank, of the label and of each
-// duration (`arcs`), and whether it counts. `beta` and `posterior` have a number for each cell.
-KERNEL(tdt_align, (const double* terms, const double* settings, const u32* extents, double* beta, double* posterior,
-                   double* arcs, double* losses, u8* active, int durations, int rnnt)) {
-    const u32* extent = extents + 3 * blockIdx.x;
-    u64 first = extent[0];
+// One block for each utterance. Cells of an anti-diagonal (t + u) do not depend on each other. Gives the loss of each utterance
+// and behind these, in `results`, how many of its cells count; of each cell the posterior of blank, of the label and of each
+// duration (`arcs`), and whether it counts: whether its posterior, labels times `label_factor`, is not below `least`. `beta` and
+// `posterior` have a number for each cell.
+KERNEL(tdt_align, (const double* terms, const u32* advances, const u32* lattices, double* beta, double* posterior, double* arcs,
+                   double* results, u8* active, int durations, int rnnt, double sigma, double label_factor, double least)) {
+    SHARED(double, scratch, THREADS + 16);
+    const u32* entry = lattices + 4 * (u64)blockIdx.x;
+    u64 first = entry[0];
     Lattice lattice;
     lattice.terms = terms + first * (3 + durations);
-    lattice.advances = settings + 3;
-    lattice.sigma = rnnt ? 0.0 : settings[0];
-    lattice.frames = extent[1];
-    lattice.states = extent[2];
+    lattice.advances = advances;
+    lattice.sigma = rnnt ? 0.0 : sigma;
+    lattice.frames = entry[1];
+    lattice.states = entry[2];
     lattice.durations = durations;
     lattice.rnnt = rnnt != 0;
     int frames = lattice.frames, states = lattice.states;
@@ -111,8 +113,9 @@ KERNEL(tdt_align, (const double* terms, const double* settings, const u32* exten
     posterior += first;
     arcs += first * (2 + durations);
     active += first;
+    double* counted = results + gridDim.x + blockIdx.x;
     if (frames == 0) {
-        if (threadIdx.x == 0) losses[blockIdx.x] = 0.0;
+        if (threadIdx.x == 0) results[blockIdx.x] = *counted = 0.0;
         return;
     }
     for (int diagonal = frames + states - 2; diagonal >= 0; diagonal--) {
@@ -125,9 +128,10 @@ KERNEL(tdt_align, (const double* terms, const double* settings, const u32* exten
         BARRIER();
     }
     double total = beta[0];
-    if (threadIdx.x == 0) losses[blockIdx.x] = -total * settings[1];
+    if (threadIdx.x == 0) results[blockIdx.x] = -total * label_factor;
     // Not so for infinities and for what is no number.
     bool aligned = total - total == 0.0;
+    double count = 0.0;
     for (int diagonal = 0; diagonal < frames + states - 1; diagonal++) {
         int begin = diagonal < states ? 0 : diagonal - states + 1;
         int end = diagonal < frames ? diagonal + 1 : frames;
@@ -155,43 +159,74 @@ KERNEL(tdt_align, (const double* terms, const double* settings, const u32* exten
             }
             out[0] = blank;
             out[1] = label;
-            active[cell] = blank + label * settings[1] >= settings[2];
+            active[cell] = blank + label * label_factor >= least;
+            count += active[cell];
         }
         BARRIER();
     }
+    count = block_sum(count, scratch);
+    if (threadIdx.x == 0) *counted = count;
 }
 
-// The gradient of logits, one block for each cell. Row 0 of `logits` is that of the cell with the number `first` among all;
-// where that is negative, rows are those of the cells as they come. A cell's utterance is its row of the encoder's part
-// divided by `frames`, and has a factor in `factors`.
+// Rows of a block of `tdt_logit_gradient`.
+#define GRADIENT_ROWS 128
+
+// The gradient of logits, whose rows are those of the cells: block (x, y) has 256 columns of 128 rows. A cell's utterance is its
+// row of the encoder's part divided by `frames`, and has a factor in `factors`. Row y of `sums`, if it is given, gets the sums of
+// the columns in 32 bits, or with `accumulate` has them added.
 KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* cells, const double* terms,
-                            const double* arcs, const double* settings, const double* factors, float* out, int tokens,
-                            int durations, int frames, int first, float clamp)) {
-    const u32* cell = cells + 4 * (u64)blockIdx.x;
-    int width = tokens + durations;
-    logits += (u64)(first < 0 ? blockIdx.x : cell[3] - (u32)first) * width;
-    out += (u64)blockIdx.x * width;
-    terms += (u64)cell[3] * (3 + durations);
-    arcs += (u64)cell[3] * (2 + durations);
-    u32 label = cell[2];
-    double whole = factors[cell[0] / (u32)frames];
-    double blank = arcs[0], labelled = arcs[1] * settings[1];
-    float normaliser = terms[0], factor = whole;
-    float occupancy = blank + labelled;
-    if (clamp <= 0.0f) {
-        occupancy *= factor;
-        blank *= whole;
-        labelled *= whole;
+                            const double* arcs, const double* factors, float* out, bf16* out_bf16, float* sums, int rows,
+                            int tokens, int durations, int frames, int accumulate, double label_factor, float clamp)) {
+    SHARED(u32, places, GRADIENT_ROWS);
+    SHARED(u32, labels, GRADIENT_ROWS);
+    SHARED(double, wholes, GRADIENT_ROWS);
+    SHARED(float, normalisers, GRADIENT_ROWS);
+    SHARED(float, occupancies, GRADIENT_ROWS);
+    SHARED(float, blanks, GRADIENT_ROWS);
+    SHARED(float, labelleds, GRADIENT_ROWS);
+    int first = blockIdx.y * GRADIENT_ROWS, thread = threadIdx.x;
+    int count = rows - first < GRADIENT_ROWS ? rows - first : GRADIENT_ROWS;
+    if (thread < count) {
+        const u32* cell = cells + 4 * (u64)(first + thread);
+        const double* own = arcs + (u64)cell[3] * (2 + durations);
+        double whole = factors[cell[0] / (u32)frames], blank = own[0], labelled = own[1] * label_factor;
+        float occupancy = blank + labelled;
+        if (clamp <= 0.0f) {
+            occupancy *= (float)whole;
+            blank *= whole;
+            labelled *= whole;
+        }
+        places[thread] = cell[3];
+        labels[thread] = cell[2];
+        wholes[thread] = whole;
+        normalisers[thread] = terms[(u64)cell[3] * (3 + durations)];
+        occupancies[thread] = occupancy;
+        blanks[thread] = blank;
+        labelleds[thread] = labelled;
     }
-    for (int j = threadIdx.x; j < tokens; j += THREADS) {
-        float d = expf(logits[j] + bias[j] - normaliser) * occupancy;
-        if (j == tokens - 1) d -= (float)blank;
-        if ((u32)j == label) d -= (float)labelled;
-        if (clamp > 0.0f) d = (d > clamp ? clamp : d < -clamp ? -clamp : d) * factor;
-        out[j] = d;
+    BARRIER();
+    int width = tokens + durations, j = blockIdx.x * THREADS + thread;
+    if (j >= width) return;
+    float offset = bias[j], sum = 0.0f;
+    for (int row = 0; row < count; row++) {
+        u64 at = (u64)(first + row) * width + j;
+        float d;
+        if (j < tokens) {
+            d = expf(logits[at] + offset - normalisers[row]) * occupancies[row];
+            if (j == tokens - 1) d -= blanks[row];
+            if ((u32)j == labels[row]) d -= labelleds[row];
+            if (clamp > 0.0f) d = (d > clamp ? clamp : d < -clamp ? -clamp : d) * (float)wholes[row];
+        } else {
+            const double* own = arcs + (u64)places[row] * (2 + durations);
+            double total = 0;
+            for (int of = 0; of < durations; of++) total += own[2 + of];
+            double log = terms[(u64)places[row] * (3 + durations) + 3 + j - tokens];
+            d = (float)((total * exp(log) - own[2 + j - tokens]) * wholes[row]);
+        }
+        put(out, out_bf16, at, d);
+        sum += d;
     }
-    double total = 0;
-    for (int d = 0; d < durations; d++) total += arcs[2 + d];
-    for (int d = threadIdx.x; d < durations; d += THREADS)
-        out[tokens + d] = (float)((total * exp(terms[3 + d]) - arcs[2 + d]) * whole);
+    if (!sums) return;
+    float* to = sums + (u64)blockIdx.y * width + j;
+    *to = accumulate ? *to + sum : sum;
 }

@@ -3,27 +3,55 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Argument::{Float, Int, Read, Signed, Write};
-use super::joint::listed;
-use super::{Grid, fresh, fresh_of, launch, numbers};
+use super::Argument::{Double, Float, Int, Read, ReadIf, Write, WriteIf};
+pub use super::joint::CellList;
+use super::{Grid, THREADS, fresh_in, fresh_of, in_either, launch, numbers};
+use crate::column_sums::ColumnSums;
 use crate::device::{to_device, to_host};
 use crate::error::{Error, Result};
-use crate::joint::{Cell, Cells};
+
+/// Rows of a block of the gradient's kernel, as in `tdt.cu`.
+const GRADIENT_ROWS: usize = 128;
+
+/// What the lattices of a batch are of.
+#[derive(Clone, Copy, Debug)]
+pub struct Extents<'a> {
+    /// Rows of frames and of states that each utterance has, valid or not.
+    pub padded: (usize, usize),
+    /// Valid frames of each utterance.
+    pub frames: &'a [usize],
+    /// Target tokens of each utterance.
+    pub targets: &'a [Vec<u32>],
+    /// Frames of each duration.
+    pub durations: &'a [usize],
+}
 
 /// Log probabilities of all cells of a batch, utterance by utterance.
 #[derive(Debug)]
 pub struct Lattices {
     /// (cells, 3 + durations): normaliser, log probabilities of blank, of the label and of each duration.
     terms: Tensor,
-    cells: usize,
+    cells: CellList,
+    tables: Tables,
+}
+
+/// What kernels go by, copied to the device once.
+#[derive(Debug)]
+struct Tables {
+    /// Frames of each duration.
+    advances: Tensor,
+    /// First cell, frames, states and first target of each utterance.
+    lattices: Tensor,
+    /// The targets of all utterances, and a number more.
+    targets: Tensor,
     durations: usize,
+    utterances: usize,
+    padded: (usize, usize),
 }
 
 /// The rules of the sums.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules<'a> {
-    /// Frames of each duration.
-    pub durations: &'a [usize],
+pub struct Rules {
     /// Subtracted from the log probability of every emission.
     pub sigma: f64,
     /// Factor of label posteriors in the gradient, and of the loss.
@@ -39,21 +67,128 @@ pub struct Rules<'a> {
 pub struct Aligned {
     /// Negative log likelihood of each utterance, times the label factor: 0 without frames, infinite where nothing fits.
     pub losses: Vec<f64>,
-    /// Whether each cell counts.
-    pub active: Vec<bool>,
+    /// How many cells count.
+    pub active: usize,
+    /// Whether each cell counts, and how many of each utterance do.
+    active_cells: Tensor,
+    counted: Tensor,
     /// (cells, 2 + durations): posteriors of blank, label and durations.
     arcs: Tensor,
-    settings: Tensor,
+    label_factor: f64,
+}
+
+/// Gradients of logits, and what is beside them.
+pub struct LogitGradient<'a> {
+    /// Of the result, f32 or bf16.
+    pub dtype: DType,
+    /// Factor of each utterance's loss, in 64 bits.
+    pub factors: &'a Tensor,
+    /// To which gradients of tokens are clipped, if positive.
+    pub clamp: f64,
+}
+
+/// Sums over the gradients of logits, chunk by chunk: the gradient of the bias.
+#[derive(Debug)]
+pub struct BiasSums {
+    /// (blocks, outputs)
+    partial: Tensor,
+    begun: bool,
+}
+
+impl BiasSums {
+    /// For chunks of `cells` at most, of which the first has no fewer than any other.
+    pub fn new(cells: usize, outputs: usize, device: &Device) -> Result<Self> {
+        Ok(Self {
+            partial: fresh_of(DType::F32, (cells.div_ceil(GRADIENT_ROWS), outputs), device)?,
+            begun: false,
+        })
+    }
+
+    /// The sums of all chunks, (outputs).
+    pub fn sums(self) -> ColumnSums {
+        ColumnSums::partial(self.partial)
+    }
+}
+
+impl Tables {
+    /// Also the number of cells.
+    fn new(extents: &Extents, device: &Device) -> Result<(Self, usize)> {
+        let Extents {
+            padded,
+            frames,
+            targets,
+            durations,
+        } = *extents;
+        let mut listed: Vec<usize> = durations.to_vec();
+        let (mut next, mut first_target) = (0usize, 0);
+        for (&frames, target) in frames.iter().zip(targets) {
+            if frames > padded.0 || target.len() >= padded.1 {
+                return Err(Error::Input("an utterance is longer than its batch".into()));
+            }
+            let states = target.len() + 1;
+            listed.extend([next, frames, states, first_target]);
+            next += frames * states;
+            first_target += target.len();
+        }
+        let rows = frames.len().checked_mul(padded.0.max(padded.1));
+        let small = |size: usize| i32::try_from(size).is_ok();
+        if frames.len() != targets.len() || !small(next) || !rows.is_some_and(small) {
+            return Err(Error::Input(format!(
+                "lattices of {} lengths and {} targets with {next} cells",
+                frames.len(),
+                targets.len()
+            )));
+        }
+        let tokens = targets.iter().flatten().map(|&token| token as usize);
+        // Vectors of no numbers are none that a kernel takes.
+        let copied = numbers(listed.iter().copied().chain(tokens).chain([0]), device)?;
+        let (count, all) = (durations.len(), listed.len());
+        let part = |first: usize, end: usize| copied.narrow(0, first, end - first);
+        let tables = Self {
+            advances: part(0, count)?,
+            lattices: part(count, all)?,
+            targets: part(all, copied.elem_count())?,
+            durations: count,
+            utterances: frames.len(),
+            padded,
+        };
+        Ok((tables, next))
+    }
+
+    /// Lists cells: all, or those that count.
+    fn list(&self, cells: usize, active: Option<(&Tensor, &Tensor)>) -> Result<CellList> {
+        let list = fresh_of(DType::U32, 4 * cells.max(1), self.lattices.device())?;
+        let (flags, counted) = active.unzip();
+        let (frames, states) = self.padded;
+        let tensors = [
+            Read(&self.lattices),
+            Read(&self.targets),
+            ReadIf(flags),
+            ReadIf(counted),
+            Write(&list),
+        ];
+        launch(
+            "list_cells",
+            Grid::rows(self.utterances),
+            &[&tensors[..], &[Int(frames), Int(states)]].concat(),
+        )?;
+        let within = [frames, states].map(|rows| self.utterances * rows);
+        Ok(CellList::in_order(list, cells, within))
+    }
 }
 
 impl Lattices {
-    /// For so many cells.
-    pub fn new(cells: usize, durations: usize, device: &Device) -> Result<Self> {
+    /// Lists the cells of a batch; all that is copied for them goes in one copy.
+    ///
+    /// # Errors
+    /// Where an utterance is longer than its batch, or there are more cells than the kernels count.
+    pub fn new(extents: &Extents, device: &Device) -> Result<Self> {
+        let (tables, cells) = Tables::new(extents, device)?;
         Ok(Self {
             // A device has no memory of no bytes.
-            terms: fresh_of(DType::F64, (cells.max(1), 3 + durations), device)?,
-            cells,
-            durations,
+            terms: fresh_of(DType::F64, (cells.max(1), 3 + tables.durations), device)?,
+            cells: tables.list(cells, None)?,
+            tables,
         })
     }
 
@@ -62,137 +197,141 @@ impl Lattices {
         self.terms.device()
     }
 
+    /// All cells, utterance by utterance, in rising order of frame and state.
+    pub fn cells(&self) -> &CellList {
+        &self.cells
+    }
+
     /// Log probabilities as they were set.
     #[cfg(test)]
     pub(super) fn terms(&self) -> &Tensor {
         &self.terms
     }
 
-    /// Log probabilities of the cells from `first` on, of their logits (cells, tokens + durations) without bias.
-    pub fn set_terms<'a>(
-        &self,
-        first: usize,
-        logits: &Tensor,
-        bias: &Tensor,
-        cells: impl Into<Cells<'a>>,
-    ) -> Result<()> {
-        let cells = cells.into();
-        let (rows, width) = logits.dims2()?;
-        let tokens = width
-            .checked_sub(self.durations)
-            .filter(|tokens| *tokens > 0)
-            .ok_or_else(|| Error::Input(format!("{width} outputs for {} durations", self.durations)))?;
-        if rows != cells.len() || bias.elem_count() != width {
-            return Err(Error::Input(format!(
-                "logits {rows} x {width} for {} cells, and a bias of {}",
-                cells.len(),
+    /// How many of so many outputs are tokens.
+    fn tokens(&self, outputs: usize, bias: &Tensor) -> Result<usize> {
+        let tokens = outputs.checked_sub(self.tables.durations).filter(|tokens| *tokens > 0);
+        tokens.filter(|_| bias.elem_count() == outputs).ok_or_else(|| {
+            Error::Input(format!(
+                "{outputs} outputs with {} durations, and a bias of {}",
+                self.tables.durations,
                 bias.elem_count()
-            )));
-        }
-        let terms = self.terms.narrow(0, first, cells.len())?;
-        let listed = listed(&cells, logits)?;
-        let tensors = [Read(logits), Read(bias), Read(&listed), Write(&terms)];
-        launch(
-            "cell_terms",
-            Grid::rows(cells.len()),
-            &[&tensors[..], &[Int(tokens), Int(self.durations)]].concat(),
-        )
-    }
-
-    /// The sums of utterances with so many frames and states each, whose cells are behind each other. Waits for the device.
-    pub fn align(&self, rules: &Rules, extents: &[(usize, usize)]) -> Result<Aligned> {
-        let (cells, device) = (self.cells, self.terms.device());
-        let (mut next, mut listed) = (0, Vec::with_capacity(3 * extents.len()));
-        for &(frames, states) in extents {
-            listed.extend([next, frames, states]);
-            next += frames * states;
-        }
-        if next != cells || rules.durations.len() != self.durations || extents.iter().any(|&(_, states)| states == 0) {
-            return Err(Error::Input(format!(
-                "lattices of {cells} cells and {} durations for {next} cells and {}",
-                self.durations,
-                rules.durations.len()
-            )));
-        }
-        let scalars = [rules.sigma, rules.label_factor, rules.negligible];
-        let settings = scalars
-            .into_iter()
-            .chain(rules.durations.iter().map(|&frames| frames as f64));
-        let settings = doubles(settings.collect(), device)?;
-        let of_cells = |width: usize| fresh_of(DType::F64, (cells.max(1), width), device);
-        let (beta, posterior, arcs) = (of_cells(1)?, of_cells(1)?, of_cells(2 + self.durations)?);
-        let losses = fresh_of(DType::F64, extents.len(), device)?;
-        let active = fresh_of(DType::U8, cells.max(1), device)?;
-        let extents = numbers(listed.into_iter(), self.terms.device())?;
-        let read = [&self.terms, &settings, &extents].map(Read);
-        let written = [&beta, &posterior, &arcs, &losses, &active].map(Write);
-        let sizes = [Int(self.durations), Int(usize::from(rules.rnnt))];
-        launch(
-            "tdt_align",
-            Grid::rows(losses.elem_count()),
-            &[&read[..], &written, &sizes].concat(),
-        )?;
-        Ok(Aligned {
-            losses: to_host(&losses)?,
-            active: to_host::<u8>(&active)?
-                .into_iter()
-                .take(cells)
-                .map(|active| active != 0)
-                .collect(),
-            arcs,
-            settings,
+            ))
         })
     }
 
-    /// The gradient of the logits of some cells. Row 0 of `logits` is that of the cell with the index `first`; without it, rows
-    /// are those of the cells. `factors`: of each utterance's loss;
-    /// `frames`: rows of the encoder's output that an utterance has; `clamp`: to which gradients of tokens are clipped, if
-    /// positive.
-    #[allow(clippy::too_many_arguments)]
+    /// Log probabilities of the cells from `first` on, of their logits (cells, tokens + durations) without bias.
+    ///
+    /// # Errors
+    /// Where there are no such cells, or shapes do not fit.
+    pub fn set_terms(&self, first: usize, logits: &Tensor, bias: &Tensor) -> Result<()> {
+        let (rows, width) = logits.dims2()?;
+        let tokens = self.tokens(width, bias)?;
+        let cells = self.cells.part(first..first + rows)?;
+        let terms = self.terms.narrow(0, first, rows)?;
+        let tensors = [Read(logits), Read(bias), Read(cells.list()), Write(&terms)];
+        launch(
+            "cell_terms",
+            Grid::rows(rows),
+            &[&tensors[..], &[Int(tokens), Int(self.tables.durations)]].concat(),
+        )
+    }
+
+    /// The sums over the alignments of each utterance. Waits for the device, from which the losses come with the number of
+    /// cells that count.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn align(&self, rules: &Rules) -> Result<Aligned> {
+        let Tables {
+            durations, utterances, ..
+        } = self.tables;
+        let (cells, device) = (self.cells.len().max(1), self.terms.device());
+        let of_cells = |width: usize| fresh_of(DType::F64, (cells, width), device);
+        let (beta, posterior, arcs) = (of_cells(1)?, of_cells(1)?, of_cells(2 + durations)?);
+        let results = fresh_of(DType::F64, 2 * utterances.max(1), device)?;
+        let active_cells = fresh_of(DType::U8, cells, device)?;
+        let read = [&self.terms, &self.tables.advances, &self.tables.lattices].map(Read);
+        let written = [&beta, &posterior, &arcs, &results, &active_cells].map(Write);
+        let sizes = [Int(durations), Int(usize::from(rules.rnnt))];
+        let factors = [rules.sigma, rules.label_factor, rules.negligible].map(Double);
+        launch(
+            "tdt_align",
+            Grid::rows(utterances),
+            &[&read[..], &written, &sizes, &factors].concat(),
+        )?;
+        let mut losses = match utterances {
+            0 => Vec::new(),
+            _ => to_host::<f64>(&results)?,
+        };
+        let counts = losses.split_off(utterances);
+        Ok(Aligned {
+            losses,
+            // Sums of ones, which are exact.
+            active: counts.iter().sum::<f64>() as usize,
+            active_cells,
+            counted: results.narrow(0, utterances, utterances)?,
+            arcs,
+            label_factor: rules.label_factor,
+        })
+    }
+
+    /// The cells that count, in order.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn active_cells(&self, aligned: &Aligned) -> Result<CellList> {
+        let active = Some((&aligned.active_cells, &aligned.counted));
+        self.tables.list(aligned.active, active)
+    }
+
+    /// The gradient of the logits of some of the cells, whose rows are theirs. `sums` gets what it adds to the bias's.
+    ///
+    /// # Errors
+    /// Where shapes do not fit.
     pub fn logit_gradient(
         &self,
         aligned: &Aligned,
-        logits: &Tensor,
-        first: Option<usize>,
-        bias: &Tensor,
-        cells: &Cells,
-        (factors, frames): (&Tensor, usize),
-        clamp: f64,
+        (logits, bias): (&Tensor, &Tensor),
+        cells: &CellList,
+        options: &LogitGradient,
+        sums: Option<&mut BiasSums>,
     ) -> Result<Tensor> {
-        let (height, width) = logits.dims2()?;
-        let of = aligned.active.len();
-        let utterance = |cell: &Cell| cell.frame / frames.max(1);
-        let outside = |cell: &Cell| cell.index >= of || utterance(cell) >= factors.elem_count();
-        let in_rows = |first: usize| {
-            let row = |cell: &Cell| cell.index.checked_sub(first);
-            i32::try_from(first).is_ok() && cells.iter().all(|cell| row(cell).is_some_and(|row| row < height))
-        };
-        let fits = first.map_or(height == cells.len(), in_rows)
-            && width > self.durations
-            && bias.elem_count() == width
-            && of == self.cells;
-        if frames == 0 || !fits || cells.iter().any(outside) {
-            return Err(Error::Input("cells lie outside of their lattices".into()));
+        let (rows, width) = logits.dims2()?;
+        let tokens = self.tokens(width, bias)?;
+        let LogitGradient { dtype, factors, clamp } = *options;
+        let blocks = rows.div_ceil(GRADIENT_ROWS);
+        let fits = |sums: &BiasSums| matches!(sums.partial.dims(), [most, outputs] if *outputs == width && (*most == blocks || sums.begun && *most > blocks));
+        let wrong = sums.as_deref().is_some_and(|sums| !fits(sums));
+        if rows != cells.len() || factors.elem_count() != self.tables.utterances || wrong {
+            return Err(Error::Input(format!(
+                "gradients of logits {rows} x {width}, for {} cells",
+                cells.len()
+            )));
         }
-        let out = fresh((cells.len(), width), logits)?;
-        let listed = listed(cells, logits)?;
-        let tensors = [
-            logits,
-            bias,
-            &listed,
-            &self.terms,
-            &aligned.arcs,
-            &aligned.settings,
-            factors,
+        let out = fresh_in(dtype, (rows, width), logits.device())?;
+        let partial = sums.as_ref().map(|sums| sums.partial.clone());
+        let begun = sums.is_some_and(|sums| std::mem::replace(&mut sums.begun, true));
+        let read = [logits, bias, cells.list(), &self.terms, &aligned.arcs, factors].map(Read);
+        let sizes = [
+            rows,
+            tokens,
+            self.tables.durations,
+            self.tables.padded.0,
+            usize::from(begun),
         ]
-        .map(Read);
-        let sizes = [width - self.durations, self.durations, frames].map(Int);
-        // Checked above.
-        let first = Signed(first.map_or(-1, |first| first as i32));
+        .map(Int);
         launch(
             "tdt_logit_gradient",
-            Grid::rows(cells.len()),
-            &[&tensors[..], &[Write(&out)], &sizes, &[first, Float(clamp)]].concat(),
+            Grid::of(width.div_ceil(THREADS), blocks),
+            &[
+                &read[..],
+                &in_either(&out),
+                &[WriteIf(partial.as_ref())],
+                &sizes,
+                &[Double(aligned.label_factor), Float(clamp)],
+            ]
+            .concat(),
         )?;
         Ok(out)
     }

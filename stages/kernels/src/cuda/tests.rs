@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::emulator;
 use super::signature::{self, Kernel, Parameter};
-use super::tdt::Lattices;
+use super::tdt::{CellList, Extents, Lattices};
 use crate::adamw::{self, DeviceTables, Moment, Numbers, ParameterUpdate, Update, eight_bit};
 use crate::attention::{self, Scores};
 use crate::batch_norm::{self, Normaliser, Statistics};
@@ -448,7 +448,8 @@ fn lstm_layer() {
             let parts = parts.map(on);
             let (y, saved) = lstm::lstm(&on(&x), weights(&parts))?;
             let d = lstm::lstm_backward(&on(&dy), &saved, weights(&parts))?;
-            Ok(vec![y, d.input, d.input_weight, d.hidden_weight, d.bias.total()?])
+            let of_weights = [d.input_weight()?, d.hidden_weight()?, d.bias()?.total()?];
+            Ok([vec![y, d.input], of_weights.to_vec()].concat())
         });
         let (state, cell) = (random(&[batch, width], &mut noise), random(&[batch, width], &mut noise));
         let take: Vec<bool> = (0..batch).map(|b| b % 2 == 0).collect();
@@ -462,9 +463,9 @@ fn lstm_layer() {
 }
 
 #[test]
-fn joint_and_loss() {
+fn joint_hidden_values() {
     let mut noise = Noise::new(7);
-    for (count, width, tokens, durations) in [(1, 1, 1, 1), (30, 19, 5, 3), (40, 33, 700, 5)] {
+    for (count, width, tokens) in [(1, 1, 1), (30, 19, 5), (40, 33, 700)] {
         let (f, g) = (random(&[7, width], &mut noise), random(&[4, width], &mut noise));
         let pick = |noise: &mut Noise, below: usize| (noise.bits() % below as u64) as usize;
         let mut places: Vec<(usize, usize)> = (0..count).map(|_| (pick(&mut noise, 7), pick(&mut noise, 4))).collect();
@@ -490,19 +491,83 @@ fn joint_and_loss() {
                 joint::add_hidden_gradient(&on(&d), &on(&hidden), &cells, 1.25, &d_f, &d_g)?;
                 Ok(vec![d_f, d_g])
             });
-            // Of a list that was copied once, in parts.
-            same("hidden, backward in parts", BOUND, |on| {
-                let (d, hidden, d_f, d_g) = (on(&d), on(&hidden), on(&f).copy()?, on(&g).copy()?);
-                let list = joint::CellList::new(cells.clone(), d.device())?;
-                for first in (0..count).step_by(11) {
-                    let size = 11.min(count - first);
-                    let rows = |x: &Tensor| x.narrow(0, first, size)?.contiguous();
-                    let part = list.part(first..first + size)?;
-                    joint::add_hidden_gradient(&rows(&d)?, &rows(&hidden)?, part, 1.25, &d_f, &d_g)?;
+            // Of one list in parts; with biases, and from and to bf16, whose values say where the ReLU passes.
+            let [of_f, of_g] = [(); 2].map(|()| random(&[width], &mut noise));
+            let (shifted_f, shifted_g) = (f.broadcast_add(&of_f).unwrap(), g.broadcast_add(&of_g).unwrap());
+            let shifted = joint::hidden(&shifted_f, &shifted_g, &cells, mask).unwrap();
+            let (d_f, d_g) = (f.copy().unwrap(), g.copy().unwrap());
+            joint::add_hidden_gradient(&d, &shifted, &cells, 1.25, &d_f, &d_g).unwrap();
+            for dtype in [DType::F32, DType::BF16] {
+                let found = on_device(|on| -> Result<_> {
+                    let (d, d_f, d_g) = (on(&d), on(&f).copy()?, on(&g).copy()?);
+                    let list = CellList::copied(&cells, d.device())?;
+                    let (of_f, of_g) = (on(&of_f), on(&of_g));
+                    let biases = [Some(&of_f), Some(&of_g)];
+                    let hidden = list.hidden(dtype, (&on(&f), &on(&g)), biases, mask)?;
+                    for first in (0..count).step_by(11) {
+                        let size = 11.min(count - first);
+                        let rows = |x: &Tensor| x.narrow(0, first, size)?.contiguous();
+                        let part = list.part(first..first + size)?;
+                        part.add_hidden_gradient(&rows(&d)?, &rows(&hidden)?, 1.25, (&d_f, &d_g))?;
+                    }
+                    assert!(
+                        list.part(0..count + 1).is_err()
+                            && list.hidden(dtype, (&d.narrow(0, 0, 0)?, &d), biases, None).is_err()
+                    );
+                    Ok([hidden, d_f, d_g])
+                });
+                let expected = [shifted.to_dtype(dtype).unwrap(), d_f.clone(), d_g.clone()];
+                for (found, expected) in found.unwrap().iter().zip(expected) {
+                    assert_eq!(found.dtype(), expected.dtype());
+                    assert_eq!(values(found), values(&expected));
                 }
-                Ok(vec![d_f, d_g])
+            }
+        }
+    }
+}
+
+/// Cells of utterances in order, as the host lists them.
+fn listed(padded: (usize, usize), frames: &[usize], targets: &[Vec<u32>]) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for (b, (&frames, target)) in frames.iter().zip(targets).enumerate() {
+        for (t, u) in (0..frames).flat_map(|t| (0..=target.len()).map(move |u| (t, u))) {
+            cells.push(Cell {
+                frame: b * padded.0 + t,
+                state: b * padded.1 + u,
+                label: target.get(u).map(|&token| token as usize),
+                index: cells.len(),
             });
         }
+    }
+    cells
+}
+
+/// Lattices of several utterances, one without frames and one without tokens: their cells, of which there are more than a block
+/// has threads, and the terms of these.
+#[test]
+fn cells_and_terms() {
+    let mut noise = Noise::new(17);
+    for (tokens, durations) in [(8, 1), (9, 3), (700, 5)] {
+        let (padded, frames) = ((41, 9), [41, 3, 0, 17]);
+        let targets = [vec![1, 6, 0, 2, 3, 4, 5, 1], vec![], vec![2, 2], vec![4, 6, 5]];
+        let cells = listed(padded, &frames, &targets);
+        let count = cells.len();
+        let advances: Vec<usize> = (1..=durations).collect();
+        let extents = Extents {
+            padded,
+            frames: &frames,
+            targets: &targets,
+            durations: &advances,
+        };
+        let numbers = |cell: &Cell| {
+            let label = cell.label.map_or(u32::MAX, |label| label as u32);
+            [cell.frame as u32, cell.state as u32, label, cell.index as u32]
+        };
+        let (found, copies) = counted(|| {
+            DeviceUnderTest::get().run(|device| Lattices::new(&extents, device).unwrap().cells().to_vec().unwrap())
+        });
+        assert_eq!(found, cells.iter().flat_map(numbers).collect::<Vec<_>>());
+        assert_eq!((copies.to_device.count, copies.to_host.count), (1, 1));
         let outputs = tokens + durations;
         let logits = (random(&[count, outputs], &mut noise) * 5.0).unwrap();
         let offset = random(&[outputs], &mut noise);
@@ -521,17 +586,29 @@ fn joint_and_loss() {
         let expected = of_terms(&terms, &logs);
         let found = on_device(|on| {
             let (logits, offset) = (on(&logits), on(&offset));
-            let lattices = Lattices::new(count, durations, logits.device()).unwrap();
+            let lattices = Lattices::new(&extents, logits.device()).unwrap();
             // In two chunks.
             let size = count.div_ceil(2);
-            for (number, cells) in cells.chunks(size).enumerate() {
-                let logits = logits.narrow(0, number * size, cells.len()).unwrap();
-                lattices.set_terms(number * size, &logits, &offset, cells).unwrap();
+            for first in [0, size] {
+                let logits = logits.narrow(0, first, size.min(count - first)).unwrap();
+                lattices.set_terms(first, &logits, &offset).unwrap();
             }
+            assert!(lattices.set_terms(1, &logits, &offset).is_err());
             values(lattices.terms())
         });
         close("terms", BOUND, &values(&expected), &found);
     }
+    let refused = |padded: (usize, usize), frames: &[usize], targets: &[Vec<u32>]| {
+        let extents = Extents {
+            padded,
+            frames,
+            targets,
+            durations: &[1],
+        };
+        DeviceUnderTest::get().run(|device| Lattices::new(&extents, device).is_err())
+    };
+    assert!(refused((4, 2), &[5], &[vec![1]]) && refused((4, 2), &[4], &[vec![1, 1]]));
+    assert!(refused((4, 2), &[4, 4], &[vec![1]]) && !refused((4, 2), &[4], &[vec![1]]));
 }
 
 /// A chunk of cells of more frames than a block has threads, of two utterances, with some left out.

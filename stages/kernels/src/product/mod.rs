@@ -64,6 +64,49 @@ pub fn add_product_in(dtype: DType, sum: &Tensor, a: &Tensor, b: &Tensor) -> Res
     cuda::product::add_product(sum, &factor_in(dtype, a)?, &factor_in(dtype, b)?)
 }
 
+/// Products of one width on a device whose rows come one after another in one tensor.
+#[derive(Debug)]
+pub struct StackedProducts {
+    /// (rows, columns) in f32.
+    rows: Tensor,
+    filled: usize,
+}
+
+impl StackedProducts {
+    /// For so many rows in all, on the device of `like`.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn new(rows: usize, columns: usize, like: &Tensor) -> Result<Self> {
+        Ok(Self {
+            rows: cuda::fresh((rows, columns), like)?,
+            filled: 0,
+        })
+    }
+
+    /// The next rows: `a b` as [`product_in`] has it.
+    ///
+    /// # Errors
+    /// Where shapes do not fit.
+    pub fn push(&mut self, dtype: DType, a: &Tensor, b: &Tensor) -> Result<()> {
+        count(a, b);
+        cuda::product::product_into_rows(&self.rows, self.filled, &factor_in(dtype, a)?, &factor_in(dtype, b)?)?;
+        self.filled += a.dim(0)?;
+        Ok(())
+    }
+
+    /// All rows.
+    ///
+    /// # Errors
+    /// Where some are missing.
+    pub fn rows(self) -> Result<Tensor> {
+        match self.rows.dim(0)? {
+            rows if rows == self.filled => Ok(self.rows),
+            rows => Err(Error::Input(format!("{} of {rows} rows of products", self.filled))),
+        }
+    }
+}
+
 /// A factor of several products of [`product_in`] rounded once for all of them; itself where that multiplies it as it is. A
 /// transposed matrix is rounded as it lies.
 pub fn factor_in(dtype: DType, x: &Tensor) -> Result<Tensor> {

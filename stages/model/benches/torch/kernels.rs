@@ -157,7 +157,10 @@ pub fn around(torch: &mut Peer) -> Result<()> {
             &format!("lstm {steps} {batch} {width}"),
             || {
                 let (_, saved) = lstm(&x, weights)?;
-                Ok(lstm_backward(&dy, &saved, weights).map(drop)?)
+                let d = lstm_backward(&dy, &saved, weights)?;
+                d.input_weight()?;
+                d.hidden_weight()?;
+                Ok(d.bias().map(drop)?)
             },
         )?;
     }

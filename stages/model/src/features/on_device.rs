@@ -1,5 +1,7 @@
 //! Features as a tensor on the model's device: computed there, if it is a GPU.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::log_mel::{FrontEnd, Masked, Settings};
 use flow_kernels::{Noise, is_gpu};
@@ -52,11 +54,8 @@ impl LogMel {
         Ok((features, lengths))
     }
 
-    /// The front end on the model's device.
-    fn front_end_on(&self, device: &Device) -> Result<&FrontEnd> {
-        if let Some(front_end) = self.on_device.get() {
-            return Ok(front_end);
-        }
+    /// The front end on a device.
+    fn front_end_on(&self, device: &Device) -> Result<Arc<FrontEnd>> {
         let settings = Settings {
             points: self.n_fft,
             hop: self.hop,
@@ -66,8 +65,7 @@ impl LogMel {
             log_guard: LOG_GUARD,
             deviation_guard: DEVIATION_GUARD,
         };
-        let made = FrontEnd::new(&settings, device)?;
-        Ok(self.on_device.get_or_init(|| made))
+        Ok(self.on_devices.get(device, || FrontEnd::new(&settings, device))?)
     }
 }
 
@@ -203,6 +201,18 @@ mod tests {
         }
         let other = on_device(&front_end, &signals, Some(4), None);
         assert!(difference(&other, &on_device(&front_end, &signals, Some(3), None)) > 1e-3);
+    }
+
+    /// The tables of one device are not used on another. Candle's device for Metal is there in every build, and holds nothing.
+    #[test]
+    fn a_front_end_is_made_for_each_device() {
+        let front_end = front_end();
+        DeviceUnderTest::get().run(|device| {
+            let first = front_end.front_end_on(device).unwrap();
+            let other = Device::Metal(candle_core::MetalDevice);
+            assert!(front_end.front_end_on(&other).is_err());
+            assert!(Arc::ptr_eq(&first, &front_end.clone().front_end_on(device).unwrap()));
+        });
     }
 
     #[test]

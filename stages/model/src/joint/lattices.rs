@@ -1,10 +1,7 @@
-//! The lattices of a batch between the logits of the forward pass and the gradients of logits in the backward pass: on the
-//! CPU, or on the device that the logits lie on.
+//! The lattices of a batch between the logits of the forward pass and the gradients of logits in the backward pass, on the CPU.
 
 use candle_core::Tensor;
-use flow_kernels::is_gpu;
-use flow_kernels::joint::{Cell, CellGradient, CellTerms, Cells, cell_terms, logit_gradient};
-use flow_kernels::tdt::{self, Aligned, Rules, doubles};
+use flow_kernels::joint::{Cell, CellGradient, CellTerms, cell_terms, logit_gradient};
 use rayon::prelude::*;
 
 use crate::loss::{Alignment, Lattice, TdtLoss, align};
@@ -12,17 +9,11 @@ use crate::{Error, Result};
 
 /// Cells with a smaller posterior are left out of the backward pass: a batch has some 1e5 cells, so all of them
 /// together move no gradient by more than 1e-15 of the largest logit gradient.
-const NEGLIGIBLE: f64 = 1e-20;
+pub(super) const NEGLIGIBLE: f64 = 1e-20;
 
 /// Log probabilities of all cells, and what [`Lattices::align`] makes of them.
 #[derive(Debug)]
-pub(super) enum Lattices {
-    Host(HostLattices),
-    Device(tdt::Lattices, Option<Aligned>),
-}
-
-#[derive(Debug)]
-pub(super) struct HostLattices {
+pub(super) struct Lattices {
     terms: Vec<CellTerms>,
     /// Log probabilities, duration minor.
     durations: Vec<f64>,
@@ -32,95 +23,34 @@ pub(super) struct HostLattices {
 }
 
 /// What the gradients of logits are made of.
-pub(super) enum LogitGradients<'a> {
-    Host(&'a HostLattices, Vec<CellGradient>, f64),
-    Device {
-        lattices: &'a tdt::Lattices,
-        aligned: &'a Aligned,
-        /// Of each utterance's loss.
-        factors: Tensor,
-        /// Rows of the encoder's output that an utterance has.
-        frames: usize,
-        clamp: f64,
-    },
+pub(super) struct LogitGradients<'a> {
+    lattices: &'a Lattices,
+    posteriors: Vec<CellGradient>,
+    clamp: f64,
 }
 
 impl Lattices {
-    /// For so many cells whose logits will lie where `like` does.
-    pub fn new(cells: usize, durations: usize, like: &Tensor) -> Result<Self> {
-        if is_gpu(like.device()) {
-            let lattices = tdt::Lattices::new(cells, durations, like.device())?;
-            return Ok(Lattices::Device(lattices, None));
-        }
-        Ok(Lattices::Host(HostLattices {
+    /// For so many cells.
+    pub fn new(cells: usize, durations: usize) -> Self {
+        Self {
             terms: vec![CellTerms::default(); cells],
             durations: vec![0.0; cells * durations],
             starts: Vec::new(),
             alignments: Vec::new(),
-        }))
+        }
     }
 
     /// Takes in the logits, without bias, of the cells from `first` on.
-    pub fn set(&mut self, first: usize, logits: &Tensor, bias: &Tensor, cells: Cells) -> Result<()> {
-        match self {
-            Lattices::Host(host) => {
-                let count = host.durations.len() / host.terms.len().max(1);
-                let terms = &mut host.terms[first..first + cells.len()];
-                let durations = &mut host.durations[first * count..(first + cells.len()) * count];
-                cell_terms(logits, bias, &cells, terms, durations)?;
-            }
-            Lattices::Device(lattices, _) => lattices.set_terms(first, logits, bias, cells)?,
-        }
-        Ok(())
+    pub fn set(&mut self, first: usize, logits: &Tensor, bias: &Tensor, cells: &[Cell]) -> Result<()> {
+        let count = self.durations.len() / self.terms.len().max(1);
+        let terms = &mut self.terms[first..first + cells.len()];
+        let durations = &mut self.durations[first * count..(first + cells.len()) * count];
+        Ok(cell_terms(logits, bias, cells, terms, durations)?)
     }
 
     /// The loss of each utterance, of so many frames and states. Its cells are those of the utterances before, behind each
     /// other.
     pub fn align(&mut self, settings: &TdtLoss, extents: &[(usize, usize)]) -> Result<Vec<f64>> {
-        match self {
-            Lattices::Host(host) => {
-                host.align(settings, extents)?;
-                Ok(host.alignments.iter().map(|alignment| alignment.loss).collect())
-            }
-            Lattices::Device(lattices, aligned) => {
-                let rules = Rules {
-                    durations: &settings.durations,
-                    sigma: settings.sigma,
-                    label_factor: settings.label_factor(),
-                    negligible: NEGLIGIBLE,
-                    rnnt: settings.rnnt,
-                };
-                let found = lattices.align(&rules, extents)?;
-                let losses = found.losses.clone();
-                *aligned = Some(found);
-                Ok(losses)
-            }
-        }
-    }
-
-    /// What gradients of `sum(factors[b] * losses[b])` are made of. `frames`: rows of the encoder's output that an
-    /// utterance has.
-    pub fn gradients(&self, settings: &TdtLoss, factors: &[f64], frames: usize) -> Result<LogitGradients<'_>> {
-        match self {
-            Lattices::Host(host) => Ok(LogitGradients::Host(
-                host,
-                host.gradients(settings, factors),
-                settings.clamp,
-            )),
-            Lattices::Device(lattices, Some(aligned)) => Ok(LogitGradients::Device {
-                lattices,
-                aligned,
-                factors: doubles(factors.to_vec(), lattices.device())?,
-                frames,
-                clamp: settings.clamp,
-            }),
-            Lattices::Device(_, None) => Err(Error::Input("a loss was not summed up yet".into())),
-        }
-    }
-}
-
-impl HostLattices {
-    fn align(&mut self, settings: &TdtLoss, extents: &[(usize, usize)]) -> Result<()> {
         let count = settings.durations.len();
         let mut next = 0;
         self.starts = vec![0];
@@ -156,10 +86,19 @@ impl HostLattices {
                 )
             })
             .collect::<Result<_>>()?;
-        Ok(())
+        Ok(self.alignments.iter().map(|alignment| alignment.loss).collect())
     }
 
-    fn gradients(&self, settings: &TdtLoss, factors: &[f64]) -> Vec<CellGradient> {
+    /// What gradients of `sum(factors[b] * losses[b])` are made of.
+    pub fn gradients(&self, settings: &TdtLoss, factors: &[f64]) -> LogitGradients<'_> {
+        LogitGradients {
+            lattices: self,
+            posteriors: self.posteriors(settings, factors),
+            clamp: settings.clamp,
+        }
+    }
+
+    fn posteriors(&self, settings: &TdtLoss, factors: &[f64]) -> Vec<CellGradient> {
         let mut all = Vec::with_capacity(self.terms.len());
         for (utterance, (alignment, &factor)) in self.alignments.iter().zip(factors).enumerate() {
             let terms = &self.terms[self.starts[utterance]..self.starts[utterance + 1]];
@@ -193,36 +132,22 @@ impl HostLattices {
 impl LogitGradients<'_> {
     /// The cells that count, in order.
     pub fn active(&self) -> Vec<usize> {
-        match self {
-            LogitGradients::Host(_, posteriors, _) => (0..posteriors.len())
-                .filter(|&cell| posteriors[cell].blank + posteriors[cell].label >= NEGLIGIBLE)
-                .collect(),
-            LogitGradients::Device { aligned, .. } => {
-                (0..aligned.active.len()).filter(|&cell| aligned.active[cell]).collect()
-            }
-        }
+        (0..self.posteriors.len())
+            .filter(|&cell| self.posteriors[cell].blank + self.posteriors[cell].label >= NEGLIGIBLE)
+            .collect()
     }
 
     /// The gradient of the logits of some cells: (cells, tokens + durations). Row 0 of `logits` is that of the cell with the index
     /// `first`; without it, rows are those of the cells.
-    pub fn of(&self, logits: &Tensor, first: Option<usize>, bias: &Tensor, cells: &Cells) -> Result<Tensor> {
-        match self {
-            LogitGradients::Host(host, posteriors, clamp) => {
-                let own: Vec<CellGradient> = cells.iter().map(|cell| posteriors[cell.index]).collect();
-                let durations = host.duration_terms(cells);
-                let rows: Vec<usize> = match first {
-                    Some(first) => cells.iter().map(|cell| cell.index - first).collect(),
-                    None => (0..cells.len()).collect(),
-                };
-                Ok(logit_gradient(logits, &rows, bias, cells, &own, &durations, *clamp)?)
-            }
-            LogitGradients::Device {
-                lattices,
-                aligned,
-                factors,
-                frames,
-                clamp,
-            } => Ok(lattices.logit_gradient(aligned, logits, first, bias, cells, (factors, *frames), *clamp)?),
-        }
+    pub fn of(&self, logits: &Tensor, first: Option<usize>, bias: &Tensor, cells: &[Cell]) -> Result<Tensor> {
+        let own: Vec<CellGradient> = cells.iter().map(|cell| self.posteriors[cell.index]).collect();
+        let durations = self.lattices.duration_terms(cells);
+        let rows: Vec<usize> = match first {
+            Some(first) => cells.iter().map(|cell| cell.index - first).collect(),
+            None => (0..cells.len()).collect(),
+        };
+        Ok(logit_gradient(
+            logits, &rows, bias, cells, &own, &durations, self.clamp,
+        )?)
     }
 }

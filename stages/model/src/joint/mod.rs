@@ -1,14 +1,14 @@
 //! The joint network and the TDT loss over it, fused: logits exist for some thousand lattice cells at a time.
 
 mod lattices;
+mod on_device;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
-use flow_kernels::column_sums::GrowingSums;
 use flow_kernels::is_gpu;
-use flow_kernels::joint::{Cell, CellList, Cells, add_hidden_gradient, hidden};
+use flow_kernels::joint::{Cell, add_hidden_gradient, hidden};
 use flow_kernels::noise::DropMask;
-use flow_kernels::product::{add_product_in, factor_in, product, product_in};
+use flow_kernels::product::product;
 
 use crate::layers::dropout;
 use crate::layers::linear::Linear;
@@ -20,27 +20,23 @@ use lattices::{Lattices, LogitGradients};
 
 /// Cells whose logits are computed at once.
 const CHUNK: usize = 512;
-/// The same on a device, which needs more work at once to be busy.
-const DEVICE_CHUNK: usize = 8192;
 
-fn chunk(device: &Device) -> usize {
-    if is_gpu(device) { DEVICE_CHUNK } else { CHUNK }
-}
-
-/// Logits are kept from the forward to the backward pass while they fit in this many bytes; beyond, they are computed
-/// again.
+/// Logits are kept from the forward to the backward pass while they fit in this many bytes; beyond, and on a device, they are
+/// computed again.
 const KEPT_LOGITS: usize = 32 << 20;
 
 /// Of a loss over so many cells with so many outputs in f32, the cells whose logits are computed again in the backward
 /// pass.
 pub fn cells_computed_again(cells: usize, outputs: usize, on_device: bool) -> usize {
-    let chunk = if on_device { DEVICE_CHUNK } else { CHUNK };
-    cells.saturating_sub(chunks_kept(chunk, outputs * DType::F32.size_in_bytes()) * chunk)
+    match on_device {
+        true => cells,
+        false => cells.saturating_sub(chunks_kept(outputs * DType::F32.size_in_bytes()) * CHUNK),
+    }
 }
 
 /// Chunks of cells whose logits, of so many bytes for a cell, are kept.
-fn chunks_kept(chunk: usize, bytes: usize) -> usize {
-    KEPT_LOGITS / (bytes * chunk).max(1)
+fn chunks_kept(bytes: usize) -> usize {
+    KEPT_LOGITS / (bytes * CHUNK).max(1)
 }
 
 /// `relu(enc(encoded) + pred(predicted))`, then one linear layer to tokens, blank and durations.
@@ -56,6 +52,8 @@ pub struct Joint {
     /// Tokens and blank.
     tokens: usize,
     durations: usize,
+    /// On a device, how many cells are computed at once.
+    sizes_on_device: on_device::Sizes,
 }
 
 /// Sizes of a joint network.
@@ -74,9 +72,25 @@ pub struct JointSizes {
 pub struct JointLoss {
     /// Negative log likelihood per utterance (times 1 + lambda of FastEmit).
     pub losses: Vec<f64>,
+    cells: CellSums,
+    rows: Rows,
+}
+
+/// What the backward pass needs of the cells.
+enum CellSums {
+    Host(HostCells),
+    Device(on_device::DeviceCells),
+}
+
+struct HostCells {
     lattices: Lattices,
-    cells: CellList,
+    cells: Vec<Cell>,
     kept: Vec<Tensor>,
+}
+
+/// The two parts that the cells' hidden values are joined of.
+struct Rows {
+    /// Projected rows; on a device without biases.
     f: Tensor,
     g: Tensor,
     mask: Option<DropMask>,
@@ -124,6 +138,7 @@ impl Joint {
             factors: builder.matrix_dtype(),
             tokens: sizes.vocabulary + 1,
             durations: sizes.durations,
+            sizes_on_device: on_device::Sizes::default(),
         })
     }
 
@@ -163,15 +178,6 @@ impl Joint {
         Ok((logits, parameters.get(self.bias)))
     }
 
-    /// The last layer's weight as products of training take it: on a device rounded once for all of them.
-    fn rounded_weight(&self, parameters: &Parameters) -> Result<Tensor> {
-        let weight = parameters.get(self.weight);
-        match is_gpu(weight.device()) {
-            true => Ok(weight.to_dtype(self.factors)?),
-            false => Ok(weight.clone()),
-        }
-    }
-
     /// The loss of a batch.
     ///
     /// `encoded`: (batch, frames, encoder), of which `frames[b]` are valid; `predicted`: (batch, states, prediction),
@@ -191,12 +197,7 @@ impl Joint {
             frames: padded_frames,
             states: padded_states,
         };
-        let cells = self.list_cells(shape, frames, targets)?;
-        let rows = |x: &Tensor| -> Result<Tensor> { Ok(x.contiguous()?.flatten_to(1)?) };
-        let (encoded, predicted) = (rows(encoded)?, rows(predicted)?);
-        let f = self.encoder_projection.forward(parameters, &encoded)?;
-        let g = self.prediction_projection.forward(parameters, &predicted)?;
-        let mask = dropout::draw(self.dropout, &mut mode);
+        self.check_extents(shape, frames, targets)?;
         if settings.durations.len() != self.durations {
             return Err(Error::Input(format!(
                 "the loss has {} durations, the joint network {}",
@@ -204,20 +205,51 @@ impl Joint {
                 self.durations
             )));
         }
-        let (weight, bias) = (self.rounded_weight(parameters)?, parameters.get(self.bias));
-        let mut lattices = Lattices::new(cells.len(), self.durations, &f)?;
+        let rows = |x: &Tensor| -> Result<Tensor> { Ok(x.contiguous()?.flatten_to(1)?) };
+        let (encoded, predicted) = (rows(encoded)?, rows(predicted)?);
+        let projected = |layer: &Linear, x: &Tensor| match is_gpu(x.device()) {
+            true => layer.product(parameters, x),
+            false => layer.forward(parameters, x),
+        };
+        let rows = Rows {
+            f: projected(&self.encoder_projection, &encoded)?,
+            g: projected(&self.prediction_projection, &predicted)?,
+            mask: dropout::draw(self.dropout, &mut mode),
+            encoded,
+            predicted,
+            shape,
+        };
+        let (losses, cells) = if is_gpu(rows.f.device()) {
+            let (losses, cells) = self.loss_on_device(parameters, settings, &rows, frames, targets)?;
+            (losses, CellSums::Device(cells))
+        } else {
+            let (losses, cells) = self.loss_on_host(parameters, settings, &rows, frames, targets)?;
+            (losses, CellSums::Host(cells))
+        };
+        Ok(JointLoss { losses, cells, rows })
+    }
+
+    fn loss_on_host(
+        &self,
+        parameters: &Parameters,
+        settings: &TdtLoss,
+        rows: &Rows,
+        frames: &[usize],
+        targets: &[Vec<u32>],
+    ) -> Result<(Vec<f64>, HostCells)> {
+        let Rows { f, g, mask, shape, .. } = rows;
+        let cells = list_cells(*shape, frames, targets);
+        let (weight, bias) = (parameters.get(self.weight), parameters.get(self.bias));
+        let mut lattices = Lattices::new(cells.len(), self.durations);
         let mut kept = Vec::new();
-        let chunk = chunk(f.device());
-        let may_keep = chunks_kept(chunk, (self.tokens + self.durations) * f.dtype().size_in_bytes());
-        let cells = CellList::new(cells, f.device())?;
-        for first in (0..cells.len()).step_by(chunk) {
-            let cells = cells.part(first..cells.len().min(first + chunk))?;
-            let hidden = hidden(&f, &g, cells.clone(), mask)?;
+        let may_keep = chunks_kept((self.tokens + self.durations) * f.dtype().size_in_bytes());
+        for (number, cells) in cells.chunks(CHUNK).enumerate() {
+            let hidden = hidden(f, g, cells, *mask)?;
             let logits = match parameters.packed(self.weight) {
                 Some(packed) => packed.product(&hidden)?,
-                None => product_in(self.factors, &hidden, &weight.t()?)?,
+                None => product(&hidden, &weight.t()?)?,
             };
-            lattices.set(first, &logits, bias, cells)?;
+            lattices.set(number * CHUNK, &logits, bias, cells)?;
             if kept.len() < may_keep {
                 kept.push(logits);
             }
@@ -227,22 +259,11 @@ impl Joint {
             .zip(targets)
             .map(|(&frames, target)| (frames, target.len() + 1));
         let losses = lattices.align(settings, &extents.collect::<Vec<_>>())?;
-        Ok(JointLoss {
-            losses,
-            lattices,
-            cells,
-            kept,
-            f,
-            g,
-            mask,
-            encoded,
-            predicted,
-            shape,
-        })
+        Ok((losses, HostCells { lattices, cells, kept }))
     }
 
-    /// Lists the valid cells, utterance by utterance.
-    fn list_cells(&self, shape: Shape, frames: &[usize], targets: &[Vec<u32>]) -> Result<Vec<Cell>> {
+    /// An error where utterances do not fit their batch, or the vocabulary.
+    fn check_extents(&self, shape: Shape, frames: &[usize], targets: &[Vec<u32>]) -> Result<()> {
         if frames.len() != shape.batch || targets.len() != shape.batch {
             return Err(Error::Input(format!(
                 "a batch of {} has {} lengths and {} targets",
@@ -251,7 +272,6 @@ impl Joint {
                 targets.len()
             )));
         }
-        let mut cells = Vec::new();
         for (b, (&length, target)) in frames.iter().zip(targets).enumerate() {
             if length > shape.frames || target.len() >= shape.states {
                 return Err(Error::Input(format!("utterance {b} is longer than its batch")));
@@ -262,18 +282,8 @@ impl Joint {
                     self.blank()
                 )));
             }
-            for t in 0..length {
-                for u in 0..=target.len() {
-                    cells.push(Cell {
-                        frame: b * shape.frames + t,
-                        state: b * shape.states + u,
-                        label: target.get(u).map(|&token| token as usize),
-                        index: cells.len(),
-                    });
-                }
-            }
         }
-        Ok(cells)
+        Ok(())
     }
 
     /// Adds the gradients of `sum(factors[b] * losses[b])` and returns those of `encoded` (none if `encoder_frozen`)
@@ -287,115 +297,137 @@ impl Joint {
         encoder_frozen: bool,
         gradients: &mut Gradients,
     ) -> Result<(Option<Tensor>, Tensor)> {
-        let (d_f, d_g) = (saved.f.zeros_like()?, saved.g.zeros_like()?);
-        let d_logits = saved.lattices.gradients(settings, factors, saved.shape.frames)?;
-        let active = d_logits.active().into_iter().map(|cell| saved.cells[cell]).collect();
-        let active = CellList::new(active, d_f.device())?;
-        let before = |index: usize| active.partition_point(|cell| cell.index < index);
-        let weight = self.rounded_weight(parameters)?;
-        let bias = &mut self.bias_sums(saved, &active, gradients)?;
-        let mut kept_until = 0;
-        let size = chunk(d_f.device());
-        for (number, logits) in saved.kept.iter().enumerate() {
-            let first = number * size;
-            let chunk = active.part(before(first)..before(first + size))?;
-            self.backward_cells(
-                parameters,
-                (saved, &weight),
-                (chunk, &d_logits),
-                Some((logits, first)),
-                (&d_f, &d_g),
-                (bias, gradients),
-            )?;
-            kept_until = first + size;
-        }
-        for first in (before(kept_until)..active.len()).step_by(size) {
-            let chunk = active.part(first..active.len().min(first + size))?;
-            self.backward_cells(
-                parameters,
-                (saved, &weight),
-                (chunk, &d_logits),
-                None,
-                (&d_f, &d_g),
-                (bias, gradients),
-            )?;
-        }
+        let JointLoss { cells, rows, .. } = saved;
+        let (d_f, d_g) = (rows.f.zeros_like()?, rows.g.zeros_like()?);
         let mut sums = PendingSums::default();
-        if let Some(bias) = bias.take() {
-            sums.add(&[self.bias], bias.sums()?);
+        match cells {
+            CellSums::Host(cells) => {
+                let factors = (settings, factors);
+                self.backward_on_host(parameters, factors, (rows, cells), (&d_f, &d_g), gradients)?;
+            }
+            CellSums::Device(cells) => {
+                let factors = (settings, factors);
+                let bias = self.backward_on_device(parameters, factors, (rows, cells), (&d_f, &d_g), gradients)?;
+                if let Some(bias) = bias {
+                    sums.add(&[self.bias], bias);
+                }
+            }
         }
-        let Shape { batch, frames, states } = saved.shape;
+        let Shape { batch, frames, states } = rows.shape;
         let d_encoded = if encoder_frozen {
             self.encoder_projection
-                .backward_weights(&saved.encoded, &d_f, gradients)?;
+                .backward_weights(&rows.encoded, &d_f, gradients)?;
             None
         } else {
             let d = self
                 .encoder_projection
-                .backward_pending(parameters, &saved.encoded, &d_f, gradients, &mut sums)?;
+                .backward_pending(parameters, &rows.encoded, &d_f, gradients, &mut sums)?;
             Some(d.reshape((batch, frames, ()))?)
         };
         let d_predicted =
             self.prediction_projection
-                .backward_pending(parameters, &saved.predicted, &d_g, gradients, &mut sums)?;
+                .backward_pending(parameters, &rows.predicted, &d_g, gradients, &mut sums)?;
         sums.complete(parameters, gradients)?;
         Ok((d_encoded, d_predicted.reshape((batch, states, ()))?))
     }
 
-    /// On a device the sums over all chunks of cells that are the last bias's gradient.
-    fn bias_sums(&self, saved: &JointLoss, active: &[Cell], gradients: &Gradients) -> Result<Option<GrowingSums>> {
-        if !is_gpu(saved.f.device()) || !gradients.wants(self.bias) || active.is_empty() {
-            return Ok(None);
+    fn backward_on_host(
+        &self,
+        parameters: &Parameters,
+        (settings, factors): (&TdtLoss, &[f64]),
+        (rows, saved): (&Rows, &HostCells),
+        sums: (&Tensor, &Tensor),
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let d_logits = saved.lattices.gradients(settings, factors);
+        let active: Vec<Cell> = d_logits.active().into_iter().map(|cell| saved.cells[cell]).collect();
+        let before = |index: usize| active.partition_point(|cell| cell.index < index);
+        let mut kept_until = 0;
+        for (number, logits) in saved.kept.iter().enumerate() {
+            let first = number * CHUNK;
+            let cells = &active[before(first)..before(first + CHUNK)];
+            self.backward_cells(
+                parameters,
+                rows,
+                (cells, &d_logits),
+                Some((logits, first)),
+                sums,
+                gradients,
+            )?;
+            kept_until = first + CHUNK;
         }
-        let size = chunk(saved.f.device());
-        let kept = size * saved.kept.len();
-        let (kept, again) = active.split_at(active.partition_point(|cell| cell.index < kept));
-        let of_kept = kept.chunk_by(|a, b| a.index / size == b.index / size);
-        let rows = of_kept.chain(again.chunks(size)).map(<[Cell]>::len);
-        Ok(Some(GrowingSums::new(rows, self.tokens + self.durations, &saved.f)?))
+        for cells in active[before(kept_until)..].chunks(CHUNK) {
+            self.backward_cells(parameters, rows, (cells, &d_logits), None, sums, gradients)?;
+        }
+        Ok(())
     }
 
-    /// The backward pass of some cells, given the last layer's weight as products take it, and the logits that they are among
-    /// (with the index of the first one's cell) if they were kept.
+    /// The backward pass of some cells on the host, given the logits that they are among (with the index of the first one's
+    /// cell) if they were kept.
     fn backward_cells(
         &self,
         parameters: &Parameters,
-        (saved, weight): (&JointLoss, &Tensor),
-        (cells, d_logits): (Cells, &LogitGradients),
+        rows: &Rows,
+        (cells, d_logits): (&[Cell], &LogitGradients),
         kept: Option<(&Tensor, usize)>,
         (d_f, d_g): (&Tensor, &Tensor),
-        (bias, gradients): (&mut Option<GrowingSums>, &mut Gradients),
+        gradients: &mut Gradients,
     ) -> Result<()> {
         if cells.is_empty() {
             return Ok(());
         }
-        let hidden = hidden(&saved.f, &saved.g, cells.clone(), saved.mask)?;
-        let factor = factor_in(self.factors, &hidden)?;
+        let weight = parameters.get(self.weight);
+        let hidden = hidden(&rows.f, &rows.g, cells, rows.mask)?;
         let computed;
         let (logits, first) = match kept {
             Some((logits, first)) => (logits, Some(first)),
             None => {
-                computed = product_in(self.factors, &factor, &weight.t()?)?;
+                computed = product(&hidden, &weight.t()?)?;
                 (&computed, None)
             }
         };
-        let d_logits = d_logits.of(logits, first, parameters.get(self.bias), &cells)?;
-        let d_factor = factor_in(self.factors, &d_logits)?;
+        let d_logits = d_logits.of(logits, first, parameters.get(self.bias), cells)?;
         if gradients.wants(self.weight) {
-            match gradients.get(self.weight).filter(|sum| is_gpu(sum.device())) {
-                Some(sum) => add_product_in(self.factors, sum, &d_factor.t()?, &factor)?,
-                None => gradients.add(self.weight, product_in(self.factors, &d_factor.t()?, &factor)?)?,
+            gradients.add(self.weight, product(&d_logits.t()?, &hidden)?)?;
+        }
+        if gradients.wants(self.bias) {
+            gradients.add(self.bias, column_sum(&d_logits)?)?;
+        }
+        let d_hidden = product(&d_logits, weight)?;
+        Ok(add_hidden_gradient(
+            &d_hidden,
+            &hidden,
+            cells,
+            rows.keep_factor(),
+            d_f,
+            d_g,
+        )?)
+    }
+}
+
+impl Rows {
+    /// Factor of the hidden values that dropout keeps.
+    fn keep_factor(&self) -> f64 {
+        self.mask.map_or(1.0, |mask| mask.keep_factor)
+    }
+}
+
+/// Lists the valid cells, utterance by utterance.
+fn list_cells(shape: Shape, frames: &[usize], targets: &[Vec<u32>]) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for (b, (&length, target)) in frames.iter().zip(targets).enumerate() {
+        for t in 0..length {
+            for u in 0..=target.len() {
+                cells.push(Cell {
+                    frame: b * shape.frames + t,
+                    state: b * shape.states + u,
+                    label: target.get(u).map(|&token| token as usize),
+                    index: cells.len(),
+                });
             }
         }
-        match bias {
-            Some(bias) => bias.add(&d_logits)?,
-            None if gradients.wants(self.bias) => gradients.add(self.bias, column_sum(&d_logits)?)?,
-            None => {}
-        }
-        let keep_factor = saved.mask.map_or(1.0, |mask| mask.keep_factor);
-        let d_hidden = product_in(self.factors, &d_factor, weight)?;
-        Ok(add_hidden_gradient(&d_hidden, &hidden, cells, keep_factor, d_f, d_g)?)
     }
+    cells
 }
 
 #[cfg(test)]

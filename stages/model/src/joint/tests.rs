@@ -1,8 +1,8 @@
 use super::*;
 use crate::layers::golden;
 use candle_core::{DType, Device};
-use flow_kernels::Noise;
 use flow_kernels::testing::{DeviceUnderTest, check_gradient, max_difference, normal, values};
+use flow_kernels::{Noise, is_gpu, tdt};
 use proptest::prelude::*;
 
 fn settings(durations: Vec<usize>) -> TdtLoss {
@@ -19,41 +19,129 @@ fn settings(durations: Vec<usize>) -> TdtLoss {
 /// lie.
 fn loss_of_logits(settings: &TdtLoss, logits: &Tensor, frames: &[usize], targets: &[Vec<u32>]) -> (Vec<f64>, Tensor) {
     let (batch, padded_frames, padded_states, outputs) = logits.dims4().unwrap();
-    let (mut cells, mut rows, mut extents) = (Vec::new(), Vec::new(), Vec::new());
-    for b in 0..batch {
-        for t in 0..frames[b] {
-            for u in 0..=targets[b].len() {
-                rows.push((b * padded_frames + t) * padded_states + u);
-                cells.push(Cell {
-                    frame: b * padded_frames + t,
-                    state: b * padded_states + u,
-                    label: targets[b].get(u).map(|&token| token as usize),
-                    index: cells.len(),
-                });
-            }
-        }
-        extents.push((frames[b], targets[b].len() + 1));
-    }
+    let shape = Shape {
+        batch,
+        frames: padded_frames,
+        states: padded_states,
+    };
+    let cells = list_cells(shape, frames, targets);
+    let rows: Vec<usize> = cells
+        .iter()
+        .map(|cell| cell.frame * padded_states + cell.state % padded_states)
+        .collect();
     let flat = logits.flatten_to(2).unwrap();
     let picked: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
     let picked = flat
         .index_select(&Tensor::new(picked, logits.device()).unwrap(), 0)
         .unwrap();
     let bias = Tensor::zeros(outputs, logits.dtype(), logits.device()).unwrap();
-    let mut lattices = Lattices::new(cells.len(), settings.durations.len(), logits).unwrap();
-    lattices.set(0, &picked, &bias, Cells::from(&cells)).unwrap();
-    let losses = lattices.align(settings, &extents).unwrap();
-    let gradients = lattices.gradients(settings, &vec![1.0; batch], padded_frames).unwrap();
-    let cells = Cells::from(&cells);
-    let found = gradients.of(&picked, None, &bias, &cells).unwrap();
-    // As the first rows of all logits.
-    let kept = gradients.of(&picked, Some(0), &bias, &cells).unwrap();
-    assert_eq!(values(&kept), values(&found));
+    let (losses, found) = if is_gpu(logits.device()) {
+        of_logits_on_device(settings, (&picked, &bias), shape, frames, targets)
+    } else {
+        let mut lattices = Lattices::new(cells.len(), settings.durations.len());
+        lattices.set(0, &picked, &bias, &cells).unwrap();
+        let extents: Vec<_> = frames
+            .iter()
+            .zip(targets)
+            .map(|(&t, target)| (t, target.len() + 1))
+            .collect();
+        let losses = lattices.align(settings, &extents).unwrap();
+        let gradients = lattices.gradients(settings, &vec![1.0; batch]);
+        let found = gradients.of(&picked, None, &bias, &cells).unwrap();
+        // As the first rows of all logits.
+        let kept = gradients.of(&picked, Some(0), &bias, &cells).unwrap();
+        assert_eq!(values(&kept), values(&found));
+        (losses, found)
+    };
     let mut all = vec![0.0; batch * padded_frames * padded_states * outputs];
     for (row, found) in rows.iter().zip(values(&found).chunks_exact(outputs)) {
         all[row * outputs..][..outputs].copy_from_slice(found);
     }
     (losses, Tensor::from_vec(all, logits.shape(), &Device::Cpu).unwrap())
+}
+
+/// The same of the logits of all cells on a device: those that count in two chunks, whose sums are those of the rows.
+fn of_logits_on_device(
+    settings: &TdtLoss,
+    (logits, bias): (&Tensor, &Tensor),
+    shape: Shape,
+    frames: &[usize],
+    targets: &[Vec<u32>],
+) -> (Vec<f64>, Tensor) {
+    let extents = tdt::Extents {
+        padded: (shape.frames, shape.states),
+        frames,
+        targets,
+        durations: &settings.durations,
+    };
+    let lattices = tdt::Lattices::new(&extents, logits.device()).unwrap();
+    let (cells, outputs) = logits.dims2().unwrap();
+    lattices.set_terms(0, logits, bias).unwrap();
+    let aligned = lattices
+        .align(&tdt::Rules {
+            sigma: settings.sigma,
+            label_factor: settings.label_factor(),
+            negligible: lattices::NEGLIGIBLE,
+            rnnt: settings.rnnt,
+        })
+        .unwrap();
+    let factors = tdt::doubles(vec![1.0; shape.batch], logits.device()).unwrap();
+    let options = |dtype: DType| tdt::LogitGradient {
+        dtype,
+        factors: &factors,
+        clamp: settings.clamp,
+    };
+    let gradient = |logits: &Tensor, cells: &tdt::CellList, dtype: DType, sums: Option<&mut tdt::BiasSums>| {
+        let found = lattices.logit_gradient(&aligned, (logits, bias), cells, &options(dtype), sums);
+        found.unwrap()
+    };
+    let whole = gradient(logits, lattices.cells(), DType::F32, None);
+    let narrow = gradient(logits, lattices.cells(), DType::BF16, None);
+    assert_eq!(values(&narrow), values(&whole.to_dtype(DType::BF16).unwrap()));
+    // Those that count are all but some whose gradient is none.
+    let active = lattices.active_cells(&aligned).unwrap();
+    assert!(active.len() == aligned.active && active.len() <= cells);
+    let chunk = active.len().div_ceil(2).max(1);
+    let mut sums = tdt::BiasSums::new(chunk, outputs, logits.device()).unwrap();
+    let host = list_cells(shape, frames, targets);
+    let numbers: Vec<u32> = active.to_vec().unwrap();
+    let mut all = vec![0.0; cells * outputs];
+    for first in (0..active.len()).step_by(chunk) {
+        let part = active.part(first..active.len().min(first + chunk)).unwrap();
+        let places: Vec<u32> = numbers[4 * first..][..4 * part.len()]
+            .iter()
+            .skip(3)
+            .step_by(4)
+            .copied()
+            .collect();
+        for (place, numbers) in places.iter().zip(numbers[4 * first..].chunks_exact(4)) {
+            let Cell {
+                frame,
+                state,
+                label,
+                index,
+            } = host[*place as usize];
+            let label = label.map_or(u32::MAX, |label| label as u32);
+            assert_eq!(numbers, [frame as u32, state as u32, label, index as u32]);
+        }
+        let rows = logits
+            .index_select(&Tensor::new(places.as_slice(), logits.device()).unwrap(), 0)
+            .unwrap();
+        let found = gradient(&rows, &part, DType::F32, Some(&mut sums));
+        for (place, found) in places.iter().zip(values(&found).chunks_exact(outputs)) {
+            all[*place as usize * outputs..][..outputs].copy_from_slice(found);
+        }
+    }
+    let all = Tensor::from_vec(all, (cells, outputs), &Device::Cpu).unwrap();
+    assert!(max_difference(&all, &whole.to_device(&Device::Cpu).unwrap()) < 1e-15);
+    if !active.is_empty() {
+        let found = values(&sums.sums().total().unwrap());
+        let expected = values(&all.sum(0).unwrap());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() <= 1e-5 * expected.abs().max(1.0));
+        }
+    }
+    (aligned.losses.clone(), whole)
 }
 
 /// All of NeMo's cases, in f64 against f64 and in f32 against NeMo's own results; in f32 on the device under test too.
@@ -160,8 +248,11 @@ fn small_joint(sizes: &JointSizes, seed: u64) -> (Joint, Parameters) {
 /// Smallest magnitude of the inputs of the ReLU.
 fn nearest_to_kink(saved: &JointLoss) -> f64 {
     let rows = |x: &Tensor| -> Vec<Vec<f64>> { x.to_vec2().unwrap() };
-    let (f, g) = (rows(&saved.f), rows(&saved.g));
-    let sums = saved
+    let (f, g) = (rows(&saved.rows.f), rows(&saved.rows.g));
+    let CellSums::Host(host) = &saved.cells else {
+        panic!("computed on a device")
+    };
+    let sums = host
         .cells
         .iter()
         .flat_map(|cell| f[cell.frame].iter().zip(&g[cell.state]).map(|(f, g)| (f + g).abs()));
@@ -294,8 +385,11 @@ fn many_chunks_agree_with_few() {
                 Mode::Train(mode_noise),
             )
             .unwrap();
-        assert!(saved.kept.len() == 1 && saved.cells.len() > 2 * CHUNK);
-        saved.kept.truncate(kept);
+        let CellSums::Host(host) = &mut saved.cells else {
+            panic!("computed on a device")
+        };
+        assert!(host.kept.len() == 1 && host.cells.len() > 2 * CHUNK);
+        host.kept.truncate(kept);
         let mut gradients = Gradients::new(&parameters);
         let d = joint
             .backward(&parameters, &settings, &saved, &[1.0, 1.0], false, &mut gradients)
@@ -308,6 +402,74 @@ fn many_chunks_agree_with_few() {
         // The cells are summed in other groups: rounding only.
         let largest = values(a).iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
         assert!(max_difference(a, &b) <= 1e-5 * largest);
+    }
+}
+
+/// On a device, however many cells are computed at once: in f32 as on the CPU. Utterances of different lengths, one without frames
+/// and one that cannot be aligned, with dropout.
+#[test]
+fn chunks_on_a_device_agree_with_the_cpu() {
+    let sizes = JointSizes {
+        encoder: 8,
+        prediction: 8,
+        hidden: 16,
+        vocabulary: 300,
+        durations: 3,
+        dropout: 0.1,
+    };
+    let mut noise = Noise::new(2);
+    let single = |shape: &[usize], noise: &mut Noise| normal(shape, noise).to_dtype(DType::F32).unwrap();
+    let (encoded, predicted) = (single(&[4, 40, 8], &mut noise), single(&[4, 9, 8], &mut noise));
+    let targets = vec![vec![3; 8], vec![299, 0, 7], vec![1, 2], vec![5; 4]];
+    let settings = settings(vec![1, 2, 4]);
+    let run = |chunk: Option<usize>, device: &Device| {
+        let mut builder = ParameterBuilder::random(DType::F32, device.clone(), 1);
+        let mut joint = Joint::new(&sizes, "joint", &mut builder).unwrap();
+        let (parameters, _) = builder.finish();
+        if let Some(chunk) = chunk {
+            joint.sizes_on_device = on_device::Sizes {
+                chunk,
+                chunks_of_hidden: 2,
+            };
+        }
+        let on = |x: &Tensor| x.to_device(device).unwrap();
+        let saved = joint
+            .loss(
+                &parameters,
+                &settings,
+                (&on(&encoded), &[40, 33, 0, 2]),
+                (&on(&predicted), &targets),
+                Mode::Train(&mut Noise::new(9)),
+            )
+            .unwrap();
+        let mut gradients = Gradients::new(&parameters);
+        let factors = [1.0, 0.5, 1.0, 2.0];
+        let d = joint
+            .backward(&parameters, &settings, &saved, &factors, false, &mut gradients)
+            .unwrap();
+        let mut all = vec![d.0.unwrap(), d.1];
+        all.extend(gradients.iter().map(|(_, gradient)| gradient.clone()));
+        let all: Vec<Vec<f64>> = all.iter().map(values).collect();
+        (saved.losses, all)
+    };
+    let (losses, expected) = run(None, &Device::Cpu);
+    assert!(losses[0].is_finite() && losses[2] == 0.0 && losses[3] == f64::INFINITY);
+    for chunk in [None, Some(64), Some(200)] {
+        let (found_losses, found) = DeviceUnderTest::get().run(|device| run(chunk, device));
+        for (found, expected) in found_losses.iter().zip(&losses) {
+            assert!(found == expected || (found - expected).abs() <= 1e-6 * expected);
+        }
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+            assert!(largest > 0.0 && found.len() == expected.len());
+            for (found, expected) in found.iter().zip(expected) {
+                assert!(
+                    (found - expected).abs() <= 2e-5 * largest,
+                    "{chunk:?}: {found}, {expected}"
+                );
+            }
+        }
     }
 }
 

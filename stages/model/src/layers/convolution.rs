@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use flow_kernels::Lengths;
 use flow_kernels::batch_norm::{Gather, Normaliser, inverse_deviation, normalise_silu};
 use flow_kernels::depthwise::depthwise;
-use flow_kernels::gated_convolution::{self, Output, Statistics, Weights};
+use flow_kernels::gated_convolution::{self, Output, Statistics, Wanted, Weights};
 use flow_kernels::glu::glu;
 
 use super::Frames;
@@ -225,10 +225,16 @@ impl Convolution {
             .backward_pending(parameters, &saved.activated, dy, gradients, sums)?;
         let factors = self.pointwise1.factors(&d_activated);
         let by = self.weights(parameters);
-        let found =
-            gated_convolution::backward(factors, &saved.convolution, &frames.lengths, by, (&d_activated, gather))?;
+        let wanted = Wanted {
+            weight: gradients.wants(self.depthwise_weight),
+            bias: self.depthwise_bias.is_some_and(|id| gradients.wants(id)),
+        };
+        let given = (&d_activated, gather);
+        let found = gated_convolution::backward(factors, &saved.convolution, &frames.lengths, by, given, wanted)?;
         sums.add(&[self.norm_weight, self.norm_bias], found.norm);
-        sums.add(&[self.depthwise_weight], found.weight);
+        if let Some(weight) = found.weight {
+            sums.add(&[self.depthwise_weight], weight);
+        }
         if let (Some(id), Some(bias)) = (self.depthwise_bias, found.bias) {
             sums.add(&[id], bias);
         }

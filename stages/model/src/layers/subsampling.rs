@@ -117,13 +117,14 @@ impl Subsampling {
             )));
         }
         let get = |id: ParameterId| parameters.get(id);
-        let halve = |lengths: &[usize]| Lengths::new(lengths.iter().map(|&n| halved(n)).collect::<Vec<_>>());
-        let lengths = Lengths::new(lengths);
-        let valid = halve(&lengths);
-        let x0 = first(features, get(self.first.weight), get(self.first.bias), &lengths, &valid)?;
-        let valid = halve(&valid);
-        let (x1, filtered0) = self.stage(parameters, 0, &x0, &valid)?;
-        let valid = halve(&valid);
+        let halve = |lengths: &[usize]| lengths.iter().map(|&n| halved(n)).collect::<Vec<_>>();
+        let (half, all) = (halve(lengths), lengths.to_vec());
+        let quarter = halve(&half);
+        let eighth = halve(&quarter);
+        let [lengths, half, quarter, valid] =
+            Lengths::copied_together([all, half, quarter, eighth], features.device())?;
+        let x0 = first(features, get(self.first.weight), get(self.first.bias), &lengths, &half)?;
+        let (x1, filtered0) = self.stage(parameters, 0, &x0, &quarter)?;
         let (last, filtered1) = self.stage(parameters, 1, &x1, &valid)?;
         let time_out = last.dims4()?.1;
         let rows = last.reshape((batch * time_out, self.bands * self.channels))?;
