@@ -10,7 +10,9 @@ export function setKey(given) {
 
 export async function request(path, options) {
   const headers = key === "" ? {} : { Authorization: `Bearer ${key}` };
-  const response = await fetch(path, { ...options, headers });
+  const response = await fetch(path, { ...options, headers }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("The server cannot be reached.");
+  });
   if (response.status === 401) {
     byId("key-form").hidden = false;
     byId("key").focus();
