@@ -313,21 +313,43 @@ fn by_processes(root: &Path, work: &Path, aside: &Path) {
     }
 }
 
+/// Shards that come; those after them come in place of these, so that the corpus grows no more.
+const NEW_SHARDS: u64 = 5;
+
 /// Shards come one after the other, each made by `make`, below a process that watches.
 fn below_a_watching_process(flow: Command, work: &Path, out: &Path, make: impl Fn(u64) -> PathBuf) {
     let generations = std::env::var("FLOW_BENCH_GENERATIONS").ok();
-    let generations: u64 = generations.and_then(|count| count.parse().ok()).unwrap_or(5);
+    let generations: u64 = generations.and_then(|count| count.parse().ok()).unwrap_or(NEW_SHARDS);
     let mut watching = Watching::start(flow, &work.join("events"), out);
+    let mut resident = Vec::new();
     for at in 0..generations {
-        let (made, place) = (make(at), work.join(format!("shards/en/en_watch_{at:05}")));
-        let taken_up = watching.take_up(|| std::fs::rename(made, place).expect("the corpus can be written"));
+        let place = work.join(format!("shards/en/en_watch_{:05}", at % NEW_SHARDS));
+        let made = make(at);
+        let taken_up = watching.take_up(|| {
+            if at < NEW_SHARDS {
+                return std::fs::rename(&made, &place).expect("the corpus can be written");
+            }
+            for file in std::fs::read_dir(&made).expect("a shard").flatten() {
+                std::fs::rename(file.path(), place.join(file.file_name())).expect("the corpus can be written");
+            }
+        });
+        resident.push(taken_up.resident);
         println!(
             "{:24} {:8.2} s until the set is there, {SETTLE} s to settle included; decided in {:.0} ms; {:.0} MiB, peak {:.0}",
-            format!("flow --watch, new shard {}", at + 1),
+            format!("flow --watch, shard {}", at + 1),
             taken_up.wall,
             taken_up.decide,
             taken_up.resident,
             taken_up.peak
+        );
+    }
+    let quarter = resident.len() / 4;
+    if quarter >= 10 {
+        let mean = |from: usize| resident[from..from + quarter].iter().sum::<f64>() / quarter as f64;
+        println!(
+            "resident memory of the last quarter of {generations} generations: {:.0} MiB; from the second on it grew by {:.2} KiB a generation",
+            mean(3 * quarter),
+            (mean(3 * quarter) - mean(quarter)) * 1024.0 / (2 * quarter) as f64
         );
     }
 }

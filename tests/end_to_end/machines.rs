@@ -17,19 +17,19 @@ const LONG: Duration = Duration::from_secs(180);
 /// Two ranks whose steps do not depend on how many are to come.
 const TWO: [&str; 2] = ["train.ranks=2", "train.schedule=constant"];
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     listener.local_addr().unwrap().port()
 }
 
 /// A started process, killed at the end of the test.
-struct Started {
+pub struct Started {
     child: Child,
     told: Option<std::thread::JoinHandle<String>>,
 }
 
 impl Started {
-    fn new(mut command: Command) -> Started {
+    pub fn new(mut command: Command) -> Started {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut from = child.stderr.take().unwrap();
         let told = std::thread::spawn(move || {
@@ -44,14 +44,14 @@ impl Started {
         }
     }
 
-    fn signal(&self, signal: i32) {
+    pub fn signal(&self, signal: i32) {
         // SAFETY: kill(2) with a process id of our own child; no memory is involved.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
     /// Exit code (none where a signal ended it) and what it said.
     #[track_caller]
-    fn end(mut self) -> (Option<i32>, String) {
+    pub fn end(mut self) -> (Option<i32>, String) {
         let until = Instant::now() + LONG;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -99,7 +99,7 @@ fn started(commands: [Command; 2]) -> [Started; 2] {
 }
 
 #[track_caller]
-fn wait_until(what: &str, is: impl Fn() -> bool) {
+pub fn wait_until(what: &str, is: impl Fn() -> bool) {
     let until = Instant::now() + LONG;
     while !is() {
         assert!(Instant::now() < until, "waited in vain: {what}");

@@ -14,6 +14,7 @@ mod inputs;
 mod long_texts;
 mod lookup;
 mod machines;
+mod machines_in_buckets;
 mod manifests;
 mod mistakes;
 mod models;

@@ -75,7 +75,7 @@ fn a_decision_stands_although_its_key_rows_cannot_be_held() {
     run(&place.checked(&["unheld=true"]), &place.options, &events).unwrap();
     let told = told.lock().unwrap().join("\n");
     assert!(
-        told.contains("first will decide about all key rows") && told.contains("nothing can be held"),
+        told.contains("first:decide will decide about all key rows") && told.contains("nothing can be held"),
         "{told}"
     );
 }

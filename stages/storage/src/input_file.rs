@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -62,6 +63,18 @@ impl InputFile {
         }
     }
 
+    /// The object with the bytes in `range` at hand, which are asked for by one request; none of a file on this machine, whose bytes
+    /// are at hand.
+    ///
+    /// # Errors
+    /// When they cannot be read, or the object ends before them.
+    pub fn holding(&self, range: Range<u64>) -> io::Result<Option<InputFile>> {
+        match self {
+            InputFile::Local(_) => Ok(None),
+            InputFile::Object(object) => Ok(Some(InputFile::Object(Box::new(object.holding(range)?)))),
+        }
+    }
+
     /// In bytes. Of an object, when it was opened.
     ///
     /// # Errors
@@ -96,6 +109,9 @@ impl InputFile {
                 let end = offset.saturating_add(buffer.len() as u64);
                 if end > object.stat().size {
                     return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                if object.read_held(buffer, offset) {
+                    return Ok(());
                 }
                 buffer.copy_from_slice(&object.read_range(offset..end)?);
                 return Ok(());

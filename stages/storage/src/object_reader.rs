@@ -159,6 +159,35 @@ impl ObjectReader {
         Ok(())
     }
 
+    /// A reader of the same object that holds the bytes in `range` already, by one request: what lies within them is not asked for.
+    ///
+    /// # Errors
+    /// As of [`ObjectReader::read_range`].
+    pub fn holding(&self, range: Range<u64>) -> Result<ObjectReader, StorageError> {
+        let window = Window {
+            start: range.start,
+            bytes: self.read_range(range)?,
+            ahead: None,
+        };
+        Ok(ObjectReader {
+            window: Arc::new(Mutex::new(window)),
+            ..self.clone()
+        })
+    }
+
+    /// Fills `buffer` with the bytes at `offset` if all of them are held; says whether they are.
+    pub(crate) fn read_held(&self, buffer: &mut [u8], offset: u64) -> bool {
+        let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(start) = offset
+            .checked_sub(window.start)
+            .and_then(|start| usize::try_from(start).ok())
+        else {
+            return false;
+        };
+        let held = window.bytes.get(start..).and_then(|held| held.get(..buffer.len()));
+        held.map(|held| buffer.copy_from_slice(held)).is_some()
+    }
+
     /// The bytes in `range`, by one request of their own: nothing is read ahead.
     ///
     /// # Errors
@@ -184,6 +213,7 @@ impl ObjectReader {
             let said = format!("in {}, see FLOW_STORAGE_CACHE: {error}", folder.display());
             StorageError::of(StorageFault::Cache, &self.url.to_string(), &said)
         };
+        std::fs::create_dir_all(folder).map_err(failed)?;
         let mut file = tempfile::tempfile_in(folder).map_err(failed)?;
         self.copy_to(&mut |bytes| {
             file.write_all(bytes)

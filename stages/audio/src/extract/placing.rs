@@ -38,6 +38,43 @@ pub(super) struct Place<'a> {
     pub settings: &'a ExtractSettings,
 }
 
+/// A recording, or why it is refused.
+type Placed = Result<Kept, Refusal>;
+
+/// Recordings of a tar in object storage that lie close together are asked for by one request: of so many bytes at most,
+const SPAN: u64 = 8 << 20;
+/// and of at least so many, where there are enough of them for all threads;
+const LEAST_SPAN: u64 = 1 << 20;
+/// with no more bytes between two of them.
+const GAP: u64 = 64 << 10;
+
+/// The jobs by their places, in the order of the tar: together those whose recordings lie in one range of it.
+fn spans(jobs: &[Job<'_>], threads: usize) -> Vec<(std::ops::Range<u64>, Vec<usize>)> {
+    let mut places: Vec<usize> = (0..jobs.len()).collect();
+    places.sort_by_key(|place| jobs[*place].member.offset);
+    let all: u64 = jobs.iter().fold(0, |sum, job| sum.saturating_add(job.member.size));
+    let most = (all / (2 * threads.max(1) as u64)).clamp(LEAST_SPAN, SPAN);
+    let mut spans: Vec<(std::ops::Range<u64>, Vec<usize>)> = Vec::new();
+    for place in places {
+        let member = &jobs[place].member;
+        // What was probed is compared with the length of the tar where it is read.
+        let range = member.offset..member.offset.saturating_add(member.size);
+        match spans.last_mut() {
+            Some((span, places))
+                if member.in_tar
+                    && jobs[places[0]].member.in_tar
+                    && range.start <= span.end.saturating_add(GAP)
+                    && range.end.saturating_sub(span.start) <= most =>
+            {
+                span.end = span.end.max(range.end);
+                places.push(place);
+            }
+            _ => spans.push((range, vec![place])),
+        }
+    }
+    spans
+}
+
 /// Returns places within the tar (or existing files) instead of writing files.
 ///
 /// # Errors
@@ -107,9 +144,9 @@ impl Place<'_> {
             self.settings.target(),
             needed.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
         )?;
-        let one = |(job, needed): (&Job<'_>, &u64)| {
+        let one = |(job, needed): (&Job<'_>, &u64), tar: Result<&InputFile, &Refusal>| {
             let placed = self
-                .one(job, tar.as_ref(), &tar_path)
+                .one(job, tar, &tar_path)
                 .or_else(|error| unreadable(error).map(Err));
             room.used(*needed);
             match placed {
@@ -117,11 +154,32 @@ impl Place<'_> {
                 other => other,
             }
         };
-        let placed: Vec<Result<Kept, Refusal>> = jobs
-            .par_iter()
-            .zip(&needed)
-            .map(one)
-            .collect::<Result<_, AudioError>>()?;
+        let spans = match &tar {
+            Ok(InputFile::Object(_)) => spans(jobs, rayon::current_num_threads()),
+            _ => (0..jobs.len()).map(|place| (0..0, vec![place])).collect(),
+        };
+        let of_span =
+            |(range, places): (std::ops::Range<u64>, Vec<usize>)| -> Result<Vec<(usize, Placed)>, AudioError> {
+                let more = places.len() > 1;
+                // Where they cannot be read together, each recording says for itself why.
+                let held = tar
+                    .as_ref()
+                    .ok()
+                    .filter(|_| more)
+                    .and_then(|tar| tar.holding(range).ok()?);
+                let tar = held.as_ref().map_or(tar.as_ref(), Ok);
+                let places = places.into_iter();
+                places
+                    .map(|place| Ok((place, one((&jobs[place], &needed[place]), tar)?)))
+                    .collect()
+            };
+        let placed = spans
+            .into_par_iter()
+            .map(of_span)
+            .collect::<Result<Vec<_>, AudioError>>()?;
+        let mut placed: Vec<(usize, Placed)> = placed.into_iter().flatten().collect();
+        placed.sort_unstable_by_key(|(place, _)| *place);
+        let placed: Vec<Placed> = placed.into_iter().map(|(_, placed)| placed).collect();
         if placed.iter().flatten().any(|kept| kept.made) {
             // Committed files must survive a power failure; existing ones may be from a run that was killed before it
             // flushed them.
