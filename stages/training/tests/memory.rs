@@ -323,7 +323,6 @@ fn largest_of_each_bucket(config: &ModelConfig, base: &ResolvedSettings) {
             share(shape.utterances),
             share(shape.utterances + shape.utterances.div_ceil(20)),
         );
-        println!("{shape:?} needs {fits} of it");
         assert!(fits <= 1.02 && does_not > 0.98, "{shape:?}: {fits} {does_not}");
         let tried = |memory: u64| {
             step_fits(config, &settings, *shape, memory)
