@@ -27,6 +27,7 @@ pub mod rttm;
 pub mod silero;
 pub mod speech;
 pub mod stages;
+mod tanh;
 pub mod tones;
 pub mod turns;
 mod weights;

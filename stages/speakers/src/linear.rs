@@ -1,15 +1,27 @@
 //! Linear layers, and convolutions in time as linear layers over rows that overlap.
 
+use std::ops::Range;
+
+use flow_kernels::multiversion;
+
+/// Outputs whose weights lie together.
+const PANEL: usize = 32;
 /// Rows and outputs whose sums are in registers together: eight vectors of AVX2, as many as keep its two units busy.
 const ROWS: usize = 4;
 const OUTPUTS: usize = 16;
+/// Rows whose sums for a panel are in registers together where vectors are those of AVX-512.
+#[cfg(target_arch = "x86_64")]
+const WIDE_ROWS: usize = 8;
+/// Panels whose sums are in registers together for a row alone.
+const PANELS: usize = 2;
 
 /// `y = x W + b`. Each value of `y` begins with its bias and takes its products in order of the inputs, fused, whatever
-/// the number of rows: a row's result is equal to the bit whether computed alone or with others.
+/// the number of rows: a row's result is equal to the bit whether computed alone or with others, and on every processor.
 #[derive(Debug, Clone)]
 pub struct Linear {
+    inputs: usize,
     outputs: usize,
-    /// (inputs, outputs): the inner loop goes over the outputs.
+    /// (panels, inputs, PANEL): the last panel is filled up with zeros.
     weight: Vec<f32>,
     bias: Vec<f32>,
 }
@@ -26,17 +38,19 @@ impl Linear {
         let outputs = bias.len();
         let inputs = weight.len() / outputs;
         let channels = inputs / taps;
-        let mut transposed = vec![0.0; weight.len()];
+        let mut panels = vec![0.0; outputs.div_ceil(PANEL) * inputs * PANEL];
         for (output, row) in weight.chunks_exact(inputs).enumerate() {
+            let first = output / PANEL * inputs * PANEL + output % PANEL;
             for (channel, row) in row.chunks_exact(taps).enumerate() {
                 for (tap, &value) in row.iter().enumerate() {
-                    transposed[(tap * channels + channel) * outputs + output] = value;
+                    panels[first + (tap * channels + channel) * PANEL] = value;
                 }
             }
         }
         Self {
+            inputs,
             outputs,
-            weight: transposed,
+            weight: panels,
             bias,
         }
     }
@@ -52,66 +66,106 @@ impl Linear {
 
     /// Adds `x W` to what `out` holds, without the bias.
     pub fn add(&self, x: &[f32], out: &mut [f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) {
-        let together = rows / ROWS * ROWS;
-        let mut output = 0;
-        while output < self.outputs {
-            let left = self.outputs - output;
-            for first in (0..together).step_by(ROWS) {
-                let places = std::array::from_fn::<_, ROWS, _>(|row| place(first + row));
-                match left {
-                    OUTPUTS.. => self.tile::<ROWS, OUTPUTS>(x, out, places, output),
-                    8.. => self.tile::<ROWS, 8>(x, out, places, output),
-                    2.. => self.tile::<ROWS, 2>(x, out, places, output),
-                    _ => self.tile::<ROWS, 1>(x, out, places, output),
-                }
-            }
-            output += [OUTPUTS, 8, 2, 1]
-                .into_iter()
-                .find(|&width| width <= left)
-                .unwrap_or(left);
+        let mut first = 0;
+        #[cfg(target_arch = "x86_64")]
+        if flow_kernels::has_avx512() {
+            first = rows / WIDE_ROWS * WIDE_ROWS;
+            multiversion!(self.add_tiles::<WIDE_ROWS, PANEL>(x, out, 0..first, &place));
         }
-        // A row alone has as many sums at once, all along it.
-        for row in together..rows {
-            let places = [place(row)];
-            let mut output = 0;
-            while output < self.outputs {
-                let left = self.outputs - output;
-                match left {
-                    64.. => self.tile::<1, 64>(x, out, places, output),
-                    8.. => self.tile::<1, 8>(x, out, places, output),
-                    _ => self.tile::<1, 1>(x, out, places, output),
+        let together = first + (rows - first) / ROWS * ROWS;
+        self.add_tiles::<ROWS, OUTPUTS>(x, out, first..together, &place);
+        multiversion!(self.add_single_rows(x, out, together..rows, &place));
+    }
+
+    /// [`Linear::add`] of rows in tiles of `R` rows, which divides their number, and of `C` outputs, a panel or half of one.
+    #[inline(always)]
+    fn add_tiles<const R: usize, const C: usize>(
+        &self,
+        x: &[f32],
+        out: &mut [f32],
+        rows: Range<usize>,
+        place: &impl Fn(usize) -> (usize, usize),
+    ) {
+        for output in (0..self.outputs).step_by(C) {
+            for first in rows.clone().step_by(R) {
+                let places = std::array::from_fn::<_, R, _>(|row| place(first + row));
+                if self.outputs - output <= OUTPUTS {
+                    self.tile::<R, OUTPUTS, 1>(x, out, places, output);
+                } else {
+                    self.tile::<R, C, 1>(x, out, places, output);
                 }
-                output += [64, 8, 1].into_iter().find(|&width| width <= left).unwrap_or(left);
             }
         }
     }
 
-    /// The sums of `R` rows for `C` outputs from `output` on.
+    /// [`Linear::add`] of rows one by one.
     #[inline(always)]
-    fn tile<const R: usize, const C: usize>(
+    fn add_single_rows(
+        &self,
+        x: &[f32],
+        out: &mut [f32],
+        rows: Range<usize>,
+        place: &impl Fn(usize) -> (usize, usize),
+    ) {
+        for row in rows {
+            let places = [place(row)];
+            let mut output = 0;
+            while output < self.outputs {
+                let left = self.outputs - output;
+                if left > PANEL {
+                    self.tile::<1, PANEL, PANELS>(x, out, places, output);
+                    output += PANELS * PANEL;
+                } else {
+                    self.tile::<1, PANEL, 1>(x, out, places, output);
+                    output += PANEL;
+                }
+            }
+        }
+    }
+
+    /// The sums of `R` rows for `C` outputs in each of `P` panels from `output` on, as far as there are outputs.
+    #[inline(always)]
+    fn tile<const R: usize, const C: usize, const P: usize>(
         &self,
         x: &[f32],
         out: &mut [f32],
         places: [(usize, usize); R],
         output: usize,
     ) {
-        let inputs = self.weight.len() / self.outputs;
+        let inputs = self.inputs;
         let x: [&[f32]; R] = places.map(|(from, _)| &x[from..from + inputs]);
-        let mut sums = [[0.0f32; C]; R];
-        for (sums, (_, to)) in sums.iter_mut().zip(places) {
-            sums.copy_from_slice(&out[to + output..to + output + C]);
+        let panels: &[f32] = &self.weight[output / PANEL * inputs * PANEL..];
+        let offset = output % PANEL;
+        let mut sums = [[[0.0f32; C]; P]; R];
+        for row in 0..R {
+            for panel in 0..P {
+                // By way of an array of its own, or the sums were in memory, not in registers.
+                let mut before = [0.0; C];
+                let out = &out[places[row].1 + output + panel * C..places[row].1 + self.outputs];
+                let count = out.len().min(C);
+                before[..count].copy_from_slice(&out[..count]);
+                sums[row][panel] = before;
+            }
         }
-        for (input, weight) in self.weight.chunks_exact(self.outputs).enumerate() {
-            let weight = &weight[output..output + C];
-            for (sums, x) in sums.iter_mut().zip(x) {
-                let x = x[input];
-                for (sum, &weight) in sums.iter_mut().zip(weight) {
-                    *sum = x.mul_add(weight, *sum);
+        for input in 0..inputs {
+            for panel in 0..P {
+                let first = (panel * inputs + input) * PANEL + offset;
+                let weights = &panels[first..first + C];
+                for row in 0..R {
+                    let x = x[row][input];
+                    for (sum, &weight) in sums[row][panel].iter_mut().zip(weights) {
+                        *sum = x.mul_add(weight, *sum);
+                    }
                 }
             }
         }
-        for (sums, (_, to)) in sums.iter().zip(places) {
-            out[to + output..to + output + C].copy_from_slice(sums);
+        for row in 0..R {
+            for panel in 0..P {
+                let after = sums[row][panel];
+                let out = &mut out[places[row].1 + output + panel * C..places[row].1 + self.outputs];
+                let count = out.len().min(C);
+                out[..count].copy_from_slice(&after[..count]);
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::linear::Linear;
+use crate::tanh::tanh_in_place;
 use crate::weights::{Weights, unpack};
 
 /// Sample rate of the input, in Hz.
@@ -313,13 +314,17 @@ impl SileroStream<'_> {
 /// The LSTM cell after its products, gates in the order input, forget, candidate, output:
 /// `c' = f c + i g`, `h' = o tanh(c')`.
 fn step(gates: &mut [f32], cell: &mut [f32; WIDE], hidden: &mut [f32; WIDE]) {
-    let (input, rest) = gates.split_at(WIDE);
-    let (forget, rest) = rest.split_at(WIDE);
-    let (candidate, output) = rest.split_at(WIDE);
-    let gates = input.iter().zip(forget).zip(candidate.iter().zip(output));
-    for ((cell, hidden), ((&input, &forget), (&candidate, &output))) in cell.iter_mut().zip(hidden).zip(gates) {
-        *cell = logistic(forget) * *cell + logistic(input) * candidate.tanh();
-        *hidden = logistic(output) * cell.tanh();
+    let (input, rest) = gates.split_at_mut(WIDE);
+    let (forget, rest) = rest.split_at_mut(WIDE);
+    let (candidate, output) = rest.split_at_mut(WIDE);
+    tanh_in_place(candidate);
+    for (cell, ((input, forget), candidate)) in cell.iter_mut().zip(input.iter().zip(&*forget).zip(&*candidate)) {
+        *cell = logistic(*forget) * *cell + logistic(*input) * candidate;
+    }
+    hidden.copy_from_slice(cell);
+    tanh_in_place(hidden);
+    for (hidden, &output) in hidden.iter_mut().zip(&*output) {
+        *hidden *= logistic(output);
     }
 }
 

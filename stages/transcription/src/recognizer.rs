@@ -288,9 +288,18 @@ impl Recognizer {
     /// # Errors
     /// If a sample is no number, or the model fails.
     pub fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
+        self.decode_again_where(signals, &|_| true)
+    }
+
+    /// [`Recognizer::decode`], but only windows for whose index `again` is true may be decoded again as two: windows that still
+    /// grow are decoded once.
+    ///
+    /// # Errors
+    /// As [`Recognizer::decode`].
+    pub fn decode_again_where(&self, signals: &[&[f32]], again: &dyn Fn(usize) -> bool) -> Result<Vec<Heard>> {
         let mut heard = self.decode_once(signals)?;
         let cuts = signals.iter().enumerate().filter_map(|(index, signal)| {
-            let worth_it = !heard[index].words.is_empty();
+            let worth_it = again(index) && !heard[index].words.is_empty();
             Some((index, worth_it.then(|| pause(signal)).flatten()?))
         });
         let cuts: Vec<(usize, usize)> = cuts.collect();

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use crate::channels::{Listed, shared_listed};
 use crate::long_audio::{ChunkSettings, LongAudio};
 use crate::read_ahead::{FileIdentity, ReadAhead, Transcribed};
-use crate::recognizer::{FirstPass, Recognizer};
+use crate::recognizer::{FirstPass, RecognitionSettings, Recognizer};
 use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
@@ -240,6 +240,8 @@ const SHORT: u64 = 60 * SAMPLE_RATE as u64;
 /// Recordings are transcribed together until they have so many samples, which are in memory then: 15 MB, with the last
 /// recording at most 19 MB.
 const TOGETHER: u64 = 240 * SAMPLE_RATE as u64;
+/// Workers that decode several recordings at once share `batch_seconds`, but none has less: shorter batches take longer.
+const LEAST_BATCH_SECONDS: f64 = 15.0;
 
 /// The error of a stage that ends with the run.
 fn stopped() -> StageError {
@@ -348,6 +350,12 @@ impl Transcriber {
             firsts.push(first);
             all.push((extent, seconds));
         }
+        // The result does not depend on it: recordings are decoded together only where the model is invariant to batches.
+        let share = (settings.batch_seconds / self.context.workers.max(1) as f64).max(LEAST_BATCH_SECONDS);
+        let settings = RecognitionSettings {
+            batch_seconds: share.min(settings.batch_seconds),
+            ..settings
+        };
         let recognized = recognizer.transcribe_together(firsts, &settings, &cancelled)?;
         let recognized = recognized.ok_or_else(stopped)?;
         let decoding = begun.elapsed().as_secs_f64();

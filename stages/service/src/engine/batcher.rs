@@ -38,10 +38,17 @@ pub(crate) struct Batcher {
 struct Queue {
     schedule: Schedule,
     jobs: HashMap<u64, JobWindows>,
-    live: HashMap<u64, (Vec<f32>, LiveReply)>,
+    live: HashMap<u64, LiveWindow>,
     next_live: u64,
     samples: u64,
     stopped: bool,
+}
+
+/// A window of a live session, and whether it still grows.
+struct LiveWindow {
+    signal: Vec<f32>,
+    grows: bool,
+    reply: LiveReply,
 }
 
 struct JobWindows {
@@ -61,6 +68,8 @@ enum Next {
 /// A window taken out of the queue.
 struct Taken {
     signal: Vec<f32>,
+    /// Whether it will be decoded again with more audio, and so is decoded once now.
+    grows: bool,
     of: Owner,
 }
 
@@ -129,8 +138,8 @@ impl Batcher {
         true
     }
 
-    /// Enqueues a window of a live session.
-    pub fn push_live(&self, signal: Vec<f32>, reply: LiveReply) {
+    /// Enqueues a window of a live session, which may still grow.
+    pub fn push_live(&self, signal: Vec<f32>, grows: bool, reply: LiveReply) {
         let mut queue = self.lock();
         if queue.stopped {
             let _ = reply.send(Err(EngineError::Cancelled));
@@ -139,7 +148,7 @@ impl Batcher {
         let key = queue.next_live;
         queue.next_live += 1;
         queue.schedule.push_live(key, signal.len() as u64);
-        queue.live.insert(key, (signal, reply));
+        queue.live.insert(key, LiveWindow { signal, grows, reply });
         drop(queue);
         self.filled.notify_one();
     }
@@ -163,8 +172,8 @@ impl Batcher {
         queue.samples = 0;
         let live = std::mem::take(&mut queue.live);
         drop(queue);
-        for (_, reply) in live.into_values() {
-            let _ = reply.send(Err(EngineError::Cancelled));
+        for window in live.into_values() {
+            let _ = window.reply.send(Err(EngineError::Cancelled));
         }
         self.filled.notify_all();
         self.room.notify_all();
@@ -239,9 +248,10 @@ impl Queue {
         for item in self.schedule.next_batch() {
             match item {
                 Item::Live(key) => {
-                    if let Some((signal, reply)) = self.live.remove(&key).filter(|(_, reply)| !reply.is_closed()) {
+                    if let Some(window) = self.live.remove(&key).filter(|window| !window.reply.is_closed()) {
+                        let LiveWindow { signal, grows, reply } = window;
                         let of = Owner::Live(reply);
-                        batch.push(Taken { signal, of });
+                        batch.push(Taken { signal, grows, of });
                     }
                 }
                 Item::Window { job, index } => {
@@ -254,7 +264,8 @@ impl Queue {
                     waiting.samples -= signal.len() as u64;
                     self.samples -= signal.len() as u64;
                     let of = Owner::Job(Arc::clone(&waiting.work), index);
-                    batch.push(Taken { signal, of });
+                    let grows = false;
+                    batch.push(Taken { signal, grows, of });
                 }
             }
         }
@@ -291,14 +302,14 @@ fn decode(recognizer: &Recognizer, observer: &dyn Observer, turn: Option<&Mutex<
     }
     let seconds = batch.iter().map(|taken| taken.signal.len()).sum::<usize>() as f64 / f64::from(SAMPLE_RATE);
     let windows = batch.len();
-    let signals: Vec<&[f32]> = batch.iter().map(|taken| &taken.signal[..]).collect();
+    let signals: Vec<(&[f32], bool)> = batch.iter().map(|taken| (&taken.signal[..], taken.grows)).collect();
     let heard = decode_signals(recognizer, &signals);
     let heard: Vec<Result<Heard, EngineError>> = match heard {
         Ok(heard) => heard.into_iter().map(Ok).collect(),
         Err(error) if windows == 1 => vec![Err(error)],
         Err(_) => signals
             .iter()
-            .map(|signal| decode_signals(recognizer, &[signal])?.pop().ok_or_else(no_answer))
+            .map(|signal| decode_signals(recognizer, &[*signal])?.pop().ok_or_else(no_answer))
             .collect(),
     };
     drop(alone);
@@ -327,8 +338,11 @@ fn no_answer() -> EngineError {
     EngineError::Failed("the model did not answer for all windows".to_owned())
 }
 
-fn decode_signals(recognizer: &Recognizer, signals: &[&[f32]]) -> Result<Vec<Heard>, EngineError> {
-    let heard = guarded(|| recognizer.decode(signals)).map_err(EngineError::Failed)?;
+/// Decodes windows, those that grow once.
+fn decode_signals(recognizer: &Recognizer, windows: &[(&[f32], bool)]) -> Result<Vec<Heard>, EngineError> {
+    let signals: Vec<&[f32]> = windows.iter().map(|(signal, _)| *signal).collect();
+    let heard =
+        guarded(|| recognizer.decode_again_where(&signals, &|index| !windows[index].1)).map_err(EngineError::Failed)?;
     let heard = heard.map_err(|error| EngineError::Failed(error.to_string()))?;
     if heard.len() == signals.len() {
         Ok(heard)

@@ -233,11 +233,17 @@ impl Engine {
     }
 
     /// Decodes a window of at most `max_window` seconds (mono, 16 kHz, in [-1, 1]), for live sessions: it goes before windows of
-    /// recordings. While the engine drains, windows are still decoded. Times of words are those in the window.
+    /// recordings. While the engine drains, windows are still decoded. Times of words are those in the window. One that still
+    /// grows is decoded once, others as those of recordings.
     ///
     /// # Errors
     /// If there is no such model or it cannot be loaded, the window is too long or no audio, or `max_queue` windows wait.
-    pub async fn decode_window(&self, model: Option<&str>, samples: Vec<f32>) -> Result<Heard, EngineError> {
+    pub async fn decode_window(
+        &self,
+        model: Option<&str>,
+        samples: Vec<f32>,
+        grows: bool,
+    ) -> Result<Heard, EngineError> {
         let shared = &self.inner.shared;
         let index = shared.models.find(model)?;
         let max_window = shared.settings.max_window;
@@ -263,7 +269,7 @@ impl Engine {
         shared.models.acquire(index, Box::new(waiter));
         let lease: Lease = receive.await.map_err(|_| EngineError::Cancelled)??;
         let (reply, answer) = oneshot::channel();
-        lease.model().batcher.push_live(samples, reply);
+        lease.model().batcher.push_live(samples, grows, reply);
         answer.await.map_err(|_| EngineError::Cancelled)?
     }
 

@@ -12,6 +12,7 @@ use flow_transcription::recognizer::Heard;
 use futures::future::BoxFuture;
 
 use crate::engine::{Engine, EngineError};
+use crate::live::session_event::DecodeRequest;
 
 pub mod agreement;
 pub mod protocol;
@@ -40,8 +41,8 @@ pub trait Decoder: Send + Sync + 'static {
         None
     }
 
-    /// Transcribes a window (mono, 16 kHz, in [-1, 1]) with a model, or the default one.
-    fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>>;
+    /// Transcribes a window with a model, or the default one.
+    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>>;
 }
 
 impl Decoder for Engine {
@@ -57,9 +58,10 @@ impl Decoder for Engine {
         Engine::online_diarizer(self, settings)
     }
 
-    fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {
+    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
         let engine = self.clone();
-        Box::pin(async move { engine.decode_window(model.as_deref(), samples).await })
+        let grows = !request.is_final;
+        Box::pin(async move { engine.decode_window(model.as_deref(), request.samples, grows).await })
     }
 }
 

@@ -679,15 +679,15 @@ async fn decode(
     request: DecodeRequest,
 ) -> Result<Heard, EngineError> {
     if !request.is_final {
-        return decoder.decode(model, request.samples).await;
+        return decoder.decode(model, request).await;
     }
     for _ in 1..TRIES {
-        match decoder.decode(model.clone(), request.samples.clone()).await {
+        match decoder.decode(model.clone(), request.clone()).await {
             Err(EngineError::Busy { retry_after }) => sleep(Duration::from_secs(retry_after.clamp(1, 5))).await,
             heard => return heard,
         }
     }
-    decoder.decode(model, request.samples).await
+    decoder.decode(model, request).await
 }
 
 #[cfg(test)]

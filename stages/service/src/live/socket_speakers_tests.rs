@@ -30,8 +30,8 @@ impl Decoder for WithSpeakers {
         Some(OnlineDiarizer::new(diarizer, settings, Some(known)))
     }
 
-    fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {
-        self.hears.decode(model, samples)
+    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
+        self.hears.decode(model, request)
     }
 }
 

@@ -51,8 +51,8 @@ impl<F: Fn(&[f32]) -> Result<Heard, EngineError> + Send + Sync + 'static> Decode
         false
     }
 
-    fn decode(&self, _: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {
-        Box::pin(std::future::ready((self.0)(&samples)))
+    fn decode(&self, _: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
+        Box::pin(std::future::ready((self.0)(&request.samples)))
     }
 }
 
@@ -467,9 +467,9 @@ impl Decoder for Stopping {
         self.stops.load(Ordering::SeqCst)
     }
 
-    fn decode(&self, model: Option<String>, samples: Vec<f32>) -> BoxFuture<'static, Result<Heard, EngineError>> {
+    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
         self.stops.store(true, Ordering::SeqCst);
-        self.hears.decode(model, samples)
+        self.hears.decode(model, request)
     }
 }
 

@@ -164,7 +164,7 @@ fn windows_of_live_sessions_are_decoded_beside_recordings() {
     let samples = samples[..samples.len().min(15 * 16_000)].to_vec();
     let expected = recognizer().decode(&[&samples]).unwrap().remove(0);
     let job = engine.submit(request(&wav(&two()))).unwrap();
-    let windows = (0..4).map(|_| engine.decode_window(Some("small"), samples.clone()));
+    let windows = (0..4).map(|_| engine.decode_window(Some("small"), samples.clone(), false));
     let (heard, finished) = wait(join(join_all(windows), job.finish()));
     finished.unwrap();
     let outline = |heard: &Heard| -> Vec<(String, f64, f64)> {
@@ -175,11 +175,35 @@ fn windows_of_live_sessions_are_decoded_beside_recordings() {
         assert_eq!(outline(&heard.unwrap()), outline(&expected));
     }
     assert!(!expected.words.is_empty());
-    let too_long = wait(engine.decode_window(None, vec![0.0; 21 * 16_000])).unwrap_err();
+    let too_long = wait(engine.decode_window(None, vec![0.0; 21 * 16_000], false)).unwrap_err();
     assert_eq!(too_long, EngineError::TooLong { max_duration: 20.0 });
-    let wrong = wait(engine.decode_window(None, vec![f32::NAN; 16_000])).unwrap_err();
+    let wrong = wait(engine.decode_window(None, vec![f32::NAN; 16_000], false)).unwrap_err();
     assert!(matches!(wrong, EngineError::Audio { .. }), "{wrong:?}");
-    let unknown = wait(engine.decode_window(Some("large"), samples)).unwrap_err();
+    let unknown = wait(engine.decode_window(Some("large"), samples, false)).unwrap_err();
     assert!(matches!(unknown, EngineError::UnknownModel(_)), "{unknown:?}");
-    assert_eq!(wait(engine.decode_window(None, Vec::new())).unwrap(), Heard::default());
+    assert_eq!(
+        wait(engine.decode_window(None, Vec::new(), false)).unwrap(),
+        Heard::default()
+    );
+}
+
+/// Sentences of two languages with a pause between them, which a second hearing tells apart.
+#[test]
+fn windows_of_live_sessions_are_heard_again_as_two_only_when_they_grow_no_more() {
+    let window = [
+        &hindi("rec_hi_0001_000.flac")[..],
+        &vec![0.0; 1_920],
+        &hindi("rec_hi_0008_001.flac"),
+    ]
+    .concat();
+    let twice = recognizer().decode(&[&window]).unwrap().remove(0);
+    let once = recognizer()
+        .decode_again_where(&[&window], &|_| false)
+        .unwrap()
+        .remove(0);
+    assert_ne!(once, twice);
+    let engine = engine(settings());
+    // One beside the other: each is decoded as it asks for.
+    let windows = [true, false].map(|grows| engine.decode_window(None, window.clone(), grows));
+    assert_eq!(wait(join_all(windows)), [Ok(once), Ok(twice)]);
 }
