@@ -300,3 +300,52 @@ impl Place<'_> {
         Ok((same && as_kept).then_some(bytes.len() as u64))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::wanted::Member;
+    use super::*;
+
+    fn member(offset: u64, size: u64, in_tar: bool) -> Member {
+        Member {
+            status: "ok".into(),
+            offset,
+            size,
+            in_tar,
+            audio_hash: String::new(),
+            is_flac: true,
+            decoded_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn recordings_that_lie_close_together_are_read_together() {
+        let mebibyte = 1 << 20;
+        // Behind one another in another order; then one behind a gap, one that is too long, one with a wild size, a file.
+        let mut members: Vec<Member> = (0..40).rev().map(|at| member(at * mebibyte, mebibyte, true)).collect();
+        members.push(member(100 * mebibyte, 5, true));
+        members.push(member(200 * mebibyte, 20 * mebibyte, true));
+        members.push(member(u64::MAX - 3, 10, true));
+        members.push(member(0, 5, false));
+        let job = |member| Job {
+            components: vec!["a"],
+            member,
+            encode: false,
+        };
+        let jobs: Vec<Job<'_>> = members.iter().map(job).collect();
+        let spans = spans(&jobs, 2);
+        let mut places: Vec<usize> = spans.iter().flat_map(|(_, places)| places.clone()).collect();
+        places.sort_unstable();
+        assert_eq!(places, (0..members.len()).collect::<Vec<_>>());
+        for (range, places) in &spans {
+            let alone = places.len() == 1;
+            assert!(alone || range.end - range.start <= SPAN, "{range:?}");
+            for place in places {
+                let member = &members[*place];
+                assert!(alone || member.in_tar);
+                assert!(member.offset >= range.start && member.offset.saturating_add(member.size) <= range.end);
+            }
+        }
+        assert!(spans.len() <= 10, "{spans:?}");
+    }
+}

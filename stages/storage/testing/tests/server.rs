@@ -102,7 +102,10 @@ fn an_object_is_read_like_a_file() {
     let mut copy = Vec::new();
     reader.download(folder.path()).unwrap().read_to_end(&mut copy).unwrap();
     assert!(copy == all);
-    let error = reader.download(&folder.path().join("none")).unwrap_err();
+    // A folder that is not there is made, where it can be.
+    reader.download(&folder.path().join("made/here")).unwrap();
+    write(&folder, "file", b"x");
+    let error = reader.download(&folder.path().join("bucket/file/none")).unwrap_err();
     let fault = flow_storage::StorageError::in_io(&error).map(|error| error.fault);
     assert_eq!(fault, Some(StorageFault::Cache), "{error}");
     let mut empty = storage.open(&url("s3://bucket/empty")).unwrap();
