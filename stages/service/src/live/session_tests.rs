@@ -480,7 +480,10 @@ fn edit_distance(a: &[&str], b: &[&str]) -> usize {
 fn a_model_hears_live_what_it_hears_in_whole_windows() {
     let model = root().join("configs/models/small.nemo");
     let recognizer = Recognizer::load(&model, DType::F32, &Device::Cpu).unwrap();
-    let hear = |request: &DecodeRequest| Ok(recognizer.decode(&[&request.samples]).unwrap().remove(0));
+    let hear = |request: &DecodeRequest| {
+        let heard = recognizer.decode_again_where(&[&request.samples], &|_| request.is_final);
+        Ok(heard.unwrap().remove(0))
+    };
     let live = |interval: f64| {
         let settings = LiveSettings {
             decode_interval: interval,

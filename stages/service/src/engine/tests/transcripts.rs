@@ -202,7 +202,7 @@ fn windows_of_live_sessions_are_heard_again_as_two_only_when_they_grow_no_more()
         .unwrap()
         .remove(0);
     assert_ne!(once, twice);
-    let engine = engine(settings());
+    let engine = Engine::start(settings()).unwrap();
     // One beside the other: each is decoded as it asks for.
     let windows = [true, false].map(|grows| engine.decode_window(None, window.clone(), grows));
     assert_eq!(wait(join_all(windows)), [Ok(once), Ok(twice)]);
