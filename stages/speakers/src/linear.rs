@@ -1,5 +1,7 @@
 //! Linear layers, and convolutions in time as linear layers over rows that overlap.
 
+#![allow(clippy::needless_range_loop, reason = "loops over lanes become vectors in this form")]
+
 use std::ops::Range;
 
 use flow_kernels::multiversion;
