@@ -23,8 +23,10 @@ pub use model::{
     LmBuildArguments, LmCommand, ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat,
     ModelInfoArguments, NewPieces,
 };
+#[cfg(feature = "service")]
+pub use recordings::Precision;
 pub use recordings::{
-    ChannelUse, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments, TranscribeArguments, WindowMethod,
+    ChannelUse, DiarizeArguments, RecordingsArguments, SpeakersArguments, TranscribeArguments, WindowMethod,
 };
 pub use run::{
     CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,

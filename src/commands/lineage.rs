@@ -62,6 +62,7 @@ fn settings_of_readers(run: &PastRun) -> Result<Vec<ReadSettings>, Failure> {
 
 /// The path of the segment with this id, stage by stage; at least one step. The id comes from data and is not
 /// interpreted as anything else.
+#[cfg(feature = "service")]
 pub fn steps_of_segment(run: &PastRun, id: &str) -> Result<Vec<Step>, Failure> {
     let search = Search {
         partition: None,
