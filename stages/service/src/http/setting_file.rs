@@ -1,8 +1,9 @@
 //! Small files that settings name: no pipe is waited for, and no device is read without end.
 
-use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
+
+use flow_runtime::open_regular_file;
 
 /// Most bytes of such a file.
 const MOST: u64 = 4 << 20;
@@ -10,12 +11,8 @@ const MOST: u64 = 4 << 20;
 /// # Errors
 /// If it cannot be read, is no regular file, or has more than 4 MiB.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let kind = fs::metadata(path)?;
-    if !kind.is_dir() && !kind.is_file() {
-        return Err(io::Error::other("it is no regular file"));
-    }
     let mut bytes = Vec::new();
-    File::open(path)?.take(MOST + 1).read_to_end(&mut bytes)?;
+    open_regular_file(path)?.take(MOST + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MOST {
         return Err(io::Error::other(format!("it has more than {MOST} bytes")));
     }
@@ -30,6 +27,8 @@ pub fn read_text(path: &Path) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
+
     use super::*;
 
     #[test]
@@ -43,13 +42,16 @@ mod tests {
         let link = folder.path().join("zero");
         std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
         for device in [Path::new("/dev/zero"), &link] {
-            assert_eq!(read(device).unwrap_err().to_string(), "it is no regular file");
+            assert_eq!(
+                read(device).unwrap_err().to_string(),
+                "it is a device, not a regular file"
+            );
         }
         let large = File::create(&file).unwrap();
         large.set_len(MOST).unwrap();
         assert_eq!(read(&file).unwrap().len() as u64, MOST);
         large.set_len(1 << 40).unwrap();
         assert!(read(&file).unwrap_err().to_string().contains("more than"));
-        assert!(read(folder.path()).unwrap_err().to_string().contains("directory"));
+        assert!(read(folder.path()).unwrap_err().to_string().contains("a folder"));
     }
 }
