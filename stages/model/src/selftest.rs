@@ -20,8 +20,9 @@ macro_rules! golden {
 
 /// Packed, in elements of 4 bytes.
 const MODEL: &[u8] = golden!("model.nemo.zst");
-const DECODED: &[u8] = golden!("decode.json");
-const TRAINED: &[u8] = golden!("train_step.json");
+/// Packed text.
+const DECODED: &[u8] = golden!("decode.json.zst");
+const TRAINED: &[u8] = golden!("train_step.json.zst");
 /// The first recordings of the set that was decoded.
 const HEARD: [&[u8]; 2] = [golden!("audio/eval0_en-us.wav"), golden!("audio/eval1_de.wav")];
 /// The recordings of the training step.
@@ -202,8 +203,9 @@ fn samples(wav: &[u8]) -> Result<Vec<f32>> {
     Ok(data.chunks_exact(2).map(sample).collect())
 }
 
-fn json(bytes: &[u8]) -> Result<Value> {
-    serde_json::from_slice(bytes).map_err(|_| strange("a table of numbers"))
+fn json(packed: &[u8]) -> Result<Value> {
+    let text = unpack(packed, 1).map_err(|_| strange("a table of numbers"))?;
+    serde_json::from_slice(&text).map_err(|_| strange("a table of numbers"))
 }
 
 fn numbers(values: &[u32]) -> Value {

@@ -217,7 +217,7 @@ impl Trainer {
             };
             RemoteRanks::start(processes, &start)
         });
-        let remote = remote.transpose()?;
+        let mut remote = remote.transpose()?;
         let local_count = local_ranks.len();
         let threads = (install(rayon::current_num_threads) / local_count).max(1);
         let transport = remote.as_ref().map(|remote| remote.transport(&model.parameters));
@@ -233,7 +233,7 @@ impl Trainer {
             let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), collective)?;
             others.push(RankHandle::spawn(rank, replica, rank_thread_pool(rank, threads)?)?);
         }
-        if let Some(remote) = &remote {
+        if let Some(remote) = &mut remote {
             others.extend(remote.handles()?);
         }
         let watch = Some(first.watch());

@@ -20,7 +20,8 @@ use crate::schedule::{Recipe, Schedule};
 use crate::settings::{ReduceDtype, ReduceEvery};
 use crate::trainer::{LoadedBatch, TrainerConfig};
 
-fn model() -> TdtModel {
+/// The golden model, which is small.
+pub(super) fn model() -> TdtModel {
     let folder = std::env::var("FLOW_TEST_GOLDEN_MODEL")
         .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/model").into());
     // Beside the test itself, in the target folder.
@@ -52,7 +53,7 @@ fn loaded(place: u32, clips: usize) -> LoadedBatch {
     }
 }
 
-fn config(frozen: bool, offload: bool, reduce_every: ReduceEvery) -> TrainerConfig {
+pub(super) fn config(frozen: bool, offload: bool, reduce_every: ReduceEvery) -> TrainerConfig {
     let schedule = Schedule::Constant { base: 1e-3, warmup: 0 };
     TrainerConfig {
         recipe: Recipe {

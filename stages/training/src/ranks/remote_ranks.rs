@@ -1,9 +1,10 @@
 //! At process 0: the ranks of the other processes. A proxy thread for each forwards its commands and reports.
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, select_biased, unbounded};
 use flow_evaluation::transcribe::Recognized;
 use flow_model::Parameters;
 use flow_model::model::TdtModel;
@@ -74,7 +75,7 @@ pub(super) const EVALUATED: u8 = 6;
 /// Why a rank could not do its part of an evaluation.
 pub(super) const EVALUATION_FAILED: u8 = 7;
 
-/// The ranks of other processes, whose training ends when this is dropped.
+/// The ranks of other processes, whose training ends when this is dropped: after the commands that were given before.
 pub(crate) struct RemoteRanks {
     processes: Arc<Processes>,
     session: u32,
@@ -85,6 +86,7 @@ pub(crate) struct RemoteRanks {
     own_batches: bool,
     /// What they have loaded.
     loaded: (Sender<ShareOutcome>, Receiver<ShareOutcome>),
+    proxies: Vec<JoinHandle<()>>,
 }
 
 /// What the other processes need to start a training.
@@ -173,6 +175,7 @@ impl RemoteRanks {
             optimizer: optimizer.config,
             own_batches: own_batches.is_some(),
             loaded: unbounded(),
+            proxies: Vec::new(),
         })
     }
 
@@ -181,11 +184,12 @@ impl RemoteRanks {
         PeerTransport::new(&self.processes, self.session, self.layout, parameters)
     }
 
-    /// Handles of the ranks of other processes, in their order.
+    /// Handles of the ranks of other processes, in their order. They end with this, which does not wait for them to be
+    /// dropped.
     ///
     /// # Errors
     /// Where a thread cannot be started.
-    pub fn handles(&self) -> Result<Vec<RankHandle>, TrainingError> {
+    pub fn handles(&mut self) -> Result<Vec<RankHandle>, TrainingError> {
         let first = self.layout.ranks_of(self.processes.process()).end;
         let (senders, receivers): (Vec<Sender<Reply>>, Vec<Receiver<Reply>>) =
             (first..self.ranks).map(|_| unbounded()).unzip();
@@ -243,7 +247,7 @@ impl RemoteRanks {
     }
 
     /// The thread that forwards commands to a rank, and its reports.
-    fn spawn_proxy(&self, rank: usize, replies: Receiver<Reply>) -> Result<RankHandle, TrainingError> {
+    fn spawn_proxy(&mut self, rank: usize, replies: Receiver<Reply>) -> Result<RankHandle, TrainingError> {
         let (commands, received) = bounded::<RankCommand>(1);
         let (report, reports) = bounded(1);
         let (processes, adamw) = (Arc::clone(&self.processes), self.optimizer);
@@ -269,7 +273,8 @@ impl RemoteRanks {
                     }
                     continue;
                 }
-                crossbeam_channel::select! {
+                // Commands first: one that was given before the training ended is sent.
+                select_biased! {
                     recv(received) -> command => match command {
                         Ok(RankCommand::Step(plan, batches)) => {
                             let mut message = Message::new(STEP);
@@ -312,13 +317,14 @@ impl RemoteRanks {
                 }
             }
         };
-        std::thread::Builder::new()
+        let proxy = std::thread::Builder::new()
             .name(format!("rank-{rank}"))
             .spawn(forward)
             .map_err(|e| TrainingError::Rank {
                 rank,
                 message: format!("the thread that serves it cannot be started: {e}"),
             })?;
+        self.proxies.push(proxy);
         Ok(RankHandle { commands, reports })
     }
 }
@@ -350,7 +356,13 @@ fn take(reply: Reply, arriving: &mut Option<(AdamW, StateReply)>, evaluating: &m
 
 impl Drop for RemoteRanks {
     fn drop(&mut self) {
+        // Without replies the proxies end, when they have sent the commands that they were given; another process takes
+        // a step that comes after the end of its training for a malformed message.
         self.processes.close(replies_topic(self.session));
+        for proxy in self.proxies.drain(..) {
+            // One that panicked has told so itself.
+            let _ = proxy.join();
+        }
         for to in 1..self.processes.count() {
             self.processes.send(to, COMMANDS, Box::new(Message::new(END_TRAINING)));
         }

@@ -6,11 +6,16 @@ use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 use flow_runtime::harness::joined_processes;
 use flow_runtime::processes::Processes;
 
+use super::codec::MessageReader;
+use super::out_of_memory_tests::{config, model};
 use super::peer_transport::PeerTransport;
+use super::remote_ranks::{COMMANDS, END_TRAINING, STEP};
 use super::update::{ParameterUpdates, StepUpdate, Updater};
 use super::*;
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
+use crate::settings::ReduceEvery;
+use crate::trainer::TrainerConfig;
 
 /// A group of ranks that are distributed over processes; all in this one where there is no other.
 pub(super) fn distributed_group(
@@ -397,4 +402,51 @@ fn an_offloaded_update_is_waited_for_part_by_part_and_its_failure_is_told() {
     let error = panicking.synchronize(&parameters).map(drop).unwrap_err().to_string();
     assert_eq!(error, "rank 0 of training failed: its last update panicked");
     panicking.abort("nobody is left to tell");
+}
+
+/// A step that was given to a rank of another process goes there before the end of the training, though the training
+/// ends at once: the process would take it for a malformed message, or not learn from its own rank why the step failed.
+#[test]
+fn a_step_is_sent_before_the_end_of_the_training() {
+    let processes = joined_processes(2);
+    let (tell, told) = crossbeam_channel::unbounded();
+    processes[1].listen(COMMANDS, move |_, command| {
+        // The test may be over.
+        let _ = tell.send(MessageReader::new(&command).unwrap().0);
+    });
+    let (model, optimizer) = (model(), AdamW::new(AdamWConfig::default()));
+    let config = TrainerConfig {
+        ranks: 2,
+        ..config(true, false, ReduceEvery::MicroBatch)
+    };
+    let start = RemoteStart {
+        layout: RankLayout::new(2, 2).unwrap(),
+        owners: &parameter_owners(&model.parameters, 2),
+        model: &model,
+        optimizer: &optimizer,
+        config: &config,
+        nccl_id: None,
+        rank_bytes: None,
+        own_batches: None,
+    };
+    for round in 0..100 {
+        let mut remote = RemoteRanks::start(&processes[0], &start).unwrap();
+        let handles = remote.handles().unwrap();
+        let plan = StepPlan {
+            step: 0,
+            planned: 2,
+            received: 2,
+            rounds: 1,
+        };
+        assert!(handles[0].commands.send(RankCommand::Step(plan, Vec::new())).is_ok());
+        drop(handles);
+        drop(remote);
+        let mut commands = std::iter::from_fn(|| told.recv_timeout(Duration::from_secs(60)).ok());
+        let ended = commands.find(|&kind| kind == STEP || kind == END_TRAINING);
+        assert_eq!(
+            (ended, commands.next()),
+            (Some(STEP), Some(END_TRAINING)),
+            "round {round}"
+        );
+    }
 }
