@@ -19,7 +19,7 @@ use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::ranks::{
     Evaluators, GroupWatch, LoadedElsewhere, OutOfMemory, ProcessGroup, RankCommand, RankHandle, RankLayout,
-    RankReport, RemoteRanks, RemoteStart, Replica, StepPlan, group_in_process, new_collective, new_nccl_id,
+    RankReport, RemoteRanks, RemoteStart, Replica, StepPlan, gone, group_in_process, new_collective, new_nccl_id,
     open_device, parameter_owners, rank_disconnected, rank_thread_pool,
 };
 use crate::schedule::Recipe;
@@ -472,7 +472,8 @@ impl Trainer {
         for (rank, other) in (1..).zip(&self.others) {
             let (reply, state) = bounded(1);
             let command = RankCommand::OptimizerState(reply);
-            other.commands.send(command).map_err(|_| rank_disconnected(rank))?;
+            let sent = other.commands.send(command);
+            sent.map_err(|_| gone(self.watch.as_ref(), rank))?;
             replies.push((rank, state));
         }
         Ok(OtherMoments {

@@ -48,7 +48,7 @@ pub(crate) use own_batches::{ArrivedStep, WorkerInput, WorkerInputs};
 pub use ownership::parameter_owners;
 pub use process_group::ProcessGroup;
 pub(crate) use process_group::RankLayout;
-pub(crate) use rank_thread::{RankCommand, RankHandle, StateReply, rank_disconnected, rank_thread_pool};
+pub(crate) use rank_thread::{RankCommand, RankHandle, StateReply, gone, rank_disconnected, rank_thread_pool};
 pub(crate) use remote_ranks::{RemoteRanks, RemoteStart};
 pub use replica::OPTIMIZER_STEP;
 pub use replica::{RankReport, Replica, StepPlan};

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rayon::ThreadPool;
 
-use super::{Evaluation, EvaluationReply, RankReport, Replica, StepPlan};
+use super::{Evaluation, EvaluationReply, GroupWatch, RankReport, Replica, StepPlan};
 use crate::error::TrainingError;
 use crate::optimizer::AdamW;
 use crate::trainer::{LoadedBatch, panic_text};
@@ -108,4 +108,10 @@ pub(crate) fn rank_disconnected(rank: usize) -> TrainingError {
         rank,
         message: "it does not answer any more".into(),
     }
+}
+
+/// The error where a rank takes no more commands: why the first of its group failed, if one has.
+pub(crate) fn gone(watch: Option<&GroupWatch>, rank: usize) -> TrainingError {
+    let failed = watch.and_then(|watch| watch.check().err());
+    failed.unwrap_or_else(|| rank_disconnected(rank))
 }

@@ -111,6 +111,18 @@ enum Reply {
     OptimizerState(AdamW),
     OptimizerStateEnd,
     Evaluated(Result<Recognized, TrainingError>),
+    /// Nothing more comes of the rank, for this reason: its process is lost, or cannot go on.
+    Gone(String),
+}
+
+/// What a proxy waits for.
+struct Outstanding {
+    rank: usize,
+    report: Sender<Result<RankReport, TrainingError>>,
+    stepping: bool,
+    /// The state of the optimizer that is on its way, beside which the next step may run.
+    arriving: Option<(AdamW, StateReply)>,
+    evaluating: Option<EvaluationReply>,
 }
 
 impl RemoteRanks {
@@ -196,15 +208,45 @@ impl RemoteRanks {
         let adamw = self.optimizer;
         let topic = replies_topic(self.session);
         let loaded = self.loaded.0.clone();
+        let layout = self.layout;
+        // Receivers may be dropped already.
+        let gone = move |senders: &[Sender<Reply>], process: usize, why: &str| {
+            let of_process = layout.ranks_of(process).filter_map(|rank| rank.checked_sub(first));
+            for sender in of_process.filter_map(|at| senders.get(at)) {
+                let _ = sender.send(Reply::Gone(why.to_owned()));
+            }
+        };
+        let senders = Arc::new(senders);
+        // Those that listen live as long as the processes, the senders as long as the topic.
+        let at_loss = Arc::downgrade(&senders);
         self.processes.listen(topic, move |from, message| {
             if let Some(share) = decode_share(&message) {
-                // As below.
+                if let Err(error) = &share {
+                    let why = match error {
+                        TrainingError::Rank { message, .. } => message.clone(),
+                        error => error.to_string(),
+                    };
+                    gone(&senders, from, &why);
+                }
                 let _ = loaded.send((from, share));
-            } else if let Ok((rank, reply)) = decode_reply(&message, adamw, from)
-                && let Some(sender) = rank.checked_sub(first).and_then(|at| senders.get(at))
-            {
-                // The receiver may be dropped already.
-                let _ = sender.send(reply);
+                return;
+            }
+            match decode_reply(&message, adamw) {
+                Ok((rank, reply)) => {
+                    if let Some(sender) = rank.checked_sub(first).and_then(|at| senders.get(at)) {
+                        let _ = sender.send(reply);
+                    }
+                }
+                Err(error) => gone(
+                    &senders,
+                    from,
+                    &format!("process {from} sent what cannot be read: {error}"),
+                ),
+            }
+        });
+        self.processes.on_loss(move |loss| {
+            if let Some(senders) = at_loss.upgrade() {
+                gone(&senders, loss.process, &loss.message);
             }
         });
         (first..self.ranks)
@@ -253,67 +295,60 @@ impl RemoteRanks {
         let (processes, adamw) = (Arc::clone(&self.processes), self.optimizer);
         let to = self.layout.process_of(rank);
         let own_batches = self.own_batches;
+        let mut outstanding = Outstanding {
+            rank,
+            report,
+            stepping: false,
+            arriving: None,
+            evaluating: None,
+        };
         let forward = move || {
-            // The state of the optimizer that is on its way, beside which the next step may run.
-            let mut arriving: Option<(AdamW, StateReply)> = None;
-            let mut evaluating: Option<EvaluationReply> = None;
-            let mut stepping = false;
-            loop {
-                if stepping {
-                    match replies.recv() {
-                        Ok(Reply::Step(outcome)) => {
-                            stepping = false;
-                            let ended = outcome.is_err();
-                            if report.send(outcome).is_err() || ended {
-                                return;
-                            }
+            let forward = |command: RankCommand, outstanding: &mut Outstanding| {
+                let mut message = Message::new(match &command {
+                    RankCommand::Step(..) => STEP,
+                    RankCommand::OptimizerState(_) => GET_OPTIMIZER_STATE,
+                    RankCommand::Evaluate(Evaluation::Begin(_), _) => BEGIN_EVALUATION,
+                    RankCommand::Evaluate(Evaluation::Batch(_), _) => EVALUATE,
+                    RankCommand::Evaluate(Evaluation::End, _) => END_EVALUATION,
+                });
+                message.count(rank);
+                match command {
+                    RankCommand::Step(plan, batches) => {
+                        message.plan(&plan);
+                        if !own_batches {
+                            message.count(batches.len());
+                            batches.iter().for_each(|loaded| message.micro_batch(loaded));
                         }
-                        Ok(reply) => take(reply, &mut arriving, &mut evaluating),
-                        Err(_) => return,
+                        outstanding.stepping = true;
                     }
-                    continue;
+                    RankCommand::OptimizerState(state) => outstanding.arriving = Some((AdamW::new(adamw), state)),
+                    RankCommand::Evaluate(what, reply) => {
+                        if let Evaluation::Batch(batch) = &what {
+                            message.clips(batch);
+                        }
+                        outstanding.evaluating = Some(reply);
+                    }
                 }
-                // Commands first: one that was given before the training ended is sent.
-                select_biased! {
-                    recv(received) -> command => match command {
-                        Ok(RankCommand::Step(plan, batches)) => {
-                            let mut message = Message::new(STEP);
-                            message.count(rank);
-                            message.plan(&plan);
-                            if !own_batches {
-                                message.count(batches.len());
-                                batches.iter().for_each(|loaded| message.micro_batch(loaded));
+                processes.send(to, COMMANDS, Box::new(message));
+            };
+            loop {
+                let reply = if outstanding.stepping {
+                    replies.recv()
+                } else {
+                    // Commands first: one that was given before the training ended is sent.
+                    select_biased! {
+                        recv(received) -> command => match command {
+                            Ok(command) => {
+                                forward(command, &mut outstanding);
+                                continue;
                             }
-                            drop(batches);
-                            processes.send(to, COMMANDS, Box::new(message));
-                            stepping = true;
-                        }
-                        Ok(RankCommand::OptimizerState(state)) => {
-                            let mut message = Message::new(GET_OPTIMIZER_STATE);
-                            message.count(rank);
-                            processes.send(to, COMMANDS, Box::new(message));
-                            arriving = Some((AdamW::new(adamw), state));
-                        }
-                        Ok(RankCommand::Evaluate(what, reply)) => {
-                            let mut message = Message::new(match &what {
-                                Evaluation::Begin(_) => BEGIN_EVALUATION,
-                                Evaluation::Batch(_) => EVALUATE,
-                                Evaluation::End => END_EVALUATION,
-                            });
-                            message.count(rank);
-                            if let Evaluation::Batch(batch) = &what {
-                                message.clips(batch);
-                            }
-                            drop(what);
-                            processes.send(to, COMMANDS, Box::new(message));
-                            evaluating = Some(reply);
-                        }
-                        Err(_) => return,
-                    },
-                    recv(replies) -> reply => match reply {
-                        Ok(reply) => take(reply, &mut arriving, &mut evaluating),
-                        Err(_) => return,
-                    },
+                            Err(_) => return,
+                        },
+                        recv(replies) -> reply => reply,
+                    }
+                };
+                if !reply.is_ok_and(|reply| outstanding.take(reply)) {
+                    return;
                 }
             }
         };
@@ -329,28 +364,50 @@ impl RemoteRanks {
     }
 }
 
-/// Adds a part of the optimizer's state to that which is arriving, and hands it on when it is complete; and hands on what came
-/// of an evaluation.
-fn take(reply: Reply, arriving: &mut Option<(AdamW, StateReply)>, evaluating: &mut Option<EvaluationReply>) {
-    match reply {
-        Reply::OptimizerState(part) => {
-            if let Some((whole, _)) = arriving {
-                whole.extend(part);
+impl Outstanding {
+    /// Hands on what is complete with a reply. False: nothing more comes of the rank. Receivers may be dropped already.
+    fn take(&mut self, reply: Reply) -> bool {
+        match reply {
+            Reply::OptimizerState(part) => {
+                if let Some((whole, _)) = &mut self.arriving {
+                    whole.extend(part);
+                }
+            }
+            Reply::OptimizerStateEnd => {
+                if let Some((whole, reply)) = self.arriving.take() {
+                    let _ = reply.send(Ok(whole));
+                }
+            }
+            Reply::Evaluated(outcome) => {
+                if let Some(reply) = self.evaluating.take() {
+                    reply(outcome);
+                }
+            }
+            Reply::Step(outcome) => {
+                if std::mem::take(&mut self.stepping) {
+                    let ended = outcome.is_err();
+                    return self.report.send(outcome).is_ok() && !ended;
+                }
+            }
+            Reply::Gone(message) => {
+                let rank = self.rank;
+                let error = || TrainingError::Rank {
+                    rank,
+                    message: message.clone(),
+                };
+                if let Some((_, reply)) = self.arriving.take() {
+                    let _ = reply.send(Err(error()));
+                }
+                if let Some(reply) = self.evaluating.take() {
+                    reply(Err(error()));
+                }
+                if std::mem::take(&mut self.stepping) {
+                    let _ = self.report.send(Err(error()));
+                }
+                return false;
             }
         }
-        Reply::OptimizerStateEnd => {
-            if let Some((whole, reply)) = arriving.take() {
-                // The receiver may be dropped already.
-                let _ = reply.send(Ok(whole));
-            }
-        }
-        Reply::Evaluated(outcome) => {
-            if let Some(reply) = evaluating.take() {
-                reply(outcome);
-            }
-        }
-        // Of no step that was asked for.
-        Reply::Step(_) => {}
+        true
     }
 }
 
@@ -382,8 +439,8 @@ fn decode_share(message: &[u8]) -> Option<Result<LoadedShare, TrainingError>> {
     }
 }
 
-/// The rank that a reply is from, and the reply. `from` is its process.
-fn decode_reply(message: &[u8], adamw: AdamWConfig, from: usize) -> Result<(usize, Reply), TrainingError> {
+/// The rank that a reply is from, and the reply.
+fn decode_reply(message: &[u8], adamw: AdamWConfig) -> Result<(usize, Reply), TrainingError> {
     let (kind, mut reader) = MessageReader::new(message)?;
     let rank = reader.count()?;
     let reply = match kind {
@@ -393,7 +450,7 @@ fn decode_reply(message: &[u8], adamw: AdamWConfig, from: usize) -> Result<(usiz
             message: reader.text()?,
         })),
         OPTIMIZER_STATE_OF_ONE => {
-            Reply::OptimizerState(AdamW::from_bytes(reader.rest(), adamw, &format!("process {from}"))?)
+            Reply::OptimizerState(AdamW::from_bytes(reader.rest(), adamw, &"the optimizer's state")?)
         }
         OPTIMIZER_STATE_END => Reply::OptimizerStateEnd,
         EVALUATED => Reply::Evaluated(Ok(Recognized {

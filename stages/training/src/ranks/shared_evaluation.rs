@@ -12,7 +12,7 @@ use flow_model::model::{MicroBatch, TdtModel};
 use rayon::ThreadPool;
 
 use super::local_collective::GroupWatch;
-use super::{RankCommand, RankHandle, RemoteRanks, Replica, rank_disconnected};
+use super::{RankCommand, RankHandle, RemoteRanks, Replica, gone};
 use crate::error::TrainingError;
 
 /// Weights by name, in host memory if others are on a device. Never changed in place.
@@ -94,7 +94,7 @@ impl Evaluators<'_> {
                 if !std::mem::replace(&mut self.begun, true) {
                     self.begin(averaged.then_some(&model.parameters))?;
                 }
-                asked.push((rank, ask(rank, other, Evaluation::Batch(batch))?));
+                asked.push((rank, self.ask(rank, other, Evaluation::Batch(batch))?));
             }
             all.push(match self.pool {
                 None => recognize(model, &own)?,
@@ -136,11 +136,22 @@ impl Evaluators<'_> {
     }
 
     fn ask_all(&self, what: impl Fn() -> Evaluation) -> Result<(), TrainingError> {
-        let ask = |(rank, other)| Ok((rank, ask(rank, other, what())?));
+        let ask = |(rank, other)| Ok((rank, self.ask(rank, other, what())?));
         let asked: Vec<_> = (1..).zip(self.others).map(ask).collect::<Result<_, TrainingError>>()?;
         asked
             .into_iter()
             .try_for_each(|(rank, answer)| self.wait(rank, &answer).map(drop))
+    }
+
+    fn ask(&self, rank: usize, other: &RankHandle, what: Evaluation) -> Result<Answer, TrainingError> {
+        let (send, answer) = bounded(1);
+        let reply: EvaluationReply = Box::new(move |outcome| {
+            // The receiver may be dropped already.
+            let _ = send.send(outcome);
+        });
+        let sent = other.commands.send(RankCommand::Evaluate(what, reply));
+        sent.map_err(|_| gone(self.watch, rank))?;
+        Ok(answer)
     }
 
     fn wait(&self, rank: usize, answer: &Answer) -> Result<Recognized, TrainingError> {
@@ -152,24 +163,10 @@ impl Evaluators<'_> {
                     // A process that is lost does not answer.
                     self.watch.map_or(Ok(()), GroupWatch::check)?;
                 }
-                Err(_) => {
-                    self.watch.map_or(Ok(()), GroupWatch::check)?;
-                    return Err(rank_disconnected(rank));
-                }
+                Err(_) => return Err(gone(self.watch, rank)),
             }
         }
     }
 }
 
 type Answer = Receiver<Result<Recognized, TrainingError>>;
-
-fn ask(rank: usize, other: &RankHandle, what: Evaluation) -> Result<Answer, TrainingError> {
-    let (send, answer) = bounded(1);
-    let reply: EvaluationReply = Box::new(move |outcome| {
-        // The receiver may be dropped already.
-        let _ = send.send(outcome);
-    });
-    let command = RankCommand::Evaluate(what, reply);
-    other.commands.send(command).map_err(|_| rank_disconnected(rank))?;
-    Ok(answer)
-}

@@ -6,10 +6,10 @@ use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 use flow_runtime::harness::joined_processes;
 use flow_runtime::processes::Processes;
 
-use super::codec::MessageReader;
+use super::codec::{Message, MessageReader};
 use super::out_of_memory_tests::{config, model};
 use super::peer_transport::PeerTransport;
-use super::remote_ranks::{COMMANDS, END_TRAINING, STEP};
+use super::remote_ranks::{COMMANDS, END_TRAINING, OPTIMIZER_STATE_OF_ONE, PROCESS_FAILED, STEP, replies_topic};
 use super::update::{ParameterUpdates, StepUpdate, Updater};
 use super::*;
 use crate::error::TrainingError;
@@ -220,10 +220,11 @@ fn a_rank_of_another_process_that_does_not_come_or_is_lost_is_named_to_all_other
     };
     let hanging = joined_processes(2);
     let mut members = distributed_group(4, &hanging, &parameters, Duration::from_millis(300));
-    // Rank 1, of the process of rank 0; the other process gives the same error.
-    let absent = members.remove(1);
+    // The first of those that have not come is named, so that no other is named for a thread that began late. The other
+    // process gives the same error.
+    let absent = members.remove(0);
     for error in waiting(&mut members) {
-        let named = "rank 1 of training failed: it did not come to the gradients of encoder layer 3";
+        let named = "rank 0 of training failed: it did not come to the gradients of encoder layer 3";
         assert!(error.starts_with(named) && error.contains("within 0.3 s"), "{error}");
     }
     drop((absent, members));
@@ -404,6 +405,32 @@ fn an_offloaded_update_is_waited_for_part_by_part_and_its_failure_is_told() {
     panicking.abort("nobody is left to tell");
 }
 
+/// What process 0 gives the others to start a training of so many ranks, with the small golden model.
+fn starting<R>(processes: &[Arc<Processes>], ranks: usize, with: impl FnOnce(&RemoteStart) -> R) -> R {
+    let (model, optimizer) = (model(), AdamW::new(AdamWConfig::default()));
+    let config = TrainerConfig {
+        ranks: ranks as u32,
+        ..config(true, false, ReduceEvery::MicroBatch)
+    };
+    with(&RemoteStart {
+        layout: RankLayout::new(ranks, processes.len()).unwrap(),
+        owners: &parameter_owners(&model.parameters, ranks),
+        model: &model,
+        optimizer: &optimizer,
+        config: &config,
+        nccl_id: None,
+        rank_bytes: None,
+        own_batches: None,
+    })
+}
+
+const PLAN: StepPlan = StepPlan {
+    step: 0,
+    planned: 2,
+    received: 2,
+    rounds: 1,
+};
+
 /// A step that was given to a rank of another process goes there before the end of the training, though the training
 /// ends at once: the process would take it for a malformed message, or not learn from its own rank why the step failed.
 #[test]
@@ -414,39 +441,73 @@ fn a_step_is_sent_before_the_end_of_the_training() {
         // The test may be over.
         let _ = tell.send(MessageReader::new(&command).unwrap().0);
     });
-    let (model, optimizer) = (model(), AdamW::new(AdamWConfig::default()));
-    let config = TrainerConfig {
-        ranks: 2,
-        ..config(true, false, ReduceEvery::MicroBatch)
+    starting(&processes, 2, |start| {
+        for round in 0..100 {
+            let mut remote = RemoteRanks::start(&processes[0], start).unwrap();
+            let handles = remote.handles().unwrap();
+            assert!(handles[0].commands.send(RankCommand::Step(PLAN, Vec::new())).is_ok());
+            drop(handles);
+            drop(remote);
+            let mut commands = std::iter::from_fn(|| told.recv_timeout(Duration::from_secs(60)).ok());
+            let ended = commands.find(|&kind| kind == STEP || kind == END_TRAINING);
+            assert_eq!(
+                (ended, commands.next()),
+                (Some(STEP), Some(END_TRAINING)),
+                "round {round}"
+            );
+        }
+    });
+}
+
+/// Whatever process 0 waits for from a rank of another process ends at once, with the reason, where that process is lost, says
+/// that it cannot go on, or sends what cannot be read: the report of a step, the moments, and a part of an evaluation.
+#[test]
+fn what_is_awaited_of_a_process_that_is_gone_fails_at_once() {
+    let lost = |process: &Processes| process.cut();
+    let failed = |process: &Processes| {
+        let mut message = Message::new(PROCESS_FAILED);
+        message.count(2);
+        message.text("no memory");
+        process.send(0, replies_topic(0), Box::new(message));
     };
-    let start = RemoteStart {
-        layout: RankLayout::new(2, 2).unwrap(),
-        owners: &parameter_owners(&model.parameters, 2),
-        model: &model,
-        optimizer: &optimizer,
-        config: &config,
-        nccl_id: None,
-        rank_bytes: None,
-        own_batches: None,
+    let garbled = |process: &Processes| {
+        let mut message = Message::new(OPTIMIZER_STATE_OF_ONE);
+        message.count(2);
+        message.bytes(&[1, 2, 3]);
+        process.send(0, replies_topic(0), Box::new(message));
     };
-    for round in 0..100 {
-        let mut remote = RemoteRanks::start(&processes[0], &start).unwrap();
-        let handles = remote.handles().unwrap();
-        let plan = StepPlan {
-            step: 0,
-            planned: 2,
-            received: 2,
-            rounds: 1,
-        };
-        assert!(handles[0].commands.send(RankCommand::Step(plan, Vec::new())).is_ok());
-        drop(handles);
-        drop(remote);
-        let mut commands = std::iter::from_fn(|| told.recv_timeout(Duration::from_secs(60)).ok());
-        let ended = commands.find(|&kind| kind == STEP || kind == END_TRAINING);
-        assert_eq!(
-            (ended, commands.next()),
-            (Some(STEP), Some(END_TRAINING)),
-            "round {round}"
-        );
+    let ends: [(&dyn Fn(&Processes), &str); 3] = [
+        (&lost, "ended without a word"),
+        (&failed, "no memory"),
+        (&garbled, "process 1 sent what cannot be read: the optimizer's state: "),
+    ];
+    for (end, why) in ends {
+        let processes = joined_processes(2);
+        starting(&processes, 4, |start| {
+            let mut remote = RemoteRanks::start(&processes[0], start).unwrap();
+            let handles = remote.handles().unwrap();
+            let (moments, arriving) = crossbeam_channel::bounded(1);
+            let (evaluated, evaluating) = crossbeam_channel::bounded(1);
+            let give = |at: usize, command: RankCommand| assert!(handles[at].commands.send(command).is_ok());
+            give(0, RankCommand::OptimizerState(moments));
+            give(0, RankCommand::Step(PLAN, Vec::new()));
+            let reply = Box::new(move |outcome| evaluated.send(outcome).unwrap());
+            give(1, RankCommand::Evaluate(Evaluation::End, reply));
+            end(&processes[1]);
+            let patience = Duration::from_secs(60);
+            let errors = [
+                arriving.recv_timeout(patience).expect("an answer").map(drop),
+                handles[0].reports.recv_timeout(patience).expect("a report").map(drop),
+                evaluating.recv_timeout(patience).expect("an answer").map(drop),
+            ];
+            for (error, asked) in errors.into_iter().zip([2, 2, 3]) {
+                match error {
+                    Err(TrainingError::Rank { rank, message }) => {
+                        assert!(rank == asked && message.contains(why), "rank {rank}: {message}");
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
     }
 }

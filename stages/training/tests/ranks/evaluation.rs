@@ -113,3 +113,55 @@ fn a_rank_that_cannot_evaluate_is_named() {
         assert_eq!(calls.load(Ordering::Relaxed), 1);
     }
 }
+
+/// A process that is lost while others wait for its part of an evaluation, or between two parts, ends the evaluation and the
+/// training with its name, long before the patience with which ranks wait; and so do the moments for a checkpoint that it does
+/// not send any more.
+#[test]
+fn a_process_that_is_lost_in_an_evaluation_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    // By the number of the micro-batch of process 0 that the loss comes before: the first is rank 0's, and the second to the
+    // fourth are with other ranks, two of them in the process that is lost, when the fifth is asked for.
+    for (number, average_decay) in [(0, 0.0), (1, 0.9), (3, 0.9), (4, 0.0)] {
+        let (first, others) = processes(2);
+        let dying = Arc::clone(&others[0].0);
+        let evaluate: Evaluate = Box::new(move |_: &TdtModel, all: &mut Recognize<'_, TrainingError>| {
+            all(&mut sample().into_iter())?;
+            let cut = |(at, batch)| {
+                if at == number {
+                    dying.cut();
+                }
+                batch
+            };
+            all(&mut [sample(), sample()].concat().into_iter().enumerate().map(cut))?;
+            Ok(ValidationMetrics::default())
+        });
+        let settings = TrainSettings {
+            eval_every: 1,
+            average_decay,
+            rank_timeout: 1e6,
+            ..settings(&folder.path().join(number.to_string()), 4)
+        };
+        let mut session = Session::begin_distributed(
+            &settings.into(),
+            None,
+            Some(evaluate),
+            Box::new(|_| {}),
+            Some(process_group(&first)),
+        )
+        .expect("training begins");
+        for outcome in [
+            session.step(&micro_batches(0), PLANNED).map(drop),
+            session.checkpoint().map(drop),
+            session.step(&micro_batches(0), PLANNED).map(drop),
+        ] {
+            match outcome {
+                Err(TrainingError::Rank { rank, message }) => {
+                    assert!(rank >= 2 && message.starts_with("process 1 ("), "{rank}: {message}");
+                    assert!(message.ends_with("ended without a word"), "{message}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

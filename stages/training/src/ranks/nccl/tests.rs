@@ -210,7 +210,7 @@ fn a_fault_in_one_rank_is_told_to_all() {
             (Fault::Failed, "NCCL: internal error (a fault that the test asked for)"),
             (
                 Fault::Hangs,
-                "NCCL did not end the exchange of the gradients of encoder layer 3, micro-batch 0, step 1 within 0.5 s",
+                "NCCL did not end the exchange of the gradients of encoder layer 3, micro-batch 0, step 1 within 4 s",
             ),
         ] {
             stand_in::clear_faults();
@@ -218,11 +218,11 @@ fn a_fault_in_one_rank_is_told_to_all() {
             let began = Instant::now();
             // A rank that a busy machine keeps from coming in time would be named in place of the fault.
             let timeout = match fault {
-                Fault::Hangs => Duration::from_millis(500),
+                Fault::Hangs => Duration::from_secs(4),
                 Fault::Refused | Fault::Failed => Duration::from_secs(60),
             };
             let errors = errors(nccl_group(4, &joined_processes(count), timeout));
-            assert!(began.elapsed() < Duration::from_secs(10), "{fault:?}");
+            assert!(began.elapsed() < Duration::from_secs(50), "{fault:?}");
             for error in &errors {
                 assert!(error.ends_with(words), "{fault:?}: {error}");
                 if fault != Fault::Hangs {
@@ -240,12 +240,13 @@ fn a_fault_in_one_rank_is_told_to_all() {
 fn a_rank_that_does_not_come_is_named() {
     let _one = one_at_a_time();
     let timeout = Duration::from_millis(500);
-    // Rank 2 of three does not even begin.
+    // The first rank of three does not even begin. (The first of those that have not come is named, so that no other is named
+    // for a thread that began late.)
     let mut members = nccl_group(3, &[], timeout);
-    let absent = members.pop().unwrap();
+    let absent = members.remove(0);
     // It has named its device, as its collective was made.
     for error in errors(members) {
-        let named = "rank 2 of training failed: it did not come to the gradients of encoder layer 3";
+        let named = "rank 0 of training failed: it did not come to the gradients of encoder layer 3";
         assert!(error.starts_with(named) && error.contains("within 0.5 s"), "{error}");
     }
     drop(absent);
