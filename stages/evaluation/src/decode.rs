@@ -7,7 +7,7 @@ use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch,
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_audio::probe::MEMBER_COLUMNS;
 use flow_hub::{HubError, HubReference};
-use flow_kernels::device::DeviceChoice;
+use flow_kernels::device::{DeviceChoice, visible_gpus};
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
 use flow_model::model::TdtModel;
@@ -27,10 +27,12 @@ use crate::error::{EvaluationError, nothing_to_score};
 use crate::hub_token::hub_with_token;
 use crate::recordings::Recordings;
 use crate::report::{MODEL_COLUMNS, read_model};
-use crate::transcribe::{Outcome, transcribe};
+use crate::transcribe::{Outcome, micro_batches, transcribe};
 
 /// The one partition of the output.
 const ALL: &str = "all";
+/// The most devices.
+const MAX_DEVICES: u32 = 64;
 /// Seconds of padded audio in the model at once.
 pub const BATCH_SECONDS: f64 = 120.0;
 
@@ -97,6 +99,10 @@ pub struct DecodeSettings {
     pub boost_weight: f64,
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     pub device: String,
+    /// How many devices work at once, each with the whole model on micro-batches of its own: with `device: cuda` the first ones
+    /// that the process sees. On the CPU as many micro-batches are computed at a time, each by its share of the cores. 0 is all
+    /// of them for `cuda`, and else one. The transcripts do not depend on it.
+    pub devices: u32,
     /// A token for the Hugging Face hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that
     /// `hf auth login` stored.
     pub hub_token: Option<Secret>,
@@ -119,6 +125,7 @@ impl Default for DecodeSettings {
             boost: PathBuf::new(),
             boost_weight: DecodingOptions::default().boost_weight,
             device: "cpu".into(),
+            devices: 0,
             hub_token: None,
         }
     }
@@ -130,6 +137,16 @@ impl DecodeSettings {
         self.device
             .parse()
             .map_err(|error| StageError::setting("device", error))
+    }
+
+    /// How many devices work at once, on so many micro-batches.
+    fn device_count(&self, micro_batches: usize) -> Result<usize, StageError> {
+        let count = match (self.device()?, self.devices) {
+            (DeviceChoice::Cuda(None), 0) => visible_gpus().map_err(EvaluationError::from)?,
+            (_, 0) => 1,
+            (_, count) => count as usize,
+        };
+        Ok(count.min(micro_batches).max(1))
     }
 
     /// How the model is decoded.
@@ -216,11 +233,23 @@ impl Kind for EvaluationDecode {
     type Settings = DecodeSettings;
 
     fn shape(settings: &DecodeSettings, inputs: &Inputs) -> Result<Shape, StageError> {
-        settings.device()?;
+        let device = settings.device()?;
+        if settings.devices > MAX_DEVICES {
+            return Err(StageError::setting(
+                "devices",
+                format!("it must be from 0 to {MAX_DEVICES}"),
+            ));
+        }
+        if settings.devices > 1 && matches!(device, DeviceChoice::Cuda(Some(_))) {
+            return Err(StageError::setting(
+                "devices",
+                format!("`device: {device}` is one; write `cuda` for several"),
+            ));
+        }
         settings.of_hub()?;
         let decoding = settings.decoding().check();
         decoding.map_err(|(name, why)| StageError::setting(name, why))?;
-        let precision = settings.precision.check(settings.weights, settings.device()?);
+        let precision = settings.precision.check(settings.weights, device);
         precision.map_err(|why| StageError::setting("precision", why))?;
         match (inputs.get("model"), settings.named()) {
             (None, Some(_)) | (Some(_), None) => {}
@@ -388,7 +417,8 @@ impl Source for DecodeBody {
             ));
         }
         let (weights, precision) = (self.settings.weights.into(), self.settings.precision);
-        let device = self.settings.device()?.open(0).map_err(EvaluationError::from)?;
+        let choice = self.settings.device()?;
+        let device = choice.open(0).map_err(EvaluationError::from)?;
         let mut model =
             TdtModel::load_for_decoding(&model, weights, precision, &device).map_err(EvaluationError::from)?;
         let Some(tokenizer) = &model.tokenizer else {
@@ -398,8 +428,19 @@ impl Source for DecodeBody {
         let decoding = self.settings.decoding().load(tokenizer);
         model.decoding = decoding.map_err(EvaluationError::from)?;
         let cancel = self.context.cancel.clone();
+        let count = self
+            .settings
+            .device_count(micro_batches(&rows.utterances, BATCH_SECONDS))?;
+        let mut replicas = Vec::new();
+        // On the CPU all have one memory.
+        for number in (1..count).filter(|_| choice != DeviceChoice::Cpu) {
+            let device = choice.open(number).map_err(EvaluationError::from)?;
+            replicas.push(model.replica_on(&device).map_err(EvaluationError::from)?);
+        }
+        let first = std::iter::repeat_n(&model, count - replicas.len());
+        let models: Vec<&TdtModel> = first.chain(&replicas).collect();
         let outcomes = transcribe(
-            &model,
+            &models,
             &rows.utterances,
             BATCH_SECONDS,
             &|indices| rows.signals(indices),

@@ -1,6 +1,9 @@
 //! Runs a model over many utterances: grouped by length, loaded in parallel, scored.
 
-use flow_kernels::threads::install;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use flow_kernels::threads::{install, pool};
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_model::tokenizer::Tokenizer;
 
@@ -38,44 +41,123 @@ pub enum Outcome {
 /// Gives the signals of the utterances at some indices (16 kHz mono), or why there is none.
 pub type Load<'a> = dyn Fn(&[usize]) -> Vec<Result<Vec<f32>, String>> + Sync + 'a;
 
-/// Transcribes utterances. Outcomes are in the order of the utterances and do not depend on the number of threads.
+/// Transcribes utterances with replicas of one model, which take micro-batches in turn, each when it has done the one before.
+/// Several have a thread each and an equal share of the threads that compute; replicas on the CPU may be the same model.
+/// Outcomes are in the order of the utterances, and depend neither on the number of replicas nor on that of threads: no
+/// micro-batch is divided.
 ///
-/// At most `batch_seconds` of audio, padding included, are in memory and in the model at once (one longer
-/// utterance goes alone).
+/// At most `batch_seconds` of audio, padding included, are in memory and in each replica at once (one longer utterance goes
+/// alone).
+///
+/// # Errors
+/// Where a replica fails (the error of the first micro-batch that failed), there is none, or the run is cancelled.
 pub fn transcribe(
-    model: &TdtModel,
+    models: &[&TdtModel],
     utterances: &[Utterance],
     batch_seconds: f64,
     load: &Load<'_>,
-    cancelled: &dyn Fn() -> bool,
+    cancelled: &(dyn Fn() -> bool + Sync),
 ) -> Result<Vec<Outcome>, EvaluationError> {
-    let mut outcomes: Vec<Option<Outcome>> = vec![None; utterances.len()];
-    for group in groups(utterances, batch_seconds) {
-        if cancelled() {
-            return Err(EvaluationError::Cancelled);
-        }
-        let loaded = install(|| load(&group));
-        let mut signals = Vec::with_capacity(loaded.len());
-        let mut indices = Vec::with_capacity(loaded.len());
-        for (&index, signal) in group.iter().zip(&loaded) {
-            match signal {
-                Ok(signal) => {
-                    indices.push(index);
-                    signals.push(signal.as_slice());
-                }
-                Err(why) => outcomes[index] = Some(Outcome::Unreadable { why: why.clone() }),
+    let groups = groups(utterances, batch_seconds);
+    let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // With the number of the micro-batch that failed.
+    type Share = Result<Vec<(usize, Outcome)>, (usize, EvaluationError)>;
+    let work = |model: &TdtModel| -> Share {
+        let mut outcomes = Vec::new();
+        while !stopped.load(Ordering::Acquire) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(group) = groups.get(number) else { break };
+            let done = match cancelled() {
+                true => Err(EvaluationError::Cancelled),
+                false => transcribe_group(model, utterances, group, load, &mut outcomes),
+            };
+            if let Err(error) = done {
+                stopped.store(true, Ordering::Release);
+                return Err((number, error));
             }
         }
-        if signals.is_empty() {
-            continue;
+        Ok(outcomes)
+    };
+    let shares: Vec<Share> = match models {
+        [] => {
+            let message = "there is no model to transcribe with".into();
+            return Err(EvaluationError::Data { message });
         }
-        let hypotheses = install(|| model.transcribe(&signals))?;
-        for ((index, signal), hypothesis) in indices.into_iter().zip(signals).zip(hypotheses) {
-            let (tokenizer, seconds) = (model.tokenizer.as_ref(), signal.len() as f64 / SAMPLE_RATE);
-            outcomes[index] = Some(outcome(&utterances[index], hypothesis.text, seconds, tokenizer));
+        [model] => vec![work(model)],
+        _ => {
+            let threads = (install(rayon::current_num_threads) / models.len()).max(1);
+            let started = (0..models.len()).map(|number| pool(&format!("decode-{number}"), threads));
+            let pools: Vec<_> = started
+                .collect::<Result<_, _>>()
+                .map_err(|error| EvaluationError::Data {
+                    message: format!("threads to transcribe with cannot be started: {error}"),
+                })?;
+            std::thread::scope(|scope| {
+                let work = &work;
+                let each = models.iter().zip(&pools);
+                let running: Vec<_> = each
+                    .map(|(model, pool)| scope.spawn(move || pool.install(|| work(model))))
+                    .collect();
+                running
+                    .into_iter()
+                    .map(|share| share.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                    .collect()
+            })
+        }
+    };
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; utterances.len()];
+    let mut failed: Option<(usize, EvaluationError)> = None;
+    for share in shares {
+        match share {
+            Ok(share) => share
+                .into_iter()
+                .for_each(|(index, outcome)| outcomes[index] = Some(outcome)),
+            Err((number, error)) if failed.as_ref().is_none_or(|(first, _)| number < *first) => {
+                failed = Some((number, error));
+            }
+            Err(_) => {}
         }
     }
-    Ok(complete(outcomes))
+    match failed {
+        Some((_, error)) => Err(error),
+        None => Ok(complete(outcomes)),
+    }
+}
+
+/// How many micro-batches [`transcribe`] makes of utterances.
+pub fn micro_batches(utterances: &[Utterance], batch_seconds: f64) -> usize {
+    groups(utterances, batch_seconds).len()
+}
+
+/// Loads and transcribes the utterances at some indices together.
+fn transcribe_group(
+    model: &TdtModel,
+    utterances: &[Utterance],
+    group: &[usize],
+    load: &Load<'_>,
+    outcomes: &mut Vec<(usize, Outcome)>,
+) -> Result<(), EvaluationError> {
+    let loaded = install(|| load(group));
+    let mut signals = Vec::with_capacity(loaded.len());
+    let mut indices = Vec::with_capacity(loaded.len());
+    for (&index, signal) in group.iter().zip(&loaded) {
+        match signal {
+            Ok(signal) => {
+                indices.push(index);
+                signals.push(signal.as_slice());
+            }
+            Err(why) => outcomes.push((index, Outcome::Unreadable { why: why.clone() })),
+        }
+    }
+    if signals.is_empty() {
+        return Ok(());
+    }
+    let hypotheses = install(|| model.transcribe(&signals))?;
+    for ((index, signal), hypothesis) in indices.into_iter().zip(signals).zip(hypotheses) {
+        let (tokenizer, seconds) = (model.tokenizer.as_ref(), signal.len() as f64 / SAMPLE_RATE);
+        outcomes.push((index, outcome(&utterances[index], hypothesis.text, seconds, tokenizer)));
+    }
+    Ok(())
 }
 
 /// The TDT loss of one utterance.
@@ -269,6 +351,11 @@ pub fn sample<'a>(utterances: impl Iterator<Item = (&'a str, &'a str, &'a str)>,
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use candle_core::{DType, Device};
+    use flow_model::ModelConfig;
+
     use super::*;
 
     fn utterance(lang: &str, number: usize, duration: f64) -> Utterance {
@@ -299,6 +386,73 @@ mod tests {
                 .fold(0.0, f64::max);
             assert!(longest * group.len() as f64 <= 6.0);
         }
+    }
+
+    /// A small model with random weights and the bundled tokenizer.
+    fn model() -> TdtModel {
+        let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/tokenizers/mini.model");
+        let tokenizer = Tokenizer::load(Path::new(tokenizer)).unwrap();
+        let yaml = format!(
+            "
+preprocessor: {{sample_rate: 16000, window_size: 0.025, window_stride: 0.01, features: 16, n_fft: 512, pad_to: 0}}
+encoder:
+  {{feat_in: 16, n_layers: 2, d_model: 16, n_heads: 2, use_bias: false, xscaling: false, conv_kernel_size: 5,
+   subsampling: dw_striding, subsampling_factor: 8, subsampling_conv_channels: 4, dropout: 0.1,
+   dropout_pre_encoder: 0.1, dropout_emb: 0.0, dropout_att: 0.1}}
+decoder: {{vocab_size: {}, prednet: {{pred_hidden: 8, pred_rnn_layers: 1}}}}
+joint: {{jointnet: {{joint_hidden: 8}}}}
+loss: {{tdt_kwargs: {{durations: [0, 1, 2, 3, 4], sigma: 0.02}}}}
+",
+            tokenizer.vocabulary_size()
+        );
+        let config = ModelConfig::from_nemo_yaml(&yaml).unwrap();
+        TdtModel::new(config, Some(tokenizer), 3, DType::F32, &Device::Cpu).unwrap()
+    }
+
+    /// Whatever the number of replicas, and if there are more of them than micro-batches, also with replicas of their own
+    /// weights: outcomes, the unreadable ones among them, and errors are those of one.
+    #[test]
+    fn outcomes_do_not_depend_on_the_number_of_replicas() {
+        let utterances: Vec<_> = (0..23)
+            .map(|n| utterance("en", n, 0.3 + 0.05 * (n * 7 % 11) as f64))
+            .collect();
+        let load = |indices: &[usize]| -> Vec<Result<Vec<f32>, String>> {
+            let signal = |&index: &usize| match index {
+                5 | 20 => Err(format!("{index} is damaged")),
+                _ => Ok((0..(utterances[index].duration * SAMPLE_RATE) as usize)
+                    .map(|i| (i as f32 * (0.01 + 0.003 * index as f32)).sin() * 0.4)
+                    .collect()),
+            };
+            indices.iter().map(signal).collect()
+        };
+        let (model, go_on) = (model(), || false);
+        let one = transcribe(&[&model], &utterances, 2.0, &load, &go_on).unwrap();
+        let heard =
+            |outcome: &&Outcome| matches!(outcome, Outcome::Transcript { hypothesis, .. } if !hypothesis.is_empty());
+        assert!(one.iter().filter(heard).count() > 10, "{one:?}");
+        assert_eq!(
+            one[5],
+            Outcome::Unreadable {
+                why: "5 is damaged".into()
+            }
+        );
+        let batches = micro_batches(&utterances, 2.0);
+        assert!(batches > 4 && batches < 23, "{batches}");
+        let replica = model.replica_on(&Device::Cpu).unwrap();
+        for count in [2, 3, batches + 2] {
+            let models: Vec<&TdtModel> = (0..count).map(|n| if n == 1 { &replica } else { &model }).collect();
+            let several = transcribe(&models, &utterances, 2.0, &load, &go_on).unwrap();
+            assert_eq!(several, one, "{count} replicas");
+        }
+        // Audio that no model takes: of the micro-batches that fail the first one is told.
+        let wrong = |indices: &[usize]| -> Vec<Result<Vec<f32>, String>> { vec![Ok(Vec::new()); indices.len()] };
+        let told = |models: &[&TdtModel], load: &Load<'_>, cancelled: &(dyn Fn() -> bool + Sync)| {
+            transcribe(models, &utterances, 2.0, load, cancelled).map_err(|error| error.to_string())
+        };
+        let all = [&model, &replica, &model];
+        assert_eq!(told(&all, &wrong, &go_on), told(&[&model], &wrong, &go_on));
+        assert_eq!(told(&all, &load, &|| true), Err(EvaluationError::Cancelled.to_string()));
+        assert!(told(&[], &load, &go_on).is_err());
     }
 
     #[test]

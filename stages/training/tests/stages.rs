@@ -237,6 +237,33 @@ fn a_model_is_trained_decoded_and_reported() {
         "the same model hears the same"
     );
 
+    // Whatever the number of micro-batches at a time: here each row, which says that it is long, is one.
+    let long = {
+        let mut columns = rows().columns().to_vec();
+        columns[3] = Arc::new(Float64Array::from(vec![100.0; 4]));
+        RecordBatch::try_new(rows().schema(), columns).expect("rows")
+    };
+    let spread = |devices: u32| {
+        let settings = DecodeSettings {
+            devices,
+            ..DecodeSettings::default()
+        };
+        let output = Harness::<EvaluationDecode>::new(settings)
+            .input("rows", long.schema())
+            .input("model", model_schema())
+            .feed("rows", "en/en_0", long.clone())
+            .feed("model", "result", result.clone())
+            .run();
+        let output = output.expect("decoded");
+        assert_eq!(output.reasons("all"), [(Some(3), "audio_unreadable")]);
+        output.rows("transcripts", "all")
+    };
+    let one = spread(0);
+    assert_eq!(one.num_rows(), 3);
+    for devices in [1, 2, 3, 64] {
+        assert_eq!(spread(devices), one, "{devices} devices");
+    }
+
     // The same checkpoint by its name; in half precision it is nearly the same, so that only the run is looked at.
     for (weights, same) in [(Weights::F32, true), (Weights::Bf16, false)] {
         let named = Harness::<EvaluationDecode>::new(DecodeSettings {
