@@ -229,8 +229,15 @@ fn check_memory(
         }
         Start::Fresh { .. } => configuration(settings, None)?,
     };
-    let checked = memory::check(settings, &config, local_ranks(settings, context)?)?;
-    if let Some(MemoryCheck { needed, available, .. }) = checked {
+    context.report(serde_json::json!({ "line": "predicts how much memory training needs" }));
+    let checked = memory::check(settings, &config, local_ranks(settings, context)?, &context.scratch)?;
+    if let Some(MemoryCheck {
+        needed,
+        available,
+        tried,
+        ..
+    }) = checked
+    {
         let needs = memory::gigabytes(needed);
         let line = match available {
             Some(available) => {
@@ -239,7 +246,13 @@ fn check_memory(
             }
             None => format!("training needs up to {needs} of the first rank's device"),
         };
-        context.report(serde_json::json!({ "line": line, "memory_needed_mib": needed >> 20 }));
+        let seconds = tried.map(|tried| tried.as_secs_f64());
+        let trial = seconds.map_or(String::new(), |seconds| {
+            format!(" (found out by a trial of {seconds:.1} s)")
+        });
+        context.report(serde_json::json!({
+            "line": format!("{line}{trial}"), "memory_needed_mib": needed >> 20, "memory_trial_s": seconds,
+        }));
     }
     Ok(checked)
 }

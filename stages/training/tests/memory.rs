@@ -9,7 +9,8 @@ use flow_model::allocation::{Count, Counted};
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::average::MovingAverage;
 use flow_training::memory::{
-    BatchShape, DataAssumptions, MeasuredMemory, MemoryNeeds, bucket_batch_sizes, largest_batch, step_fits,
+    BatchShape, DataAssumptions, MeasuredMemory, MemoryCheck, MemoryNeeds, bucket_batch_sizes, check, largest_batch,
+    step_fits,
 };
 use flow_training::optimizer::AdamW;
 use flow_training::resolved_settings::ResolvedSettings;
@@ -283,6 +284,37 @@ fn what_is_predicted_is_taken() {
     );
     assert_eq!(largest_batch(&config, &base, &assumed, 1_000_000).expect("needs"), None);
     largest_of_each_bucket(&config, &base);
+    a_trial_is_noted_and_not_made_again(&config, &base);
+}
+
+/// What a check measured serves the next one, unless the model, the settings or the note are others.
+fn a_trial_is_noted_and_not_made_again(config: &ModelConfig, base: &ResolvedSettings) {
+    let notes = tempfile::tempdir().expect("a folder");
+    let checked = |settings: &ResolvedSettings, config: &ModelConfig| {
+        let checked = check(settings, config, 1, notes.path()).expect("it fits");
+        let MemoryCheck { tried, .. } = checked.expect("nobody else counts");
+        (
+            tried.is_some(),
+            checked.map(|checked| (checked.needed, checked.another)),
+        )
+    };
+    let first = checked(base, config);
+    assert!(first.0);
+    assert_eq!(checked(base, config), (false, first.1));
+    // The optimizer's part is arithmetic.
+    let other = base.with(|settings| settings.optimizer = Optimizer::Adamw8bit);
+    let smaller = checked(&other, config);
+    assert!(!smaller.0 && smaller.1 < first.1, "{smaller:?} {first:?}");
+    let recomputed = base.with(|settings| settings.recompute = !settings.recompute);
+    assert!(checked(&recomputed, config).0 && checked(base, config).0);
+    let mut deeper = config.clone();
+    deeper.encoder.n_layers += 1;
+    assert!(checked(base, &deeper).0 && !checked(base, &deeper).0);
+    std::fs::write(notes.path().join("memory.json"), "{").expect("a file");
+    assert!(checked(base, &deeper).0 && !checked(base, &deeper).0);
+    // Nowhere to note it.
+    let nowhere = notes.path().join("none");
+    assert!(check(base, config, 1, &nowhere).expect("it fits").is_some() && !nowhere.exists());
 }
 
 /// The predicted size of each bucket of durations and texts needs about what there is, and more does not fit; a trial says the

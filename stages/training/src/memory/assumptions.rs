@@ -1,6 +1,7 @@
 //! What is assumed about the data, and the shapes of micro-batches that follow.
 
 use flow_sampling::plan::Packing;
+use serde::{Deserialize, Serialize};
 
 use crate::resolved_settings::ResolvedSettings;
 
@@ -9,7 +10,7 @@ use crate::resolved_settings::ResolvedSettings;
 pub const TOKENS_PER_SECOND: f64 = 12.0;
 
 /// The shape of a micro-batch whose utterances have the same length.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BatchShape {
     pub utterances: usize,
     /// Of audio, for each utterance.

@@ -91,13 +91,14 @@ fn largest(
     };
     let few = ((MEASURED_SECONDS / clip.seconds).ceil() as usize).max(2);
     let Some(at_few) = at(few)? else { return Ok(None) };
-    let (from, to) = if at_few.total() > device {
-        (1, few)
-    } else {
-        (few, 2 * few)
-    };
-    let (Some(at_from), Some(at_to)) = (at(from)?, at(to)?) else {
+    let fits = at_few.total() <= device;
+    // Beside it one that is larger, or the smallest.
+    let Some(at_other) = at(if fits { 2 * few } else { 1 })? else {
         return Ok(None);
+    };
+    let (from, at_from, to, at_to) = match fits {
+        true => (few, at_few, 2 * few, at_other),
+        false => (1, at_other, few, at_few),
     };
     if at_from.total() > device {
         return Ok(Some(0));

@@ -1,11 +1,19 @@
 //! The comparison of the needed memory with what is available, on the host and on devices.
 
+use std::path::Path;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
 use candle_core::Device;
+use flow_evaluation::decode::BATCH_SECONDS;
 use flow_kernels::device::free_memory;
+use flow_kernels::threads::install;
 use flow_model::ModelConfig;
 use flow_runtime::available_memory;
+use flow_runtime::store::write_atomically;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use super::{DataAssumptions, MeasuredMemory, TOKENS_PER_SECOND, gigabytes};
+use super::{BatchShape, DataAssumptions, MeasuredMemory, TOKENS_PER_SECOND, gigabytes};
 use crate::error::TrainingError;
 use crate::resolved_settings::ResolvedSettings;
 
@@ -18,11 +26,27 @@ pub struct MemoryCheck {
     pub another: u64,
     /// Available to this process; none where each rank has a device of its own, whose memory [`check_device`] compares.
     pub available: Option<u64>,
+    /// How long the trial took; none where the measurements of an earlier one were noted.
+    pub tried: Option<Duration>,
+}
+
+/// The file in the folder of notes.
+const NOTES: &str = "memory.json";
+
+/// What an earlier trial measured.
+#[derive(Serialize, Deserialize)]
+struct Notes {
+    /// What the measurements depend on, as a digest.
+    of: String,
+    measured: MeasuredMemory,
 }
 
 /// Predicts the needs of the `local_ranks` ranks of this process, and compares those in host memory with what is available.
 /// With devices that have a memory of their own `needed` is that of the first rank. None where one of the two cannot be
 /// measured.
+///
+/// A trial takes minutes for a large model on few cores. What it measured is noted in the folder `notes`, if training is to begin,
+/// and serves later runs of the same program on the same model and micro-batches.
 ///
 /// # Errors
 /// Where more memory is needed than available.
@@ -30,6 +54,7 @@ pub fn check(
     settings: &ResolvedSettings,
     config: &ModelConfig,
     local_ranks: u32,
+    notes: &Path,
 ) -> Result<Option<MemoryCheck>, TrainingError> {
     let assumed = DataAssumptions {
         longest: settings.max_duration,
@@ -38,8 +63,18 @@ pub fn check(
     let Some(available) = available_memory() else {
         return Ok(None);
     };
-    let Some(measured) = MeasuredMemory::new(config, settings, &assumed.shapes(settings))? else {
-        return Ok(None);
+    let shapes = assumed.shapes(settings);
+    let (of, notes) = (identity(settings, config, &shapes), notes.join(NOTES));
+    let noted = of.as_deref().and_then(|of| noted(&notes, of));
+    let (measured, tried) = match noted {
+        Some(measured) => (measured, None),
+        None => {
+            let began = Instant::now();
+            let Some(measured) = MeasuredMemory::new(config, settings, &shapes)? else {
+                return Ok(None);
+            };
+            (measured, Some(began.elapsed()))
+        }
     };
     let needs = measured.needs(settings);
     let separate = settings.separate_memory();
@@ -48,11 +83,43 @@ pub fn check(
         false => (needs.of_ranks(local_ranks), "memory"),
     };
     compare(total, available, "training", what)?;
+    if let (Some(of), Some(_)) = (of, tried) {
+        let text = serde_json::to_vec(&Notes {
+            of,
+            measured: measured.clone(),
+        });
+        // Without the note the next run only takes longer to begin.
+        let _ = text.map(|text| write_atomically(&notes, &text));
+    }
     Ok(Some(MemoryCheck {
         needed: if separate { needs.total() } else { total },
         another: needs.of_another(),
         available: Some(available).filter(|_| !separate),
+        tried,
     }))
+}
+
+/// All that measurements depend on: model, settings, shapes, the program and how many threads it computes on. None where the
+/// program's file cannot be told from another one.
+fn identity(settings: &ResolvedSettings, config: &ModelConfig, shapes: &[BatchShape]) -> Option<String> {
+    let program = std::env::current_exe().ok()?.metadata().ok()?;
+    let written = program.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    let evaluation = (settings.eval_every > 0).then(|| settings.max_batch_seconds().min(BATCH_SECONDS));
+    let of = json!({
+        "program": [program.len(), written.as_nanos().to_string()],
+        "threads": install(rayon::current_num_threads),
+        "model": format!("{config:?}"),
+        "precision": settings.precision,
+        "switches": [settings.recompute, settings.dropout, settings.spec_augment],
+        "shapes": shapes,
+        "evaluation_seconds": evaluation,
+    });
+    Some(blake3::hash(of.to_string().as_bytes()).to_hex().to_string())
+}
+
+fn noted(path: &Path, of: &str) -> Option<MeasuredMemory> {
+    let notes: Notes = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    (notes.of == of).then_some(notes.measured)
 }
 
 /// Compares the needs of a rank with the memory of its device that nobody has taken. Nothing is compared where the device has none

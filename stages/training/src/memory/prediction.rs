@@ -1,6 +1,7 @@
 //! The needs of a model of any depth, from measurements of shallow ones.
 
 use flow_model::ModelConfig;
+use serde::{Deserialize, Serialize};
 
 use super::profile::{DepthProfiles, MemoryProfile, profile_depths};
 use super::{BatchShape, DataAssumptions, HostMemoryNeeds, MemoryNeeds};
@@ -9,6 +10,7 @@ use crate::resolved_settings::ResolvedSettings;
 use crate::settings::{Optimizer, ReduceEvery};
 
 /// Measurements of micro-batches of some shapes in a model; they do not depend on its optimizer, ranks and averages.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredMemory {
     layers: i64,
     shapes: Vec<(BatchShape, DepthProfiles)>,
@@ -63,13 +65,14 @@ pub fn largest_batch(
     let longest = assumed.longest.max(0.1);
     let few = longest * (40.0 / longest).ceil();
     let Some(at_few) = at(few)? else { return Ok(None) };
-    let (from, to) = if at_few.total() > device {
-        (longest, few)
-    } else {
-        (few, 2.0 * few)
-    };
-    let (Some(at_from), Some(at_to)) = (at(from)?, at(to)?) else {
+    let fits = at_few.total() <= device;
+    // Beside it one that is larger, or the smallest.
+    let Some(at_other) = at(if fits { 2.0 * few } else { longest })? else {
         return Ok(None);
+    };
+    let (from, at_from, to, at_to) = match fits {
+        true => (few, at_few, 2.0 * few, at_other),
+        false => (longest, at_other, few, at_few),
     };
     let (at_from, at_to, device) = (at_from.total() as f64, at_to.total() as f64, device as f64);
     if at_from > device {

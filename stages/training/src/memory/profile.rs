@@ -8,6 +8,7 @@ use flow_model::allocation::Count;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::parameter_groups::trainable_groups;
 use flow_model::{Gradients, ModelConfig, ParameterGroup, Parameters};
+use serde::{Deserialize, Serialize};
 
 use super::BatchShape;
 use crate::error::TrainingError;
@@ -16,7 +17,7 @@ use crate::resolved_settings::ResolvedSettings;
 use crate::trainer::SAMPLE_RATE;
 
 /// Bytes at the end of the backward pass of a parameter group, counted from the beginning of the micro-batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct MemoryMark {
     /// The peak since the previous group was complete.
     pub most: i64,
@@ -25,7 +26,7 @@ pub(super) struct MemoryMark {
 }
 
 /// The memory of a model with one or two encoder layers, in bytes.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct MemoryProfile {
     pub parameters: i64,
     /// Gradients of all parameters.
@@ -48,6 +49,7 @@ pub(super) struct MemoryProfile {
     pub evaluation: i64,
 }
 
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct DepthProfiles {
     pub one: MemoryProfile,
     pub two: MemoryProfile,
