@@ -35,7 +35,7 @@ pub struct LeastTime {
 /// The number types that products are computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arithmetic {
-    /// Products with matrices of linear layers and in the joint network's last layer are in bf16, not in f32.
+    /// Products with matrices of linear layers, in the joint network's last layer and within attention are in bf16, not in f32.
     pub matrices_in_bf16: bool,
     /// Products in f32 are computed with factors rounded to TF32.
     pub tf32: bool,

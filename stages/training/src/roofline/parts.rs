@@ -9,11 +9,15 @@ use flow_model::joint::cells_computed_again;
 use flow_model::layers::attention::attention_blocks;
 use flow_model::layers::subsampling::subsampled_length;
 
-use super::work::{Matrix, Work};
+use super::work::{Matrix, WIDE, Work};
 use crate::memory::BatchShape;
 use crate::optimizer::moment_bytes;
 use crate::resolved_settings::ResolvedSettings;
 use crate::settings::Optimizer;
+
+/// Cells of the lattices whose logits, and whose hidden values, the joint network has at once (`flow_model::joint`).
+const ON_DEVICE: (f64, f64) = (12_288.0, 61_440.0);
+const ON_CPU: (f64, f64) = (512.0, 512.0);
 
 /// A part of a training step and its work.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,7 +100,7 @@ pub fn parts(config: &ModelConfig, settings: &ResolvedSettings, shape: BatchShap
     let mut parts = vec![
         ("sub-sampling", subsampling(&sizes).together(false)),
         ("feed-forward", layer(feed_forward(&sizes))),
-        ("attention", layer(attention(&sizes))),
+        ("attention", layer(attention(&sizes, on_device))),
         ("convolution", layer(convolution(&sizes))),
         ("prediction network", prediction(&sizes).together(false)),
         ("joint network and loss", joint(&sizes, on_device)),
@@ -199,8 +203,9 @@ fn feed_forward(sizes: &Sizes) -> Passes {
     passes
 }
 
-/// The attention module of a layer.
-fn attention(sizes: &Sizes) -> Passes {
+/// The attention module of a layer. On a device it is one kernel each way between the products with stored matrices, whose scores
+/// never go through memory and are computed again in the backward pass.
+fn attention(sizes: &Sizes, on_device: bool) -> Passes {
     let Sizes { n, d, batch, .. } = *sizes;
     let config = &sizes.config.encoder;
     let heads = config.n_heads as f64;
@@ -210,45 +215,66 @@ fn attention(sizes: &Sizes) -> Passes {
     let mut passes = none();
     norm(&mut passes, n * d);
     residual(&mut passes, n * d);
-    // Queries, keys, values, output.
-    let square = sizes.matrix(d, d, config.use_bias);
-    for _ in 0..4 {
-        passes.forward.linear(n, square);
-        passes.backward.linear_backward(n, square);
+    // Queries, keys and values, which are one product on a device; output.
+    let bias = config.use_bias;
+    let products: &[f64] = if on_device && !bias { &[3.0, 1.0] } else { &[1.0; 4] };
+    for columns in products {
+        let matrix = sizes.matrix(d, columns * d, bias);
+        passes.forward.linear(n, matrix);
+        passes.backward.linear_backward(n, matrix);
     }
     let position = sizes.matrix(d, d, false);
     passes.forward.linear(positions, position);
     passes.backward.linear_weights(positions, position);
-    // Heads: two kinds of queries, keys, values and positions; and the context back to rows.
-    passes
-        .forward
-        .pass((4.0 + 2.0 + 2.0 + 2.0) * n * d + 2.0 * positions * d);
-    // Gradients: of the context; of both biases; of positions; of queries, keys and values, and their sums.
-    passes
-        .backward
-        .pass((2.0 + 2.0 + 3.0 + 2.0 * 2.0 + 2.0 * 3.0) * n * d + 2.0 * positions * d);
+    let mut within = none();
     for (queries, keys) in blocks {
         let (queries, keys) = (queries.len() as f64, keys.len() as f64);
         let scores = heads * batch * queries * keys;
         let by_position = heads * batch * queries * positions;
         let stack = heads * batch;
-        passes.forward.product(stack, queries, k, keys);
-        passes.forward.product(heads, batch * queries, k, positions);
-        passes.forward.product(stack, queries, keys, k);
+        let mut scored = Work::default();
+        scored.product(stack, queries, k, keys);
+        scored.product(heads, batch * queries, k, positions);
+        within.forward += scored;
+        if on_device {
+            within.backward += scored.again();
+        }
+        within.forward.product(stack, queries, keys, k);
         for _ in 0..2 {
             // Of each of these, the gradients of both factors.
-            passes.backward.product(stack, queries, k, keys);
-            passes.backward.product(heads, batch * queries, k, positions);
-            passes.backward.product(stack, queries, keys, k);
+            within.backward += scored;
+            within.backward.product(stack, queries, keys, k);
         }
         // Softmax, dropout.
-        passes.forward.pass(2.0 * scores + by_position);
-        passes.backward.pass(3.0 * scores + by_position);
+        within.forward.pass(2.0 * scores + by_position);
+        within.backward.pass(3.0 * scores + by_position);
         if config.dropout_att > 0.0 {
-            passes.forward.pass(2.0 * scores);
-            passes.backward.pass(4.0 * scores);
+            within.forward.pass(2.0 * scores);
+            within.backward.pass(4.0 * scores);
         }
     }
+    if on_device {
+        let in_bf16 = sizes.stored < WIDE;
+        within.forward = within.forward.in_one_kernel(in_bf16);
+        within.backward = within.backward.in_one_kernel(in_bf16);
+        // Queries, keys, values, positions and the context; the logarithm of each query's sum.
+        within.forward.pass((3.0 + 1.0) * n * d + positions * d + n * heads);
+        // The same, the gradient of the context; and the gradients of the first four.
+        within
+            .backward
+            .pass((3.0 + 1.0 + 1.0 + 3.0) * n * d + 2.0 * positions * d + n * heads);
+    } else {
+        // Heads: two kinds of queries, keys, values and positions; and the context back to rows.
+        within
+            .forward
+            .pass((4.0 + 2.0 + 2.0 + 2.0) * n * d + 2.0 * positions * d);
+        // Gradients: of the context; of both biases; of positions; of queries, keys and values, and their sums.
+        within
+            .backward
+            .pass((2.0 + 2.0 + 3.0 + 2.0 * 2.0 + 2.0 * 3.0) * n * d + 2.0 * positions * d);
+    }
+    passes.forward += within.forward;
+    passes.backward += within.backward;
     passes
 }
 
@@ -313,23 +339,48 @@ fn joint(sizes: &Sizes, on_device: bool) -> Work {
     let projections = [(n, d), (states, config.decoder.pred_hidden as f64)];
     for (rows, inputs) in projections {
         let matrix = sizes.matrix(inputs, hidden, true);
-        work.linear(rows, matrix);
+        // On a device biases are added where hidden values are joined.
+        let forward = Matrix {
+            bias: !on_device,
+            ..matrix
+        };
+        work.linear(rows, forward);
         work.linear_backward(rows, matrix);
     }
+    // Factors of products, hidden values and gradients of logits among them, are in the type of matrices on a device.
+    let factor = if on_device { sizes.stored } else { WIDE };
+    let (at_once, hidden_at_once) = if on_device { ON_DEVICE } else { ON_CPU };
+    let (chunks, groups) = ((cells / at_once).ceil(), (cells / hidden_at_once).ceil());
+    let weight = outputs * hidden;
+    if on_device {
+        // The weight in that type.
+        work.bytes += (WIDE + factor) * weight;
+    }
+    // Forward, and again for the backward pass: sums of both projections, with ReLU and dropout. Cells are listed by four numbers.
+    for _ in 0..2 {
+        work.bytes += groups * WIDE * (n + states) * hidden + cells * (factor * hidden + 4.0 * WIDE);
+    }
     let mut logits = Work::default();
-    logits.rounded_product(cells, hidden, outputs);
+    logits.model.matrices = 2.0 * cells * hidden * outputs;
+    logits.bytes = factor * (cells * hidden + chunks * weight) + WIDE * cells * outputs;
     work += logits;
-    // Gradients of the last layer and of its input.
-    work.rounded_product(outputs, cells, hidden);
-    work.rounded_product(cells, outputs, hidden);
     let again = cells_computed_again(cells.min(1e15) as usize, outputs as usize, on_device) as f64;
     work += logits.again() * (again / cells.max(1.0));
-    // Sums of both projections, ReLU and dropout, forward and again for the backward pass.
-    work.pass(2.0 * ((n + states) * hidden + cells * hidden));
-    // Log probabilities; gradients of logits; bias.
-    work.pass((1.0 + 2.0 + 1.0) * cells * outputs);
-    // Through ReLU and dropout; sums over frames and over states.
-    work.pass((3.0 + 1.0 + 1.0) * cells * hidden);
+    // Log probabilities of each cell, in 64 bits: a normaliser, those of blank, label and durations.
+    let durations = config.loss.durations.len() as f64;
+    let (terms, arcs) = (2.0 * WIDE * (3.0 + durations), 2.0 * WIDE * (2.0 + durations));
+    work.bytes += cells * (WIDE * outputs + terms);
+    // The recursions over the lattices, backwards and forwards: terms are read by each, and of each cell the log probability of
+    // ending from it and its posterior are written and read; then posteriors of its arcs, and whether it counts.
+    work.bytes += cells * (2.0 * terms + 2.0 * 2.0 * 2.0 * WIDE + arcs + 1.0);
+    // Gradients of logits, and their sums for the bias.
+    work.bytes += cells * (WIDE * outputs + terms + arcs + factor * outputs);
+    // The gradient of the weight, to which each chunk adds; and of the hidden values.
+    work.model.matrices += 2.0 * 2.0 * cells * hidden * outputs;
+    work.bytes += factor * cells * (outputs + hidden) + chunks * 2.0 * WIDE * weight;
+    work.bytes += factor * (cells * outputs + chunks * weight) + WIDE * cells * hidden;
+    // Through ReLU and dropout: sums over states, and sums over frames.
+    work.bytes += 2.0 * (cells * (WIDE + factor) * hidden) + (1.0 + 2.0 * groups) * WIDE * (n + states) * hidden;
     work
 }
 

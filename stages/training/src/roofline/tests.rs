@@ -176,3 +176,44 @@ fn settings_change_the_bytes_of_the_update() {
         Some(0.75 * (all * 8.0 - 2.0 * matrices))
     );
 }
+
+/// On a device scores of attention never go through memory, and are computed again; the joint network's factors are in bf16 where
+/// matrices are, logits in 32 bits.
+#[test]
+fn bytes_on_a_device_are_those_of_its_kernels() {
+    let of = |config: &ModelConfig, precision, shape, name: &str, on_device| {
+        let settings = settings(|settings| settings.precision = precision);
+        let all = parts(config, &settings, shape, on_device);
+        all.iter().find(|part| part.name == name).expect("a part").work
+    };
+    let shape = |seconds, tokens| BatchShape {
+        utterances: 4,
+        seconds,
+        tokens,
+    };
+    let attention = |seconds, on_device| of(&config(), Precision::Bf16, shape(seconds, 1), "attention", on_device);
+    let growth = |on_device| attention(160.0, on_device).bytes / attention(40.0, on_device).bytes;
+    assert!(
+        growth(true) < 4.01 && growth(false) > 12.0,
+        "{} {}",
+        growth(true),
+        growth(false)
+    );
+    let (device, host) = (attention(40.0, true), attention(40.0, false));
+    assert_eq!((device.model.all(), device.model.others), (host.model.all(), 0.0));
+    assert!(device.again.all() > 0.0 && host.again.all() == 0.0);
+
+    // Bytes for each output of each cell: of the logits, which are written and read twice, and of their gradients, which are
+    // written once and read twice.
+    let mut wide = config();
+    wide.decoder.vocab_size = 2020;
+    for (precision, bytes) in [
+        (Precision::Bf16, 4.0 * 4.0 + 3.0 * 2.0),
+        (Precision::F32, 4.0 * 4.0 + 3.0 * 4.0),
+    ] {
+        let joint = |config: &ModelConfig| of(config, precision, shape(80.0, 400), "joint network and loss", true);
+        let cells = 4.0 * 1000.0 * 401.0;
+        let each = (joint(&wide).bytes - joint(&config()).bytes) / (cells * 2000.0);
+        assert!((each - bytes).abs() < 0.2, "{precision:?}: {each} {bytes}");
+    }
+}

@@ -3,14 +3,15 @@
 use std::ops::{Add, AddAssign, Mul};
 
 /// Bytes of a number in 32 bits.
-const WIDE: f64 = 4.0;
+pub(super) const WIDE: f64 = 4.0;
 
 /// Floating-point operations of matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Flops {
-    /// With matrices of linear layers and in the joint network's last layer: their factors may be in bf16.
+    /// With matrices of linear layers, in the joint network's last layer and on a device within attention: their factors may be
+    /// in bf16.
     pub matrices: f64,
-    /// All others, which are in 32 bits: attention scores, the LSTM, the last layer of sub-sampling.
+    /// All others, which are in 32 bits: attention on the CPU, the LSTM, the last layer of sub-sampling.
     pub others: f64,
 }
 
@@ -103,12 +104,6 @@ impl Work {
         self.pass(count * (m * k + k * n + m * n));
     }
 
-    /// A product (m, k) times (k, n) of tensors in 32 bits, whose factors are rounded for it where matrices are in bf16.
-    pub(super) fn rounded_product(&mut self, m: f64, k: f64, n: f64) {
-        self.model.matrices += 2.0 * m * k * n;
-        self.pass(m * k + k * n + m * n);
-    }
-
     /// A linear layer over so many rows.
     pub(super) fn linear(&mut self, rows: f64, matrix: Matrix) {
         let Matrix { inputs, outputs, .. } = matrix;
@@ -134,6 +129,23 @@ impl Work {
     pub(super) fn linear_backward(&mut self, rows: f64, matrix: Matrix) {
         self.linear_weights(rows, matrix);
         self.linear(rows, Matrix { bias: false, ..matrix });
+    }
+
+    /// The same products within one kernel, whose factors are in bf16 or in 32 bits: nothing of them goes through memory.
+    pub(super) fn in_one_kernel(self, in_bf16: bool) -> Work {
+        let factors = |flops: Flops| match in_bf16 {
+            true => Flops {
+                matrices: flops.all(),
+                others: 0.0,
+            },
+            false => flops,
+        };
+        Work {
+            model: factors(self.model),
+            again: factors(self.again),
+            bytes: 0.0,
+            exchanged: self.exchanged,
+        }
     }
 
     /// The same work as work that is done again.
