@@ -62,6 +62,13 @@ impl Metrics {
         Ok(Metrics { path, file, events })
     }
 
+    /// Whether there is an evaluation after so many steps.
+    pub fn has_evaluation(&self, step: u64) -> bool {
+        let text = fs::read_to_string(&self.path).unwrap_or_default();
+        let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.any(|line| line["kind"] == "evaluation" && line["step"] == step)
+    }
+
     /// Writes a line, with the time and the usual names.
     pub fn append(&mut self, value: &Value) -> Result<(), TrainingError> {
         let value = &with_usual_names(value.clone(), seconds_since_epoch());
