@@ -323,7 +323,6 @@ fn a_rank_that_hangs_is_named_within_the_timeout() {
     commands[1].env(HANG.0, HANG.1);
     let [first, second] = started(commands);
     wait_until("a checkpoint", || has_checkpoint(&place.path("checkpoints")));
-    let began = Instant::now();
     for (process, (code, told)) in [first, second].map(Started::end).into_iter().enumerate() {
         assert_eq!(code, Some(1), "process {process}: {told}");
         assert!(
@@ -331,9 +330,9 @@ fn a_rank_that_hangs_is_named_within_the_timeout() {
             "{process}: {told}"
         );
         assert!(told.contains("within 3 s"), "{told}");
+        // It was not ended for a hanging rank at last: neither by itself nor because process 0 did not end the run.
+        assert!(!told.contains("did not end"), "{told}");
     }
-    // Three seconds and the way to the step; far less than the patience with which a hanging process is ended at last.
-    assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
     for (code, told) in started(two(&place, &settings)).map(Started::end) {
         assert_eq!(code, Some(0), "{told}");
     }
