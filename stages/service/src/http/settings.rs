@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flow_runtime::url_scheme;
 use serde::Deserialize;
 
 use super::body::BodyLimits;
@@ -275,8 +276,8 @@ impl ServeSettings {
             *path = folder.join(&*path);
         }
         for model in &mut settings.engine.models {
-            // References to the hub are not relative to a folder.
-            if !model.path.starts_with("hf:") {
+            // References to the hub and URLs are not relative to a folder.
+            if !model.path.starts_with("hf:") && url_scheme(&model.path.to_string_lossy()).is_none() {
                 model.path = folder.join(&model.path);
             }
         }

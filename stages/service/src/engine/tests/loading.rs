@@ -59,7 +59,12 @@ fn models_that_cannot_be_loaded_say_which() {
     let loaded: Vec<(&str, bool)> = states.iter().map(|state| (&state.name[..], state.loaded)).collect();
     assert_eq!(
         loaded,
-        [("small", true), ("gone", false), ("damaged", false), ("incomplete", false)]
+        [
+            ("small", true),
+            ("gone", false),
+            ("damaged", false),
+            ("incomplete", false)
+        ]
     );
     let recognizer = recognizer();
     assert_eq!(states[0].digest.as_ref(), Some(&recognizer.digest));
