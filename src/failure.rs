@@ -66,9 +66,9 @@ pub enum Failure {
     /// Process 0 ended the run, and why.
     #[error("process 0 ended the run: {message}")]
     Ended { code: u8, message: String },
-    /// A damaged file of the state directory, or rejects that cannot be read.
+    /// A damaged file of the state directory, rejects that cannot be read, or a model that is not to be had.
     #[error("{message}")]
-    Unreadable { message: String },
+    Unreadable { message: String, help: Option<String> },
     /// Standard output or a file of the user could not be written.
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
@@ -96,6 +96,7 @@ impl Failure {
     pub fn unreadable(message: impl std::fmt::Display) -> Self {
         Failure::Unreadable {
             message: message.to_string(),
+            help: None,
         }
     }
 
@@ -139,16 +140,16 @@ impl Failure {
                 }
                 text
             }
-            Failure::Usage { message, help } => with_help(message, help.as_deref()),
+            Failure::Usage { message, help } | Failure::Unreadable { message, help } => {
+                with_help(message, help.as_deref())
+            }
             Failure::Run { error, checked } => render_run(error, &checked.0, style),
             Failure::Store(error) => with_help(&error.to_string(), error.help().as_deref()),
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => String::new(),
             Failure::Join(JoinError::Failed { message, help }) if !help.is_empty() => with_help(message, Some(help)),
-            Failure::Unreadable { .. }
-            | Failure::Output(_)
-            | Failure::Bug(_)
-            | Failure::Join(_)
-            | Failure::Ended { .. } => with_help(&self.to_string(), None),
+            Failure::Output(_) | Failure::Bug(_) | Failure::Join(_) | Failure::Ended { .. } => {
+                with_help(&self.to_string(), None)
+            }
         }
     }
 }

@@ -598,3 +598,14 @@ fn commands_for_the_end_of_a_run_get_its_summary_and_change_nothing() {
     assert_eq!((&said["outcome"], &said["exit_code"]), (&"failed".into(), &2.into()));
     assert!(!good.exists());
 }
+
+#[cfg(not(feature = "service"))]
+#[test]
+fn commands_of_a_feature_that_was_left_out_name_it() {
+    for name in ["serve", "ui"] {
+        let error = crate::arguments::parse(["flow", name, "--model", "a.nemo"]).unwrap_err();
+        assert!(error.to_string().contains("without the feature `service`"), "{error}");
+    }
+    let other = crate::arguments::parse(["flow", "sreve"]).unwrap_err().to_string();
+    assert!(other.contains("unrecognized subcommand"), "{other}");
+}

@@ -49,9 +49,25 @@ pub struct Arguments {
 /// Reads the command line. A URL where an argument is a path of this machine is an error of its own.
 pub fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Arguments, clap::Error> {
     let mut command = Arguments::command();
-    let matches = command.try_get_matches_from_mut(words)?;
+    let matches = command.try_get_matches_from_mut(words);
+    #[cfg(not(feature = "service"))]
+    let matches = matches.map_err(|error| without_service(&mut command, error));
+    let matches = matches?;
     urls::refuse(&command, &matches)?;
     Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Says of a command that other builds have why this one does not.
+#[cfg(not(feature = "service"))]
+fn without_service(command: &mut clap::Command, error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(name)) if matches!(&name[..], "serve" | "ui") => {
+            let message = format!("`flow {name}`: this program was built without the feature `service`");
+            command.error(ErrorKind::InvalidSubcommand, message)
+        }
+        _ => error,
+    }
 }
 
 /// The version, the commit and the features that this program was built from; the build script makes it.

@@ -8,6 +8,7 @@ use flow_runtime::escape::escape_line;
 use flow_runtime::open_regular_file;
 use flow_speakers::Error;
 use flow_speakers::pyannote::Pipeline;
+use flow_training::TrainingError;
 
 use crate::arguments::{Progress, RecordingsArguments, SpeakersArguments};
 use crate::failure::Failure;
@@ -29,7 +30,13 @@ pub fn local_model(model: &str, speaks: bool) -> Result<PathBuf, Failure> {
             tell(line);
         }
     };
-    flow_training::init::local_model(model, &mut progress).map_err(Failure::unreadable)
+    flow_training::init::local_model(model, &mut progress).map_err(|error| match error {
+        TrainingError::Hub { message, help } => Failure::Unreadable {
+            message,
+            help: Some(help).filter(|help| !help.is_empty()),
+        },
+        error => Failure::unreadable(error),
+    })
 }
 
 /// Fetches the named pyannote pipeline if it is one of the hub, with progress: the following run finds it in the hub's

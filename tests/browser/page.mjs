@@ -1,69 +1,13 @@
 // The page of `flow serve` in a real browser: ADDRESS RECORDING CONVERSATION. RECORDING is a WAV file, which is also what the
-// microphone hears; CONVERSATION has several speakers. FLOW_TEST_CHROMIUM is the browser (`chromium`); below FLOW_TEST_PICTURES,
-// where it is set, pictures of the page are saved. Needs the package playwright-core in the folder in which it is run.
+// microphone hears; CONVERSATION has several speakers. What it needs, and pictures: browser.mjs.
 
 import assert from "node:assert/strict";
-import { execFileSync } from "node:child_process";
 import { readFileSync } from "node:fs";
-import { createRequire } from "node:module";
-import { join } from "node:path";
-import { pathToFileURL } from "node:url";
+import { faults, fits, launch, open as openIn, picture, wordsSaid } from "./browser.mjs";
 
 const [address, recording, conversation] = process.argv.slice(2);
-const require = createRequire(pathToFileURL(join(process.cwd(), "package.json")));
-const { chromium } = require("playwright-core");
-const pictures = process.env.FLOW_TEST_PICTURES;
-const wanted = process.env.FLOW_TEST_CHROMIUM ?? "chromium";
-const executablePath = wanted.includes("/") ? wanted : execFileSync("which", [wanted], { encoding: "utf8" }).trim();
-const PATIENCE = 120_000;
-
-const browser = await chromium.launch({
-  executablePath,
-  args: [
-    "--no-sandbox",
-    "--use-fake-ui-for-media-stream",
-    "--use-fake-device-for-media-stream",
-    `--use-file-for-fake-audio-capture=${recording}%noloop`,
-  ],
-});
-
-// Whether so many words are there that will not change: words that may be others after "Stop" do not count.
-function wordsSaid(least) {
-  const said = document.querySelector("#transcript").cloneNode(true);
-  said.querySelectorAll(".partial, .head").forEach((part) => part.remove());
-  return said.textContent.trim().split(/\s+/).length >= least;
-}
-
-// What no page may do: print errors, or ask another server.
-const faults = [];
-
-async function open(options) {
-  const context = await browser.newContext({ viewport: { width: 1100, height: 800 }, ...options });
-  context.setDefaultTimeout(PATIENCE);
-  const page = await context.newPage();
-  page.on("pageerror", (error) => faults.push(String(error)));
-  page.on("console", (message) => message.type() === "error" && faults.push(message.text()));
-  page.on("request", (request) => {
-    const { protocol, origin } = new URL(request.url());
-    if (protocol.startsWith("http") && origin !== address) {
-      faults.push(`it asks ${request.url()}`);
-    }
-  });
-  await page.goto(address);
-  return page;
-}
-
-async function picture(page, name) {
-  if (pictures) {
-    await page.screenshot({ path: join(pictures, `${name}.png`), fullPage: true });
-  }
-}
-
-// Nothing is wider than the window.
-async function fits(page) {
-  const [content, window] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
-  assert.ok(content <= window, `the page is ${content} pixels wide in a window of ${window}`);
-}
+const browser = await launch(recording);
+const open = (options) => openIn(browser, address, { viewport: { width: 1100, height: 800 }, ...options });
 
 // The contrast (WCAG 2) of what an element writes to what is behind it.
 async function contrast(page, selector) {
@@ -151,7 +95,7 @@ for (const [name, options] of [
   await page.waitForSelector(".segment .speaker");
   const speakers = new Set(await page.locator(".segment .speaker").allTextContents());
   assert.ok(speakers.size >= 2, [...speakers].join(", "));
-  await fits(page);
+  await fits(page, name);
   await readable(page);
   await picture(page, name);
   await page.context().close();

@@ -1,64 +1,23 @@
 // The pages of `flow ui` in a real browser: URL RECORDING. URL is the address with its token that `flow ui` printed, over a state
 // directory with a run of pipelines/build_manifest_v2.yaml, one manifest on the command line, --transcripts and --model. RECORDING is
-// a WAV file, which is also what the microphone hears.
-// FLOW_TEST_CHROMIUM is the browser (`chromium`); below FLOW_TEST_PICTURES, where it is set, pictures of the pages are saved.
-// Needs the package playwright-core in the folder in which it is run.
+// a WAV file, which is also what the microphone hears. What it needs, and pictures: browser.mjs.
 
 import assert from "node:assert/strict";
-import { execFileSync } from "node:child_process";
-import { createRequire } from "node:module";
-import { join } from "node:path";
-import { pathToFileURL } from "node:url";
+import { faults, fits, launch, open as openIn, picture, wordsSaid } from "./browser.mjs";
 
 const [url, recording] = process.argv.slice(2);
 const { origin } = new URL(url);
-const require = createRequire(pathToFileURL(join(process.cwd(), "package.json")));
-const { chromium } = require("playwright-core");
-const pictures = process.env.FLOW_TEST_PICTURES;
-const wanted = process.env.FLOW_TEST_CHROMIUM ?? "chromium";
-const executablePath = wanted.includes("/") ? wanted : execFileSync("which", [wanted], { encoding: "utf8" }).trim();
-
-const PATIENCE = 120_000;
-
-const browser = await chromium.launch({
-  executablePath,
-  args: [
-    "--no-sandbox",
-    "--autoplay-policy=no-user-gesture-required",
-    "--use-fake-ui-for-media-stream",
-    "--use-fake-device-for-media-stream",
-    `--use-file-for-fake-audio-capture=${recording}%noloop`,
-  ],
-});
-// Whether so many words are there that will not change: words that may be others after "Stop" do not count.
-function wordsSaid(least) {
-  const said = document.querySelector("#transcript").cloneNode(true);
-  said.querySelectorAll(".partial, .head").forEach((part) => part.remove());
-  return said.textContent.trim().split(/\s+/).length >= least;
-}
-
-// What no page may do: print errors (a policy that is broken is one), or ask another server.
-const faults = [];
+const browser = await launch(recording, "--autoplay-policy=no-user-gesture-required");
 
 async function open(options) {
-  const context = await browser.newContext({ viewport: { width: 1200, height: 850 }, permissions: ["microphone"], ...options });
-  context.setDefaultTimeout(PATIENCE);
-  const page = await context.newPage();
-  page.on("pageerror", (error) => faults.push(String(error)));
-  page.on("console", (message) => message.type() === "error" && faults.push(message.text()));
-  page.on("request", (request) => {
-    const asked = new URL(request.url());
-    if (asked.protocol.startsWith("http") && asked.origin !== origin) faults.push(`it asks ${request.url()}`);
-  });
-  await page.goto(url);
+  const page = await openIn(browser, url, { viewport: { width: 1200, height: 850 }, permissions: ["microphone"], ...options });
   assert.ok(!page.url().includes("token"), "the token stays in the address");
   return page;
 }
 
 async function look(page, name) {
-  const [content, window] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
-  assert.ok(content <= window, `${name}: the page is ${content} pixels wide in a window of ${window}`);
-  if (pictures) await page.screenshot({ path: join(pictures, `${name}.png`), fullPage: true });
+  await fits(page, name);
+  await picture(page, name);
 }
 
 for (const [kind, options] of [

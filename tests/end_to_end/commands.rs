@@ -222,3 +222,27 @@ fn the_program_carries_its_self_test() {
     assert_eq!(tests.len(), 3, "{tests:?}");
     assert!(tests.iter().all(|(_, state, _)| **state == "ok"), "{tests:?}");
 }
+
+#[test]
+fn every_command_says_what_to_do_about_a_model_that_the_hub_does_not_give() {
+    let place = Workplace::new("micro");
+    let recording = "tests/data/golden/model/audio/eval3_es.wav";
+    let out = place.path("out");
+    for command in [
+        &["serve", "--listen", "127.0.0.1:0", "--model"][..],
+        &["ui", "--listen", "127.0.0.1:0", "--model"],
+        &["transcribe", recording, "--out", out.to_str().unwrap(), "--model"],
+        &["model", "info"],
+    ] {
+        let mut flow = program();
+        flow.args(command).arg("hf://nobody/nothing");
+        flow.env("HF_HUB_OFFLINE", "1").env("HF_HOME", place.path("hub"));
+        let output = flow.output().unwrap();
+        expect_code(&output, 1);
+        let said = stderr(&output);
+        assert!(
+            said.contains("nobody/nothing") && said.contains("help: unset HF_HUB_OFFLINE"),
+            "{command:?}: {said}"
+        );
+    }
+}

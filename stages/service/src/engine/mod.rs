@@ -225,7 +225,7 @@ impl Engine {
                     work.set_lease(lease);
                     of_waiter.preparation.push(work);
                 }
-                Err(error) => work.end(Err(error)),
+                Err(error) => work.end(Err(of_waiter.models.for_clients(model, error))),
             }
         };
         shared.models.acquire(model, Box::new(waiter));
@@ -267,7 +267,8 @@ impl Engine {
             let _ = send.send(lease);
         };
         shared.models.acquire(index, Box::new(waiter));
-        let lease: Lease = receive.await.map_err(|_| EngineError::Cancelled)??;
+        let lease = receive.await.map_err(|_| EngineError::Cancelled)?;
+        let lease: Lease = lease.map_err(|error| shared.models.for_clients(index, error))?;
         let (reply, answer) = oneshot::channel();
         lease.model().batcher.push_live(samples, grows, reply);
         answer.await.map_err(|_| EngineError::Cancelled)?

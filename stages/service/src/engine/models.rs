@@ -150,6 +150,22 @@ impl Models {
         })
     }
 
+    /// An error of loading a model as clients are told of it: of where the model lies, they see the last part alone.
+    pub fn for_clients(&self, index: usize, error: EngineError) -> EngineError {
+        let EngineError::Model(message) = error else {
+            return error;
+        };
+        let path = self.lock()[index].path.to_string_lossy().into_owned();
+        // In names of files that lie in a folder.
+        let path = path.trim_end_matches('/');
+        let name = path.rsplit('/').next().unwrap_or_default();
+        EngineError::Model(if path.is_empty() {
+            message
+        } else {
+            message.replace(path, name)
+        })
+    }
+
     /// Passes a model to `waiter`: at once if it is loaded, otherwise from a thread that loads it, once for all
     /// concurrent requests.
     pub fn acquire(self: &Arc<Self>, index: usize, waiter: Waiter) {

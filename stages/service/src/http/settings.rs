@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flow_runtime::url_scheme;
 use serde::Deserialize;
 
 use super::body::BodyLimits;
@@ -275,8 +276,8 @@ impl ServeSettings {
             *path = folder.join(&*path);
         }
         for model in &mut settings.engine.models {
-            // References to the hub are not relative to a folder.
-            if !model.path.starts_with("hf:") {
+            // References to the hub and URLs are not relative to a folder.
+            if !model.path.starts_with("hf:") && url_scheme(&model.path.to_string_lossy()).is_none() {
                 model.path = folder.join(&model.path);
             }
         }
@@ -314,13 +315,14 @@ mod tests {
         assert_eq!(read(""), Ok(ServeSettings::default()));
         assert_eq!(read("# nothing yet\n"), Ok(ServeSettings::default()));
         let settings = read(
-            "engine:\n  models: [{name: a, path: models/a.nemo}, {name: b, path: hf://a/b}]\n  diarization: true\n\
+            "engine:\n  models: [{name: a, path: models/a.nemo}, {name: b, path: hf://a/b}, {name: c, path: s3://b/c.nemo}]\n  diarization: true\n\
              http:\n  keys: keys.txt\n  tls_cert: /etc/cert.pem\n  max_upload: 1000\n",
         )
         .unwrap();
         assert!(settings.engine.diarization);
         assert_eq!(settings.engine.models[0].path, Path::new("models/a.nemo"));
         assert_eq!(settings.engine.models[1].path, Path::new("hf://a/b"));
+        assert_eq!(settings.engine.models[2].path.to_str(), Some("s3://b/c.nemo"));
         assert_eq!(settings.http.keys.as_deref(), Some(Path::new("keys.txt")));
         assert_eq!(settings.http.tls_cert.as_deref(), Some(Path::new("/etc/cert.pem")));
         assert_eq!(settings.http.max_upload, 1000);

@@ -19,22 +19,53 @@ fn models_that_cannot_be_loaded_say_which() {
         }
         other => panic!("{other:?}"),
     }
+    // Clients are told, too, but not where the models lie.
+    let folder = tempfile::tempdir().unwrap();
+    let (damaged, incomplete) = (folder.path().join("damaged.nemo"), folder.path().join("incomplete/"));
+    std::fs::write(&damaged, "no model").unwrap();
+    std::fs::create_dir(&incomplete).unwrap();
+    std::fs::write(incomplete.join("model_config.yaml"), "[").unwrap();
+    let others = [
+        ("gone", folder.path().join("missing.nemo"), "missing.nemo"),
+        ("damaged", damaged, "damaged.nemo"),
+        ("incomplete", incomplete, "incomplete"),
+    ];
+    let mut models = vec![named("small", model())];
+    models.extend(others.iter().map(|(name, path, _)| named(name, path)));
     let settings = EngineSettings {
-        models: vec![named("small", model()), named("gone", "missing.nemo")],
+        models,
         ..EngineSettings::default()
     };
     let engine = Engine::start(settings).unwrap();
     for _ in 0..2 {
-        let mut request = request(&wav(&two()));
-        request.model = Some("gone".to_owned());
-        match wait(engine.submit(request).unwrap().finish()) {
-            Err(EngineError::Model(message)) => assert!(message.contains("`gone`"), "{message}"),
-            other => panic!("{other:?}"),
+        for (name, _, file) in &others {
+            let mut request = request(&wav(&two()));
+            request.model = Some((*name).to_owned());
+            let of_request = wait(engine.submit(request).unwrap().finish()).unwrap_err();
+            let of_window = wait(engine.decode_window(Some(name), vec![0.0; 16_000], false)).unwrap_err();
+            for error in [of_request, of_window] {
+                let EngineError::Model(message) = error else {
+                    panic!("{error:?}");
+                };
+                assert!(
+                    message.contains(&format!("`{name}`")) && message.contains(file),
+                    "{message}"
+                );
+                assert!(!message.contains(folder.path().to_str().unwrap()), "{message}");
+            }
         }
     }
     let states = engine.models();
     let loaded: Vec<(&str, bool)> = states.iter().map(|state| (&state.name[..], state.loaded)).collect();
-    assert_eq!(loaded, [("small", true), ("gone", false)]);
+    assert_eq!(
+        loaded,
+        [
+            ("small", true),
+            ("gone", false),
+            ("damaged", false),
+            ("incomplete", false)
+        ]
+    );
     let recognizer = recognizer();
     assert_eq!(states[0].digest.as_ref(), Some(&recognizer.digest));
     assert!(states[0].languages.contains(&"hi".to_owned()), "{states:?}");
