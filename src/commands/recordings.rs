@@ -33,7 +33,9 @@ use crate::table::plural;
 /// The name of standard input as a recording.
 const STDIN: &str = "-";
 
-/// Bytes of it that are written at once.
+/// The longest name of a file, in bytes.
+const LONGEST_NAME: usize = 255;
+/// Bytes of standard input that are written at once.
 const KEPT_AT_ONCE: u64 = 1 << 16;
 
 /// A format to write, and the stage of the pipeline that writes it.
@@ -282,6 +284,20 @@ fn refuse_files_of_others(
         });
         let mut standing: BTreeMap<PathBuf, String> = BTreeMap::new();
         for file in files {
+            if !is_url(real)
+                && file
+                    .split('/')
+                    .next_back()
+                    .is_some_and(|name| name.len() > LONGEST_NAME)
+            {
+                return Err(Failure::usage(
+                    format!(
+                        "the name {} is longer than the {LONGEST_NAME} bytes that a file may have",
+                        escape_line(&file)
+                    ),
+                    "give the recording a shorter one",
+                ));
+            }
             let path = real.join(&file);
             let is_there = match is_url(&path) {
                 true => is_file(&path).map_err(Failure::unreadable)?,

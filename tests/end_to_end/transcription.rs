@@ -312,7 +312,10 @@ fn strange_names_are_shown_and_what_is_no_file_is_named() {
     expect_code(&output, 4);
     let told = stderr(&output);
     let printed = String::from_utf8(output.stdout).unwrap();
-    assert!(!told.contains('\u{1b}') && !printed.contains('\u{1b}'), "{told} {printed}");
+    assert!(
+        !told.contains('\u{1b}') && !printed.contains('\u{1b}'),
+        "{told} {printed}"
+    );
     for name in ["pipe.wav", "loop.wav", "zero.wav"] {
         assert!(told.contains(&format!("{name} was not transcribed")), "{name}: {told}");
     }

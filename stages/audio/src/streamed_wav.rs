@@ -52,8 +52,10 @@ pub(crate) fn bytes_after_end(bytes: &mut (impl Read + Seek), size: u64) -> Opti
         bytes.seek(SeekFrom::Start(at)).ok()?;
         let is_whole = bytes.read_exact(&mut head).is_ok();
         let name = &head[..4];
-        let is_name = |name: &[u8]| name.iter().all(|byte| (0x20..0x7f).contains(byte));
-        if is_after_samples && !(is_whole && is_name(name)) {
+        let length = u64::from(u32::from_le_bytes(head[4..].try_into().ok()?));
+        // Samples may look like a name, but seldom like a length, too.
+        let is_chunk = is_whole && at + 8 + length <= size && name.iter().all(|byte| (0x20..0x7f).contains(byte));
+        if is_after_samples && !is_chunk {
             // Some programs do not fill up to an even number.
             let unfilled = std::mem::take(&mut fill);
             if unfilled == 0 {
@@ -62,7 +64,6 @@ pub(crate) fn bytes_after_end(bytes: &mut (impl Read + Seek), size: u64) -> Opti
             at -= unfilled;
             continue;
         }
-        let length = u64::from(u32::from_le_bytes(head[4..].try_into().ok()?));
         is_after_samples |= name == b"data";
         fill = length & 1;
         at = at.checked_add(8 + length + fill)?;
