@@ -4,11 +4,13 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flow_audio::format::recognise;
 use flow_audio::listing::Recording;
+use flow_audio::recording_reader::Channels;
 use flow_runtime::escape::escape_line;
 use flow_runtime::output_files::Notes;
 use flow_runtime::registry::Registry;
@@ -30,6 +32,11 @@ use crate::table::plural;
 
 /// The name of standard input as a recording.
 const STDIN: &str = "-";
+
+/// The longest name of a file, in bytes.
+const LONGEST_NAME: usize = 255;
+/// Bytes of standard input that are written at once.
+const KEPT_AT_ONCE: u64 = 1 << 16;
 
 /// A format to write, and the stage of the pipeline that writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +143,6 @@ pub fn work(
     }
 
     let listed = listed.map_err(Failure::unreadable)?;
-    let listed: Vec<&Recording> = listed.iter().map(|listed| &listed.recording).collect();
     let mut refused: Vec<Refused> = Vec::new();
     let run = last_run(work.pipeline, &state)?;
     for (stage, done) in &work.stages {
@@ -149,9 +155,8 @@ pub fn work(
     }
     // The file that a recording is, as it is shown.
     let file_of = |name: &str| {
-        let file = listed.iter().find(|recording| recording.name == name);
-        let shown = file.map_or(name, |recording| recording.file.as_str());
-        escape_line(shown).into_owned()
+        let found = listed.iter().find(|listed| listed.recording.name == name);
+        found.map_or_else(|| escape_line(name).into_owned(), shown)
     };
     for Refused { name, done, why } in &refused {
         writeln!(
@@ -174,14 +179,14 @@ pub fn work(
     let written = written_by(&run, work.formats[0].stage)?;
     let done: Vec<_> = listed
         .iter()
-        .filter(|recording| written.contains(&recording.name))
+        .filter(|listed| written.contains(&listed.recording.name))
         .collect();
     if arguments.stdout {
-        for recording in &done {
+        for done in &done {
             if listed.len() > 1 {
-                writeln!(out, "==> {} <==", recording.file)?;
+                writeln!(out, "==> {} <==", shown(done))?;
             }
-            let path = path(recording);
+            let path = path(&done.recording);
             let text = read_regular_file(&path)
                 .map_err(|error| Failure::unreadable(format!("cannot read {}: {error}", path.display())))?;
             out.write_all(&text)?;
@@ -201,6 +206,15 @@ pub fn work(
         (false, false) => Exit::Noted,
         (true, false) => Exit::Failed,
     })
+}
+
+/// The file of a recording, and which of its channels, as it is shown.
+fn shown(listed: &Listed) -> String {
+    let file = escape_line(&listed.recording.file);
+    match listed.channels {
+        Channels::Mix => file.into_owned(),
+        Channels::One(channel) => format!("{file} (channel {})", channel + 1),
+    }
 }
 
 /// The recordings or channels, with the names of their result files.
@@ -270,6 +284,20 @@ fn refuse_files_of_others(
         });
         let mut standing: BTreeMap<PathBuf, String> = BTreeMap::new();
         for file in files {
+            if !is_url(real)
+                && file
+                    .split('/')
+                    .next_back()
+                    .is_some_and(|name| name.len() > LONGEST_NAME)
+            {
+                return Err(Failure::usage(
+                    format!(
+                        "the name {} is longer than the {LONGEST_NAME} bytes that a file may have",
+                        escape_line(&file)
+                    ),
+                    "give the recording a shorter one",
+                ));
+            }
             let path = real.join(&file);
             let is_there = match is_url(&path) {
                 true => is_file(&path).map_err(Failure::unreadable)?,
@@ -353,12 +381,35 @@ fn input(given: &[String], folder: &Path) -> Result<Vec<String>, Failure> {
             return Err(Failure::usage("`-` is given twice", "standard input can be read once"));
         }
         let path = folder.join("stdin");
-        let mut file = File::create(&path)?;
-        io::copy(&mut io::stdin().lock(), &mut file)
-            .map_err(|error| Failure::unreadable(format!("cannot read standard input: {error}")))?;
+        keep(&mut io::stdin().lock(), &path)?;
         input[place] = path.to_string_lossy().into_owned();
     }
     Ok(input)
+}
+
+/// Writes what is read to a file; of what is no recording, only its beginning, as it may have no end.
+fn keep(from: &mut dyn Read, path: &Path) -> Result<(), Failure> {
+    let unreadable = |error| Failure::unreadable(format!("cannot read standard input: {error}"));
+    let unwritten = |error| {
+        let folder = path.parent().unwrap_or(path).display();
+        Failure::unreadable(format!("standard input cannot be kept in {folder}: {error}"))
+    };
+    let mut file = File::create(path).map_err(unwritten)?;
+    let mut block = Vec::new();
+    let mut begun = false;
+    loop {
+        block.clear();
+        io::Read::take(&mut *from, KEPT_AT_ONCE)
+            .read_to_end(&mut block)
+            .map_err(unreadable)?;
+        file.write_all(&block).map_err(unwritten)?;
+        // Behind a tag there may be anything.
+        let is_none = !begun && recognise(&block).is_err() && !block.starts_with(b"ID3");
+        if block.is_empty() || is_none {
+            return Ok(());
+        }
+        begun = true;
+    }
 }
 
 /// The formats that `--format` names, each once, in their order.

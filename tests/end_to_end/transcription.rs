@@ -285,6 +285,64 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
     );
 }
 
+/// Names that a terminal would obey or that are no text, and what is no file: nothing of it stops the others, or is waited for.
+#[test]
+fn strange_names_are_shown_and_what_is_no_file_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let place = Place::new();
+    place.write("talks/a\n\u{1b}[31m.wav", &silence(1));
+    for byte in [0xfe, 0xff] {
+        let name = [b"b", &[byte][..], b".wav"].concat();
+        let path = place.path("in").join(std::ffi::OsStr::from_bytes(&name));
+        std::fs::write(path, silence(1)).unwrap();
+    }
+    // A call of two channels.
+    let mut call = silence(1);
+    call[22] = 2;
+    call[28..32].copy_from_slice(&64_000u32.to_le_bytes());
+    call[32] = 4;
+    place.write("call.wav", &call);
+    let made = Command::new("mkfifo").arg(place.path("in/pipe.wav")).status().unwrap();
+    assert!(made.success());
+    for (to, name) in [("loop.wav", "loop.wav"), ("/dev/zero", "zero.wav")] {
+        std::os::unix::fs::symlink(to, place.path("in").join(name)).unwrap();
+    }
+    let output = place.transcribe(&["--channels", "split", "--stdout", "--format", "json"]);
+    expect_code(&output, 4);
+    let told = stderr(&output);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        !told.contains('\u{1b}') && !printed.contains('\u{1b}'),
+        "{told} {printed}"
+    );
+    for name in ["pipe.wav", "loop.wav", "zero.wav"] {
+        assert!(told.contains(&format!("{name} was not transcribed")), "{name}: {told}");
+    }
+    let headers: Vec<&str> = printed.lines().filter(|line| line.starts_with("==> ")).collect();
+    assert_eq!(
+        headers,
+        [
+            "==> b%FE.wav <==",
+            "==> b%FF.wav <==",
+            "==> call.wav (channel 1) <==",
+            "==> call.wav (channel 2) <==",
+            "==> talks/a\\n\\u{1b}[31m.wav <==",
+        ]
+    );
+    for name in ["b%FE.json", "call.ch2.json", "talks/a\n\u{1b}[31m.json"] {
+        assert!(place.out(name).contains("\"segments\":[]"), "{name}");
+    }
+
+    // Standard input that has no end is no recording.
+    let mut flow = place.command();
+    flow.args(["-", "--stdout"]);
+    flow.stdin(Stdio::from(std::fs::File::open("/dev/zero").unwrap()));
+    let output = flow.output().unwrap();
+    expect_code(&output, 1);
+    assert!(stderr(&output).contains("unsupported_format"), "{}", stderr(&output));
+}
+
 /// What other programs read as a table, one file for each recording.
 #[test]
 fn transcripts_are_written_as_parquet() {

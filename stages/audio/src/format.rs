@@ -90,9 +90,24 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
 /// Bytes of the beginning of a recording that are enough for [`recognise`], unless it begins with an ID3v2 tag.
 pub(crate) const HEAD: usize = 512;
 
-/// Length of the ID3v2 tag at the beginning, 0 if there is none; never more than there are bytes.
+/// Most zeros after a tag that are its padding.
+pub(crate) const MOST_PADDING: usize = 1 << 20;
+
+/// Length of the ID3v2 tags at the beginning and of the zeros after them, 0 if there are none; never more than there are bytes.
 pub fn id3_length(bytes: &[u8]) -> usize {
-    stated_id3_length(bytes).min(bytes.len())
+    let mut rest = bytes;
+    loop {
+        let tag = stated_id3_length(rest).min(rest.len());
+        if tag == 0 {
+            break;
+        }
+        rest = &rest[tag..];
+    }
+    if rest.len() < bytes.len() {
+        let zeros = rest.iter().take(MOST_PADDING).take_while(|byte| **byte == 0).count();
+        rest = &rest[zeros..];
+    }
+    bytes.len() - rest.len()
 }
 
 /// The length in the header of an ID3v2 tag at the beginning, 0 if there is none.
@@ -178,6 +193,11 @@ mod tests {
         ] {
             assert_eq!(recognise(bytes), expected, "{bytes:?}");
         }
+        // Two tags, as where a program did not know the first one, and the padding of a tag that does not count it.
+        let frame = [0xff, 0xfb, 0x90, 0];
+        let twice = tagged(&[&tagged(&[0; 700])[..], &frame].concat());
+        assert_eq!((recognise(&twice), id3_length(&twice)), (Ok(Format::Mp3), 730));
+        assert_eq!((id3_length(&[0, 0, 0xff]), id3_length(&tagged(&[0; 3]))), (0, 18));
         // A tag that claims more than there is.
         assert_eq!(id3_length(b"ID3\x04\0\0\x7f\x7f\x7f\x7f...."), 14);
     }

@@ -12,6 +12,7 @@ pub mod format;
 pub mod language_tag;
 pub mod listing;
 pub mod member_name;
+mod mpeg_gaps;
 mod object_target;
 mod opus;
 pub mod part;

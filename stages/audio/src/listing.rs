@@ -1,6 +1,7 @@
 //! Lists recordings that users name: files, folders, and patterns.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -23,9 +24,9 @@ pub struct Recording {
 
 /// Endings of files that are taken from folders, including formats that cannot be decoded, which are reported to the
 /// user.
-const ENDINGS: [&str; 23] = [
-    "aac", "aif", "aifc", "aiff", "amr", "caf", "flac", "m4a", "m4b", "mka", "mkv", "mov", "mp3", "mp4", "mpga", "oga",
-    "ogg", "opus", "wav", "wave", "weba", "webm", "wma",
+const ENDINGS: [&str; 30] = [
+    "3g2", "3gp", "aac", "aif", "aifc", "aiff", "amr", "caf", "flac", "m4a", "m4b", "m4r", "m4v", "mka", "mkv", "mov",
+    "mp2", "mp3", "mp4", "mpga", "oga", "ogg", "opus", "spx", "w64", "wav", "wave", "weba", "webm", "wma",
 ];
 
 /// Endings of result files: a result for `talk.json` must not overwrite it. One list for all stages, so that a
@@ -87,7 +88,7 @@ pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
             let name = path
                 .file_name()
                 .ok_or_else(|| wrong(format!("`{text}` names no file")))?;
-            add(&mut found, vec![(name.to_string_lossy().into_owned(), path.to_owned())])?;
+            add(&mut found, vec![(text_of(name), path.to_owned())])?;
         } else {
             add(&mut found, fitting(path)?)?;
             if found.len() == before {
@@ -207,11 +208,21 @@ fn objects(url: &ObjectUrl) -> Result<Files> {
     }
 }
 
+/// A name as a text: bytes that are no UTF-8 are written as `%FF`, so that two such names differ.
+fn text_of(name: &OsStr) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.as_encoded_bytes().utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|byte| format!("%{byte:02X}")));
+    }
+    text
+}
+
 /// The path below `top`, with `/` between its parts.
 fn relative(top: &Path, path: &Path) -> String {
     let below = path.strip_prefix(top).unwrap_or(path);
     let parts = below.components().filter_map(|part| match part {
-        Component::Normal(name) => Some(name.to_string_lossy()),
+        Component::Normal(name) => Some(text_of(name)),
         _ => None,
     });
     parts.collect::<Vec<_>>().join("/")
@@ -320,10 +331,14 @@ mod tests {
             "talks/.hidden.wav",
             "talks/.flow/x.wav",
             "talks/2024/old.opus",
+            "talks/2024/phone.3gp",
             "empty/readme.md",
         ]);
         let root = place.path();
-        assert_eq!(names(root, &["talks"]).unwrap(), ["2024/a", "2024/old", "b"]);
+        assert_eq!(
+            names(root, &["talks"]).unwrap(),
+            ["2024/a", "2024/old", "2024/phone", "b"]
+        );
         // A named file is taken whatever its ending, even if it does not exist; duplicates count once.
         assert_eq!(
             names(root, &["talks/notes.txt", "talks/b.wav", "talks/b.wav", "gone.flac"]).unwrap(),
@@ -378,6 +393,21 @@ mod tests {
         let fits = path_fits;
         assert!(fits("*a*b*", "xxaxxb") && fits("", "") && fits("**", "") && fits("a?", "aé"));
         assert!(!fits("*a*b", "xxaxxbx") && !fits("a?", "a") && !fits("", "a"));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn names_that_are_no_utf8_differ() {
+        use std::os::unix::ffi::OsStrExt;
+
+        let place = tree(&["x/a%FF.mp3"]);
+        for name in [&b"a\xff.wav"[..], b"a\xfe.wav", b"\xe0\xa4.wav"] {
+            fs::write(place.path().join("x").join(OsStr::from_bytes(name)), b"x").unwrap();
+        }
+        assert_eq!(
+            names(place.path(), &["x"]).unwrap(),
+            ["%E0%A4", "a%FE", "a%FF.mp3", "a%FF.wav"]
+        );
     }
 
     #[test]

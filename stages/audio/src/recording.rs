@@ -23,11 +23,16 @@ use symphonia::default::formats::{
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::flac_encode::MOST_RATE;
 use crate::format::{Format, id3_length, recognise};
+use crate::mpeg_gaps::Gaps;
 use crate::opus::OpusPackets;
 use crate::streamed_wav::header_with_sizes;
 
 /// The most that FLAC supports.
 const MOST_CHANNELS: u32 = 8;
+/// The longest padding at the end of an MP3, in frames: its number has 12 bits.
+const MOST_PADDING: usize = 4_095;
+/// What may be missing between two packets of Vorbis, in frames: some programs count them less exactly when they copy packets.
+const MOST_MISSING: u64 = 1_024;
 /// Most frames in a packet. No encoder makes larger ones than FLAC may have.
 const MOST_PACKET: u64 = 1 << 16;
 
@@ -156,10 +161,13 @@ pub(crate) struct Blocks {
     lossy: bool,
     /// FLAC's bits per sample; samples are decoded to 32 bits.
     flac_bits: Option<u32>,
-    /// For Opus in Ogg, whose reader silently skips damaged pages.
-    finds_missing_pages: bool,
+    /// For Ogg, whose reader silently skips damaged pages: frames that may be missing between two packets.
+    most_missing: Option<u64>,
     /// Where the next packet begins, if none is missing.
     next_packet: Option<i64>,
+    /// For MP3, whose reader silently skips what is no frame.
+    gaps: Option<Gaps>,
+    trim: Trim,
     /// All blocks have one layout.
     layout: Option<StreamInfo>,
     floats: Vec<f64>,
@@ -186,9 +194,14 @@ pub(crate) struct Block<'a> {
 impl Blocks {
     /// Any format but FLAC.
     pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
-        // For a seekable MP3 without a tag that has its number of frames, the reader estimates the number.
-        let source = match format {
-            Format::Mp3 => Box::new(ReadOnlySource::new(source)),
+        let mut gaps = None;
+        let source: Box<dyn MediaSource> = match format {
+            // For a seekable MP3 without a tag that has its number of frames, the reader estimates the number.
+            Format::Mp3 => {
+                let (found, watched) = Gaps::of(source);
+                gaps = Some(found);
+                Box::new(ReadOnlySource::new(watched))
+            }
             _ => source,
         };
         let source = MediaSourceStream::new(source, MediaSourceStreamOptions::default());
@@ -239,7 +252,9 @@ impl Blocks {
             Decoder::Opus(Box::new(opus))
         } else {
             let codecs = symphonia::default::get_codecs();
-            let decoder = codecs.make_audio_decoder(parameters, &AudioDecoderOptions::default());
+            // An MP3 is trimmed here.
+            let options = AudioDecoderOptions::default().gapless(format != Format::Mp3);
+            let decoder = codecs.make_audio_decoder(parameters, &options);
             Decoder::Symphonia(decoder.map_err(failed)?)
         };
         Ok(Blocks {
@@ -250,7 +265,13 @@ impl Blocks {
             lossy: [CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS].contains(&codec),
             flac_bits: None,
             next_packet: None,
-            finds_missing_pages: format == Format::Opus,
+            most_missing: match format {
+                Format::Opus => Some(0),
+                Format::Ogg => Some(MOST_MISSING),
+                _ => None,
+            },
+            gaps,
+            trim: Trim::default(),
             layout: None,
             floats: Vec::new(),
             samples: Vec::new(),
@@ -274,7 +295,9 @@ impl Blocks {
             lossy: false,
             flac_bits: Some(info.bits),
             next_packet: None,
-            finds_missing_pages: false,
+            most_missing: None,
+            gaps: None,
+            trim: Trim::default(),
             layout: None,
             floats: Vec::new(),
             samples: Vec::new(),
@@ -311,17 +334,21 @@ impl Blocks {
             if packet.track_id != self.track_id {
                 continue;
             }
+            let (start, end) = (packet.trim_start.get(), packet.trim_end.get());
+            if let Some(most) = self.most_missing {
+                let length = packet.dur.get().saturating_add(start).saturating_add(end);
+                let at = packet.pts.get();
+                let next = self.next_packet.map(|next| next.saturating_add_unsigned(most));
+                if next.is_some_and(|next| next < at) {
+                    return Err(broken("a page is missing or damaged"));
+                }
+                self.next_packet = Some(at.saturating_add_unsigned(length));
+            }
+            if self.gaps.as_mut().is_some_and(|gaps| !gaps.follows(&packet.data)) {
+                return Err(broken("a part is missing or damaged"));
+            }
             let frames = match &mut self.decoder {
                 Decoder::Opus(opus) => {
-                    let (start, end) = (packet.trim_start.get(), packet.trim_end.get());
-                    if self.finds_missing_pages {
-                        let length = packet.dur.get().saturating_add(start).saturating_add(end);
-                        let at = packet.pts.get();
-                        if self.next_packet.is_some_and(|next| next < at) {
-                            return Err(broken("a page is missing or damaged"));
-                        }
-                        self.next_packet = Some(at.saturating_add_unsigned(length));
-                    }
                     let frames = opus.decode(&packet.data, start, end, &mut self.samples)?;
                     accept(&mut self.layout, opus.layout())?;
                     frames
@@ -341,7 +368,10 @@ impl Blocks {
                     };
                     accept(&mut self.layout, here)?;
                     left_justified(&block, bits, &mut self.floats, &mut self.samples)?;
-                    block.frames() as u64
+                    if self.gaps.is_some() {
+                        self.trim.trim(&mut self.samples, block.num_planes(), (start, end));
+                    }
+                    (self.samples.len() / block.num_planes()) as u64
                 }
             };
             if frames > 0 {
@@ -351,6 +381,9 @@ impl Blocks {
             }
         }
         self.last = None;
+        if self.promised.is_none() && self.gaps.as_mut().is_some_and(|gaps| !gaps.ends()) {
+            return Err(broken("it ends with what is no MP3"));
+        }
         Ok(None)
     }
 
@@ -363,6 +396,33 @@ impl Blocks {
             layout: self.layout.as_ref()?,
             samples: &self.samples,
         })
+    }
+}
+
+/// Leaves out of an MP3 what its encoder added at the beginning and, after the length that its header says, at the end. Where more
+/// comes than an encoder adds, the length is wrong, and that of the first of several recordings that were joined.
+#[derive(Default)]
+struct Trim {
+    /// Samples after that length.
+    held: Vec<i32>,
+    has_no_end: bool,
+}
+
+impl Trim {
+    /// Takes the samples of a block, and how many frames of it come before the beginning and after the end. What is left of these
+    /// and of blocks before it is in their place.
+    fn trim(&mut self, samples: &mut Vec<i32>, channels: usize, (start, end): (u64, u64)) {
+        let length = |frames: u64| usize::try_from(frames).unwrap_or(usize::MAX).saturating_mul(channels);
+        samples.drain(..length(start).min(samples.len()));
+        if end == 0 || self.has_no_end {
+            return;
+        }
+        let kept = samples.len().saturating_sub(length(end));
+        self.held.extend(samples.drain(kept..));
+        if self.held.len() > MOST_PADDING * channels {
+            self.has_no_end = true;
+            samples.append(&mut self.held);
+        }
     }
 }
 

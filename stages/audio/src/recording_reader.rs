@@ -36,7 +36,8 @@ pub enum Progress {
 /// Decodes a recording of any format that [`crate::recording`] knows, block by block, to 16 kHz mono in [-1, 1]. The samples
 /// are those of [`decode`](crate::decode::decode), to the bit.
 ///
-/// Checked are missing frames, and that the recording is as long as its header says; not the MD5 of a FLAC.
+/// Checked are missing frames, and that the recording is as long as its header says (a WAV may also not be longer); not the MD5 of
+/// a FLAC.
 pub struct RecordingReader {
     path: PathBuf,
     bytes: StoredBytes,
@@ -170,6 +171,9 @@ impl RecordingReader {
             return self.take_block().map(|()| true);
         }
         blocks.check_end(self.frames)?;
+        if self.format == Format::Wav && self.bytes.is_longer_than_its_header_says() {
+            return Err(broken("more follows than its header says"));
+        }
         Ok(false)
     }
 

@@ -386,6 +386,144 @@ fn what_is_before_the_damage_is_kept() {
     assert_eq!(bits(&read.samples[..16_000]), bits(&whole[..16_000]));
 }
 
+/// An Ogg page of whole packets.
+fn page(kind: u8, end: u64, number: u32, packets: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = [b"OggS\0", &[kind][..], &end.to_le_bytes(), &[7, 0, 0, 0]].concat();
+    bytes.extend(number.to_le_bytes());
+    bytes.extend([0; 4]);
+    let lacing = packets.iter().flat_map(|packet| {
+        let full = std::iter::repeat_n(255, packet.len() / 255);
+        full.chain([(packet.len() % 255) as u8])
+    });
+    let lacing: Vec<u8> = lacing.collect();
+    bytes.push(lacing.len() as u8);
+    bytes.extend(lacing);
+    bytes.extend(packets.concat());
+    let sum = bytes.iter().fold(0u32, |sum, byte| {
+        let shift = |sum: u32, _| (sum << 1) ^ if sum >> 31 == 1 { 0x04c1_1db7 } else { 0 };
+        (0..8).fold(sum ^ u32::from(*byte) << 24, shift)
+    });
+    bytes[22..26].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// The packets of an Ogg file of one stream, none of which crosses a page.
+fn packets(mut ogg: &[u8]) -> Vec<Vec<u8>> {
+    let mut packets = Vec::new();
+    while !ogg.is_empty() {
+        let count = usize::from(ogg[26]);
+        let (head, mut data) = ogg.split_at(27 + count);
+        let mut length = 0;
+        for lace in &head[27..] {
+            length += usize::from(*lace);
+            if *lace < 255 {
+                packets.push(data[..length].to_vec());
+                data = &data[length..];
+                length = 0;
+            }
+        }
+        ogg = data;
+    }
+    packets
+}
+
+/// Readers go on behind what is missing as if it had never been there: all that follows would be too early.
+#[test]
+fn what_is_missing_in_the_middle_is_damage() {
+    let packets = packets(&tone("tone.ogg"));
+    let [head, comment, setup, spoken @ ..] = &packets[..] else {
+        panic!("{} packets", packets.len());
+    };
+    let mut pages = vec![page(2, 0, 0, &[head]), page(0, 0, 1, &[comment, setup])];
+    let parts = spoken.chunks(8);
+    let last = parts.len() - 1;
+    for (number, part) in parts.enumerate() {
+        let part: Vec<&[u8]> = part.iter().map(Vec::as_slice).collect();
+        // Long blocks of 1,024, of which each gives half with the one before it, after a short one.
+        let end = if number == last {
+            16_000
+        } else {
+            512 * (8 * number as u64 + 7) + 256
+        };
+        let kind = if number == last { 4 } else { 0 };
+        pages.push(page(kind, end, number as u32 + 2, &part));
+    }
+    let whole = read(&pages.concat());
+    assert_eq!((whole.samples.len(), whole.end), (16_000, Progress::End));
+    pages.remove(3);
+    let cut = read(&pages.concat());
+    assert!(matches!(cut.end, Progress::Damaged(_)), "{:?}", cut.end);
+    assert!(cut.samples.len() < 9_000, "{}", cut.samples.len());
+
+    let mp3 = tone("tone.mp3");
+    let whole = read(&mp3).samples;
+    let tag = |length: u8| {
+        [
+            &b"ID3\x04\0\0\0\0"[..],
+            &[length, 0],
+            &vec![0; usize::from(length) * 128],
+        ]
+        .concat()
+    };
+    for (between, damaged) in [
+        (vec![], false),
+        (vec![0; 2_000], false),
+        (tag(70), false),
+        (vec![0; 9_000], true),
+    ] {
+        let bytes = [&mp3[..], &between, &mp3].concat();
+        let both = read(&bytes);
+        assert_eq!(
+            matches!(both.end, Progress::Damaged(_)),
+            damaged,
+            "{} bytes: {:?}",
+            between.len(),
+            both.end
+        );
+        assert_eq!(bits(&both.samples[..16_000]), bits(&whole), "{} bytes", between.len());
+        // The first one says how long it is; its padding and the second one follow.
+        let expected = if damaged { 16_000..17_000 } else { 32_000..35_000 };
+        assert!(expected.contains(&both.samples.len()), "{}", both.samples.len());
+        assert_eq!(decode(&bytes, 10.0).is_err(), damaged);
+    }
+    // Without the length in the frame that holds none of the sound, the end tells.
+    let info = mp3.windows(4).position(|bytes| bytes == b"Info").unwrap();
+    let frame = mp3[..info].iter().rposition(|byte| *byte == 0xff).unwrap();
+    let next = frame
+        + 4
+        + mp3[frame + 4..]
+            .windows(2)
+            .position(|bytes| bytes == &mp3[frame..frame + 2])
+            .unwrap();
+    assert_eq!(read(&mp3[next..]).end, Progress::End);
+    for (after, damaged) in [
+        (vec![0; 9_000], false),
+        (vec![0; 50_000], true),
+        ([b"APETAGEX", &[0; 50_000][..]].concat(), false),
+    ] {
+        let end = read(&[&mp3[next..], &after].concat()).end;
+        assert_eq!(
+            matches!(end, Progress::Damaged(_)),
+            damaged,
+            "{} bytes: {end:?}",
+            after.len()
+        );
+    }
+
+    let mut short = wav(16_000, 1, &sound(1));
+    short[40..44].copy_from_slice(&20_000u32.to_le_bytes());
+    let read_short = read(&short);
+    assert!(matches!(read_short.end, Progress::Damaged(_)), "{:?}", read_short.end);
+    assert_eq!(read_short.samples.len(), 10_000);
+}
+
+#[test]
+fn a_tag_before_a_flac_is_skipped() {
+    let bytes = flac(16_000, 1, &sound(1));
+    let tagged = [&b"ID3\x04\0\0\0\0\0\x05.tag."[..], &bytes].concat();
+    assert_eq!(bits(&read(&tagged).samples), bits(&read(&bytes).samples));
+}
+
 #[test]
 fn what_cannot_be_opened_says_why() {
     let why = |bytes: &[u8]| match read_channels(bytes, Channels::Mix) {

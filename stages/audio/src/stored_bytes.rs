@@ -10,9 +10,9 @@ use symphonia::core::io::MediaSource;
 
 use crate::error::AudioError;
 use crate::flac::{self, Fault, MARKER, StreamInfo};
-use crate::format::{Format, HEAD, mpeg, recognise, stated_id3_length};
+use crate::format::{Format, HEAD, MOST_PADDING, mpeg, recognise, stated_id3_length};
 use crate::recording::{Blocks, broken};
-use crate::streamed_wav::header_with_sizes;
+use crate::streamed_wav::{bytes_after_end, header_with_sizes};
 
 /// The bytes of a recording, read on demand.
 #[derive(Clone)]
@@ -43,12 +43,19 @@ impl StoredBytes {
                 size,
             });
         }
-        Ok(StoredBytes {
+        let mut bytes = StoredBytes {
             file: Arc::new(file),
             offset,
             size,
             failure: Arc::default(),
-        })
+        };
+        // Some programs put the tag of an MP3 before a FLAC.
+        let tag = bytes.id3_length();
+        if tag > 0 && bytes.array(tag) == Some(*MARKER) {
+            bytes.offset += tag;
+            bytes.size -= tag;
+        }
+        Ok(bytes)
     }
 
     pub fn read_at(&self, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
@@ -78,10 +85,35 @@ impl StoredBytes {
         Ok(if tag > 0 { mpeg(head) } else { recognise(head) })
     }
 
-    /// Length of the ID3v2 tag at the beginning, 0 if there is none; never more than there are bytes.
+    /// Length of the ID3v2 tags at the beginning and of the zeros after them, 0 if there are none; never more than there are bytes.
     pub fn id3_length(&self) -> u64 {
-        let head: [u8; 10] = self.array(0).unwrap_or_default();
-        (stated_id3_length(&head) as u64).min(self.size)
+        let mut tags = 0;
+        loop {
+            let head: [u8; 10] = self.array(tags).unwrap_or_default();
+            let tag = stated_id3_length(&head) as u64;
+            if tag == 0 {
+                break;
+            }
+            tags = (tags + tag).min(self.size);
+        }
+        if tags == 0 {
+            return 0;
+        }
+        let padding = BufReader::new(self.source(Vec::new(), tags)).bytes();
+        let padding = padding.take(MOST_PADDING).take_while(|byte| matches!(byte, Ok(0)));
+        tags + padding.count() as u64
+    }
+
+    /// Whether audible samples follow those of which the header of this WAV speaks: a twentieth of a second of telephony.
+    pub fn is_longer_than_its_header_says(&self) -> bool {
+        const AUDIBLE: u64 = 400;
+        let header = header_with_sizes(BufReader::new(self.source(Vec::new(), 0)), self.size);
+        let after = match header {
+            // The header has no sizes: the samples end with the recording.
+            Some(_) => None,
+            None => bytes_after_end(&mut self.source(Vec::new(), 0), self.size),
+        };
+        after.is_some_and(|after| after >= AUDIBLE)
     }
 
     /// As many bytes as the buffer holds, or as there are.

@@ -1,7 +1,7 @@
-//! WAV that was written to a pipe: its header was written before its length was known, and has the size 0xFFFFFFFF,
-//! like ffmpeg's, or 0.
+//! WAV whose header has no or wrong sizes. One that was written to a pipe has the size 0xFFFFFFFF, like ffmpeg's, or 0, as its
+//! header was written before its length was known.
 
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 
 /// Longest header that is searched, in bytes.
 const LONGEST_HEADER: u64 = 1 << 20;
@@ -39,6 +39,51 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u
         }
         take(&mut bytes, padded, &mut header)?;
     }
+}
+
+/// How many bytes of a WAV of `size` bytes come after the samples that its header speaks of and are no chunks, as where a program
+/// that recorded was killed, or where a size does not fit 32 bits. None where these are the usual padding or a tag.
+pub(crate) fn bytes_after_end(bytes: &mut (impl Read + Seek), size: u64) -> Option<u64> {
+    // After "RIFF", the size, and "WAVE".
+    let mut at = 12;
+    let (mut is_after_samples, mut fill) = (false, 0);
+    while at < size {
+        let mut head = [0; 8];
+        bytes.seek(SeekFrom::Start(at)).ok()?;
+        let is_whole = bytes.read_exact(&mut head).is_ok();
+        let name = &head[..4];
+        let length = u64::from(u32::from_le_bytes(head[4..].try_into().ok()?));
+        // Samples may look like a name, but seldom like a length, too.
+        let is_chunk = is_whole && at + 8 + length <= size && name.iter().all(|byte| (0x20..0x7f).contains(byte));
+        if is_after_samples && !is_chunk {
+            // Some programs do not fill up to an even number.
+            let unfilled = std::mem::take(&mut fill);
+            if unfilled == 0 {
+                break;
+            }
+            at -= unfilled;
+            continue;
+        }
+        is_after_samples |= name == b"data";
+        fill = length & 1;
+        at = at.checked_add(8 + length + fill)?;
+    }
+    let rest = size.checked_sub(at).filter(|rest| *rest > 0)?;
+    let mut head = [0; 3];
+    bytes.seek(SeekFrom::Start(at)).ok()?;
+    let is_tag = bytes.read_exact(&mut head).is_ok() && [b"ID3", b"TAG"].contains(&&head);
+    (!is_tag && !is_silence(bytes, at, rest)).then_some(rest)
+}
+
+/// Whether there are zeros at the beginning, in the middle and at the end of so many bytes.
+fn is_silence(bytes: &mut (impl Read + Seek), start: u64, length: u64) -> bool {
+    const PART: u64 = 1 << 12;
+    let last = length.saturating_sub(PART);
+    [0, last / 2, last].into_iter().all(|part| {
+        let mut found = Vec::new();
+        let sought = bytes.seek(SeekFrom::Start(start + part)).is_ok();
+        sought && bytes.take(PART).read_to_end(&mut found).is_ok() && found.iter().all(|byte| *byte == 0)
+    })
 }
 
 /// None where there are not as many.
@@ -140,5 +185,33 @@ mod tests {
         assert!(probe(&followed, &Format::ALL).is_err());
         // A size of the samples and none of the whole: the former counts.
         assert_eq!(header(&with_sizes(&whole, 0, 6)), None);
+    }
+
+    #[test]
+    fn samples_behind_the_end_of_the_header_are_found() {
+        let samples: Vec<i16> = (0..40_000).map(|at| (at * 37 % 20_011) as i16).collect();
+        let whole = wav(16_000, 1, &samples);
+        let after = |bytes: &[u8]| bytes_after_end(&mut std::io::Cursor::new(bytes), bytes.len() as u64);
+        let sized = |size: u32| with_sizes(&whole, 36 + size, size);
+        assert_eq!((after(&whole), after(&sized(80_000))), (None, None));
+        assert_eq!(after(&sized(20_000)), Some(60_000));
+        // More than there is, which the decoder finds; nothing but a header; no WAV.
+        for bytes in [&sized(90_000)[..], &whole[..44], &whole[..40], b"RIFF\0\0\0\0WAVE"] {
+            assert_eq!(after(bytes), None);
+        }
+        for (end, found) in [
+            (LIST, None),
+            (&[0; 9_000], None),
+            (b"ID3\x04\0\0\0\0\0\x02..", None),
+            (b"\x01\x02\x03", Some(3)),
+        ] {
+            assert_eq!(after(&[&whole, end].concat()), found, "{end:?}");
+        }
+        // An odd number of bytes, filled up or not.
+        let mut odd = sized(79_999)[..36 + LIST.len() + 8 + 79_999].to_vec();
+        odd.extend(LIST);
+        assert_eq!(after(&odd), None);
+        odd.insert(odd.len() - LIST.len(), 0);
+        assert_eq!(after(&odd), None);
     }
 }

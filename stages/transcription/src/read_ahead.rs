@@ -88,7 +88,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.wav");
         std::fs::write(&path, b"one").unwrap();
+        let modified_at = |time: SystemTime| {
+            let file = File::options().write(true).open(&path).unwrap();
+            file.set_times(FileTimes::new().set_modified(time)).unwrap();
+        };
+        // However long this test is held up here.
+        modified_at(SystemTime::now() + Duration::from_secs(3_600));
         assert!(FileIdentity::of(&path).is_none(), "just written");
+        modified_at(SystemTime::now() - Duration::from_secs(3_600));
         assert!(FileIdentity::of(folder.path()).is_none());
         assert!(FileIdentity::of(Path::new("s3://bucket/a.wav")).is_none());
         std::thread::sleep(LEAST_AGE + Duration::from_millis(1_100));
@@ -114,8 +121,7 @@ mod tests {
         // The same size, and the same time of modification.
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
         std::fs::write(&path, b"two").unwrap();
-        let file = File::options().write(true).open(&path).unwrap();
-        file.set_times(FileTimes::new().set_modified(modified)).unwrap();
+        modified_at(modified);
         assert!(of("a").take(&Partition::new("a"), &path).is_none());
         // Old enough again: now its identity alone tells.
         std::thread::sleep(LEAST_AGE + Duration::from_millis(1_100));

@@ -30,7 +30,8 @@ use crate::{Metadata, Segment};
 /// words: 1 is certain), `mean_confidence` (the segment's), `words` (their number), and in `extra` the confidence and
 /// the digest of the model, so that the manifest records the origin of a row.
 ///
-/// Rows whose recording has several languages, or none, where `lang` gives none are rejects (class `rule`, `no_language`).
+/// Rows whose recording has several languages, or none, where `lang` gives none are rejects (class `rule`, `no_language`), and so
+/// are those of a recording whose path is not UTF-8 (class `fault`, `bad_path`).
 ///
 /// # Example
 ///
@@ -214,6 +215,12 @@ impl Operator for Maker {
             .with_help("give it the recordings that were transcribed; channels by themselves (`channels: split`) can be no rows")
         })?;
         let path = absolute(&self.recordings[place])?;
+        // Rows are text, so nothing could be read by another path.
+        let Some(path) = path.to_str() else {
+            let why = format!("{} is not UTF-8: rename it", path.display());
+            out.reject_partition("bad_path", flow_runtime::RejectClass::Fault, why);
+            return Ok(Progress::Done);
+        };
         let lang = match &metadata.languages[..] {
             [language] => language,
             _ => &self.settings.lang,
@@ -232,14 +239,7 @@ impl Operator for Maker {
         }
         out.send(
             0,
-            utterances_batch(
-                &name,
-                &path.to_string_lossy(),
-                lang,
-                &metadata,
-                &segments,
-                self.settings.padding,
-            )?,
+            utterances_batch(&name, path, lang, &metadata, &segments, self.settings.padding)?,
         );
         Ok(Progress::Done)
     }

@@ -1,5 +1,8 @@
+use std::path::Path;
+
 use candle_core::{DType, Device};
 use flow_transcription::recognizer::Recognizer;
+use flow_transcription::transcribe::TranscribeSettings;
 use proptest::prelude::*;
 
 use super::*;
@@ -509,4 +512,73 @@ fn a_model_hears_live_what_it_hears_in_whole_windows() {
         "{distance} of {} words: {text:?}, {alone:?}",
         alone.len()
     );
+}
+
+/// Word error rates of live text, of windows that grow decoded once or, like others, again as two, and of the same recordings as
+/// files, for the recordings of a manifest: JSON lines with `audio_filepath` and `text`.
+#[test]
+#[ignore = "needs a manifest that FLOW_TEST_LIVE names"]
+fn live_text_has_few_more_errors_than_that_of_a_file() {
+    let Some(manifest) = std::env::var_os("FLOW_TEST_LIVE") else {
+        println!("skipped: FLOW_TEST_LIVE names no manifest");
+        return;
+    };
+    let model = root().join("configs/models/small.nemo");
+    let recognizer = Recognizer::load(&model, DType::F32, &Device::Cpu).unwrap();
+    let settings = TranscribeSettings::new(Vec::new(), "").recognition();
+    let names = [
+        "as a file",
+        "live, whole windows",
+        "live, decoded once",
+        "live, again as two",
+    ];
+    let (mut words, mut changed, mut errors) = (0, 0, [0; 4]);
+    for line in std::fs::read_to_string(manifest).unwrap().lines() {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let path = row["audio_filepath"].as_str().unwrap();
+        let recorded = flow_audio::samples::samples(Path::new(path), 3600.0).unwrap().unwrap();
+        let silence = vec![0.0; 16_000];
+        let samples = [&silence[..], &recorded, &silence].concat();
+        let live = |interval: f64, again: bool| {
+            let hear = |request: &DecodeRequest| {
+                let heard = recognizer.decode_again_where(&[&request.samples], &|_| again || request.is_final);
+                Ok(heard.unwrap().remove(0))
+            };
+            let settings = LiveSettings {
+                decode_interval: interval,
+                ..LiveSettings::default()
+            };
+            let mut driven = Driven::new(session(&settings, Some(ServerVad::default())), &hear, 2);
+            driven.feed(&samples, &[320]);
+            let _ = driven.session.commit();
+            driven.finish();
+            driven.text()
+        };
+        let file = recognizer.transcribe(&recorded, &settings, &|| false).unwrap().unwrap();
+        let file: Vec<String> = file.segments.into_iter().map(|segment| segment.text).collect();
+        let texts = [file.join(" "), live(60.0, false), live(0.5, false), live(0.5, true)];
+        let words_of = |text: &str| -> Vec<String> {
+            let words = text.split_whitespace().filter(|word| !word.starts_with("<|"));
+            words.map(str::to_owned).collect()
+        };
+        let distance = |a: &str, b: &str| {
+            let (a, b) = (words_of(a), words_of(b));
+            let [a, b]: [Vec<&str>; 2] = [&a, &b].map(|words| words.iter().map(|word| &word[..]).collect());
+            edit_distance(&a, &b)
+        };
+        let spoken = row["text"].as_str().unwrap();
+        words += words_of(spoken).len();
+        changed += distance(&texts[2], &texts[3]);
+        for (errors, text) in errors.iter_mut().zip(&texts) {
+            *errors += distance(spoken, text);
+        }
+    }
+    for (name, errors) in names.iter().zip(errors) {
+        println!(
+            "{name}: {errors} of {words} words, {:.1} %",
+            100.0 * errors as f64 / words as f64
+        );
+    }
+    println!("{changed} words differ between the last two");
+    assert!(errors[2] <= errors[3] + words / 50);
 }

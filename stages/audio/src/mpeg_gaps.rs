@@ -1,0 +1,126 @@
+//! What lies between the frames of an MP3: its reader looks for the next frame without a word where there is something else, such
+//! as a part that was never downloaded. All that comes after it would then be too early.
+
+use std::io::{self, Read};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::format::{Format, mpeg};
+
+/// Most bytes that are kept; a decoder reads ahead by far less.
+const MOST_KEPT: usize = 1 << 20;
+/// The longest frame, in bytes. Where a recording was cut and joined at any byte, as much of a frame may be left on either side.
+const LONGEST_FRAME: usize = 1_441;
+/// Most bytes after the last frame that need not be known.
+const MOST_AT_END: usize = 1 << 14;
+/// Tags that may stand between frames: where recordings were joined, and at the end.
+const TAGS: [&[u8]; 5] = [b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN", b"3DI"];
+/// Bytes of what lies between two frames that tell what it is.
+const HEAD: usize = 11;
+
+/// Bytes that were read, from the end of the last frame on.
+#[derive(Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    /// Where in `bytes` what is kept begins.
+    start: usize,
+    /// How many bytes before that were dropped, because there were too many, and the first of these.
+    dropped: usize,
+    head: Vec<u8>,
+}
+
+impl Kept {
+    fn waiting(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or_default()
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        if self.start >= MOST_KEPT {
+            self.bytes.drain(..self.start);
+            self.start = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
+        let too_many = self.waiting().len().saturating_sub(MOST_KEPT);
+        if too_many > 0 {
+            self.skip(too_many);
+        }
+    }
+
+    /// Counts the next bytes among those between two frames.
+    fn skip(&mut self, count: usize) {
+        if self.head.is_empty() {
+            self.head = self.waiting().iter().take(HEAD).copied().collect();
+        }
+        self.start += count;
+        self.dropped += count;
+    }
+
+    /// Whether what was skipped may be there: `most` bytes of anything, or what is known. Nothing is skipped then.
+    fn is_usual(&mut self, most: usize) -> bool {
+        let head = std::mem::take(&mut self.head);
+        let count = std::mem::take(&mut self.dropped);
+        count <= most
+            || TAGS.iter().any(|tag| head.starts_with(tag))
+            // A frame that says how long a recording is, within joined ones.
+            || mpeg(&head) == Ok(Format::Mp3)
+    }
+}
+
+/// A source whose bytes are kept until [`Gaps`] has seen the frames in them.
+pub(crate) struct Watched<S> {
+    source: S,
+    kept: Arc<Mutex<Kept>>,
+}
+
+impl<S: Read> Read for Watched<S> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer)?;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.add(&buffer[..read]);
+        Ok(read)
+    }
+}
+
+/// Finds the frames of an MP3 in the bytes that its reader has read.
+pub(crate) struct Gaps {
+    kept: Arc<Mutex<Kept>>,
+    begun: bool,
+}
+
+impl Gaps {
+    /// For the frames that are read of a source, which is to be read from the result.
+    pub fn of<S: Read>(source: S) -> (Gaps, Watched<S>) {
+        let kept = Arc::<Mutex<Kept>>::default();
+        let watched = Watched {
+            source,
+            kept: Arc::clone(&kept),
+        };
+        (Gaps { kept, begun: false }, watched)
+    }
+
+    /// Whether a frame follows the one before it, or what may stand between frames. Before the first frame there may be anything.
+    pub fn follows(&mut self, frame: &[u8]) -> bool {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = kept
+            .waiting()
+            .windows(frame.len().max(1))
+            .position(|bytes| bytes == frame);
+        // It is always there, unless the reader has read further ahead than is kept.
+        let place = place.unwrap_or(0);
+        if place > 0 {
+            kept.skip(place);
+        }
+        let usual = kept.is_usual(2 * LONGEST_FRAME);
+        kept.start = (kept.start + frame.len()).min(kept.bytes.len());
+        !std::mem::replace(&mut self.begun, true) || usual
+    }
+
+    /// Whether nothing is left after the last frame but what may stand there.
+    pub fn ends(&mut self) -> bool {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let rest = kept.waiting().len();
+        if rest > 0 {
+            kept.skip(rest);
+        }
+        !self.begun || kept.is_usual(MOST_AT_END)
+    }
+}
