@@ -118,7 +118,7 @@ pub struct Probe;
 
 impl Kind for Probe {
     const NAME: &'static str = "audio.probe";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(

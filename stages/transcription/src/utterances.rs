@@ -82,7 +82,7 @@ pub struct Utterances;
 
 impl Kind for Utterances {
     const NAME: &'static str = "transcription.utterances";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[
         InputPort::streamed("segments", "the port `segments` of a transcription.transcribe").columns(&[
             ("start", ColumnType::Float64),
