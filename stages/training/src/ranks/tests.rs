@@ -476,7 +476,8 @@ fn what_is_awaited_of_a_process_that_is_gone_fails_at_once() {
         message.bytes(&[1, 2, 3]);
         process.send(0, replies_topic(0), Box::new(message));
     };
-    let ends: [(&dyn Fn(&Processes), &str); 3] = [
+    type End<'a> = &'a dyn Fn(&Processes);
+    let ends: [(End, &str); 3] = [
         (&lost, "ended without a word"),
         (&failed, "no memory"),
         (&garbled, "process 1 sent what cannot be read: the optimizer's state: "),
