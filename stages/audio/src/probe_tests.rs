@@ -314,14 +314,16 @@ fn version_guards_the_output() {
     );
 }
 
-/// Where FLAC alone is decoded, what was found once stays; where WAV is, recordings are decoded once more.
+/// Where FLAC alone is decoded, what was found once stays; where another format is read in another way than before, recordings
+/// are decoded once more.
 #[test]
-fn another_way_to_read_wav_moves_only_those_who_read_it() {
+fn another_way_to_read_a_format_moves_only_those_who_read_it() {
     let identity = |formats: &str| {
         let settings: ProbeSettings =
             serde_json::from_str(&format!("{{\"shards\": \"s\", \"formats\": {formats}}}")).unwrap();
         Probe::identity(&settings)["formats"].to_string()
     };
-    assert_eq!(identity(r#"["ogg", "flac"]"#), r#"["flac","ogg"]"#);
-    assert_eq!(identity(r#"["wav", "flac"]"#), r#"["flac","wav 3"]"#);
+    assert_eq!(identity(r#"["opus", "flac"]"#), r#"["flac","opus"]"#);
+    assert_eq!(identity(r#"["ogg", "flac"]"#), r#"["flac","ogg 2"]"#);
+    assert_eq!(identity(r#"["mp3", "wav", "flac"]"#), r#"["flac","wav 4","mp3 2"]"#);
 }
