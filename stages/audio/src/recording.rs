@@ -25,7 +25,7 @@ use crate::flac_encode::MOST_RATE;
 use crate::format::{Format, id3_length, recognise};
 use crate::mpeg_gaps::Gaps;
 use crate::opus::OpusPackets;
-use crate::streamed_wav::header_with_sizes;
+use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
 
 /// The most that FLAC supports.
 const MOST_CHANNELS: u32 = 8;
@@ -33,6 +33,8 @@ const MOST_CHANNELS: u32 = 8;
 const MOST_PADDING: usize = 4_095;
 /// What may be missing between two packets of Vorbis, in frames: some programs count them less exactly when they copy packets.
 const MOST_MISSING: u64 = 1_024;
+/// What is said of a WAV whose samples go on after those that its header speaks of.
+pub(crate) const LONGER_THAN_ITS_HEADER_SAYS: &str = "more follows than its header says";
 /// Most frames in a packet. No encoder makes larger ones than FLAC may have.
 const MOST_PACKET: u64 = 1 << 16;
 
@@ -138,7 +140,11 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
         owned[..header.len()].copy_from_slice(&header);
     }
     let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, take)));
-    decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))
+    decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))?;
+    if format == Format::Wav && is_longer_than_its_header_says(&mut Cursor::new(bytes), bytes.len() as u64) {
+        return Err(broken(LONGER_THAN_ITS_HEADER_SAYS));
+    }
+    Ok(())
 }
 
 fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<(), Fault> {

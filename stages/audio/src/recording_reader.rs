@@ -8,7 +8,7 @@ use crate::error::AudioError;
 use crate::flac::{Fault, Status, StreamInfo};
 use crate::format::Format;
 use crate::part::mixed;
-use crate::recording::{Blocks, broken};
+use crate::recording::{Blocks, LONGER_THAN_ITS_HEADER_SAYS, broken};
 use crate::resample::Resampler;
 use crate::stored_bytes::{StoredBytes, open};
 
@@ -172,7 +172,7 @@ impl RecordingReader {
         }
         blocks.check_end(self.frames)?;
         if self.format == Format::Wav && self.bytes.is_longer_than_its_header_says() {
-            return Err(broken("more follows than its header says"));
+            return Err(broken(LONGER_THAN_ITS_HEADER_SAYS));
         }
         Ok(false)
     }

@@ -116,6 +116,12 @@ fn what_is_cut_is_found() {
             assert_ne!(status(&bytes[..length], &ALL), Status::Ok, "{name} {length}");
         }
     }
+    // A header that was not brought up to date: what follows is neither a chunk nor a tag.
+    let mut shortened = whole.clone();
+    shortened[40..44].copy_from_slice(&1000u32.to_le_bytes());
+    assert_eq!(status(&shortened, &ALL), Status::DecodeError);
+    assert!(decode(&shortened, 1000).is_err());
+    assert_eq!(status(&[&whole[..], b"TAG", &[1; 500]].concat(), &ALL), Status::Ok);
     assert!(decode(&whole, 999).is_err());
     assert_eq!(decode(&whole, 1000).unwrap().interleaved.len(), 1000);
 }

@@ -12,7 +12,7 @@ use crate::error::AudioError;
 use crate::flac::{self, Fault, MARKER, StreamInfo};
 use crate::format::{Format, HEAD, MOST_PADDING, mpeg, recognise, stated_id3_length};
 use crate::recording::{Blocks, broken};
-use crate::streamed_wav::{bytes_after_end, header_with_sizes};
+use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
 
 /// The bytes of a recording, read on demand.
 #[derive(Clone)]
@@ -104,16 +104,9 @@ impl StoredBytes {
         tags + padding.count() as u64
     }
 
-    /// Whether audible samples follow those of which the header of this WAV speaks: a twentieth of a second of telephony.
+    /// [`is_longer_than_its_header_says`] of this WAV.
     pub fn is_longer_than_its_header_says(&self) -> bool {
-        const AUDIBLE: u64 = 400;
-        let header = header_with_sizes(BufReader::new(self.source(Vec::new(), 0)), self.size);
-        let after = match header {
-            // The header has no sizes: the samples end with the recording.
-            Some(_) => None,
-            None => bytes_after_end(&mut self.source(Vec::new(), 0), self.size),
-        };
-        after.is_some_and(|after| after >= AUDIBLE)
+        is_longer_than_its_header_says(&mut BufReader::new(self.source(Vec::new(), 0)), self.size)
     }
 
     /// As many bytes as the buffer holds, or as there are.

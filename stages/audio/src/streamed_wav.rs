@@ -41,9 +41,19 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u
     }
 }
 
+/// Whether audible samples follow those that the header of a WAV of `size` bytes speaks of: a twentieth of a second of telephony.
+pub(crate) fn is_longer_than_its_header_says(bytes: &mut (impl Read + Seek), size: u64) -> bool {
+    const AUDIBLE: u64 = 400;
+    if bytes.rewind().is_err() || header_with_sizes(&mut *bytes, size).is_some() {
+        // The header has no sizes: the samples end with the recording.
+        return false;
+    }
+    bytes_after_end(bytes, size).is_some_and(|after| after >= AUDIBLE)
+}
+
 /// How many bytes of a WAV of `size` bytes come after the samples that its header speaks of and are no chunks, as where a program
 /// that recorded was killed, or where a size does not fit 32 bits. None where these are the usual padding or a tag.
-pub(crate) fn bytes_after_end(bytes: &mut (impl Read + Seek), size: u64) -> Option<u64> {
+fn bytes_after_end(bytes: &mut (impl Read + Seek), size: u64) -> Option<u64> {
     // After "RIFF", the size, and "WAVE".
     let mut at = 12;
     let (mut is_after_samples, mut fill) = (false, 0);
