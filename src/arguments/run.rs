@@ -79,6 +79,9 @@ pub struct RunArguments {
     /// With --watch: look for changes at intervals alone, as where the file system does not tell of them
     #[arg(long, requires = "watch")]
     pub poll: bool,
+    /// With --watch: each time so many runs ended, remove what none of the last so many had, as `flow gc --keep RUNS`
+    #[arg(long, value_name = "RUNS", requires = "watch", value_parser = clap::value_parser!(u32).range(1..))]
+    pub keep: Option<u32>,
     /// What standard error shows while the run goes on
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub progress: Progress,

@@ -1,6 +1,7 @@
 //! `flow gc`: garbage collection of the state directory.
 
 use std::io::Write;
+use std::path::Path;
 
 use flow_runtime::store::{Access, Store};
 
@@ -16,17 +17,21 @@ pub fn gc(arguments: &GcArguments, out: &mut dyn Write) -> Result<Exit, Failure>
             "name it with --state",
         ));
     }
+    writeln!(out, "{}", collected(state, arguments.keep, arguments.dry_run)?)?;
+    Ok(Exit::Done)
+}
+
+/// Removes what none of the last `keep` runs of each pipeline had, and says what that was. With `dry` nothing is removed.
+pub(super) fn collected(state: &Path, keep: u32, dry: bool) -> Result<String, Failure> {
     let store = Store::open(state, Access::Run { run_id: "gc".into() })?;
-    let collected = store.collect_garbage(arguments.keep as usize, arguments.dry_run)?;
-    writeln!(
-        out,
+    let collected = store.collect_garbage(keep as usize, dry)?;
+    Ok(format!(
         "{} {}, {} of others ({} MiB) and {} of runs; {} stay",
-        if arguments.dry_run { "would remove" } else { "removed" },
+        if dry { "would remove" } else { "removed" },
         plural(collected.artifacts, "artifact"),
         plural(collected.partitions, "partition"),
         count(collected.bytes >> 20),
         plural(collected.runs, "folder"),
         plural(collected.kept, "artifact"),
-    )?;
-    Ok(Exit::Done)
+    ))
 }

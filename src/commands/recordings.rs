@@ -474,6 +474,7 @@ fn run_arguments(
         watch: false,
         settle: 10.0,
         poll: false,
+        keep: None,
         allow_shrink: false,
         keep_going: false,
         progress: arguments.progress,

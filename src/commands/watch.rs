@@ -20,7 +20,7 @@ use signal_hook::low_level::unregister;
 use file_events::{Changes, FileEvents, pipeline_file};
 
 use super::run::{Files, run_once};
-use super::{checked, options};
+use super::{checked, gc, options};
 use crate::arguments::{Progress, RunArguments};
 use crate::failure::{Exit, Failure};
 use crate::screen;
@@ -46,6 +46,7 @@ pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write)
     };
     let standing = Arc::new(StandingDecisions::default());
     let mut files = Files::New;
+    let mut uncollected = 0;
     // Listed before each run, so that what changes meanwhile is taken up by the next one.
     let mut listed = watch.listing().ok();
     loop {
@@ -61,6 +62,16 @@ pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write)
             (Err(failure), Files::Append) => say(failure.render(screen::style()).trim_end()),
         }
         files = Files::Append;
+        uncollected += 1;
+        if let Some(keep) = arguments.keep.filter(|keep| uncollected >= *keep) {
+            uncollected = 0;
+            // What stays for now is removed another time.
+            let said = gc::collected(&arguments.selection.state.state, keep, false);
+            let said = said.unwrap_or_else(|failure| failure.render(screen::style()));
+            if arguments.progress != Progress::None {
+                say(said.trim_end());
+            }
+        }
         if arguments.progress != Progress::None {
             say(&watch.waiting());
         }

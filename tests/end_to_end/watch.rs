@@ -77,17 +77,17 @@ fn outputs_follow_the_shards_until_a_signal_comes() {
 
 #[test]
 fn outputs_follow_the_shards_where_the_file_system_tells_nothing() {
-    outputs_follow_the_shards(&["--poll"], "they are looked for every 0.2 s");
+    outputs_follow_the_shards(&["--poll", "--keep", "1"], "they are looked for every 0.2 s");
 }
 
-fn outputs_follow_the_shards(more: &[&str], how: &str) {
+fn outputs_follow_the_shards(options: &[&str], how: &str) {
     let place = Workplace::with_copy("micro");
     let events = place.path("events.jsonl");
     let mut command = place.manifest_command("run", &[]);
     command
         .args(["--watch", "--settle", "0.4", "--allow-shrink", "--events"])
         .arg(&events)
-        .args(more);
+        .args(options);
     let running = Running::start(&mut command);
 
     wait_for_runs(&events, 1);
@@ -129,6 +129,12 @@ fn outputs_follow_the_shards(more: &[&str], how: &str) {
     let outcomes = outcomes(&events);
     assert_eq!(outcomes.len(), 3, "{outcomes:?}\n{}", stderr(&output));
     assert!(outcomes.iter().all(|outcome| outcome == "done"), "{outcomes:?}");
+    // The signal may come before the last run's turn.
+    let runs = std::fs::read_dir(place.path("state").join("runs")).unwrap().count();
+    match options.contains(&"--keep") {
+        true => assert!(runs <= 2 && stderr(&output).contains("removed"), "{runs} {}", stderr(&output)),
+        false => assert_eq!(runs, 3),
+    }
 }
 
 /// Where the file system tells of changes, sources are listed only every 30 seconds otherwise.
