@@ -132,7 +132,11 @@ fn outputs_follow_the_shards(options: &[&str], how: &str) {
     // The signal may come before the last run's turn.
     let runs = std::fs::read_dir(place.path("state").join("runs")).unwrap().count();
     match options.contains(&"--keep") {
-        true => assert!(runs <= 2 && stderr(&output).contains("removed"), "{runs} {}", stderr(&output)),
+        true => assert!(
+            runs <= 2 && stderr(&output).contains("removed"),
+            "{runs} {}",
+            stderr(&output)
+        ),
         false => assert_eq!(runs, 3),
     }
 }

@@ -2,11 +2,14 @@
 //! model on the CPU.
 
 use candle_core::{DType, Device, Tensor};
+use flow_kernels::device::is_out_of_memory;
+use flow_kernels::emulator::{self, with_allocations};
 use flow_kernels::squares::sum_of_squares;
 use flow_kernels::testing::{DeviceUnderTest, values};
 
 use super::{MicroBatch, TdtModel, TrainOptions};
 use crate::config::{AttentionContext, ModelConfig};
+use crate::decoding::Hypothesis;
 use crate::error::Result;
 use crate::layers::golden;
 use crate::parameters::{Gradients, Parameters};
@@ -89,6 +92,50 @@ fn the_whole_model_trains_and_decodes() {
     for (expected, found) in expected.iter().zip(found) {
         assert_eq!((&expected.ids, &expected.frames), (&found.ids, &found.frames));
     }
+}
+
+/// What finds no memory together is transcribed in parts: the same tokens and losses, and outputs seen for the same utterances.
+#[test]
+fn a_batch_without_memory_is_transcribed_in_parts() {
+    let model = TdtModel::load(&golden::file("model.nemo"), DType::F32, &Device::Cpu).unwrap();
+    let waves = golden::waves("eval");
+    let signals: Vec<&[f32]> = waves
+        .iter()
+        .take(3)
+        .map(|wave| &wave[..24_000.min(wave.len())])
+        .collect();
+    let targets = [vec![3, 5, 7, 5], vec![2], vec![]];
+    let hear = |most: usize, signals: &[&[f32]]| {
+        with_allocations(most, || {
+            emulator::with(true, || {
+                let mut seen = vec![Vec::new(); signals.len()];
+                let mut observer = |utterance: usize, token: u32, _: &[f32]| seen[utterance].push(token);
+                let heard = model.transcribe_observed(signals, Some(&mut observer))?;
+                let with_losses = model.transcribe_with_losses(signals, &targets[..signals.len()])?;
+                Result::Ok((heard, with_losses, seen))
+            })
+        })
+    };
+    let (_, of_one) = hear(usize::MAX, &signals[..1]);
+    let (expected, of_all) = hear(usize::MAX, &signals);
+    assert!(of_one < of_all, "{of_one} {of_all}");
+    let (found, largest) = hear(of_one, &signals);
+    assert!(largest <= of_one, "{largest} {of_one}");
+    let (expected, found) = (expected.unwrap(), found.unwrap());
+    assert!(expected.2.iter().any(|tokens| !tokens.is_empty()));
+    assert_eq!(found.2, expected.2);
+    let ids = |heard: &[Hypothesis]| heard.iter().map(|one| one.ids.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&found.0), ids(&expected.0));
+    assert_eq!(ids(&found.1.0), ids(&expected.1.0));
+    for (found, expected) in found.1.1.iter().zip(&expected.1.1) {
+        assert!(
+            (found - expected).abs() <= 1e-5 * expected.abs().max(1.0),
+            "{found} {expected}"
+        );
+    }
+    // One utterance cannot be divided.
+    let (refused, _) = hear(of_one / 8, &signals);
+    assert!(is_out_of_memory(&refused.unwrap_err()));
 }
 
 /// The parts that the golden model has not: limited attention, which works in blocks; biases everywhere; a CTC head; and

@@ -2,10 +2,12 @@
 
 mod stream;
 
+use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
+use flow_kernels::device::{is_out_of_memory, release_memory};
 use flow_kernels::elementwise::add_in_place;
 
 use crate::checkpoint::{OpenModel, StoredModel, broken, write_model_folder};
@@ -518,11 +520,8 @@ impl TdtModel {
 
     /// The same; `observer` sees the outputs behind each token, for confidences.
     pub fn transcribe_observed(&self, signals: &[&[f32]], observer: Option<TokenObserver>) -> Result<Vec<Hypothesis>> {
-        if signals.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (encoded, lengths) = self.encode(signals)?;
-        self.decode_encoded(&encoded, &lengths, observer)
+        let parts = self.in_parts(0..signals.len(), &|part| self.encode(&signals[part]))?;
+        self.decode_parts(parts, observer)
     }
 
     /// Transcription of signals as [`TdtModel::transcribe`] gives it, and the loss of each as [`TdtModel::evaluate_loss`]
@@ -543,12 +542,54 @@ impl TdtModel {
                 targets.len()
             )));
         }
-        if signals.is_empty() {
-            return Ok((Vec::new(), Vec::new()));
+        let parts = self.in_parts(0..signals.len(), &|part| {
+            let (encoded, lengths) = self.encode(&signals[part.clone()])?;
+            let losses = self.losses_of_encoded(&encoded, &lengths, &targets[part])?;
+            Ok((encoded, lengths, losses))
+        })?;
+        let mut all_losses = Vec::with_capacity(signals.len());
+        let encoded = parts.into_iter().map(|(encoded, lengths, losses)| {
+            all_losses.extend(losses);
+            (encoded, lengths)
+        });
+        let encoded = encoded.collect();
+        Ok((self.decode_parts(encoded, None)?, all_losses))
+    }
+
+    /// What `compute` gives for utterances: for all together, or where the device has no memory left for that, for halves of
+    /// them, down to one.
+    fn in_parts<T>(&self, utterances: Range<usize>, compute: &dyn Fn(Range<usize>) -> Result<T>) -> Result<Vec<T>> {
+        if utterances.is_empty() {
+            return Ok(Vec::new());
         }
-        let (encoded, lengths) = self.encode(signals)?;
-        let losses = self.losses_of_encoded(&encoded, &lengths, targets)?;
-        Ok((self.decode_encoded(&encoded, &lengths, None)?, losses))
+        match compute(utterances.clone()) {
+            Err(error) if utterances.len() > 1 && is_out_of_memory(&error) => {
+                release_memory(self.parameters.device())?;
+                let middle = utterances.start + utterances.len() / 2;
+                let mut parts = self.in_parts(utterances.start..middle, compute)?;
+                parts.extend(self.in_parts(middle..utterances.end, compute)?);
+                Ok(parts)
+            }
+            outcome => Ok(vec![outcome?]),
+        }
+    }
+
+    /// [`TdtModel::decode_encoded`] of the parts of a batch, one after the other.
+    fn decode_parts(
+        &self,
+        parts: Vec<(Tensor, Vec<usize>)>,
+        mut observer: Option<TokenObserver>,
+    ) -> Result<Vec<Hypothesis>> {
+        let mut all = Vec::new();
+        for (encoded, lengths) in parts {
+            let before = all.len();
+            let mut of_part = observer.as_mut().map(|observer| {
+                move |utterance: usize, token: u32, logits: &[f32]| observer(before + utterance, token, logits)
+            });
+            let of_part = of_part.as_mut().map(|of_part| -> TokenObserver { of_part });
+            all.extend(self.decode_encoded(&encoded, &lengths, of_part)?);
+        }
+        Ok(all)
     }
 
     /// The best hypothesis of each utterance, from the output of the encoder.
