@@ -208,6 +208,7 @@ impl ServeSettings {
     pub(super) fn align(&mut self) {
         self.engine.accept_any_model |= self.http.accept_any_model;
         self.live.accept_any_model |= self.http.accept_any_model;
+        self.live.min_pause = self.engine.min_pause;
         let least = self.http.max_upload.saturating_add(RESERVED).min(MOST_BYTES);
         self.http.max_upload_space = self.http.max_upload_space.max(least);
         self.live.max_window = self.live.max_window.min(self.engine.max_window);

@@ -1,8 +1,9 @@
 //! From samples as they come to words: turns of speech, the windows of a turn, and what is decided of each.
 //!
 //! A turn is what lies between two pauses, or what a client commits. It is heard in windows that follow each other without a gap:
-//! the one that grows is decoded again and again ([`Agreement`] says what is certain), and once more as a whole when it ends at the
-//! end of the turn, at its best pause when it is as long as a window may be, or between two sentences before that.
+//! the one that grows is decoded again and again ([`Agreement`] says what is certain), and once more as a whole when it ends: at a
+//! pause as in a recording, at the end of the turn, at its best pause when it is as long as a window may be, or between two
+//! sentences before that.
 //!
 //! Nothing here waits or knows the time: who drives a session asks it for the next window to decode, and tells it what was heard.
 //! Who speaks is found out beside that, from the same samples ([`WordSpeakers`]).
@@ -26,8 +27,11 @@ use crate::engine::EngineError;
 const FRAME: f64 = WINDOW as f64 / SAMPLE_RATE as f64;
 /// Frames of speech that begin a turn: a click is none.
 const LEAST_SPEECH: u64 = 3;
-/// What of the silence after a turn belongs to it, in frames: 0.1 s.
+/// What of the silence after speech belongs to it, in frames: 0.1 s.
 const PADDING: u64 = 3;
+/// Silence in which a window ends before speech goes on, in frames, if `min_pause` is not longer: 0.2 s. What comes next then has
+/// as much of it as the window.
+const CERTAIN_PAUSE: u64 = 2 * PADDING;
 /// The least silence between two sentences at which a window is cut, in seconds: two frames of the encoder.
 const SENTENCE_PAUSE: f64 = 0.16;
 /// Shorter windows are filled up with silence before they are decoded, in samples: 0.25 s.
@@ -50,8 +54,19 @@ struct Turn {
     languages: Vec<String>,
     /// Where the silence begins in which the turn may end.
     silence: Option<u64>,
+    /// Whether there is speech in the window; and whether the window is the first one of the turn.
+    has_speech: bool,
+    is_first: bool,
     /// Up to where the window was decoded, or is being decoded.
     decoded: u64,
+}
+
+impl Turn {
+    /// Whether nothing is to be heard in the window: it is what is left of a turn after a pause. What a client commits as a whole
+    /// is always heard.
+    fn is_silent(&self) -> bool {
+        !self.has_speech && !self.is_first
+    }
 }
 
 /// A window that grows no more.
@@ -61,7 +76,7 @@ struct FinalWindow {
     start: u64,
     samples: Vec<f32>,
     agreement: Agreement,
-    /// Words after this window were decided, so all of its own are.
+    /// Words after this window were decided, so all of its own are; or it is silent.
     all_decided: bool,
     ends_item: bool,
 }
@@ -80,9 +95,10 @@ pub struct Session {
     vad: SileroStream<'static>,
     /// None: turns end where the client says so.
     turn_detection: Option<ServerVad>,
-    /// Frames of new audio from one decode of a window to the next, and of the longest window.
+    /// Frames of new audio from one decode of a window to the next, of the longest window, and of a pause that ends a window.
     interval: u64,
     longest: u64,
+    pause: u64,
     /// Most samples of windows that wait.
     most_waiting: usize,
     /// Samples from frame `first` on, and how likely each whole frame of them is to hold speech.
@@ -112,6 +128,7 @@ impl Session {
             turn_detection,
             interval: frames(settings.decode_interval).max(1),
             longest: ((settings.max_window / FRAME) as u64).max(4),
+            pause: frames(settings.min_pause).max(1),
             most_waiting: (settings.max_buffer * f64::from(SAMPLE_RATE)) as usize,
             samples: Vec::new(),
             probabilities: Vec::new(),
@@ -338,12 +355,23 @@ impl Session {
             self.begin_turn();
         }
         let Some(turn) = &mut self.turn else { return };
-        if is_speech {
-            turn.silence = None;
-        } else if is_silence {
-            turn.silence.get_or_insert(now - 1);
-        }
+        let pause = match (is_speech, is_silence) {
+            // Speech goes on: the pause belongs to both sides.
+            (true, _) => {
+                let from = turn.silence.take().filter(|from| now - 1 - from >= self.pause);
+                from.map(|from| from + (now - from) / 2)
+            }
+            (_, true) => {
+                let from = *turn.silence.get_or_insert(now - 1);
+                (now - from == CERTAIN_PAUSE.max(self.pause)).then_some(from + PADDING)
+            }
+            _ => None,
+        };
+        let had_speech = std::mem::replace(&mut turn.has_speech, turn.has_speech || is_speech);
         let (item, silence) = (turn.item, turn.silence);
+        if let Some(at) = pause.filter(|at| had_speech && *at > self.first) {
+            self.cut(at);
+        }
         match silence {
             Some(from)
                 if self.turn_detection.is_some() && now - from >= frames_of(rules.silence_duration_ms).max(1) =>
@@ -393,6 +421,9 @@ impl Session {
             agreement: Agreement::default(),
             languages: Vec::new(),
             silence: None,
+            // With turn detection, speech begins it.
+            has_speech: self.turn_detection.is_some(),
+            is_first: true,
             decoded: self.first,
         });
         self.voiced = 0;
@@ -403,15 +434,17 @@ impl Session {
     fn end_turn(&mut self, end: u64) {
         let Some(turn) = self.turn.take() else { return };
         self.events.push(SessionEvent::Committed { item: turn.item });
-        self.wait(turn.item, end, turn.agreement, false, true);
+        let is_silent = turn.is_silent();
+        self.wait(turn.item, end, turn.agreement, is_silent, true);
     }
 
     /// Cuts the window of the turn at a frame: what is before it waits to be decoded, what is after it is the next window. Decided
     /// words after the cut are said already, and so those before it are all there.
     fn cut(&mut self, at: u64) {
         let Some(mut turn) = self.turn.take() else { return };
+        let is_silent = turn.is_silent();
         let before = turn.agreement.split_off_before((at - self.first) as f64 * FRAME);
-        let all_decided = !turn.agreement.decided().is_empty();
+        let all_decided = is_silent || !turn.agreement.decided().is_empty();
         let languages = std::mem::take(&mut turn.languages);
         if all_decided {
             // It is not decoded again.
@@ -419,9 +452,13 @@ impl Session {
         }
         self.wait(turn.item, at, before, all_decided, false);
         self.next_window += 1;
+        let threshold = self.turn_detection.unwrap_or_default().threshold;
+        let is_speech = |probability: &f32| f64::from(*probability) >= threshold;
         self.turn = Some(Turn {
             window: self.next_window,
             decoded: at,
+            has_speech: self.probabilities.iter().any(is_speech),
+            is_first: false,
             ..turn
         });
     }

@@ -219,6 +219,45 @@ fn words_are_said_while_the_speaker_speaks() {
     );
 }
 
+/// A pause that ends a window of a recording ends one here, too, long before the turn is over: its words are certain then.
+#[test]
+fn a_pause_within_a_turn_ends_a_window() {
+    let silence = vec![0.0; 16_000];
+    let (first, second) = (recording("rec_hi_0001_000.flac"), recording("rec_hi_0002_000.flac"));
+    let oracle = Oracle::new([&silence[..], &first, &silence[..5_600], &second, &silence[..], &silence].concat());
+    let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+    let rules = ServerVad {
+        silence_duration_ms: 1_500.0,
+        ..ServerVad::default()
+    };
+    for (turn_detection, min_pause) in [(Some(rules), 0.06), (Some(rules), 10.0), (None, 0.06)] {
+        let settings = LiveSettings {
+            // No window is decoded while it grows.
+            decode_interval: 60.0,
+            min_pause,
+            ..LiveSettings::default()
+        };
+        let mut driven = Driven::new(session(&settings, turn_detection), &hear, 2);
+        driven.feed(&oracle.recording, &[320]);
+        let _ = driven.session.commit();
+        driven.finish();
+        assert_eq!(driven.text(), oracle.text(), "{min_pause}");
+        assert_eq!(driven.transcripts().len(), 1);
+        let place = |wanted: &dyn Fn(&SessionEvent) -> bool| driven.events.iter().position(wanted).unwrap();
+        let delta = place(&|event| matches!(event, SessionEvent::Delta { .. }));
+        let committed = place(&|event| matches!(event, SessionEvent::Committed { .. }));
+        let is_cut = min_pause < 1.0;
+        assert_eq!(
+            (driven.finals.len() > 1, delta < committed),
+            (is_cut, is_cut),
+            "{min_pause}"
+        );
+        // The silence at the end is not decoded.
+        let heard: usize = driven.finals.iter().map(|request| request.samples.len()).sum();
+        assert!(!is_cut || heard < oracle.recording.len() - 16_000, "{heard}");
+    }
+}
+
 #[test]
 fn without_turn_detection_an_item_is_what_is_committed() {
     let oracle = Oracle::new(talk());

@@ -3,6 +3,8 @@
 use flow_speakers::diarizer::OnlineSettings;
 use serde::{Deserialize, Serialize};
 
+use crate::engine::EngineSettings;
+
 /// Limits of live transcription, and how often windows are decoded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -22,6 +24,9 @@ pub struct LiveSettings {
     pub decode_interval: f64,
     /// The longest window, in seconds, from 1 to 60; no longer than that of the engine.
     pub max_window: f64,
+    /// A pause as long as this ends a window, in seconds, as the engine says it of recordings.
+    #[serde(skip)]
+    pub min_pause: f64,
     /// How long after they were spoken it is decided who spoke words, in seconds, from 0 to 9.
     pub speaker_delay: f64,
     /// Who speaks is looked at again after so many seconds, from 0.1 to 5.
@@ -44,6 +49,7 @@ impl Default for LiveSettings {
             max_buffer: 60.0,
             decode_interval: 0.5,
             max_window: 20.0,
+            min_pause: EngineSettings::default().min_pause,
             speaker_delay: speakers.delay,
             speaker_step: speakers.step,
             max_speakers: speakers.max_speakers,
