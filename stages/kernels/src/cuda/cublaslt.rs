@@ -30,8 +30,10 @@ const MOST_ALIGNED: u64 = 256;
 const SUCCESS: c_int = 0;
 const NOT_SUPPORTED: c_int = 15;
 
-/// `CUDA_R_32F`, and of `cublasComputeType_t` sums in f32, and those of factors rounded to TF32.
+/// `CUDA_R_32F` and `CUDA_R_16BF` of `cudaDataType_t`.
 const R_32F: c_int = 0;
+const R_16BF: c_int = 14;
+/// Of `cublasComputeType_t` sums in f32, and those of factors rounded to TF32.
 const COMPUTE_32F: c_int = 68;
 const COMPUTE_32F_FAST_TF32: c_int = 77;
 
@@ -153,7 +155,14 @@ impl Library {
         // the system's loader, or the stand-in of the tests.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | flags) };
         if handle.is_null() {
-            return Err(format!("{shown} cannot be loaded"));
+            // SAFETY: it gives the loader's words on this thread's last call, or null.
+            let reason = unsafe { libc::dlerror() };
+            let reason = match reason.is_null() {
+                true => "no reason is told".into(),
+                // SAFETY: a text that ends with a zero, and stays until the loader's next call on this thread.
+                false => unsafe { CStr::from_ptr(reason) }.to_string_lossy(),
+            };
+            return Err(format!("{shown} cannot be loaded: {reason}"));
         }
         // SAFETY: they are of the types that cublasLt.h declares, where every enumeration is an int.
         unsafe { Library::of(handle) }
@@ -165,7 +174,10 @@ impl Library {
         }
         // SAFETY: it gives a text that ends with a zero and stays.
         let name = unsafe { CStr::from_ptr((self.status_name)(status)) };
-        Err(Error::Input(format!("cuBLASLt, {what}: {}", name.to_string_lossy())))
+        Err(Error::Input(format!(
+            "cuBLASLt, {what}: {} (products are left to cuBLAS where the environment variable FLOW_CUBLASLT is off)",
+            name.to_string_lossy()
+        )))
     }
 }
 
@@ -209,9 +221,86 @@ struct Shape {
     /// Of the factors.
     dtype: DType,
     tf32: bool,
-    bias: bool,
     /// What the addresses of `b`, `a` and the result are multiples of.
     aligned: [u32; 3],
+    /// The same of the bias, if there is one: the library looks at its address when it chooses.
+    bias: Option<u32>,
+}
+
+/// What the library is told of a product. It needs no device.
+struct Described {
+    descriptor: Made,
+    /// Those of A, B and the result.
+    layouts: [Made; 3],
+    preference: Made,
+}
+
+impl Described {
+    /// None for factors of a type that is not the library's.
+    ///
+    /// What is row-major to us is transposed to the library, whose matrices are column-major: it computes the transposed product,
+    /// whose first factor, A, is our second one.
+    fn new(library: &Library, shape: &Shape, bias: u64, workspace: usize) -> Result<Option<Self>> {
+        let Shape { a, b, dtype, .. } = *shape;
+        let kind = match dtype {
+            DType::F32 => R_32F,
+            DType::BF16 => R_16BF,
+            _ => return Ok(None),
+        };
+        let compute = if shape.tf32 { COMPUTE_32F_FAST_TF32 } else { COMPUTE_32F };
+        let descriptor = Made::new(library, library.set_descriptor, library.destroy_descriptor, |to| {
+            // SAFETY: there is room for an address. So in the others.
+            unsafe { (library.create_descriptor)(to, compute, R_32F) }
+        })?;
+        descriptor.set(library, TRANSA, c_int::from(b.transposed))?;
+        descriptor.set(library, TRANSB, c_int::from(a.transposed))?;
+        if shape.bias.is_some() {
+            descriptor.set(library, EPILOGUE, EPILOGUE_BIAS)?;
+            // Its numbers are of the type of the result.
+            descriptor.set(library, BIAS_POINTER, bias)?;
+        }
+        let result = Placed {
+            rows: a.rows,
+            columns: b.columns,
+            transposed: false,
+            leading: b.columns,
+            count: a.count,
+            step: a.rows * b.columns,
+        };
+        let layout = |of: Placed, kind: c_int| -> Result<Made> {
+            let (rows, columns) = match of.transposed {
+                true => (of.rows, of.columns),
+                false => (of.columns, of.rows),
+            };
+            let made = Made::new(library, library.set_layout, library.destroy_layout, |to| {
+                // SAFETY: as above.
+                unsafe { (library.create_layout)(to, kind, rows as u64, columns as u64, of.leading as i64) }
+            })?;
+            if of.count > 1 {
+                let count = c_int::try_from(of.count)
+                    .map_err(|_| Error::Input(format!("a product of {} matrices", of.count)))?;
+                made.set(library, BATCH_COUNT, count)?;
+                made.set(library, STRIDED_BATCH_OFFSET, of.step as i64)?;
+            }
+            Ok(made)
+        };
+        let layouts = [layout(b, kind)?, layout(a, kind)?, layout(result, R_32F)?];
+        let preference = Made::new(library, library.set_preference, library.destroy_preference, |to| {
+            // SAFETY: as above.
+            unsafe { (library.create_preference)(to) }
+        })?;
+        preference.set(library, MAX_WORKSPACE_BYTES, workspace)?;
+        // Of C, too, which is the result.
+        let [of_a, of_b, of_result] = shape.aligned;
+        for (attribute, aligned) in (MIN_ALIGNMENT_A_BYTES..).zip([of_a, of_b, of_result, of_result]) {
+            preference.set(library, attribute, aligned)?;
+        }
+        Ok(Some(Self {
+            descriptor,
+            layouts,
+            preference,
+        }))
+    }
 }
 
 /// How a product is computed.
@@ -254,64 +343,17 @@ impl Handle {
         })
     }
 
-    /// What is row-major to us is transposed to the library, whose matrices are column-major: it computes the transposed product,
-    /// whose first factor, A, is our second one.
+    /// None where the library has nothing for it.
     fn plan(&self, shape: &Shape, bias: u64) -> Result<Option<Plan>> {
-        let Shape { a, b, dtype, .. } = *shape;
         let library = self.library;
-        let kind = match dtype {
-            DType::F32 => R_32F,
-            DType::BF16 => 14,
-            _ => return Ok(None),
+        let Some(described) = Described::new(library, shape, bias, self.workspace.elem_count())? else {
+            return Ok(None);
         };
-        let compute = if shape.tf32 { COMPUTE_32F_FAST_TF32 } else { COMPUTE_32F };
-        let descriptor = Made::new(library, library.set_descriptor, library.destroy_descriptor, |to| {
-            // SAFETY: there is room for an address. So in the others.
-            unsafe { (library.create_descriptor)(to, compute, R_32F) }
-        })?;
-        descriptor.set(library, TRANSA, c_int::from(b.transposed))?;
-        descriptor.set(library, TRANSB, c_int::from(a.transposed))?;
-        if shape.bias {
-            descriptor.set(library, EPILOGUE, EPILOGUE_BIAS)?;
-            // What is chosen may depend on there being one.
-            descriptor.set(library, BIAS_POINTER, bias)?;
-        }
-        let result = Placed {
-            rows: a.rows,
-            columns: b.columns,
-            transposed: false,
-            leading: b.columns,
-            count: a.count,
-            step: a.rows * b.columns,
-        };
-        let layout = |of: Placed, kind: c_int| -> Result<Made> {
-            let (rows, columns) = match of.transposed {
-                true => (of.rows, of.columns),
-                false => (of.columns, of.rows),
-            };
-            let made = Made::new(library, library.set_layout, library.destroy_layout, |to| {
-                // SAFETY: as above.
-                unsafe { (library.create_layout)(to, kind, rows as u64, columns as u64, of.leading as i64) }
-            })?;
-            if of.count > 1 {
-                let count = c_int::try_from(of.count)
-                    .map_err(|_| Error::Input(format!("a product of {} matrices", of.count)))?;
-                made.set(library, BATCH_COUNT, count)?;
-                made.set(library, STRIDED_BATCH_OFFSET, of.step as i64)?;
-            }
-            Ok(made)
-        };
-        let layouts = [layout(b, kind)?, layout(a, kind)?, layout(result, R_32F)?];
-        let preference = Made::new(library, library.set_preference, library.destroy_preference, |to| {
-            // SAFETY: as above.
-            unsafe { (library.create_preference)(to) }
-        })?;
-        preference.set(library, MAX_WORKSPACE_BYTES, self.workspace.elem_count())?;
-        // Of C, too, which is the result.
-        let [of_a, of_b, of_result] = shape.aligned;
-        for (attribute, aligned) in (MIN_ALIGNMENT_A_BYTES..).zip([of_a, of_b, of_result, of_result]) {
-            preference.set(library, attribute, aligned)?;
-        }
+        let Described {
+            descriptor,
+            layouts,
+            preference,
+        } = described;
         let mut chosen = Chosen {
             algorithm: [0; 8],
             workspace: 0,
@@ -362,7 +404,7 @@ impl Handle {
         let Some(Some(plan)) = plans.get(shape) else {
             return Ok(false);
         };
-        if shape.bias {
+        if shape.bias.is_some() {
             plan.descriptor.set(library, BIAS_POINTER, bias)?;
         }
         let alpha = 1.0f32;
@@ -385,11 +427,16 @@ impl Handle {
                 result as Raw,
                 of_result,
                 &raw const plan.algorithm,
-                address(&self.workspace)? as Raw,
+                address(&self.workspace, self.workspace.device())? as Raw,
                 self.workspace.elem_count(),
                 stream,
             )
         };
+        if status == NOT_SUPPORTED {
+            // Nothing was started, and others take it from now on.
+            plans.insert(*shape, None);
+            return Ok(false);
+        }
         library.check("a matrix product", status)?;
         Ok(true)
     }
@@ -436,33 +483,36 @@ pub(super) fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, bias: Option<&Tenso
     if dtype != b.dtype() || of_a.count != of_b.count || out.elem_count() == 0 || of_a.columns == 0 {
         return Ok(false);
     }
-    let addresses = [address(b)?, address(a)?, address(out)?];
-    let of_bias = bias.map_or(Ok(0), address)?;
-    if of_bias % 16 != 0 || bias.is_some_and(|bias| bias.dtype() != DType::F32 || !bias.is_contiguous()) {
+    if bias.is_some_and(|bias| bias.dtype() != DType::F32 || !bias.is_contiguous()) {
         return Ok(false);
     }
+    let on = |tensor: &Tensor| address(tensor, out.device());
+    let addresses = [on(b)?, on(a)?, on(out)?];
+    let of_bias = bias.map(on).transpose()?;
     // Memory of the host is aligned by chance to more than 16 bytes.
     let most = if is_emulated() { 16 } else { MOST_ALIGNED };
+    let aligned = |address: u64| (1 << address.trailing_zeros().min(63)).min(most) as u32;
     let shape = Shape {
         a: of_a,
         b: of_b,
         dtype,
         tf32: dtype == DType::F32 && candle_core::cuda::gemm_reduced_precision_f32(),
-        bias: bias.is_some(),
-        aligned: addresses.map(|address| (1 << address.trailing_zeros().min(63)).min(most) as u32),
+        aligned: addresses.map(aligned),
+        bias: of_bias.map(aligned),
     };
     let stream = stream(out.device())?;
     let handle = HANDLES.get(out.device(), || Handle::new(library, out.device()))?;
-    handle.multiply(&shape, addresses, of_bias, beta, stream)
+    handle.multiply(&shape, addresses, of_bias.unwrap_or(0), beta, stream)
 }
 
-/// The address of a tensor's first value.
-fn address(tensor: &Tensor) -> Result<u64> {
+/// The address of the first value of a tensor on a device.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+fn address(tensor: &Tensor, device: &Device) -> Result<u64> {
     if is_emulated() {
         return emulator::address(tensor);
     }
     #[cfg(feature = "cuda")]
-    return super::device::address(tensor);
+    return super::device::address(tensor, device);
     #[cfg(not(feature = "cuda"))]
     Err(Error::Input("a matrix product: built without CUDA".into()))
 }
@@ -654,6 +704,11 @@ mod tests {
         }
     }
 
+    /// Products of the stand-in, where it is what computes them.
+    fn by_stand_in() -> Option<u64> {
+        DeviceUnderTest::get().is_emulated().then(|| count(Counted::Products))
+    }
+
     #[test]
     fn products_are_sums_of_all_layouts() {
         let mut noise = Noise::new(61);
@@ -675,7 +730,7 @@ mod tests {
                     let (stacked_a, stacked_b) = (made(&[3, 2, m, k], 0), made(&[3, 2, k, n], 1));
                     let mut single = |shape: &[usize]| matrix(shape, false, 0, DType::F32, device, &mut noise);
                     let (sum, bias) = (single(&[m, n]), single(&[1, n]).flatten_all().unwrap());
-                    let before = count(Counted::Products);
+                    let before = by_stand_in();
                     // In f32 by that for products in one type, which also is for stacks.
                     let (found, stack) = match dtype {
                         DType::F32 => (product(&a, &b).unwrap(), product(&stacked_a, &stacked_b).unwrap()),
@@ -703,10 +758,7 @@ mod tests {
                         &rows.rows().unwrap(),
                         &expected(&a, &b, None, None).repeat(2),
                     );
-                    assert!(
-                        !DeviceUnderTest::get().is_emulated() || count(Counted::Products) == before + 6,
-                        "{what}"
-                    );
+                    assert_eq!(by_stand_in(), before.map(|before| before + 6), "{what}");
                 }
             }
         });
@@ -774,12 +826,26 @@ mod tests {
                 &expected(&short(&a), &short(&b), None, Some(&bias)),
             );
             // It is not asked again.
-            let before = (count(Counted::Choices), count(Counted::Products));
+            let asked = || (count(Counted::Choices), count(Counted::Products));
+            let before = asked();
             product_with_bias_in(DType::BF16, &a, &b, &bias).unwrap();
-            assert_eq!((count(Counted::Choices), count(Counted::Products)), before);
+            assert_eq!(asked(), before);
+            // Nor where it finds out only as it multiplies.
+            set_fault(Fault::Product, NOT_SUPPORTED);
+            let found = product_in(DType::BF16, &a, &b);
+            set_fault(Fault::Nothing, SUCCESS);
+            check_near(
+                "bf16",
+                1e-5,
+                &found.unwrap(),
+                &expected(&short(&a), &short(&b), None, None),
+            );
+            let before = asked();
+            product_in(DType::BF16, &a, &b).unwrap();
+            assert_eq!(asked(), before);
             let error = faulty(Fault::Choice, 7, DType::F32).unwrap_err().to_string();
             assert!(
-                error.contains("cuBLASLt, a choice: CUBLAS_STATUS_INVALID_VALUE"),
+                error.contains("cuBLASLt, a choice: CUBLAS_STATUS_INVALID_VALUE") && error.contains("FLOW_CUBLASLT"),
                 "{error}"
             );
             // What failed was not kept.
@@ -795,12 +861,53 @@ mod tests {
         });
     }
 
+    /// NVIDIA's own library is asked where it is installed, which needs no GPU. Attributes have the sizes that it knows.
+    #[test]
+    fn the_library_takes_what_it_is_told() {
+        let stand_in = match DeviceUnderTest::get().is_emulated() {
+            true => emulator::with(true, || stand_in::with(library)),
+            false => None,
+        };
+        for library in [stand_in, Library::installed().ok()].into_iter().flatten() {
+            for (dtype, count, bias) in [
+                (DType::F32, 1, Some(16)),
+                (DType::BF16, 12, None),
+                (DType::BF16, 1, Some(256)),
+            ] {
+                let placed = |rows: usize, columns: usize, transposed: bool| Placed {
+                    rows,
+                    columns,
+                    transposed,
+                    leading: 8256,
+                    count,
+                    step: 8256 * 640,
+                };
+                let mut shape = Shape {
+                    a: placed(640, 1125, true),
+                    b: placed(1125, 8198, false),
+                    dtype,
+                    tf32: dtype == DType::F32,
+                    aligned: [16, 2, 256],
+                    bias,
+                };
+                let described = Described::new(library, &shape, 256, WORKSPACE).unwrap().unwrap();
+                assert!(described.layouts.iter().all(|layout| !layout.raw.is_null()));
+                let wrong = described.preference.set(library, MAX_WORKSPACE_BYTES, 1u32);
+                let wrong = wrong.unwrap_err().to_string();
+                assert!(wrong.contains("an attribute: CUBLAS_STATUS_INVALID_VALUE"), "{wrong}");
+                shape.dtype = DType::F16;
+                assert!(Described::new(library, &shape, 256, WORKSPACE).unwrap().is_none());
+            }
+        }
+    }
+
     #[test]
     fn a_library_that_is_not_there_is_told() {
         let error = |name: &CStr| Library::open(name, 0).err().unwrap();
-        assert_eq!(
-            error(c"libno-such-library.so.1"),
-            "libno-such-library.so.1 cannot be loaded"
+        let missing = error(c"libno-such-library.so.1");
+        assert!(
+            missing.starts_with("libno-such-library.so.1 cannot be loaded: ") && missing.contains("No such file"),
+            "{missing}"
         );
         assert_eq!(error(c"libm.so.6"), "cuBLASLt has no function cublasLtCreate");
         // Off for this process, where nothing else uses NVIDIA's.

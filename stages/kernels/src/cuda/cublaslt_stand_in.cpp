@@ -74,6 +74,13 @@ float at(const void* matrix, int type, int64_t place) {
 
 bool fits(const Layout& l) { return l.rows && l.columns && l.leading >= (int64_t)l.rows && l.count > 0; }
 
+// What an address is a multiple of, at most 16.
+uint64_t alignment(const void* address) {
+  uint64_t multiple = 16;
+  while ((uintptr_t)address % multiple) multiple /= 2;
+  return multiple;
+}
+
 // The inner length, or 0 where the parts of a product do not fit each other.
 uint64_t inner(const Descriptor& d, const Layout& a, const Layout& b, const Layout& c) {
   if (!fits(a) || !fits(b) || !fits(c) || a.count != c.count || b.count != c.count || a.type != b.type) return 0;
@@ -153,6 +160,8 @@ int cublasLtMatmulAlgoGetHeuristic(const int* handle, const Descriptor* d, const
     if (!aligned || aligned & (aligned - 1) || aligned > 256) return INVALID;
     to->algorithm[1 + i] = aligned;
   }
+  // The bias is taken to be aligned as it is now.
+  to->algorithm[5] = d->epilogue == 4 ? alignment(d->bias) : 1;
   to->workspace = WORKSPACE;
   *found = 1;
   return SUCCESS;
@@ -168,7 +177,8 @@ int cublasLtMatmul(const int* handle, const Descriptor* d, const float* alpha, c
   const void* addresses[4] = {a, b, c, to};
   for (int i = 0; i < 4; i++)
     if ((uintptr_t)addresses[i] % algorithm[1 + i]) return INVALID;
-  if (d->epilogue == 4 && (!d->bias || (uintptr_t)d->bias % 16)) return INVALID;
+  if (d->epilogue == 4 && (!d->bias || (uintptr_t)d->bias % algorithm[5])) return INVALID;
+  if ((uintptr_t)workspace % 16) return INVALID;
   memset(workspace, 0xff, WORKSPACE);
   if (of_a->type != F32)
     for (uint64_t bytes : {(uint64_t)a, (uint64_t)b, 2ul * of_a->leading, 2ul * of_b->leading, 2ul * of_a->step, 2ul * of_b->step})

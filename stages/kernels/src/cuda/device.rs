@@ -171,9 +171,9 @@ fn pointer(what: &str, tensor: &Tensor, device: &CudaDevice, stream: &Arc<CudaSt
 
 const PRODUCT: &str = "matrix product";
 
-/// The address of a tensor's first value, for a library's product.
-pub fn address(tensor: &Tensor) -> Result<u64> {
-    let Device::Cuda(device) = tensor.device() else {
+/// The address of the first value of a tensor, which is on this device, for a library's product.
+pub fn address(tensor: &Tensor, device: &Device) -> Result<u64> {
+    let Device::Cuda(device) = device else {
         return Err(failed(PRODUCT, "a tensor is not on the device"));
     };
     pointer(PRODUCT, tensor, device, &device.cuda_stream())
@@ -223,7 +223,11 @@ pub fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, beta: f32) -> Result<()> {
         _ => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F,
     };
     bound_stream(device)?;
-    let (to, of_a, of_b) = (address(out)?, address(a)?, address(b)?);
+    let [to, of_a, of_b] = [
+        address(out, out.device())?,
+        address(a, out.device())?,
+        address(b, out.device())?,
+    ];
     let alpha = 1.0f32;
     let handle = device.cublas_handle();
     // SAFETY: the three matrices lie whole within their tensors, which the caller holds, on this device; the handle's stream is

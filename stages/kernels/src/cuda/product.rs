@@ -33,8 +33,9 @@ impl Placed {
         let (transposed, leading) = match (*row_step, *column_step) {
             (step, 1) if step >= columns || rows == 1 => (false, step.max(columns)),
             (1, step) if step >= rows || columns == 1 => (true, step.max(rows)),
-            (step, _) if columns == 1 => (false, step),
-            (_, step) if rows == 1 => (true, step),
+            // A step of 0 repeats one element, which no leading dimension says.
+            (step, _) if columns == 1 && (step > 0 || rows == 1) => (false, step),
+            (_, step) if rows == 1 && step > 0 => (true, step),
             _ => return None,
         };
         let (mut count, mut step) = (1, 0);
@@ -182,6 +183,17 @@ mod tests {
         let shared = all.narrow(0, 0, 1).unwrap().narrow(1, 0, 1).unwrap();
         let placed = of(&shared.broadcast_as((4, 3, 5, 6)).unwrap()).unwrap();
         assert_eq!((placed.count, placed.step), (12, 0));
+        // Elements that are repeated lie in no matrix.
+        let one = all
+            .flatten_all()
+            .unwrap()
+            .narrow(0, 0, 1)
+            .unwrap()
+            .reshape((1, 1))
+            .unwrap();
+        for (shape, is_matrix) in [((1, 1), true), ((5, 1), false), ((1, 6), false), ((5, 6), false)] {
+            assert_eq!(of(&one.broadcast_as(shape).unwrap()).is_some(), is_matrix, "{shape:?}");
+        }
         // Heads behind time.
         let heads = Tensor::zeros((2, 5, 3, 6), DType::F32, &Device::Cpu).unwrap();
         let of_one = heads.narrow(0, 0, 1).unwrap().transpose(1, 2).unwrap();

@@ -79,7 +79,8 @@ fn of_logits_on_device(
     // Columns that do not count.
     let behind = Tensor::new(f32::NAN, logits.device()).unwrap();
     let behind = behind.broadcast_as((cells, 3)).unwrap();
-    let logits = &Tensor::cat(&[logits, &behind], 1).unwrap();
+    // Joined along an axis behind the first one they may be a view of what is transposed.
+    let logits = &Tensor::cat(&[logits, &behind], 1).unwrap().contiguous().unwrap();
     lattices.set_terms(0, logits, bias).unwrap();
     let aligned = lattices
         .align(&tdt::Rules {
