@@ -17,7 +17,8 @@ use crate::parameters::{Gradients, Parameters};
 /// How many cells are computed at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
-    /// Cells whose logits exist at once. With 8198 outputs they take 403 MB, and their gradients half of that in bf16.
+    /// Cells whose logits exist at once. With 8198 outputs, in rows of 8256, they take 406 MB, and their gradients half of that in
+    /// bf16.
     pub chunk: usize,
     /// Chunks whose hidden values exist at once: 79 MB in bf16 with a width of 640, and twice that for their gradients.
     pub chunks_of_hidden: usize,

@@ -183,6 +183,9 @@ fn products_of_a_layer_take_their_factors_as_they_are() {
             .collect::<Vec<_>>()
     };
     assert_eq!(launches(&first), launches(&second));
+    // The gradient of the joint network's last weight is added by a kernel, as rows of zeros are taken off it.
+    let joint = |parts: &BTreeMap<PassPart, Vec<Counts>>| parts[&PassPart::JointAndLoss][0].launches();
+    assert_eq!(joint(&first) + 1, joint(&second));
 }
 
 /// Where cuBLASLt is there, it computes all products of a step, and adds the biases of linear layers. A second micro-batch adds to
@@ -242,18 +245,36 @@ fn products_are_those_of_cublaslt() {
             assert!((a - b).abs() <= 1e-5 * a.abs(), "{stored:?}: {a}, {b}");
         }
         assert!(gradients.len() > 20);
-        for ((name, expected), (of, found)) in gradients.iter().zip(&found) {
-            assert_eq!((name, expected.len()), (of, found.len()));
-            let largest = expected.iter().fold(0f64, |most, value| most.max(value.abs()));
+        // Whatever the parameters are, these gradients are zero: what a bias adds to all frames batch normalisation takes off again,
+        // and what one adds to all keys the softmax. Sums in 32 bits leave their rounding. Factors of keys in bf16 leave more than
+        // that, which is compared.
+        let vanishes = |name: &str| {
+            name.ends_with("depthwise_conv.bias") || stored == DType::F32 && name.ends_with("linear_k.bias")
+        };
+        let norm = |of: &[f64]| of.iter().map(|value| value * value).sum::<f64>().sqrt();
+        let mut vanishing = 0;
+        for ((name, expected), (of, found_values)) in gradients.iter().zip(&found) {
+            assert_eq!((name, expected.len()), (of, found_values.len()));
+            if vanishes(name) {
+                let weight = name.replace(".bias", ".weight");
+                for all in [&gradients, &found] {
+                    let (own, scale) = (norm(&all[name]), norm(&all[&weight]));
+                    assert!(
+                        own <= 1e-4 * scale,
+                        "{stored:?}: {name}: {own}, and {scale} of the weight"
+                    );
+                }
+                vanishing += 1;
+                continue;
+            }
+            let largest = expected.iter().fold(1e-3f64, |most, value| most.max(value.abs()));
             // Factors that are rounded to bf16 may fall to the other side.
             let bound = if stored == DType::F32 { 2e-5 } else { 2e-2 };
-            let far = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
+            let far = expected.iter().zip(found_values).map(|(a, b)| (a - b).abs());
             let far = far.fold(0.0f64, f64::max);
-            eprintln!(
-                "DIAG {stored:?}: {name}: {far:e} of {largest:e} ratio {:e} {}",
-                far / largest,
-                if far <= bound * largest.max(1e-3) { "" } else { "BAD" }
-            );
+            assert!(far <= bound * largest, "{stored:?}: {name}: {far} of {largest}");
         }
+        let layers = config.encoder.n_layers;
+        assert_eq!(vanishing, if stored == DType::F32 { 2 * layers } else { layers });
     }
 }
