@@ -9,7 +9,7 @@ use crate::error::Result;
 
 /// `y[.., c] += bias[c]`, in place.
 pub fn add_bias(y: &Tensor, bias: &Tensor) -> Result<()> {
-    on_gpu!(y, bias::add_bias(y, bias));
+    on_gpu!(y, sums::add_bias(y, bias));
     let width = bias.elem_count();
     dispatch!(y.dtype(), T => {
         let bias = slice::<T>(bias)?;
@@ -28,13 +28,13 @@ pub fn add_bias(y: &Tensor, bias: &Tensor) -> Result<()> {
 
 /// [`column_sum`] as sums that are added up later, with others.
 pub fn column_sums(dy: &Tensor) -> Result<ColumnSums> {
-    on_gpu!(dy, bias::column_sums(dy));
+    on_gpu!(dy, sums::column_sums(dy));
     Ok(ColumnSums::whole(column_sum(dy)?))
 }
 
 /// Sum over all but the last dimension: the gradient of a bias. Shape (C).
 pub fn column_sum(dy: &Tensor) -> Result<Tensor> {
-    on_gpu!(dy, bias::column_sum(dy));
+    on_gpu!(dy, sums::column_sum(dy));
     let dy = dy.contiguous()?;
     let width = dy.dims().last().copied().unwrap_or(1);
     dispatch!(dy.dtype(), T => {

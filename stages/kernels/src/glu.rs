@@ -8,7 +8,7 @@ use crate::lengths::Lengths;
 
 /// `h` (B, T, 2d) -> (B, T, d): first half times sigmoid of the second; frames at or past a sequence's length are 0.
 pub fn glu(h: &Tensor, lengths: &Lengths) -> Result<Tensor> {
-    on_gpu!(h, glu::glu(h, lengths));
+    on_gpu!(h, elementwise::glu(h, lengths));
     let h = h.contiguous()?;
     let (batch, time, double) = h.dims3()?;
     let d = double / 2;
@@ -34,7 +34,7 @@ pub fn glu(h: &Tensor, lengths: &Lengths) -> Result<Tensor> {
 
 /// Gradient of [`glu`] with respect to `h`.
 pub fn glu_backward(h: &Tensor, dy: &Tensor, lengths: &Lengths) -> Result<Tensor> {
-    on_gpu!(h, glu::glu_backward(h, dy, lengths));
+    on_gpu!(h, elementwise::glu_backward(h, dy, lengths));
     let (h, dy) = (h.contiguous()?, dy.contiguous()?);
     let (batch, time, double) = h.dims3()?;
     let d = double / 2;

@@ -44,7 +44,7 @@ mod not_a_number;
 
 pub use chunks::by_chunks;
 pub(crate) use chunks::*;
-pub use cuda::{emulator, greedy, log_mel, relative_attention, tdt};
+pub use cuda::{cublaslt, emulator, greedy, log_mel, relative_attention, tdt};
 pub use error::{Error, Result};
 pub use lengths::Lengths;
 pub use noise::Noise;

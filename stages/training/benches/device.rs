@@ -19,8 +19,8 @@ use std::time::Instant;
 
 use candle_core::cuda::set_gemm_reduced_precision_f32;
 use candle_core::{DType, Device, Tensor};
-use flow_kernels::Noise;
 use flow_kernels::device::{DeviceChoice, forget_peak_memory, peak_memory};
+use flow_kernels::{Noise, cublaslt};
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::pass_parts::{PartObserver, PassPart};
 use flow_model::{Gradients, ModelConfig};
@@ -161,10 +161,20 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
         precision: Precision::Bf16,
         ..TrainSettings::default()
     });
-    // All as it is, and the first of them with products in f32 rounded to TF32.
-    let runs = shapes.iter().map(|&shape| (shape, false));
-    for (shape, tf32) in runs.chain(shapes.first().map(|&shape| (shape, true))) {
+    let cublaslt_is_there = cublaslt::check().is_ok();
+    match cublaslt::check() {
+        Ok(()) => println!("products by cuBLASLt\n"),
+        Err(reason) => println!("products by cuBLAS: {reason}\n"),
+    }
+    // All as it is, and the first of them with products in f32 rounded to TF32, and with products by cuBLAS.
+    let runs = shapes.iter().map(|&shape| (shape, false, true));
+    let others = shapes
+        .iter()
+        .take(1)
+        .flat_map(|&shape| [(shape, true, true), (shape, false, false)]);
+    for (shape, tf32, by_cublaslt) in runs.chain(others) {
         set_gemm_reduced_precision_f32(tf32);
+        cublaslt::set_used(by_cublaslt && cublaslt_is_there);
         let arithmetic = Arithmetic {
             matrices_in_bf16: true,
             tf32,
@@ -197,11 +207,12 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
         }
         let work = parts(&config, &settings, shape, true);
         println!(
-            "| {} x {} s, {} tokens{} | ms | least ms | TFLOP/s |\n| --- | --- | --- | --- |",
+            "| {} x {} s, {} tokens{}{} | ms | least ms | TFLOP/s |\n| --- | --- | --- | --- |",
             shape.utterances,
             shape.seconds,
             shape.tokens,
-            if tf32 { ", TF32" } else { "" }
+            if tf32 { ", TF32" } else { "" },
+            if by_cublaslt { "" } else { ", by cuBLAS" }
         );
         for (name, passes, names) in rows() {
             let seconds = match name {
@@ -242,6 +253,7 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
         );
     }
     set_gemm_reduced_precision_f32(false);
+    cublaslt::set_used(cublaslt_is_there);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Compiles kernels and launches them on a device.
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::cuda_backend::cudarc::cublas::result::gemm_ex;
@@ -11,6 +12,7 @@ use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, com
 use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice};
 use candle_core::{DType, Device, Storage, Tensor};
 
+use super::product::Placed;
 use super::signature::Kernel;
 use super::{Argument, FILES, PRELUDE, THREADS};
 use crate::error::{Error, Result};
@@ -167,37 +169,65 @@ fn pointer(what: &str, tensor: &Tensor, device: &CudaDevice, stream: &Arc<CudaSt
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 
+const PRODUCT: &str = "matrix product";
+
+/// The address of the first value of a tensor, which is on this device, for a library's product.
+pub fn address(tensor: &Tensor, device: &Device) -> Result<u64> {
+    let Device::Cuda(device) = device else {
+        return Err(failed(PRODUCT, "a tensor is not on the device"));
+    };
+    pointer(PRODUCT, tensor, device, &device.cuda_stream())
+}
+
+/// The stream of a device, whose context becomes that of the calling thread.
+pub fn bound_stream(device: &CudaDevice) -> Result<*mut c_void> {
+    let stream = device.cuda_stream();
+    let bound = stream.context().bind_to_thread();
+    bound.map_err(|error| failed(PRODUCT, error))?;
+    Ok(stream.cu_stream().cast())
+}
+
 /// `out = beta out + a b` by cuBLAS, with sums and result in f32: `a` (m, k) and `b` (k, n) of one type, f32, bf16 or f16, row-major
 /// or transposed, `out` (m, n) row-major.
 pub fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, beta: f32) -> Result<()> {
-    const NAME: &str = "matrix product";
     let Device::Cuda(device) = out.device() else {
-        return Err(failed(NAME, "a tensor is not on the device"));
+        return Err(failed(PRODUCT, "a tensor is not on the device"));
     };
-    let stream = device.cuda_stream();
     let ((m, k), (l, n)) = (a.dims2()?, b.dims2()?);
     if k != l || out.dims() != [m, n] || a.dtype() != b.dtype() || !out.is_contiguous() || out.dtype() != DType::F32 {
-        return Err(failed(NAME, "matrices do not fit"));
+        return Err(failed(PRODUCT, "matrices do not fit"));
     }
     let kind = match a.dtype() {
         DType::F32 => blas::cudaDataType::CUDA_R_32F,
         DType::BF16 => blas::cudaDataType::CUDA_R_16BF,
         DType::F16 => blas::cudaDataType::CUDA_R_16F,
-        other => return Err(failed(NAME, other.as_str())),
+        other => return Err(failed(PRODUCT, other.as_str())),
     };
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let size = |value: usize| i32::try_from(value).map_err(|error| failed(NAME, error));
+    let size = |value: usize| i32::try_from(value).map_err(|error| failed(PRODUCT, error));
     let (m, n, k) = (size(m)?, size(n)?, size(k)?);
-    let ((op_a, lda), (op_b, ldb)) = (orientation(a)?, orientation(b)?);
-    let (lda, ldb) = (size(lda.max(1))?, size(ldb.max(1))?);
+    let placed = |matrix: &Tensor| -> Result<_> {
+        let placed =
+            Placed::of(matrix).ok_or_else(|| failed(PRODUCT, "a matrix is neither row-major nor transposed"))?;
+        let operation = match placed.transposed {
+            true => blas::cublasOperation_t::CUBLAS_OP_T,
+            false => blas::cublasOperation_t::CUBLAS_OP_N,
+        };
+        Ok((operation, size(placed.leading)?))
+    };
+    let ((op_a, lda), (op_b, ldb)) = (placed(a)?, placed(b)?);
     let compute = match candle_core::cuda_backend::gemm_reduced_precision_f32() {
         true if a.dtype() == DType::F32 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
         _ => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F,
     };
-    let address = |tensor: &Tensor| pointer(NAME, tensor, device, &stream);
-    let (to, of_a, of_b) = (address(out)?, address(a)?, address(b)?);
+    bound_stream(device)?;
+    let [to, of_a, of_b] = [
+        address(out, out.device())?,
+        address(a, out.device())?,
+        address(b, out.device())?,
+    ];
     let alpha = 1.0f32;
     let handle = device.cublas_handle();
     // SAFETY: the three matrices lie whole within their tensors, which the caller holds, on this device; the handle's stream is
@@ -225,20 +255,7 @@ pub fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, beta: f32) -> Result<()> {
             blas::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
         )
     }
-    .map_err(|error| failed(NAME, error))
-}
-
-/// Whether a matrix is transposed, and the distance of its rows, or columns, in memory.
-fn orientation(matrix: &Tensor) -> Result<(blas::cublasOperation_t, usize)> {
-    let (rows, columns) = matrix.dims2()?;
-    match *matrix.stride() {
-        // The step along an axis of one element says nothing.
-        [step, 1] if step >= columns || rows == 1 => Ok((blas::cublasOperation_t::CUBLAS_OP_N, step.max(columns))),
-        [1, step] if step >= rows || columns == 1 => Ok((blas::cublasOperation_t::CUBLAS_OP_T, step.max(rows))),
-        [step, _] if columns == 1 => Ok((blas::cublasOperation_t::CUBLAS_OP_N, step.max(1))),
-        [_, step] if rows == 1 => Ok((blas::cublasOperation_t::CUBLAS_OP_T, step.max(1))),
-        _ => Err(failed("matrix product", "a matrix is neither row-major nor transposed")),
-    }
+    .map_err(|error| failed(PRODUCT, error))
 }
 
 /// Compiled files, by index and compute capability.

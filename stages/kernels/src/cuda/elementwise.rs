@@ -1,10 +1,11 @@
-//! Element-wise passes.
+//! Element-wise passes, and the gated linear unit.
 
 use candle_core::{DType, Tensor};
 
-use super::Argument::{Float, Long, Read, ReadIf, Write};
+use super::Argument::{Float, Int, Long, Read, ReadIf, Write};
 use super::{Grid, alike, fresh, fresh_in, in_either, launch, mask_arguments};
 use crate::error::Result;
+use crate::lengths::Lengths;
 use crate::noise::DropMask;
 
 pub fn add_in_place(sum: &Tensor, x: &Tensor) -> Result<()> {
@@ -58,5 +59,35 @@ pub fn silu_backward(dtype: DType, h: &Tensor, dy: &Tensor, mask: Option<DropMas
     let ([wide, narrow], [keep, key, threshold]) = (in_either(&out), mask_arguments(mask, 1.0));
     let arguments = [Read(&h), Read(&dy), wide, narrow, keep, key, threshold, Long(n as u64)];
     launch("silu_backward", Grid::elements(n), &arguments)?;
+    Ok(out)
+}
+
+pub fn glu(h: &Tensor, lengths: &Lengths) -> Result<Tensor> {
+    let h = h.contiguous()?;
+    let (batch, time, double) = h.dims3()?;
+    let d = double / 2;
+    let (n, out) = (batch * time * d, fresh((batch, time, d), &h)?);
+    let lengths = lengths.on_device(batch, h.device())?;
+    let tensors = [Read(&h), Read(&lengths), Write(&out)];
+    launch(
+        "glu",
+        Grid::elements(n),
+        &[&tensors[..], &[Long(n as u64), Int(time), Int(d)]].concat(),
+    )?;
+    Ok(out)
+}
+
+pub fn glu_backward(h: &Tensor, dy: &Tensor, lengths: &Lengths) -> Result<Tensor> {
+    let (h, dy) = (h.contiguous()?, dy.contiguous()?);
+    let (batch, time, double) = h.dims3()?;
+    let d = double / 2;
+    let (n, out) = (batch * time * d, fresh((batch, time, 2 * d), &h)?);
+    let lengths = lengths.on_device(batch, h.device())?;
+    let tensors = [Read(&h), Read(&dy), Read(&lengths), Write(&out)];
+    launch(
+        "glu_backward",
+        Grid::elements(n),
+        &[&tensors[..], &[Long(n as u64), Int(time), Int(d)]].concat(),
+    )?;
     Ok(out)
 }

@@ -12,7 +12,9 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
 use half::bf16;
 
@@ -66,45 +68,75 @@ struct Launch {
 
 type Emulated = unsafe extern "C" fn(*const Launch, *mut *mut c_void) -> *const c_char;
 
-/// The compiled kernels; stays loaded as long as the process.
-struct Library(*mut c_void);
+/// A compiled library; stays loaded as long as the process.
+pub(super) struct Library {
+    handle: *mut c_void,
+    /// By which the loader knows it.
+    name: CString,
+}
 
 // SAFETY: the handle is only looked up in, which `dlsym` allows from any thread.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
+impl Library {
+    pub(super) fn name(&self) -> &CStr {
+        &self.name
+    }
+
+    /// The address of a function, which is there.
+    pub(super) fn function(&self, name: &CStr) -> *mut c_void {
+        // SAFETY: the handle is of a loaded library.
+        let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        assert!(!found.is_null(), "{} is not in the library", name.to_string_lossy());
+        found
+    }
+}
+
+/// Compiles C++ code by the system's compiler and loads it.
+pub(super) fn compiled(name: &str, text: &str) -> Library {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, library) = (
+        folder.path().join(format!("{name}.cpp")),
+        folder.path().join(format!("{name}.so")),
+    );
+    std::fs::write(&source, text).unwrap();
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let output = Command::new(&compiler)
+        // The fortified longjmp refuses jumps between fibers.
+        .args([
+            "-std=c++17",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-ffp-contract=off",
+            "-U_FORTIFY_SOURCE",
+        ])
+        .args(["-Wall", "-Werror", "-Wno-unused-function"])
+        .arg("-o")
+        .args([&library, &source])
+        .output()
+        .unwrap_or_else(|error| panic!("the code for CUDA is tested with a C++ compiler: {compiler}: {error}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let name = CString::new(library.to_str().unwrap()).unwrap();
+    // SAFETY: the library has no initialisers of its own.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    assert!(
+        !handle.is_null(),
+        "{name} of C++ code cannot be loaded",
+        name = name.to_string_lossy()
+    );
+    Library { handle, name }
+}
+
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let (source, library) = (folder.path().join("kernels.cpp"), folder.path().join("kernels.so"));
         let mut text = format!("{}\n{PRELUDE}\n", include_str!("emulator.h"));
         FILES.iter().for_each(|(_, source)| text.push_str(source));
         text.push_str(include_str!("faults.cu"));
-        std::fs::write(&source, text).unwrap();
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-        let output = Command::new(&compiler)
-            // The fortified longjmp refuses jumps between fibers.
-            .args([
-                "-std=c++17",
-                "-O2",
-                "-shared",
-                "-fPIC",
-                "-ffp-contract=off",
-                "-U_FORTIFY_SOURCE",
-            ])
-            .args(["-Wall", "-Werror", "-Wno-unused-function"])
-            .arg("-o")
-            .args([&library, &source])
-            .output()
-            .unwrap_or_else(|error| panic!("the CUDA kernels are tested with a C++ compiler: {compiler}: {error}"));
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let path = CString::new(library.to_str().unwrap()).unwrap();
-        // SAFETY: the library has no initialisers of its own.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        assert!(!handle.is_null(), "the compiled kernels cannot be loaded");
-        Library(handle)
+        compiled("kernels", &text)
     })
 }
 
@@ -118,11 +150,8 @@ pub(super) fn launch(kernel: &Kernel, mut blocks: [u32; 2], arguments: &[Argumen
         blocks[0] = blocks[0].min(BLOCKS_AT_ONCE);
     }
     let name = CString::new(format!("emulate_{}", kernel.name)).unwrap();
-    // SAFETY: the handle is of a loaded library.
-    let found = unsafe { libc::dlsym(library().0, name.as_ptr()) };
-    assert!(!found.is_null(), "kernel {} is not in the library", kernel.name);
     // SAFETY: emulator.h defines every symbol of this name with this signature.
-    let emulated: Emulated = unsafe { std::mem::transmute(found) };
+    let emulated: Emulated = unsafe { std::mem::transmute(library().function(&name)) };
     let rising = run(kernel, emulated, blocks, arguments, false)?;
     let falling = run(kernel, emulated, blocks, arguments, true)?;
     if rising != falling {
@@ -288,6 +317,34 @@ fn bytes_of(tensor: &Tensor) -> Result<Vec<u8>> {
             .collect(),
         other => return Err(Error::Input(format!("the emulator has no {}", other.as_str()))),
     })
+}
+
+/// The address of a tensor's first value, also to write there. It is used while nothing else uses the tensor.
+pub(super) fn address(tensor: &Tensor) -> Result<u64> {
+    let locate = Locate(AtomicU64::new(0));
+    tensor.inplace_op1(&locate)?;
+    Ok(locate.0.into_inner())
+}
+
+struct Locate(AtomicU64);
+
+impl InplaceOp1 for Locate {
+    fn name(&self) -> &'static str {
+        "locate"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let (start, width) = (layout.start_offset(), storage.dtype().size_in_bytes());
+        let begin = match storage {
+            CpuStorage::F32(values) => values.as_mut_ptr() as u64,
+            CpuStorage::BF16(values) => values.as_mut_ptr() as u64,
+            CpuStorage::F16(values) => values.as_mut_ptr() as u64,
+            CpuStorage::U8(values) => values.as_mut_ptr() as u64,
+            _ => candle_core::bail!("the emulator has no products of this type"),
+        };
+        self.0.store(begin + (start * width) as u64, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 struct Overwrite(Vec<u8>);

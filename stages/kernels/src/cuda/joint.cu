@@ -76,13 +76,13 @@ DEVICE double log_sum_exp(const float* logits, const float* bias, int count, flo
     return (double)top + log((double)block_sum(sum, scratch));
 }
 
-// One block for each cell. `terms` gets three numbers: normaliser, log probability of blank and of the label; behind
-// them the log probabilities of the durations.
+// One block for each cell, whose logits are the first of a row of `stride` numbers. `terms` gets three numbers: normaliser, log
+// probability of blank and of the label; behind them the log probabilities of the durations.
 KERNEL(cell_terms, (const float* logits, const float* bias, const u32* cells, double* terms, int tokens,
-                    int durations)) {
+                    int durations, int stride)) {
     SHARED(float, scratch, THREADS + 16);
     u64 cell = blockIdx.x;
-    logits += cell * (tokens + durations);
+    logits += cell * stride;
     terms += cell * (3 + durations);
     u32 label = cells[4 * cell + 2];
     double normaliser = log_sum_exp(logits, bias, tokens, scratch);

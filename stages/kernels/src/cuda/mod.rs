@@ -10,7 +10,7 @@
 pub mod adamw;
 pub mod attention;
 pub mod batch_norm;
-pub mod bias;
+pub mod cublaslt;
 pub mod depthwise;
 #[cfg(feature = "cuda")]
 mod device;
@@ -19,7 +19,6 @@ pub mod emulator;
 #[cfg(test)]
 mod fused_tests;
 pub mod gated_convolution;
-pub mod glu;
 pub mod greedy;
 pub mod joint;
 pub mod layer_norm;
@@ -51,14 +50,13 @@ pub(crate) const THREADS: usize = 256;
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// The kernel files, by name.
-const FILES: [(&str, &str); 16] = [
+const FILES: [(&str, &str); 15] = [
     ("adamw", include_str!("adamw.cu")),
     ("attention", include_str!("attention.cu")),
     ("batch_norm", include_str!("batch_norm.cu")),
     ("depthwise", include_str!("depthwise.cu")),
     ("elementwise", include_str!("elementwise.cu")),
     ("gated_convolution", include_str!("gated_convolution.cu")),
-    ("glu", include_str!("glu.cu")),
     ("greedy", include_str!("greedy.cu")),
     ("joint", include_str!("joint.cu")),
     ("layer_norm", include_str!("layer_norm.cu")),

@@ -20,23 +20,74 @@ DEVICE float first_input(const float* x, u64 b, int t, int f, int k, int time, i
     return ti < 0 || fi < 0 ? 0.0f : x[(b * bands + fi) * time + ti];
 }
 
+// Bands that a thread goes over: it reads weights once for them, and each input for all outputs of the same frame.
+#define STRIP 8
+
+// What a thread computes: one channel of a few bands of a frame, (B, T, F, C).
+struct Strip {
+    int channel, first, end, t;
+    u64 b;
+    // Place of the first element.
+    u64 at;
+};
+
+DEVICE Strip strip_of(u32 i, int time, int bands, int channels) {
+    int strips = (bands + STRIP - 1) / STRIP;
+    u32 place = i / (u32)channels, frame = place / (u32)strips;
+    Strip strip;
+    strip.channel = i - place * channels;
+    strip.first = (place - frame * strips) * STRIP;
+    strip.end = strip.first + STRIP < bands ? strip.first + STRIP : bands;
+    strip.b = frame / (u32)time;
+    strip.t = frame - (u32)strip.b * time;
+    strip.at = ((u64)frame * bands + strip.first) * channels + strip.channel;
+    return strip;
+}
+
 KERNEL(subsample_first, (const float* x, const float* weight, const float* bias, const u32* input_lengths,
-                         const u32* lengths, float* out, u64 n, int time, int bands, int channels)) {
+                         const u32* lengths, float* out, int n, int time, int bands, int channels)) {
     u64 i = element();
-    if (i >= n) return;
-    int time_out = (time + 1) / 2, bands_out = (bands + 1) / 2;
-    int channel = i % channels;
-    u64 place = i / channels;
-    int f = place % bands_out, t = place / bands_out % time_out;
-    u64 b = place / bands_out / time_out;
-    if ((u32)t >= lengths[b]) {
-        out[i] = 0.0f;
+    if (i >= (u64)n) return;
+    Strip strip = strip_of((u32)i, (time + 1) / 2, (bands + 1) / 2, channels);
+    u64 at = strip.at;
+    if ((u32)strip.t >= lengths[strip.b]) {
+        for (int f = strip.first; f < strip.end; f++, at += channels) out[at] = 0.0f;
         return;
     }
-    float sum = bias[channel];
-    for (int k = 0; k < 9; k++)
-        sum = fmaf(weight[channel * 9 + k], first_input(x, b, t, f, k, time, bands, input_lengths[b]), sum);
-    out[i] = relu(sum);
+    float weights[9], inputs[9], offset = bias[strip.channel];
+    int valid = input_lengths[strip.b];
+    for (int k = 0; k < 9; k++) weights[k] = weight[strip.channel * 9 + k];
+    for (int k = 2; k < 9; k += 3) inputs[k] = first_input(x, strip.b, strip.t, strip.first, k - 2, time, bands, valid);
+    for (int f = strip.first; f < strip.end; f++, at += channels) {
+        // What was the highest band is the lowest one.
+        for (int k = 0; k < 9; k += 3) inputs[k] = inputs[k + 2];
+        for (int k = 1; k < 9; k++)
+            if (k % 3 != 0) inputs[k] = first_input(x, strip.b, strip.t, f, k, time, bands, valid);
+        float sum = offset;
+        for (int k = 0; k < 9; k++) sum = fmaf(weights[k], inputs[k], sum);
+        out[at] = relu(sum);
+    }
+}
+
+// Sums over rows of taps + 1 values for each channel, as `partial_sums` has them of columns (10, C): block (x, y) has 32 channels
+// and chunk y. `add(row, channel, sums)` adds the values of a row to a thread's ten sums.
+template <class Add>
+DEVICE void tap_sums(int rows, int channels, int chunk, float* partial, float* scratch, Add add) {
+    int channel = blockIdx.x * 32 + threadIdx.x % 32, lane = threadIdx.x / 32;
+    int first = blockIdx.y * chunk, end = first + chunk < rows ? first + chunk : rows;
+    float sums[10] = {};
+    if (channel < channels)
+        for (int row = first + lane; row < end; row += THREADS / 32) add(row, channel, sums);
+    for (int k = 0; k < 10; k++) {
+        scratch[threadIdx.x] = sums[k];
+        BARRIER();
+        if (lane == 0 && channel < channels) {
+            float total = scratch[threadIdx.x];
+            for (int other = 1; other < THREADS / 32; other++) total += scratch[other * 32 + threadIdx.x];
+            partial[((u64)blockIdx.y * 10 + k) * channels + channel] = total;
+        }
+        BARRIER();
+    }
 }
 
 // Columns (10, C): the nine taps, and the bias. Rows are the places (B, T', F') of the output.
@@ -44,56 +95,87 @@ KERNEL(subsample_first_weights, (const float* x, const float* dz, const u32* inp
                                  int time, int bands, int channels, int chunk)) {
     SHARED(float, scratch, THREADS);
     int time_out = (time + 1) / 2, bands_out = (bands + 1) / 2;
-    partial_sums(rows, 10 * channels, chunk, partial, scratch, [=](int row, int column) {
-        int k = column / channels;
+    tap_sums(rows, channels, chunk, partial, scratch, [=](int row, int channel, float* sums) {
         int f = row % bands_out, t = row / bands_out % time_out, b = row / bands_out / time_out;
-        if ((u32)t >= (input_lengths[b] + 1) / 2) return 0.0f;
-        float d = dz[(u64)row * channels + column % channels];
-        if (k == 9) return d;
-        return d * first_input(x, b, t, f, k, time, bands, input_lengths[b]);
+        int valid = input_lengths[b];
+        if ((u32)t >= ((u32)valid + 1) / 2) return;
+        float d = dz[(u64)row * channels + channel];
+        for (int k = 0; k < 9; k++) sums[k] += d * first_input(x, b, t, f, k, time, bands, valid);
+        sums[9] += d;
     });
 }
 
 // x (B, T, F, C), weight (C, 1, 3, 3).
 KERNEL(subsample_depthwise, (const float* x, const float* weight, const float* bias, const u32* lengths, float* out,
-                             u64 n, int time, int bands, int channels)) {
+                             int n, int time, int bands, int channels)) {
     u64 i = element();
-    if (i >= n) return;
-    int time_out = (time + 1) / 2, bands_out = (bands + 1) / 2;
-    int channel = i % channels;
-    u64 place = i / channels;
-    int f = place % bands_out, t = place / bands_out % time_out;
-    u64 b = place / bands_out / time_out;
-    if ((u32)t >= lengths[b]) {
-        out[i] = 0.0f;
+    if (i >= (u64)n) return;
+    Strip strip = strip_of((u32)i, (time + 1) / 2, (bands + 1) / 2, channels);
+    u64 at = strip.at;
+    if ((u32)strip.t >= lengths[strip.b]) {
+        for (int f = strip.first; f < strip.end; f++, at += channels) out[at] = 0.0f;
         return;
     }
-    float sum = bias[channel];
-    for (int k = 0; k < 9; k++) {
-        int ti = input_index(t, k / 3, time), fi = input_index(f, k % 3, bands);
-        if (ti < 0 || fi < 0) continue;
-        sum = fmaf(weight[channel * 9 + k], x[((b * time + ti) * bands + fi) * channels + channel], sum);
+    float weights[9], inputs[9], offset = bias[strip.channel];
+    // Of the frames of the three taps in time, the first band.
+    const float* frames[3];
+    for (int k = 0; k < 9; k++) weights[k] = weight[strip.channel * 9 + k];
+    for (int kt = 0; kt < 3; kt++) {
+        int ti = input_index(strip.t, kt, time);
+        frames[kt] = ti < 0 ? nullptr : x + (strip.b * time + ti) * bands * channels + strip.channel;
+        inputs[3 * kt + 2] = frames[kt] && strip.first > 0 ? frames[kt][(u64)(2 * strip.first - 1) * channels] : 0.0f;
     }
-    out[i] = sum;
+    for (int f = strip.first; f < strip.end; f++, at += channels) {
+        float sum = offset;
+        for (int kt = 0; kt < 3; kt++) {
+            if (!frames[kt]) continue;
+            float* taps = inputs + 3 * kt;
+            bool last = 2 * f + 1 < bands;
+            taps[0] = taps[2];
+            taps[1] = frames[kt][(u64)(2 * f) * channels];
+            taps[2] = last ? frames[kt][(u64)(2 * f + 1) * channels] : 0.0f;
+            if (f > 0) sum = fmaf(weights[3 * kt], taps[0], sum);
+            sum = fmaf(weights[3 * kt + 1], taps[1], sum);
+            if (last) sum = fmaf(weights[3 * kt + 2], taps[2], sum);
+        }
+        out[at] = sum;
+    }
 }
 
-// Gradient with respect to the input before its ReLU, whose result is x.
-KERNEL(subsample_depthwise_dx, (const float* x, const float* weight, const float* dy, float* out, u64 n, int time,
+// Gradient with respect to the input before its ReLU, whose result is x. An even band is reached by the middle tap of one output, an
+// odd one by the others of two.
+KERNEL(subsample_depthwise_dx, (const float* x, const float* weight, const float* dy, float* out, int n, int time,
                                 int bands, int channels)) {
     u64 i = element();
-    if (i >= n) return;
+    if (i >= (u64)n) return;
     int time_out = (time + 1) / 2, bands_out = (bands + 1) / 2;
-    int channel = i % channels;
-    u64 place = i / channels;
-    int f = place % bands, t = place / bands % time;
-    u64 b = place / bands / time;
-    float sum = 0;
-    for (int k = 0; k < 9; k++) {
-        int to = output_index(t, k / 3, time_out), fo = output_index(f, k % 3, bands_out);
-        if (to < 0 || fo < 0) continue;
-        sum = fmaf(weight[channel * 9 + k], dy[((b * time_out + to) * bands_out + fo) * channels + channel], sum);
+    Strip strip = strip_of((u32)i, time, bands, channels);
+    u64 at = strip.at;
+    float weights[9], below[3], above[3];
+    const float* frames[3];
+    for (int k = 0; k < 9; k++) weights[k] = weight[strip.channel * 9 + k];
+    for (int kt = 0; kt < 3; kt++) {
+        int to = output_index(strip.t, kt, time_out);
+        frames[kt] = to < 0 ? nullptr : dy + (strip.b * time_out + to) * bands_out * channels + strip.channel;
+        above[kt] = frames[kt] ? frames[kt][(u64)(strip.first / 2) * channels] : 0.0f;
     }
-    out[i] = x[i] > 0.0f ? sum : 0.0f;
+    // It begins with an even band.
+    for (int f = strip.first; f < strip.end; f += 2) {
+        bool more = f / 2 + 1 < bands_out;
+        float even = 0.0f, odd = 0.0f;
+        for (int kt = 0; kt < 3; kt++) {
+            if (!frames[kt]) continue;
+            below[kt] = above[kt];
+            above[kt] = more ? frames[kt][(u64)(f / 2 + 1) * channels] : 0.0f;
+            even = fmaf(weights[3 * kt + 1], below[kt], even);
+            if (more) odd = fmaf(weights[3 * kt], above[kt], odd);
+            odd = fmaf(weights[3 * kt + 2], below[kt], odd);
+        }
+        out[at] = x[at] > 0.0f ? even : 0.0f;
+        at += channels;
+        if (f + 1 < strip.end) out[at] = x[at] > 0.0f ? odd : 0.0f;
+        at += channels;
+    }
 }
 
 // Columns (10, C), rows as above.
@@ -101,14 +183,14 @@ KERNEL(subsample_depthwise_weights, (const float* x, const float* dy, float* par
                                      int channels, int chunk)) {
     SHARED(float, scratch, THREADS);
     int time_out = (time + 1) / 2, bands_out = (bands + 1) / 2;
-    partial_sums(rows, 10 * channels, chunk, partial, scratch, [=](int row, int column) {
-        int k = column / channels, channel = column % channels;
+    tap_sums(rows, channels, chunk, partial, scratch, [=](int row, int channel, float* sums) {
         float d = dy[(u64)row * channels + channel];
-        if (k == 9) return d;
-        int f = row % bands_out, t = row / bands_out % time_out;
-        u64 b = row / bands_out / time_out;
-        int ti = input_index(t, k / 3, time), fi = input_index(f, k % 3, bands);
-        return ti < 0 || fi < 0 ? 0.0f : d * x[((b * time + ti) * bands + fi) * channels + channel];
+        int f = row % bands_out, t = row / bands_out % time_out, b = row / bands_out / time_out;
+        for (int k = 0; k < 9; k++) {
+            int ti = input_index(t, k / 3, time), fi = input_index(f, k % 3, bands);
+            if (ti >= 0 && fi >= 0) sums[k] += d * x[(((u64)b * time + ti) * bands + fi) * channels + channel];
+        }
+        sums[9] += d;
     });
 }
 

@@ -10,16 +10,29 @@ use crate::error::Result;
 use crate::lengths::Lengths;
 use crate::subsample::halved;
 
+/// Bands that a thread goes over; as in `subsample.cu`.
+const STRIP: usize = 8;
+
+/// Threads for an output (batch, frames, bands, channels).
+fn strips([batch, frames, bands, channels]: [usize; 4]) -> usize {
+    batch * frames * bands.div_ceil(STRIP) * channels
+}
+
+/// The blocks of a kernel that writes sums of nine taps and a bias.
+fn grid_of_taps(partial: &Partial, channels: usize) -> Grid {
+    Grid::of(channels.div_ceil(32), partial.chunks)
+}
+
 pub fn first(x: &Tensor, weight: &Tensor, bias: &Tensor, input_lengths: &Lengths, lengths: &Lengths) -> Result<Tensor> {
     let x = x.contiguous()?;
     let (batch, bands, time) = x.dims3()?;
     let channels = bias.elem_count();
     let out = fresh((batch, halved(time), halved(bands), channels), &x)?;
-    let n = out.elem_count();
+    let n = strips([batch, halved(time), halved(bands), channels]);
     let input_lengths = input_lengths.on_device(batch, x.device())?;
     let lengths = lengths.on_device(batch, x.device())?;
     let tensors = [&x, weight, bias, &input_lengths, &lengths].map(Read);
-    let rest = [Write(&out), Long(n as u64), Int(time), Int(bands), Int(channels)];
+    let rest = [Write(&out), Int(n), Int(time), Int(bands), Int(channels)];
     launch("subsample_first", Grid::elements(n), &[&tensors[..], &rest].concat())?;
     Ok(out)
 }
@@ -35,7 +48,7 @@ pub fn first_backward(x: &Tensor, dz: &Tensor, input_lengths: &Lengths) -> Resul
     let sizes = [rows, time, bands, channels, partial.chunk].map(Int);
     launch(
         "subsample_first_weights",
-        partial.grid(),
+        grid_of_taps(&partial, channels),
         &[&tensors[..], &sizes].concat(),
     )?;
     Ok(ColumnSums::partial_of_taps(partial.sums, 9))
@@ -45,10 +58,10 @@ pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &Lengths) 
     let x = x.contiguous()?;
     let (batch, time, bands, channels) = x.dims4()?;
     let out = fresh((batch, halved(time), halved(bands), channels), &x)?;
-    let n = out.elem_count();
+    let n = strips([batch, halved(time), halved(bands), channels]);
     let lengths = lengths.on_device(batch, x.device())?;
     let tensors = [&x, weight, bias, &lengths].map(Read);
-    let rest = [Write(&out), Long(n as u64), Int(time), Int(bands), Int(channels)];
+    let rest = [Write(&out), Int(n), Int(time), Int(bands), Int(channels)];
     launch(
         "subsample_depthwise",
         Grid::elements(n),
@@ -59,10 +72,10 @@ pub fn depthwise(x: &Tensor, weight: &Tensor, bias: &Tensor, lengths: &Lengths) 
 
 pub fn depthwise_backward(x: &Tensor, weight: &Tensor, dy: &Tensor) -> Result<Tensor> {
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
-    let (_, time, bands, channels) = x.dims4()?;
-    let (n, out) = (x.elem_count(), fresh(x.shape(), &x)?);
-    let tensors = [Read(&x), Read(weight), Read(&dy), Write(&out), Long(n as u64)];
-    let sizes = [time, bands, channels].map(Int);
+    let (batch, time, bands, channels) = x.dims4()?;
+    let (n, out) = (strips([batch, time, bands, channels]), fresh(x.shape(), &x)?);
+    let tensors = [Read(&x), Read(weight), Read(&dy), Write(&out)];
+    let sizes = [n, time, bands, channels].map(Int);
     launch(
         "subsample_depthwise_dx",
         Grid::elements(n),
@@ -80,7 +93,7 @@ pub fn depthwise_backward_weight(x: &Tensor, dy: &Tensor) -> Result<ColumnSums> 
     let sizes = [rows, time, bands, channels, partial.chunk].map(Int);
     launch(
         "subsample_depthwise_weights",
-        partial.grid(),
+        grid_of_taps(&partial, channels),
         &[&tensors[..], &sizes].concat(),
     )?;
     Ok(ColumnSums::partial_of_taps(partial.sums, 9))

@@ -172,11 +172,13 @@ KERNEL(tdt_align, (const double* terms, const u32* advances, const u32* lattices
 #define GRADIENT_ROWS 128
 
 // The gradient of logits, whose rows are those of the cells: block (x, y) has 256 columns of 128 rows. A cell's utterance is its
-// row of the encoder's part divided by `frames`, and has a factor in `factors`. Row y of `sums`, if it is given, gets the sums of
-// the columns in 32 bits, or with `accumulate` has them added.
+// row of the encoder's part divided by `frames`, and has a factor in `factors`. Rows have `stride` numbers, of which those behind
+// the outputs are not read, and get 0. Row y of `sums`, if it is given, gets the sums of the outputs' columns in 32 bits, or with
+// `accumulate` has them added.
 KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* cells, const double* terms,
                             const double* arcs, const double* factors, float* out, bf16* out_bf16, float* sums, int rows,
-                            int tokens, int durations, int frames, int accumulate, double label_factor, float clamp)) {
+                            int tokens, int durations, int stride, int frames, int accumulate, double label_factor,
+                            float clamp)) {
     SHARED(u32, places, GRADIENT_ROWS);
     SHARED(u32, labels, GRADIENT_ROWS);
     SHARED(double, wholes, GRADIENT_ROWS);
@@ -206,10 +208,14 @@ KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* c
     }
     BARRIER();
     int width = tokens + durations, j = blockIdx.x * THREADS + thread;
-    if (j >= width) return;
+    if (j >= stride) return;
+    if (j >= width) {
+        for (int row = 0; row < count; row++) put(out, out_bf16, (u64)(first + row) * stride + j, 0.0f);
+        return;
+    }
     float offset = bias[j], sum = 0.0f;
     for (int row = 0; row < count; row++) {
-        u64 at = (u64)(first + row) * width + j;
+        u64 at = (u64)(first + row) * stride + j;
         float d;
         if (j < tokens) {
             d = expf(logits[at] + offset - normalisers[row]) * occupancies[row];

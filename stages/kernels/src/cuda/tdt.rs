@@ -208,19 +208,20 @@ impl Lattices {
         &self.terms
     }
 
-    /// How many of so many outputs are tokens.
-    fn tokens(&self, outputs: usize, bias: &Tensor) -> Result<usize> {
+    /// How many of the outputs, each of which has a bias, are tokens; they are the first of so many columns.
+    fn tokens(&self, columns: usize, bias: &Tensor) -> Result<usize> {
+        let outputs = bias.elem_count();
         let tokens = outputs.checked_sub(self.tables.durations).filter(|tokens| *tokens > 0);
-        tokens.filter(|_| bias.elem_count() == outputs).ok_or_else(|| {
+        tokens.filter(|_| outputs <= columns).ok_or_else(|| {
             Error::Input(format!(
-                "{outputs} outputs with {} durations, and a bias of {}",
+                "{columns} columns of outputs with {} durations, and a bias of {outputs}",
                 self.tables.durations,
-                bias.elem_count()
             ))
         })
     }
 
-    /// Log probabilities of the cells from `first` on, of their logits (cells, tokens + durations) without bias.
+    /// Log probabilities of the cells from `first` on, of their logits (cells, tokens + durations) without bias. Columns behind
+    /// these do not count.
     ///
     /// # Errors
     /// Where there are no such cells, or shapes do not fit.
@@ -233,7 +234,7 @@ impl Lattices {
         launch(
             "cell_terms",
             Grid::rows(rows),
-            &[&tensors[..], &[Int(tokens), Int(self.tables.durations)]].concat(),
+            &[&tensors[..], &[tokens, self.tables.durations, width].map(Int)].concat(),
         )
     }
 
@@ -285,7 +286,8 @@ impl Lattices {
         self.tables.list(aligned.active, active)
     }
 
-    /// The gradient of the logits of some of the cells, whose rows are theirs. `sums` gets what it adds to the bias's.
+    /// The gradient of the logits of some of the cells, whose rows are theirs. It has as many columns: those behind the outputs'
+    /// are 0. `sums` gets what it adds to the bias's.
     ///
     /// # Errors
     /// Where shapes do not fit.
@@ -301,7 +303,7 @@ impl Lattices {
         let tokens = self.tokens(width, bias)?;
         let LogitGradient { dtype, factors, clamp } = *options;
         let blocks = rows.div_ceil(GRADIENT_ROWS);
-        let fits = |sums: &BiasSums| matches!(sums.partial.dims(), [most, outputs] if *outputs == width && (*most == blocks || sums.begun && *most > blocks));
+        let fits = |sums: &BiasSums| matches!(sums.partial.dims(), [most, outputs] if *outputs == bias.elem_count() && (*most == blocks || sums.begun && *most > blocks));
         let wrong = sums.as_deref().is_some_and(|sums| !fits(sums));
         if rows != cells.len() || factors.elem_count() != self.tables.utterances || wrong {
             return Err(Error::Input(format!(
@@ -317,6 +319,7 @@ impl Lattices {
             rows,
             tokens,
             self.tables.durations,
+            width,
             self.tables.padded.0,
             usize::from(begun),
         ]

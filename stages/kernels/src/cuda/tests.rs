@@ -300,7 +300,7 @@ fn gates_and_convolutions() {
 #[test]
 fn subsampling() {
     let mut noise = Noise::new(4);
-    for (time, bands, channels) in [(1, 1, 1), (5, 4, 3), (8, 7, 40), (130, 5, 2)] {
+    for (time, bands, channels) in [(1, 1, 1), (5, 4, 3), (8, 7, 40), (130, 5, 2), (9, 70, 33)] {
         let x = random(&[2, bands, time], &mut noise);
         let (kernel, offset) = (
             random(&[channels, 1, 3, 3], &mut noise),

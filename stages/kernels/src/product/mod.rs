@@ -21,6 +21,7 @@ use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use super::{cuda, is_gpu};
+use crate::bias::add_bias;
 use crate::counts::{converted, multiplied};
 use crate::error::{Error, Result};
 
@@ -41,11 +42,32 @@ pub fn is_row_invariant() -> bool {
 /// (.., k, n).
 pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     count(a, b);
+    if is_gpu(a.device())
+        && a.dtype() == DType::F32
+        && let Some(out) = cuda::product::by_cublaslt(a, b, None)?
+    {
+        return Ok(out);
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(out) = own::product(a, b)? {
         return Ok(out);
     }
     Ok(a.matmul(b)?)
+}
+
+/// `a b` as [`product_in`] has it, for matrices (m, k) and (k, n), with `bias` (n) added to each row; on a device by the product
+/// itself where cuBLASLt computes it.
+///
+/// # Errors
+/// Where shapes do not fit, or the device fails.
+pub fn product_with_bias_in(dtype: DType, a: &Tensor, b: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    if !is_gpu(a.device()) || bias.dtype() != DType::F32 {
+        let out = product_in(dtype, a, b)?;
+        add_bias(&out, bias)?;
+        return Ok(out);
+    }
+    count(a, b);
+    cuda::product::product_with_bias(&factor_in(dtype, a)?, &factor_in(dtype, b)?, Some(bias))
 }
 
 /// `a b` with both factors rounded to `dtype` and sums and result in f32, on a device; elsewhere [`product`]. On a device `a`

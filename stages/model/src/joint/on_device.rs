@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use flow_kernels::column_sums::ColumnSums;
 use flow_kernels::product::{StackedProducts, add_product_in, product_in};
 use flow_kernels::tdt::{Aligned, BiasSums, Extents, Lattices, LogitGradient, Rules, doubles};
@@ -17,7 +17,8 @@ use crate::parameters::{Gradients, Parameters};
 /// How many cells are computed at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
-    /// Cells whose logits exist at once. With 8198 outputs they take 403 MB, and their gradients half of that in bf16.
+    /// Cells whose logits exist at once. With 8198 outputs, in rows of 8256, they take 406 MB, and their gradients half of that in
+    /// bf16.
     pub chunk: usize,
     /// Chunks whose hidden values exist at once: 79 MB in bf16 with a width of 640, and twice that for their gradients.
     pub chunks_of_hidden: usize,
@@ -32,11 +33,15 @@ impl Default for Sizes {
     }
 }
 
+/// Columns of logits are a multiple of this. Tensor cores are fed from rows that begin at multiples of 16 bytes, and rows of 8198
+/// numbers in bf16 begin at multiples of 4.
+const COLUMNS: usize = 64;
+
 /// What the backward pass needs of the cells.
 pub(super) struct DeviceCells {
     lattices: Lattices,
     aligned: Aligned,
-    /// The last layer's weight, as products of training take it.
+    /// The last layer's weight, as products of training take it: with rows of zeros behind the outputs'.
     weight: Tensor,
 }
 
@@ -70,6 +75,8 @@ impl Joint {
         };
         let lattices = Lattices::new(&extents, rows.f.device())?;
         let weight = parameters.get(self.weight).to_dtype(self.factors)?;
+        let outputs = weight.dim(0)?;
+        let weight = weight.pad_with_zeros(0, 0, outputs.next_multiple_of(COLUMNS) - outputs)?;
         let (biases, bias) = (self.projection_biases(parameters), parameters.get(self.bias));
         let Sizes {
             chunk,
@@ -122,11 +129,9 @@ impl Joint {
             chunk,
             chunks_of_hidden,
         } = self.sizes_on_device;
+        let outputs = self.tokens + self.durations;
         let mut bias_sums = match gradients.wants(self.bias) {
-            true => {
-                let outputs = self.tokens + self.durations;
-                Some(BiasSums::new(active.len().min(chunk), outputs, rows.f.device())?)
-            }
+            true => Some(BiasSums::new(active.len().min(chunk), outputs, rows.f.device())?),
             false => None,
         };
         let options = LogitGradient {
@@ -135,6 +140,8 @@ impl Joint {
             clamp: settings.clamp,
         };
         let (biases, bias) = (self.projection_biases(parameters), parameters.get(self.bias));
+        // Of the weight with its rows of zeros.
+        let mut d_weight: Option<Tensor> = None;
         for group in parts(0..active.len(), chunk * chunks_of_hidden) {
             let cells = active.part(group)?;
             let hidden = cells.hidden(self.factors, (&rows.f, &rows.g), biases, rows.mask)?;
@@ -146,22 +153,19 @@ impl Joint {
                 let d_logits =
                     lattices.logit_gradient(aligned, (&logits, bias), &cells, &options, bias_sums.as_mut())?;
                 drop(logits);
-                self.add_weight_gradient(&d_logits, &hidden, gradients)?;
+                if gradients.wants(self.weight) {
+                    match &d_weight {
+                        Some(sum) => add_product_in(self.factors, sum, &d_logits.t()?, &hidden)?,
+                        None => d_weight = Some(product_in(self.factors, &d_logits.t()?, &hidden)?),
+                    }
+                }
                 d_hidden.push(self.factors, &d_logits, weight)?;
             }
             cells.add_hidden_gradient(&d_hidden.rows()?, &hidden, rows.keep_factor(), sums)?;
         }
+        if let Some(sum) = d_weight {
+            gradients.add(self.weight, sum.narrow(0, 0, outputs)?)?;
+        }
         Ok(bias_sums.map(BiasSums::sums))
-    }
-
-    fn add_weight_gradient(&self, d_logits: &Tensor, hidden: &Tensor, gradients: &mut Gradients) -> Result<()> {
-        if !gradients.wants(self.weight) {
-            return Ok(());
-        }
-        let factor: DType = self.factors;
-        match gradients.get(self.weight) {
-            Some(sum) => Ok(add_product_in(factor, sum, &d_logits.t()?, hidden)?),
-            None => gradients.add(self.weight, product_in(factor, &d_logits.t()?, hidden)?),
-        }
     }
 }

@@ -76,6 +76,11 @@ fn of_logits_on_device(
     };
     let lattices = tdt::Lattices::new(&extents, logits.device()).unwrap();
     let (cells, outputs) = logits.dims2().unwrap();
+    // Columns that do not count.
+    let behind = Tensor::new(f32::NAN, logits.device()).unwrap();
+    let behind = behind.broadcast_as((cells, 3)).unwrap();
+    // Joined along an axis behind the first one they may be a view of what is transposed.
+    let logits = &Tensor::cat(&[logits, &behind], 1).unwrap().contiguous().unwrap();
     lattices.set_terms(0, logits, bias).unwrap();
     let aligned = lattices
         .align(&tdt::Rules {
@@ -93,7 +98,10 @@ fn of_logits_on_device(
     };
     let gradient = |logits: &Tensor, cells: &tdt::CellList, dtype: DType, sums: Option<&mut tdt::BiasSums>| {
         let found = lattices.logit_gradient(&aligned, (logits, bias), cells, &options(dtype), sums);
-        found.unwrap()
+        let found = found.unwrap();
+        let behind = found.narrow(1, outputs, 3).unwrap();
+        assert!(values(&behind).iter().all(|value| *value == 0.0));
+        found.narrow(1, 0, outputs).unwrap()
     };
     let whole = gradient(logits, lattices.cells(), DType::F32, None);
     let narrow = gradient(logits, lattices.cells(), DType::BF16, None);

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use flow_kernels::bias::{add_bias, column_sum, column_sums};
 use flow_kernels::is_gpu;
-use flow_kernels::product::{add_product_in, product_in};
+use flow_kernels::product::{add_product_in, product_in, product_with_bias_in};
 
 use crate::error::Result;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
@@ -83,10 +83,15 @@ impl Linear {
 
     /// (rows, in) -> (rows, out).
     pub fn forward(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
-        let y = self.product(parameters, x)?;
-        if let Some(bias) = self.bias {
-            add_bias(&y, parameters.get(bias))?;
+        let Some(bias) = self.bias.map(|id| parameters.get(id)) else {
+            return self.product(parameters, x);
+        };
+        if parameters.packed(self.weight).is_none() {
+            let weight = self.weight(parameters)?;
+            return Ok(product_with_bias_in(self.stored, x, &weight.t()?, bias)?);
         }
+        let y = self.product(parameters, x)?;
+        add_bias(&y, bias)?;
         Ok(y)
     }
 

@@ -3,8 +3,8 @@
 
 use candle_core::Tensor;
 use flow_kernels::Lengths;
-use flow_kernels::bias::{add_bias, column_sums};
-use flow_kernels::product::product;
+use flow_kernels::bias::column_sums;
+use flow_kernels::product::{product, product_with_bias_in};
 use flow_kernels::subsample::{
     bias_relu, depthwise, depthwise_backward, depthwise_backward_weight, first, first_backward, halved, relu_backward,
 };
@@ -128,8 +128,8 @@ impl Subsampling {
         let (last, filtered1) = self.stage(parameters, 1, &x1, &valid)?;
         let time_out = last.dims4()?.1;
         let rows = last.reshape((batch * time_out, self.bands * self.channels))?;
-        let y = product(&rows, &self.out_weight(parameters)?.t()?)?;
-        add_bias(&y, get(self.out_bias))?;
+        let weight = self.out_weight(parameters)?;
+        let y = product_with_bias_in(rows.dtype(), &rows, &weight.t()?, get(self.out_bias))?;
         let saved = Saved {
             features: features.clone(),
             lengths,

@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use candle_core::{DType, Device};
 use flow_kernels::counts::{Counts, counted, so_far};
+use flow_kernels::cublaslt::stand_in::{self, Counted};
 use flow_kernels::testing::{DeviceUnderTest, values};
 
 use super::{MicroBatch, TdtModel, TrainOptions};
@@ -182,4 +183,98 @@ fn products_of_a_layer_take_their_factors_as_they_are() {
             .collect::<Vec<_>>()
     };
     assert_eq!(launches(&first), launches(&second));
+    // The gradient of the joint network's last weight is added by a kernel, as rows of zeros are taken off it.
+    let joint = |parts: &BTreeMap<PassPart, Vec<Counts>>| parts[&PassPart::JointAndLoss][0].launches();
+    assert_eq!(joint(&first) + 1, joint(&second));
+}
+
+/// Where cuBLASLt is there, it computes all products of a step, and adds the biases of linear layers. A second micro-batch adds to
+/// the gradients of the first.
+#[test]
+fn products_are_those_of_cublaslt() {
+    let device = DeviceUnderTest::get();
+    if !device.is_emulated() {
+        return;
+    }
+    let mut config = golden::model().0;
+    config.encoder.use_bias = true;
+    let batch = MicroBatch {
+        signals: vec![golden::wave("train", 0)[..8_000].to_vec(); 2],
+        tokens: vec![vec![3, 5, 7]; 2],
+    };
+    for stored in [DType::F32, DType::BF16] {
+        let steps = |device: &Device| {
+            let model = TdtModel::new(config.clone(), None, 3, DType::F32, device).unwrap();
+            let mut model = model.stored_as(stored).unwrap();
+            let mut gradients = Gradients::new(&model.parameters);
+            let run = || {
+                [(); 2].map(|()| {
+                    let options = TrainOptions::default();
+                    model.train_micro_batch(&batch, &options, &mut gradients).unwrap().loss
+                })
+            };
+            let (losses, counts) = counted(run);
+            let name = |id| {
+                model
+                    .parameters
+                    .iter()
+                    .find(|(of, _)| *of == id)
+                    .unwrap()
+                    .1
+                    .name
+                    .clone()
+            };
+            let gradients: BTreeMap<_, _> = gradients.iter().map(|(id, of)| (name(id), values(of))).collect();
+            (losses, gradients, counts)
+        };
+        let (losses, gradients, counts) = device.run(steps);
+        let before = stand_in::count(Counted::Products);
+        let (by_library, found, of_library) = stand_in::with(|| device.run(steps));
+        let products = stand_in::count(Counted::Products) - before;
+        assert_eq!(
+            (of_library.products, products),
+            (counts.products, counts.products as u64),
+            "{stored:?}"
+        );
+        // Tensor cores are fed by 16 bytes.
+        assert!(stand_in::count(Counted::Aligned) >= 16);
+        let added = |counts: &Counts| counts.kernels.get("add_bias").copied().unwrap_or(0);
+        assert!(added(&counts) > 20 && added(&of_library) == 0);
+        assert_eq!(of_library.launches(), counts.launches() - added(&counts));
+        for (a, b) in losses.iter().zip(by_library) {
+            assert!((a - b).abs() <= 1e-5 * a.abs(), "{stored:?}: {a}, {b}");
+        }
+        assert!(gradients.len() > 20);
+        // Whatever the parameters are, these gradients are zero: what a bias adds to all frames batch normalisation takes off again,
+        // and what one adds to all keys the softmax. Sums in 32 bits leave their rounding. Factors of keys in bf16 leave more than
+        // that, which is compared.
+        let vanishes = |name: &str| {
+            name.ends_with("depthwise_conv.bias") || stored == DType::F32 && name.ends_with("linear_k.bias")
+        };
+        let norm = |of: &[f64]| of.iter().map(|value| value * value).sum::<f64>().sqrt();
+        let mut vanishing = 0;
+        for ((name, expected), (of, found_values)) in gradients.iter().zip(&found) {
+            assert_eq!((name, expected.len()), (of, found_values.len()));
+            if vanishes(name) {
+                let weight = name.replace(".bias", ".weight");
+                for all in [&gradients, &found] {
+                    let (own, scale) = (norm(&all[name]), norm(&all[&weight]));
+                    assert!(
+                        own <= 1e-4 * scale,
+                        "{stored:?}: {name}: {own}, and {scale} of the weight"
+                    );
+                }
+                vanishing += 1;
+                continue;
+            }
+            let largest = expected.iter().fold(1e-3f64, |most, value| most.max(value.abs()));
+            // Factors that are rounded to bf16 may fall to the other side.
+            let bound = if stored == DType::F32 { 2e-5 } else { 2e-2 };
+            let far = expected.iter().zip(found_values).map(|(a, b)| (a - b).abs());
+            let far = far.fold(0.0f64, f64::max);
+            assert!(far <= bound * largest, "{stored:?}: {name}: {far} of {largest}");
+        }
+        let layers = config.encoder.n_layers;
+        assert_eq!(vanishing, if stored == DType::F32 { 2 * layers } else { layers });
+    }
 }

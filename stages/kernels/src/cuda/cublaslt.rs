@@ -1,0 +1,920 @@
+//! cuBLASLt: products of factors in f32 or bf16 whose sums and results are in f32, also of stacks of matrices, which add to
+//! what is there, or a bias to each row. What computes a product of given shapes is chosen once for each device.
+//!
+//! Its functions are looked up in its shared library when they are first needed. Where the library is missing, has nothing for a
+//! product, or the environment variable `FLOW_CUBLASLT` is `off`, products are cuBLAS's. Names, numbers and layouts are those of
+//! `cublasLt.h`. In tests the functions are those of a stand-in ([`stand_in`]).
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+
+use candle_core::{DType, Device, Tensor};
+
+use super::product::Placed;
+use super::{emulator, is_emulated};
+use crate::device::PerDevice;
+use crate::error::{Error, Result};
+
+/// Where products may keep what they compute in parts.
+const WORKSPACE: usize = 32 << 20;
+
+/// Plans that are kept for a device, at most.
+const MOST_PLANS: usize = 4096;
+
+/// The most that an address may be known to be a multiple of.
+const MOST_ALIGNED: u64 = 256;
+
+/// `CUBLAS_STATUS_SUCCESS` and `CUBLAS_STATUS_NOT_SUPPORTED`.
+const SUCCESS: c_int = 0;
+const NOT_SUPPORTED: c_int = 15;
+
+/// `CUDA_R_32F` and `CUDA_R_16BF` of `cudaDataType_t`.
+const R_32F: c_int = 0;
+const R_16BF: c_int = 14;
+/// Of `cublasComputeType_t` sums in f32, and those of factors rounded to TF32.
+const COMPUTE_32F: c_int = 68;
+const COMPUTE_32F_FAST_TF32: c_int = 77;
+
+/// Of `cublasLtMatmulDescAttributes_t`.
+const TRANSA: c_int = 3;
+const TRANSB: c_int = 4;
+const EPILOGUE: c_int = 7;
+const BIAS_POINTER: c_int = 8;
+/// `CUBLASLT_EPILOGUE_BIAS`.
+const EPILOGUE_BIAS: u32 = 4;
+/// Of `cublasLtMatrixLayoutAttribute_t`.
+const BATCH_COUNT: c_int = 5;
+const STRIDED_BATCH_OFFSET: c_int = 6;
+/// Of `cublasLtMatmulPreferenceAttributes_t`; the alignments of A, B, C and D come one after another.
+const MAX_WORKSPACE_BYTES: c_int = 1;
+const MIN_ALIGNMENT_A_BYTES: c_int = 5;
+
+type Raw = *mut c_void;
+
+/// `cublasLtMatmulAlgo_t`.
+type Algorithm = [u64; 8];
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Chosen {
+    algorithm: Algorithm,
+    workspace: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+type Create = unsafe extern "C" fn(*mut Raw) -> c_int;
+type Destroy = unsafe extern "C" fn(Raw) -> c_int;
+/// An attribute's number, address and size.
+type Set = unsafe extern "C" fn(Raw, c_int, *const c_void, usize) -> c_int;
+type CreateDescriptor = unsafe extern "C" fn(*mut Raw, c_int, c_int) -> c_int;
+type CreateLayout = unsafe extern "C" fn(*mut Raw, c_int, u64, u64, i64) -> c_int;
+/// Handle, descriptor, layouts of A, B, C and D, preference, how many are asked for, found, how many were found.
+type Choose = unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, Raw, c_int, *mut Chosen, *mut c_int) -> c_int;
+type Matrix = *const c_void;
+type Scalar = *const f32;
+/// Handle, descriptor, alpha, A, B, beta, C and D with a layout behind each matrix, algorithm, workspace, its bytes, stream.
+#[rustfmt::skip]
+type Multiply = unsafe extern "C" fn(
+    Raw, Raw, Scalar, Matrix, Raw, Matrix, Raw, Scalar, Matrix, Raw, Raw, Raw, *const Algorithm, Raw, usize, Raw,
+) -> c_int;
+type StatusName = unsafe extern "C" fn(c_int) -> *const c_char;
+
+macro_rules! library {
+    ($($field:ident: $type:ty, $name:literal;)*) => {
+        /// The functions of one library, which stays loaded.
+        struct Library {
+            $($field: $type,)*
+        }
+
+        impl Library {
+            /// Those of a loaded library.
+            ///
+            /// # Safety
+            /// Each function must be of its type.
+            unsafe fn of(handle: Raw) -> std::result::Result<Library, String> {
+                // SAFETY: the caller's promise.
+                unsafe { Ok(Library { $($field: function::<$type>(handle, $name)?,)* }) }
+            }
+        }
+    };
+}
+
+library! {
+    create: Create, c"cublasLtCreate";
+    create_descriptor: CreateDescriptor, c"cublasLtMatmulDescCreate";
+    set_descriptor: Set, c"cublasLtMatmulDescSetAttribute";
+    destroy_descriptor: Destroy, c"cublasLtMatmulDescDestroy";
+    create_layout: CreateLayout, c"cublasLtMatrixLayoutCreate";
+    set_layout: Set, c"cublasLtMatrixLayoutSetAttribute";
+    destroy_layout: Destroy, c"cublasLtMatrixLayoutDestroy";
+    create_preference: Create, c"cublasLtMatmulPreferenceCreate";
+    set_preference: Set, c"cublasLtMatmulPreferenceSetAttribute";
+    destroy_preference: Destroy, c"cublasLtMatmulPreferenceDestroy";
+    choose: Choose, c"cublasLtMatmulAlgoGetHeuristic";
+    multiply: Multiply, c"cublasLtMatmul";
+    status_name: StatusName, c"cublasLtGetStatusName";
+}
+
+/// A function of a loaded library.
+///
+/// # Safety
+/// It must be of the type `F`.
+unsafe fn function<F: Copy>(handle: Raw, name: &CStr) -> std::result::Result<F, String> {
+    // SAFETY: the handle is that of a library that is loaded, and the name ends with a zero.
+    let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    match address.is_null() {
+        true => Err(format!("cuBLASLt has no function {}", name.to_string_lossy())),
+        // SAFETY: the caller's promise; both are addresses.
+        false => Ok(unsafe { std::mem::transmute_copy::<Raw, F>(&address) }),
+    }
+}
+
+impl Library {
+    /// NVIDIA's library: that which cuBLAS has loaded for itself, or else one that is installed.
+    fn installed() -> std::result::Result<&'static Library, &'static str> {
+        static LOADED: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
+        let loaded = LOADED.get_or_init(|| {
+            let names = [c"libcublasLt.so.13", c"libcublasLt.so.12"];
+            let loaded = names
+                .iter()
+                .find_map(|name| Library::open(name, libc::RTLD_NOLOAD).ok());
+            loaded.map_or_else(|| Library::open(names[0], 0), Ok)
+        });
+        loaded.as_ref().map_err(String::as_str)
+    }
+
+    /// Loads a library and looks its functions up.
+    fn open(name: &CStr, flags: c_int) -> std::result::Result<Library, String> {
+        let shown = name.to_string_lossy();
+        // SAFETY: the name ends with a zero. What runs as it is loaded is the library's own beginning: it is cuBLASLt, found by
+        // the system's loader, or the stand-in of the tests.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | flags) };
+        if handle.is_null() {
+            // SAFETY: it gives the loader's words on this thread's last call, or null.
+            let reason = unsafe { libc::dlerror() };
+            let reason = match reason.is_null() {
+                true => "no reason is told".into(),
+                // SAFETY: a text that ends with a zero, and stays until the loader's next call on this thread.
+                false => unsafe { CStr::from_ptr(reason) }.to_string_lossy(),
+            };
+            return Err(format!("{shown} cannot be loaded: {reason}"));
+        }
+        // SAFETY: they are of the types that cublasLt.h declares, where every enumeration is an int.
+        unsafe { Library::of(handle) }
+    }
+
+    fn check(&self, what: &str, status: c_int) -> Result<()> {
+        if status == SUCCESS {
+            return Ok(());
+        }
+        // SAFETY: it gives a text that ends with a zero and stays.
+        let name = unsafe { CStr::from_ptr((self.status_name)(status)) };
+        Err(Error::Input(format!(
+            "cuBLASLt, {what}: {} (products are left to cuBLAS where the environment variable FLOW_CUBLASLT is off)",
+            name.to_string_lossy()
+        )))
+    }
+}
+
+/// What the library has made for us: a descriptor, a layout or a preference.
+struct Made {
+    raw: Raw,
+    set: Set,
+    destroy: Destroy,
+}
+
+impl Made {
+    /// `create` is given where the address goes.
+    fn new(library: &Library, set: Set, destroy: Destroy, create: impl FnOnce(*mut Raw) -> c_int) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        library.check("a description", create(&raw mut raw))?;
+        Ok(Self { raw, set, destroy })
+    }
+
+    /// Sets an attribute of the type `T`.
+    fn set<T: Copy>(&self, library: &Library, attribute: c_int, value: T) -> Result<()> {
+        let from = (&raw const value).cast();
+        // SAFETY: this was made and is not destroyed; as many bytes are read as the value has.
+        library.check("an attribute", unsafe {
+            (self.set)(self.raw, attribute, from, size_of::<T>())
+        })
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // SAFETY: this was made, and nothing uses it any more. That it fails would change nothing.
+        unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// What a plan is made for. Everything that the library is told but addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    a: Placed,
+    b: Placed,
+    /// Of the factors.
+    dtype: DType,
+    tf32: bool,
+    /// What the addresses of `b`, `a` and the result are multiples of.
+    aligned: [u32; 3],
+    /// The same of the bias, if there is one: the library looks at its address when it chooses.
+    bias: Option<u32>,
+}
+
+/// What the library is told of a product. It needs no device.
+struct Described {
+    descriptor: Made,
+    /// Those of A, B and the result.
+    layouts: [Made; 3],
+    preference: Made,
+}
+
+impl Described {
+    /// None for factors of a type that is not the library's.
+    ///
+    /// What is row-major to us is transposed to the library, whose matrices are column-major: it computes the transposed product,
+    /// whose first factor, A, is our second one.
+    fn new(library: &Library, shape: &Shape, bias: u64, workspace: usize) -> Result<Option<Self>> {
+        let Shape { a, b, dtype, .. } = *shape;
+        let kind = match dtype {
+            DType::F32 => R_32F,
+            DType::BF16 => R_16BF,
+            _ => return Ok(None),
+        };
+        let compute = if shape.tf32 { COMPUTE_32F_FAST_TF32 } else { COMPUTE_32F };
+        let descriptor = Made::new(library, library.set_descriptor, library.destroy_descriptor, |to| {
+            // SAFETY: there is room for an address. So in the others.
+            unsafe { (library.create_descriptor)(to, compute, R_32F) }
+        })?;
+        descriptor.set(library, TRANSA, c_int::from(b.transposed))?;
+        descriptor.set(library, TRANSB, c_int::from(a.transposed))?;
+        if shape.bias.is_some() {
+            descriptor.set(library, EPILOGUE, EPILOGUE_BIAS)?;
+            // Its numbers are of the type of the result.
+            descriptor.set(library, BIAS_POINTER, bias)?;
+        }
+        let result = Placed {
+            rows: a.rows,
+            columns: b.columns,
+            transposed: false,
+            leading: b.columns,
+            count: a.count,
+            step: a.rows * b.columns,
+        };
+        let layout = |of: Placed, kind: c_int| -> Result<Made> {
+            let (rows, columns) = match of.transposed {
+                true => (of.rows, of.columns),
+                false => (of.columns, of.rows),
+            };
+            let made = Made::new(library, library.set_layout, library.destroy_layout, |to| {
+                // SAFETY: as above.
+                unsafe { (library.create_layout)(to, kind, rows as u64, columns as u64, of.leading as i64) }
+            })?;
+            if of.count > 1 {
+                let count = c_int::try_from(of.count)
+                    .map_err(|_| Error::Input(format!("a product of {} matrices", of.count)))?;
+                made.set(library, BATCH_COUNT, count)?;
+                made.set(library, STRIDED_BATCH_OFFSET, of.step as i64)?;
+            }
+            Ok(made)
+        };
+        let layouts = [layout(b, kind)?, layout(a, kind)?, layout(result, R_32F)?];
+        let preference = Made::new(library, library.set_preference, library.destroy_preference, |to| {
+            // SAFETY: as above.
+            unsafe { (library.create_preference)(to) }
+        })?;
+        preference.set(library, MAX_WORKSPACE_BYTES, workspace)?;
+        // Of C, too, which is the result.
+        let [of_a, of_b, of_result] = shape.aligned;
+        for (attribute, aligned) in (MIN_ALIGNMENT_A_BYTES..).zip([of_a, of_b, of_result, of_result]) {
+            preference.set(library, attribute, aligned)?;
+        }
+        Ok(Some(Self {
+            descriptor,
+            layouts,
+            preference,
+        }))
+    }
+}
+
+/// How a product is computed.
+struct Plan {
+    descriptor: Made,
+    /// Those of A, B and the result.
+    layouts: [Made; 3],
+    algorithm: Algorithm,
+}
+
+/// The library on one device.
+struct Handle {
+    library: &'static Library,
+    raw: Raw,
+    /// One is enough: products on a device come one after another.
+    workspace: Tensor,
+    /// None for what the library does not take.
+    plans: Mutex<HashMap<Shape, Option<Plan>>>,
+}
+
+// SAFETY: the library's functions may be called by any thread, several at a time also with one handle. What describes a product
+// is used under the lock alone.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// The calling thread's CUDA context is that of the device.
+    fn new(library: &'static Library, device: &Device) -> Result<Self> {
+        let bytes = if is_emulated() { 1 << 10 } else { WORKSPACE };
+        let workspace = Tensor::zeros(bytes, DType::U8, device)?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: there is room for the handle.
+        library.check("a handle", unsafe { (library.create)(&raw mut raw) })?;
+        Ok(Self {
+            library,
+            raw,
+            workspace,
+            plans: Mutex::default(),
+        })
+    }
+
+    /// None where the library has nothing for it.
+    fn plan(&self, shape: &Shape, bias: u64) -> Result<Option<Plan>> {
+        let library = self.library;
+        let Some(described) = Described::new(library, shape, bias, self.workspace.elem_count())? else {
+            return Ok(None);
+        };
+        let Described {
+            descriptor,
+            layouts,
+            preference,
+        } = described;
+        let mut chosen = Chosen {
+            algorithm: [0; 8],
+            workspace: 0,
+            state: NOT_SUPPORTED,
+            waves: 0.0,
+            reserved: [0; 4],
+        };
+        let mut found = 0;
+        let [of_a, of_b, of_result] = layouts.each_ref().map(|layout| layout.raw);
+        // SAFETY: all of them were made and are not destroyed, and there is room for one answer.
+        let status = unsafe {
+            (library.choose)(
+                self.raw,
+                descriptor.raw,
+                of_a,
+                of_b,
+                of_result,
+                of_result,
+                preference.raw,
+                1,
+                &raw mut chosen,
+                &raw mut found,
+            )
+        };
+        if status == NOT_SUPPORTED || status == SUCCESS && (found == 0 || chosen.state != SUCCESS) {
+            return Ok(None);
+        }
+        library.check("a choice", status)?;
+        Ok(Some(Plan {
+            descriptor,
+            layouts,
+            algorithm: chosen.algorithm,
+        }))
+    }
+
+    /// Whether the library took the product.
+    fn multiply(&self, shape: &Shape, addresses: [u64; 3], bias: u64, beta: f32, stream: Raw) -> Result<bool> {
+        let library = self.library;
+        // Plans are inserted whole.
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if !plans.contains_key(shape) {
+            if plans.len() >= MOST_PLANS {
+                plans.clear();
+            }
+            let plan = self.plan(shape, bias)?;
+            plans.insert(*shape, plan);
+        }
+        let Some(Some(plan)) = plans.get(shape) else {
+            return Ok(false);
+        };
+        if shape.bias.is_some() {
+            plan.descriptor.set(library, BIAS_POINTER, bias)?;
+        }
+        let alpha = 1.0f32;
+        let [a, b, result] = addresses;
+        let [of_a, of_b, of_result] = plan.layouts.each_ref().map(|layout| layout.raw);
+        // SAFETY: the matrices lie whole within tensors that the caller holds, on this device, as the layouts say. The stream is the
+        // device's only one, so that nothing else uses the workspace, or memory that is given back, before the product is there.
+        let status = unsafe {
+            (library.multiply)(
+                self.raw,
+                plan.descriptor.raw,
+                &raw const alpha,
+                a as *const c_void,
+                of_a,
+                b as *const c_void,
+                of_b,
+                &raw const beta,
+                result as *const c_void,
+                of_result,
+                result as Raw,
+                of_result,
+                &raw const plan.algorithm,
+                address(&self.workspace, self.workspace.device())? as Raw,
+                self.workspace.elem_count(),
+                stream,
+            )
+        };
+        if status == NOT_SUPPORTED {
+            // Nothing was started, and others take it from now on.
+            plans.insert(*shape, None);
+            return Ok(false);
+        }
+        library.check("a matrix product", status)?;
+        Ok(true)
+    }
+}
+
+static OFF: LazyLock<AtomicBool> =
+    LazyLock::new(|| AtomicBool::new(std::env::var("FLOW_CUBLASLT").is_ok_and(|value| value == "off")));
+
+/// From now on cuBLASLt computes products, where it is there, or cuBLAS computes all of them.
+pub fn set_used(used: bool) {
+    OFF.store(!used, Ordering::Relaxed);
+}
+
+/// Why cuBLASLt computes no products of this program.
+///
+/// # Errors
+/// That is what it gives.
+pub fn check() -> std::result::Result<(), &'static str> {
+    match OFF.load(Ordering::Relaxed) {
+        true => Err("it is off"),
+        false => Library::installed().map(|_| ()),
+    }
+}
+
+fn library() -> Option<&'static Library> {
+    if is_emulated() {
+        return stand_in::chosen();
+    }
+    Library::installed().ok().filter(|_| !OFF.load(Ordering::Relaxed))
+}
+
+/// Whether there is a library for tensors of this thread.
+pub(super) fn is_there() -> bool {
+    library().is_some()
+}
+
+/// `out = beta out + a b`, with `bias` added to each row: whether cuBLASLt computes it. `out` is in f32, contiguous, and fits.
+pub(super) fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, bias: Option<&Tensor>, beta: f32) -> Result<bool> {
+    static HANDLES: LazyLock<PerDevice<Handle>> = LazyLock::new(PerDevice::default);
+    let dtype = a.dtype();
+    let (Some(library), Some(of_a), Some(of_b)) = (library(), Placed::of(a), Placed::of(b)) else {
+        return Ok(false);
+    };
+    if dtype != b.dtype() || of_a.count != of_b.count || out.elem_count() == 0 || of_a.columns == 0 {
+        return Ok(false);
+    }
+    if bias.is_some_and(|bias| bias.dtype() != DType::F32 || !bias.is_contiguous()) {
+        return Ok(false);
+    }
+    let on = |tensor: &Tensor| address(tensor, out.device());
+    let addresses = [on(b)?, on(a)?, on(out)?];
+    let of_bias = bias.map(on).transpose()?;
+    // Memory of the host is aligned by chance to more than 16 bytes.
+    let most = if is_emulated() { 16 } else { MOST_ALIGNED };
+    let aligned = |address: u64| (1 << address.trailing_zeros().min(63)).min(most) as u32;
+    let shape = Shape {
+        a: of_a,
+        b: of_b,
+        dtype,
+        tf32: dtype == DType::F32 && candle_core::cuda::gemm_reduced_precision_f32(),
+        aligned: addresses.map(aligned),
+        bias: of_bias.map(aligned),
+    };
+    let stream = stream(out.device())?;
+    let handle = HANDLES.get(out.device(), || Handle::new(library, out.device()))?;
+    handle.multiply(&shape, addresses, of_bias.unwrap_or(0), beta, stream)
+}
+
+/// The address of the first value of a tensor on a device.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+fn address(tensor: &Tensor, device: &Device) -> Result<u64> {
+    if is_emulated() {
+        return emulator::address(tensor);
+    }
+    #[cfg(feature = "cuda")]
+    return super::device::address(tensor, device);
+    #[cfg(not(feature = "cuda"))]
+    Err(Error::Input("a matrix product: built without CUDA".into()))
+}
+
+/// The device's stream, whose context becomes that of the calling thread.
+#[cfg_attr(not(feature = "cuda"), expect(clippy::unnecessary_wraps, unused_variables))]
+fn stream(device: &Device) -> Result<Raw> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        return super::device::bound_stream(device);
+    }
+    Ok(std::ptr::null_mut())
+}
+
+/// A stand-in for the library, for tests on machines without a GPU: it has the library's functions and works on memory of the host
+/// (`cublaslt_stand_in.cpp`). Products under emulation are computed by it where a test says so.
+pub mod stand_in {
+    use std::cell::Cell;
+    use std::ffi::{c_int, c_void};
+    use std::sync::OnceLock;
+
+    use super::super::emulator;
+    use super::Library;
+
+    thread_local! {
+        static CHOSEN: Cell<bool> = const { Cell::new(false) };
+    }
+
+    struct StandIn {
+        functions: Library,
+        count: unsafe extern "C" fn(c_int) -> u64,
+        fail: unsafe extern "C" fn(c_int, c_int),
+    }
+
+    /// What goes wrong on this thread, and with which status.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Fault {
+        /// No product goes wrong.
+        Nothing = 0,
+        /// How to compute a product cannot be chosen.
+        Choice = 1,
+        /// A product cannot be started.
+        Product = 2,
+    }
+
+    /// What is counted of this thread, or where it is said, of the process.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Counted {
+        Products = 0,
+        Choices = 1,
+        /// Descriptors, layouts and preferences of the process that are not destroyed.
+        Alive = 2,
+        /// Not a count: what addresses and rows of factors in bf16 were multiples of, in bytes, at most 256.
+        Aligned = 3,
+    }
+
+    fn loaded() -> &'static StandIn {
+        static LOADED: OnceLock<StandIn> = OnceLock::new();
+        LOADED.get_or_init(|| {
+            let path = emulator::compiled("cublaslt", include_str!("cublaslt_stand_in.cpp"));
+            let functions = Library::open(path.name(), 0).unwrap();
+            // SAFETY: the stand-in has these functions, and they are of these types.
+            unsafe {
+                StandIn {
+                    functions,
+                    count: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> u64>(
+                        path.function(c"standInCount"),
+                    ),
+                    fail: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, c_int)>(
+                        path.function(c"standInFail"),
+                    ),
+                }
+            }
+        })
+    }
+
+    /// Does `work`, in which products under emulation are the stand-in's. For tests: it panics where there is no C++ compiler.
+    pub fn with<R>(work: impl FnOnce() -> R) -> R {
+        struct Back(bool);
+        impl Drop for Back {
+            fn drop(&mut self) {
+                CHOSEN.set(self.0);
+            }
+        }
+        loaded();
+        let _back = Back(CHOSEN.replace(true));
+        work()
+    }
+
+    /// From now on this goes wrong on this thread with a status of `cublasStatus_t`.
+    pub fn set_fault(fault: Fault, status: i32) {
+        // SAFETY: it takes two numbers.
+        unsafe { (loaded().fail)(fault as c_int, status) }
+    }
+
+    /// What was counted so far.
+    pub fn count(what: Counted) -> u64 {
+        // SAFETY: it takes a number.
+        unsafe { (loaded().count)(what as c_int) }
+    }
+
+    pub(super) fn chosen() -> Option<&'static Library> {
+        CHOSEN.get().then(|| &loaded().functions)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stand_in::{Counted, Fault, count, set_fault};
+    use super::*;
+    use crate::counts::counted;
+    use crate::device::is_out_of_memory;
+    use crate::noise::Noise;
+    use crate::product::{StackedProducts, add_product_in, product, product_in, product_with_bias_in};
+    use crate::testing::{DeviceUnderTest, normal, values};
+
+    /// With the stand-in, or on a device with the library there. One at a time: plans are those of the process.
+    fn with_library<R>(work: impl FnOnce(&Device) -> R) -> R {
+        static LOCK: Mutex<()> = Mutex::new(());
+        let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = DeviceUnderTest::get();
+        match device.is_emulated() {
+            true => stand_in::with(|| device.run(work)),
+            false => device.run(work),
+        }
+    }
+
+    /// A matrix or a stack of them on a device, whose rows, or columns, are `gap` further apart than they need be, with NaN
+    /// between them; and its values.
+    fn matrix(
+        shape: &[usize],
+        transposed: bool,
+        gap: usize,
+        dtype: DType,
+        device: &Device,
+        noise: &mut Noise,
+    ) -> Tensor {
+        let (rank, mut wide) = (shape.len(), shape.to_vec());
+        if transposed {
+            wide.swap(rank - 1, rank - 2);
+        }
+        let inner = normal(&wide, noise).to_dtype(dtype).unwrap();
+        let width = wide[rank - 1];
+        wide[rank - 1] = gap;
+        let made = match gap {
+            0 => inner,
+            _ => {
+                let between = Tensor::new(f32::NAN, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+                // Along an axis behind the first one it is a view of what is transposed.
+                let both = Tensor::cat(&[&inner, &between.broadcast_as(wide).unwrap()], rank - 1).unwrap();
+                both.contiguous().unwrap()
+            }
+        };
+        let made = made.to_device(device).unwrap().narrow(rank - 1, 0, width).unwrap();
+        if transposed {
+            made.transpose(rank - 1, rank - 2).unwrap()
+        } else {
+            made
+        }
+    }
+
+    /// `beta sum + a b + bias` in 64 bits.
+    fn expected(a: &Tensor, b: &Tensor, sum: Option<&Tensor>, bias: Option<&Tensor>) -> Vec<f64> {
+        let wide = |x: &Tensor| {
+            x.to_device(&Device::Cpu)
+                .unwrap()
+                .to_dtype(DType::F64)
+                .unwrap()
+                .contiguous()
+                .unwrap()
+        };
+        let mut out = wide(a).matmul(&wide(b)).unwrap();
+        for added in [sum, bias].into_iter().flatten() {
+            out = out.broadcast_add(&wide(added)).unwrap();
+        }
+        values(&out)
+    }
+
+    fn check_near(what: &str, bound: f64, found: &Tensor, expected: &[f64]) {
+        assert_eq!(found.dtype(), DType::F32, "{what}");
+        let found = values(&found.to_device(&Device::Cpu).unwrap());
+        assert_eq!(found.len(), expected.len(), "{what}");
+        let largest = expected.iter().fold(1.0f64, |largest, value| largest.max(value.abs()));
+        for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+            assert!(
+                (found - expected).abs() <= bound * largest,
+                "{what}: {at}: {found}, not {expected}"
+            );
+        }
+    }
+
+    /// Products of the stand-in, where it is what computes them.
+    fn by_stand_in() -> Option<u64> {
+        DeviceUnderTest::get().is_emulated().then(|| count(Counted::Products))
+    }
+
+    #[test]
+    fn products_are_sums_of_all_layouts() {
+        let mut noise = Noise::new(61);
+        with_library(|device| {
+            for dtype in [DType::F32, DType::BF16] {
+                for ([m, k, n], transposed, gap) in [
+                    ([3, 5, 7], [false, false], 0),
+                    ([4, 17, 2], [true, false], 3),
+                    ([2, 64, 9], [false, true], 8),
+                    ([33, 8, 16], [true, true], 1),
+                    ([1, 6, 5], [false, true], 2),
+                    ([5, 1, 1], [true, false], 4),
+                    ([1, 1, 4], [false, false], 5),
+                ] {
+                    let what = format!("{dtype:?}, {m} x {k} x {n}, transposed {transposed:?}, {gap} between rows");
+                    let mut made =
+                        |shape: &[usize], at: usize| matrix(shape, transposed[at], gap, dtype, device, &mut noise);
+                    let (a, b) = (made(&[m, k], 0), made(&[k, n], 1));
+                    let (stacked_a, stacked_b) = (made(&[3, 2, m, k], 0), made(&[3, 2, k, n], 1));
+                    let mut single = |shape: &[usize]| matrix(shape, false, 0, DType::F32, device, &mut noise);
+                    let (sum, bias) = (single(&[m, n]), single(&[1, n]).flatten_all().unwrap());
+                    let before = by_stand_in();
+                    // In f32 by that for products in one type, which also is for stacks.
+                    let (found, stack) = match dtype {
+                        DType::F32 => (product(&a, &b).unwrap(), product(&stacked_a, &stacked_b).unwrap()),
+                        _ => (
+                            product_in(dtype, &a, &b).unwrap(),
+                            product_in(dtype, &stacked_a, &stacked_b).unwrap(),
+                        ),
+                    };
+                    check_near(&what, 1e-6, &found, &expected(&a, &b, None, None));
+                    check_near(&what, 1e-6, &stack, &expected(&stacked_a, &stacked_b, None, None));
+                    let (found, counts) = counted(|| product_with_bias_in(dtype, &a, &b, &bias).unwrap());
+                    check_near(&what, 1e-6, &found, &expected(&a, &b, None, Some(&bias)));
+                    // No kernel added it.
+                    assert_eq!((counts.products, counts.launches()), (1, 0), "{what}");
+                    let all = expected(&a, &b, Some(&sum), None);
+                    add_product_in(dtype, &sum, &a, &b).unwrap();
+                    check_near(&what, 1e-6, &sum, &all);
+                    // To rows that begin where they begin.
+                    let mut rows = StackedProducts::new(2 * m, n, &sum).unwrap();
+                    rows.push(dtype, &a, &b).unwrap();
+                    rows.push(dtype, &a, &b).unwrap();
+                    check_near(
+                        &what,
+                        1e-6,
+                        &rows.rows().unwrap(),
+                        &expected(&a, &b, None, None).repeat(2),
+                    );
+                    assert_eq!(by_stand_in(), before.map(|before| before + 6), "{what}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_way_is_chosen_once_for_a_shape_and_few_are_kept() {
+        if !DeviceUnderTest::get().is_emulated() {
+            return;
+        }
+        let mut noise = Noise::new(62);
+        with_library(|device| {
+            let mut all = |shape: &[usize]| matrix(shape, false, 0, DType::F32, device, &mut noise);
+            let (a, b, sum) = (all(&[96, 1103]), all(&[1103, 8]), all(&[16, 8]));
+            let choices = |work: &dyn Fn()| {
+                let before = count(Counted::Choices);
+                work();
+                count(Counted::Choices) - before
+            };
+            let rows = |first: usize| a.narrow(0, first, 16).unwrap();
+            let sum_of = |first: usize| add_product_in(DType::F32, &sum, &rows(first), &b).unwrap();
+            assert!(choices(&|| sum_of(0)) <= 1);
+            // The address is a multiple of as much.
+            assert_eq!(choices(&|| sum_of(64)), 0);
+            // A row of odd length further that is not so.
+            assert_eq!(choices(&|| sum_of(1)), 1);
+            assert_eq!(choices(&|| sum_of(1)), 0);
+            let few = |k: usize| (a.narrow(1, 0, k).unwrap(), b.narrow(0, 0, k).unwrap());
+            let made = choices(&|| {
+                for k in 1..=1103 {
+                    let (a, b) = few(k);
+                    for rows in 1..=4 {
+                        product(&a.narrow(0, 0, rows).unwrap(), &b).unwrap();
+                    }
+                }
+            });
+            assert!(made > MOST_PLANS as u64, "{made}");
+            let alive = count(Counted::Alive);
+            assert!(alive <= 4 * MOST_PLANS as u64, "{alive}");
+        });
+    }
+
+    #[test]
+    fn what_the_library_does_not_take_is_computed_without_it_and_failures_are_told() {
+        if !DeviceUnderTest::get().is_emulated() {
+            return;
+        }
+        let mut noise = Noise::new(63);
+        with_library(|device| {
+            let mut all = |shape: &[usize]| matrix(shape, false, 0, DType::F32, device, &mut noise);
+            let (a, b, bias) = (all(&[6, 1201]), all(&[1201, 8]), all(&[8]));
+            let faulty = |fault: Fault, status: c_int, dtype: DType| {
+                set_fault(fault, status);
+                let found = product_with_bias_in(dtype, &a, &b, &bias);
+                set_fault(Fault::Nothing, SUCCESS);
+                found
+            };
+            let (found, counts) = counted(|| faulty(Fault::Choice, NOT_SUPPORTED, DType::BF16).unwrap());
+            assert_eq!((counts.products, counts.kernels.get("add_bias")), (1, Some(&1)));
+            let short = |x: &Tensor| x.to_dtype(DType::BF16).unwrap();
+            check_near(
+                "bf16",
+                1e-5,
+                &found,
+                &expected(&short(&a), &short(&b), None, Some(&bias)),
+            );
+            // It is not asked again.
+            let asked = || (count(Counted::Choices), count(Counted::Products));
+            let before = asked();
+            product_with_bias_in(DType::BF16, &a, &b, &bias).unwrap();
+            assert_eq!(asked(), before);
+            // Nor where it finds out only as it multiplies.
+            set_fault(Fault::Product, NOT_SUPPORTED);
+            let found = product_in(DType::BF16, &a, &b);
+            set_fault(Fault::Nothing, SUCCESS);
+            check_near(
+                "bf16",
+                1e-5,
+                &found.unwrap(),
+                &expected(&short(&a), &short(&b), None, None),
+            );
+            let before = asked();
+            product_in(DType::BF16, &a, &b).unwrap();
+            assert_eq!(asked(), before);
+            let error = faulty(Fault::Choice, 7, DType::F32).unwrap_err().to_string();
+            assert!(
+                error.contains("cuBLASLt, a choice: CUBLAS_STATUS_INVALID_VALUE") && error.contains("FLOW_CUBLASLT"),
+                "{error}"
+            );
+            // What failed was not kept.
+            product_with_bias_in(DType::F32, &a, &b, &bias).unwrap();
+            let error = faulty(Fault::Product, 3, DType::F32).unwrap_err();
+            assert!(
+                is_out_of_memory(&error) && error.to_string().contains("a matrix product"),
+                "{error}"
+            );
+            product_with_bias_in(DType::F32, &a, &b, &bias).unwrap();
+            // Shapes that do not fit are refused as without it.
+            assert!(product(&a, &a).is_err() && add_product_in(DType::F32, &a, &a, &b).is_err());
+        });
+    }
+
+    /// NVIDIA's own library is asked where it is installed, which needs no GPU. Attributes have the sizes that it knows.
+    #[test]
+    fn the_library_takes_what_it_is_told() {
+        let stand_in = match DeviceUnderTest::get().is_emulated() {
+            true => emulator::with(true, || stand_in::with(library)),
+            false => None,
+        };
+        for library in [stand_in, Library::installed().ok()].into_iter().flatten() {
+            for (dtype, count, bias) in [
+                (DType::F32, 1, Some(16)),
+                (DType::BF16, 12, None),
+                (DType::BF16, 1, Some(256)),
+            ] {
+                let placed = |rows: usize, columns: usize, transposed: bool| Placed {
+                    rows,
+                    columns,
+                    transposed,
+                    leading: 8256,
+                    count,
+                    step: 8256 * 640,
+                };
+                let mut shape = Shape {
+                    a: placed(640, 1125, true),
+                    b: placed(1125, 8198, false),
+                    dtype,
+                    tf32: dtype == DType::F32,
+                    aligned: [16, 2, 256],
+                    bias,
+                };
+                let described = Described::new(library, &shape, 256, WORKSPACE).unwrap().unwrap();
+                assert!(described.layouts.iter().all(|layout| !layout.raw.is_null()));
+                let wrong = described.preference.set(library, MAX_WORKSPACE_BYTES, 1u32);
+                let wrong = wrong.unwrap_err().to_string();
+                assert!(wrong.contains("an attribute: CUBLAS_STATUS_INVALID_VALUE"), "{wrong}");
+                shape.dtype = DType::F16;
+                assert!(Described::new(library, &shape, 256, WORKSPACE).unwrap().is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_is_told() {
+        let error = |name: &CStr| Library::open(name, 0).err().unwrap();
+        let missing = error(c"libno-such-library.so.1");
+        assert!(
+            missing.starts_with("libno-such-library.so.1 cannot be loaded: ") && missing.contains("No such file"),
+            "{missing}"
+        );
+        assert_eq!(error(c"libm.so.6"), "cuBLASLt has no function cublasLtCreate");
+        // Off for this process, where nothing else uses NVIDIA's.
+        if DeviceUnderTest::get().is_emulated() {
+            set_used(false);
+            assert_eq!(check(), Err("it is off"));
+            set_used(true);
+        }
+    }
+}
