@@ -42,8 +42,8 @@ fn with_text(transcript: &Transcript) -> impl Iterator<Item = (&Segment, String)
     segments.filter(|(_, text)| !text.is_empty())
 }
 
-/// NIST's CTM: `recording 1 start duration word confidence` for each word, in the order of their starts. The confidence
-/// is left out where it is not known, as NIST's tools allow. Times are seconds with three decimals, so that a start
+/// NIST's CTM: `recording channel start duration word confidence` for each word, in the order of their starts. The channel is 1
+/// where the recording was not split into its channels. The confidence is left out where it is not known, as NIST's tools allow. Times are seconds with three decimals, so that a start
 /// and its duration add up to the end without an error. White space within a name or a word becomes `_`.
 pub fn ctm(transcript: &Transcript, recording: &str) -> String {
     let mut name = one_line(recording).replace(' ', "_");
@@ -55,12 +55,17 @@ pub fn ctm(transcript: &Transcript, recording: &str) -> String {
     }
     let mut words: Vec<_> = transcript.segments.iter().flat_map(Segment::timed_words).collect();
     words.sort_by(|a, b| a.start.total_cmp(&b.start));
+    let channel = transcript.metadata.channel.unwrap_or(1);
     let mut file = String::new();
     for word in words {
         let start = milliseconds(word.start);
         let duration = milliseconds(word.end).saturating_sub(start);
         let (start, duration) = (decimal_seconds(start), decimal_seconds(duration));
-        let _ = write!(file, "{name} 1 {start} {duration} {}", word.word.replace(' ', "_"));
+        let _ = write!(
+            file,
+            "{name} {channel} {start} {duration} {}",
+            word.word.replace(' ', "_")
+        );
         match word.confidence {
             Some(confidence) if confidence.is_finite() => {
                 let _ = writeln!(file, " {confidence:.4}");
@@ -221,6 +226,14 @@ mod tests {
         };
         assert_eq!(ctm(&odd, ";;x"), "_;x 1 0.000 0.000 new_york\n");
         assert_eq!(ctm(&odd, " "), "- 1 0.000 0.000 new_york\n");
+        let second = Transcript {
+            metadata: Metadata {
+                channel: Some(2),
+                ..Metadata::default()
+            },
+            ..example()
+        };
+        assert!(ctm(&second, "call").starts_with("call 2 0.080 0.320 good 0.9877\n"));
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub fn recordings_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new(ROW, DataType::UInt32, false),
         Field::new("recording", DataType::Utf8, false),
+        Field::new("channel", DataType::Int64, true),
         Field::new("duration", DataType::Float64, false),
         Field::new("decoded", DataType::Float64, false),
         Field::new("windows", DataType::Int64, false),
@@ -138,6 +139,7 @@ pub fn recordings_batch(metadata: &Metadata, decoded: f64, windows: usize) -> Re
     let columns: Vec<ArrayRef> = vec![
         Arc::new(UInt32Array::from(vec![0])),
         Arc::new(StringArray::from(vec![metadata.source_file.as_str()])),
+        Arc::new(Int64Array::from(vec![metadata.channel.map(i64::from)])),
         Arc::new(Float64Array::from(vec![metadata.duration_s])),
         Arc::new(Float64Array::from(vec![decoded])),
         Arc::new(Int64Array::from(vec![i64::try_from(windows).unwrap_or(i64::MAX)])),
@@ -288,6 +290,17 @@ pub fn read_recording(recording: &RecordBatch, timing: &RecordBatch) -> Result<(
     Ok((metadata, performance))
 }
 
+/// The channel of a recording, if it was split into its channels.
+fn channel(recording: &RecordBatch) -> Result<Option<u32>, StageError> {
+    let Some(column) = recording.column_by_name("channel") else {
+        return Ok(None);
+    };
+    let channels = column.as_primitive_opt::<Int64Type>().ok_or_else(|| other("channel"))?;
+    Ok(channels
+        .is_valid(0)
+        .then(|| u32::try_from(channels.value(0)).unwrap_or(u32::MAX)))
+}
+
 /// Reads what [`recordings_batch`] made of one recording; when it was transcribed is not known.
 pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
     if recording.num_rows() != 1 {
@@ -296,12 +309,14 @@ pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
             recording.num_rows()
         )));
     }
+    let channel = channel(recording)?;
     let recording = Columns(recording);
     let text = |name: &str| Ok::<_, StageError>(recording.texts(name)?.value(0).to_owned());
     let languages = recording.list("languages")?.value(0);
     let languages = languages.as_string_opt::<i32>().ok_or_else(|| other("languages"))?;
     Ok(Metadata {
         source_file: text("recording")?,
+        channel,
         duration_s: recording.numbers("duration")?.value(0),
         model: text("model")?,
         model_digest: text("model_digest")?,
@@ -361,6 +376,7 @@ mod tests {
 
         let metadata = Metadata {
             source_file: "a/b.wav".to_owned(),
+            channel: Some(2),
             duration_s: 2.5,
             model: "small.nemo".to_owned(),
             model_digest: "00ff".to_owned(),

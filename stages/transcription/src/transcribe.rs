@@ -36,7 +36,7 @@ pub struct Transcribe;
 
 impl Kind for Transcribe {
     const NAME: &'static str = "transcription.transcribe";
-    const VERSION: u32 = 6;
+    const VERSION: u32 = 7;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
@@ -214,6 +214,10 @@ impl Source for Transcriber {
         let Transcribed { extent, recognized, .. } = transcribed;
         let metadata = Metadata {
             source_file: listed.recording.file,
+            channel: match listed.channels {
+                Channels::Mix => None,
+                Channels::One(channel) => Some(channel + 1),
+            },
             duration_s: seconds(extent.samples),
             damaged_at: extent.damage.map(|_| seconds(extent.samples)),
             model: recognizer.name.clone(),

@@ -37,7 +37,7 @@ pub const MAX_DURATION: f64 = 43_200.0;
 ///
 /// Port `segments`, one row per segment: `_row, start, end, text, confidence, words`; times are seconds from the beginning of
 /// the recording, `words` is a list of `word, start, end, confidence`. Port `recordings`, one row per partition: `_row,
-/// recording` (its path with its ending), `duration` and `decoded` in seconds (total, and the part that the model
+/// recording` (its path with its ending), `channel` (from 1, of a recording whose channels are split), `duration` and `decoded` in seconds (total, and the part that the model
 /// processed, in `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). Port `timings`, one row
 /// per partition: `_row, processed_at, transcription_s, total_s`; it alone differs from run to run.
 ///

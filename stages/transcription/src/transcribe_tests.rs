@@ -10,7 +10,7 @@ use super::*;
 use crate::channels::ChannelUse;
 use crate::long_audio::WindowMethod;
 use crate::read_ahead::TAKEN;
-use crate::rows::read_segments;
+use crate::rows::{read_metadata, read_segments};
 use crate::test_data::{hindi, root, wav};
 
 fn model() -> PathBuf {
@@ -126,6 +126,8 @@ fn each_channel_gets_what_it_gets_alone() {
     assert!(!segments("left").is_empty());
     assert_eq!(segments("call.ch1"), segments("left"));
     assert_eq!(segments("call.ch2"), segments("right"));
+    let channel = |name: &str| read_metadata(&output.rows("recordings", name)).unwrap().channel;
+    assert_eq!(["call.ch1", "call.ch2", "left"].map(channel), [Some(1), Some(2), None]);
     let names = run(settings(place.path())).partitions;
     assert_eq!(names.len(), 3, "{names:?}");
 }

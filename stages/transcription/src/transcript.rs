@@ -52,6 +52,9 @@ pub struct Segment {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metadata {
     pub source_file: String,
+    /// Which channel of the recording this is, from 1; none where all are mixed, and where there is but one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channel: Option<u32>,
     /// Length of the recording, in seconds.
     #[serde(serialize_with = "number")]
     pub duration_s: f64,
