@@ -1,10 +1,11 @@
 //! `flow transcribe`: recordings to transcripts.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 
 use arrow::array::AsArray;
 use serde_json::Value;
@@ -283,6 +284,40 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
         (place.out("dangling.txt"), place.out("talks/good.txt")),
         (good.clone(), good)
     );
+}
+
+/// A recorder that is still writing: the others are transcribed, and the next run takes its file.
+#[test]
+fn a_recording_that_grows_is_left_for_the_next_run() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    let mut growing = silence(60);
+    // As programs write it that do not know the length yet.
+    growing[4..8].fill(0xff);
+    growing[40..44].fill(0xff);
+    place.write("growing.wav", &growing);
+    let is_done = AtomicBool::new(false);
+    let output = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let path = place.path("in/growing.wav");
+            let mut file = std::fs::File::options().append(true).open(path).unwrap();
+            while !is_done.load(Ordering::Relaxed) {
+                file.write_all(&[0; 2]).unwrap();
+                std::thread::sleep(Duration::from_millis(15));
+            }
+        });
+        let output = place.transcribe(&[]);
+        is_done.store(true, Ordering::Relaxed);
+        output
+    });
+    expect_code(&output, 4);
+    let told = stderr(&output);
+    let named = |line: &str| line.contains("growing.wav was not transcribed") && line.contains("while it");
+    assert!(told.lines().any(named), "{told}");
+    assert!(!place.out("a.txt").is_empty() && !place.path("out/growing.txt").exists());
+    expect_code(&place.transcribe(&[]), 0);
+    assert_eq!(place.out("growing.txt"), "");
+    assert_eq!(ran(&place), expected(1, 1));
 }
 
 /// Names that a terminal would obey or that are no text, and what is no file: nothing of it stops the others, or is waited for.

@@ -189,6 +189,11 @@ impl Source for Transcriber {
         Ok(self.listed()?.iter().map(partition).collect())
     }
 
+    /// Recordings are often still being written.
+    fn refuses_changed_files(&self) -> bool {
+        true
+    }
+
     fn upcoming(&mut self, partitions: &[Partition]) {
         self.ahead.upcoming = partitions.to_vec();
     }

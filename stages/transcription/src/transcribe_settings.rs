@@ -45,7 +45,8 @@ pub const MAX_DURATION: f64 = 43_200.0;
 /// of one channel keep their name.
 ///
 /// Recordings that cannot be transcribed are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
-/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`.
+/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`, `changed_while_read` (it is still being written; the next
+/// run reads it again).
 ///
 /// # Example
 ///

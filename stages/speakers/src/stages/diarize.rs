@@ -375,6 +375,11 @@ impl Source for Diarizing {
         Ok(self.listed()?.iter().map(partition).collect())
     }
 
+    /// Recordings are often still being written.
+    fn refuses_changed_files(&self) -> bool {
+        true
+    }
+
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let begun = Instant::now();
         let listed = self.listed()?;
