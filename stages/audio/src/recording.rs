@@ -160,10 +160,14 @@ fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<()
 /// Reads a recording block by block. The third-party decoders get hostile input: the caller must catch their panics.
 pub(crate) struct Blocks {
     reader: Box<dyn FormatReader>,
+    format: Format,
     decoder: Decoder,
     track_id: u32,
-    /// Frames that the header speaks of.
+    /// Frames that the header speaks of; in an Ogg of several streams one after the other, that of the stream that is read.
     pub promised: Option<u64>,
+    /// Frames that were given, and those of them that came of streams before the one that is read.
+    given: u64,
+    before: u64,
     lossy: bool,
     /// FLAC's bits per sample; samples are decoded to 32 bits.
     flac_bits: Option<u32>,
@@ -187,41 +191,16 @@ enum Decoder {
     Opus(Box<OpusPackets>),
 }
 
-/// Samples of one packet.
-pub(crate) struct Block<'a> {
-    /// Place of the first frame in the recording, as the format has it.
-    pub first: u64,
-    pub frames: u64,
-    pub layout: &'a StreamInfo,
-    /// Interleaved and left-justified.
-    pub samples: &'a [i32],
+/// One stream of a recording, which its reader is at.
+struct Stream {
+    decoder: Decoder,
+    track_id: u32,
+    promised: Option<u64>,
+    lossy: bool,
 }
 
-impl Blocks {
-    /// Any format but FLAC.
-    pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
-        let mut gaps = None;
-        let source: Box<dyn MediaSource> = match format {
-            // For a seekable MP3 without a tag that has its number of frames, the reader estimates the number.
-            Format::Mp3 => {
-                let (found, watched) = Gaps::of(source);
-                gaps = Some(found);
-                Box::new(ReadOnlySource::new(watched))
-            }
-            _ => source,
-        };
-        let source = MediaSourceStream::new(source, MediaSourceStreamOptions::default());
-        let options = FormatOptions::default();
-        let reader: Box<dyn FormatReader> = match format {
-            Format::Flac => return Err(broken("FLAC has a decoder of its own")),
-            Format::Wav => Box::new(WavReader::try_new(source, options).map_err(failed)?),
-            Format::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(failed)?),
-            Format::M4a => Box::new(IsoMp4Reader::try_new(source, options).map_err(failed)?),
-            Format::Ogg | Format::Opus => Box::new(OggReader::try_new(source, options).map_err(failed)?),
-            Format::Aiff => Box::new(AiffReader::try_new(source, options).map_err(failed)?),
-            Format::Caf => Box::new(CafReader::try_new(source, options).map_err(failed)?),
-            Format::Mkv => Box::new(MkvReader::try_new(source, options).map_err(failed)?),
-        };
+impl Stream {
+    fn of(reader: &dyn FormatReader, format: Format) -> Result<Stream, Fault> {
         let no_track = || broken("no audio track");
         let track = reader.default_track(TrackType::Audio).ok_or_else(no_track)?;
         let (track_id, mut promised) = (track.id, track.num_frames);
@@ -263,12 +242,65 @@ impl Blocks {
             let decoder = codecs.make_audio_decoder(parameters, &options);
             Decoder::Symphonia(decoder.map_err(failed)?)
         };
-        Ok(Blocks {
-            reader,
+        Ok(Stream {
             decoder,
             track_id,
             promised,
             lossy: [CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS].contains(&codec),
+        })
+    }
+}
+
+/// Samples of one packet.
+pub(crate) struct Block<'a> {
+    /// Place of the first frame in the recording, as the format has it.
+    pub first: u64,
+    pub frames: u64,
+    pub layout: &'a StreamInfo,
+    /// Interleaved and left-justified.
+    pub samples: &'a [i32],
+}
+
+impl Blocks {
+    /// Any format but FLAC.
+    pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
+        let mut gaps = None;
+        let source: Box<dyn MediaSource> = match format {
+            // For a seekable MP3 without a tag that has its number of frames, the reader estimates the number.
+            Format::Mp3 => {
+                let (found, watched) = Gaps::of(source);
+                gaps = Some(found);
+                Box::new(ReadOnlySource::new(watched))
+            }
+            _ => source,
+        };
+        let source = MediaSourceStream::new(source, MediaSourceStreamOptions::default());
+        let options = FormatOptions::default();
+        let reader: Box<dyn FormatReader> = match format {
+            Format::Flac => return Err(broken("FLAC has a decoder of its own")),
+            Format::Wav => Box::new(WavReader::try_new(source, options).map_err(failed)?),
+            Format::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(failed)?),
+            Format::M4a => Box::new(IsoMp4Reader::try_new(source, options).map_err(failed)?),
+            Format::Ogg | Format::Opus => Box::new(OggReader::try_new(source, options).map_err(failed)?),
+            Format::Aiff => Box::new(AiffReader::try_new(source, options).map_err(failed)?),
+            Format::Caf => Box::new(CafReader::try_new(source, options).map_err(failed)?),
+            Format::Mkv => Box::new(MkvReader::try_new(source, options).map_err(failed)?),
+        };
+        let Stream {
+            decoder,
+            track_id,
+            promised,
+            lossy,
+        } = Stream::of(&*reader, format)?;
+        Ok(Blocks {
+            reader,
+            format,
+            decoder,
+            track_id,
+            promised,
+            given: 0,
+            before: 0,
+            lossy,
             flac_bits: None,
             next_packet: None,
             most_missing: match format {
@@ -296,7 +328,10 @@ impl Blocks {
         Ok(Blocks {
             track_id: track.id,
             promised: track.num_frames,
+            given: 0,
+            before: 0,
             reader: Box::new(reader),
+            format: Format::Flac,
             decoder: Decoder::Symphonia(Box::new(decoder)),
             lossy: false,
             flac_bits: Some(info.bits),
@@ -325,8 +360,30 @@ impl Blocks {
         Ok(())
     }
 
+    /// Goes on with the next of several streams of an Ogg file: they are joined by writing one file after the other, and by
+    /// radio stations, of which each piece is a stream. A piece may end early there, as it may have been left.
+    fn begin_stream(&mut self) -> Result<(), Fault> {
+        let stream = Stream::of(&*self.reader, self.format);
+        let Stream {
+            decoder,
+            track_id,
+            promised,
+            ..
+        } = stream.map_err(|fault| {
+            broken(format!(
+                "it goes on with another stream, which cannot be decoded: {}",
+                fault.detail
+            ))
+        })?;
+        (self.decoder, self.track_id, self.promised) = (decoder, track_id, promised);
+        self.before = self.given;
+        self.next_packet = None;
+        Ok(())
+    }
+
     /// Whether as many frames came as the header speaks of.
     pub fn check_end(&self, frames: u64) -> Result<(), Fault> {
+        let frames = frames.saturating_sub(self.before);
         match self.promised {
             // An MP4's edit list may name a part; Vorbis and MP3 count what they trim.
             Some(promised) if frames < promised => Err(broken(format!("{frames} frames, its header says {promised}"))),
@@ -336,7 +393,16 @@ impl Blocks {
 
     /// The next block that is not empty.
     pub fn next_block(&mut self) -> Result<Option<Block<'_>>, Fault> {
-        while let Some(packet) = self.reader.next_packet().map_err(failed)? {
+        loop {
+            let packet = match self.reader.next_packet() {
+                Ok(Some(packet)) => packet,
+                Ok(None) => break,
+                Err(SymphoniaError::ResetRequired) if matches!(self.format, Format::Ogg | Format::Opus) => {
+                    self.begin_stream()?;
+                    continue;
+                }
+                Err(error) => return Err(failed(error)),
+            };
             if packet.track_id != self.track_id {
                 continue;
             }
@@ -383,6 +449,7 @@ impl Blocks {
             if frames > 0 {
                 let first = u64::try_from(packet.pts.get()).unwrap_or_default();
                 self.last = Some((first, frames));
+                self.given += frames;
                 return Ok(self.last_block());
             }
         }
@@ -435,8 +502,20 @@ impl Trim {
 /// Notes the layout of the first block, and refuses blocks with another layout, or an impossible one.
 fn accept(layout: &mut Option<StreamInfo>, here: StreamInfo) -> Result<(), Fault> {
     let (rate, channels) = (here.sample_rate, here.channels);
-    if *layout.get_or_insert_with(|| here.clone()) != here {
-        return Err(broken("sample rate, channels or width change within the recording"));
+    let first = layout.get_or_insert_with(|| here.clone());
+    if *first != here {
+        let of = |info: &StreamInfo| {
+            format!(
+                "{} Hz, {} channels, {} bits",
+                info.sample_rate, info.channels, info.bits
+            )
+        };
+        let detail = format!(
+            "sample rate, channels or width change within the recording: {} after {}",
+            of(&here),
+            of(first)
+        );
+        return Err(broken(detail));
     }
     if !(1..=MOST_RATE).contains(&rate) || !(1..=MOST_CHANNELS).contains(&channels) {
         let detail = format!("{rate} Hz with {channels} channels");
