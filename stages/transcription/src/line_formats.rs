@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::lines::one_line;
 use crate::times::{decimal_seconds, milliseconds};
@@ -98,7 +99,8 @@ struct TimedText<'a> {
 
 /// One line of JSON for the recording, as NeMo's `transcribe_speech.py` writes with time stamps: `audio_filepath`,
 /// `duration`, `pred_text`, and in `word` and `segment` lists of texts with `start` and `end` in seconds. The lines of
-/// several recordings are a manifest.
+/// several recordings are a manifest. For the row of a manifest it is that row, with all of its keys, and `pred_text`, `word`
+/// and `segment`; times are from the beginning of the row's part of its recording.
 ///
 /// An error if a time is no number.
 pub fn jsonl(transcript: &Transcript) -> Result<String> {
@@ -139,9 +141,24 @@ pub fn jsonl(transcript: &Transcript) -> Result<String> {
             format!("{time} is not a number"),
         ));
     }
-    let json = serde_json::to_string(&line);
-    let json = json.map_err(|error| TranscriptionError::transcript("the transcript", error.to_string()))?;
-    Ok(json + "\n")
+    let failed = |error: serde_json::Error| TranscriptionError::transcript("the transcript", error.to_string());
+    let json = match &transcript.metadata.row {
+        None => serde_json::to_string(&line),
+        Some(row) => {
+            let mut row = row.clone();
+            if let Value::Object(line) = serde_json::to_value(&line).map_err(failed)? {
+                for (key, value) in line {
+                    if matches!(key.as_str(), "audio_filepath" | "duration") {
+                        row.entry(key).or_insert(value);
+                    } else {
+                        row.insert(key, value);
+                    }
+                }
+            }
+            serde_json::to_string(&row)
+        }
+    };
+    Ok(json.map_err(failed)? + "\n")
 }
 
 #[cfg(test)]
@@ -247,6 +264,21 @@ mod tests {
             "\n"
         );
         assert_eq!(line, expected);
+        // The row of a manifest keeps what it has.
+        let mut row = example();
+        let Value::Object(values) =
+            serde_json::json!({"segment_id": "s", "audio_filepath": "/a b.flac", "offset": 2, "pred_text": "old"})
+        else {
+            unreachable!()
+        };
+        row.metadata.row = Some(values);
+        let line: Value = serde_json::from_str(&jsonl(&row).unwrap()).unwrap();
+        let keys = ["segment_id", "audio_filepath", "offset", "duration", "pred_text"].map(|key| &line[key]);
+        assert_eq!(
+            serde_json::json!(keys),
+            serde_json::json!(["s", "/a b.flac", 2, 12.5, "good morning to you"])
+        );
+        assert_eq!(line["word"].as_array().unwrap().len(), 2);
         let mut broken = example();
         broken.segments[0].end = f64::NAN;
         assert!(jsonl(&broken).is_err());

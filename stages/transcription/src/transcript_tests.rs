@@ -15,6 +15,7 @@ fn metadata() -> Metadata {
     Metadata {
         source_file: "talks/a.flac".to_owned(),
         channel: None,
+        row: None,
         duration_s: 2.5,
         model: "small.nemo".to_owned(),
         model_digest: "00ff".to_owned(),

@@ -272,6 +272,7 @@ impl Work {
         let metadata = Metadata {
             source_file: self.source_name.clone(),
             channel: None,
+            row: None,
             duration_s: duration,
             damaged_at: progress.damaged.then_some(duration),
             model: model.recognizer.name.clone(),
