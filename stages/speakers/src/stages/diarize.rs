@@ -47,7 +47,8 @@ use crate::silero::SAMPLE_RATE;
 /// diarization_s, total_s`; it alone differs from run to run.
 ///
 /// Recordings that cannot be diarized are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
-/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`.
+/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`, `changed_while_read` (it is still being written; the next
+/// run reads it again).
 ///
 /// # Example
 ///
