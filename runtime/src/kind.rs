@@ -231,6 +231,12 @@ pub trait Source {
     /// may end before. Called before each `read`. The files of the partitions may change until they are read.
     fn upcoming(&mut self, _partitions: &[Partition]) {}
 
+    /// Whether a partition whose files change each time that they are read becomes a reject (`changed_while_read`, of class
+    /// `fault`), which the next run reads again. Otherwise the run ends with an error.
+    fn refuses_changed_files(&self) -> bool {
+        false
+    }
+
     /// Gives one partition. Called on the worker that the partition falls to; other workers read other
     /// partitions at the same time with bodies of their own.
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError>;

@@ -61,7 +61,7 @@ pub use out::Out;
 pub use partition::Partition;
 pub use read_once::ReadOnce;
 pub use regular_file::{open_input_file, open_regular_file, open_regular_file_or_open_pipe, read_regular_file};
-pub use reject::{Reject, RejectClass, UNREADABLE};
+pub use reject::{CHANGED, Reject, RejectClass, UNREADABLE};
 pub use row_number::ROW;
 pub use run_error::RunError;
 pub use secret::Secret;

@@ -31,6 +31,9 @@ impl RejectClass {
 /// refuses rows of its input for this reason runs again each time.
 pub const UNREADABLE: &str = "unreadable_file";
 
+/// The reason of what is refused because its files changed while they were read. The next run reads them again.
+pub const CHANGED: &str = "changed_while_read";
+
 /// The column that names a row where a binary says nothing else.
 pub(crate) const ID_COLUMN: &str = "id";
 

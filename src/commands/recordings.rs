@@ -18,6 +18,7 @@ use flow_runtime::store::{Access, Records, Store};
 use flow_runtime::{Digest, StageError, read_regular_file};
 use flow_storage::{Location, Storage, is_file, is_url};
 use flow_transcription::channels::{ChannelUse, Listed, shared_listed};
+use flow_transcription::manifest_rows::is_manifest_by_content;
 use tempfile::TempDir;
 
 use super::past_run::PastRun;
@@ -177,13 +178,16 @@ pub fn work(
     let path = |recording: &Recording| folder.join(format!("{}.{}", recording.name, work.formats[0].name));
     // Written by this run: a file of an earlier run may exist.
     let written = written_by(&run, work.formats[0].stage)?;
-    let done: Vec<_> = listed
+    let mut done: Vec<_> = listed
         .iter()
         .filter(|listed| written.contains(&listed.recording.name))
         .collect();
     if arguments.stdout {
+        // Rows of manifests in their order, so that lines are a manifest again.
+        let is_rows = listed.iter().all(|listed| listed.row.is_some());
+        done.sort_by_key(|done| done.row.as_ref().map(|row| row.place));
         for done in &done {
-            if listed.len() > 1 {
+            if listed.len() > 1 && !(is_rows && work.formats[0].name == "jsonl") {
                 writeln!(out, "==> {} <==", shown(done))?;
             }
             let path = path(&done.recording);
@@ -211,6 +215,17 @@ pub fn work(
 /// The file of a recording, and which of its channels, as it is shown.
 fn shown(listed: &Listed) -> String {
     let file = escape_line(&listed.recording.file);
+    let file = match &listed.row {
+        Some(row) if row.refused.is_none() => {
+            let id = row
+                .values
+                .get("segment_id")
+                .and_then(|id| id.as_str())
+                .unwrap_or_default();
+            format!("{file} (row {})", escape_line(id)).into()
+        }
+        _ => file,
+    };
     match listed.channels {
         Channels::Mix => file.into_owned(),
         Channels::One(channel) => format!("{file} (channel {})", channel + 1),
@@ -403,8 +418,9 @@ fn keep(from: &mut dyn Read, path: &Path) -> Result<(), Failure> {
             .read_to_end(&mut block)
             .map_err(unreadable)?;
         file.write_all(&block).map_err(unwritten)?;
-        // Behind a tag there may be anything.
-        let is_none = !begun && recognise(&block).is_err() && !block.starts_with(b"ID3");
+        // Behind a tag there may be anything, and a manifest is no recording.
+        let is_other = block.starts_with(b"ID3") || is_manifest_by_content(&block);
+        let is_none = !begun && recognise(&block).is_err() && !is_other;
         if block.is_empty() || is_none {
             return Ok(());
         }

@@ -8,6 +8,7 @@ use flow_model::tokenizer::Tokenizer;
 use flow_runtime::registry::Registry;
 use flow_transcription::Format;
 use flow_transcription::channels;
+use flow_transcription::manifest_rows::is_manifest;
 use flow_transcription::recognizer::languages;
 
 use super::fetch::{fetch_diarization_model, local_model};
@@ -68,6 +69,14 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         return Err(Failure::usage(
             "`--channels split` and `--diarize` are both about who speaks",
             "take the first where each speaker has a channel, the second where not",
+        ));
+    }
+    if arguments.diarize
+        && let Some(manifest) = arguments.recordings.input.iter().find(|text| is_manifest(text))
+    {
+        return Err(Failure::usage(
+            format!("{manifest} is a manifest, and the speakers of its rows are not known"),
+            "name the recordings themselves, or leave out --diarize",
         ));
     }
     if !arguments.diarize

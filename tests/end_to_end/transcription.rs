@@ -1,10 +1,11 @@
 //! `flow transcribe`: recordings to transcripts.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 
 use arrow::array::AsArray;
 use serde_json::Value;
@@ -283,6 +284,105 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
         (place.out("dangling.txt"), place.out("talks/good.txt")),
         (good.clone(), good)
     );
+}
+
+/// The lines of a manifest come back with transcripts, in their order, as `manifest.read` takes them.
+#[test]
+fn a_manifest_is_transcribed_row_by_row() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "talks/a.flac");
+    place.copy("rec_hi_0008_001.flac", "b.flac");
+    let lines = [
+        r#"{"audio_filepath": "talks/a.flac", "offset": 0.5, "duration": 2.5, "segment_id": "z", "text": "x", "lang": "hi"}"#,
+        r#"{"audio_filepath": "gone.flac", "duration": 1, "text": "x", "lang": "hi"}"#,
+        r#"{"audio_filepath": "b.flac", "offset": -1, "duration": 1, "text": "x", "lang": "hi"}"#,
+        r#"{"audio_filepath": "b.flac", "duration": 1.5, "segment_id": "b/1", "text": "y", "lang": "hi", "speaker": "s"}"#,
+    ];
+    place.write("rows.jsonl", lines.join("\n").as_bytes());
+    let run = |format: &str, more: &[&str]| {
+        let mut flow = place.command();
+        flow.args(["in/rows.jsonl", "--out", "out", "--format", format])
+            .args(more);
+        flow.output().unwrap()
+    };
+    let output = run("jsonl", &["--stdout"]);
+    expect_code(&output, 4);
+    let told = stderr(&output);
+    for (name, why) in [
+        ("gone.flac (row gone)", "missing_file"),
+        ("in/rows.jsonl, line 3", "offset_invalid"),
+    ] {
+        let named = |line: &str| line.contains(&format!("{name} was not transcribed")) && line.contains(why);
+        assert!(told.lines().any(named), "{name}: {told}");
+    }
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let found: Vec<Value> = printed
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let ids: Vec<&str> = found.iter().map(|line| line["segment_id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["z", "b/1"]);
+    assert_eq!((&found[0]["offset"], &found[1]["speaker"]), (&0.5.into(), &"s".into()));
+    assert!(!found[0]["pred_text"].as_str().unwrap().is_empty());
+    let last = found[0]["word"].as_array().unwrap().last().unwrap();
+    assert!(
+        last["end"].as_f64().unwrap() <= 2.5,
+        "times are those of the part: {last}"
+    );
+
+    // Another format decodes nothing.
+    expect_code(&run("srt", &[]), 4);
+    assert_eq!(ran(&place), expected(0, 4));
+    assert!(place.path("out/rows/b/1.srt").is_file());
+
+    std::fs::write(place.path("labelled.jsonl"), printed).unwrap();
+    let pipeline = "flow: 1\nstages:\n  rows: {uses: manifest.read, with: {manifest: labelled.jsonl}}\n  write:\n    uses: \
+                    manifest.write\n    from: {train: rows}\n    with: {out: again, jsonl: true}\n";
+    std::fs::write(place.path("again.yaml"), pipeline).unwrap();
+    let mut flow = program();
+    flow.current_dir(place.folder.path()).args(["run", "again.yaml"]);
+    expect_code(&flow.output().unwrap(), 0);
+    let again = std::fs::read_to_string(place.path("again/train_manifest_v2.jsonl")).unwrap();
+    assert_eq!(again.lines().count(), 2);
+    assert!(again.contains("pred_text") && again.contains("\"b/1\""), "{again}");
+
+    let refused = run("txt", &["--diarize"]);
+    expect_code(&refused, 2);
+    assert!(stderr(&refused).contains("is a manifest"), "{}", stderr(&refused));
+}
+
+/// A recorder that is still writing: the others are transcribed, and the next run takes its file.
+#[test]
+fn a_recording_that_grows_is_left_for_the_next_run() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    let mut growing = silence(60);
+    // As programs write it that do not know the length yet.
+    growing[4..8].fill(0xff);
+    growing[40..44].fill(0xff);
+    place.write("growing.wav", &growing);
+    let is_done = AtomicBool::new(false);
+    let output = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let path = place.path("in/growing.wav");
+            let mut file = std::fs::File::options().append(true).open(path).unwrap();
+            while !is_done.load(Ordering::Relaxed) {
+                file.write_all(&[0; 2]).unwrap();
+                std::thread::sleep(Duration::from_millis(15));
+            }
+        });
+        let output = place.transcribe(&[]);
+        is_done.store(true, Ordering::Relaxed);
+        output
+    });
+    expect_code(&output, 4);
+    let told = stderr(&output);
+    let named = |line: &str| line.contains("growing.wav was not transcribed") && line.contains("while it");
+    assert!(told.lines().any(named), "{told}");
+    assert!(!place.out("a.txt").is_empty() && !place.path("out/growing.txt").exists());
+    expect_code(&place.transcribe(&[]), 0);
+    assert_eq!(place.out("growing.txt"), "");
+    assert_eq!(ran(&place), expected(1, 1));
 }
 
 /// Names that a terminal would obey or that are no text, and what is no file: nothing of it stops the others, or is waited for.

@@ -1,4 +1,4 @@
-//! Source files that cannot be read: their partition is refused, and the run goes on.
+//! Source files that cannot be read, or change while they are read: their partition is refused, and the run goes on.
 
 use super::job::{FilesDigest, changed};
 use crate::digest::Digest;
@@ -7,7 +7,7 @@ use crate::kind::Source;
 use crate::out::Out;
 use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
-use crate::reject::{RejectClass, UNREADABLE};
+use crate::reject::{CHANGED, RejectClass, UNREADABLE};
 use crate::store::DigestedFile;
 
 /// The files of a partition, as [`give`] needs to know them.
@@ -31,8 +31,11 @@ pub(super) trait SourceFiles {
 /// checked before the source reads, or afterwards, when the source fails. After a failure that does not persist the
 /// source reads once more.
 ///
+/// Files that change while the source reads them, twice, end the run, or where [`Source::refuses_changed_files`] says so are a
+/// reject. Its digest is that of no state of the files, so that the next run reads them again.
+///
 /// # Errors
-/// Where the source fails though its files can be read, or they change while it reads them.
+/// Where the source fails though its files can be read and stay as they are, or where changes end the run.
 pub(super) fn give(
     body: &mut dyn Source,
     partition: &Partition,
@@ -67,8 +70,24 @@ pub(super) fn give(
             }
             Err(error) => error,
         };
-        if afresh || files.leaving() {
+        if files.leaving() {
             return Err(failure);
+        }
+        if afresh {
+            let Some(FilesDigest { digest, .. }) = before.filter(|_| body.refuses_changed_files()) else {
+                return Err(failure);
+            };
+            // A source may fail on files that change, for example where one is shorter than when it was read before.
+            if files.digest(false)?.digest == digest {
+                return Err(failure);
+            }
+            let mut out = Out::new(partition.clone()).named_by(id_column);
+            let why = "it changed while it was read: run again once it is written";
+            out.reject_partition(CHANGED, RejectClass::Fault, why);
+            return Ok((
+                out,
+                Digest::of_parts([b"flow: changed files".as_slice(), digest.as_bytes()]),
+            ));
         }
         // A note of an earlier run says nothing about whether the files can be read now.
         afresh = true;
@@ -84,6 +103,23 @@ mod tests {
 
     /// Fails at its first calls.
     struct Flaky(u32);
+
+    /// The same, which refuses files that change.
+    struct Refusing(Flaky);
+
+    impl Source for Refusing {
+        fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+            Ok(Vec::new())
+        }
+
+        fn refuses_changed_files(&self) -> bool {
+            true
+        }
+
+        fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
+            self.0.read(partition, out)
+        }
+    }
 
     impl Source for Flaky {
         fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
@@ -240,6 +276,26 @@ mod tests {
                 .contains("changed while they were read")
         );
         assert_eq!(asked.get(), 4);
+        // Some sources refuse them, whether they gave something or failed; what they gave is dropped.
+        for failures in [0, 2] {
+            asked.set(0);
+            let source = &mut Refusing(Flaky(failures));
+            let (out, digest) = give(source, &Partition::new("p"), "id", &files).unwrap();
+            let (_, rejects) = out.rejects.into_iter().next().unwrap();
+            let reject = rejects.sorted().next().unwrap().unwrap();
+            assert_eq!((reject.reason.as_str(), reject.row, out.read.len()), (CHANGED, None, 0));
+            // The next run finds nothing under the digest of what is there then.
+            assert!((0..=u8::MAX).all(|state| digest != Digest::of(state.to_string().as_bytes())));
+        }
+        // A failure with files that stay as they are is none of theirs.
+        let same = Known {
+            digest: |_: bool| file("good", false),
+            read_by_source: false,
+            own: None,
+            leaving: false,
+        };
+        let given = give(&mut Refusing(Flaky(2)), &Partition::new("p"), "id", &same);
+        assert!(given.err().unwrap().to_string().contains("os error 5"));
         // Files are not waited for when the run is being aborted.
         asked.set(0);
         files.leaving = true;

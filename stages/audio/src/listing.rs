@@ -128,7 +128,8 @@ fn add(found: &mut Found, files: Files) -> Result<()> {
     Ok(())
 }
 
-fn has_ending_of_audio(file: &str) -> bool {
+/// Whether the name of a file has an ending of audio.
+pub fn has_ending_of_audio(file: &str) -> bool {
     let ending = Path::new(file)
         .extension()
         .map(|ending| ending.to_string_lossy().to_lowercase());

@@ -95,12 +95,14 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
 /// The formats in the identity. Some have a version number, which is raised for changes that affect them only, so that
 /// corpora of FLAC are not decoded again. WAV: since 2, a file with sizes of 0xFFFFFFFF in its header is read to its end,
 /// since 3 one with 0, and since 4 one that is longer than its header says is damaged. MP3 since 2: files that were joined are
-/// read to their end, and a missing part is damage; the latter also in Ogg Vorbis since 2.
+/// read to their end, and a missing part is damage; the latter also in Ogg Vorbis since 2. Since Ogg Vorbis 3 and Opus 2, several
+/// streams one after the other in a file are read to the end.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
         Format::Wav => "wav 4",
         Format::Mp3 => "mp3 2",
-        Format::Ogg => "ogg 2",
+        Format::Ogg => "ogg 3",
+        Format::Opus => "opus 2",
         other => other.as_str(),
     };
     in_order.iter().map(name).collect()

@@ -4,7 +4,7 @@
 //! hash, and a FLAC made of them agree: 16 bits for lossy codecs, A-law and 16-bit PCM, 24 bits for wider and
 //! floating-point PCM.
 
-use std::io::Cursor;
+use std::io::{self, Cursor, Read, SeekFrom};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sha2::{Digest as _, Sha256};
@@ -160,15 +160,21 @@ fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<()
 /// Reads a recording block by block. The third-party decoders get hostile input: the caller must catch their panics.
 pub(crate) struct Blocks {
     reader: Box<dyn FormatReader>,
+    format: Format,
     decoder: Decoder,
     track_id: u32,
-    /// Frames that the header speaks of.
+    /// Frames that the header speaks of; in an Ogg of several streams one after the other, that of the stream that is read.
     pub promised: Option<u64>,
+    /// Frames that were given, and those of them that came of streams before the one that is read.
+    given: u64,
+    before: u64,
     lossy: bool,
     /// FLAC's bits per sample; samples are decoded to 32 bits.
     flac_bits: Option<u32>,
     /// For Ogg, whose reader silently skips damaged pages: frames that may be missing between two packets.
     most_missing: Option<u64>,
+    /// For Ogg, whose reader silently leaves out a stream that is cut in its header or its only page.
+    is_unfinished: bool,
     /// Where the next packet begins, if none is missing.
     next_packet: Option<i64>,
     /// For MP3, whose reader silently skips what is no frame.
@@ -187,41 +193,34 @@ enum Decoder {
     Opus(Box<OpusPackets>),
 }
 
-/// Samples of one packet.
-pub(crate) struct Block<'a> {
-    /// Place of the first frame in the recording, as the format has it.
-    pub first: u64,
-    pub frames: u64,
-    pub layout: &'a StreamInfo,
-    /// Interleaved and left-justified.
-    pub samples: &'a [i32],
+/// Whether the last page of an Ogg file is cut, or not the last one of its stream.
+fn ends_within_a_stream(source: &mut dyn MediaSource) -> io::Result<bool> {
+    /// Two of the largest pages.
+    const TAIL: u64 = 1 << 17;
+    let mut tail = Vec::new();
+    source.seek(SeekFrom::Start(source.byte_len().unwrap_or(0).saturating_sub(TAIL)))?;
+    (&mut *source).take(TAIL).read_to_end(&mut tail)?;
+    source.seek(SeekFrom::Start(0))?;
+    let is_head = |head: &[u8]| head.starts_with(b"OggS\0") && head[5] < 8;
+    let Some(last) = tail.windows(6).rposition(is_head) else {
+        return Ok(false);
+    };
+    let page = &tail[last..];
+    let laces = page.get(26).and_then(|count| page.get(27..27 + usize::from(*count)));
+    let length = laces.map(|laces| 27 + laces.len() + laces.iter().map(|lace| usize::from(*lace)).sum::<usize>());
+    Ok(page[5] & 4 == 0 || length.is_none_or(|length| length > page.len()))
 }
 
-impl Blocks {
-    /// Any format but FLAC.
-    pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
-        let mut gaps = None;
-        let source: Box<dyn MediaSource> = match format {
-            // For a seekable MP3 without a tag that has its number of frames, the reader estimates the number.
-            Format::Mp3 => {
-                let (found, watched) = Gaps::of(source);
-                gaps = Some(found);
-                Box::new(ReadOnlySource::new(watched))
-            }
-            _ => source,
-        };
-        let source = MediaSourceStream::new(source, MediaSourceStreamOptions::default());
-        let options = FormatOptions::default();
-        let reader: Box<dyn FormatReader> = match format {
-            Format::Flac => return Err(broken("FLAC has a decoder of its own")),
-            Format::Wav => Box::new(WavReader::try_new(source, options).map_err(failed)?),
-            Format::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(failed)?),
-            Format::M4a => Box::new(IsoMp4Reader::try_new(source, options).map_err(failed)?),
-            Format::Ogg | Format::Opus => Box::new(OggReader::try_new(source, options).map_err(failed)?),
-            Format::Aiff => Box::new(AiffReader::try_new(source, options).map_err(failed)?),
-            Format::Caf => Box::new(CafReader::try_new(source, options).map_err(failed)?),
-            Format::Mkv => Box::new(MkvReader::try_new(source, options).map_err(failed)?),
-        };
+/// One stream of a recording, which its reader is at.
+struct Stream {
+    decoder: Decoder,
+    track_id: u32,
+    promised: Option<u64>,
+    lossy: bool,
+}
+
+impl Stream {
+    fn of(reader: &dyn FormatReader, format: Format) -> Result<Stream, Fault> {
         let no_track = || broken("no audio track");
         let track = reader.default_track(TrackType::Audio).ok_or_else(no_track)?;
         let (track_id, mut promised) = (track.id, track.num_frames);
@@ -263,12 +262,68 @@ impl Blocks {
             let decoder = codecs.make_audio_decoder(parameters, &options);
             Decoder::Symphonia(decoder.map_err(failed)?)
         };
-        Ok(Blocks {
-            reader,
+        Ok(Stream {
             decoder,
             track_id,
             promised,
             lossy: [CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS].contains(&codec),
+        })
+    }
+}
+
+/// Samples of one packet.
+pub(crate) struct Block<'a> {
+    /// Place of the first frame in the recording, as the format has it.
+    pub first: u64,
+    pub frames: u64,
+    pub layout: &'a StreamInfo,
+    /// Interleaved and left-justified.
+    pub samples: &'a [i32],
+}
+
+impl Blocks {
+    /// Any format but FLAC.
+    pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
+        let (mut source, mut gaps, mut is_unfinished) = (source, None, false);
+        if matches!(format, Format::Ogg | Format::Opus) {
+            is_unfinished = ends_within_a_stream(&mut *source).map_err(|error| failed(error.into()))?;
+        }
+        let source: Box<dyn MediaSource> = match format {
+            // For a seekable MP3 without a tag that has its number of frames, the reader estimates the number.
+            Format::Mp3 => {
+                let (found, watched) = Gaps::of(source);
+                gaps = Some(found);
+                Box::new(ReadOnlySource::new(watched))
+            }
+            _ => source,
+        };
+        let source = MediaSourceStream::new(source, MediaSourceStreamOptions::default());
+        let options = FormatOptions::default();
+        let reader: Box<dyn FormatReader> = match format {
+            Format::Flac => return Err(broken("FLAC has a decoder of its own")),
+            Format::Wav => Box::new(WavReader::try_new(source, options).map_err(failed)?),
+            Format::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(failed)?),
+            Format::M4a => Box::new(IsoMp4Reader::try_new(source, options).map_err(failed)?),
+            Format::Ogg | Format::Opus => Box::new(OggReader::try_new(source, options).map_err(failed)?),
+            Format::Aiff => Box::new(AiffReader::try_new(source, options).map_err(failed)?),
+            Format::Caf => Box::new(CafReader::try_new(source, options).map_err(failed)?),
+            Format::Mkv => Box::new(MkvReader::try_new(source, options).map_err(failed)?),
+        };
+        let Stream {
+            decoder,
+            track_id,
+            promised,
+            lossy,
+        } = Stream::of(&*reader, format)?;
+        Ok(Blocks {
+            reader,
+            format,
+            decoder,
+            track_id,
+            promised,
+            given: 0,
+            before: 0,
+            lossy,
             flac_bits: None,
             next_packet: None,
             most_missing: match format {
@@ -276,6 +331,7 @@ impl Blocks {
                 Format::Ogg => Some(MOST_MISSING),
                 _ => None,
             },
+            is_unfinished,
             gaps,
             trim: Trim::default(),
             layout: None,
@@ -296,12 +352,16 @@ impl Blocks {
         Ok(Blocks {
             track_id: track.id,
             promised: track.num_frames,
+            given: 0,
+            before: 0,
             reader: Box::new(reader),
+            format: Format::Flac,
             decoder: Decoder::Symphonia(Box::new(decoder)),
             lossy: false,
             flac_bits: Some(info.bits),
             next_packet: None,
             most_missing: None,
+            is_unfinished: false,
             gaps: None,
             trim: Trim::default(),
             layout: None,
@@ -325,8 +385,30 @@ impl Blocks {
         Ok(())
     }
 
+    /// Goes on with the next of several streams of an Ogg file: they are joined by writing one file after the other, and by
+    /// radio stations, of which each piece is a stream. A piece may end early there, as it may have been left.
+    fn begin_stream(&mut self) -> Result<(), Fault> {
+        let stream = Stream::of(&*self.reader, self.format);
+        let Stream {
+            decoder,
+            track_id,
+            promised,
+            ..
+        } = stream.map_err(|fault| {
+            broken(format!(
+                "it goes on with another stream, which cannot be decoded: {}",
+                fault.detail
+            ))
+        })?;
+        (self.decoder, self.track_id, self.promised) = (decoder, track_id, promised);
+        self.before = self.given;
+        self.next_packet = None;
+        Ok(())
+    }
+
     /// Whether as many frames came as the header speaks of.
     pub fn check_end(&self, frames: u64) -> Result<(), Fault> {
+        let frames = frames.saturating_sub(self.before);
         match self.promised {
             // An MP4's edit list may name a part; Vorbis and MP3 count what they trim.
             Some(promised) if frames < promised => Err(broken(format!("{frames} frames, its header says {promised}"))),
@@ -336,7 +418,16 @@ impl Blocks {
 
     /// The next block that is not empty.
     pub fn next_block(&mut self) -> Result<Option<Block<'_>>, Fault> {
-        while let Some(packet) = self.reader.next_packet().map_err(failed)? {
+        loop {
+            let packet = match self.reader.next_packet() {
+                Ok(Some(packet)) => packet,
+                Ok(None) => break,
+                Err(SymphoniaError::ResetRequired) if matches!(self.format, Format::Ogg | Format::Opus) => {
+                    self.begin_stream()?;
+                    continue;
+                }
+                Err(error) => return Err(failed(error)),
+            };
             if packet.track_id != self.track_id {
                 continue;
             }
@@ -383,10 +474,14 @@ impl Blocks {
             if frames > 0 {
                 let first = u64::try_from(packet.pts.get()).unwrap_or_default();
                 self.last = Some((first, frames));
+                self.given += frames;
                 return Ok(self.last_block());
             }
         }
         self.last = None;
+        if self.is_unfinished {
+            return Err(broken("it ends before its end"));
+        }
         if self.promised.is_none() && self.gaps.as_mut().is_some_and(|gaps| !gaps.ends()) {
             return Err(broken("it ends with what is no MP3"));
         }
@@ -435,8 +530,20 @@ impl Trim {
 /// Notes the layout of the first block, and refuses blocks with another layout, or an impossible one.
 fn accept(layout: &mut Option<StreamInfo>, here: StreamInfo) -> Result<(), Fault> {
     let (rate, channels) = (here.sample_rate, here.channels);
-    if *layout.get_or_insert_with(|| here.clone()) != here {
-        return Err(broken("sample rate, channels or width change within the recording"));
+    let first = layout.get_or_insert_with(|| here.clone());
+    if *first != here {
+        let of = |info: &StreamInfo| {
+            format!(
+                "{} Hz, {} channels, {} bits",
+                info.sample_rate, info.channels, info.bits
+            )
+        };
+        let detail = format!(
+            "sample rate, channels or width change within the recording: {} after {}",
+            of(&here),
+            of(first)
+        );
+        return Err(broken(detail));
     }
     if !(1..=MOST_RATE).contains(&rate) || !(1..=MOST_CHANNELS).contains(&channels) {
         let detail = format!("{rate} Hz with {channels} channels");

@@ -227,9 +227,10 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))
 }
 
-/// How many channels a recording has; none where it cannot be opened.
-pub fn channel_count(path: &Path) -> Option<u32> {
-    let reader = RecordingReader::open(path, None, Channels::Mix).ok()?;
+/// How many channels a recording has, which is the file or the `range` (offset and size in bytes) of it; none where it cannot be
+/// opened.
+pub fn channel_count(path: &Path, range: Option<(u64, u64)>) -> Option<u32> {
+    let reader = RecordingReader::open(path, range, Channels::Mix).ok()?;
     Some(reader.layout.channels)
 }
 

@@ -332,11 +332,11 @@ fn a_channel_is_what_it_is_alone() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
-    assert_eq!(channel_count(&path), None);
+    assert_eq!(channel_count(&path, None), None);
     std::fs::write(&path, &bytes).unwrap();
-    assert_eq!(channel_count(&path), Some(2));
+    assert_eq!(channel_count(&path, None), Some(2));
     std::fs::write(&path, b"a text").unwrap();
-    assert_eq!(channel_count(&path), None);
+    assert_eq!(channel_count(&path, None), None);
 }
 
 /// What came before the damage is given, and it is right.
@@ -399,12 +399,87 @@ fn page(kind: u8, end: u64, number: u32, packets: &[&[u8]]) -> Vec<u8> {
     bytes.push(lacing.len() as u8);
     bytes.extend(lacing);
     bytes.extend(packets.concat());
+    sealed(bytes)
+}
+
+/// A page with its check sum, which is 0 in `bytes`.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let sum = bytes.iter().fold(0u32, |sum, byte| {
         let shift = |sum: u32, _| (sum << 1) ^ if sum >> 31 == 1 { 0x04c1_1db7 } else { 0 };
         (0..8).fold(sum ^ u32::from(*byte) << 24, shift)
     });
     bytes[22..26].copy_from_slice(&sum.to_le_bytes());
     bytes
+}
+
+/// The pages of an Ogg file of one stream, with another serial number.
+fn with_serial(mut ogg: &[u8], serial: u8) -> Vec<u8> {
+    let mut pages = Vec::new();
+    while !ogg.is_empty() {
+        let count = usize::from(ogg[26]);
+        let length: usize = ogg[27..27 + count].iter().map(|lace| usize::from(*lace)).sum();
+        let (page, rest) = ogg.split_at(27 + count + length);
+        let mut page = page.to_vec();
+        page[14..18].fill(serial);
+        page[22..26].fill(0);
+        pages.extend(sealed(page));
+        ogg = rest;
+    }
+    pages
+}
+
+/// As radio stations write them, and who writes one file after the other.
+#[test]
+fn streams_that_follow_in_one_ogg_are_read_to_the_end() {
+    let samples = |bytes: &[u8]| crate::recording::decode(bytes, u64::MAX).unwrap().interleaved;
+    let long = opus(1, &hum(9.0, 300.0));
+    assert!(long.len() > 1 << 16, "more than is searched for an end at once");
+    for (name, first, second) in [
+        ("vorbis", tone("tone.ogg"), tone("tone.ogg")),
+        ("opus", tone("tone.opus"), opus(1, &hum(1.3, 700.0))),
+        ("opus, long", long.clone(), opus(1, &hum(0.5, 700.0))),
+        ("opus, short before long", opus(1, &hum(0.5, 700.0)), long),
+    ] {
+        let parts = [&first, &second, &first];
+        for serials in [[1, 2, 3], [7, 7, 7]] {
+            let joined: Vec<Vec<u8>> = std::iter::zip(parts, serials)
+                .map(|(part, serial)| with_serial(part, serial))
+                .collect();
+            let chain = joined.concat();
+            let expected = parts.map(|part| samples(part)).concat();
+            assert!(samples(&chain) == expected, "{name} {serials:?}");
+            let whole = read(&chain);
+            assert_eq!(whole.end, Progress::End, "{name}");
+            assert_eq!(
+                whole.samples.len(),
+                parts.map(|part| read(part).samples.len()).iter().sum::<usize>(),
+                "{name}"
+            );
+            // The last stream is cut, and one in the middle is damaged.
+            let cut = read(&chain[..chain.len() - first.len() / 2]);
+            assert!(matches!(cut.end, Progress::Damaged(_)), "{name}: {:?}", cut.end);
+            assert!(cut.samples.len() > read(&first).samples.len(), "{name}");
+            let mut damaged = chain.clone();
+            damaged[first.len() + second.len() * 2 / 3] ^= 0xff;
+            let damaged = read(&damaged);
+            assert!(matches!(damaged.end, Progress::Damaged(_)), "{name}: {:?}", damaged.end);
+        }
+    }
+    // A layout is that of the whole recording.
+    let chain = [opus(1, &hum(1.0, 300.0)), with_serial(&opus(2, &hum(1.0, 300.0)), 9)].concat();
+    let read = read(&chain);
+    let said =
+        matches!(&read.end, Progress::Damaged(why) if why.contains("2 channels, 16 bits after 48000 Hz, 1 channels"));
+    assert!(said, "{:?}", read.end);
+    assert_eq!(read.samples.len(), 16_000);
+    // Nor may it go on with another codec.
+    let chain = [tone("tone.opus"), with_serial(&tone("tone.ogg"), 9)].concat();
+    let other = read_channels(&chain, Channels::Mix).unwrap();
+    assert!(
+        matches!(&other.end, Progress::Damaged(why) if why.contains("another codec")),
+        "{:?}",
+        other.end
+    );
 }
 
 /// The packets of an Ogg file of one stream, none of which crosses a page.
@@ -556,6 +631,6 @@ fn what_cannot_be_opened_says_why() {
     let pipe = folder.path().join("pipe.wav");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    assert_eq!(channel_count(&pipe), None);
+    assert_eq!(channel_count(&pipe, None), None);
     assert!(matches!(crate::decode::read_file(&pipe), Err(AudioError::Read { .. })));
 }

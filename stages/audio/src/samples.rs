@@ -82,6 +82,19 @@ pub struct RecordingSamples {
 /// # Errors
 /// If the file is there and cannot be read.
 pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<RecordingReader, Refusal>, AudioError> {
+    open_range(path, None, max_seconds, channels)
+}
+
+/// The same of a recording that is the `range` (offset and size in bytes) of a file, if there is one.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_range(
+    path: &Path,
+    range: Option<(u64, u64)>,
+    max_seconds: f64,
+    channels: Channels,
+) -> Result<Result<RecordingReader, Refusal>, AudioError> {
     let refused = |reason, detail: String| Ok(Err(Refusal::new(reason, path, detail)));
     // The length of a file; none of what is no file.
     let length = match flow_storage::is_url(path) {
@@ -102,7 +115,7 @@ pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<
             return Err(AudioError::Read { path, source });
         }
     }
-    match RecordingReader::open(path, None, channels) {
+    match RecordingReader::open(path, range, channels) {
         Ok(reader) if reader.stated_seconds().is_some_and(|seconds| seconds > max_seconds) => {
             Ok(Err(Refusal::too_long(path, max_seconds)))
         }

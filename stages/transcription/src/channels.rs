@@ -1,4 +1,4 @@
-//! Which channels of which recordings are transcribed.
+//! Which channels of which recordings are transcribed, and which parts of them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,6 +8,9 @@ use flow_audio::recording_reader::{Channels, channel_count};
 use flow_runtime::{Shared, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::manifest_rows::{Row, is_manifest, rows};
+use crate::streamed::StreamedRecording;
 
 /// How the channels of a recording are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -20,43 +23,67 @@ pub enum ChannelUse {
     Split,
 }
 
-/// A unit of transcription: a recording, or a channel of one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A unit of transcription: a recording, the row of a manifest, or a channel of one.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Listed {
     /// With the name of the transcript: that of a channel ends in `.ch1`, `.ch2` and so on.
     pub recording: Recording,
     pub channels: Channels,
+    /// Where a manifest names it.
+    pub row: Option<Arc<Row>>,
 }
 
-/// What `input` names ([`flow_audio::listing::recordings`]), sorted by name. With [`ChannelUse::Split`], a recording of
+impl Listed {
+    /// Its samples.
+    pub fn samples(&self) -> StreamedRecording {
+        let recording = StreamedRecording::new(&self.recording.path, self.channels);
+        match &self.row {
+            Some(row) => recording.with_place(row.range, row.part),
+            None => recording,
+        }
+    }
+}
+
+/// What `input` names: recordings ([`flow_audio::listing::recordings`]), and the rows of manifests
+/// ([`crate::manifest_rows::rows`]), sorted by name. With [`ChannelUse::Split`], a recording of
 /// several channels is listed once for each of them; one that cannot be opened is listed as a whole.
 ///
 /// # Errors
-/// As [`flow_audio::listing::recordings`], and if a channel would have the name of another recording.
+/// As [`flow_audio::listing::recordings`] and [`crate::manifest_rows::rows`], and if two transcripts would have one name.
 pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, StageError> {
-    let shared = shared_recordings(input)?;
-    let found = shared.iter().cloned();
-    let whole = |recording| Listed {
-        recording,
-        channels: Channels::Mix,
+    let (manifests, others): (Vec<String>, Vec<String>) = input.iter().cloned().partition(|text| is_manifest(text));
+    let shared = match others.is_empty() && !manifests.is_empty() {
+        true => Arc::default(),
+        false => shared_recordings(&others)?,
     };
-    if channels == ChannelUse::Mix {
-        return Ok(found.map(whole).collect());
+    let mut found: Vec<(Recording, Option<Arc<Row>>)> = shared.iter().map(|found| (found.clone(), None)).collect();
+    for (number, manifest) in manifests.iter().enumerate() {
+        let rows = rows(manifest, number)?.into_iter();
+        found.extend(rows.map(|(recording, row)| (recording, Some(Arc::new(row)))));
     }
     let mut listed = Vec::new();
-    for recording in found {
+    for (recording, row) in found {
+        let count = match &row {
+            _ if channels == ChannelUse::Mix => None,
+            Some(row) => channel_count(&recording.path, row.range),
+            None => channel_count(&recording.path, None),
+        };
         // The error is reported when it is transcribed.
-        let count = channel_count(&recording.path).unwrap_or(1);
-        if count == 1 {
-            listed.push(whole(recording));
+        let Some(count) = count.filter(|count| *count > 1) else {
+            listed.push(Listed {
+                recording,
+                channels: Channels::Mix,
+                row,
+            });
             continue;
-        }
+        };
         listed.extend((0..count).map(|channel| Listed {
             recording: Recording {
                 name: format!("{}.ch{}", recording.name, channel + 1),
                 ..recording.clone()
             },
             channels: Channels::One(channel),
+            row: row.clone(),
         }));
     }
     listed.sort_by(|a, b| a.recording.name.cmp(&b.recording.name));
@@ -64,7 +91,7 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
     for Listed { recording, .. } in &listed {
         if !names.insert(&recording.name) {
             let why = format!(
-                "`{}` would be the name of a recording and of a channel of another one: rename one of them",
+                "`{}` would be the name of two transcripts: of recordings, their channels or rows of manifests; rename one of them",
                 recording.name
             );
             return Err(StageError::setting("input", why));

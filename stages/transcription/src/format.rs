@@ -72,7 +72,8 @@ impl Format {
             Self::Tsv => tsv(transcript),
             Self::Ctm => {
                 let stem = Path::new(&transcript.metadata.source_file).file_stem();
-                ctm(transcript, &stem.unwrap_or_default().to_string_lossy())
+                let stem = stem.unwrap_or_default().to_string_lossy();
+                ctm(transcript, transcript.metadata.row_id().unwrap_or(&stem))
             }
             Self::Jsonl => jsonl(transcript)?,
             Self::Parquet => return parquet(transcript),

@@ -15,6 +15,7 @@ pub mod format;
 pub mod line_formats;
 mod lines;
 pub mod long_audio;
+pub mod manifest_rows;
 pub mod parquet_format;
 mod read_ahead;
 pub mod recognizer;

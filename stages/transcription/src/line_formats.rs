@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::lines::one_line;
 use crate::times::{decimal_seconds, milliseconds};
@@ -42,8 +43,8 @@ fn with_text(transcript: &Transcript) -> impl Iterator<Item = (&Segment, String)
     segments.filter(|(_, text)| !text.is_empty())
 }
 
-/// NIST's CTM: `recording 1 start duration word confidence` for each word, in the order of their starts. The confidence
-/// is left out where it is not known, as NIST's tools allow. Times are seconds with three decimals, so that a start
+/// NIST's CTM: `recording channel start duration word confidence` for each word, in the order of their starts. The channel is 1
+/// where the recording was not split into its channels. The confidence is left out where it is not known, as NIST's tools allow. Times are seconds with three decimals, so that a start
 /// and its duration add up to the end without an error. White space within a name or a word becomes `_`.
 pub fn ctm(transcript: &Transcript, recording: &str) -> String {
     let mut name = one_line(recording).replace(' ', "_");
@@ -55,12 +56,17 @@ pub fn ctm(transcript: &Transcript, recording: &str) -> String {
     }
     let mut words: Vec<_> = transcript.segments.iter().flat_map(Segment::timed_words).collect();
     words.sort_by(|a, b| a.start.total_cmp(&b.start));
+    let channel = transcript.metadata.channel.unwrap_or(1);
     let mut file = String::new();
     for word in words {
         let start = milliseconds(word.start);
         let duration = milliseconds(word.end).saturating_sub(start);
         let (start, duration) = (decimal_seconds(start), decimal_seconds(duration));
-        let _ = write!(file, "{name} 1 {start} {duration} {}", word.word.replace(' ', "_"));
+        let _ = write!(
+            file,
+            "{name} {channel} {start} {duration} {}",
+            word.word.replace(' ', "_")
+        );
         match word.confidence {
             Some(confidence) if confidence.is_finite() => {
                 let _ = writeln!(file, " {confidence:.4}");
@@ -93,7 +99,8 @@ struct TimedText<'a> {
 
 /// One line of JSON for the recording, as NeMo's `transcribe_speech.py` writes with time stamps: `audio_filepath`,
 /// `duration`, `pred_text`, and in `word` and `segment` lists of texts with `start` and `end` in seconds. The lines of
-/// several recordings are a manifest.
+/// several recordings are a manifest. For the row of a manifest it is that row, with all of its keys, and `pred_text`, `word`
+/// and `segment`; times are from the beginning of the row's part of its recording.
 ///
 /// An error if a time is no number.
 pub fn jsonl(transcript: &Transcript) -> Result<String> {
@@ -134,9 +141,24 @@ pub fn jsonl(transcript: &Transcript) -> Result<String> {
             format!("{time} is not a number"),
         ));
     }
-    let json = serde_json::to_string(&line);
-    let json = json.map_err(|error| TranscriptionError::transcript("the transcript", error.to_string()))?;
-    Ok(json + "\n")
+    let failed = |error: serde_json::Error| TranscriptionError::transcript("the transcript", error.to_string());
+    let json = match &transcript.metadata.row {
+        None => serde_json::to_string(&line),
+        Some(row) => {
+            let mut row = row.clone();
+            if let Value::Object(line) = serde_json::to_value(&line).map_err(failed)? {
+                for (key, value) in line {
+                    if matches!(key.as_str(), "audio_filepath" | "duration") {
+                        row.entry(key).or_insert(value);
+                    } else {
+                        row.insert(key, value);
+                    }
+                }
+            }
+            serde_json::to_string(&row)
+        }
+    };
+    Ok(json.map_err(failed)? + "\n")
 }
 
 #[cfg(test)]
@@ -221,6 +243,14 @@ mod tests {
         };
         assert_eq!(ctm(&odd, ";;x"), "_;x 1 0.000 0.000 new_york\n");
         assert_eq!(ctm(&odd, " "), "- 1 0.000 0.000 new_york\n");
+        let second = Transcript {
+            metadata: Metadata {
+                channel: Some(2),
+                ..Metadata::default()
+            },
+            ..example()
+        };
+        assert!(ctm(&second, "call").starts_with("call 2 0.080 0.320 good 0.9877\n"));
     }
 
     #[test]
@@ -234,6 +264,21 @@ mod tests {
             "\n"
         );
         assert_eq!(line, expected);
+        // The row of a manifest keeps what it has.
+        let mut row = example();
+        let Value::Object(values) =
+            serde_json::json!({"segment_id": "s", "audio_filepath": "/a b.flac", "offset": 2, "pred_text": "old"})
+        else {
+            unreachable!()
+        };
+        row.metadata.row = Some(values);
+        let line: Value = serde_json::from_str(&jsonl(&row).unwrap()).unwrap();
+        let keys = ["segment_id", "audio_filepath", "offset", "duration", "pred_text"].map(|key| &line[key]);
+        assert_eq!(
+            serde_json::json!(keys),
+            serde_json::json!(["s", "/a b.flac", 2, 12.5, "good morning to you"])
+        );
+        assert_eq!(line["word"].as_array().unwrap().len(), 2);
         let mut broken = example();
         broken.segments[0].end = f64::NAN;
         assert!(jsonl(&broken).is_err());

@@ -24,7 +24,7 @@ struct Timed<'a> {
 /// One row for the recording, with the columns of the JSON lines (see [`crate::line_formats::jsonl`]): `audio_filepath`,
 /// `duration` in seconds, `pred_text`, and the lists `word` and `segment` of structs of a text (`word`, `segment`), `start`
 /// and `end` in seconds, `confidence` and `speaker`, which are null where they are not known; and `languages`, a list of
-/// texts. The files of several recordings have one schema, and so are a table together.
+/// texts. For the row of a manifest there is `segment_id`, too. The files of several recordings have one schema, and so are a table together.
 ///
 /// # Errors
 /// If a time is no number.
@@ -62,7 +62,7 @@ pub fn parquet(transcript: &Transcript) -> Result<Vec<u8>> {
     }
     let languages: ArrayRef = Arc::new(StringArray::from_iter_values(&transcript.metadata.languages));
     let text = |value: &str| Arc::new(StringArray::from(vec![value])) as ArrayRef;
-    let columns: [(&str, ArrayRef); 6] = [
+    let mut columns: Vec<(&str, ArrayRef)> = vec![
         ("audio_filepath", text(&transcript.metadata.source_file)),
         ("duration", Arc::new(Float64Array::from(vec![duration]))),
         ("pred_text", text(&transcript.text)),
@@ -70,6 +70,9 @@ pub fn parquet(transcript: &Transcript) -> Result<Vec<u8>> {
         ("word", list_of_one_row(timed("word", &words)?)?),
         ("segment", list_of_one_row(timed("segment", &segments)?)?),
     ];
+    if let Some(id) = transcript.metadata.row_id() {
+        columns.push(("segment_id", text(id)));
+    }
     let fields = columns
         .iter()
         .map(|(name, column)| Field::new(*name, column.data_type().clone(), false));

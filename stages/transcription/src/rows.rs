@@ -8,6 +8,7 @@ use arrow::array::{
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Fields, Float64Type, Int64Type, Schema, SchemaRef};
 use flow_runtime::{ROW, StageError};
+use serde_json::{Map, Value};
 
 use crate::{Metadata, Performance, Segment, Word};
 
@@ -61,6 +62,8 @@ pub fn recordings_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new(ROW, DataType::UInt32, false),
         Field::new("recording", DataType::Utf8, false),
+        Field::new("channel", DataType::Int64, true),
+        Field::new("row", DataType::Utf8, true),
         Field::new("duration", DataType::Float64, false),
         Field::new("decoded", DataType::Float64, false),
         Field::new("windows", DataType::Int64, false),
@@ -135,9 +138,13 @@ pub fn recordings_batch(metadata: &Metadata, decoded: f64, windows: usize) -> Re
         Arc::new(StringArray::from_iter_values(&metadata.languages)),
         None,
     )?;
+    let row = metadata.row.as_ref().map(serde_json::to_string).transpose();
+    let row = row.map_err(StageError::failed)?;
     let columns: Vec<ArrayRef> = vec![
         Arc::new(UInt32Array::from(vec![0])),
         Arc::new(StringArray::from(vec![metadata.source_file.as_str()])),
+        Arc::new(Int64Array::from(vec![metadata.channel.map(i64::from)])),
+        Arc::new(StringArray::from(vec![row])),
         Arc::new(Float64Array::from(vec![metadata.duration_s])),
         Arc::new(Float64Array::from(vec![decoded])),
         Arc::new(Int64Array::from(vec![i64::try_from(windows).unwrap_or(i64::MAX)])),
@@ -288,6 +295,27 @@ pub fn read_recording(recording: &RecordBatch, timing: &RecordBatch) -> Result<(
     Ok((metadata, performance))
 }
 
+/// The channel of a recording, if it was split into its channels.
+fn channel(recording: &RecordBatch) -> Result<Option<u32>, StageError> {
+    let Some(column) = recording.column_by_name("channel") else {
+        return Ok(None);
+    };
+    let channels = column.as_primitive_opt::<Int64Type>().ok_or_else(|| other("channel"))?;
+    Ok(channels
+        .is_valid(0)
+        .then(|| u32::try_from(channels.value(0)).unwrap_or(u32::MAX)))
+}
+
+/// The row of a manifest that named the recording, if one did.
+fn manifest_row(recording: &RecordBatch) -> Result<Option<Map<String, Value>>, StageError> {
+    let Some(column) = recording.column_by_name("row") else {
+        return Ok(None);
+    };
+    let rows = column.as_string_opt::<i32>().ok_or_else(|| other("row"))?;
+    let row = rows.is_valid(0).then(|| serde_json::from_str(rows.value(0)));
+    row.transpose().map_err(|_| other("row"))
+}
+
 /// Reads what [`recordings_batch`] made of one recording; when it was transcribed is not known.
 pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
     if recording.num_rows() != 1 {
@@ -296,12 +324,15 @@ pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
             recording.num_rows()
         )));
     }
+    let (channel, row) = (channel(recording)?, manifest_row(recording)?);
     let recording = Columns(recording);
     let text = |name: &str| Ok::<_, StageError>(recording.texts(name)?.value(0).to_owned());
     let languages = recording.list("languages")?.value(0);
     let languages = languages.as_string_opt::<i32>().ok_or_else(|| other("languages"))?;
     Ok(Metadata {
         source_file: text("recording")?,
+        channel,
+        row,
         duration_s: recording.numbers("duration")?.value(0),
         model: text("model")?,
         model_digest: text("model_digest")?,
@@ -361,6 +392,8 @@ mod tests {
 
         let metadata = Metadata {
             source_file: "a/b.wav".to_owned(),
+            channel: Some(2),
+            row: Some(Map::from_iter([("segment_id".to_owned(), Value::from("x/1"))])),
             duration_s: 2.5,
             model: "small.nemo".to_owned(),
             model_digest: "00ff".to_owned(),

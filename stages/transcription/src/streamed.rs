@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use flow_audio::decode::SAMPLE_RATE;
+use flow_audio::part::{TOLERANCE_SECONDS, decode_row, is_decoded_from_the_beginning};
 use flow_audio::recording_reader::{Channels, Progress, RecordingReader};
-use flow_audio::samples::{OnDamage, Refusal, open};
+use flow_audio::samples::{OnDamage, Refusal, open_range};
 
 use crate::{Result, TranscriptionError};
 
@@ -33,11 +34,78 @@ impl Samples for &[f32] {
     }
 }
 
-/// A recording of any format that [`flow_audio::recording`] knows, decoded block by block.
+/// A part of a recording, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Part {
+    pub start: f64,
+    /// None for all that follows.
+    pub seconds: Option<f64>,
+}
+
+/// Longest part that is in memory as a whole, in seconds: longer ones are decoded block by block, from the beginning of the
+/// recording.
+const IN_MEMORY: f64 = 600.0;
+
+/// A recording of any format that [`flow_audio::recording`] knows, or a part of one, decoded block by block.
 #[derive(Clone, Debug)]
 pub struct StreamedRecording {
     path: PathBuf,
     channels: Channels,
+    /// Offset and size in bytes, of a recording that is in a file with others.
+    range: Option<(u64, u64)>,
+    part: Option<Part>,
+}
+
+/// Takes the samples of a part out of the blocks of a recording.
+struct Cut {
+    /// The first sample of the next block.
+    at: u64,
+    start: u64,
+    end: Option<u64>,
+}
+
+impl Cut {
+    fn new(part: Option<Part>) -> Self {
+        let sample = |seconds: f64| (seconds * f64::from(SAMPLE_RATE)).round() as u64;
+        let part = part.unwrap_or(Part {
+            start: 0.0,
+            seconds: None,
+        });
+        Cut {
+            at: 0,
+            start: sample(part.start),
+            end: part.seconds.map(|seconds| sample(part.start + seconds)),
+        }
+    }
+
+    fn take<'b>(&mut self, block: &'b [f32]) -> &'b [f32] {
+        let place = |sample: u64| {
+            usize::try_from(sample.saturating_sub(self.at))
+                .unwrap_or(usize::MAX)
+                .min(block.len())
+        };
+        let (from, to) = (place(self.start), self.end.map_or(block.len(), place));
+        self.at += block.len() as u64;
+        &block[from.min(to)..to]
+    }
+
+    fn is_over(&self) -> bool {
+        self.end.is_some_and(|end| self.at >= end)
+    }
+
+    /// Why there is no such part of a recording that ends here.
+    fn past_end(&self) -> Option<String> {
+        let seconds = |sample: u64| sample as f64 / f64::from(SAMPLE_RATE);
+        let (end, tolerance) = (self.at, (TOLERANCE_SECONDS * f64::from(SAMPLE_RATE)) as u64);
+        let last = self.end.filter(|last| *last > end + tolerance);
+        let begins_after = (self.start > 0 && self.start >= end).then(|| ("begins", self.start));
+        let (what, place) = last.map(|last| ("ends", last)).or(begins_after)?;
+        Some(format!(
+            ": the row {what} at {} s, the recording ends at {} s",
+            seconds(place),
+            seconds(end)
+        ))
+    }
 }
 
 /// The extent of a recording.
@@ -54,7 +122,26 @@ impl StreamedRecording {
         StreamedRecording {
             path: path.into(),
             channels,
+            range: None,
+            part: None,
         }
+    }
+
+    /// The recording that is a `range` (offset and size in bytes) of the file, and a part of it.
+    #[must_use]
+    pub fn with_place(self, range: Option<(u64, u64)>, part: Option<Part>) -> Self {
+        StreamedRecording { range, part, ..self }
+    }
+
+    /// The part by itself, where it is short and its recording is of a format that lets it be decoded without the rest. None of
+    /// one that is damaged, too.
+    fn alone(&self) -> Option<Vec<f32>> {
+        let Part { start, seconds } = self.part?;
+        let seconds = seconds.filter(|seconds| *seconds <= IN_MEMORY && self.channels == Channels::Mix)?;
+        if is_decoded_from_the_beginning(&self.path, self.range) {
+            return None;
+        }
+        decode_row(&self.path, self.range, start, seconds, IN_MEMORY).ok()
     }
 
     /// Reads the recording as [`Samples::pass`] does, and returns its extent, as far as `take` accepted samples. One
@@ -69,27 +156,50 @@ impl StreamedRecording {
         on_damage: OnDamage,
         take: &mut Take<'_>,
     ) -> Result<std::result::Result<Extent, Refusal>> {
-        let mut reader = match open(&self.path, max_seconds, self.channels)? {
-            Ok(reader) => reader,
-            Err(refusal) => return Ok(Err(refusal)),
-        };
         let most = (max_seconds * f64::from(SAMPLE_RATE)) as u64;
         let mut extent = Extent {
             samples: 0,
             damage: None,
         };
+        if let Some(part) = self.alone() {
+            extent.samples = part.len() as u64;
+            if extent.samples > most {
+                return Ok(Err(Refusal::too_long(&self.path, max_seconds)));
+            }
+            take(&part)?;
+            return Ok(Ok(extent));
+        }
+        // Of a part the length of the whole recording does not matter.
+        let longest = if self.part.is_some() {
+            f64::INFINITY
+        } else {
+            max_seconds
+        };
+        let mut reader = match open_range(&self.path, self.range, longest, self.channels)? {
+            Ok(reader) => reader,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let mut cut = Cut::new(self.part);
         let mut block = Vec::new();
         loop {
             block.clear();
             let progress = reader.read(&mut block)?;
+            let block = cut.take(&block);
             extent.samples += block.len() as u64;
             if extent.samples > most {
                 return Ok(Err(Refusal::too_long(&self.path, max_seconds)));
             }
-            let wanted = take(&block)?;
+            let wanted = take(block)?;
             match progress {
+                _ if cut.is_over() => return Ok(Ok(extent)),
                 Progress::More if wanted => {}
-                Progress::More | Progress::End => return Ok(Ok(extent)),
+                Progress::More => return Ok(Ok(extent)),
+                Progress::End => {
+                    return Ok(match cut.past_end() {
+                        Some(why) => Err(Refusal::new("duration_past_end", &self.path, why)),
+                        None => Ok(extent),
+                    });
+                }
                 Progress::Damaged(why) => {
                     let accepted = on_damage.accept(&self.path, extent.samples, &why);
                     extent.damage = Some(why);
@@ -102,12 +212,16 @@ impl StreamedRecording {
 
 impl Samples for StreamedRecording {
     fn pass(&self, take: &mut Take<'_>) -> Result<()> {
-        let mut reader = RecordingReader::open(&self.path, None, self.channels)?;
+        if let Some(part) = self.alone() {
+            return take(&part).map(drop);
+        }
+        let mut reader = RecordingReader::open(&self.path, self.range, self.channels)?;
+        let mut cut = Cut::new(self.part);
         let mut block = Vec::new();
         loop {
             block.clear();
             let progress = reader.read(&mut block)?;
-            if !take(&block)? || progress != Progress::More {
+            if !take(cut.take(&block))? || cut.is_over() || progress != Progress::More {
                 return Ok(());
             }
         }
@@ -198,6 +312,50 @@ mod tests {
             assert_eq!(refusal.reason, "decode_error");
             assert!(refusal.detail.contains("is damaged at"), "{}", refusal.detail);
         }
+    }
+
+    #[test]
+    fn a_part_is_the_same_however_it_is_decoded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.wav");
+        let samples: Vec<i16> = (0..80_000).map(|at| (at % 1_003) as i16).collect();
+        std::fs::write(&path, wav(8_000, &samples)).unwrap();
+        let read = |channels, start, seconds| {
+            let recording = StreamedRecording::new(&path, channels).with_place(None, Some(Part { start, seconds }));
+            let mut all = Vec::new();
+            let extent = recording.first_pass(4.0, OnDamage::Keep, &mut |block| {
+                all.extend_from_slice(block);
+                Ok(true)
+            });
+            let extent = extent.unwrap();
+            if let Ok(extent) = &extent {
+                let mut again = Vec::new();
+                let pass = recording.pass(&mut |block| {
+                    again.extend_from_slice(block);
+                    Ok(true)
+                });
+                pass.unwrap();
+                assert_eq!((again.len() as u64, &again), (extent.samples, &all));
+            }
+            extent.map(|_| all).map_err(|refusal| refusal.reason)
+        };
+        let mut whole = Vec::new();
+        let pass = StreamedRecording::new(&path, Channels::Mix).pass(&mut |block| {
+            whole.extend_from_slice(block);
+            Ok(true)
+        });
+        pass.unwrap();
+        // By itself, and from the beginning of the recording.
+        for channels in [Channels::Mix, Channels::One(0)] {
+            assert_eq!(read(channels, 2.5, Some(1.5)).unwrap(), whole[40_000..64_000]);
+            assert_eq!(read(channels, 0.0, Some(0.25)).unwrap(), whole[..4_000]);
+            assert_eq!(read(channels, 9.0, Some(1.05)).unwrap(), whole[144_000..]);
+            assert_eq!(read(channels, 9.0, Some(1.2)), Err("duration_past_end"));
+            assert_eq!(read(channels, 11.0, None), Err("duration_past_end"));
+            assert_eq!(read(channels, 1.0, Some(5.0)), Err("too_long"));
+        }
+        assert_eq!(read(Channels::Mix, 8.0, None).unwrap(), whole[128_000..]);
+        assert_eq!(read(Channels::Mix, 1.0, None), Err("too_long"));
     }
 
     #[test]

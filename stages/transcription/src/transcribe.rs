@@ -26,7 +26,7 @@ use crate::recognizer::{FirstPass, RecognitionSettings, Recognizer};
 use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
-use crate::streamed::{Extent, StreamedRecording};
+use crate::streamed::Extent;
 use crate::{Metadata, Performance};
 
 pub use crate::transcribe_settings::{MAX_DURATION, TranscribeSettings};
@@ -36,7 +36,7 @@ pub struct Transcribe;
 
 impl Kind for Transcribe {
     const NAME: &'static str = "transcription.transcribe";
-    const VERSION: u32 = 6;
+    const VERSION: u32 = 7;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
@@ -177,16 +177,34 @@ impl Source for Transcriber {
             .collect();
         let model_name = self.settings.model.file_name().unwrap_or_default();
         let model_name = model_name.to_string_lossy().into_owned();
-        let partition = |listed: &Listed| SourcePartition {
-            name: Partition::new(&listed.recording.name),
-            files: std::iter::once(&listed.recording.path).chain(&read).cloned().collect(),
+        let partition = |listed: &Listed| {
             // Both names are columns.
-            extra: match listed.channels {
+            let mut extra = match listed.channels {
                 Channels::Mix => format!("{}\0{model_name}", listed.recording.file),
                 Channels::One(channel) => format!("{}\0{model_name}\0{channel}", listed.recording.file),
-            },
+            };
+            let mut files = vec![listed.recording.path.clone()];
+            // So is the row, and its part is in it.
+            if let Some(row) = &listed.row {
+                let values = Value::Object(row.values.clone());
+                extra += &format!("\0row\0{values}\0{:?}\0{:?}", row.range, row.refused);
+                if row.refused.is_some() {
+                    files.clear();
+                }
+            }
+            files.extend(read.iter().cloned());
+            SourcePartition {
+                name: Partition::new(&listed.recording.name),
+                files,
+                extra,
+            }
         };
         Ok(self.listed()?.iter().map(partition).collect())
+    }
+
+    /// Recordings are often still being written.
+    fn refuses_changed_files(&self) -> bool {
+        true
     }
 
     fn upcoming(&mut self, partitions: &[Partition]) {
@@ -214,6 +232,11 @@ impl Source for Transcriber {
         let Transcribed { extent, recognized, .. } = transcribed;
         let metadata = Metadata {
             source_file: listed.recording.file,
+            channel: match listed.channels {
+                Channels::Mix => None,
+                Channels::One(channel) => Some(channel + 1),
+            },
+            row: listed.row.map(|row| row.values.clone()),
             duration_s: seconds(extent.samples),
             damaged_at: extent.damage.map(|_| seconds(extent.samples)),
             model: recognizer.name.clone(),
@@ -272,8 +295,11 @@ impl Transcriber {
         listed: &Listed,
         most: u64,
     ) -> Result<Result<Prepared<'a>, Refusal>, StageError> {
+        if let Some(refusal) = listed.row.as_ref().and_then(|row| row.refused.clone()) {
+            return Ok(Err(refusal));
+        }
         let begun = Instant::now();
-        let recording = StreamedRecording::new(&listed.recording.path, listed.channels);
+        let recording = listed.samples();
         let mut first = recognizer.first_pass(&self.settings.recognition());
         let (max_duration, on_damage) = (self.settings.max_duration, self.settings.on_damage);
         let mut samples = 0;
@@ -331,7 +357,7 @@ impl Transcriber {
         let begun = Instant::now();
         let Prepared { first, extent, seconds } = prepared;
         if others.is_empty() {
-            let recording = StreamedRecording::new(&listed.recording.path, listed.channels);
+            let recording = listed.samples();
             let recognized = recognizer
                 .transcribe_again(first, &recording, &settings, &cancelled)
                 .map_err(|error| error.of(&listed.recording.file))?;

@@ -37,15 +37,24 @@ pub const MAX_DURATION: f64 = 43_200.0;
 ///
 /// Port `segments`, one row per segment: `_row, start, end, text, confidence, words`; times are seconds from the beginning of
 /// the recording, `words` is a list of `word, start, end, confidence`. Port `recordings`, one row per partition: `_row,
-/// recording` (its path with its ending), `duration` and `decoded` in seconds (total, and the part that the model
+/// recording` (its path with its ending), `channel` (from 1, of a recording whose channels are split), `duration` and `decoded` in seconds (total, and the part that the model
 /// processed, in `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). Port `timings`, one row
 /// per partition: `_row, processed_at, transcription_s, total_s`; it alone differs from run to run.
 ///
 /// With `channels: split`, each channel of a recording is a partition of its own, `NAME.ch1`, `NAME.ch2` and so on; recordings
 /// of one channel keep their name.
 ///
+/// The rows of manifests that `input` names (JSON lines as NeMo has them, or parquet with the columns of `manifest.write` or of the
+/// rows of `manifest.read`) are partitions, too: `MANIFEST/ID`, by the manifest's name without its ending and the row's
+/// `segment_id` or `id` (or else its path and offset). A row is the part of its recording that begins at `offset` and is `duration`
+/// seconds long, or all of it without these; times are from the beginning of the part. A relative path is looked for in the
+/// folder of the manifest, then in the current one; a recording may be in a tar (`tar_path`, `tar_member_name`). What a row
+/// says stands in `row` of port `recordings`, as JSON.
+///
 /// Recordings that cannot be transcribed are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
-/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`.
+/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`, `changed_while_read` (it is still being written; the next
+/// run reads it again). So are rows of manifests: `bad_json`, `not_utf8`, `line_too_long` (1 MiB), `bad_type`, `missing_field`,
+/// `missing_audio`, `offset_invalid`, `duration_invalid`, `duration_past_end` (by more than 0.1 s), `duplicate_id`, `unsafe_name`.
 ///
 /// # Example
 ///
@@ -58,8 +67,8 @@ pub const MAX_DURATION: f64 = 43_200.0;
 #[serde(deny_unknown_fields)]
 pub struct TranscribeSettings {
     /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, the audio of MP4, QuickTime, Matroska and WebM,
-    /// detected by content): files, folders, of which all files with an ending of audio are taken, and patterns with
-    /// `*`, `?`, and `**` for folders.
+    /// detected by content): files, folders, of which all files with an ending of audio are taken, patterns with
+    /// `*`, `?`, and `**` for folders, and manifests (`.jsonl`, `.json`, `.parquet`, or of such content).
     pub input: Vec<String>,
     /// How to use several channels: `mix` (their mean is transcribed) or `split` (each separately).
     #[serde(default)]

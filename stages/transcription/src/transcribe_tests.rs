@@ -2,7 +2,7 @@ use std::fs::{File, FileTimes};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use arrow::array::{Array, AsArray};
+use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::Float64Type;
 use flow_runtime::harness::{Harness, Output};
 
@@ -10,7 +10,7 @@ use super::*;
 use crate::channels::ChannelUse;
 use crate::long_audio::WindowMethod;
 use crate::read_ahead::TAKEN;
-use crate::rows::read_segments;
+use crate::rows::{read_metadata, read_segments};
 use crate::test_data::{hindi, root, wav};
 
 fn model() -> PathBuf {
@@ -126,8 +126,139 @@ fn each_channel_gets_what_it_gets_alone() {
     assert!(!segments("left").is_empty());
     assert_eq!(segments("call.ch1"), segments("left"));
     assert_eq!(segments("call.ch2"), segments("right"));
+    let channel = |name: &str| read_metadata(&output.rows("recordings", name)).unwrap().channel;
+    assert_eq!(["call.ch1", "call.ch2", "left"].map(channel), [Some(1), Some(2), None]);
     let names = run(settings(place.path())).partitions;
     assert_eq!(names.len(), 3, "{names:?}");
+}
+
+/// Parts of recordings as NeMo's manifests name them, and what is wrong with others.
+#[test]
+fn rows_of_a_manifest_get_what_their_parts_get_alone() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::create_dir(place.path().join("talks")).unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
+    let speech = flow_audio::decode::decode(&hindi("rec_hi_0001_000.flac"), 100.0).unwrap();
+    let speech: Vec<i16> = speech
+        .iter()
+        .map(|sample| (sample * 32_767.0) as i16)
+        .take(56_000)
+        .collect();
+    let pause = [0; 8_000];
+    write("alone.wav", &wav(16_000, &speech));
+    write(
+        "talks/long.wav",
+        &wav(16_000, &[&pause[..], &speech, &pause, &speech].concat()),
+    );
+    let tar = root().join("tests/data/corpus/mini/shards/hi/hi_0000/hi_0000.tar");
+    let tar = tar.display();
+    let lines = format!(
+        r#"{{"audio_filepath": "talks/long.wav", "offset": 0.5, "duration": 3.5, "segment_id": "a/1", "text": "x", "n": 7}}
+
+{{"audio_filepath": "talks/long.wav", "offset": 4.5}}
+{{"audio_filepath": "alone.wav", "duration": 3.5}}
+{{"tar_path": "{tar}", "tar_member_name": "rec_hi_0001_000.flac", "id": 12}}
+{{"audio_filepath": "alone.wav", "offset": -1.0, "duration": 1}}
+{{"audio_filepath": "alone.wav", "offset": NaN, "duration": 1}}
+{{"audio_filepath": "alone.wav", "offset": "1", "duration": 1}}
+{{"audio_filepath": "alone.wav", "duration": 0, "segment_id": "z"}}
+{{"audio_filepath": "gone.wav", "duration": 1}}
+{{"audio_filepath": "alone.wav", "offset": 3, "duration": 1}}
+{{"audio_filepath": "talks/long.wav", "offset": 0.5, "segment_id": "../up"}}
+{{"audio_filepath": "talks/long.wav", "offset": 4.5}}
+{{"tar_path": "{tar}", "tar_member_name": "../rec_hi_0001_000.flac", "id": 13}}
+{{"tar_path": "{tar}", "tar_member_name": "none.flac", "id": 14}}
+{{"text": "no recording"}}
+[]
+"#
+    );
+    write("train.json", lines.as_bytes());
+    let manifest = |name: &str| TranscribeSettings::new(vec![place.path().join(name).display().to_string()], model());
+    let output = run(manifest("train.json"));
+    let segments = |output: &Output, name: &str| read_segments(&output.rows("segments", name)).unwrap();
+    let alone = run(TranscribeSettings::new(
+        vec![place.path().join("alone.wav").display().to_string()],
+        model(),
+    ));
+    let expected = segments(&alone, "alone");
+    assert!(!expected.is_empty());
+    for name in ["a/1", "talks/long@4.5", "alone"] {
+        let name = format!("train/{name}");
+        assert_eq!(segments(&output, &name), expected, "{name}");
+        let metadata = read_metadata(&output.rows("recordings", &name)).unwrap();
+        assert_eq!(metadata.duration_s, 3.5, "{name}");
+    }
+    assert!(!segments(&output, "train/12").is_empty());
+    let row = read_metadata(&output.rows("recordings", "train/a/1"))
+        .unwrap()
+        .row
+        .unwrap();
+    let path = std::path::absolute(place.path().join("talks/long.wav")).unwrap();
+    assert_eq!(
+        (&row["segment_id"], &row["n"], &row["text"]),
+        (&"a/1".into(), &7.into(), &"x".into())
+    );
+    assert_eq!(row["audio_filepath"], path.to_str().unwrap());
+    for (name, reason) in [
+        ("line 6", "offset_invalid"),
+        ("line 7", "bad_json"),
+        ("line 8", "bad_type"),
+        ("line 9", "duration_invalid"),
+        ("gone", "missing_file"),
+        ("alone@3", "duration_past_end"),
+        ("line 12", "unsafe_name"),
+        ("line 13", "duplicate_id"),
+        ("line 14", "unsafe_name"),
+        ("line 15", "missing_audio"),
+        ("line 16", "missing_field"),
+        ("line 17", "bad_json"),
+    ] {
+        assert_eq!(output.reasons(&format!("train/{name}")), [(None, reason)], "{name}");
+    }
+    assert_eq!(output.partitions.len(), 16);
+
+    // Rows of a stage, as its parquet artifacts have them: places in tars are bytes, and floating-point numbers may be none.
+    let batch = RecordBatch::try_from_iter([
+        ("segment_id", Arc::new(StringArray::from(vec!["p", "q"])) as ArrayRef),
+        ("audio_path", Arc::new(StringArray::from(vec!["talks/long.wav"; 2]))),
+        ("duration", Arc::new(Float64Array::from(vec![3.5, f64::NAN]))),
+        ("start", Arc::new(Float64Array::from(vec![Some(0.5), None]))),
+        ("offset", Arc::new(Int64Array::from(vec![None::<i64>; 2]))),
+        ("size", Arc::new(Int64Array::from(vec![None::<i64>; 2]))),
+        (
+            "extra",
+            Arc::new(StringArray::from(vec![Some(r#"{"speaker": "s1"}"#), None])),
+        ),
+    ]);
+    let batch = batch.unwrap();
+    // Known by its content.
+    let file = File::create(place.path().join("rows.data")).unwrap();
+    let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let output = run(manifest("rows.data"));
+    assert_eq!(segments(&output, "rows/p"), expected);
+    let row = read_metadata(&output.rows("recordings", "rows/p"))
+        .unwrap()
+        .row
+        .unwrap();
+    assert_eq!((&row["speaker"], &row["offset"]), (&"s1".into(), &0.5.into()));
+    assert_eq!(output.reasons("rows/line 2"), [(None, "duration_invalid")]);
+
+    // Other values make another partition; a manifest without rows is a mistake.
+    write(
+        "train.json",
+        br#"{"audio_filepath": "alone.wav", "duration": 3.5, "n": 1}"#,
+    );
+    write("none.jsonl", b"\n");
+    write("text.jsonl", b"no manifest\n");
+    for (name, why) in [("none.jsonl", "it has no rows"), ("text.jsonl", "none of its lines")] {
+        let error = Harness::<Transcribe>::new(manifest(name))
+            .run()
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 #[test]

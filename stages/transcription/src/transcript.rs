@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use flow_model::timestamps::Stamped;
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value};
 
 use crate::lines::{one_line, width};
 use crate::speakers::UNKNOWN;
@@ -52,7 +53,13 @@ pub struct Segment {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metadata {
     pub source_file: String,
-    /// Length of the recording, in seconds.
+    /// Which channel of the recording this is, from 1; none where all are mixed, and where there is but one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channel: Option<u32>,
+    /// What the manifest says that named it: times are from the beginning of the row's part of its recording.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row: Option<Map<String, Value>>,
+    /// Length of the recording, or of the row's part of it, in seconds.
     #[serde(serialize_with = "number")]
     pub duration_s: f64,
     /// Where the recording is damaged or cut off, in seconds: what comes after is not in the transcript.
@@ -124,6 +131,13 @@ struct Document<'a> {
 #[derive(Deserialize)]
 struct Head {
     version: Option<u64>,
+}
+
+impl Metadata {
+    /// The id of the row of a manifest.
+    pub(crate) fn row_id(&self) -> Option<&str> {
+        self.row.as_ref()?.get("segment_id")?.as_str()
+    }
 }
 
 impl Transcript {

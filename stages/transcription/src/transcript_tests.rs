@@ -14,6 +14,8 @@ fn word(text: &str, start: f64, end: f64) -> Word {
 fn metadata() -> Metadata {
     Metadata {
         source_file: "talks/a.flac".to_owned(),
+        channel: None,
+        row: None,
         duration_s: 2.5,
         model: "small.nemo".to_owned(),
         model_digest: "00ff".to_owned(),

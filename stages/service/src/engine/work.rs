@@ -271,6 +271,8 @@ impl Work {
         let duration = progress.samples as f64 / f64::from(SAMPLE_RATE);
         let metadata = Metadata {
             source_file: self.source_name.clone(),
+            channel: None,
+            row: None,
             duration_s: duration,
             damaged_at: progress.damaged.then_some(duration),
             model: model.recognizer.name.clone(),

@@ -47,7 +47,8 @@ use crate::silero::SAMPLE_RATE;
 /// diarization_s, total_s`; it alone differs from run to run.
 ///
 /// Recordings that cannot be diarized are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
-/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`.
+/// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`, `changed_while_read` (it is still being written; the next
+/// run reads it again).
 ///
 /// # Example
 ///
@@ -209,7 +210,7 @@ pub struct Diarize;
 
 impl Kind for Diarize {
     const NAME: &'static str = "speakers.diarize";
-    const VERSION: u32 = 5;
+    const VERSION: u32 = 6;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
@@ -373,6 +374,11 @@ impl Source for Diarizing {
             extra: recording.file.clone(),
         };
         Ok(self.listed()?.iter().map(partition).collect())
+    }
+
+    /// Recordings are often still being written.
+    fn refuses_changed_files(&self) -> bool {
+        true
     }
 
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {

@@ -1,0 +1,462 @@
+//! Manifests that name what is transcribed: each row is a recording, or a part of one.
+//!
+//! Read are NeMo's JSON lines and parquet files, with the names of `manifest.read` and of the rows that it gives.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Component, Path, PathBuf};
+
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float64Type, Int64Type};
+use flow_audio::listing::{Recording, has_ending_of_audio};
+use flow_audio::member_name::{is_unsafe, safe_components, strip_dot_slash};
+use flow_audio::samples::Refusal;
+use flow_audio::tar::{self, MemberKind};
+use flow_runtime::{ROW, StageError, open_input_file, open_regular_file};
+use flow_storage::is_url;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::{Map, Value};
+
+use crate::streamed::Part;
+
+/// Endings of manifests.
+const ENDINGS: [&str; 3] = ["jsonl", "json", "parquet"];
+/// What a parquet file begins with.
+const PARQUET: &[u8] = b"PAR1";
+/// Longest line that is read, in bytes.
+const LONGEST_LINE: u64 = 1 << 20;
+/// Longest part of the name of a transcript, in bytes: endings and channels are added to it.
+const LONGEST_NAME: usize = 200;
+
+/// The row of a manifest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Its place in the manifests that were named: which of these it is in, and which line or row of that, from 1.
+    pub place: (usize, u64),
+    /// Offset and size in bytes of a recording within a tar.
+    pub range: Option<(u64, u64)>,
+    /// The part of the recording; none for all of it.
+    pub part: Option<Part>,
+    /// What the manifest says, with the id as `segment_id`, and the absolute path of a recording as `audio_filepath`.
+    pub values: Map<String, Value>,
+    /// Why there is nothing to be transcribed.
+    pub refused: Option<Refusal>,
+}
+
+/// Whether a text that names recordings is the file of a manifest, by its ending or else by how it begins.
+pub fn is_manifest(text: &str) -> bool {
+    let path = Path::new(text);
+    let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+    let has_ending = ending.is_some_and(|ending| ENDINGS.contains(&ending.as_str()));
+    if is_url(text) {
+        return has_ending;
+    }
+    if has_ending || has_ending_of_audio(text) {
+        return has_ending && path.is_file();
+    }
+    let mut head = Vec::new();
+    let read = open_regular_file(path).and_then(|file| file.take(4).read_to_end(&mut head));
+    read.is_ok() && is_manifest_by_content(&head)
+}
+
+/// Whether a file that begins with these bytes (four of them are enough) is a manifest, if it is anything.
+pub fn is_manifest_by_content(head: &[u8]) -> bool {
+    head.starts_with(PARQUET) || head.starts_with(b"{")
+}
+
+/// The rows of a manifest, in its order. The name of a row's results is that of the manifest without its ending, and in a folder
+/// of that name the row's id: `segment_id` or `id`, or else the path of its recording without ending and where it begins
+/// (`spk1/a@2.5`). A row that cannot be used is there too, with the reason.
+///
+/// # Errors
+/// If the manifest cannot be read, or has no row.
+pub fn rows(manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, StageError> {
+    let path = Path::new(manifest);
+    let failed = |why: String| StageError::setting("input", format!("the manifest {manifest}: {why}"));
+    let mut head = Vec::new();
+    let file = open_input_file(path).map_err(|error| failed(error.to_string()))?;
+    let read = file.take(4).read_to_end(&mut head);
+    read.map_err(|error| failed(error.to_string()))?;
+    let found = match head == PARQUET {
+        true => parquet_rows(path),
+        false => lines(path).map_err(|error| error.to_string()),
+    };
+    let found = found.map_err(failed)?;
+    if found.is_empty() {
+        return Err(failed("it has no rows".to_owned()));
+    }
+    if !found.iter().any(|(_, row)| row.is_ok()) {
+        return Err(failed("none of its lines is a JSON object".to_owned()));
+    }
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let mut maker = Maker {
+        folder: path.parent().unwrap_or(Path::new("")),
+        listed: HashMap::new(),
+        seen: BTreeSet::new(),
+    };
+    let row = |(line, values): (u64, Result<Map<String, Value>, Refusal>)| {
+        let place = format!("line {line}");
+        let refused = |mut refusal: Refusal, values: Map<String, Value>| {
+            refusal.detail = format!("{} ({manifest}, {place})", refusal.detail);
+            let recording = Recording {
+                name: format!("{stem}/{place}"),
+                file: format!("{manifest}, {place}"),
+                path: PathBuf::new(),
+            };
+            let row = Row {
+                place: (number, line),
+                range: None,
+                part: None,
+                values,
+                refused: Some(refusal),
+            };
+            (recording, row)
+        };
+        match values {
+            Err(refusal) => refused(refusal, Map::new()),
+            Ok(values) => match maker.row(values.clone()) {
+                Err(refusal) => refused(refusal, values),
+                Ok(made) => {
+                    let recording = Recording {
+                        name: format!("{stem}/{}", made.id),
+                        file: made.file,
+                        path: made.path,
+                    };
+                    let row = Row {
+                        place: (number, line),
+                        range: made.range,
+                        part: made.part,
+                        values: made.values,
+                        refused: None,
+                    };
+                    (recording, row)
+                }
+            },
+        }
+    };
+    Ok(found.into_iter().map(row).collect())
+}
+
+/// A line by its number, or what is wrong with it.
+type Line = (u64, Result<Map<String, Value>, Refusal>);
+
+fn refuse(reason: &'static str, detail: impl Into<String>) -> Refusal {
+    Refusal {
+        reason,
+        detail: detail.into(),
+    }
+}
+
+/// JSON lines; empty ones are left out.
+fn lines(path: &Path) -> io::Result<Vec<Line>> {
+    let mut reader = BufReader::new(open_input_file(path)?);
+    let (mut found, mut line) = (Vec::new(), Vec::new());
+    for number in 1.. {
+        line.clear();
+        (&mut reader).take(LONGEST_LINE + 1).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            break;
+        }
+        if line.len() as u64 > LONGEST_LINE {
+            let mut rest = line.len();
+            while rest > 0 && !line.ends_with(b"\n") {
+                line.clear();
+                rest = (&mut reader).take(LONGEST_LINE).read_until(b'\n', &mut line)?;
+            }
+            let why = format!("it is longer than {LONGEST_LINE} bytes");
+            found.push((number, Err(refuse("line_too_long", why))));
+            continue;
+        }
+        let bytes = match number {
+            1 => line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line),
+            _ => &line,
+        };
+        let object = match std::str::from_utf8(bytes) {
+            Err(error) => Err(refuse("not_utf8", error.to_string())),
+            Ok(text) if text.trim().is_empty() => continue,
+            Ok(text) => match serde_json::from_str(text) {
+                Ok(Value::Object(values)) => Ok(values),
+                Ok(_) => Err(refuse("bad_json", "it is no JSON object")),
+                Err(error) => Err(refuse("bad_json", error.to_string())),
+            },
+        };
+        found.push((number, object));
+    }
+    Ok(found)
+}
+
+/// The rows of a parquet file as objects of those columns that are texts, numbers and truth values. In rows of `manifest.read`,
+/// where `start` is in seconds and `offset` and `size` are a place in a tar, these get the names of [`Maker::row`].
+fn parquet_rows(path: &Path) -> Result<Vec<Line>, String> {
+    if is_url(path) {
+        return Err("of manifests in object storage JSON lines alone are read".to_owned());
+    }
+    let file = open_regular_file(path).map_err(|error| error.to_string())?;
+    let reader = ParquetRecordBatchReaderBuilder::try_new(file).and_then(ParquetRecordBatchReaderBuilder::build);
+    let mut found = Vec::new();
+    for batch in reader.map_err(|error| error.to_string())? {
+        let batch = batch.map_err(|error| error.to_string())?;
+        let before = found.len() as u64;
+        let mut rows = vec![Map::new(); batch.num_rows()];
+        let is_place = batch.column_by_name("start").is_some() && batch.column_by_name("size").is_some();
+        for (name, column) in names_and_columns(&batch).filter(|(name, _)| *name != ROW) {
+            let name = match name {
+                "start" if is_place => "offset",
+                "offset" if is_place => TAR_OFFSET,
+                "size" if is_place => TAR_SIZE,
+                name => name,
+            };
+            add_column(&mut rows, name, column).map_err(|error| error.to_string())?;
+        }
+        let rows = rows.into_iter().zip(before + 1..);
+        found.extend(rows.map(|(mut row, number)| {
+            flatten(&mut row);
+            (number, Ok(row))
+        }));
+    }
+    Ok(found)
+}
+
+/// Keys of a row of `manifest.read` that is in a tar: its offset and size in bytes.
+const TAR_OFFSET: &str = "_tar_offset";
+const TAR_SIZE: &str = "_tar_size";
+
+fn names_and_columns(batch: &RecordBatch) -> impl Iterator<Item = (&str, &ArrayRef)> {
+    let schema = batch.schema_ref();
+    schema
+        .fields()
+        .iter()
+        .map(|field| field.name().as_str())
+        .zip(batch.columns())
+}
+
+fn add_column(rows: &mut [Map<String, Value>], name: &str, column: &ArrayRef) -> Result<(), arrow::error::ArrowError> {
+    let kind = match column.data_type() {
+        DataType::Dictionary(_, values) => values.as_ref(),
+        kind => kind,
+    };
+    let to = match kind {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
+        kind if kind.is_floating() => DataType::Float64,
+        kind if kind.is_integer() => DataType::Int64,
+        DataType::Boolean => DataType::Boolean,
+        _ => return Ok(()),
+    };
+    let column = cast(column, &to)?;
+    for (index, row) in rows.iter_mut().enumerate() {
+        if column.is_null(index) {
+            continue;
+        }
+        let value = match to {
+            DataType::Utf8 => Value::from(column.as_string::<i32>().value(index)),
+            DataType::Int64 => Value::from(column.as_primitive::<Int64Type>().value(index)),
+            DataType::Boolean => Value::from(column.as_boolean().value(index)),
+            _ => {
+                let number = column.as_primitive::<Float64Type>().value(index);
+                // JSON has no NaN.
+                serde_json::Number::from_f64(number).map_or_else(|| Value::from(number.to_string()), Value::Number)
+            }
+        };
+        row.insert(name.to_owned(), value);
+    }
+    Ok(())
+}
+
+/// The keys of the column `extra`, a JSON object, become keys of the row.
+fn flatten(row: &mut Map<String, Value>) {
+    let object = row.get("extra").and_then(Value::as_str);
+    if let Some(Ok(Value::Object(extra))) = object.map(serde_json::from_str) {
+        row.remove("extra");
+        for (key, value) in extra {
+            row.entry(key).or_insert(value);
+        }
+    }
+}
+
+/// What is made of a row.
+struct Made {
+    id: String,
+    /// The recording as the manifest names it.
+    file: String,
+    path: PathBuf,
+    range: Option<(u64, u64)>,
+    part: Option<Part>,
+    values: Map<String, Value>,
+}
+
+/// Offset and size of members of a tar, by name.
+type Members = HashMap<String, (u64, u64)>;
+
+struct Maker<'a> {
+    /// The folder of the manifest.
+    folder: &'a Path,
+    /// Members of tars, or why there are none.
+    listed: HashMap<PathBuf, Result<Members, String>>,
+    /// Ids so far.
+    seen: BTreeSet<String>,
+}
+
+impl Maker<'_> {
+    fn row(&mut self, mut values: Map<String, Value>) -> Result<Made, Refusal> {
+        let start = seconds(&values, "offset", "offset_invalid", 0.0)?;
+        let length = seconds(&values, "duration", "duration_invalid", f64::MIN_POSITIVE)?;
+        let part = (start.is_some_and(|start| start > 0.0) || length.is_some()).then(|| Part {
+            start: start.unwrap_or(0.0),
+            seconds: length,
+        });
+        let mut file = None;
+        for key in ["audio_filepath", "audio_path", "file_name"] {
+            file = file.or(text(&values, key)?.filter(|file| !file.is_empty()));
+        }
+        let member = text(&values, "tar_member_name")?.filter(|member| !member.is_empty());
+        let tar = text(&values, "tar_path")?.filter(|tar| !tar.is_empty());
+        let place = (whole(&values, TAR_OFFSET), whole(&values, TAR_SIZE));
+        let (file, path, range) = match (file, member, tar, place) {
+            (Some(tar), member, _, (Some(offset), Some(size))) => (
+                member.unwrap_or_else(|| tar.clone()),
+                self.resolved(&tar),
+                Some((offset, size)),
+            ),
+            (Some(file), ..) => {
+                let path = self.resolved(&file);
+                (file, path, None)
+            }
+            (None, Some(member), Some(tar), _) => {
+                let (path, range) = self.member(&tar, &member)?;
+                (member, path, range)
+            }
+            _ => return Err(refuse("missing_field", "audio_filepath")),
+        };
+        let id = match values.get("segment_id").or_else(|| values.get("id")) {
+            Some(Value::String(id)) if !id.is_empty() => id.clone(),
+            Some(Value::Number(id)) => id.to_string(),
+            None | Some(Value::Null | Value::String(_)) => id_of(&file, start),
+            Some(_) => return Err(refuse("bad_type", "segment_id")),
+        };
+        let name = safe_components(&id, "").filter(|parts| parts.iter().all(|part| part.len() <= LONGEST_NAME));
+        let name = name.ok_or_else(|| refuse("unsafe_name", format!("{id:?} is no name for a transcript")))?;
+        let name = name.join("/");
+        if !self.seen.insert(name.clone()) {
+            return Err(refuse("duplicate_id", format!("{id:?} is the id of a row before")));
+        }
+        values.remove(TAR_OFFSET);
+        values.remove(TAR_SIZE);
+        values.remove("audio_path");
+        values.insert("segment_id".to_owned(), Value::from(id));
+        if range.is_none() {
+            let Some(path) = absolute(&path) else {
+                return Err(refuse("unsafe_name", "the path is not UTF-8"));
+            };
+            values.insert("audio_filepath".to_owned(), Value::from(path));
+        }
+        Ok(Made {
+            id: name,
+            file,
+            path,
+            range,
+            part,
+            values,
+        })
+    }
+
+    /// A path relative to the manifest's folder, or where nothing is there to the current one.
+    fn resolved(&self, file: &str) -> PathBuf {
+        let path = Path::new(file);
+        if is_url(file) || path.is_absolute() {
+            return path.to_owned();
+        }
+        let below = self.folder.join(path);
+        match !is_url(&below) && !below.exists() && path.exists() {
+            true => path.to_owned(),
+            false => below,
+        }
+    }
+
+    /// The member of a tar: beside the tar where it was extracted to, or else in it, with its offset and size.
+    fn member(&mut self, tar: &str, member: &str) -> Result<(PathBuf, Option<(u64, u64)>), Refusal> {
+        if is_unsafe(member) {
+            return Err(refuse("unsafe_name", format!("{member:?}")));
+        }
+        let tar = self.resolved(tar);
+        let member = strip_dot_slash(member);
+        let beside = tar.with_file_name(member);
+        if !is_url(&beside) && beside.is_file() {
+            return Ok((beside, None));
+        }
+        let listed = self.listed.entry(tar.clone());
+        match listed.or_insert_with(|| members(&tar).map_err(|error| error.to_string())) {
+            Ok(members) => match members.get(member) {
+                Some(range) => Ok((tar, Some(*range))),
+                None => Err(refuse(
+                    "missing_audio",
+                    format!("{member:?} is not in {}", tar.display()),
+                )),
+            },
+            Err(why) => Err(refuse(
+                "missing_audio",
+                format!("{member:?} in {}: {why}", tar.display()),
+            )),
+        }
+    }
+}
+
+fn members(tar: &Path) -> io::Result<Members> {
+    let file = open_input_file(tar)?;
+    let length = file.length()?;
+    let listing = tar::list(&mut BufReader::new(file), length)?;
+    let members = listing.last_of_each_name().into_iter();
+    let whole = members.filter(|member| member.kind == MemberKind::Regular && !member.truncated);
+    Ok(whole
+        .map(|member| (member.name.clone(), (member.offset, member.size)))
+        .collect())
+}
+
+fn absolute(path: &Path) -> Option<String> {
+    if is_url(path) {
+        return path.to_str().map(str::to_owned);
+    }
+    std::path::absolute(path).ok()?.to_str().map(str::to_owned)
+}
+
+/// The path without its ending, roots, `.` and `..`, and where the row begins.
+fn id_of(file: &str, start: Option<f64>) -> String {
+    let parts = Path::new(file).with_extension("");
+    let parts = parts.components().filter_map(|part| match part {
+        Component::Normal(name) => name.to_str(),
+        _ => None,
+    });
+    let name = parts.collect::<Vec<_>>().join("/");
+    match start.filter(|start| *start != 0.0) {
+        Some(start) => format!("{name}@{start}"),
+        None => name,
+    }
+}
+
+fn text(values: &Map<String, Value>, key: &str) -> Result<Option<String>, Refusal> {
+    match values.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(_) => Err(refuse("bad_type", format!("{key} is no text"))),
+    }
+}
+
+fn whole(values: &Map<String, Value>, key: &str) -> Option<u64> {
+    values.get(key).and_then(Value::as_u64)
+}
+
+/// A number of seconds that is at least `least`.
+fn seconds(values: &Map<String, Value>, key: &str, reason: &'static str, least: f64) -> Result<Option<f64>, Refusal> {
+    let number = match values.get(key) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Number(number)) => number.as_f64(),
+        // As numbers of a parquet file that JSON does not have are given.
+        Some(Value::String(text)) => text.parse().ok().filter(|number: &f64| !number.is_finite()),
+        Some(_) => None,
+    };
+    match number {
+        None => Err(refuse("bad_type", format!("{key} is no number"))),
+        Some(number) if number.is_finite() && number >= least => Ok(Some(number)),
+        Some(number) => Err(refuse(reason, format!("{key} is {number} s"))),
+    }
+}
