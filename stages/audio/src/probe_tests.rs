@@ -70,7 +70,11 @@ struct Extracted {
 
 /// Good recordings: every figure that the reference noted.
 fn compare_good(name: &str, members: &Members) {
-    let text = std::fs::read_to_string(parity_golden(name).join("extracted.jsonl")).unwrap();
+    // Packed here, plain in a folder that the environment names.
+    let text = match std::fs::read(parity_golden(name).join("extracted.jsonl.zst")) {
+        Ok(packed) => String::from_utf8(zstd::decode_all(packed.as_slice()).unwrap()).unwrap(),
+        Err(_) => std::fs::read_to_string(parity_golden(name).join("extracted.jsonl")).unwrap(),
+    };
     let mut compared = 0;
     for line in text.lines() {
         let expected: Extracted = serde_json::from_str(line).unwrap();
