@@ -4,7 +4,7 @@
 //! hash, and a FLAC made of them agree: 16 bits for lossy codecs, A-law and 16-bit PCM, 24 bits for wider and
 //! floating-point PCM.
 
-use std::io::Cursor;
+use std::io::{self, Cursor, Read, SeekFrom};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sha2::{Digest as _, Sha256};
@@ -173,6 +173,8 @@ pub(crate) struct Blocks {
     flac_bits: Option<u32>,
     /// For Ogg, whose reader silently skips damaged pages: frames that may be missing between two packets.
     most_missing: Option<u64>,
+    /// For Ogg, whose reader silently leaves out a stream that is cut in its header or its only page.
+    is_unfinished: bool,
     /// Where the next packet begins, if none is missing.
     next_packet: Option<i64>,
     /// For MP3, whose reader silently skips what is no frame.
@@ -189,6 +191,24 @@ pub(crate) struct Blocks {
 enum Decoder {
     Symphonia(Box<dyn AudioDecoder>),
     Opus(Box<OpusPackets>),
+}
+
+/// Whether the last page of an Ogg file is cut, or not the last one of its stream.
+fn ends_within_a_stream(source: &mut dyn MediaSource) -> io::Result<bool> {
+    /// Two of the largest pages.
+    const TAIL: u64 = 1 << 17;
+    let mut tail = Vec::new();
+    source.seek(SeekFrom::Start(source.byte_len().unwrap_or(0).saturating_sub(TAIL)))?;
+    (&mut *source).take(TAIL).read_to_end(&mut tail)?;
+    source.seek(SeekFrom::Start(0))?;
+    let is_head = |head: &[u8]| head.starts_with(b"OggS\0") && head[5] < 8;
+    let Some(last) = tail.windows(6).rposition(is_head) else {
+        return Ok(false);
+    };
+    let page = &tail[last..];
+    let laces = page.get(26).and_then(|count| page.get(27..27 + usize::from(*count)));
+    let length = laces.map(|laces| 27 + laces.len() + laces.iter().map(|lace| usize::from(*lace)).sum::<usize>());
+    Ok(page[5] & 4 == 0 || length.is_none_or(|length| length > page.len()))
 }
 
 /// One stream of a recording, which its reader is at.
@@ -264,7 +284,10 @@ pub(crate) struct Block<'a> {
 impl Blocks {
     /// Any format but FLAC.
     pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
-        let mut gaps = None;
+        let (mut source, mut gaps, mut is_unfinished) = (source, None, false);
+        if matches!(format, Format::Ogg | Format::Opus) {
+            is_unfinished = ends_within_a_stream(&mut *source).map_err(|error| failed(error.into()))?;
+        }
         let source: Box<dyn MediaSource> = match format {
             // For a seekable MP3 without a tag that has its number of frames, the reader estimates the number.
             Format::Mp3 => {
@@ -308,6 +331,7 @@ impl Blocks {
                 Format::Ogg => Some(MOST_MISSING),
                 _ => None,
             },
+            is_unfinished,
             gaps,
             trim: Trim::default(),
             layout: None,
@@ -337,6 +361,7 @@ impl Blocks {
             flac_bits: Some(info.bits),
             next_packet: None,
             most_missing: None,
+            is_unfinished: false,
             gaps: None,
             trim: Trim::default(),
             layout: None,
@@ -361,7 +386,7 @@ impl Blocks {
     }
 
     /// Goes on with the next of several streams of an Ogg file: they are joined by writing one file after the other, and by
-    /// radio stations, of which each piece is a stream. A piece may end early there, as it may have been left.
+    /// radio stations, of which each piece is a stream.
     fn begin_stream(&mut self) -> Result<(), Fault> {
         let stream = Stream::of(&*self.reader, self.format);
         let Stream {
@@ -375,6 +400,10 @@ impl Blocks {
                 fault.detail
             ))
         })?;
+        // Where both have one serial number, the reader takes the end of the last stream for that of this one.
+        if track_id != self.track_id {
+            self.check_end(self.given)?;
+        }
         (self.decoder, self.track_id, self.promised) = (decoder, track_id, promised);
         self.before = self.given;
         self.next_packet = None;
@@ -454,6 +483,9 @@ impl Blocks {
             }
         }
         self.last = None;
+        if self.is_unfinished {
+            return Err(broken("it ends before its end"));
+        }
         if self.promised.is_none() && self.gaps.as_mut().is_some_and(|gaps| !gaps.ends()) {
             return Err(broken("it ends with what is no MP3"));
         }
