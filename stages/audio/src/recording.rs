@@ -386,7 +386,7 @@ impl Blocks {
     }
 
     /// Goes on with the next of several streams of an Ogg file: they are joined by writing one file after the other, and by
-    /// radio stations, of which each piece is a stream. A piece may end early there, as it may have been left.
+    /// radio stations, of which each piece is a stream.
     fn begin_stream(&mut self) -> Result<(), Fault> {
         let stream = Stream::of(&*self.reader, self.format);
         let Stream {
@@ -400,6 +400,10 @@ impl Blocks {
                 fault.detail
             ))
         })?;
+        // Where both have one serial number, the reader takes the end of the last stream for that of this one.
+        if track_id != self.track_id {
+            self.check_end(self.given)?;
+        }
         (self.decoder, self.track_id, self.promised) = (decoder, track_id, promised);
         self.before = self.given;
         self.next_packet = None;
