@@ -1,7 +1,8 @@
 //! What object storage costs: recordings of a corpus are decoded and hashed (`audio.probe`) and extracted (`audio.extract`) by
 //! `flow`, from a disk and from the server of S3's protocol that the tests have, on the same machine.
 //!
-//! `cargo bench --bench object_storage -- MEGABYTES SHARDS` (default: 300 in 12 shards). The server takes processor time of the same
+//! `cargo bench --bench object_storage -- MEGABYTES SHARDS LATENCY RATE` (default: 300 in 12 shards, and answers that come as fast
+//! as they can; otherwise LATENCY in milliseconds, and of each answer RATE megabytes a second). The server takes processor time of the same
 //! cores, which is shown beside that of `flow`; a client of ours that throws away what it downloads shows the most that server and
 //! client give.
 
@@ -13,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use flow_storage::Location;
-use flow_storage_testing::TestServer;
+use flow_storage_testing::{Fault, FaultRule, TestServer};
 use parquet::arrow::ArrowWriter;
 
 #[allow(dead_code, reason = "it is there for other benches, too")]
@@ -200,6 +201,14 @@ fn main() {
         })
         .sum();
     let server = TestServer::start(&served).expect("a server");
+    if let (Some(milliseconds), Some(megabytes)) = (numbers.get(2), numbers.get(3)) {
+        println!("answers come after {milliseconds} ms, each with {megabytes} MB/s");
+        let slow = Fault::Slow {
+            latency: Duration::from_millis(*milliseconds),
+            bytes_per_second: megabytes.max(&1) * 1_000_000,
+        };
+        server.fault(FaultRule::always(slow, ""));
+    }
     println!(
         "{:.0} MB in {shards} shards, {} cores; load of the machine before: {}",
         bytes as f64 / 1e6,

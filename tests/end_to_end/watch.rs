@@ -77,7 +77,7 @@ fn outputs_follow_the_shards_until_a_signal_comes() {
 
 #[test]
 fn outputs_follow_the_shards_where_the_file_system_tells_nothing() {
-    outputs_follow_the_shards(&["--poll", "--keep", "1"], "they are looked for every 0.2 s");
+    outputs_follow_the_shards(&["--poll", "--keep", "1"], "they are looked for every 0.8 s");
 }
 
 fn outputs_follow_the_shards(options: &[&str], how: &str) {
@@ -85,7 +85,7 @@ fn outputs_follow_the_shards(options: &[&str], how: &str) {
     let events = place.path("events.jsonl");
     let mut command = place.manifest_command("run", &[]);
     command
-        .args(["--watch", "--settle", "0.4", "--allow-shrink", "--events"])
+        .args(["--watch", "--settle", "1.6", "--allow-shrink", "--events"])
         .arg(&events)
         .args(options);
     let running = Running::start(&mut command);
@@ -110,7 +110,7 @@ fn outputs_follow_the_shards(options: &[&str], how: &str) {
     // Sources that cannot be listed end nothing, and their coming back is no change.
     let away = place.path("away");
     std::fs::rename(&place.shards, &away).unwrap();
-    std::thread::sleep(Duration::from_millis(1_500));
+    std::thread::sleep(Duration::from_millis(3_000));
     std::fs::rename(&away, &place.shards).unwrap();
 
     std::fs::remove_dir_all(&added).unwrap();

@@ -281,8 +281,9 @@ impl RegionState {
     }
 
     pub fn leave(&self) {
-        self.job.cancel.set();
+        // In this order: a body that gives up because of `cancel` has not failed, which `leaving` then says.
         self.leave.store(true, Ordering::Release);
+        self.job.cancel.set();
         if let Some(cluster) = &self.job.cluster {
             cluster.tell_leave();
         }

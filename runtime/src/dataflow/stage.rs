@@ -266,7 +266,10 @@ impl NodeOperator {
             return false;
         }
         if let Err((ordinal, error)) = self.try_turn(batches, frontiers, send) {
-            self.fail(ordinal, error);
+            // A body gives up with an error when the region is being left: that is no failure of its own.
+            if !self.shared.leaving() {
+                self.fail(ordinal, error);
+            }
             return false;
         }
         let is_log = self.described().is_log && self.worker == 0;

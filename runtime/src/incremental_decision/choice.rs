@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use timely::dataflow::operators::probe::Handle;
 use timely::worker::Worker;
 
-use super::partition_versions::PartitionVersions;
+use super::partition_versions::{Changes, PartitionVersions};
 use super::{ChoiceRows, Decided, GroupChoice};
 use crate::error::StageError;
 use crate::partition::Partition;
@@ -196,20 +196,28 @@ impl Choice {
         decision: &dyn GroupChoice,
         keys: &Artifact,
     ) -> Result<Decided, StageError> {
-        let changes = self.versions.advance(keys)?;
-        if let (Some(held), false) = (self.held.take(), changes.gone.is_empty()) {
-            for (version, partition) in &changes.gone {
-                self.update(*version, &decision.rows(partition, &held)?, -1)?;
+        let Changes { gone, new, changed } = self.versions.advance_in_place(keys)?;
+        let held = self.held.replace(keys.clone());
+        if !(gone.is_empty() && changed.is_empty()) {
+            let held = held.ok_or_else(|| StageError::failed("key rows that change were never held"))?;
+            for some in gone.chunks(PARTITIONS_AT_ONCE) {
+                for ((version, _), rows) in some.iter().zip(read(decision, some, &held)?) {
+                    self.update(*version, Some(&rows), None)?;
+                }
+            }
+            for some in changed.chunks(PARTITIONS_AT_ONCE) {
+                let before = read(decision, some, &held)?;
+                let now = read(decision, some, keys)?;
+                for ((version, _), (before, now)) in some.iter().zip(before.iter().zip(&now)) {
+                    self.update(*version, Some(before), Some(now))?;
+                }
             }
         }
-        self.held = Some(keys.clone());
-        for some in changes.new.chunks(PARTITIONS_AT_ONCE) {
-            let read = some.par_iter().map(|(_, partition)| decision.rows(partition, keys));
-            let read: Vec<ChoiceRows> = read.collect::<Result<_, _>>()?;
-            for ((version, _), rows) in some.iter().zip(read) {
-                self.update(*version, &rows, 1)?;
+        for some in new.chunks(PARTITIONS_AT_ONCE) {
+            for ((version, _), rows) in some.iter().zip(read(decision, some, keys)?) {
+                self.update(*version, None, Some(&rows))?;
             }
-            if changes.new.len() > PARTITIONS_AT_ONCE {
+            if new.len() > PARTITIONS_AT_ONCE {
                 self.advance(worker)?;
             }
         }
@@ -230,11 +238,41 @@ impl Choice {
                 break;
             }
         }
-        self.decided(decision, &changes.gone)
+        self.decided(decision, &gone)
     }
 
-    /// Adds rows, or takes them back.
-    fn update(&mut self, version: u32, rows: &ChoiceRows, diff: Diff) -> Result<(), StageError> {
+    /// Puts rows of a partition in place of those that it had before: what is the same stays.
+    fn update(
+        &mut self,
+        version: u32,
+        before: Option<&ChoiceRows>,
+        now: Option<&ChoiceRows>,
+    ) -> Result<(), StageError> {
+        let before = before.map_or(Ok(Vec::new()), |rows| self.numbered(rows))?;
+        let now = now.map_or(Ok(Vec::new()), |rows| self.numbered(rows))?;
+        let (mut before, mut now) = (before.into_iter().peekable(), now.into_iter().peekable());
+        loop {
+            let (row, diff) = match (before.peek(), now.peek()) {
+                (Some(old), Some(new)) if old == new => {
+                    before.next();
+                    now.next();
+                    continue;
+                }
+                (Some(old), Some(new)) if old > new => (now.next(), 1),
+                (Some(_), _) => (before.next(), -1),
+                (None, _) => (now.next(), 1),
+            };
+            let Some((number, key, class)) = row else {
+                return Ok(());
+            };
+            self.rows.update((key.0, (key.1, class, (version, number))), diff);
+            let of = &mut self.classes[class as usize]; // `number` made it.
+            of.rows = of.rows.saturating_add_signed(diff.into());
+        }
+    }
+
+    /// The rows by their numbers, with the numbers of their classes.
+    fn numbered(&mut self, rows: &ChoiceRows) -> Result<Vec<(u32, Key, Class)>, StageError> {
         let counts = [rows.classes.len(), rows.numbers.len()];
         if counts != [rows.keys.len(); 2] {
             return Err(StageError::failed(format!(
@@ -244,18 +282,19 @@ impl Choice {
                 counts[1]
             )));
         }
-        let mut numbers: Vec<Class> = Vec::with_capacity(rows.names.len());
+        let mut classes: Vec<Class> = Vec::with_capacity(rows.names.len());
         for name in &rows.names {
-            numbers.push(self.number(name)?);
+            classes.push(self.number(name)?);
         }
+        let mut numbered = Vec::with_capacity(rows.keys.len());
         for ((key, class), number) in rows.keys.iter().zip(&rows.classes).zip(&rows.numbers) {
-            let class = numbers.get(*class as usize).copied();
+            let class = classes.get(*class as usize).copied();
             let class = class.ok_or_else(|| StageError::failed("a row has a class without a name"))?;
-            self.rows.update((key.0, (key.1, class, (version, *number))), diff);
-            let of = &mut self.classes[class as usize]; // `number` made it.
-            of.rows = of.rows.saturating_add_signed(diff.into());
+            numbered.push((*number, *key, class));
         }
-        Ok(())
+        // They mostly are.
+        numbered.sort_unstable();
+        Ok(numbered)
     }
 
     fn number(&mut self, name: &str) -> Result<Class, StageError> {
@@ -348,6 +387,18 @@ impl Choice {
             classes: counts.collect(),
         })
     }
+}
+
+/// The rows of some partitions.
+fn read(
+    decision: &dyn GroupChoice,
+    partitions: &[(u32, Partition)],
+    keys: &Artifact,
+) -> Result<Vec<ChoiceRows>, StageError> {
+    let read = partitions
+        .par_iter()
+        .map(|(_, partition)| decision.rows(partition, keys));
+    read.collect()
 }
 
 /// The level of a key with this first half.

@@ -197,33 +197,42 @@ impl Groups {
                 _ => drop(self.groups.remove(hash)),
             }
         }
-        let mut given: Vec<(Partition, Vec<RecordBatch>)> = Vec::with_capacity(rows_now.len());
-        for (version, places) in &rows_now {
-            if let Some(name) = self.versions.name(*version) {
-                given.push((name.clone(), vec![self.rows_at(*version, places)?]));
-            }
-        }
+        let rows_now: Vec<(u32, BTreeSet<u32>)> = rows_now.into_iter().collect();
+        let (whole, versions, before) = (&self.whole, &self.versions, &self.decided);
+        let given = rows_now.par_iter().map(|(version, places)| {
+            let Some(name) = versions.name(*version) else {
+                return Ok(None);
+            };
+            Ok(Some((name.clone(), vec![rows_at(whole, *version, places)?])))
+        });
+        let given: Vec<Option<_>> = given.collect::<Result<_, StageError>>()?;
+        let given: Vec<(Partition, Vec<RecordBatch>)> = given.into_iter().flatten().collect();
         let mut new: HashMap<u32, RecordBatch> = HashMap::new();
         for (partition, decisions) in decision.decide(&given)? {
-            if let (Some(version), true) = (self.versions.version(&partition), decisions.num_rows() > 0) {
+            if let (Some(version), true) = (versions.version(&partition), decisions.num_rows() > 0) {
                 new.insert(version, decisions);
             }
         }
-        for (version, places) in &touched_rows {
-            if self.versions.name(*version).is_none() {
-                continue;
-            }
-            let before = match self.decided.remove(version) {
-                Some(before) => {
-                    let touched = self.rows_at(*version, places)?;
-                    Some(without_rows(&before, &touched)?)
-                }
+        let touched: Vec<(u32, BTreeSet<u32>)> = touched_rows
+            .into_iter()
+            .filter(|(version, _)| versions.name(*version).is_some())
+            .collect();
+        let decided = touched.par_iter().map(|(version, places)| {
+            let before = match before.get(version) {
+                Some(before) => Some(without_rows(before, &rows_at(whole, *version, places)?)?),
                 None => None,
             };
-            let both: Vec<RecordBatch> = before.into_iter().chain(new.remove(version)).collect();
-            if let Some(first) = both.first() {
-                let all = concat_batches(first.schema_ref(), &both)?;
-                self.decided.insert(*version, all);
+            let both: Vec<&RecordBatch> = before.iter().chain(new.get(version)).collect();
+            match both.first() {
+                Some(first) => Ok(Some(concat_batches(first.schema_ref(), both.iter().copied())?)),
+                None => Ok(None),
+            }
+        });
+        let decided: Vec<Option<RecordBatch>> = decided.collect::<Result<_, StageError>>()?;
+        for ((version, _), decided) in touched.iter().zip(decided) {
+            match decided.filter(|decided| decided.num_rows() > 0) {
+                Some(decided) => drop(self.decided.insert(*version, decided)),
+                None => drop(self.decided.remove(version)),
             }
         }
         Ok(())
@@ -258,24 +267,24 @@ impl Groups {
         self.whole.extend(read);
         Ok(())
     }
+}
 
-    /// The key rows at these places, which are held whole.
-    fn rows_at(&self, version: u32, places: &BTreeSet<u32>) -> Result<RecordBatch, StageError> {
-        let lacks = || StageError::failed("a row of a group is not held");
-        let whole = self.whole.get(&version).ok_or_else(lacks)?;
-        let at = |place: &u32| {
-            whole
-                .places
-                .binary_search(place)
-                .ok()
-                .and_then(|at| u32::try_from(at).ok())
-        };
-        let at: Option<Vec<u32>> = places.iter().map(at).collect();
-        Ok(take_record_batch(
-            &whole.rows,
-            &UInt32Array::from(at.ok_or_else(lacks)?),
-        )?)
-    }
+/// The key rows of a version at these places, which are held whole.
+fn rows_at(whole: &HashMap<u32, Whole>, version: u32, places: &BTreeSet<u32>) -> Result<RecordBatch, StageError> {
+    let lacks = || StageError::failed("a row of a group is not held");
+    let whole = whole.get(&version).ok_or_else(lacks)?;
+    let at = |place: &u32| {
+        whole
+            .places
+            .binary_search(place)
+            .ok()
+            .and_then(|at| u32::try_from(at).ok())
+    };
+    let at: Option<Vec<u32>> = places.iter().map(at).collect();
+    Ok(take_record_batch(
+        &whole.rows,
+        &UInt32Array::from(at.ok_or_else(lacks)?),
+    )?)
 }
 
 /// The rows of a partition that are in groups.

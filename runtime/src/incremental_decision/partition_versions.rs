@@ -1,4 +1,5 @@
-//! Versions of partitions: the key rows of a partition that changed are others, under another number.
+//! Versions of partitions, by number: the key rows of a partition that changed are others, under another number, or they are
+//! compared with those before.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,13 +17,19 @@ pub(super) struct PartitionVersions {
 }
 
 /// What changes from one generation to the next.
+#[derive(Default)]
 pub(super) struct Changes {
     pub gone: Vec<(u32, Partition)>,
     pub new: Vec<(u32, Partition)>,
+    /// Partitions with other key rows than before, which keep their number ([`PartitionVersions::advance_in_place`]).
+    pub changed: Vec<(u32, Partition)>,
 }
 
 impl PartitionVersions {
-    /// Takes over the partitions of `keys`.
+    /// Takes over the partitions of `keys`. One with other key rows than before is gone, and comes under a new number.
+    ///
+    /// # Errors
+    /// When there are no more numbers.
     pub fn advance(&mut self, keys: &Artifact) -> Result<Changes, StageError> {
         let digest = |partition: &Partition| keys.digest_of(partition);
         let gone: Vec<(u32, Partition)> = self
@@ -35,6 +42,41 @@ impl PartitionVersions {
             self.held.remove(partition);
             self.names.remove(version);
         }
+        let new = self.add_new(keys)?;
+        Ok(Changes {
+            gone,
+            new,
+            changed: Vec::new(),
+        })
+    }
+
+    /// The same, but that a partition with other key rows than before keeps its number.
+    ///
+    /// # Errors
+    /// When there are no more numbers.
+    pub fn advance_in_place(&mut self, keys: &Artifact) -> Result<Changes, StageError> {
+        let mut changes = Changes::default();
+        self.held
+            .retain(|partition, (version, held)| match keys.digest_of(partition) {
+                Some(digest) => {
+                    if digest != *held {
+                        *held = digest;
+                        changes.changed.push((*version, partition.clone()));
+                    }
+                    true
+                }
+                None => {
+                    self.names.remove(version);
+                    changes.gone.push((*version, partition.clone()));
+                    false
+                }
+            });
+        changes.new = self.add_new(keys)?;
+        Ok(changes)
+    }
+
+    /// Gives numbers to the partitions of `keys` that have none.
+    fn add_new(&mut self, keys: &Artifact) -> Result<Vec<(u32, Partition)>, StageError> {
         let mut new = Vec::new();
         for partition in keys.partitions() {
             if self.held.contains_key(partition) {
@@ -50,7 +92,7 @@ impl PartitionVersions {
             self.names.insert(version, partition.clone());
             new.push((version, partition.clone()));
         }
-        Ok(Changes { gone, new })
+        Ok(new)
     }
 
     pub fn name(&self, version: u32) -> Option<&Partition> {

@@ -3,7 +3,11 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::SystemTime;
 
 use flow_storage::{Location, Storage};
@@ -34,6 +38,29 @@ impl DigestedFile {
     /// # Errors
     /// If the file is not there or cannot be opened, or is no file (a folder, a pipe).
     pub fn open(path: &Path) -> io::Result<Self> {
+        DigestedFile::open_while(path, &|| true)
+    }
+
+    /// Begins to open a file, on a thread of its own, as long as `go_on` says so ([`DigestedFile::open_while`]).
+    ///
+    /// # Errors
+    /// If there is no thread for it.
+    pub fn open_ahead(path: &Path, go_on: impl Fn() -> bool + Send + 'static) -> io::Result<OpeningFile> {
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let (own, file) = (path.to_path_buf(), Arc::clone(&is_wanted));
+        let open = move || DigestedFile::open_while(&own, &|| file.load(Ordering::Relaxed) && go_on());
+        let opened = thread::Builder::new().name("open-ahead".into()).spawn(open)?;
+        Ok(OpeningFile {
+            opened: Some(opened),
+            is_wanted,
+        })
+    }
+
+    /// As [`DigestedFile::open`]. The copy of an object is given up once `go_on` says no, which is asked before each range of it.
+    ///
+    /// # Errors
+    /// As of [`DigestedFile::open`]; of the kind [`io::ErrorKind::Interrupted`] if it is given up.
+    pub fn open_while(path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<Self> {
         let opened = SystemTime::now();
         let (file, before, is_object) = match Location::of_path(path)? {
             Location::Local(path) => {
@@ -43,7 +70,8 @@ impl DigestedFile {
             }
             Location::Object(url) => {
                 let object = Storage::global().open(&url)?;
-                let file = object.download(&Storage::global().cache_folder())?;
+                let file = object.download_while(&Storage::global().cache_folder(), go_on)?;
+                let file = file.ok_or_else(|| io::Error::from(io::ErrorKind::Interrupted))?;
                 (file, FileState::of_object(object.stat()), true)
             }
         };
@@ -118,6 +146,41 @@ impl DigestedFile {
     }
 }
 
+/// A [`DigestedFile`] that is being opened. Dropped, the thread that copies an object ends with the next range of it, and its copy
+/// with the thread.
+pub struct OpeningFile {
+    opened: Option<JoinHandle<io::Result<DigestedFile>>>,
+    is_wanted: Arc<AtomicBool>,
+}
+
+impl OpeningFile {
+    /// Waits until it is open.
+    ///
+    /// # Errors
+    /// As of [`DigestedFile::open`].
+    pub fn wait(mut self) -> io::Result<DigestedFile> {
+        let ended = || io::Error::other("the thread that opens it has ended");
+        let opened = self.opened.take().ok_or_else(ended)?;
+        // Propagates a panic of the thread.
+        opened.join().unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Ends it, and waits until there is no copy any more.
+    pub fn give_up(mut self) {
+        self.is_wanted.store(false, Ordering::Relaxed);
+        if let Some(opened) = self.opened.take() {
+            // Whatever came of it.
+            let _ = opened.join();
+        }
+    }
+}
+
+impl Drop for OpeningFile {
+    fn drop(&mut self) {
+        self.is_wanted.store(false, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -142,6 +205,27 @@ mod tests {
             let (_, state, _, digest) = file.finish().unwrap();
             prop_assert_eq!((state.size, digest), (length as u64, Digest::of(&bytes)));
         }
+    }
+
+    #[test]
+    fn a_file_that_is_opened_ahead_is_as_it_was_when_that_began() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let missing = DigestedFile::open_ahead(&path, || true).unwrap().wait().err();
+        assert_eq!(missing.map(|error| error.kind()), Some(io::ErrorKind::NotFound));
+        std::fs::write(&path, vec![1; 5_000]).unwrap();
+        let began = SystemTime::now();
+        let opening = DigestedFile::open_ahead(&path, || true).unwrap();
+        let mut file = opening.wait().unwrap();
+        file.read(0, 100).unwrap();
+        let (_, _, opened, digest) = file.finish().unwrap();
+        assert_eq!(digest, Digest::of(&[1; 5_000]));
+        assert!(opened >= began && opened <= SystemTime::now());
+        // Changed between its opening and its reading.
+        let file = DigestedFile::open_ahead(&path, || true).unwrap().wait().unwrap();
+        std::fs::write(&path, vec![1; 6_000]).unwrap();
+        assert!(file.finish().is_err());
+        DigestedFile::open_ahead(&path, || true).unwrap().give_up();
     }
 
     #[test]

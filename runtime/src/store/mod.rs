@@ -61,7 +61,7 @@ pub use artifact::{Artifact, Batches};
 pub use atomic::write_atomically;
 pub(crate) use atomic::write_json_atomically;
 pub(crate) use data_file_writer::DataFileWriter;
-pub use digested_file::DigestedFile;
+pub use digested_file::{DigestedFile, OpeningFile};
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStatus, FileInSet, Shrunk, file_in_set};
 pub use export_file::ExportFile;

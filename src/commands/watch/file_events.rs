@@ -1,6 +1,6 @@
 //! What the file system tells of changes below folders (inotify). Events only say when it is worth while to look.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::mem::MaybeUninit;
@@ -93,25 +93,41 @@ impl FileEvents {
 
     /// Watches a folder and all below it.
     fn add_all(&mut self, folder: &Path) -> io::Result<()> {
-        let mut left = vec![folder.to_path_buf()];
-        // Folders that links lead to more than once are watched once.
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
+        let below = self.add_one(folder, &mut seen)?;
+        self.add_below(below, &mut seen)
+    }
+
+    /// Watches folders below one that is watched, and all below them. Those that are gone meanwhile are passed over: an event
+    /// of the folder that they were in tells of that.
+    fn add_below(&mut self, mut left: Vec<PathBuf>, seen: &mut HashSet<i32>) -> io::Result<()> {
         while let Some(folder) = left.pop() {
-            let id = inotify::add_watch(&self.queue, &folder, flags())?;
-            let watched = self.watched.entry(id).or_default();
-            watched.is_below = true;
-            watched.path.clone_from(&folder);
-            if !seen.insert(id) {
-                continue;
-            }
-            for entry in std::fs::read_dir(&folder)? {
-                let path = entry?.path();
-                if path.is_dir() {
-                    left.push(path);
-                }
+            match self.add_one(&folder, seen) {
+                Ok(below) => left.extend(below),
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// Watches a folder, and gives those in it: none of one that was `seen`, as folders that links lead to more than once.
+    fn add_one(&mut self, folder: &Path, seen: &mut HashSet<i32>) -> io::Result<Vec<PathBuf>> {
+        let id = inotify::add_watch(&self.queue, folder, flags())?;
+        let watched = self.watched.entry(id).or_default();
+        watched.is_below = true;
+        watched.path = folder.to_path_buf();
+        if !seen.insert(id) {
+            return Ok(Vec::new());
+        }
+        let mut below = Vec::new();
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                below.push(path);
+            }
+        }
+        Ok(below)
     }
 
     /// Whether these are watched, and nothing has gone wrong since.
@@ -241,6 +257,23 @@ mod tests {
         std::fs::remove_file(&index).unwrap();
         assert!(is_told(&mut events));
         assert!(events.are_of(&folders, &files));
+    }
+
+    /// As one that a program that fetches shards makes and removes while folders are walked through.
+    #[test]
+    fn a_folder_that_goes_meanwhile_leaves_the_others_watched() {
+        let place = tempfile::tempdir().unwrap();
+        let stays = place.path().join("en_1");
+        std::fs::create_dir_all(stays.join("a")).unwrap();
+        std::fs::write(place.path().join("file"), "").unwrap();
+        let mut events = FileEvents::watch(&[], &[]).unwrap();
+        let gone = [place.path().join("gone"), place.path().join("file")];
+        let below = std::iter::once(stays.clone()).chain(gone).collect();
+        events.add_below(below, &mut HashSet::new()).unwrap();
+        for path in [stays.join("index"), stays.join("a/index")] {
+            std::fs::write(path, "").unwrap();
+            assert!(is_told(&mut events));
+        }
     }
 
     #[test]

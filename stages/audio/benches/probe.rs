@@ -37,6 +37,7 @@ use flow_audio::decode::{decode, read_range};
 use flow_audio::format::Format;
 use flow_audio::place::{Content, Range, Target};
 use flow_audio::{examine, flac, tar};
+use flow_runtime::store::DigestedFile;
 use rayon::prelude::*;
 use sha2::{Digest as _, Sha256};
 use symphonia::core::audio::{Audio, GenericAudioBufferRef};
@@ -78,7 +79,7 @@ fn main() {
         .expect("threads");
 
     let ours = best("probe", || {
-        let (shard, _) = examine::tar_of(&path, &[Format::Flac], &pool, &|| false)
+        let (shard, _) = examine::tar_of(&path, DigestedFile::open, &[Format::Flac], &pool, &|| false)
             .expect("a tar")
             .expect("to its end");
         assert!(shard.recordings.iter().all(|recording| recording.status == "ok"));

@@ -43,6 +43,9 @@ pub enum AudioError {
     Espeak { program: PathBuf, why: String },
     #[error("cannot make a shard: {0}")]
     Shard(String),
+    /// The run is being aborted.
+    #[error("stopped")]
+    Stopped,
 }
 
 impl AudioError {
@@ -62,6 +65,7 @@ impl AudioError {
                 | AudioError::NoSpace { .. }
                 | AudioError::Espeak { .. }
                 | AudioError::Shard(_)
+                | AudioError::Stopped
         )
     }
 }

@@ -1,6 +1,6 @@
 //! Looks at all recordings of a shard: in its tar, or as files in its folder.
 
-use std::io::BufReader;
+use std::io::{self, BufReader};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -48,9 +48,11 @@ pub struct ExaminedShard {
 
 /// Decodes every recording of a tar that is of one of `formats` once, on the threads of `pool`. The tar is read from its
 /// beginning to the last recording, and returned with its digest state, so that it is read only once; none where there
-/// is no tar. `stop` is asked before each recording; once true, the rest is left out and `None` given.
+/// is no tar. `stop` is asked before each recording; once true, the rest is left out and `None` given. `open` opens the tar, and may
+/// give up with an error once `stop` is true.
 pub fn tar_of(
     path: &Path,
+    open: impl FnOnce(&Path) -> io::Result<DigestedFile>,
     formats: &[Format],
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
@@ -68,7 +70,8 @@ pub fn tar_of(
             _ => {}
         }
     }
-    let file = match DigestedFile::open(path) {
+    let file = match open(path) {
+        Err(_) if stop() => return Ok(None),
         Err(error) if is_url(path) && error.kind() == std::io::ErrorKind::NotFound => {
             return Ok(Some((missing("no tar"), None)));
         }

@@ -275,6 +275,7 @@ impl Operator for Extractor {
                 shard: &shard,
                 target,
                 settings: &self.settings,
+                is_stopped: &|| self.context.cancel.is_set(),
             };
             self.pool.install(|| place.all(&wanted.jobs)).map_err(cannot_write)?
         };

@@ -21,6 +21,8 @@ use crate::error::AudioError;
 /// Prefix of the names of temporary files.
 pub const TEMPORARY_PREFIX: &str = ".flow-tmp-";
 const PIECE: usize = 1 << 20;
+/// Of a recording in object storage that has more bytes, so many are asked for at once.
+const LARGE: u64 = 8 << 20;
 
 /// A folder that receives recordings.
 pub struct Target {
@@ -239,6 +241,9 @@ fn write(content: Content<'_>, mut into: File, path: &Path) -> Result<(), AudioE
 
 /// Gives the bytes of a range piece by piece until `take` returns false.
 fn each_piece(from: Range<'_>, mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>) -> Result<(), AudioError> {
+    if from.size > LARGE && matches!(from.file, InputFile::Object(_)) {
+        return each_piece_of_object(from, take);
+    }
     let mut buffer = vec![0u8; PIECE.min(from.size as usize)];
     let mut done = 0;
     while done < from.size {
@@ -258,6 +263,42 @@ fn each_piece(from: Range<'_>, mut take: impl FnMut(&[u8]) -> Result<bool, Audio
             break;
         }
         done += length as u64;
+    }
+    Ok(())
+}
+
+/// The same of a large recording in an object: in large ranges, of which the next one is asked for while one is used.
+fn each_piece_of_object(
+    from: Range<'_>,
+    mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>,
+) -> Result<(), AudioError> {
+    let failed = |source| AudioError::Read {
+        path: from.path.to_owned(),
+        source,
+    };
+    let length = from.file.length().map_err(failed)?;
+    let Some(end) = from.offset.checked_add(from.size).filter(|end| *end <= length) else {
+        let (path, offset, size) = (from.path.to_owned(), from.offset, from.size);
+        return Err(AudioError::PastEnd { path, offset, size });
+    };
+    let mut at = from.offset;
+    let mut ask = || {
+        let range = at..at.saturating_add(LARGE).min(end);
+        at = range.end;
+        match range.is_empty() {
+            true => Ok(None),
+            false => from.file.ask_for(range).map_err(failed),
+        }
+    };
+    let mut next = ask()?;
+    while let Some(asked) = next {
+        next = ask()?;
+        let bytes = asked.bytes().map_err(|error| failed(error.into()))?;
+        for piece in bytes.chunks(PIECE) {
+            if !take(piece)? {
+                return Ok(());
+            }
+        }
     }
     Ok(())
 }

@@ -1,15 +1,19 @@
 //! The kind `audio.probe`.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow::array::{ArrayRef, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::store::has_tombstone;
+use flow_runtime::context::Cancel;
+use flow_runtime::store::{DigestedFile, OpeningFile, has_tombstone};
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Shape, Source,
     SourcePartition, StageError,
 };
+use flow_storage::{Location, Storage, StorageError, StorageFault};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,6 +22,7 @@ use crate::examine::{self, Examined, ExaminedShard};
 use crate::flac;
 use crate::format::Format;
 use crate::shards::{self, Shard};
+use crate::space::{self, Room};
 
 /// Where the recordings of a shard are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -159,6 +164,7 @@ impl Kind for Probe {
                 formats: in_order(&settings.formats),
                 ..settings.clone()
             },
+            ahead: ReadAhead::new(context.cancel.clone()),
             context: context.clone(),
             pool,
         })))
@@ -184,6 +190,7 @@ struct Prober {
     settings: ProbeSettings,
     context: Context,
     pool: ThreadPool,
+    ahead: ReadAhead,
 }
 
 impl Prober {
@@ -203,7 +210,104 @@ impl Prober {
     }
 }
 
+/// Probers of this process: each needs room for a copy of a tar.
+static PROBERS: AtomicU64 = AtomicU64::new(0);
+
+/// Tars in object storage are copied to be read: the next one of a prober while one is decoded.
+struct ReadAhead {
+    cancel: Cancel,
+    /// The partition that is read after the next one.
+    next: Option<Partition>,
+    /// Its tar, once it is being copied, and the room that was reserved for it.
+    opening: Option<(Partition, OpeningFile, Room)>,
+    /// There was no room for two copies.
+    is_off: bool,
+}
+
+impl ReadAhead {
+    fn new(cancel: Cancel) -> ReadAhead {
+        PROBERS.fetch_add(1, Ordering::Relaxed);
+        ReadAhead {
+            cancel,
+            next: None,
+            opening: None,
+            is_off: false,
+        }
+    }
+
+    /// The tar of a partition that begins to be copied, if it was.
+    fn take(&mut self, partition: &Partition) -> Option<OpeningFile> {
+        let opening = self.opening.take_if(|(of, ..)| of == partition);
+        opening.map(|(_, opening, _)| opening)
+    }
+
+    /// Begins to copy the tar of the next partition, if there is room for it beside one of each prober.
+    fn begin(&mut self, settings: &ProbeSettings) {
+        if self.is_off || self.opening.is_some() || settings.audio_from == AudioFrom::Files {
+            return;
+        }
+        let Some(next) = self.next.take() else { return };
+        let Some(shard) = Shard::named(&settings.shards, next.as_str()) else {
+            return;
+        };
+        let tar = shard.tar();
+        let Ok(Location::Object(url)) = Location::of_path(&tar) else {
+            return;
+        };
+        // What does not work now is said when the tar is read.
+        let Ok(Some(found)) = Storage::global().look(&url) else {
+            return;
+        };
+        if has_tombstone(&tar) {
+            return;
+        }
+        let folder = Storage::global().cache_folder();
+        if std::fs::create_dir_all(&folder).is_err() {
+            return;
+        }
+        let others = found.size.saturating_mul(PROBERS.load(Ordering::Relaxed));
+        let Ok(room) = space::reserve(&folder, found.size.saturating_add(others)) else {
+            return;
+        };
+        room.used(others);
+        let cancel = self.cancel.clone();
+        let opening = DigestedFile::open_ahead(&tar, move || !cancel.is_set());
+        self.opening = opening.ok().map(|opening| (next, opening, room));
+    }
+
+    /// Opens a tar that was begun to be copied, or not. Where it has no room beside the next one, that is given up first.
+    fn open(&mut self, opening: Option<OpeningFile>, tar: &Path) -> io::Result<DigestedFile> {
+        let cancel = self.cancel.clone();
+        let open = || DigestedFile::open_while(tar, &|| !cancel.is_set());
+        let opened = opening.map_or_else(open, OpeningFile::wait);
+        match &opened {
+            Err(error) if is_of_the_cache(error) => {
+                self.is_off = true;
+                if let Some((_, opening, _)) = self.opening.take() {
+                    opening.give_up();
+                }
+                open()
+            }
+            _ => opened,
+        }
+    }
+}
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        PROBERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn is_of_the_cache(error: &io::Error) -> bool {
+    StorageError::in_io(error).is_some_and(|error| error.fault == StorageFault::Cache)
+}
+
 impl Source for Prober {
+    fn upcoming(&mut self, partitions: &[Partition]) {
+        self.ahead.next = partitions.first().cloned();
+    }
+
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let listed = shards::list(&self.settings.shards).map_err(|error| {
             StageError::setting("shards", error).with_help("`shards` is the folder of `<lang>/<shard_id>/`")
@@ -258,9 +362,9 @@ impl Source for Prober {
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let shard = Shard::named(&self.settings.shards, partition.as_str())
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
-        let stop = || self.context.cancel.is_set();
+        let cancel = self.context.cancel.clone();
+        let stop = || cancel.is_set();
         let reads_tar = self.reads_tar(&shard)?;
-        let formats = &self.settings.formats;
         let examined = if reads_tar {
             if has_tombstone(&shard.tar()) {
                 let message = format!(
@@ -270,13 +374,16 @@ impl Source for Prober {
                 let help = "put the tar back, or set `audio_from: files` if the recordings lie beside it";
                 return Err(StageError::failed(message).with_help(help));
             }
-            examine::tar_of(&shard.tar(), formats, &self.pool, &stop).map(|examined| {
+            let opening = self.ahead.take(partition);
+            self.ahead.begin(&self.settings);
+            let open = |tar: &Path| self.ahead.open(opening, tar);
+            examine::tar_of(&shard.tar(), open, &self.settings.formats, &self.pool, &stop).map(|examined| {
                 let (shard, tar) = examined?;
                 tar.into_iter().for_each(|tar| out.digested(tar));
                 Some(shard)
             })
         } else {
-            examine::files_of(&shard, formats, &self.pool, &stop)
+            examine::files_of(&shard, &self.settings.formats, &self.pool, &stop)
         };
         // None: the run is being aborted.
         let examined = examined

@@ -218,6 +218,7 @@ fn files_give_the_same_verdicts_as_the_tar() {
     std::fs::create_dir_all(folder.join("deep")).unwrap();
     let (from_tar, _) = examine::tar_of(
         &tar,
+        DigestedFile::open,
         &only_flac(),
         &rayon::ThreadPoolBuilder::new().build().unwrap(),
         &|| false,
@@ -261,7 +262,9 @@ fn a_tar_is_digested_by_the_reading_that_examines_it() {
         let earlier = std::time::SystemTime::now() - std::time::Duration::from_secs(100);
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_modified(earlier).unwrap();
-        let examined = examine::tar_of(&path, &only_flac(), &pool, &|| false).unwrap().unwrap();
+        let examined = examine::tar_of(&path, DigestedFile::open, &only_flac(), &pool, &|| false)
+            .unwrap()
+            .unwrap();
         let digests = flow_runtime::store::SourceDigests::default();
         let (noted, digest) = digests.note_read(examined.1.unwrap()).unwrap();
         assert_eq!(
@@ -276,7 +279,11 @@ fn a_tar_is_digested_by_the_reading_that_examines_it() {
             assert_eq!(statuses, ["not_flac", "ok", "ok"]);
         }
     }
-    assert!(examine::tar_of(&path, &only_flac(), &pool, &|| true).unwrap().is_none());
+    assert!(
+        examine::tar_of(&path, DigestedFile::open, &only_flac(), &pool, &|| true)
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[test]

@@ -10,6 +10,7 @@ use futures::StreamExt;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, ObjectStore};
 use tokio::runtime::Runtime;
+use tokio::task::AbortHandle;
 
 use crate::counters::Counters;
 use crate::error::{StorageError, StorageFault, of_client};
@@ -44,15 +45,25 @@ pub(crate) fn wait<T: Send + 'static>(
     begin(future)?.wait()
 }
 
-/// A future that is under way.
-pub(crate) struct Begun<T>(mpsc::Receiver<Result<T, StorageError>>);
+/// A future that is under way. Dropped, it ends where it stands.
+pub(crate) struct Begun<T> {
+    answer: mpsc::Receiver<Result<T, StorageError>>,
+    task: AbortHandle,
+}
 
 impl<T> Begun<T> {
     pub fn wait(self) -> Result<T, StorageError> {
-        self.0.recv().unwrap_or_else(|_| {
+        self.answer.recv().unwrap_or_else(|_| {
             let message = "a request to object storage ended without an answer";
             Err(StorageError::new(StorageFault::Other, message))
         })
+    }
+}
+
+impl<T> Drop for Begun<T> {
+    fn drop(&mut self) {
+        // One that has answered has ended.
+        self.task.abort();
     }
 }
 
@@ -61,11 +72,14 @@ pub(crate) fn begin<T: Send + 'static>(
     future: impl Future<Output = Result<T, StorageError>> + Send + 'static,
 ) -> Result<Begun<T>, StorageError> {
     let (send, receive) = mpsc::sync_channel(1);
-    runtime()?.spawn(async move {
+    let task = runtime()?.spawn(async move {
         // Nobody waits any more: the answer is of no use.
         let _ = send.send(future.await);
     });
-    Ok(Begun(receive))
+    Ok(Begun {
+        answer: receive,
+        task: task.abort_handle(),
+    })
 }
 
 pub(crate) struct Client {

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::location::{Location, ObjectUrl};
-use crate::object_reader::ObjectReader;
+use crate::object_reader::{AskedRange, ObjectReader};
 use crate::storage::Storage;
 
 /// So many bytes of an object at a place are asked for by a request of their own: threads that read at different places do not take
@@ -63,15 +63,14 @@ impl InputFile {
         }
     }
 
-    /// The object with the bytes in `range` at hand, which are asked for by one request; none of a file on this machine, whose bytes
-    /// are at hand.
+    /// Asks for the bytes in `range` of an object, by one request; none of a file on this machine, whose bytes are at hand.
     ///
     /// # Errors
-    /// When they cannot be read, or the object ends before them.
-    pub fn holding(&self, range: Range<u64>) -> io::Result<Option<InputFile>> {
+    /// When the object ends before them, or there is no client for its bucket.
+    pub fn ask_for(&self, range: Range<u64>) -> io::Result<Option<AskedRange>> {
         match self {
             InputFile::Local(_) => Ok(None),
-            InputFile::Object(object) => Ok(Some(InputFile::Object(Box::new(object.holding(range)?)))),
+            InputFile::Object(object) => Ok(Some(object.ask_for(range)?)),
         }
     }
 
@@ -157,6 +156,12 @@ impl Seek for InputFile {
             InputFile::Local(file) => file.seek(to),
             InputFile::Object(object) => object.seek(to),
         }
+    }
+}
+
+impl From<ObjectReader> for InputFile {
+    fn from(object: ObjectReader) -> Self {
+        InputFile::Object(Box::new(object))
     }
 }
 

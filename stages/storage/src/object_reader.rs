@@ -159,20 +159,32 @@ impl ObjectReader {
         Ok(())
     }
 
-    /// A reader of the same object that holds the bytes in `range` already, by one request: what lies within them is not asked for.
+    /// Asks for the bytes in `range` by one request, and does not wait for them: they come while something else is done.
     ///
     /// # Errors
-    /// As of [`ObjectReader::read_range`].
-    pub fn holding(&self, range: Range<u64>) -> Result<ObjectReader, StorageError> {
-        let window = Window {
-            start: range.start,
-            bytes: self.read_range(range)?,
-            ahead: None,
+    /// When the object ends before them, or there is no client for its bucket.
+    pub fn ask_for(&self, range: Range<u64>) -> Result<AskedRange, StorageError> {
+        self.check(&range)?;
+        let begun = match range.is_empty() {
+            true => None,
+            false => Some(self.begin(range.clone())?),
         };
-        Ok(ObjectReader {
-            window: Arc::new(Mutex::new(window)),
-            ..self.clone()
+        Ok(AskedRange {
+            reader: self.clone(),
+            start: range.start,
+            begun,
         })
+    }
+
+    fn check(&self, range: &Range<u64>) -> Result<(), StorageError> {
+        if range.start <= range.end && range.end <= self.stat.size {
+            return Ok(());
+        }
+        let said = format!(
+            "bytes {} to {} were asked for of {}",
+            range.start, range.end, self.stat.size
+        );
+        Err(StorageError::of(StorageFault::Other, &self.url.to_string(), &said))
     }
 
     /// Fills `buffer` with the bytes at `offset` if all of them are held; says whether they are.
@@ -193,13 +205,7 @@ impl ObjectReader {
     /// # Errors
     /// When they cannot be read, the object ends before them, or it was changed.
     pub fn read_range(&self, range: Range<u64>) -> Result<Bytes, StorageError> {
-        if range.start > range.end || range.end > self.stat.size {
-            let said = format!(
-                "bytes {} to {} were asked for of {}",
-                range.start, range.end, self.stat.size
-            );
-            return Err(StorageError::of(StorageFault::Other, &self.url.to_string(), &said));
-        }
+        self.check(&range)?;
         self.get(range)
     }
 
@@ -209,19 +215,31 @@ impl ObjectReader {
     /// # Errors
     /// When the object cannot be read or was changed, or the file cannot be written.
     pub fn download(&self, folder: &Path) -> io::Result<File> {
+        let file = self.download_while(folder, &|| true)?;
+        file.ok_or_else(|| io::Error::other("a copy was given up that nobody gave up"))
+    }
+
+    /// The same, as long as `go_on` says so, which is asked before each range is written; none once it does not.
+    ///
+    /// # Errors
+    /// As of [`ObjectReader::download`].
+    pub fn download_while(&self, folder: &Path, go_on: &dyn Fn() -> bool) -> io::Result<Option<File>> {
         let failed = |error: io::Error| {
             let said = format!("in {}, see FLOW_STORAGE_CACHE: {error}", folder.display());
             StorageError::of(StorageFault::Cache, &self.url.to_string(), &said)
         };
         std::fs::create_dir_all(folder).map_err(failed)?;
         let mut file = tempfile::tempfile_in(folder).map_err(failed)?;
-        self.copy_to(&mut |bytes| {
+        let is_whole = self.copy_to(&mut |bytes| {
+            if !go_on() {
+                return Ok(false);
+            }
             file.write_all(bytes)
                 .map(|()| true)
                 .map_err(|error| failed(error).into())
         })?;
         file.seek(SeekFrom::Start(0)).map_err(failed)?;
-        Ok(file)
+        Ok(is_whole.then_some(file))
     }
 
     /// Gives all bytes in order to `take`, from large ranges of which some are under way at the same time, until it says no.
@@ -250,6 +268,48 @@ impl ObjectReader {
 
     pub(crate) fn storage(&self) -> &Storage {
         &self.storage
+    }
+}
+
+/// Bytes of an object that were asked for. Dropped, they are not waited for, and the request ends.
+pub struct AskedRange {
+    reader: ObjectReader,
+    start: u64,
+    /// None of no bytes.
+    begun: Option<Begun<Bytes>>,
+}
+
+impl AskedRange {
+    /// Waits for the bytes.
+    ///
+    /// # Errors
+    /// As of [`ObjectReader::read_range`].
+    pub fn bytes(self) -> Result<Bytes, StorageError> {
+        self.take().map(|(_, bytes)| bytes)
+    }
+
+    /// Waits for the bytes. Gives a reader of the same object that holds them: what lies within them is not asked for again.
+    ///
+    /// # Errors
+    /// As of [`ObjectReader::read_range`].
+    pub fn wait(self) -> Result<ObjectReader, StorageError> {
+        let start = self.start;
+        let (reader, bytes) = self.take()?;
+        let window = Window {
+            start,
+            bytes,
+            ahead: None,
+        };
+        Ok(ObjectReader {
+            window: Arc::new(Mutex::new(window)),
+            ..reader
+        })
+    }
+
+    fn take(self) -> Result<(ObjectReader, Bytes), StorageError> {
+        let bytes = self.begun.map_or_else(|| Ok(Bytes::new()), Begun::wait);
+        let bytes = bytes.inspect_err(|_| self.reader.storage.forget(&self.reader.url))?;
+        Ok((self.reader, bytes))
     }
 }
 

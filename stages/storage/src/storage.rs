@@ -1,6 +1,6 @@
 //! Object storage as the rest of the program uses it: calls that wait for their answer.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -86,6 +86,41 @@ pub(crate) struct Remembered {
     stats: BTreeMap<ObjectUrl, Stat>,
     /// Paths of copies on this machine.
     pub kept: HashMap<ObjectUrl, PathBuf>,
+    /// Requests under way whose answers are to be remembered, each with the objects that were forgotten since it began: what it
+    /// says of these may be of before they were written.
+    asking: HashMap<u64, HashSet<ObjectUrl>>,
+    /// The number of the next of them.
+    next: u64,
+}
+
+/// A request under way whose answer is to be remembered.
+struct Asking<'a> {
+    storage: &'a Storage,
+    number: u64,
+}
+
+impl Asking<'_> {
+    /// Remembers what was said of objects, but of those that were forgotten meanwhile. Whether there are none of these.
+    fn remember<'e>(
+        &self,
+        remembered: &mut Remembered,
+        said: impl IntoIterator<Item = (&'e ObjectUrl, &'e Stat)>,
+    ) -> bool {
+        let Some(forgotten) = remembered.asking.get(&self.number) else {
+            return false;
+        };
+        let is_known = |(url, _): &(&ObjectUrl, &Stat)| !forgotten.contains(*url);
+        for (url, stat) in said.into_iter().filter(is_known) {
+            remembered.stats.insert(url.clone(), stat.clone());
+        }
+        forgotten.is_empty()
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.storage.remembered().asking.remove(&self.number);
+    }
 }
 
 /// A listing of a prefix is used for so long by whoever asks for another one.
@@ -169,6 +204,9 @@ impl Storage {
     /// Forgets what a listing told of an object.
     pub(crate) fn forget(&self, url: &ObjectUrl) {
         let mut remembered = self.remembered();
+        for forgotten in remembered.asking.values_mut() {
+            forgotten.insert(url.clone());
+        }
         remembered.stats.remove(url);
         remembered.kept.retain(|kept, _| kept != url && !below(kept, url));
         remembered.prefixes.retain(|(prefix, _)| !below(prefix, url));
@@ -176,7 +214,21 @@ impl Storage {
 
     /// Forgets what is remembered of all objects: they are asked for again.
     pub fn forget_all(&self) {
-        *self.remembered() = Remembered::default();
+        let mut remembered = self.remembered();
+        // Answers to requests that are under way are not remembered either.
+        *remembered = Remembered {
+            next: remembered.next,
+            ..Remembered::default()
+        };
+    }
+
+    /// Begins a request whose answer is to be remembered.
+    fn asking(&self) -> Asking<'_> {
+        let mut remembered = self.remembered();
+        let number = remembered.next;
+        remembered.next += 1;
+        remembered.asking.insert(number, HashSet::new());
+        Asking { storage: self, number }
     }
 
     /// What lies right below a prefix. One that has nothing below it is not there, which shows in an empty [`Folder`] alone.
@@ -216,6 +268,7 @@ impl Storage {
             }
         }
         let began = Instant::now();
+        let asking = self.asking();
         let entries = self.list(url)?;
         let mut remembered = self.remembered();
         let old: Vec<ObjectUrl> = known_below(&remembered.stats, url)
@@ -224,11 +277,11 @@ impl Storage {
         for known in &old {
             remembered.stats.remove(known);
         }
-        for entry in &entries {
-            remembered.stats.insert(entry.url.clone(), entry.stat.clone());
-        }
         remembered.prefixes.retain(|(prefix, _)| prefix != url);
-        remembered.prefixes.push((url.clone(), began));
+        if asking.remember(&mut remembered, entries.iter().map(|entry| (&entry.url, &entry.stat))) {
+            remembered.prefixes.push((url.clone(), began));
+        }
+        drop(remembered);
         Ok(entries)
     }
 
@@ -311,12 +364,13 @@ impl Storage {
     /// # Errors
     /// When it is not there or cannot be looked at.
     pub fn open(&self, url: &ObjectUrl) -> Result<ObjectReader, StorageError> {
+        let asking = self.asking();
         match self.look(url)? {
             Some(found) => {
                 let mut remembered = self.remembered();
                 if remembered.stats.len() < MOST_OPENED && !remembered.stats.contains_key(url) {
                     // Who opens it again needs no other look: once it is changed, reading says so.
-                    remembered.stats.insert(url.clone(), found.clone());
+                    asking.remember(&mut remembered, [(url, &found)]);
                 }
                 drop(remembered);
                 Ok(ObjectReader::new(self.clone(), url.clone(), found))

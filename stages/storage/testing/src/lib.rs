@@ -38,8 +38,12 @@ pub enum Fault {
     Status(u16),
     /// Half of the answer's body comes, then the connection is cut.
     Truncate,
-    /// The answer comes later by so much.
+    /// What is asked for is done later by so much.
     Delay(Duration),
+    /// It is done at once, and the answer comes later by so much.
+    Late(Duration),
+    /// The answer comes later by `latency`, and no faster than so many bytes a second.
+    Slow { latency: Duration, bytes_per_second: u64 },
     /// What is asked for is done, and the connection is cut without an answer.
     LoseAnswer,
     /// An object is written also where there is one (`If-None-Match` is ignored).
@@ -249,12 +253,12 @@ async fn answer(
     match fault {
         Some(Fault::Drop) => return Err(io::Error::other("cut on purpose")),
         Some(Fault::Status(status)) => return Ok(refusal(status, is_head)),
-        Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
+        Some(Fault::Delay(time) | Fault::Slow { latency: time, .. }) => tokio::time::sleep(time).await,
         Some(Fault::Overwrite) if request.method() == Method::PUT => {
             // Headers are signed: the object goes, not the header.
             let _ = std::fs::remove_file(root.join(request.uri().path().trim_matches('/')));
         }
-        Some(Fault::Truncate | Fault::LoseAnswer | Fault::Overwrite) | None => {}
+        Some(Fault::Truncate | Fault::LoseAnswer | Fault::Overwrite | Fault::Late(_)) | None => {}
     }
     let is_read = is_head || request.method() == Method::GET;
     if is_read && request.uri().query().is_none() && is_folder(&root, request.uri().path()) {
@@ -266,10 +270,42 @@ async fn answer(
     if fault == Some(Fault::LoseAnswer) {
         return Err(io::Error::other("cut on purpose"));
     }
-    if fault == Some(Fault::Truncate) && !is_head {
-        return truncated(answer).await;
+    match fault {
+        Some(Fault::Truncate) if !is_head => truncated(answer).await,
+        Some(Fault::Late(time)) => {
+            tokio::time::sleep(time).await;
+            Ok(answer)
+        }
+        Some(Fault::Slow { bytes_per_second, .. }) if !is_head => Ok(slow(answer, bytes_per_second)),
+        _ => Ok(answer),
     }
-    Ok(answer)
+}
+
+/// The answer with a body that comes no faster than so many bytes a second.
+fn slow(answer: Response<Body>, bytes_per_second: u64) -> Response<Body> {
+    let (head, body) = answer.into_parts();
+    let (begun, mut sent) = (tokio::time::Instant::now(), 0u64);
+    let paced = body.then(move |piece| {
+        sent += piece.as_ref().map_or(0, |piece| piece.len() as u64);
+        let due = begun + Duration::from_secs_f64(sent as f64 / bytes_per_second as f64);
+        async move {
+            tokio::time::sleep_until(due).await;
+            piece.map(Frame::data).map_err(io::Error::other)
+        }
+    });
+    Response::from_parts(head, Body::http_body_unsync(PacedBody(Box::pin(paced))))
+}
+
+/// Gives its pieces when they are due.
+struct PacedBody(Pin<Box<dyn futures::Stream<Item = io::Result<Frame<Bytes>>> + Send>>);
+
+impl hyper::body::Body for PacedBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.0.as_mut().poll_next(context)
+    }
 }
 
 /// Whether the path of a request is that of a folder in a bucket. Names that are percent-encoded are taken for those of files.

@@ -276,6 +276,62 @@ fn an_object_is_written_whole_or_not_at_all() {
 }
 
 #[test]
+fn a_copy_that_is_given_up_asks_for_nothing_more_and_leaves_no_file() {
+    let (folder, server) = server();
+    let bytes = bytes(80 << 20);
+    write(&folder, "a.tar", &bytes);
+    let copies = tempfile::tempdir().unwrap();
+    let reader = server.storage().open(&url("s3://bucket/a.tar")).unwrap();
+    let asked = std::cell::Cell::new(0);
+    let twice = || asked.replace(asked.get() + 1) < 2;
+    assert!(reader.download_while(copies.path(), &twice).unwrap().is_none());
+    // Of ten ranges those two, the third, and those that were under way meanwhile.
+    assert!(server.requests("GET") <= 6, "{}", server.requests("GET"));
+    let mut copy = Vec::new();
+    let mut file = reader.download_while(copies.path(), &|| true).unwrap().unwrap();
+    file.read_to_end(&mut copy).unwrap();
+    assert!(copy == bytes);
+    assert_eq!(fs::read_dir(copies.path()).unwrap().count(), 0);
+}
+
+/// What a request says of an object that is written while the request is under way is not remembered.
+#[test]
+fn what_was_asked_before_a_write_is_no_news_of_the_object() {
+    let (_folder, server) = server();
+    let storage = server.storage();
+    let (prefix, object) = (url("s3://bucket/a"), url("s3://bucket/a/b"));
+    // By a request for the object, and by a listing. Answers come late, as of before the write.
+    for (method, path, ask) in [
+        (
+            "HEAD",
+            "a/b",
+            &(|| storage.open(&object).map(drop)) as &(dyn Fn() -> Result<(), StorageError> + Sync),
+        ),
+        ("GET", "list-type", &|| storage.list_and_remember(&prefix).map(drop)),
+    ] {
+        storage.forget_all();
+        storage.put(&object, "one").unwrap();
+        server.clear();
+        server.fault(FaultRule {
+            method: Some(method),
+            ..FaultRule::first(1, Fault::Late(Duration::from_millis(500)), path)
+        });
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(ask);
+            while server.requests(path) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // The answer was made.
+            std::thread::sleep(Duration::from_millis(200));
+            storage.put(&object, "three").unwrap();
+            asking.join().unwrap().unwrap();
+        });
+        assert_eq!(storage.look(&object).unwrap().unwrap().size, 5, "{method}");
+        assert_eq!(&storage.read(&object, 10).unwrap()[..], b"three", "{method}");
+    }
+}
+
+#[test]
 fn calls_may_come_from_threads_of_another_runtime() {
     let (folder, server) = server();
     write(&folder, "a", b"a");
