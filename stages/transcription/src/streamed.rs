@@ -98,7 +98,7 @@ impl Cut {
         let seconds = |sample: u64| sample as f64 / f64::from(SAMPLE_RATE);
         let (end, tolerance) = (self.at, (TOLERANCE_SECONDS * f64::from(SAMPLE_RATE)) as u64);
         let last = self.end.filter(|last| *last > end + tolerance);
-        let begins_after = (self.start > 0 && self.start >= end).then(|| ("begins", self.start));
+        let begins_after = (self.start > 0 && self.start >= end).then_some(("begins", self.start));
         let (what, place) = last.map(|last| ("ends", last)).or(begins_after)?;
         Some(format!(
             ": the row {what} at {} s, the recording ends at {} s",
