@@ -693,9 +693,9 @@ mod tests {
                 state: Mutex::default(),
             })
             .collect();
-        for round in 0..spans.len() {
+        for (round, span) in spans.iter().enumerate() {
             for tar in &tars {
-                assert_eq!(tar.next().unwrap().0, &spans[round]);
+                assert_eq!(tar.next().unwrap().0, span);
                 let asked = tars
                     .iter()
                     .map(|tar| tar.state.lock().unwrap().asked.len() as u64 * SPAN);
