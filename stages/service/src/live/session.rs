@@ -367,7 +367,8 @@ impl Session {
             }
             _ => None,
         };
-        let had_speech = std::mem::replace(&mut turn.has_speech, turn.has_speech || is_speech);
+        let had_speech = turn.has_speech;
+        turn.has_speech |= is_speech;
         let (item, silence) = (turn.item, turn.silence);
         if let Some(at) = pause.filter(|at| had_speech && *at > self.first) {
             self.cut(at);
