@@ -2,8 +2,8 @@
 //!
 //! A turn is what lies between two pauses, or what a client commits. It is heard in windows that follow each other without a gap:
 //! the one that grows is decoded again and again ([`Agreement`] says what is certain), and once more as a whole when it ends: at a
-//! pause as in a recording, at the end of the turn, at its best pause when it is as long as a window may be, or between two
-//! sentences before that.
+//! pause as in a recording (with turn detection), at the end of the turn, at its best pause when it is as long as a window may be,
+//! or between two sentences before that.
 //!
 //! Nothing here waits or knows the time: who drives a session asks it for the next window to decode, and tells it what was heard.
 //! Who speaks is found out beside that, from the same samples ([`WordSpeakers`]).
@@ -54,19 +54,10 @@ struct Turn {
     languages: Vec<String>,
     /// Where the silence begins in which the turn may end.
     silence: Option<u64>,
-    /// Whether there is speech in the window; and whether the window is the first one of the turn.
+    /// Whether there is speech in the window; without turn detection, nobody asks.
     has_speech: bool,
-    is_first: bool,
     /// Up to where the window was decoded, or is being decoded.
     decoded: u64,
-}
-
-impl Turn {
-    /// Whether nothing is to be heard in the window: it is what is left of a turn after a pause. What a client commits as a whole
-    /// is always heard.
-    fn is_silent(&self) -> bool {
-        !self.has_speech && !self.is_first
-    }
 }
 
 /// A window that grows no more.
@@ -370,7 +361,9 @@ impl Session {
         let had_speech = turn.has_speech;
         turn.has_speech |= is_speech;
         let (item, silence) = (turn.item, turn.silence);
-        if let Some(at) = pause.filter(|at| had_speech && *at > self.first) {
+        // What a client commits is heard as a whole.
+        let ends_at_pauses = had_speech && self.turn_detection.is_some();
+        if let Some(at) = pause.filter(|at| ends_at_pauses && *at > self.first) {
             self.cut(at);
         }
         match silence {
@@ -423,8 +416,7 @@ impl Session {
             languages: Vec::new(),
             silence: None,
             // With turn detection, speech begins it.
-            has_speech: self.turn_detection.is_some(),
-            is_first: true,
+            has_speech: true,
             decoded: self.first,
         });
         self.voiced = 0;
@@ -435,17 +427,15 @@ impl Session {
     fn end_turn(&mut self, end: u64) {
         let Some(turn) = self.turn.take() else { return };
         self.events.push(SessionEvent::Committed { item: turn.item });
-        let is_silent = turn.is_silent();
-        self.wait(turn.item, end, turn.agreement, is_silent, true);
+        self.wait(turn.item, end, turn.agreement, !turn.has_speech, true);
     }
 
     /// Cuts the window of the turn at a frame: what is before it waits to be decoded, what is after it is the next window. Decided
     /// words after the cut are said already, and so those before it are all there.
     fn cut(&mut self, at: u64) {
         let Some(mut turn) = self.turn.take() else { return };
-        let is_silent = turn.is_silent();
         let before = turn.agreement.split_off_before((at - self.first) as f64 * FRAME);
-        let all_decided = is_silent || !turn.agreement.decided().is_empty();
+        let all_decided = !turn.has_speech || !turn.agreement.decided().is_empty();
         let languages = std::mem::take(&mut turn.languages);
         if all_decided {
             // It is not decoded again.
@@ -458,8 +448,7 @@ impl Session {
         self.turn = Some(Turn {
             window: self.next_window,
             decoded: at,
-            has_speech: self.probabilities.iter().any(is_speech),
-            is_first: false,
+            has_speech: self.turn_detection.is_none() || self.probabilities.iter().any(is_speech),
             ..turn
         });
     }
