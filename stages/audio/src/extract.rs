@@ -3,6 +3,7 @@
 mod destination;
 mod missing_outputs;
 mod placing;
+mod read_ahead;
 mod wanted;
 
 use std::collections::{BTreeMap, HashMap};

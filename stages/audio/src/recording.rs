@@ -149,12 +149,10 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
 
 fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<(), Fault> {
     let mut blocks = Blocks::open(Box::new(Cursor::new(bytes)), format)?;
-    let mut frames = 0u64;
     while let Some(block) = blocks.next_block()? {
-        frames += block.frames;
         take(block.layout, block.samples)?;
     }
-    blocks.check_end(frames)
+    blocks.check_end()
 }
 
 /// Reads a recording block by block. The third-party decoders get hostile input: the caller must catch their panics.
@@ -198,7 +196,10 @@ fn ends_within_a_stream(source: &mut dyn MediaSource) -> io::Result<bool> {
     /// Two of the largest pages.
     const TAIL: u64 = 1 << 17;
     let mut tail = Vec::new();
-    source.seek(SeekFrom::Start(source.byte_len().unwrap_or(0).saturating_sub(TAIL)))?;
+    let Some(length) = source.byte_len() else {
+        return Ok(false);
+    };
+    source.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
     (&mut *source).take(TAIL).read_to_end(&mut tail)?;
     source.seek(SeekFrom::Start(0))?;
     let is_head = |head: &[u8]| head.starts_with(b"OggS\0") && head[5] < 8;
@@ -402,7 +403,7 @@ impl Blocks {
         })?;
         // Where both have one serial number, the reader takes the end of the last stream for that of this one.
         if track_id != self.track_id {
-            self.check_end(self.given)?;
+            self.check_end()?;
         }
         (self.decoder, self.track_id, self.promised) = (decoder, track_id, promised);
         self.before = self.given;
@@ -410,9 +411,9 @@ impl Blocks {
         Ok(())
     }
 
-    /// Whether as many frames came as the header speaks of.
-    pub fn check_end(&self, frames: u64) -> Result<(), Fault> {
-        let frames = frames.saturating_sub(self.before);
+    /// Whether as many frames were given as the header speaks of, where none were passed over.
+    pub fn check_end(&self) -> Result<(), Fault> {
+        let frames = self.given - self.before;
         match self.promised {
             // An MP4's edit list may name a part; Vorbis and MP3 count what they trim.
             Some(promised) if frames < promised => Err(broken(format!("{frames} frames, its header says {promised}"))),

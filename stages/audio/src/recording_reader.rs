@@ -170,7 +170,7 @@ impl RecordingReader {
         if guarded(|| blocks.next_block().map(|block| block.is_some()))? {
             return self.take_block().map(|()| true);
         }
-        blocks.check_end(self.frames)?;
+        blocks.check_end()?;
         if self.format == Format::Wav && self.bytes.is_longer_than_its_header_says() {
             return Err(broken(LONGER_THAN_ITS_HEADER_SAYS));
         }

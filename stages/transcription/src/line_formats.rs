@@ -44,8 +44,9 @@ fn with_text(transcript: &Transcript) -> impl Iterator<Item = (&Segment, String)
 }
 
 /// NIST's CTM: `recording channel start duration word confidence` for each word, in the order of their starts. The channel is 1
-/// where the recording was not split into its channels. The confidence is left out where it is not known, as NIST's tools allow. Times are seconds with three decimals, so that a start
-/// and its duration add up to the end without an error. White space within a name or a word becomes `_`.
+/// where the recording was not split into its channels. The confidence is left out where it is not known, as NIST's tools allow.
+/// Times are seconds with three decimals, so that a start and its duration add up to the end without an error. White space
+/// within a name or a word becomes `_`.
 pub fn ctm(transcript: &Transcript, recording: &str) -> String {
     let mut name = one_line(recording).replace(' ', "_");
     if name.is_empty() {

@@ -1,11 +1,8 @@
 //! Writes the wanted recordings of one shard to their places.
 
-use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::ops;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use flow_runtime::UNREADABLE;
 use flow_runtime::store::{has_tombstone, is_fault_of_the_file};
@@ -13,6 +10,7 @@ use flow_storage::{AskedRange, InputFile, is_file};
 use rayon::prelude::*;
 
 use super::destination::Destination;
+use super::read_ahead::{ReadAhead, Span, spans};
 use super::wanted::{Job, Refusal};
 use super::{ExtractSettings, Store};
 use crate::decode::read_open_range;
@@ -46,133 +44,6 @@ pub(super) struct Place<'a> {
 
 /// A recording, or why it is refused.
 type Placed = Result<Kept, Refusal>;
-
-/// Recordings of a tar in object storage that lie close together are asked for by one request: of so many bytes at most,
-const SPAN: u64 = 8 << 20;
-/// and of at least so many, where there are enough of them for all threads;
-const LEAST_SPAN: u64 = 1 << 20;
-/// with no more bytes between two of them.
-const GAP: u64 = 64 << 10;
-
-/// Ranges that are asked for beyond the one that is needed next, of each tar,
-const AHEAD: usize = 4;
-/// and bytes of these in the whole process.
-const AHEAD_BYTES: u64 = 128 << 20;
-
-/// Recordings that are read together.
-#[derive(Debug, PartialEq)]
-struct Span {
-    /// Where they lie in the tar.
-    range: ops::Range<u64>,
-    /// Places of the jobs, in the order of the tar.
-    jobs: Vec<usize>,
-    /// Whether the range is asked for as a whole, before the jobs are done.
-    is_asked_for: bool,
-}
-
-/// The jobs in the order of the tar, those together whose recordings lie in one range of it. `is_read` says whether the recording
-/// of a job will be read.
-fn spans(jobs: &[Job<'_>], threads: usize, is_read: impl Fn(usize) -> bool) -> Vec<Span> {
-    let mut places: Vec<usize> = (0..jobs.len()).collect();
-    places.sort_by_key(|place| jobs[*place].member.offset);
-    let all: u64 = jobs.iter().fold(0, |sum, job| sum.saturating_add(job.member.size));
-    let most = (all / (2 * threads.max(1) as u64)).clamp(LEAST_SPAN, SPAN);
-    let mut spans: Vec<Span> = Vec::new();
-    for place in places {
-        let member = &jobs[place].member;
-        // What was probed is compared with the length of the tar where it is asked for.
-        let range = member.offset..member.offset.saturating_add(member.size);
-        match spans.last_mut() {
-            Some(span)
-                if member.in_tar
-                    && jobs[span.jobs[0]].member.in_tar
-                    && range.start <= span.range.end.saturating_add(GAP)
-                    && range.end.saturating_sub(span.range.start) <= most =>
-            {
-                span.range.end = span.range.end.max(range.end);
-                span.jobs.push(place);
-                span.is_asked_for = true;
-            }
-            _ => spans.push(Span {
-                is_asked_for: member.in_tar && member.size <= SPAN && is_read(place),
-                range,
-                jobs: vec![place],
-            }),
-        }
-    }
-    spans
-}
-
-/// Bytes of ranges that were asked for in this process and are not needed yet.
-static AHEAD_NOW: AtomicU64 = AtomicU64::new(0);
-
-/// A share of [`AHEAD_BYTES`], given back when it is dropped.
-struct Room(u64);
-
-impl Room {
-    fn take(bytes: u64) -> Option<Room> {
-        let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= AHEAD_BYTES);
-        let taken = AHEAD_NOW.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        // No room is made where none was taken: it would be given back.
-        taken.ok().map(|_| Room(bytes))
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        AHEAD_NOW.fetch_sub(self.0, Ordering::Relaxed);
-    }
-}
-
-/// Hands out the spans of a tar, one after the other, whose ranges were asked for while those before them were used.
-struct ReadAhead<'a> {
-    tar: Option<&'a InputFile>,
-    spans: &'a [Span],
-    state: Mutex<Handed>,
-}
-
-#[derive(Default)]
-struct Handed {
-    /// Spans that were handed out.
-    handed: usize,
-    /// Those that come next, with what was asked for.
-    asked: VecDeque<(Asked, Room)>,
-}
-
-/// A range that was asked for; none where nothing is to be asked for.
-type Asked = io::Result<Option<AskedRange>>;
-
-impl<'a> ReadAhead<'a> {
-    fn ask(&self, span: &Span) -> Asked {
-        match self.tar.filter(|_| span.is_asked_for) {
-            Some(tar) => tar.ask_for(span.range.clone()),
-            None => Ok(None),
-        }
-    }
-
-    /// The next span.
-    fn next(&self) -> Option<(&'a Span, Asked)> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let span = self.spans.get(state.handed)?;
-        state.handed += 1;
-        let asked = match state.asked.pop_front() {
-            Some((asked, _)) => asked,
-            None => self.ask(span),
-        };
-        while state.asked.len() < AHEAD
-            && let Some(next) = self.spans.get(state.handed + state.asked.len())
-        {
-            let bytes = if next.is_asked_for {
-                next.range.end - next.range.start
-            } else {
-                0
-            };
-            let Some(room) = Room::take(bytes) else { break };
-            state.asked.push_back((self.ask(next), room));
-        }
-        Some((span, asked))
-    }
-}
 
 /// Returns places within the tar (or existing files) instead of writing files.
 ///
@@ -272,11 +143,7 @@ impl Place<'_> {
                 })
                 .collect(),
         };
-        let ahead = ReadAhead {
-            tar: tar.as_ref().ok(),
-            spans: &spans,
-            state: Mutex::default(),
-        };
+        let ahead = ReadAhead::new(tar.as_ref().ok(), &spans);
         let is_over = AtomicBool::new(false);
         let work = || -> Result<Vec<(usize, Placed)>, AudioError> {
             let mut placed = Vec::new();
@@ -434,92 +301,61 @@ impl Place<'_> {
 
 #[cfg(test)]
 mod tests {
-    use flow_storage::{Location, ObjectUrl};
-    use flow_storage_testing::{Fault, FaultRule, TestServer};
+    use std::sync::{Mutex, PoisonError};
 
+    use flow_storage_testing::{Fault, FaultRule};
+
+    use super::super::read_ahead::tests::{ONE_AT_A_TIME, is_all_given_back, member, served, tar, url};
     use super::super::wanted::Member;
     use super::*;
     use crate::place::Target;
 
-    fn member(offset: u64, size: u64, in_tar: bool) -> Member {
-        Member {
-            status: "ok".into(),
-            offset,
-            size,
-            in_tar,
-            audio_hash: String::new(),
-            is_flac: true,
-            decoded_bytes: 0,
-        }
+    /// A shard, and the folder that its recordings are extracted to.
+    struct Extraction {
+        _folder: tempfile::TempDir,
+        settings: ExtractSettings,
+        shard: Shard,
+        target: Destination,
     }
 
-    #[test]
-    fn recordings_that_lie_close_together_are_read_together() {
-        let mebibyte = 1 << 20;
-        // Behind one another in another order; then one behind a gap, one that is too long, one with a wild size, a file.
-        let mut members: Vec<Member> = (0..40).rev().map(|at| member(at * mebibyte, mebibyte, true)).collect();
-        members.push(member(100 * mebibyte, 5, true));
-        members.push(member(200 * mebibyte, 20 * mebibyte, true));
-        members.push(member(u64::MAX - 3, 10, true));
-        members.push(member(0, 5, false));
-        let job = |member| Job {
-            components: vec!["a"],
-            member,
-            encode: false,
-        };
-        let jobs: Vec<Job<'_>> = members.iter().map(job).collect();
-        let spans = spans(&jobs, 2, |_| true);
-        let mut places: Vec<usize> = spans.iter().flat_map(|span| span.jobs.clone()).collect();
-        places.sort_unstable();
-        assert_eq!(places, (0..members.len()).collect::<Vec<_>>());
-        for Span {
-            range,
-            jobs: places,
-            is_asked_for,
-        } in &spans
-        {
-            let alone = places.len() == 1;
-            assert!(alone || range.end - range.start <= SPAN, "{range:?}");
-            assert!(!is_asked_for || range.end - range.start <= SPAN, "{range:?}");
-            assert!(alone || *is_asked_for);
-            for place in places {
-                let member = &members[*place];
-                assert!(alone || member.in_tar);
-                assert!(member.offset >= range.start && member.offset.saturating_add(member.size) <= range.end);
+    impl Extraction {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let settings = ExtractSettings {
+                shards: folder.path().join("shards"),
+                audio: folder.path().join("audio"),
+                store: Store::AsIs,
+                watch: true,
+            };
+            Extraction {
+                shard: Shard::named(&settings.shards, "hi/hi_0000").unwrap(),
+                target: Destination::Folder(Target::open(&settings.audio).unwrap()),
+                _folder: folder,
+                settings,
             }
         }
-        assert!(spans.len() <= 10, "{spans:?}");
-    }
 
-    fn url(text: &str) -> ObjectUrl {
-        match Location::parse(text).unwrap() {
-            Location::Object(url) => url,
-            Location::Local(path) => panic!("{} is a path", path.display()),
+        fn place<'a>(&'a self, is_stopped: &'a (dyn Fn() -> bool + Sync)) -> Place<'a> {
+            Place {
+                shard: &self.shard,
+                target: &self.target,
+                settings: &self.settings,
+                is_stopped,
+            }
+        }
+
+        /// What a recording of this name was extracted to.
+        fn path(&self, name: &str) -> std::path::PathBuf {
+            self.settings.audio.join("hi/hi_0000").join(name)
         }
     }
 
-    /// Bytes of a tar, and recordings in it as if they had been probed: many small ones close together, some apart, and one that
-    /// is read in several ranges.
-    fn tar() -> (Vec<u8>, Vec<Member>) {
-        let bytes: Vec<u8> = (0..40u64 << 20).map(|at| (at * at / 7 + at) as u8).collect();
-        let mut members: Vec<Member> = (0..200).map(|at| member(512 + at * 60_000, 59_000, true)).collect();
-        members.extend((0..5).map(|at| member((14 << 20) + at * 500_000, 200_000, true)));
-        members.push(member(17 << 20, 20 << 20, true));
-        members.push(member(38 << 20, 2 << 20, true));
-        (bytes, members)
-    }
-
-    /// Tests that ask for ranges, whose bytes are counted in the whole process.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-    /// An object with these bytes, and what serves it.
-    fn served(bytes: &[u8]) -> (tempfile::TempDir, TestServer, InputFile) {
-        let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir(root.path().join("bucket")).unwrap();
-        std::fs::write(root.path().join("bucket/a.tar"), bytes).unwrap();
-        let server = TestServer::start(root.path()).unwrap();
-        let object = server.storage().open(&url("s3://bucket/a.tar")).unwrap();
-        (root, server, object.into())
+    fn job<'a>((member, name): (&'a Member, &'a str)) -> Job<'a> {
+        Job {
+            components: vec![name],
+            member,
+            encode: false,
+        }
     }
 
     #[test]
@@ -528,34 +364,16 @@ mod tests {
         let (bytes, members) = tar();
         let (_root, server, object) = served(&bytes);
         let names: Vec<String> = (0..members.len()).map(|at| format!("{at}.flac")).collect();
-        let job = |(member, name)| Job {
-            components: vec![name],
-            member,
-            encode: false,
-        };
         let jobs: Vec<Job<'_>> = members.iter().zip(names.iter().map(String::as_str)).map(job).collect();
-        let folder = tempfile::tempdir().unwrap();
-        let settings = ExtractSettings {
-            shards: folder.path().join("shards"),
-            audio: folder.path().join("audio"),
-            store: Store::AsIs,
-            watch: true,
-        };
-        let shard = Shard::named(&settings.shards, "hi/hi_0000").unwrap();
-        let target = Destination::Folder(Target::open(&settings.audio).unwrap());
+        let extraction = Extraction::new();
         let place = |is_stopped: &(dyn Fn() -> bool + Sync), jobs: &[Job<'_>], tar: &InputFile| {
-            let place = Place {
-                shard: &shard,
-                target: &target,
-                settings: &settings,
-                is_stopped,
-            };
+            let place = extraction.place(is_stopped);
             // As if it were opened anew.
             let tar = match tar {
                 InputFile::Object(object) => Ok(InputFile::Object(object.clone())),
                 InputFile::Local(_) => panic!("no object"),
             };
-            place.all_of(jobs, &tar, &shard.tar())
+            place.all_of(jobs, &tar, &extraction.shard.tar())
         };
         assert!(matches!(place(&|| true, &jobs, &object), Err(AudioError::Stopped)));
         for fault in [Fault::Drop, Fault::Truncate, Fault::Status(503)] {
@@ -566,7 +384,7 @@ mod tests {
             for ((placed, member), name) in placed.iter().zip(&members).zip(&names) {
                 let kept = placed.as_ref().unwrap_or_else(|why| panic!("{name}: {why:?}"));
                 assert_eq!(kept.size, member.size);
-                let path = settings.audio.join("hi/hi_0000").join(name);
+                let path = extraction.path(name);
                 let range = member.offset as usize..(member.offset + member.size) as usize;
                 assert!(std::fs::read(&path).unwrap() == bytes[range], "{name}");
                 std::fs::remove_file(path).unwrap();
@@ -596,7 +414,7 @@ mod tests {
                 "{reason} {why}"
             );
         }
-        assert_eq!(AHEAD_NOW.load(Ordering::Relaxed), 0, "room is given back");
+        assert!(is_all_given_back());
     }
 
     /// By another process, while ranges of it are under way and others are still to be asked for: no recording has bytes of another
@@ -606,26 +424,10 @@ mod tests {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let (bytes, members) = tar();
         let names: Vec<String> = (0..members.len()).map(|at| format!("{at}.flac")).collect();
-        let jobs: Vec<Job<'_>> = members
-            .iter()
-            .zip(&names)
-            .map(|(member, name)| Job {
-                components: vec![name],
-                member,
-                encode: false,
-            })
-            .collect();
+        let jobs: Vec<Job<'_>> = members.iter().zip(names.iter().map(String::as_str)).map(job).collect();
         for is_removed in [false, true] {
             let (_root, server, object) = served(&bytes);
-            let folder = tempfile::tempdir().unwrap();
-            let settings = ExtractSettings {
-                shards: folder.path().join("shards"),
-                audio: folder.path().join("audio"),
-                store: Store::AsIs,
-                watch: true,
-            };
-            let shard = Shard::named(&settings.shards, "hi/hi_0000").unwrap();
-            let target = Destination::Folder(Target::open(&settings.audio).unwrap());
+            let extraction = Extraction::new();
             let (asked, tar_url) = (Mutex::new(0), url("s3://bucket/a.tar"));
             // Asked before each recording. The other thread waits meanwhile.
             let change = || {
@@ -640,14 +442,9 @@ mod tests {
                 }
                 false
             };
-            let place = Place {
-                shard: &shard,
-                target: &target,
-                settings: &settings,
-                is_stopped: &change,
-            };
+            let place = extraction.place(&change);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-            let placed = pool.install(|| place.all_of(&jobs, &Ok(object), &shard.tar()));
+            let placed = pool.install(|| place.all_of(&jobs, &Ok(object), &extraction.shard.tar()));
             match (is_removed, placed) {
                 (true, Err(error)) => assert!(error.to_string().contains("no such object"), "{error}"),
                 (true, Ok(_)) => panic!("a tar that is gone was read to its end"),
@@ -665,85 +462,13 @@ mod tests {
             let mut right = 0;
             for (member, name) in members.iter().zip(&names) {
                 let range = member.offset as usize..(member.offset + member.size) as usize;
-                if let Ok(found) = std::fs::read(settings.audio.join("hi/hi_0000").join(name)) {
+                if let Ok(found) = std::fs::read(extraction.path(name)) {
                     assert!(found == bytes[range], "{name}");
                     right += 1;
                 }
             }
             assert!(right >= 30, "{right}");
-            assert_eq!(AHEAD_NOW.load(Ordering::Relaxed), 0, "room is given back");
+            assert!(is_all_given_back());
         }
-    }
-
-    /// What is asked for ahead stays below its bound however many tars are read, and the range that is needed is asked for in any
-    /// case.
-    #[test]
-    fn what_is_asked_for_ahead_is_bounded_in_the_whole_process() {
-        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let large = |at: u64| Span {
-            range: at * SPAN..(at + 1) * SPAN,
-            jobs: vec![0],
-            is_asked_for: true,
-        };
-        let spans: Vec<Span> = (0..8).map(large).collect();
-        let tars: Vec<ReadAhead<'_>> = (0..10)
-            .map(|_| ReadAhead {
-                tar: None,
-                spans: &spans,
-                state: Mutex::default(),
-            })
-            .collect();
-        for (round, span) in spans.iter().enumerate() {
-            for tar in &tars {
-                assert_eq!(tar.next().unwrap().0, span);
-                let asked = tars
-                    .iter()
-                    .map(|tar| tar.state.lock().unwrap().asked.len() as u64 * SPAN);
-                let asked: u64 = asked.sum();
-                assert!(asked <= AHEAD_BYTES, "{asked}");
-                assert_eq!(AHEAD_NOW.load(Ordering::Relaxed), asked);
-            }
-            if round == 0 {
-                assert_eq!(AHEAD_NOW.load(Ordering::Relaxed), AHEAD_BYTES, "all of it is used");
-            }
-        }
-        drop(tars);
-        assert_eq!(AHEAD_NOW.load(Ordering::Relaxed), 0, "room is given back");
-    }
-
-    #[test]
-    fn some_ranges_are_asked_for_before_they_are_needed() {
-        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let (bytes, members) = tar();
-        let (_root, server, object) = served(&bytes);
-        let jobs: Vec<Job<'_>> = members[..200]
-            .iter()
-            .map(|member| Job {
-                components: vec!["a"],
-                member,
-                encode: false,
-            })
-            .collect();
-        let spans = spans(&jobs, 64, |_| true);
-        assert!(spans.len() > AHEAD + 4, "{}", spans.len());
-        let ahead = ReadAhead {
-            tar: Some(&object),
-            spans: &spans,
-            state: Mutex::default(),
-        };
-        for taken in 0..spans.len() {
-            let (span, asked) = ahead.next().unwrap();
-            assert_eq!(span, &spans[taken]);
-            let wanted = (taken + 1 + AHEAD).min(spans.len()) as u64;
-            let begun = std::time::Instant::now();
-            while server.requests("GET") < wanted {
-                assert!(begun.elapsed().as_secs() < 60, "{} of {wanted}", server.requests("GET"));
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
-            let got = asked.unwrap().unwrap().bytes().unwrap();
-            assert!(got == bytes[span.range.start as usize..span.range.end as usize]);
-            assert_eq!(server.requests("GET"), wanted, "no more than these");
-        }
-        assert!(ahead.next().is_none());
     }
 }

@@ -2,15 +2,24 @@
 //! what is there, or a bias to each row. What computes a product of given shapes is chosen once for each device.
 //!
 //! Its functions are looked up in its shared library when they are first needed. Where the library is missing, has nothing for a
-//! product, or the environment variable `FLOW_CUBLASLT` is `off`, products are cuBLAS's. Names, numbers and layouts are those of
-//! `cublasLt.h`. In tests the functions are those of a stand-in ([`stand_in`]).
+//! product, or the environment variable `FLOW_CUBLASLT` is `off`, products are cuBLAS's. In tests the functions are those of a
+//! stand-in ([`stand_in`]).
+
+mod library;
+pub mod stand_in;
 
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
+
+use library::{
+    Algorithm, BATCH_COUNT, BIAS_POINTER, COMPUTE_32F, COMPUTE_32F_FAST_TF32, Chosen, EPILOGUE, EPILOGUE_BIAS, Library,
+    MAX_WORKSPACE_BYTES, MIN_ALIGNMENT_A_BYTES, Made, NOT_SUPPORTED, R_16BF, R_32F, Raw, STRIDED_BATCH_OFFSET, SUCCESS,
+    TRANSA, TRANSB,
+};
 
 use super::product::Placed;
 use super::{emulator, is_emulated};
@@ -25,193 +34,6 @@ const MOST_PLANS: usize = 4096;
 
 /// The most that an address may be known to be a multiple of.
 const MOST_ALIGNED: u64 = 256;
-
-/// `CUBLAS_STATUS_SUCCESS` and `CUBLAS_STATUS_NOT_SUPPORTED`.
-const SUCCESS: c_int = 0;
-const NOT_SUPPORTED: c_int = 15;
-
-/// `CUDA_R_32F` and `CUDA_R_16BF` of `cudaDataType_t`.
-const R_32F: c_int = 0;
-const R_16BF: c_int = 14;
-/// Of `cublasComputeType_t` sums in f32, and those of factors rounded to TF32.
-const COMPUTE_32F: c_int = 68;
-const COMPUTE_32F_FAST_TF32: c_int = 77;
-
-/// Of `cublasLtMatmulDescAttributes_t`.
-const TRANSA: c_int = 3;
-const TRANSB: c_int = 4;
-const EPILOGUE: c_int = 7;
-const BIAS_POINTER: c_int = 8;
-/// `CUBLASLT_EPILOGUE_BIAS`.
-const EPILOGUE_BIAS: u32 = 4;
-/// Of `cublasLtMatrixLayoutAttribute_t`.
-const BATCH_COUNT: c_int = 5;
-const STRIDED_BATCH_OFFSET: c_int = 6;
-/// Of `cublasLtMatmulPreferenceAttributes_t`; the alignments of A, B, C and D come one after another.
-const MAX_WORKSPACE_BYTES: c_int = 1;
-const MIN_ALIGNMENT_A_BYTES: c_int = 5;
-
-type Raw = *mut c_void;
-
-/// `cublasLtMatmulAlgo_t`.
-type Algorithm = [u64; 8];
-
-/// `cublasLtMatmulHeuristicResult_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Chosen {
-    algorithm: Algorithm,
-    workspace: usize,
-    state: c_int,
-    waves: f32,
-    reserved: [c_int; 4],
-}
-
-type Create = unsafe extern "C" fn(*mut Raw) -> c_int;
-type Destroy = unsafe extern "C" fn(Raw) -> c_int;
-/// An attribute's number, address and size.
-type Set = unsafe extern "C" fn(Raw, c_int, *const c_void, usize) -> c_int;
-type CreateDescriptor = unsafe extern "C" fn(*mut Raw, c_int, c_int) -> c_int;
-type CreateLayout = unsafe extern "C" fn(*mut Raw, c_int, u64, u64, i64) -> c_int;
-/// Handle, descriptor, layouts of A, B, C and D, preference, how many are asked for, found, how many were found.
-type Choose = unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, Raw, c_int, *mut Chosen, *mut c_int) -> c_int;
-type Matrix = *const c_void;
-type Scalar = *const f32;
-/// Handle, descriptor, alpha, A, B, beta, C and D with a layout behind each matrix, algorithm, workspace, its bytes, stream.
-#[rustfmt::skip]
-type Multiply = unsafe extern "C" fn(
-    Raw, Raw, Scalar, Matrix, Raw, Matrix, Raw, Scalar, Matrix, Raw, Raw, Raw, *const Algorithm, Raw, usize, Raw,
-) -> c_int;
-type StatusName = unsafe extern "C" fn(c_int) -> *const c_char;
-
-macro_rules! library {
-    ($($field:ident: $type:ty, $name:literal;)*) => {
-        /// The functions of one library, which stays loaded.
-        struct Library {
-            $($field: $type,)*
-        }
-
-        impl Library {
-            /// Those of a loaded library.
-            ///
-            /// # Safety
-            /// Each function must be of its type.
-            unsafe fn of(handle: Raw) -> std::result::Result<Library, String> {
-                // SAFETY: the caller's promise.
-                unsafe { Ok(Library { $($field: function::<$type>(handle, $name)?,)* }) }
-            }
-        }
-    };
-}
-
-library! {
-    create: Create, c"cublasLtCreate";
-    create_descriptor: CreateDescriptor, c"cublasLtMatmulDescCreate";
-    set_descriptor: Set, c"cublasLtMatmulDescSetAttribute";
-    destroy_descriptor: Destroy, c"cublasLtMatmulDescDestroy";
-    create_layout: CreateLayout, c"cublasLtMatrixLayoutCreate";
-    set_layout: Set, c"cublasLtMatrixLayoutSetAttribute";
-    destroy_layout: Destroy, c"cublasLtMatrixLayoutDestroy";
-    create_preference: Create, c"cublasLtMatmulPreferenceCreate";
-    set_preference: Set, c"cublasLtMatmulPreferenceSetAttribute";
-    destroy_preference: Destroy, c"cublasLtMatmulPreferenceDestroy";
-    choose: Choose, c"cublasLtMatmulAlgoGetHeuristic";
-    multiply: Multiply, c"cublasLtMatmul";
-    status_name: StatusName, c"cublasLtGetStatusName";
-}
-
-/// A function of a loaded library.
-///
-/// # Safety
-/// It must be of the type `F`.
-unsafe fn function<F: Copy>(handle: Raw, name: &CStr) -> std::result::Result<F, String> {
-    // SAFETY: the handle is that of a library that is loaded, and the name ends with a zero.
-    let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    match address.is_null() {
-        true => Err(format!("cuBLASLt has no function {}", name.to_string_lossy())),
-        // SAFETY: the caller's promise; both are addresses.
-        false => Ok(unsafe { std::mem::transmute_copy::<Raw, F>(&address) }),
-    }
-}
-
-impl Library {
-    /// NVIDIA's library: that which cuBLAS has loaded for itself, or else one that is installed.
-    fn installed() -> std::result::Result<&'static Library, &'static str> {
-        static LOADED: OnceLock<std::result::Result<Library, String>> = OnceLock::new();
-        let loaded = LOADED.get_or_init(|| {
-            let names = [c"libcublasLt.so.13", c"libcublasLt.so.12"];
-            let loaded = names
-                .iter()
-                .find_map(|name| Library::open(name, libc::RTLD_NOLOAD).ok());
-            loaded.map_or_else(|| Library::open(names[0], 0), Ok)
-        });
-        loaded.as_ref().map_err(String::as_str)
-    }
-
-    /// Loads a library and looks its functions up.
-    fn open(name: &CStr, flags: c_int) -> std::result::Result<Library, String> {
-        let shown = name.to_string_lossy();
-        // SAFETY: the name ends with a zero. What runs as it is loaded is the library's own beginning: it is cuBLASLt, found by
-        // the system's loader, or the stand-in of the tests.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | flags) };
-        if handle.is_null() {
-            // SAFETY: it gives the loader's words on this thread's last call, or null.
-            let reason = unsafe { libc::dlerror() };
-            let reason = match reason.is_null() {
-                true => "no reason is told".into(),
-                // SAFETY: a text that ends with a zero, and stays until the loader's next call on this thread.
-                false => unsafe { CStr::from_ptr(reason) }.to_string_lossy(),
-            };
-            return Err(format!("{shown} cannot be loaded: {reason}"));
-        }
-        // SAFETY: they are of the types that cublasLt.h declares, where every enumeration is an int.
-        unsafe { Library::of(handle) }
-    }
-
-    fn check(&self, what: &str, status: c_int) -> Result<()> {
-        if status == SUCCESS {
-            return Ok(());
-        }
-        // SAFETY: it gives a text that ends with a zero and stays.
-        let name = unsafe { CStr::from_ptr((self.status_name)(status)) };
-        Err(Error::Input(format!(
-            "cuBLASLt, {what}: {} (products are left to cuBLAS where the environment variable FLOW_CUBLASLT is off)",
-            name.to_string_lossy()
-        )))
-    }
-}
-
-/// What the library has made for us: a descriptor, a layout or a preference.
-struct Made {
-    raw: Raw,
-    set: Set,
-    destroy: Destroy,
-}
-
-impl Made {
-    /// `create` is given where the address goes.
-    fn new(library: &Library, set: Set, destroy: Destroy, create: impl FnOnce(*mut Raw) -> c_int) -> Result<Self> {
-        let mut raw = std::ptr::null_mut();
-        library.check("a description", create(&raw mut raw))?;
-        Ok(Self { raw, set, destroy })
-    }
-
-    /// Sets an attribute of the type `T`.
-    fn set<T: Copy>(&self, library: &Library, attribute: c_int, value: T) -> Result<()> {
-        let from = (&raw const value).cast();
-        // SAFETY: this was made and is not destroyed; as many bytes are read as the value has.
-        library.check("an attribute", unsafe {
-            (self.set)(self.raw, attribute, from, size_of::<T>())
-        })
-    }
-}
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        // SAFETY: this was made, and nothing uses it any more. That it fails would change nothing.
-        unsafe { (self.destroy)(self.raw) };
-    }
-}
 
 /// What a plan is made for. Everything that the library is told but addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -527,100 +349,10 @@ fn stream(device: &Device) -> Result<Raw> {
     Ok(std::ptr::null_mut())
 }
 
-/// A stand-in for the library, for tests on machines without a GPU: it has the library's functions and works on memory of the host
-/// (`cublaslt_stand_in.cpp`). Products under emulation are computed by it where a test says so.
-pub mod stand_in {
-    use std::cell::Cell;
-    use std::ffi::{c_int, c_void};
-    use std::sync::OnceLock;
-
-    use super::super::emulator;
-    use super::Library;
-
-    thread_local! {
-        static CHOSEN: Cell<bool> = const { Cell::new(false) };
-    }
-
-    struct StandIn {
-        functions: Library,
-        count: unsafe extern "C" fn(c_int) -> u64,
-        fail: unsafe extern "C" fn(c_int, c_int),
-    }
-
-    /// What goes wrong on this thread, and with which status.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Fault {
-        /// No product goes wrong.
-        Nothing = 0,
-        /// How to compute a product cannot be chosen.
-        Choice = 1,
-        /// A product cannot be started.
-        Product = 2,
-    }
-
-    /// What is counted of this thread, or where it is said, of the process.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Counted {
-        Products = 0,
-        Choices = 1,
-        /// Descriptors, layouts and preferences of the process that are not destroyed.
-        Alive = 2,
-        /// Not a count: what addresses and rows of factors in bf16 were multiples of, in bytes, at most 256.
-        Aligned = 3,
-    }
-
-    fn loaded() -> &'static StandIn {
-        static LOADED: OnceLock<StandIn> = OnceLock::new();
-        LOADED.get_or_init(|| {
-            let path = emulator::compiled("cublaslt", include_str!("cublaslt_stand_in.cpp"));
-            let functions = Library::open(path.name(), 0).unwrap();
-            // SAFETY: the stand-in has these functions, and they are of these types.
-            unsafe {
-                StandIn {
-                    functions,
-                    count: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> u64>(
-                        path.function(c"standInCount"),
-                    ),
-                    fail: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int, c_int)>(
-                        path.function(c"standInFail"),
-                    ),
-                }
-            }
-        })
-    }
-
-    /// Does `work`, in which products under emulation are the stand-in's. For tests: it panics where there is no C++ compiler.
-    pub fn with<R>(work: impl FnOnce() -> R) -> R {
-        struct Back(bool);
-        impl Drop for Back {
-            fn drop(&mut self) {
-                CHOSEN.set(self.0);
-            }
-        }
-        loaded();
-        let _back = Back(CHOSEN.replace(true));
-        work()
-    }
-
-    /// From now on this goes wrong on this thread with a status of `cublasStatus_t`.
-    pub fn set_fault(fault: Fault, status: i32) {
-        // SAFETY: it takes two numbers.
-        unsafe { (loaded().fail)(fault as c_int, status) }
-    }
-
-    /// What was counted so far.
-    pub fn count(what: Counted) -> u64 {
-        // SAFETY: it takes a number.
-        unsafe { (loaded().count)(what as c_int) }
-    }
-
-    pub(super) fn chosen() -> Option<&'static Library> {
-        CHOSEN.get().then(|| &loaded().functions)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
+
     use super::stand_in::{Counted, Fault, count, set_fault};
     use super::*;
     use crate::counts::counted;
