@@ -42,6 +42,8 @@ pub const USUAL_NAMES: UsualNames = &[
     ("devices", &["ranks", "device"]),
     ("num_gpus", &["ranks", "device"]),
     ("bf16", &["precision"]),
+    ("allow_tf32", &["tf32"]),
+    ("float32_matmul_precision", &["tf32"]),
     ("gradient_checkpointing", &["recompute"]),
     ("init_from_nemo_model", MODEL),
     ("init_from_pretrained_model", MODEL),

@@ -23,10 +23,8 @@ pub use model::{
     LmBuildArguments, LmCommand, ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat,
     ModelInfoArguments, NewPieces,
 };
-#[cfg(feature = "service")]
-pub use recordings::Precision;
 pub use recordings::{
-    ChannelUse, DiarizeArguments, RecordingsArguments, SpeakersArguments, TranscribeArguments, WindowMethod,
+    ChannelUse, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments, TranscribeArguments, WindowMethod,
 };
 pub use run::{
     CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,
@@ -123,7 +121,8 @@ pub enum Command {
     /// Build n-gram language models for transcription
     #[command(subcommand)]
     Lm(LmCommand),
-    /// Predict the memory of a training, the effect of each memory setting, and the largest batch that fits
+    /// Predict the memory of a training, the effect of each memory setting, and the largest batch that fits; or, for a model
+    /// (`flow memory small.nemo`), the memory of decoding with it in `flow serve`
     Memory(MemoryArguments),
     /// Garbage collection: remove from the state directory what the last runs did not use
     Gc(GcArguments),
@@ -201,6 +200,24 @@ pub struct MemoryArguments {
     /// full one of the longest clips
     #[arg(long, value_name = "SHAPE", value_parser = crate::commands::memory::micro_batch, requires = "roofline")]
     pub micro_batch: Option<flow_training::memory::BatchShape>,
+    #[command(flatten)]
+    pub decoding: DecodingMemoryArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct DecodingMemoryArguments {
+    /// Of a model: seconds of audio, padding included, that are decoded at once (`batch_seconds` of `flow serve`)
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0)]
+    pub batch_seconds: f64,
+    /// Of a model: the longest window, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0)]
+    pub max_window: f64,
+    /// Of a model: the number type in which matrices are kept; f32 if not given
+    #[arg(long, value_name = "TYPE")]
+    pub weights: Option<ModelDtype>,
+    /// Of a model: what products are computed in, on the CPU; f32 if not given
+    #[arg(long, value_name = "TYPE")]
+    pub precision: Option<Precision>,
 }
 
 #[derive(Args, Debug)]

@@ -20,6 +20,10 @@ pub fn refuse(command: &Command, matches: &ArgMatches) -> Result<(), clap::Error
         let Ok(Some(mut paths)) = matches.try_get_many::<PathBuf>(id.as_str()) else {
             continue;
         };
+        // It may be a model.
+        if id == "pipeline" && command.get_name() == "memory" {
+            continue;
+        }
         let may_be_bucket = id == "state" && !NO_BUCKET.contains(&command.get_name());
         let mut refused = None;
         for path in paths.by_ref() {
@@ -83,6 +87,7 @@ mod tests {
         parse("flow run p.yaml --set out=s3://hush/out".split(' ')).unwrap();
         for words in [
             "flow run p.yaml --state s3://a/b",
+            "flow memory hf://owner/model",
             "flow gc --state az://a",
             "flow ui --state gs://a/b/c",
         ] {

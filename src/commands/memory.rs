@@ -1,4 +1,5 @@
-//! `flow memory`: how much memory a pipeline's training will need, and the least time of one of its steps.
+//! `flow memory`: how much memory a pipeline's training will need, and the least time of one of its steps; or how much a model needs
+//! for decoding.
 
 use std::cmp::Ordering;
 use std::io::Write;
@@ -14,6 +15,7 @@ use flow_training::settings::{Optimizer, TrainSettings};
 use flow_training::train::TrainingTrain;
 
 mod buckets;
+mod decoding;
 mod roofline;
 
 pub use roofline::{card, micro_batch};
@@ -27,6 +29,9 @@ use crate::table;
 const HUB_VOCABULARY: usize = 8192;
 
 pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if decoding::is_model(&arguments.pipeline.pipeline) {
+        return decoding::write(out, arguments);
+    }
     let checked = checked(&arguments.pipeline, registry)?;
     let pipeline = &checked.pipeline;
     let mut settings = settings(&checked, arguments)?;
@@ -133,10 +138,6 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     let other = measure(&recomputed)?.needs(&recomputed);
     switches(out, &settings, &measured, &other, separate)?;
     writeln!(out)?;
-    let verdict = |needed: u64, there: u64| match needed <= there {
-        true => "fits into",
-        false => "does not fit into",
-    };
     let largest = |out: &mut dyn Write, device: u64| -> Result<(), Failure> {
         match largest_batch(&config, &settings, &assumed, device).map_err(wrong)? {
             Some(seconds) => writeln!(out, "the largest max_batch_seconds that fits: {seconds}")?,
@@ -167,6 +168,13 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         largest(out, device)?;
     }
     Ok(if fits { Exit::Done } else { Exit::Noted })
+}
+
+fn verdict(needed: u64, there: u64) -> &'static str {
+    match needed <= there {
+        true => "fits into",
+        false => "does not fit into",
+    }
 }
 
 /// The effect of each setting.

@@ -3,8 +3,11 @@
 use std::fs;
 use std::path::Path;
 use std::process::Output;
+use std::sync::Arc;
 
+use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use flow_storage_testing::{Fault, FaultRule, TestServer};
+use parquet::arrow::ArrowWriter;
 
 use crate::binary::{expect_code, program, stderr};
 use crate::storage::age;
@@ -81,6 +84,20 @@ fn recordings_in_a_bucket_give_the_results_of_those_on_disk() {
     ));
     let turns = fs::read(served.join("bucket/turns/two.rttm")).unwrap();
     assert!(turns == fs::read(place.path().join("turns/two.rttm")).unwrap() && !turns.is_empty());
+
+    // Rows of a manifest, whose paths are relative to it.
+    let paths: ArrayRef = Arc::new(StringArray::from(vec!["one.flac", "later/two.flac"]));
+    let rows = RecordBatch::try_from_iter([("audio_filepath", paths)]).unwrap();
+    let mut writer = ArrowWriter::try_new(Vec::new(), rows.schema(), None).unwrap();
+    writer.write(&rows).unwrap();
+    fs::write(served.join("bucket/talks/rows.parquet"), writer.into_inner().unwrap()).unwrap();
+    let printed = done(flow(
+        &server,
+        &["transcribe", "s3://bucket/talks/rows.parquet", "--stdout"],
+    ));
+    let each = files.map(|file| fs::read_to_string(local.join(file)).unwrap());
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    assert!(each.iter().all(|text| printed.contains(text.trim_end())), "{printed}");
 
     // Files of others are left alone, and what is not there is said.
     fs::create_dir_all(served.join("bucket/other")).unwrap();

@@ -2,11 +2,13 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
+use flow_kernels::cublaslt;
 use flow_kernels::device::DeviceChoice;
 
 use super::Check;
 
 const CUDA: &str = "CUDA driver";
+const CUBLASLT: &str = "cuBLASLt";
 const NCCL: &str = "NCCL";
 
 /// A shared library. It stays loaded, since drivers start their own threads.
@@ -153,6 +155,23 @@ fn driver_check(driver: &Driver, wanted: DeviceChoice, built: bool) -> Check {
     }
 }
 
+/// The library of matrix products; nothing in a program that was built without CUDA.
+pub fn cublaslt() -> Option<Check> {
+    cfg!(feature = "cuda").then(|| cublaslt_check(cublaslt::check()))
+}
+
+fn cublaslt_check(found: Result<(), &str>) -> Check {
+    match found {
+        Ok(()) => Check::ok(CUBLASLT, "it is there"),
+        Err(why) => Check::warn(
+            CUBLASLT,
+            why,
+            "cuBLAS computes products then, and kernels add biases, which takes longer: install libcublas of the CUDA toolkit, and leave \
+             FLOW_CUBLASLT unset (docs/gpu.md)",
+        ),
+    }
+}
+
 pub fn nccl() -> Check {
     let library = Library::open(&[c"libnccl.so.2"]);
     // SAFETY: ncclGetVersion takes the address of one number.
@@ -250,6 +269,14 @@ mod tests {
         assert_eq!(state(&Driver::Missing, DeviceChoice::Cpu, true), State::Warn);
         assert_eq!(state(&Driver::Missing, cuda, true), State::Fail);
         assert_eq!(state(&Driver::Broken("x".into()), cuda, true), State::Fail);
+    }
+
+    #[test]
+    fn products_without_cublaslt_are_told() {
+        assert_eq!(cublaslt_check(Ok(())).state, State::Ok);
+        let check = cublaslt_check(Err("it is off"));
+        assert_eq!((check.state, check.found.as_str()), (State::Warn, "it is off"));
+        assert_eq!(cublaslt().is_some(), cfg!(feature = "cuda"));
     }
 
     #[test]

@@ -96,6 +96,7 @@ pub fn doctor(arguments: &DoctorArguments, out: &mut dyn Write) -> Result<Exit, 
         gpu::driver(arguments.device),
         gpu::nccl(),
     ];
+    checks.extend(gpu::cublaslt());
     checks.extend(network::hub());
     if arguments.selftest {
         checks.extend(selftest::run(arguments.device));

@@ -1,8 +1,10 @@
 //! Devices: where tensors are stored and computed.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::{Device, Tensor, WithDType};
 
@@ -95,6 +97,24 @@ impl<T> PerDevice<T> {
         made.push((device.clone(), new.clone()));
         Ok(new)
     }
+}
+
+static TF32: LazyLock<PerDevice<AtomicBool>> = LazyLock::new(PerDevice::default);
+
+fn tf32_switch(device: &Device) -> Arc<AtomicBool> {
+    let switch = TF32.get(device, || Ok::<_, Infallible>(AtomicBool::new(false)));
+    switch.unwrap_or_else(|never| match never {})
+}
+
+/// From now on factors in f32 of matrix products on a GPU are rounded to TF32, which has 10 bits of a fraction, as bf16 has 7 (sums
+/// stay in f32), or are not, as is so at first. Another [`Device`] that was opened for the same GPU has a switch of its own.
+pub fn set_tf32(device: &Device, allowed: bool) {
+    tf32_switch(device).store(allowed, Ordering::Relaxed);
+}
+
+/// What [`set_tf32`] said last.
+pub fn tf32(device: &Device) -> bool {
+    tf32_switch(device).load(Ordering::Relaxed)
 }
 
 /// Whether an error says that a device has no memory left for a tensor or a library's workspace.

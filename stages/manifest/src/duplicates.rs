@@ -83,30 +83,55 @@ pub fn decision_schema() -> SchemaRef {
 /// # Errors
 /// When key rows cannot be read or have other columns, a row comes twice, or there are more than fit in 32 bits.
 pub fn candidates(keys: &Artifact) -> Result<Vec<(Partition, Vec<RecordBatch>)>, StageError> {
-    /// Partitions whose audio keys are read at a time.
-    const SOME: usize = 256;
+    /// In place of a row without a key.
+    const NONE: u128 = u128::MAX;
 
     let mut partitions: Vec<&Partition> = keys.partitions().collect();
     partitions.sort_by(|a, b| partition_order(a, b));
     number(partitions.len())?;
-    let mut by_audio: Vec<(u64, At)> = Vec::with_capacity(usize::try_from(keys.rows()).unwrap_or_default());
-    for (first, some) in (0u32..).step_by(SOME).zip(partitions.chunks(SOME)) {
-        let read = |(partition, name): (u32, &&Partition)| -> Result<Vec<(u64, At)>, StageError> {
-            let batch = keys.read_whole(name, Some(&["audio_hash"]))?;
-            let audio = crate::keys::keys(&batch, "audio_hash")?;
-            let places = (0..number(audio.len())?).filter(|&place| audio.is_valid(place as usize));
-            let at = |place| (halves(key_at(audio, place as usize))[0], At { partition, place });
-            Ok(places.map(at).collect())
-        };
-        let numbered: Vec<_> = (first..).zip(some).collect();
-        let read: Vec<_> = numbered.into_par_iter().map(read).collect::<Result<_, _>>()?;
-        by_audio.extend(read.into_iter().flatten());
+    // The first half of each key, and behind it the numbers of partition and place. (Of zeros the allocator clears no page before it
+    // is used, which is by all threads.)
+    let mut by_audio = vec![0u128; usize::try_from(keys.rows()).unwrap_or_default()];
+    let mut rest = by_audio.as_mut_slice();
+    let mut parts = Vec::with_capacity(partitions.len());
+    for (partition, name) in (0u128..).zip(&partitions) {
+        let rows = usize::try_from(keys.rows_of(name).unwrap_or_default()).unwrap_or_default();
+        let (part, after) = rest.split_at_mut(rows);
+        parts.push((partition, name, part));
+        rest = after;
+    }
+    let read = |(partition, name, part): (u128, &&Partition, &mut [u128])| -> Result<bool, StageError> {
+        let batch = keys.read_whole(name, Some(&["audio_hash"]))?;
+        let audio = crate::keys::keys(&batch, "audio_hash")?;
+        number(audio.len())?;
+        if audio.len() != part.len() {
+            return Err(StageError::failed(format!(
+                "{} key rows of {name} were read, and {} are counted",
+                audio.len(),
+                part.len()
+            )));
+        }
+        for (place, row) in part.iter_mut().enumerate() {
+            *row = match audio.is_valid(place) {
+                true => u128::from(halves(key_at(audio, place))[0]) << 64 | partition << 32 | place as u128,
+                false => NONE,
+            };
+        }
+        Ok(audio.null_count() > 0)
+    };
+    let without: Vec<bool> = parts.into_par_iter().map(read).collect::<Result<_, _>>()?;
+    if without.contains(&true) {
+        by_audio.retain(|row| *row != NONE);
     }
     by_audio.par_sort_unstable();
     let mut alike: Vec<Vec<u32>> = vec![Vec::new(); partitions.len()];
-    for same in by_audio.chunk_by(|a, b| a.0 == b.0).filter(|same| same.len() > 1) {
-        for (_, at) in same {
-            alike[at.partition as usize].push(at.place);
+    for same in by_audio
+        .chunk_by(|a, b| a >> 64 == b >> 64)
+        .filter(|same| same.len() > 1)
+    {
+        for row in same {
+            // Both numbers have 32 bits.
+            alike[(row >> 32) as u32 as usize].push(*row as u32);
         }
     }
     drop(by_audio);

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use crossbeam_channel::bounded;
 use flow_runtime::{Digest, StageError};
 use parquet::arrow::ArrowWriter;
-use parquet::arrow::arrow_writer::{ArrowRowGroupWriterFactory, compute_leaves};
+use parquet::arrow::arrow_writer::{ArrowColumnWriter, ArrowLeafColumn, ArrowRowGroupWriterFactory, compute_leaves};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::column::writer::ColumnCloseResult;
 use parquet::errors::ParquetError;
@@ -28,6 +28,7 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPrope
 use parquet::file::statistics::Statistics;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{ColumnPath, TypePtr};
+use rayon::prelude::*;
 
 use crate::error::ManifestError;
 use crate::pieces::{Piece, Taken, inputs_of_piece};
@@ -153,23 +154,32 @@ impl Encoder {
     /// A file of one row group.
     fn encode(&self, chunks: Vec<RecordBatch>) -> Result<Bytes, ParquetError> {
         // Wherever it will lie, it is the same.
-        let mut columns = self.factory.create_column_writers(0)?;
+        let writers = self.factory.create_column_writers(0)?;
+        let mut leaves: Vec<Vec<ArrowLeafColumn>> = writers.iter().map(|_| Vec::new()).collect();
         for chunk in chunks {
-            let mut writers = columns.iter_mut();
+            let mut columns = leaves.iter_mut();
             for (field, array) in self.schema.fields().iter().zip(chunk.columns()) {
                 for leaf in compute_leaves(field, array)? {
-                    let writer = writers
+                    let column = columns
                         .next()
                         .ok_or_else(|| ParquetError::General(format!("`{}` has no column writer", field.name())))?;
-                    writer.write(&leaf)?;
+                    column.push(leaf);
                 }
             }
         }
+        // The last row groups of a file would otherwise leave cores without work.
+        let encode = |(mut writer, leaves): (ArrowColumnWriter, Vec<ArrowLeafColumn>)| {
+            for leaf in leaves {
+                writer.write(&leaf)?;
+            }
+            writer.close()
+        };
+        let columns: Result<Vec<_>, ParquetError> = writers.into_par_iter().zip(leaves).map(encode).collect();
         let properties = Arc::clone(&self.properties);
         let mut file = SerializedFileWriter::new(Vec::new(), Arc::clone(&self.root), properties)?;
         let mut group = file.next_row_group()?;
-        for column in columns {
-            column.close()?.append_to_row_group(&mut group)?;
+        for column in columns? {
+            column.append_to_row_group(&mut group)?;
         }
         group.close()?;
         Ok(file.into_inner()?.into())

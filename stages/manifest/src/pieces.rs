@@ -174,8 +174,10 @@ impl Standing {
     pub fn take(&self, head: &[u8], inputs: &Digest) -> Option<Taken> {
         let (file, piece) = self.piece(inputs)?;
         let tail = hex::decode(&piece.tail).ok()?;
-        let mut bytes = vec![0; head.len().checked_add(usize::try_from(piece.bytes).ok()?)?];
-        bytes[..head.len()].copy_from_slice(head);
+        let end = head.len().checked_add(usize::try_from(piece.bytes).ok()?)?;
+        let mut bytes = Vec::with_capacity(end.checked_add(tail.len())?);
+        bytes.extend_from_slice(head);
+        bytes.resize(end, 0);
         file.read_exact_at(&mut bytes[head.len()..], piece.start).ok()?;
         bytes.extend_from_slice(&tail);
         (Digest::of(&bytes) == piece.content).then(|| Taken {

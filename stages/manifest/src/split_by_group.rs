@@ -257,7 +257,7 @@ impl Reducer for Choice {
 
     fn sort(&mut self) -> Result<(), StageError> {
         let mut candidates = TextCandidates::new(self.given.iter().map(|given| &given.rows))?;
-        candidates.sort();
+        candidates.sort(u64::MAX);
         self.candidates = Some(candidates);
         Ok(())
     }

@@ -58,10 +58,13 @@ impl Figures {
     }
 }
 
-/// Durations of rows by language, in the order in which the rows came.
+/// A part of the durations of some rows has at least so many, but the last.
+const PART: usize = 8_192;
+
+/// Durations of rows by language, in parts, in the order in which the rows came.
 #[derive(Default)]
 pub(crate) struct Durations {
-    languages: BTreeMap<String, Vec<f64>>,
+    languages: BTreeMap<String, Vec<Vec<f64>>>,
 }
 
 impl Durations {
@@ -78,8 +81,12 @@ impl Durations {
             if !self.languages.contains_key(lang) {
                 self.languages.insert(lang.to_owned(), Vec::new());
             }
-            if let Some(durations) = self.languages.get_mut(lang) {
-                durations.extend_from_slice(&seconds.values()[row..end]);
+            if let Some(parts) = self.languages.get_mut(lang) {
+                let durations = &seconds.values()[row..end];
+                match parts.last_mut().filter(|part| part.len() < PART) {
+                    Some(part) => part.extend_from_slice(durations),
+                    None => parts.push(durations.to_vec()),
+                }
             }
             row = end;
         }
@@ -94,11 +101,15 @@ impl Durations {
     }
 
     pub fn figures(self) -> Languages<Figures> {
-        let all = self.languages.values().flatten().copied().collect();
-        let of_language = |(lang, durations)| (lang, Figures::of(durations));
+        let of_language = |(lang, parts): (&String, &Vec<Vec<f64>>)| (lang.clone(), Figures::of(parts.concat()));
         let (all, languages) = rayon::join(
-            || Figures::of(all),
-            || self.languages.into_par_iter().map(of_language).collect(),
+            || {
+                let parts = || self.languages.values().flatten();
+                let mut all = Vec::with_capacity(parts().map(Vec::len).sum());
+                parts().for_each(|part| all.extend_from_slice(part));
+                Figures::of(all)
+            },
+            || self.languages.par_iter().map(of_language).collect(),
         );
         Languages { all, languages }
     }

@@ -122,10 +122,11 @@ struct LanguageNumbers {
 }
 
 impl LanguageNumbers {
-    fn count(&mut self, lang: &str) -> Result<u32, ManifestError> {
+    /// Counts so many rows of a language, and gives its number.
+    fn count(&mut self, lang: &str, rows: u64) -> Result<u32, ManifestError> {
         // Rows of a language mostly stand together.
         if let Some(last) = self.last.filter(|last| self.names[*last as usize] == lang) {
-            self.rows[last as usize] += 1;
+            self.rows[last as usize] += rows;
             return Ok(last);
         }
         let number = match self.numbers.get(lang) {
@@ -138,9 +139,17 @@ impl LanguageNumbers {
                 number
             }
         };
-        self.rows[number as usize] += 1;
+        self.rows[number as usize] += rows;
         self.last = Some(number);
         Ok(number)
+    }
+
+    /// The number of a language that was counted. `last`: that of the row before.
+    fn number(&self, lang: &str, last: &mut Option<u32>) -> u32 {
+        match *last {
+            Some(number) if self.names[number as usize] == lang => number,
+            _ => *last.insert(self.numbers[lang]),
+        }
     }
 
     fn smaller(&self, a: u32, b: u32) -> u32 {
@@ -189,7 +198,7 @@ pub fn decide_split(
 
 /// A row with the sort key of its group: the order of choice is equal for equal words, and nearly always different for
 /// others.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     order: u64,
     /// Counted over all batches.
@@ -197,39 +206,100 @@ struct Candidate {
     lang: u32,
 }
 
+/// The rows of a batch, for a choice by text.
+struct TextRows {
+    /// Number of the first one, counted over all batches.
+    first: u32,
+    words: FixedSizeBinaryArray,
+    langs: StringArray,
+}
+
+impl TextRows {
+    /// Numbers and places in the order of choice.
+    fn orders(&self) -> impl Iterator<Item = (usize, u32, u64)> {
+        (0..self.words.len())
+            .zip(self.first..)
+            .map(|(place, row)| (place, row, halves(key_at(&self.words, place))[0]))
+    }
+}
+
 /// Rows that may be chosen by text, of some groups of equal words with all of their rows.
 pub(crate) struct TextCandidates {
     languages: LanguageNumbers,
+    /// In the order of choice: see [`TextCandidates::sort`].
     candidates: Vec<Candidate>,
-    /// By batch: its first row, and the words of its rows.
-    words: Vec<(u32, FixedSizeBinaryArray)>,
+    batches: Vec<TextRows>,
 }
 
 impl TextCandidates {
     /// Of batches of key rows.
-    pub fn new<'a>(batches: impl Iterator<Item = &'a RecordBatch> + Clone) -> Result<Self, ManifestError> {
+    pub fn new<'a>(batches: impl Iterator<Item = &'a RecordBatch>) -> Result<Self, ManifestError> {
+        let mut rows = 0;
+        let of_batch = |batch: &RecordBatch| {
+            let first = small(rows)?;
+            rows += batch.num_rows();
+            small(rows)?;
+            Ok(TextRows {
+                first,
+                words: keys(batch, "words")?.clone(),
+                langs: columns::text(batch, "lang")?.clone(),
+            })
+        };
+        let batches = batches.map(of_batch).collect::<Result<Vec<_>, ManifestError>>()?;
+        let count = |rows: &TextRows| {
+            let mut languages = LanguageNumbers::default();
+            for lang in &rows.langs {
+                languages.count(lang.unwrap_or(""), 1)?;
+            }
+            Ok(languages)
+        };
+        let counted = batches
+            .par_iter()
+            .map(count)
+            .collect::<Result<Vec<_>, ManifestError>>()?;
         let mut languages = LanguageNumbers::default();
-        let rows = small(batches.clone().map(RecordBatch::num_rows).sum())?;
-        let mut candidates: Vec<Candidate> = Vec::with_capacity(rows as usize);
-        let mut words = Vec::new();
-        for batch in batches {
-            let (first, keys) = (small(candidates.len())?, keys(batch, "words")?);
-            words.push((first, keys.clone()));
-            for ((row, place), lang) in (first..rows).zip(0..).zip(columns::text(batch, "lang")?) {
-                let lang = languages.count(lang.unwrap_or(""))?;
-                let [order, _] = halves(key_at(keys, place));
-                candidates.push(Candidate { order, row, lang });
+        for LanguageNumbers { names, rows, .. } in counted {
+            for (lang, rows) in names.iter().zip(rows) {
+                languages.count(lang, rows)?;
             }
         }
         Ok(TextCandidates {
             languages,
-            candidates,
-            words,
+            candidates: Vec::new(),
+            batches,
         })
     }
 
-    /// Into the order of choice.
-    pub fn sort(&mut self) {
+    /// Takes the rows up to a place in the order of choice, in that order.
+    pub fn sort(&mut self, last: u64) {
+        let wanted = |rows: &TextRows| rows.orders().filter(|(.., order)| *order <= last).count();
+        let counts: Vec<usize> = self.batches.par_iter().map(wanted).collect();
+        self.candidates = vec![Candidate::default(); counts.iter().sum()];
+        let mut rest = self.candidates.as_mut_slice();
+        let mut parts = Vec::with_capacity(counts.len());
+        for (rows, count) in self.batches.iter().zip(counts) {
+            let (part, after) = rest.split_at_mut(count);
+            parts.push((rows, part));
+            rest = after;
+        }
+        let languages = &self.languages;
+        parts.into_par_iter().for_each(|(rows, part)| {
+            let mut lang = None;
+            let wanted = rows.orders().filter(|(.., order)| *order <= last);
+            for ((place, row, order), candidate) in wanted.zip(part) {
+                let name = if rows.langs.is_valid(place) {
+                    rows.langs.value(place)
+                } else {
+                    ""
+                };
+                let number = languages.number(name, &mut lang);
+                *candidate = Candidate {
+                    order,
+                    row,
+                    lang: number,
+                };
+            }
+        });
         self.candidates.par_sort_unstable();
     }
 
@@ -238,7 +308,7 @@ impl TextCandidates {
         &self.languages.names
     }
 
-    /// Of sorted candidates the rows that are chosen, each with the number of its language. `missing`: by number of the
+    /// Of the sorted candidates those that are chosen, each with the number of its language. `missing`: by number of the
     /// language, how many rows it still takes; `left`: of all languages, those without rows here, too.
     pub fn choose(&self, missing: &mut [u64], left: &mut u64) -> Vec<(u32, u32)> {
         let mut chosen = Vec::new();
@@ -277,26 +347,40 @@ impl TextCandidates {
     }
 
     fn words_of(&self, row: u32) -> Key {
-        let batch = self.words.partition_point(|(first, _)| *first <= row) - 1; // The first batch begins at 0.
-        let (first, words) = &self.words[batch];
-        key_at(words, (row - first) as usize)
+        let batch = self.batches.partition_point(|rows| rows.first <= row) - 1; // The first batch begins at 0.
+        let rows = &self.batches[batch];
+        key_at(&rows.words, (row - rows.first) as usize)
     }
 }
 
 fn by_text(all: &[(Partition, Vec<RecordBatch>)], quota: Quota) -> Result<Split, ManifestError> {
     let mut candidates = TextCandidates::new(all.iter().flat_map(|(_, batches)| batches))?;
-    candidates.sort();
     let rows = &candidates.languages.rows;
-    let mut missing: Vec<u64> = rows.iter().map(|&rows| quota.target(rows)).collect();
-    let mut left: u64 = missing.iter().sum();
-    let mut chosen: Vec<u32> = candidates
-        .choose(&mut missing, &mut left)
-        .into_iter()
-        .map(|(row, _)| row)
-        .collect();
+    let targets: Vec<u64> = rows.iter().map(|&rows| quota.target(rows)).collect();
+    let mut last = likely_last(rows, &targets);
+    let chosen = loop {
+        candidates.sort(last);
+        let (mut missing, mut left) = (targets.clone(), targets.iter().sum());
+        let chosen = candidates.choose(&mut missing, &mut left);
+        // Rows behind the one that met the last target are not chosen.
+        if left == 0 || last == u64::MAX {
+            break chosen;
+        }
+        last = u64::MAX;
+    };
+    let mut chosen: Vec<u32> = chosen.into_iter().map(|(row, _)| row).collect();
     chosen.sort_unstable();
-    let mut chosen = chosen.into_iter().peekable();
-    finish(all, &candidates.languages, |row| chosen.next_if_eq(&row).is_some())
+    finish(all, &candidates.languages, &chosen)
+}
+
+/// A place in the order of choice, which is that of hashes, before which all targets are probably met: each language has four times
+/// as many rows there as it needs, and some. `rows` and `targets` are those of the languages.
+fn likely_last(rows: &[u64], targets: &[u64]) -> u64 {
+    const SOME: f64 = 16.0;
+    let shares = rows.iter().zip(targets).filter(|(_, target)| **target > 0);
+    let shares = shares.map(|(rows, target)| (4.0 * *target as f64 + SOME) / *rows as f64);
+    // A number that is too large becomes the largest one.
+    (shares.fold(0.0, f64::max) * 2f64.powi(64)) as u64
 }
 
 fn by_recording(all: &[(Partition, Vec<RecordBatch>)], quota: Quota, seed: i64) -> Result<Split, ManifestError> {
@@ -314,7 +398,7 @@ fn by_recording(all: &[(Partition, Vec<RecordBatch>)], quota: Quota, seed: i64) 
         };
         let norms = columns::text(batch, "norm")?;
         for (place, lang) in columns::text(batch, "lang")?.iter().enumerate() {
-            let lang = languages.count(lang.unwrap_or(""))?;
+            let lang = languages.count(lang.unwrap_or(""), 1)?;
             let norm = if norms.is_valid(place) { norms.value(place) } else { "" };
             let text = match texts.get(norm) {
                 Some(&text) => text,
@@ -365,7 +449,9 @@ fn by_recording(all: &[(Partition, Vec<RecordBatch>)], quota: Quota, seed: i64) 
         row_groups.push(number);
     }
     choose(&mut groups, &languages, quota, |group| words[group as usize].as_bytes());
-    finish(all, &languages, |row| groups[row_groups[row as usize] as usize].chosen)
+    let chosen = (0u32..).zip(&row_groups);
+    let chosen = chosen.filter(|(_, group)| groups[**group as usize].chosen);
+    finish(all, &languages, &chosen.map(|(row, _)| row).collect::<Vec<_>>())
 }
 
 fn join_group(group: &mut Group, lang: u32, languages: &LanguageNumbers) {
@@ -419,11 +505,11 @@ fn choose<'a>(groups: &mut [Group], languages: &LanguageNumbers, quota: Quota, t
     }
 }
 
-/// `is_chosen` is asked for every row, counted over all batches, in order.
+/// `chosen_rows`: counted over all batches, in order.
 fn finish(
     all: &[(Partition, Vec<RecordBatch>)],
     languages: &LanguageNumbers,
-    mut is_chosen: impl FnMut(u32) -> bool,
+    mut chosen_rows: &[u32],
 ) -> Result<Split, ManifestError> {
     let mut counts: BTreeMap<String, (u64, u64)> = languages
         .names
@@ -432,20 +518,22 @@ fn finish(
         .zip(languages.rows.iter().map(|&rows| (rows, 0)))
         .collect();
     let mut validation = Vec::with_capacity(all.len());
-    let mut all_rows = 0..u32::MAX;
+    let mut first = 0u32;
     for (partition, batches) in all {
         let mut chosen = Vec::new();
         for batch in batches {
-            let lang = columns::text(batch, "lang")?;
-            let numbers = columns::rows(batch)?.values().iter();
-            for (place, (row, at)) in numbers.zip(all_rows.by_ref()).enumerate() {
-                if is_chosen(at) {
-                    chosen.push(*row);
-                    if let Some(count) = counts.get_mut(if lang.is_valid(place) { lang.value(place) } else { "" }) {
-                        count.1 += 1;
-                    }
+            let (lang, numbers) = (columns::text(batch, "lang")?, columns::rows(batch)?);
+            let after = first.saturating_add(small(batch.num_rows())?);
+            let of_batch = chosen_rows.partition_point(|row| *row < after);
+            let (here, later) = chosen_rows.split_at(of_batch);
+            for row in here {
+                let place = (row - first) as usize;
+                chosen.push(numbers.value(place));
+                if let Some(count) = counts.get_mut(if lang.is_valid(place) { lang.value(place) } else { "" }) {
+                    count.1 += 1;
                 }
             }
+            (first, chosen_rows) = (after, later);
         }
         chosen.sort_unstable();
         validation.push((

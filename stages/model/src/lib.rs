@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod ctc;
 pub mod decoding;
+pub mod decoding_memory;
 pub mod encoder;
 mod error;
 pub mod features;

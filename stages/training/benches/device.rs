@@ -17,9 +17,8 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Instant;
 
-use candle_core::cuda::set_gemm_reduced_precision_f32;
 use candle_core::{DType, Device, Tensor};
-use flow_kernels::device::{DeviceChoice, forget_peak_memory, peak_memory};
+use flow_kernels::device::{DeviceChoice, forget_peak_memory, peak_memory, set_tf32};
 use flow_kernels::{Noise, cublaslt};
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::pass_parts::{PartObserver, PassPart};
@@ -173,7 +172,7 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
         .take(1)
         .flat_map(|&shape| [(shape, true, true), (shape, false, false)]);
     for (shape, tf32, by_cublaslt) in runs.chain(others) {
-        set_gemm_reduced_precision_f32(tf32);
+        set_tf32(device, tf32);
         cublaslt::set_used(by_cublaslt && cublaslt_is_there);
         let arithmetic = Arithmetic {
             matrices_in_bf16: true,
@@ -252,7 +251,7 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
             peak_memory(device).map_or("not told".into(), |bytes| format!("{:.2} GB", bytes as f64 / 1e9))
         );
     }
-    set_gemm_reduced_precision_f32(false);
+    set_tf32(device, false);
     cublaslt::set_used(cublaslt_is_there);
     Ok(())
 }
@@ -416,9 +415,9 @@ fn agree(device: &Device) -> Outcome<bool> {
     let (single, digest) = losses(device, DType::F32)?;
     let (again, digest_again) = losses(device, DType::F32)?;
     let (short, _) = losses(device, DType::BF16)?;
-    set_gemm_reduced_precision_f32(true);
+    set_tf32(device, true);
     let (tf32, _) = losses(device, DType::F32)?;
-    set_gemm_reduced_precision_f32(false);
+    set_tf32(device, false);
     println!("| step | CPU, f32 | device, f32 | device, TF32 | device, bf16 |\n| --- | --- | --- | --- | --- |");
     for step in [0, 1, 4, 9, 19, 29, 39, AGREED_STEPS - 1] {
         let losses = [&cpu, &single, &tf32, &short].map(|losses| format!("{:.5}", losses[step]));

@@ -123,6 +123,9 @@ impl ResolvedSettings {
             return refuse("rank_timeout", "it must be a number of seconds above 0");
         }
         let device = self.device()?;
+        if self.tf32 && device == DeviceChoice::Cpu {
+            return refuse("tf32", "it is a number type of GPUs; with `device: cpu` leave it out");
+        }
         if self.ranks > 1 && matches!(device, DeviceChoice::Cuda(Some(_))) {
             return refuse("device", "several ranks need a device each; write `cuda`");
         }

@@ -123,6 +123,7 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
             clip: trace["grad_clip"].as_f64().unwrap_or(0.0),
             ranks: 1,
             fold_update: false,
+            tf32: false,
             offload: false,
             rank_timeout: std::time::Duration::from_secs(60),
             device: Default::default(),

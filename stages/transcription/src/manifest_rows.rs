@@ -3,6 +3,7 @@
 //! Read are NeMo's JSON lines and parquet files, with the names of `manifest.read` and of the rows that it gives.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
 
@@ -189,10 +190,11 @@ fn lines(path: &Path) -> io::Result<Vec<Line>> {
 /// The rows of a parquet file as objects of those columns that are texts, numbers and truth values. In rows of `manifest.read`,
 /// where `start` is in seconds and `offset` and `size` are a place in a tar, these get the names of [`Maker::row`].
 fn parquet_rows(path: &Path) -> Result<Vec<Line>, String> {
-    if is_url(path) {
-        return Err("of manifests in object storage JSON lines alone are read".to_owned());
-    }
-    let file = open_regular_file(path).map_err(|error| error.to_string())?;
+    let file = match is_url(path) {
+        true => copied(path),
+        false => open_regular_file(path),
+    };
+    let file = file.map_err(|error| error.to_string())?;
     let reader = ParquetRecordBatchReaderBuilder::try_new(file).and_then(ParquetRecordBatchReaderBuilder::build);
     let mut found = Vec::new();
     for batch in reader.map_err(|error| error.to_string())? {
@@ -216,6 +218,13 @@ fn parquet_rows(path: &Path) -> Result<Vec<Line>, String> {
         }));
     }
     Ok(found)
+}
+
+/// A copy of an object in a temporary file that has no name: parquet is read from its end.
+fn copied(object: &Path) -> io::Result<File> {
+    let mut copy = tempfile::tempfile()?;
+    io::copy(&mut open_input_file(object)?, &mut copy)?;
+    Ok(copy)
 }
 
 /// Keys of a row of `manifest.read` that is in a tar: its offset and size in bytes.

@@ -7,6 +7,7 @@ use flow_audio::part::{TOLERANCE_SECONDS, decode_row, is_decoded_from_the_beginn
 use flow_audio::recording_reader::{Channels, Progress, RecordingReader};
 use flow_audio::samples::{OnDamage, Refusal, open_range};
 
+use crate::read_ahead::FileIdentity;
 use crate::{Result, TranscriptionError};
 
 /// Takes the next samples (mono, 16 kHz, in [-1, 1]), of which there may be none. False: no more are wanted.
@@ -54,6 +55,30 @@ pub struct StreamedRecording {
     /// Offset and size in bytes, of a recording that is in a file with others.
     range: Option<(u64, u64)>,
     part: Option<Part>,
+}
+
+/// A decoder that stays open where a part of its recording ended, so that the rows of a long recording, one after the other, are
+/// decoded once and not each from the beginning. In recordings that can be decoded from any place it is not needed.
+#[derive(Default)]
+pub struct OpenDecoder(Option<Opened>);
+
+struct Opened {
+    recording: (PathBuf, Option<(u64, u64)>, Channels),
+    /// Of the file when it was opened.
+    identity: FileIdentity,
+    reader: RecordingReader,
+    /// The last block, and the first sample behind it.
+    block: Vec<f32>,
+    at: u64,
+}
+
+impl OpenDecoder {
+    /// The decoder, if it is one of this recording that has not gone past the sample `start`.
+    fn take(&mut self, recording: &StreamedRecording, start: u64) -> Option<Opened> {
+        let opened = self.0.take()?;
+        let is_same = opened.recording == recording.place() && start >= opened.at - opened.block.len() as u64;
+        (is_same && FileIdentity::of(&recording.path)? == opened.identity).then_some(opened)
+    }
 }
 
 /// Takes the samples of a part out of the blocks of a recording.
@@ -133,6 +158,10 @@ impl StreamedRecording {
         StreamedRecording { range, part, ..self }
     }
 
+    fn place(&self) -> (PathBuf, Option<(u64, u64)>, Channels) {
+        (self.path.clone(), self.range, self.channels)
+    }
+
     /// The part by itself, where it is short and its recording is of a format that lets it be decoded without the rest. None of
     /// one that is damaged, too.
     fn alone(&self) -> Option<Vec<f32>> {
@@ -156,6 +185,21 @@ impl StreamedRecording {
         on_damage: OnDamage,
         take: &mut Take<'_>,
     ) -> Result<std::result::Result<Extent, Refusal>> {
+        self.first_pass_with(&mut OpenDecoder::default(), max_seconds, on_damage, take)
+    }
+
+    /// [`StreamedRecording::first_pass`] with the decoder of a part before, if it serves; the decoder that was used is left there.
+    /// The samples are the same.
+    ///
+    /// # Errors
+    /// As [`StreamedRecording::first_pass`].
+    pub fn first_pass_with(
+        &self,
+        open: &mut OpenDecoder,
+        max_seconds: f64,
+        on_damage: OnDamage,
+        take: &mut Take<'_>,
+    ) -> Result<std::result::Result<Extent, Refusal>> {
         let most = (max_seconds * f64::from(SAMPLE_RATE)) as u64;
         let mut extent = Extent {
             samples: 0,
@@ -175,23 +219,39 @@ impl StreamedRecording {
         } else {
             max_seconds
         };
-        let mut reader = match open_range(&self.path, self.range, longest, self.channels)? {
-            Ok(reader) => reader,
-            Err(refusal) => return Ok(Err(refusal)),
-        };
         let mut cut = Cut::new(self.part);
-        let mut block = Vec::new();
+        let (mut reader, mut block, identity) = match open.take(self, cut.start) {
+            Some(opened) => {
+                cut.at = opened.at - opened.block.len() as u64;
+                (opened.reader, opened.block, Some(opened.identity))
+            }
+            None => {
+                let identity = self.part.and_then(|_| FileIdentity::of(&self.path));
+                match open_range(&self.path, self.range, longest, self.channels)? {
+                    Ok(reader) => (reader, Vec::new(), identity),
+                    Err(refusal) => return Ok(Err(refusal)),
+                }
+            }
+        };
+        let mut progress = Progress::More;
         loop {
-            block.clear();
-            let progress = reader.read(&mut block)?;
-            let block = cut.take(&block);
-            extent.samples += block.len() as u64;
+            let taken = cut.take(&block);
+            extent.samples += taken.len() as u64;
             if extent.samples > most {
                 return Ok(Err(Refusal::too_long(&self.path, max_seconds)));
             }
-            let wanted = take(block)?;
+            let wanted = take(taken)?;
             match progress {
-                _ if cut.is_over() => return Ok(Ok(extent)),
+                _ if cut.is_over() => {
+                    open.0 = identity.filter(|_| progress == Progress::More).map(|identity| Opened {
+                        recording: self.place(),
+                        identity,
+                        reader,
+                        block,
+                        at: cut.at,
+                    });
+                    return Ok(Ok(extent));
+                }
                 Progress::More if wanted => {}
                 Progress::More => return Ok(Ok(extent)),
                 Progress::End => {
@@ -206,6 +266,8 @@ impl StreamedRecording {
                     return Ok(accepted.map(|()| extent));
                 }
             }
+            block.clear();
+            progress = reader.read(&mut block)?;
         }
     }
 }
@@ -356,6 +418,71 @@ mod tests {
         }
         assert_eq!(read(Channels::Mix, 8.0, None).unwrap(), whole[128_000..]);
         assert_eq!(read(Channels::Mix, 1.0, None), Err("too_long"));
+    }
+
+    #[test]
+    fn parts_one_after_the_other_are_decoded_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.wav");
+        let samples: Vec<i16> = (0..160_000).map(|at| (at % 1_003) as i16).collect();
+        std::fs::write(&path, wav(8_000, &samples)).unwrap();
+        let whole = StreamedRecording::new(&path, Channels::One(0));
+        let mut all = Vec::new();
+        let pass = whole.pass(&mut |block| {
+            all.extend_from_slice(block);
+            Ok(true)
+        });
+        pass.unwrap();
+        // Until the file is old enough to be known again.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while FileIdentity::of(&path).is_none() && std::time::Instant::now() < deadline {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        let mut open = OpenDecoder::default();
+        let mut part = |start: f64, seconds: f64| {
+            let part = Part {
+                start,
+                seconds: Some(seconds),
+            };
+            let recording = whole.clone().with_place(None, Some(part));
+            let was_open = open.take(&recording, (16_000.0 * start) as u64);
+            let serves = was_open.is_some();
+            open.0 = was_open;
+            let mut found = Vec::new();
+            let extent = recording.first_pass_with(&mut open, 60.0, OnDamage::Keep, &mut |block| {
+                found.extend_from_slice(block);
+                Ok(true)
+            });
+            let extent = extent.unwrap().map_err(|refusal| refusal.reason);
+            (extent.map(|_| found), serves)
+        };
+        let expected = |start: f64, seconds: f64| {
+            let sample = |seconds: f64| (16_000.0 * seconds) as usize;
+            Ok(all[sample(start)..sample(start + seconds)].to_vec())
+        };
+        for (start, seconds, serves) in [
+            (1.0, 0.5, false),
+            (1.5, 0.25, true),
+            // It begins in the last block, which the part before ended in.
+            (1.75, 3.0, true),
+            (7.0, 1.0, true),
+            // From the beginning again.
+            (2.0, 1.0, false),
+            (12.0, 8.0, true),
+            (0.0, 0.5, false),
+            (15.0, 0.5, true),
+        ] {
+            assert!(part(start, seconds) == (expected(start, seconds), serves), "{start} s");
+        }
+        assert_eq!(part(15.5, 10.0), (Err("duration_past_end"), true));
+        assert!(
+            part(0.5, 0.5) == (expected(0.5, 0.5), false),
+            "a decoder at its end serves no more"
+        );
+        // Another file of the same name and size.
+        std::fs::write(&path, wav(8_000, &vec![7; 160_000])).unwrap();
+        let (found, serves) = part(1.0, 0.5);
+        assert!(!serves && found.unwrap() != expected(1.0, 0.5).unwrap());
     }
 
     #[test]

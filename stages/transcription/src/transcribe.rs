@@ -26,7 +26,7 @@ use crate::recognizer::{FirstPass, RecognitionSettings, Recognizer};
 use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
-use crate::streamed::Extent;
+use crate::streamed::{Extent, OpenDecoder};
 use crate::{Metadata, Performance};
 
 pub use crate::transcribe_settings::{MAX_DURATION, TranscribeSettings};
@@ -84,6 +84,7 @@ impl Kind for Transcribe {
             listed: None,
             recognizer: None,
             ahead: ReadAhead::default(),
+            open: OpenDecoder::default(),
         })))
     }
 
@@ -130,6 +131,7 @@ struct Transcriber {
     listed: Option<Arc<Vec<Listed>>>,
     recognizer: Option<Arc<Recognizer>>,
     ahead: ReadAhead,
+    open: OpenDecoder,
 }
 
 impl Transcriber {
@@ -290,7 +292,7 @@ impl Transcriber {
 
     /// The first pass over a recording, as far as it has `most` samples.
     fn prepare<'a>(
-        &self,
+        &mut self,
         recognizer: &'a Recognizer,
         listed: &Listed,
         most: u64,
@@ -303,10 +305,11 @@ impl Transcriber {
         let mut first = recognizer.first_pass(&self.settings.recognition());
         let (max_duration, on_damage) = (self.settings.max_duration, self.settings.on_damage);
         let mut samples = 0;
-        let extent = recording.first_pass(max_duration, on_damage, &mut |block| {
+        let cancel = &self.context.cancel;
+        let extent = recording.first_pass_with(&mut self.open, max_duration, on_damage, &mut |block| {
             samples += block.len() as u64;
             first.feed(block)?;
-            Ok(samples <= most && !self.context.cancel.is_set())
+            Ok(samples <= most && !cancel.is_set())
         })?;
         if self.context.cancel.is_set() {
             return Err(stopped());

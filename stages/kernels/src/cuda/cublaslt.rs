@@ -23,7 +23,7 @@ use library::{
 
 use super::product::Placed;
 use super::{emulator, is_emulated};
-use crate::device::PerDevice;
+use crate::device::{PerDevice, tf32 as tf32_on};
 use crate::error::{Error, Result};
 
 /// Where products may keep what they compute in parts.
@@ -318,7 +318,7 @@ pub(super) fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, bias: Option<&Tenso
         a: of_a,
         b: of_b,
         dtype,
-        tf32: dtype == DType::F32 && candle_core::cuda::gemm_reduced_precision_f32(),
+        tf32: dtype == DType::F32 && tf32_on(out.device()),
         aligned: addresses.map(aligned),
         bias: of_bias.map(aligned),
     };
@@ -356,7 +356,8 @@ mod tests {
     use super::stand_in::{Counted, Fault, count, set_fault};
     use super::*;
     use crate::counts::counted;
-    use crate::device::is_out_of_memory;
+    use crate::device::{is_out_of_memory, set_tf32};
+    use crate::is_gpu;
     use crate::noise::Noise;
     use crate::product::{StackedProducts, add_product_in, product, product_in, product_with_bias_in};
     use crate::testing::{DeviceUnderTest, normal, values};
@@ -530,6 +531,28 @@ mod tests {
             assert!(made > MOST_PLANS as u64, "{made}");
             let alive = count(Counted::Alive);
             assert!(alive <= 4 * MOST_PLANS as u64, "{alive}");
+        });
+    }
+
+    #[test]
+    fn factors_are_rounded_to_tf32_where_that_is_allowed() {
+        with_library(|device| {
+            let factor = 1.0f32 + 1.0 / 4096.0;
+            let a = Tensor::full(factor, (16, 32), device).unwrap();
+            let b = Tensor::full(0.5f32, (32, 16), device).unwrap();
+            let sum = || {
+                let sums = values(&product(&a, &b).unwrap());
+                assert!(sums.iter().all(|sum| *sum == sums[0]));
+                sums[0]
+            };
+            let exact = 16.0 * f64::from(factor);
+            assert_eq!((tf32_on(device), sum()), (false, exact));
+            set_tf32(device, true);
+            let rounded = sum();
+            set_tf32(device, false);
+            // Which products a GPU computes so is for its library to say.
+            assert!(rounded == 16.0 || rounded == exact && is_gpu(device), "{rounded}");
+            assert_eq!(sum(), exact);
         });
     }
 

@@ -1,7 +1,8 @@
 // A stand-in for cuBLASLt on machines without a GPU: the functions of cublasLt.h that are used here, for memory of the host.
 //
 // It refuses attributes of a wrong size, layouts that do not fit each other, a product that is not the one for which its algorithm
-// was chosen, and addresses less aligned than was said then. A product is a sum in 64 bits that is rounded once.
+// was chosen, and addresses less aligned than was said then. A product is a sum in 64 bits that is rounded once,
+// of factors that are rounded to TF32 where that is asked for.
 
 #include <atomic>
 #include <cstdint>
@@ -64,8 +65,17 @@ template <class T> int store(T* to, const void* from, size_t size) {
   return SUCCESS;
 }
 
-float at(const void* matrix, int type, int64_t place) {
-  if (type == F32) return ((const float*)matrix)[place];
+// To the nearest number of 10 bits of a fraction, of two the even one.
+float rounded_to_tf32(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+float at(const void* matrix, int type, int64_t place, bool tf32) {
+  if (type == F32) return tf32 ? rounded_to_tf32(((const float*)matrix)[place]) : ((const float*)matrix)[place];
   uint32_t wide = (uint32_t)((const uint16_t*)matrix)[place] << 16;
   float value;
   memcpy(&value, &wide, 4);
@@ -190,7 +200,8 @@ int cublasLtMatmul(const int* handle, const Descriptor* d, const float* alpha, c
         for (uint64_t i = 0; i < k; i++) {
           uint64_t in_a = d->transposed[0] ? i + row * of_a->leading : row + i * of_a->leading;
           uint64_t in_b = d->transposed[1] ? column + i * of_b->leading : i + column * of_b->leading;
-          sum += (double)at(a, of_a->type, matrix * of_a->step + in_a) * at(b, of_b->type, matrix * of_b->step + in_b);
+          bool tf32 = d->compute == 77;
+          sum += (double)at(a, of_a->type, matrix * of_a->step + in_a, tf32) * at(b, of_b->type, matrix * of_b->step + in_b, tf32);
         }
         float& element = to[matrix * of_c->step + row + column * of_c->leading];
         sum *= *alpha;

@@ -15,6 +15,7 @@ use candle_core::{DType, Device, Storage, Tensor};
 use super::product::Placed;
 use super::signature::Kernel;
 use super::{Argument, FILES, PRELUDE, THREADS};
+use crate::device::tf32;
 use crate::error::{Error, Result};
 use crate::subnormals::kept;
 
@@ -218,8 +219,8 @@ pub fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, beta: f32) -> Result<()> {
         Ok((operation, size(placed.leading)?))
     };
     let ((op_a, lda), (op_b, ldb)) = (placed(a)?, placed(b)?);
-    let compute = match candle_core::cuda_backend::gemm_reduced_precision_f32() {
-        true if a.dtype() == DType::F32 => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+    let compute = match a.dtype() {
+        DType::F32 if tf32(out.device()) => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
         _ => blas::cublasComputeType_t::CUBLAS_COMPUTE_32F,
     };
     bound_stream(device)?;

@@ -179,7 +179,9 @@ impl TdtModel {
         Self::from_entries(opened, config, (dtype, dtype, Precision::F32), device)
     }
 
-    fn from_entries(
+    /// An opened model whose configuration may have fewer layers, computed in the first number type, with matrices stored in the second
+    /// one and products in a precision.
+    pub(crate) fn from_entries(
         opened: OpenModel,
         config: ModelConfig,
         (dtype, matrices, precision): (DType, DType, Precision),

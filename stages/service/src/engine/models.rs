@@ -1,6 +1,7 @@
 //! The models of the engine: loaded on demand, unloaded after some time without requests or when other models need the
 //! memory.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use flow_model::checkpoint::OpenModel;
+use flow_model::decoding_memory::{batch_bytes, weight_bytes};
 use flow_model::{Precision, Weights};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::Recognizer;
@@ -34,6 +36,10 @@ pub(crate) struct Models {
     limits: Limits,
     idle_unload: Option<Duration>,
     budget: Option<u64>,
+    /// In seconds.
+    max_window: f64,
+    /// What a batch needs, by the configuration of its model.
+    batch_bytes: Mutex<HashMap<String, u64>>,
     /// Whether unknown names mean the first model.
     accept_any: bool,
     observer: Arc<dyn Observer>,
@@ -51,8 +57,8 @@ struct Slot {
     /// Those that have a [`Lease`].
     users: usize,
     last_used: Instant,
-    /// Bytes of the tensors, where there is a memory budget.
-    bytes: u64,
+    /// What it needs, where there is a memory budget and it is loaded or being loaded.
+    needs: Needs,
     waiters: Vec<Waiter>,
 }
 
@@ -60,6 +66,27 @@ enum Loading {
     Not,
     Begun,
     Done(Arc<LoadedModel>, JoinHandle<()>),
+}
+
+/// Bytes that a model needs.
+#[derive(Clone, Copy, Default)]
+struct Needs {
+    weights: u64,
+    /// For a batch, beside the weights.
+    batch: u64,
+}
+
+impl Needs {
+    /// Those of several models, of which all decode at the same time, or one at a time.
+    fn together(all: impl Iterator<Item = Needs>, in_turn: bool) -> u64 {
+        let (mut weights, mut sum, mut most) = (0u64, 0u64, 0);
+        for needs in all {
+            weights = weights.saturating_add(needs.weights);
+            sum = sum.saturating_add(needs.batch);
+            most = needs.batch.max(most);
+        }
+        weights.saturating_add(if in_turn { most } else { sum })
+    }
 }
 
 /// A model in use: it stays in memory.
@@ -100,10 +127,10 @@ impl Models {
             languages: Vec::new(),
             users: 0,
             last_used: Instant::now(),
-            bytes: 0,
+            needs: Needs::default(),
             waiters: Vec::new(),
         });
-        Ok(Arc::new(Models {
+        let models = Arc::new(Models {
             turn: (!device.is_cpu()).then(Arc::default),
             slots: Mutex::new(slots.collect()),
             device,
@@ -116,10 +143,19 @@ impl Models {
             },
             idle_unload: (settings.idle_unload > 0.0).then(|| Duration::from_secs_f64(settings.idle_unload)),
             budget: settings.memory_budget,
+            max_window: settings.max_window,
+            batch_bytes: Mutex::default(),
             accept_any: settings.accept_any_model,
             observer,
             stopped: AtomicBool::new(false),
-        }))
+        });
+        if models.budget.is_some() {
+            // Before there are requests, whose memory would count too. What is wrong with a model is said when it is loaded.
+            for model in &settings.models {
+                let _ = models.needs(&model.path);
+            }
+        }
+        Ok(models)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
@@ -206,7 +242,7 @@ impl Models {
     fn failed(&self, index: usize, error: &EngineError) {
         let mut slots = self.lock();
         slots[index].loading = Loading::Not;
-        slots[index].bytes = 0;
+        slots[index].needs = Needs::default();
         let waiters = std::mem::take(&mut slots[index].waiters);
         drop(slots);
         for waiter in waiters {
@@ -222,9 +258,8 @@ impl Models {
         let broken = |why: String| EngineError::Model(format!("the model `{name}` cannot be loaded: {why}"));
         let loaded = guarded(|| {
             if let Some(budget) = self.budget {
-                let bytes =
-                    needed_bytes(&path, self.weights, self.precision).map_err(|error| broken(error.to_string()))?;
-                self.make_room(index, bytes, budget)?;
+                let needs = self.needs(&path).map_err(|error| broken(error.to_string()))?;
+                self.make_room(index, needs, budget)?;
             }
             let turn = self.turn.as_deref();
             let _alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
@@ -304,37 +339,41 @@ impl Models {
         None
     }
 
-    /// Unloads unused models, least recently used first, until `bytes` fit into the budget, and reserves them.
-    fn make_room(&self, index: usize, bytes: u64, budget: u64) -> Result<(), EngineError> {
+    /// Unloads unused models, least recently used first, until what a model needs fits into the budget, and reserves it.
+    fn make_room(&self, index: usize, needs: Needs, budget: u64) -> Result<(), EngineError> {
         let mut slots = self.lock();
-        let used: u64 = slots.iter().map(|slot| slot.bytes).sum();
+        // Where models share a device, they decode one at a time.
+        let in_turn = self.turn.is_some();
         let is_idle = |slot: &Slot| slot.users == 0 && matches!(slot.loading, Loading::Done(..));
-        let idle: u64 = slots.iter().filter(|slot| is_idle(slot)).map(|slot| slot.bytes).sum();
-        if (used - idle).saturating_add(bytes) > budget {
-            let in_use = slots.iter().filter(|slot| slot.bytes > 0 && !is_idle(slot));
-            let in_use: Vec<String> = in_use
-                .map(|slot| format!("`{}` ({} bytes)", slot.name, slot.bytes))
+        let in_use = slots.iter().filter(|slot| slot.needs.weights > 0 && !is_idle(slot));
+        let in_use: Vec<(&str, Needs)> = in_use.map(|slot| (slot.name.as_str(), slot.needs)).collect();
+        let least = Needs::together(in_use.iter().map(|(_, needs)| *needs).chain([needs]), in_turn);
+        if least > budget {
+            let described =
+                |needs: Needs| format!("{} bytes of weights and {} for a batch", needs.weights, needs.batch);
+            let names: Vec<String> = in_use
+                .iter()
+                .map(|(name, needs)| format!("`{name}` ({})", described(*needs)))
                 .collect();
-            let beside = match &in_use[..] {
+            let beside = match &names[..] {
                 [] => String::new(),
                 names => format!(" beside {}, which is in use", names.join(", ")),
             };
             return Err(EngineError::NoMemory(format!(
-                "the model `{}` needs {bytes} bytes, for which there is no room in the budget of {budget}{beside}",
-                slots[index].name
+                "the model `{}` needs {}, for which there is no room in the budget of {budget}{beside}",
+                slots[index].name,
+                described(needs)
             )));
         }
-        let mut free = budget.saturating_sub(used);
         let mut unloaded = Vec::new();
-        while free < bytes {
+        while Needs::together(slots.iter().map(|slot| slot.needs).chain([needs]), in_turn) > budget {
             let oldest = slots.iter_mut().filter(|slot| is_idle(slot));
             let Some(oldest) = oldest.min_by_key(|slot| slot.last_used) else {
                 break;
             };
-            free += oldest.bytes;
             unloaded.extend(oldest.unload());
         }
-        slots[index].bytes = bytes;
+        slots[index].needs = needs;
         drop(slots);
         for (model, thread) in unloaded {
             model.batcher.stop();
@@ -342,6 +381,26 @@ impl Models {
             let _ = thread.join();
         }
         Ok(())
+    }
+
+    /// What a model needs.
+    fn needs(&self, path: &Path) -> flow_model::Result<Needs> {
+        let opened = OpenModel::open(path)?;
+        let weights = weight_bytes(&opened, self.weights, self.precision);
+        let configuration = opened.config_yaml.clone();
+        let mut measured = self.batch_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let batch = match measured.get(&configuration) {
+            Some(bytes) => *bytes,
+            None => {
+                let seconds = |samples: u64| samples as f64 / f64::from(SAMPLE_RATE);
+                let (window, batch) = (self.max_window, seconds(self.limits.batch));
+                // Where the allocator does not count, weights alone do.
+                let bytes = batch_bytes(opened, self.weights, self.precision, window, batch)?.unwrap_or(0);
+                measured.insert(configuration, bytes);
+                bytes
+            }
+        };
+        Ok(Needs { weights, batch })
     }
 
     /// Ends all threads.
@@ -360,7 +419,7 @@ impl Slot {
     fn unload(&mut self) -> Option<(Arc<LoadedModel>, JoinHandle<()>)> {
         match std::mem::replace(&mut self.loading, Loading::Not) {
             Loading::Done(model, thread) => {
-                self.bytes = 0;
+                self.needs = Needs::default();
                 Some((model, thread))
             }
             other => {
@@ -371,24 +430,14 @@ impl Slot {
     }
 }
 
-/// How much memory the tensors of a model take: all are of 32 bits, but for matrices, which are kept as `weights`, and those that
-/// low precision is for.
-fn needed_bytes(path: &Path, weights: Weights, precision: Precision) -> flow_model::Result<u64> {
-    let matrix = if weights == Weights::F32 { 4 } else { 2 };
-    let low = match precision {
-        Precision::F32 => matrix,
-        Precision::Bf16 => 2,
-        Precision::Int8 => 1,
-    };
-    let tensors = OpenModel::open(path)?.tensors;
-    let bytes = tensors.iter().map(|tensor| {
-        let in_low = tensor.name.starts_with("encoder.layers.") || tensor.name.starts_with("joint.");
-        let each = match tensor.shape().len() {
-            0 | 1 => 4,
-            _ if in_low => low,
-            _ => matrix,
-        };
-        (tensor.elements() as u64).saturating_mul(each)
-    });
-    Ok(bytes.fold(0, u64::saturating_add))
+#[cfg(test)]
+mod tests {
+    use super::Needs;
+
+    #[test]
+    fn batches_count_together_unless_models_take_turns() {
+        let all = [(10, 5), (20, 7), (30, 0)].map(|(weights, batch)| Needs { weights, batch });
+        assert_eq!(Needs::together(all.into_iter(), false), 72);
+        assert_eq!(Needs::together(all.into_iter(), true), 67);
+    }
 }

@@ -57,7 +57,7 @@ pub struct EngineSettings {
     pub decode_timeout: f64,
     /// Seconds without use after which a model is unloaded; 0: never.
     pub idle_unload: f64,
-    /// Most bytes of all loaded models together.
+    /// Most bytes of all loaded models together, with what their batches need.
     pub memory_budget: Option<u64>,
     /// Whether diarization may be requested.
     pub diarization: bool,

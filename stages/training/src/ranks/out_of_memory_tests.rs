@@ -64,6 +64,7 @@ pub(super) fn config(frozen: bool, offload: bool, reduce_every: ReduceEvery) -> 
         clip: 0.0,
         ranks: 1,
         fold_update: false,
+        tf32: false,
         offload,
         rank_timeout: Duration::from_secs(60),
         device: DeviceChoice::Cpu,

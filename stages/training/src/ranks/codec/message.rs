@@ -214,6 +214,7 @@ impl Message {
             offload,
             rank_timeout,
             device,
+            tf32,
             recompute,
             batch_norm,
             reduce_dtype,
@@ -231,7 +232,7 @@ impl Message {
         self.f64(rank_timeout.as_secs_f64());
         self.text(&device.to_string());
         self.u64(*seed);
-        for flag in [fold_update, offload, recompute, spec_augment, dither, dropout] {
+        for flag in [fold_update, offload, tf32, recompute, spec_augment, dither, dropout] {
             self.bool(*flag);
         }
         self.u8(match batch_norm {

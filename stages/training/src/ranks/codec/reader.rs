@@ -226,6 +226,7 @@ impl<'a> MessageReader<'a> {
             seed: self.u64()?,
             fold_update: self.bool()?,
             offload: self.bool()?,
+            tf32: self.bool()?,
             recompute: self.bool()?,
             spec_augment: self.bool()?,
             dither: self.bool()?,

@@ -98,6 +98,7 @@ fn config() -> TrainerConfig {
         clip: 1.0 / 3.0,
         ranks: 4,
         fold_update: false,
+        tf32: true,
         offload: true,
         rank_timeout: std::time::Duration::from_millis(1500),
         device: flow_kernels::device::DeviceChoice::Cuda(Some(3)),

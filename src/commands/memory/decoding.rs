@@ -1,0 +1,145 @@
+//! How much memory a model needs for decoding, in a service or a transcription.
+
+use std::io::Write;
+use std::path::Path;
+
+use flow_model::checkpoint::OpenModel;
+use flow_model::decoding_memory::{batch_bytes, weight_bytes};
+use flow_model::{Precision, Weights};
+use flow_runtime::available_memory;
+use flow_training::memory::gigabytes;
+
+use super::verdict;
+use crate::arguments::{DecodingMemoryArguments, MemoryArguments, ModelDtype};
+use crate::commands::fetch::local_model;
+use crate::failure::{Exit, Failure};
+use crate::table;
+
+/// Whether the first argument is a model and not a pipeline: an archive, a folder, or a URL.
+pub fn is_model(named: &Path) -> bool {
+    named.extension().is_some_and(|extension| extension == "nemo")
+        || named.is_dir()
+        || named.to_str().is_some_and(|text| text.contains("://"))
+}
+
+pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, Failure> {
+    let pipeline = &arguments.pipeline;
+    let of_training = [
+        ("--config", !pipeline.config.is_empty()),
+        ("--set", !pipeline.set.is_empty()),
+        ("--longest", arguments.longest.is_some()),
+        ("--vocabulary", arguments.vocabulary.is_some()),
+        ("--stage", arguments.stage.is_some()),
+        ("--bucket-batch-size", arguments.bucket_batch_size),
+        ("--roofline", arguments.roofline),
+    ];
+    if let Some((name, _)) = of_training.iter().find(|(_, given)| *given) {
+        return Err(Failure::usage(
+            format!("`{name}` is for the training of a pipeline"),
+            "a model, such as a .nemo archive, is looked at for decoding; name a pipeline's file for its training",
+        ));
+    }
+    let named = pipeline.pipeline.to_string_lossy();
+    let path = local_model(&named, true)?;
+    let DecodingMemoryArguments {
+        batch_seconds,
+        max_window,
+        ..
+    } = arguments.decoding;
+    for (name, value, most) in [
+        ("--batch-seconds", batch_seconds, 1e6),
+        ("--max-window", max_window, 3600.0),
+    ] {
+        if !(1.0..=most).contains(&value) {
+            return Err(Failure::usage(
+                format!("`{name}` is {value}"),
+                format!("give a number of seconds from 1 to {most}"),
+            ));
+        }
+    }
+    let weights = arguments.decoding.weights.map_or(Weights::F32, |dtype| match dtype {
+        ModelDtype::F32 => Weights::F32,
+        ModelDtype::F16 => Weights::F16,
+        ModelDtype::Bf16 => Weights::Bf16,
+    });
+    let precision = arguments.decoding.precision.map_or(Precision::F32, Precision::from);
+    if precision != Precision::F32 && weights != Weights::F32 {
+        return Err(Failure::usage(
+            "`--precision` is for weights in f32",
+            "leave one of --precision and --weights out",
+        ));
+    }
+    let opened = OpenModel::open(&path).map_err(Failure::unreadable)?;
+    let stored = weight_bytes(&opened, weights, precision);
+    let batch = batch_bytes(opened, weights, precision, max_window, batch_seconds).map_err(Failure::unreadable)?;
+    let batch = batch.ok_or_else(|| Failure::unreadable("this program's allocator does not count"))?;
+    let all = stored.saturating_add(batch);
+    writeln!(
+        out,
+        "{named}: batches of {batch_seconds} s, padding included, in windows of at most {max_window} s"
+    )?;
+    writeln!(out)?;
+    let row = |what: &str, bytes: u64, when: &str| [what, &gigabytes(bytes), when].map(String::from).to_vec();
+    let rows = [
+        ["decoding", "memory", "when"].map(String::from).to_vec(),
+        row("weights", stored, "always"),
+        row("a batch", batch, "at most, while it is decoded"),
+        row("all", all, "at most"),
+    ];
+    for line in table::lines(&rows) {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(out)?;
+    let limit = match arguments.device_memory {
+        Some(device) => Some(("on the device: ", device, "")),
+        None => available_memory().map(|bytes| ("", bytes, " that are available now")),
+    };
+    let Some((of, limit, which)) = limit else {
+        return Ok(Exit::Done);
+    };
+    writeln!(
+        out,
+        "{of}{} {} {}{which}",
+        gigabytes(all),
+        verdict(all, limit),
+        gigabytes(limit)
+    )?;
+    Ok(if all <= limit { Exit::Done } else { Exit::Noted })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_told_from_pipelines() {
+        for (named, expected) in [
+            ("a/model.nemo", true),
+            ("hf://owner/name", true),
+            ("s3://bucket/model", true),
+            ("/", true),
+            ("finetune", false),
+            ("pipelines/finetune.yaml", false),
+            ("no-such-folder/model", false),
+        ] {
+            assert_eq!(is_model(Path::new(named)), expected, "{named}");
+        }
+    }
+
+    #[cfg(feature = "service")]
+    #[test]
+    fn defaults_are_those_of_the_service() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Arguments {
+            #[command(flatten)]
+            decoding: DecodingMemoryArguments,
+        }
+        let given = Arguments::parse_from(["memory"]).decoding;
+        let service = flow_service::engine::EngineSettings::default();
+        assert_eq!(
+            (given.batch_seconds, given.max_window),
+            (service.batch_seconds, service.max_window)
+        );
+    }
+}
