@@ -173,9 +173,9 @@ pub struct MemoryArguments {
     /// The longest clip, in seconds; the stage's max_duration if not given
     #[arg(long, value_name = "SECONDS")]
     pub longest: Option<f64>,
-    /// Tokens per second of speech, at most
-    #[arg(long, value_name = "N", default_value_t = flow_training::memory::TOKENS_PER_SECOND)]
-    pub tokens_per_second: f64,
+    /// Tokens per second of speech, at most; 12 if not given
+    #[arg(long, value_name = "N")]
+    pub tokens_per_second: Option<f64>,
     /// Pieces of the vocabulary, where the pipeline makes its tokenizer itself or `init` is a model of the hub
     #[arg(long, value_name = "N")]
     pub vocabulary: Option<usize>,
@@ -206,12 +206,12 @@ pub struct MemoryArguments {
 
 #[derive(Args, Debug)]
 pub struct DecodingMemoryArguments {
-    /// Of a model: seconds of audio, padding included, that are decoded at once (`batch_seconds` of `flow serve`)
-    #[arg(long, value_name = "SECONDS", default_value_t = 120.0)]
-    pub batch_seconds: f64,
-    /// Of a model: the longest window, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 20.0)]
-    pub max_window: f64,
+    /// Of a model: seconds of audio, padding included, that are decoded at once; 120 if not given, as in `flow serve`
+    #[arg(long, value_name = "SECONDS")]
+    pub batch_seconds: Option<f64>,
+    /// Of a model: the longest window, in seconds; 20 if not given
+    #[arg(long, value_name = "SECONDS")]
+    pub max_window: Option<f64>,
     /// Of a model: the number type in which matrices are kept; f32 if not given
     #[arg(long, value_name = "TYPE")]
     pub weights: Option<ModelDtype>,

@@ -9,7 +9,9 @@ use flow_runtime::available_memory;
 use flow_runtime::registry::Registry;
 use flow_runtime::spec::{Checked, yaml};
 use flow_training::init::{configuration, is_remote};
-use flow_training::memory::{DataAssumptions, MeasuredMemory, MemoryNeeds, gigabytes, largest_batch};
+use flow_training::memory::{
+    DataAssumptions, MeasuredMemory, MemoryNeeds, TOKENS_PER_SECOND, gigabytes, largest_batch,
+};
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::{Optimizer, TrainSettings};
 use flow_training::train::TrainingTrain;
@@ -32,6 +34,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     if decoding::is_model(&arguments.pipeline.pipeline) {
         return decoding::write(out, arguments);
     }
+    decoding::refuse_options(&arguments.decoding)?;
     let checked = checked(&arguments.pipeline, registry)?;
     let pipeline = &checked.pipeline;
     let mut settings = settings(&checked, arguments)?;
@@ -61,7 +64,7 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
     };
     let assumed = DataAssumptions {
         longest: arguments.longest.unwrap_or(settings.max_duration),
-        tokens_per_second: arguments.tokens_per_second,
+        tokens_per_second: arguments.tokens_per_second.unwrap_or(TOKENS_PER_SECOND),
     };
     if arguments.roofline {
         let shape = arguments.micro_batch.or_else(|| assumed.shapes(&settings).pop());

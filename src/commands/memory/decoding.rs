@@ -1,12 +1,12 @@
 //! How much memory a model needs for decoding, in a service or a transcription.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding_memory::{batch_bytes, weight_bytes};
 use flow_model::{Precision, Weights};
-use flow_runtime::available_memory;
+use flow_runtime::{available_memory, open_regular_file};
 use flow_training::memory::gigabytes;
 
 use super::verdict;
@@ -15,11 +15,41 @@ use crate::commands::fetch::local_model;
 use crate::failure::{Exit, Failure};
 use crate::table;
 
-/// Whether the first argument is a model and not a pipeline: an archive, a folder, or a URL.
+/// Seconds of a batch, and of its longest window: those of the service.
+const BATCH_SECONDS: f64 = 120.0;
+const MAX_WINDOW: f64 = 20.0;
+
+/// Whether the first argument is a model and not a pipeline: an archive, by its name or by how it begins, a folder, or a URL.
 pub fn is_model(named: &Path) -> bool {
-    named.extension().is_some_and(|extension| extension == "nemo")
+    if named
+        .extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("nemo"))
         || named.is_dir()
         || named.to_str().is_some_and(|text| text.contains("://"))
+    {
+        return true;
+    }
+    let mut head = Vec::new();
+    let read = open_regular_file(named).and_then(|file| file.take(512).read_to_end(&mut head));
+    let is_tar = || head.get(257..262) == Some(b"ustar".as_slice());
+    read.is_ok() && (head.starts_with(b"\x1f\x8b") || head.starts_with(b"PK\x03\x04") || is_tar())
+}
+
+/// Refuses options of decoding where a pipeline is named.
+pub fn refuse_options(given: &DecodingMemoryArguments) -> Result<(), Failure> {
+    let of_decoding = [
+        ("--batch-seconds", given.batch_seconds.is_some()),
+        ("--max-window", given.max_window.is_some()),
+        ("--weights", given.weights.is_some()),
+        ("--precision", given.precision.is_some()),
+    ];
+    match of_decoding.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((name, _)) => Err(Failure::usage(
+            format!("`{name}` is for decoding with a model"),
+            "name a model, such as a .nemo archive, in place of the pipeline",
+        )),
+    }
 }
 
 pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, Failure> {
@@ -28,6 +58,7 @@ pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, F
         ("--config", !pipeline.config.is_empty()),
         ("--set", !pipeline.set.is_empty()),
         ("--longest", arguments.longest.is_some()),
+        ("--tokens-per-second", arguments.tokens_per_second.is_some()),
         ("--vocabulary", arguments.vocabulary.is_some()),
         ("--stage", arguments.stage.is_some()),
         ("--bucket-batch-size", arguments.bucket_batch_size),
@@ -41,11 +72,8 @@ pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, F
     }
     let named = pipeline.pipeline.to_string_lossy();
     let path = local_model(&named, true)?;
-    let DecodingMemoryArguments {
-        batch_seconds,
-        max_window,
-        ..
-    } = arguments.decoding;
+    let batch_seconds = arguments.decoding.batch_seconds.unwrap_or(BATCH_SECONDS);
+    let max_window = arguments.decoding.max_window.unwrap_or(MAX_WINDOW);
     for (name, value, most) in [
         ("--batch-seconds", batch_seconds, 1e6),
         ("--max-window", max_window, 3600.0),
@@ -129,17 +157,7 @@ mod tests {
     #[cfg(feature = "service")]
     #[test]
     fn defaults_are_those_of_the_service() {
-        use clap::Parser;
-        #[derive(Parser)]
-        struct Arguments {
-            #[command(flatten)]
-            decoding: DecodingMemoryArguments,
-        }
-        let given = Arguments::parse_from(["memory"]).decoding;
         let service = flow_service::engine::EngineSettings::default();
-        assert_eq!(
-            (given.batch_seconds, given.max_window),
-            (service.batch_seconds, service.max_window)
-        );
+        assert_eq!((BATCH_SECONDS, MAX_WINDOW), (service.batch_seconds, service.max_window));
     }
 }

@@ -8,11 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 pub struct Counted<A>(pub A);
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
+/// Whether anything was counted since the count began.
+static COUNTED: AtomicBool = AtomicBool::new(false);
 static HELD: AtomicI64 = AtomicI64::new(0);
 static MOST: AtomicI64 = AtomicI64::new(0);
 
 fn count(bytes: i64) {
     if COUNTING.load(Relaxed) {
+        COUNTED.store(true, Relaxed);
         let held = HELD.fetch_add(bytes, Relaxed) + bytes;
         if bytes > 0 {
             MOST.fetch_max(held, Relaxed);
@@ -59,11 +62,10 @@ impl Count {
         }
         HELD.store(0, Relaxed);
         MOST.store(0, Relaxed);
+        COUNTED.store(false, Relaxed);
         let count = Count(());
-        let probe = std::hint::black_box(vec![1u8; 4096]);
-        let counted = count.held() >= 4096;
-        drop(probe);
-        counted.then_some(count)
+        drop(std::hint::black_box(vec![1u8; 4096]));
+        COUNTED.load(Relaxed).then_some(count)
     }
 
     /// Bytes allocated and not freed since the count began. Below 0 where older memory was freed.

@@ -12,13 +12,13 @@ use flow_kernels::threads::install;
 use crate::allocation::Count;
 use crate::checkpoint::OpenModel;
 use crate::model::TdtModel;
-use crate::{ModelConfig, Precision, Result, Weights};
+use crate::{Error, ModelConfig, Precision, Result, Weights};
 
 /// Samples of a second, as in [`TdtModel::encode`].
 const SAMPLE_RATE: f64 = 16_000.0;
 
-/// A batch of more than twice as many seconds is not measured whole: memory grows by the same amount with each window.
-const MEASURED: f64 = 20.0;
+/// Longer windows are not measured: attention grows with their square. 40 s at 10 ms for a frame of features.
+const MEASURED_FRAMES: f64 = 4_000.0;
 
 /// The shortest windows that fill a batch, in seconds.
 const SHORTEST: f64 = 1.0;
@@ -58,11 +58,17 @@ pub fn batch_bytes(
     batch: f64,
 ) -> Result<Option<u64>> {
     let mut config = ModelConfig::from_nemo_yaml(&opened.config_yaml)?;
+    let last = format!("encoder.layers.{}.", config.encoder.n_layers.saturating_sub(1));
+    if !opened.tensors.iter().any(|tensor| tensor.name.starts_with(&last)) {
+        let why = format!("{}: there is no tensor `{last}...`", opened.path.display());
+        return Err(Error::Input(why));
+    }
     config.encoder.n_layers = 1;
     config.ctc_weight = None;
+    let frame = config.preprocessor.window_stride;
     let numbers = (DType::F32, weights.into(), precision);
     let model = TdtModel::from_entries(opened, config, numbers, &Device::Cpu)?;
-    let of = |windows: usize, seconds: f64| -> Result<Option<u64>> {
+    let measured = |windows: usize, seconds: f64| -> Result<Option<f64>> {
         let mut noise = Noise::new(1);
         let samples = (seconds * SAMPLE_RATE) as usize;
         let signal: Vec<f32> = (0..samples).map(|_| 0.1 * noise.normal() as f32).collect();
@@ -70,23 +76,60 @@ pub fn batch_bytes(
         install(|| {
             let Some(count) = Count::begin() else { return Ok(None) };
             model.encode(&signals)?;
-            Ok(Some(u64::try_from(count.most()).unwrap_or(0)))
+            Ok(Some(count.most() as f64))
         })
     };
-    let mut most = Some(0);
+    let longest = MEASURED_FRAMES * frame;
+    // Of any length.
+    let of = |windows: usize, seconds: f64| {
+        if seconds <= longest {
+            return measured(windows, seconds);
+        }
+        let at = |part: f64| measured(windows, part * longest);
+        Ok(match (at(0.25)?, at(0.5)?, at(1.0)?) {
+            (Some(quarter), Some(half), Some(whole)) => Some(extended([quarter, half, whole], seconds / longest)),
+            _ => None,
+        })
+    };
+    let mut most = Some(0.0);
     for seconds in [SHORTEST.min(window), window] {
         let windows = ((batch / seconds).floor() as usize).max(1);
-        let few = (MEASURED / seconds).ceil() as usize;
+        // Of more windows than twice as many it is known from these: memory grows by the same amount with each window.
+        let frames = (seconds / frame).min(MEASURED_FRAMES);
+        let few = (MEASURED_FRAMES / 2.0 / frames.max(1.0)).ceil() as usize;
         let needed = if windows <= 2 * few {
             of(windows, seconds)?
         } else {
             let (one, two) = (of(few, seconds)?, of(2 * few, seconds)?);
-            let extended = |(one, two): (u64, u64)| {
-                one + (two.saturating_sub(one) as f64 * (windows - few) as f64 / few as f64) as u64
-            };
-            one.zip(two).map(extended)
+            one.zip(two)
+                .map(|(one, two)| one + (two - one).max(0.0) * (windows - few) as f64 / few as f64)
         };
-        most = most.zip(needed).map(|(most, needed)| most.max(needed));
+        most = most.zip(needed).map(|(most, needed): (f64, f64)| most.max(needed));
     }
-    Ok(most)
+    // A number that is too large becomes the largest one.
+    Ok(most.map(|bytes| bytes as u64))
+}
+
+/// The value at `length` times the length of the last of three values, which are those of a quarter, a half and the whole of it: of the
+/// parabola through them, or where that bends down, of the line through the last two.
+fn extended([quarter, half, whole]: [f64; 3], length: f64) -> f64 {
+    let slopes = [(half - quarter) / 0.25, (whole - half) / 0.5];
+    let bend = ((slopes[1] - slopes[0]) / 0.75).max(0.0);
+    let slope = slopes[1].max(0.0) + bend * (length - 0.5);
+    whole + slope * (length - 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::extended;
+
+    #[test]
+    fn lines_and_parabolas_go_on() {
+        let of = |at: f64| 7.0 + 3.0 * at + 5.0 * at * at;
+        assert!((extended([of(0.25), of(0.5), of(1.0)], 90.0) - of(90.0)).abs() < 1e-6);
+        let line = |at: f64| 2.0 + at;
+        assert!((extended([0.25, 0.5, 1.0].map(line), 10.0) - line(10.0)).abs() < 1e-9);
+        // Less than before is nothing to go by.
+        assert_eq!(extended([3.0, 2.0, 2.0], 8.0), 2.0);
+    }
 }

@@ -124,7 +124,10 @@ impl ResolvedSettings {
         }
         let device = self.device()?;
         if self.tf32 && device == DeviceChoice::Cpu {
-            return refuse("tf32", "it is a number type of GPUs; with `device: cpu` leave it out");
+            return refuse(
+                "tf32",
+                "TF32 is a number type of GPUs; with `device: cpu` leave `tf32` out",
+            );
         }
         if self.ranks > 1 && matches!(device, DeviceChoice::Cuda(Some(_))) {
             return refuse("device", "several ranks need a device each; write `cuda`");

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Float64Type, Int64Type};
+use arrow::datatypes::{DataType, Float64Type, Int64Type, UInt64Type};
 use flow_audio::listing::{Recording, has_ending_of_audio};
 use flow_audio::member_name::{is_unsafe, safe_components, strip_dot_slash};
 use flow_audio::samples::Refusal;
@@ -227,6 +227,21 @@ fn copied(object: &Path) -> io::Result<File> {
     Ok(copy)
 }
 
+/// Keys of a row by which it is transcribed.
+const USED: [&str; 11] = [
+    "audio_filepath",
+    "audio_path",
+    "file_name",
+    "offset",
+    "duration",
+    "tar_path",
+    "tar_member_name",
+    "segment_id",
+    "id",
+    TAR_OFFSET,
+    TAR_SIZE,
+];
+
 /// Keys of a row of `manifest.read` that is in a tar: its offset and size in bytes.
 const TAR_OFFSET: &str = "_tar_offset";
 const TAR_SIZE: &str = "_tar_size";
@@ -247,11 +262,20 @@ fn add_column(rows: &mut [Map<String, Value>], name: &str, column: &ArrayRef) ->
     };
     let to = match kind {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
-        kind if kind.is_floating() => DataType::Float64,
+        kind if kind.is_floating() || kind.is_decimal() => DataType::Float64,
+        DataType::UInt64 => DataType::UInt64,
         kind if kind.is_integer() => DataType::Int64,
         DataType::Boolean => DataType::Boolean,
+        // What is used is refused then, as it is of no type that could be.
+        _ if USED.contains(&name) => DataType::Null,
         _ => return Ok(()),
     };
+    if to == DataType::Null {
+        for (index, row) in rows.iter_mut().enumerate().filter(|(index, _)| column.is_valid(*index)) {
+            row.insert(name.to_owned(), Value::Array(vec![Value::from(index)]));
+        }
+        return Ok(());
+    }
     let column = cast(column, &to)?;
     for (index, row) in rows.iter_mut().enumerate() {
         if column.is_null(index) {
@@ -260,6 +284,7 @@ fn add_column(rows: &mut [Map<String, Value>], name: &str, column: &ArrayRef) ->
         let value = match to {
             DataType::Utf8 => Value::from(column.as_string::<i32>().value(index)),
             DataType::Int64 => Value::from(column.as_primitive::<Int64Type>().value(index)),
+            DataType::UInt64 => Value::from(column.as_primitive::<UInt64Type>().value(index)),
             DataType::Boolean => Value::from(column.as_boolean().value(index)),
             _ => {
                 let number = column.as_primitive::<Float64Type>().value(index);
@@ -320,7 +345,7 @@ impl Maker<'_> {
         }
         let member = text(&values, "tar_member_name")?.filter(|member| !member.is_empty());
         let tar = text(&values, "tar_path")?.filter(|tar| !tar.is_empty());
-        let place = (whole(&values, TAR_OFFSET), whole(&values, TAR_SIZE));
+        let place = (whole(&values, TAR_OFFSET)?, whole(&values, TAR_SIZE)?);
         let (file, path, range) = match (file, member, tar, place) {
             (Some(tar), member, _, (Some(offset), Some(size))) => (
                 member.unwrap_or_else(|| tar.clone()),
@@ -344,10 +369,13 @@ impl Maker<'_> {
             Some(_) => return Err(refuse("bad_type", "segment_id")),
         };
         let name = safe_components(&id, "").filter(|parts| parts.iter().all(|part| part.len() <= LONGEST_NAME));
-        let name = name.ok_or_else(|| refuse("unsafe_name", format!("{id:?} is no name for a transcript")))?;
+        let name = name.ok_or_else(|| refuse("unsafe_name", format!("{} is no name for a transcript", shown(&id))))?;
         let name = name.join("/");
         if !self.seen.insert(name.clone()) {
-            return Err(refuse("duplicate_id", format!("{id:?} is the id of a row before")));
+            return Err(refuse(
+                "duplicate_id",
+                format!("{} is the id of a row before", shown(&id)),
+            ));
         }
         values.remove(TAR_OFFSET);
         values.remove(TAR_SIZE);
@@ -442,6 +470,13 @@ fn id_of(file: &str, start: Option<f64>) -> String {
     }
 }
 
+/// An id in messages.
+fn shown(id: &str) -> String {
+    let first: String = id.chars().take(LONGEST_NAME).collect();
+    let rest = if first.len() < id.len() { "..." } else { "" };
+    format!("{first:?}{rest}")
+}
+
 fn text(values: &Map<String, Value>, key: &str) -> Result<Option<String>, Refusal> {
     match values.get(key) {
         None | Some(Value::Null) => Ok(None),
@@ -450,8 +485,14 @@ fn text(values: &Map<String, Value>, key: &str) -> Result<Option<String>, Refusa
     }
 }
 
-fn whole(values: &Map<String, Value>, key: &str) -> Option<u64> {
-    values.get(key).and_then(Value::as_u64)
+fn whole(values: &Map<String, Value>, key: &str) -> Result<Option<u64>, Refusal> {
+    match values.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(number) => match number.as_u64() {
+            Some(number) => Ok(Some(number)),
+            None => Err(refuse("offset_invalid", format!("a place in a tar is {number}"))),
+        },
+    }
 }
 
 /// A number of seconds that is at least `least`.

@@ -57,27 +57,42 @@ pub struct StreamedRecording {
     part: Option<Part>,
 }
 
-/// A decoder that stays open where a part of its recording ended, so that the rows of a long recording, one after the other, are
-/// decoded once and not each from the beginning. In recordings that can be decoded from any place it is not needed.
+/// Decoders that stay open where parts of their recordings ended, so that the rows of a long recording are decoded one after the
+/// other and not each from the beginning. In recordings that can be decoded from any place they are not needed.
 #[derive(Default)]
-pub struct OpenDecoder(Option<Opened>);
+pub struct OpenDecoders(Vec<Opened>);
+
+/// So many decoders stay open: of the channels of a recording, or of recordings whose rows alternate.
+const MOST_OPEN: usize = 8;
 
 struct Opened {
     recording: (PathBuf, Option<(u64, u64)>, Channels),
     /// Of the file when it was opened.
     identity: FileIdentity,
     reader: RecordingReader,
-    /// The last block, and the first sample behind it.
+    /// The last block, what came of reading it, and the first sample behind it.
     block: Vec<f32>,
+    progress: Progress,
     at: u64,
 }
 
-impl OpenDecoder {
-    /// The decoder, if it is one of this recording that has not gone past the sample `start`.
+impl OpenDecoders {
+    /// The decoder of this recording that has gone furthest, but not past the sample `start`.
     fn take(&mut self, recording: &StreamedRecording, start: u64) -> Option<Opened> {
-        let opened = self.0.take()?;
-        let is_same = opened.recording == recording.place() && start >= opened.at - opened.block.len() as u64;
-        (is_same && FileIdentity::of(&recording.path)? == opened.identity).then_some(opened)
+        let place = recording.place();
+        let serves = |opened: &Opened| opened.recording == place && start >= opened.at - opened.block.len() as u64;
+        let serving = self.0.iter().enumerate().filter(|(_, opened)| serves(opened));
+        let (at, _) = serving.max_by_key(|(_, opened)| opened.at)?;
+        let opened = self.0.remove(at);
+        (FileIdentity::of(&recording.path)? == opened.identity).then_some(opened)
+    }
+
+    fn keep(&mut self, opened: Opened) {
+        if self.0.len() >= MOST_OPEN {
+            // That which was used least recently.
+            self.0.remove(0);
+        }
+        self.0.push(opened);
     }
 }
 
@@ -185,17 +200,17 @@ impl StreamedRecording {
         on_damage: OnDamage,
         take: &mut Take<'_>,
     ) -> Result<std::result::Result<Extent, Refusal>> {
-        self.first_pass_with(&mut OpenDecoder::default(), max_seconds, on_damage, take)
+        self.first_pass_with(&mut OpenDecoders::default(), max_seconds, on_damage, take)
     }
 
-    /// [`StreamedRecording::first_pass`] with the decoder of a part before, if it serves; the decoder that was used is left there.
-    /// The samples are the same.
+    /// [`StreamedRecording::first_pass`] with the decoder of a part before, if this is a part and one serves; the decoder that was used
+    /// is left there. The samples are the same.
     ///
     /// # Errors
     /// As [`StreamedRecording::first_pass`].
     pub fn first_pass_with(
         &self,
-        open: &mut OpenDecoder,
+        open: &mut OpenDecoders,
         max_seconds: f64,
         on_damage: OnDamage,
         take: &mut Take<'_>,
@@ -220,55 +235,57 @@ impl StreamedRecording {
             max_seconds
         };
         let mut cut = Cut::new(self.part);
-        let (mut reader, mut block, identity) = match open.take(self, cut.start) {
+        let opened = self.part.and_then(|_| open.take(self, cut.start));
+        let (mut reader, mut block, mut progress, identity) = match opened {
             Some(opened) => {
                 cut.at = opened.at - opened.block.len() as u64;
-                (opened.reader, opened.block, Some(opened.identity))
+                (opened.reader, opened.block, opened.progress, Some(opened.identity))
             }
             None => {
                 let identity = self.part.and_then(|_| FileIdentity::of(&self.path));
                 match open_range(&self.path, self.range, longest, self.channels)? {
-                    Ok(reader) => (reader, Vec::new(), identity),
+                    Ok(reader) => (reader, Vec::new(), Progress::More, identity),
                     Err(refusal) => return Ok(Err(refusal)),
                 }
             }
         };
-        let mut progress = Progress::More;
-        loop {
+        let outcome = loop {
             let taken = cut.take(&block);
             extent.samples += taken.len() as u64;
             if extent.samples > most {
                 return Ok(Err(Refusal::too_long(&self.path, max_seconds)));
             }
             let wanted = take(taken)?;
-            match progress {
-                _ if cut.is_over() => {
-                    open.0 = identity.filter(|_| progress == Progress::More).map(|identity| Opened {
-                        recording: self.place(),
-                        identity,
-                        reader,
-                        block,
-                        at: cut.at,
-                    });
-                    return Ok(Ok(extent));
-                }
+            match &progress {
+                _ if cut.is_over() => break Ok(extent),
                 Progress::More if wanted => {}
                 Progress::More => return Ok(Ok(extent)),
                 Progress::End => {
-                    return Ok(match cut.past_end() {
+                    break match cut.past_end() {
                         Some(why) => Err(Refusal::new("duration_past_end", &self.path, why)),
                         None => Ok(extent),
-                    });
+                    };
                 }
                 Progress::Damaged(why) => {
-                    let accepted = on_damage.accept(&self.path, extent.samples, &why);
-                    extent.damage = Some(why);
-                    return Ok(accepted.map(|()| extent));
+                    let accepted = on_damage.accept(&self.path, extent.samples, why);
+                    extent.damage = Some(why.clone());
+                    break accepted.map(|()| extent);
                 }
             }
             block.clear();
             progress = reader.read(&mut block)?;
+        };
+        if let Some(identity) = identity {
+            open.keep(Opened {
+                recording: self.place(),
+                identity,
+                reader,
+                block,
+                progress,
+                at: cut.at,
+            });
         }
+        Ok(outcome)
     }
 }
 
@@ -438,16 +455,12 @@ mod tests {
         while FileIdentity::of(&path).is_none() && std::time::Instant::now() < deadline {
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
-        let mut open = OpenDecoder::default();
-        let mut part = |start: f64, seconds: f64| {
-            let part = Part {
-                start,
-                seconds: Some(seconds),
-            };
-            let recording = whole.clone().with_place(None, Some(part));
-            let was_open = open.take(&recording, (16_000.0 * start) as u64);
-            let serves = was_open.is_some();
-            open.0 = was_open;
+        let mut open = OpenDecoders::default();
+        let mut part_of = |whole: &StreamedRecording, start: f64, seconds: Option<f64>| {
+            let recording = whole.clone().with_place(None, Some(Part { start, seconds }));
+            let opened = open.take(&recording, (16_000.0 * start) as u64);
+            let serves = opened.is_some();
+            opened.into_iter().for_each(|opened| open.keep(opened));
             let mut found = Vec::new();
             let extent = recording.first_pass_with(&mut open, 60.0, OnDamage::Keep, &mut |block| {
                 found.extend_from_slice(block);
@@ -456,6 +469,7 @@ mod tests {
             let extent = extent.unwrap().map_err(|refusal| refusal.reason);
             (extent.map(|_| found), serves)
         };
+        let mut part = |start: f64, seconds: f64| part_of(&whole, start, Some(seconds));
         let expected = |start: f64, seconds: f64| {
             let sample = |seconds: f64| (16_000.0 * seconds) as usize;
             Ok(all[sample(start)..sample(start + seconds)].to_vec())
@@ -468,21 +482,44 @@ mod tests {
             (7.0, 1.0, true),
             // From the beginning again.
             (2.0, 1.0, false),
+            // The one that was at 8 s goes on, and then the one at 3 s.
             (12.0, 8.0, true),
+            (4.0, 1.0, true),
             (0.0, 0.5, false),
             (15.0, 0.5, true),
         ] {
             assert!(part(start, seconds) == (expected(start, seconds), serves), "{start} s");
         }
-        assert_eq!(part(15.5, 10.0), (Err("duration_past_end"), true));
-        assert!(
-            part(0.5, 0.5) == (expected(0.5, 0.5), false),
-            "a decoder at its end serves no more"
-        );
+        // Also one that is at the end.
+        for start in [15.5, 19.75, 25.0, 25.0] {
+            assert_eq!(part(start, 10.0), (Err("duration_past_end"), true), "{start} s");
+        }
+        assert!(part(19.5, 0.5) == (expected(19.5, 0.5), true));
+        // A whole recording is looked at from its beginning, and its length with it.
+        let mut all_of_it = |max_seconds: f64| {
+            let extent = whole.first_pass_with(&mut open, max_seconds, OnDamage::Keep, &mut |_| Ok(true));
+            extent
+                .unwrap()
+                .map(|extent| extent.samples)
+                .map_err(|refusal| refusal.reason)
+        };
+        assert_eq!((all_of_it(60.0), all_of_it(10.0)), (Ok(320_000), Err("too_long")));
+        let mut part_of = |start: f64, seconds: f64| {
+            let part = Part {
+                start,
+                seconds: Some(seconds),
+            };
+            let recording = whole.clone().with_place(None, Some(part));
+            let mut found = Vec::new();
+            let pass = recording.first_pass_with(&mut open, 60.0, OnDamage::Keep, &mut |block| {
+                found.extend_from_slice(block);
+                Ok(true)
+            });
+            pass.unwrap().map(|_| found).map_err(|refusal| refusal.reason)
+        };
         // Another file of the same name and size.
         std::fs::write(&path, wav(8_000, &vec![7; 160_000])).unwrap();
-        let (found, serves) = part(1.0, 0.5);
-        assert!(!serves && found.unwrap() != expected(1.0, 0.5).unwrap());
+        assert!(part_of(16.0, 0.5) != expected(16.0, 0.5));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::recognizer::{FirstPass, RecognitionSettings, Recognizer};
 use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
-use crate::streamed::{Extent, OpenDecoder};
+use crate::streamed::{Extent, OpenDecoders};
 use crate::{Metadata, Performance};
 
 pub use crate::transcribe_settings::{MAX_DURATION, TranscribeSettings};
@@ -84,7 +84,7 @@ impl Kind for Transcribe {
             listed: None,
             recognizer: None,
             ahead: ReadAhead::default(),
-            open: OpenDecoder::default(),
+            open: OpenDecoders::default(),
         })))
     }
 
@@ -131,7 +131,7 @@ struct Transcriber {
     listed: Option<Arc<Vec<Listed>>>,
     recognizer: Option<Arc<Recognizer>>,
     ahead: ReadAhead,
-    open: OpenDecoder,
+    open: OpenDecoders,
 }
 
 impl Transcriber {

@@ -2,7 +2,10 @@ use std::fs::{File, FileTimes};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray};
+use arrow::array::{
+    Array, ArrayRef, AsArray, BinaryArray, Decimal128Array, Float64Array, Int64Array, RecordBatch, StringArray,
+    UInt64Array,
+};
 use arrow::datatypes::Float64Type;
 use flow_runtime::harness::{Harness, Output};
 
@@ -231,11 +234,14 @@ fn rows_of_a_manifest_get_what_their_parts_get_alone() {
         ),
     ]);
     let batch = batch.unwrap();
+    let write_rows = |name: &str, batch: &RecordBatch| {
+        let file = File::create(place.path().join(name)).unwrap();
+        let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+        writer.write(batch).unwrap();
+        writer.close().unwrap();
+    };
     // Known by its content.
-    let file = File::create(place.path().join("rows.data")).unwrap();
-    let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
-    writer.write(&batch).unwrap();
-    writer.close().unwrap();
+    write_rows("rows.data", &batch);
     let output = run(manifest("rows.data"));
     assert_eq!(segments(&output, "rows/p"), expected);
     let row = read_metadata(&output.rows("recordings", "rows/p"))
@@ -244,6 +250,27 @@ fn rows_of_a_manifest_get_what_their_parts_get_alone() {
         .unwrap();
     assert_eq!((&row["speaker"], &row["offset"]), (&"s1".into(), &0.5.into()));
     assert_eq!(output.reasons("rows/line 2"), [(None, "duration_invalid")]);
+    // Numbers of any type are numbers; what is no place or no text is said.
+    let decimals = Decimal128Array::from(vec![35; 2]).with_precision_and_scale(3, 1);
+    let batch = RecordBatch::try_from_iter([
+        ("id", Arc::new(UInt64Array::from(vec![u64::MAX, 2])) as ArrayRef),
+        ("audio_path", Arc::new(StringArray::from(vec!["talks/long.wav"; 2]))),
+        ("duration", Arc::new(decimals.unwrap())),
+        ("start", Arc::new(Float64Array::from(vec![0.5; 2]))),
+        ("offset", Arc::new(Int64Array::from(vec![None, Some(-5)]))),
+        ("size", Arc::new(Int64Array::from(vec![None, Some(100)]))),
+    ]);
+    write_rows("typed.parquet", &batch.unwrap());
+    let output = run(manifest("typed.parquet"));
+    assert_eq!(segments(&output, "typed/18446744073709551615"), expected);
+    assert_eq!(output.reasons("typed/line 2"), [(None, "offset_invalid")]);
+    let paths: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"talks/long.wav"]));
+    write_rows(
+        "binary.parquet",
+        &RecordBatch::try_from_iter([("audio_path", paths)]).unwrap(),
+    );
+    let output = run(manifest("binary.parquet"));
+    assert_eq!(output.reasons("binary/line 1"), [(None, "bad_type")]);
 
     // Other values make another partition; a manifest without rows is a mistake.
     write(
