@@ -1,4 +1,4 @@
-//! `flow test`: passing, failing and invalid tests of pipelines.
+//! `flow test`: tests that pass, fail or are invalid.
 
 use std::path::Path;
 use std::process::Output;

@@ -28,14 +28,14 @@ pub struct Layout {
 pub struct Edge {
     pub producer: usize,
     pub consumer: usize,
-    /// From the producer down: straight from the first to the second, bent from there to the third, and so on in turn.
+    /// From the producer down: straight from the first to the second, bent from there to the third, in turn.
     pub points: Vec<(f64, f64)>,
 }
 
-/// The name of a port, where the edges that read it begin.
+/// The name of a port, where its edges begin.
 pub struct Label {
     pub text: String,
-    /// The left end of its base line.
+    /// Left end of its base line.
     pub at: (f64, f64),
 }
 

@@ -45,9 +45,9 @@ struct Members {
     by_file_name: HashMap<String, (i64, i64)>,
 }
 
-/// Finds recordings. Caches the last tar listing, and the last recording.
+/// Finds recordings. Caches the last tar listing and the last recording.
 pub struct Recordings {
-    /// Whether files are checked; otherwise the first candidate is taken unchecked.
+    /// Whether files are checked; if not, the first is taken.
     look: bool,
     listed: Option<(PathBuf, Result<Members, String>)>,
     /// And its length in seconds, where its header says it.

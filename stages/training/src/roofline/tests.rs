@@ -1,4 +1,4 @@
-//! Operations are those that a training step really does.
+//! Operations are those of a training step.
 
 use candle_core::{DType, Device};
 use flow_kernels::counts::counted;
