@@ -113,9 +113,9 @@ pub fn batch_bytes(
 /// The value at `length` times the length of the last of three values, which are those of a quarter, a half and the whole of it: of the
 /// parabola through them, or where that bends down, of the line through the last two.
 fn extended([quarter, half, whole]: [f64; 3], length: f64) -> f64 {
-    let slopes = [(half - quarter) / 0.25, (whole - half) / 0.5];
+    let slopes = [(half - quarter) / 0.25, (whole - half) / 0.5].map(|slope: f64| slope.max(0.0));
     let bend = ((slopes[1] - slopes[0]) / 0.75).max(0.0);
-    let slope = slopes[1].max(0.0) + bend * (length - 0.5);
+    let slope = slopes[1] + bend * (length - 0.5);
     whole + slope * (length - 1.0)
 }
 
