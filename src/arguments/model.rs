@@ -108,6 +108,16 @@ pub enum ModelDtype {
     Bf16,
 }
 
+impl From<ModelDtype> for flow_model::Weights {
+    fn from(dtype: ModelDtype) -> Self {
+        match dtype {
+            ModelDtype::F32 => flow_model::Weights::F32,
+            ModelDtype::F16 => flow_model::Weights::F16,
+            ModelDtype::Bf16 => flow_model::Weights::Bf16,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NewPieces {
     /// As the mean of the rows of the old pieces they are made of

@@ -3,16 +3,15 @@
 use std::io::Write;
 use std::path::Path;
 
-use flow_model::ModelConfig;
 use flow_model::checkpoint::diff::{ModelDiff, diff};
 use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
 use flow_model::config::AttentionContext;
 use flow_model::tokenizer::Tokenizer;
-use flow_model::vocabulary;
+use flow_model::{ModelConfig, Weights, vocabulary};
 
 use super::fetch::{local_model, tokenizer_of_file};
 use crate::arguments::{
-    ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat, ModelInfoArguments, NewPieces,
+    ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelFormat, ModelInfoArguments, NewPieces,
 };
 use crate::failure::{Exit, Failure};
 use crate::table;
@@ -212,11 +211,7 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
     if arguments.without_ctc {
         model = model.without_ctc().map_err(Failure::unreadable)?;
     }
-    let dtype = arguments.dtype.map(|dtype| match dtype {
-        ModelDtype::F32 => DType::F32,
-        ModelDtype::F16 => DType::F16,
-        ModelDtype::Bf16 => DType::BF16,
-    });
+    let dtype = arguments.dtype.map(|dtype| DType::from(Weights::from(dtype)));
     let notes = model
         .write(&arguments.to, format, dtype, arguments.force)
         .map_err(Failure::unreadable)?;

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::path::Path;
 
+use flow_kernels::device::DeviceChoice;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding_memory::{batch_bytes, weight_bytes};
 use flow_model::{Precision, Weights};
@@ -10,7 +11,7 @@ use flow_runtime::{available_memory, open_regular_file};
 use flow_training::memory::gigabytes;
 
 use super::verdict;
-use crate::arguments::{DecodingMemoryArguments, MemoryArguments, ModelDtype};
+use crate::arguments::{DecodingMemoryArguments, MemoryArguments};
 use crate::commands::fetch::local_model;
 use crate::failure::{Exit, Failure};
 use crate::table;
@@ -35,26 +36,32 @@ pub fn is_model(named: &Path) -> bool {
     read.is_ok() && (head.starts_with(b"\x1f\x8b") || head.starts_with(b"PK\x03\x04") || is_tar())
 }
 
+/// Options by name, and whether they are given.
+type Given = (&'static str, bool);
+
+/// Refuses options that are for something else.
+fn refuse(options: &[Given], are_for: &str, help: &str) -> Result<(), Failure> {
+    match options.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((name, _)) => Err(Failure::usage(format!("`{name}` is for {are_for}"), help)),
+    }
+}
+
 /// Refuses options of decoding where a pipeline is named.
 pub fn refuse_options(given: &DecodingMemoryArguments) -> Result<(), Failure> {
-    let of_decoding = [
+    let options = [
         ("--batch-seconds", given.batch_seconds.is_some()),
         ("--max-window", given.max_window.is_some()),
         ("--weights", given.weights.is_some()),
         ("--precision", given.precision.is_some()),
     ];
-    match of_decoding.iter().find(|(_, given)| *given) {
-        None => Ok(()),
-        Some((name, _)) => Err(Failure::usage(
-            format!("`{name}` is for decoding with a model"),
-            "name a model, such as a .nemo archive, in place of the pipeline",
-        )),
-    }
+    let help = "name a model, such as a .nemo archive, in place of the pipeline";
+    refuse(&options, "decoding with a model", help)
 }
 
 pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, Failure> {
     let pipeline = &arguments.pipeline;
-    let of_training = [
+    let options = [
         ("--config", !pipeline.config.is_empty()),
         ("--set", !pipeline.set.is_empty()),
         ("--longest", arguments.longest.is_some()),
@@ -64,12 +71,8 @@ pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, F
         ("--bucket-batch-size", arguments.bucket_batch_size),
         ("--roofline", arguments.roofline),
     ];
-    if let Some((name, _)) = of_training.iter().find(|(_, given)| *given) {
-        return Err(Failure::usage(
-            format!("`{name}` is for the training of a pipeline"),
-            "a model, such as a .nemo archive, is looked at for decoding; name a pipeline's file for its training",
-        ));
-    }
+    let help = "a model, such as a .nemo archive, is looked at for decoding; name a pipeline's file for its training";
+    refuse(&options, "the training of a pipeline", help)?;
     let named = pipeline.pipeline.to_string_lossy();
     let path = local_model(&named, true)?;
     let batch_seconds = arguments.decoding.batch_seconds.unwrap_or(BATCH_SECONDS);
@@ -85,18 +88,10 @@ pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, F
             ));
         }
     }
-    let weights = arguments.decoding.weights.map_or(Weights::F32, |dtype| match dtype {
-        ModelDtype::F32 => Weights::F32,
-        ModelDtype::F16 => Weights::F16,
-        ModelDtype::Bf16 => Weights::Bf16,
-    });
+    let weights = arguments.decoding.weights.map_or(Weights::F32, Weights::from);
     let precision = arguments.decoding.precision.map_or(Precision::F32, Precision::from);
-    if precision != Precision::F32 && weights != Weights::F32 {
-        return Err(Failure::usage(
-            "`--precision` is for weights in f32",
-            "leave one of --precision and --weights out",
-        ));
-    }
+    let fits = precision.check(weights, DeviceChoice::Cpu);
+    fits.map_err(|why| Failure::usage(why, "leave one of --precision and --weights out"))?;
     let opened = OpenModel::open(&path).map_err(Failure::unreadable)?;
     let stored = weight_bytes(&opened, weights, precision);
     let batch = batch_bytes(opened, weights, precision, max_window, batch_seconds).map_err(Failure::unreadable)?;

@@ -1,6 +1,6 @@
 //! Parquet files whose bytes depend only on their rows, written on all cores.
 //!
-//! Each row group is encoded as a file of its own, in memory, and the file is put together from these, so that row groups
+//! Each row group is encoded as a file of its own, in memory, and the file is put together from these, so that those
 //! that are copied from another file ([`crate::pieces`]) go the same way.
 
 use std::collections::BTreeMap;
@@ -47,10 +47,10 @@ pub(crate) const HEAD: [u8; 4] = *b"PAR1";
 /// Bytes that are written to the disk at a time.
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
-/// Columns with few repeated values: a dictionary of them costs time and space.
+/// Columns with few repeated values: a dictionary costs time and space.
 const ONCE_EACH: [&str; 5] = ["segment_id", "text", "tar_member_name", "values", "detail"];
 
-/// Columns without statistics: nothing filters by them, and computing them compares every value.
+/// Columns without statistics: nothing filters by them, and every value is compared.
 const NO_RANGE: [&str; 4] = ["text", "tar_member_name", "values", "detail"];
 
 fn properties(schema: &Schema) -> Result<WriterProperties, ParquetError> {
@@ -153,7 +153,7 @@ impl Encoder {
 
     /// A file of one row group.
     fn encode(&self, chunks: Vec<RecordBatch>) -> Result<Bytes, ParquetError> {
-        // Wherever it will lie, it is the same.
+        // The same wherever it lies.
         let writers = self.factory.create_column_writers(0)?;
         let mut leaves: Vec<Vec<ArrowLeafColumn>> = writers.iter().map(|_| Vec::new()).collect();
         for chunk in chunks {
@@ -167,14 +167,14 @@ impl Encoder {
                 }
             }
         }
-        // The last row groups of a file would otherwise leave cores without work.
+        // So that the last ones of a file use all cores.
         let encode = |(mut writer, leaves): (ArrowColumnWriter, Vec<ArrowLeafColumn>)| {
             for leaf in leaves {
                 writer.write(&leaf)?;
             }
             writer.close()
         };
-        let columns: Result<Vec<_>, ParquetError> = writers.into_par_iter().zip(leaves).map(encode).collect();
+        let columns: Result<Vec<_>, _> = writers.into_par_iter().zip(leaves).map(encode).collect();
         let properties = Arc::clone(&self.properties);
         let mut file = SerializedFileWriter::new(Vec::new(), Arc::clone(&self.root), properties)?;
         let mut group = file.next_row_group()?;

@@ -99,9 +99,6 @@ impl SplitSettings {
     /// Refuses key rows without a language.
     pub(crate) fn check_languages(&self, partition: &Partition, keys: &RecordBatch) -> Result<(), StageError> {
         let lang = columns::text(keys, "lang")?;
-        if lang.null_count() == 0 {
-            return Ok(());
-        }
         let Some(place) = (0..lang.len()).find(|&place| lang.is_null(place)) else {
             return Ok(());
         };

@@ -1,9 +1,9 @@
 //! Prediction of the memory that a model needs for decoding.
 //!
 //! Weights are counted from their shapes. What a batch needs beside them is measured and not computed by formulas, which would have
-//! to follow every change of a kernel: batches of noise go through the encoder with its first layer alone, as
-//! layers come one after another and keep nothing, while the allocator counts. What the search needs behind the encoder is a few rows
-//! of the vocabulary's size.
+//! to follow every change of a kernel: batches of noise go through the encoder with its first layer alone, as layers come one after
+//! another and keep nothing, while the allocator counts. What the search needs behind the encoder is a few rows of the vocabulary's
+//! size.
 
 use candle_core::{DType, Device};
 use flow_kernels::Noise;
@@ -13,9 +13,6 @@ use crate::allocation::Count;
 use crate::checkpoint::OpenModel;
 use crate::model::TdtModel;
 use crate::{Error, ModelConfig, Precision, Result, Weights};
-
-/// Samples of a second, as in [`TdtModel::encode`].
-const SAMPLE_RATE: f64 = 16_000.0;
 
 /// Longer windows are not measured: attention grows with their square. 40 s at 10 ms for a frame of features.
 const MEASURED_FRAMES: f64 = 4_000.0;
@@ -65,12 +62,15 @@ pub fn batch_bytes(
     }
     config.encoder.n_layers = 1;
     config.ctc_weight = None;
-    let frame = config.preprocessor.window_stride;
+    let (frame, rate) = (
+        config.preprocessor.window_stride,
+        config.preprocessor.sample_rate as f64,
+    );
     let numbers = (DType::F32, weights.into(), precision);
     let model = TdtModel::from_entries(opened, config, numbers, &Device::Cpu)?;
     let measured = |windows: usize, seconds: f64| -> Result<Option<f64>> {
         let mut noise = Noise::new(1);
-        let samples = (seconds * SAMPLE_RATE) as usize;
+        let samples = (seconds * rate) as usize;
         let signal: Vec<f32> = (0..samples).map(|_| 0.1 * noise.normal() as f32).collect();
         let signals = vec![&signal[..]; windows];
         install(|| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use candle_core::Device;
 use crossbeam_channel::{Receiver, bounded};
 use flow_evaluation::transcribe::Recognize;
-use flow_kernels::device::{DeviceChoice, set_tf32};
+use flow_kernels::device::DeviceChoice;
 use flow_kernels::threads::install;
 use flow_model::Parameters;
 use flow_model::layers::convolution::BatchNorm;
@@ -227,11 +227,9 @@ impl Trainer {
         let first = group
             .next()
             .ok_or_else(|| TrainingError::setting("ranks", "it must be at least 1"))?;
-        set_tf32(model.parameters.device(), config.tf32);
         let mut others = Vec::with_capacity(ranks - 1);
         for (rank, local) in (1..).zip(group) {
             let device = open_device(config.device, rank, local_count, distributed.is_some())?;
-            set_tf32(&device, config.tf32);
             let replica = model.replica_on(&device)?;
             let collective = new_collective(local, &replica.parameters, &config, nccl_id)?;
             let replica = Replica::new(replica, optimizer.on_host()?, config.clone(), collective)?;

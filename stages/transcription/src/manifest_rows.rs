@@ -266,16 +266,15 @@ fn add_column(rows: &mut [Map<String, Value>], name: &str, column: &ArrayRef) ->
         DataType::UInt64 => DataType::UInt64,
         kind if kind.is_integer() => DataType::Int64,
         DataType::Boolean => DataType::Boolean,
-        // What is used is refused then, as it is of no type that could be.
-        _ if USED.contains(&name) => DataType::Null,
-        _ => return Ok(()),
-    };
-    if to == DataType::Null {
-        for (index, row) in rows.iter_mut().enumerate().filter(|(index, _)| column.is_valid(*index)) {
-            row.insert(name.to_owned(), Value::Array(vec![Value::from(index)]));
+        _ => {
+            // Of no type that these keys may have: the row is refused.
+            let rows = rows.iter_mut().enumerate().filter(|(index, _)| column.is_valid(*index));
+            if USED.contains(&name) {
+                rows.for_each(|(_, row)| _ = row.insert(name.to_owned(), Value::Array(Vec::new())));
+            }
+            return Ok(());
         }
-        return Ok(());
-    }
+    };
     let column = cast(column, &to)?;
     for (index, row) in rows.iter_mut().enumerate() {
         if column.is_null(index) {

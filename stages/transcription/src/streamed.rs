@@ -309,6 +309,8 @@ impl Samples for StreamedRecording {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::test_data::wav;
 
@@ -437,6 +439,30 @@ mod tests {
         assert_eq!(read(Channels::Mix, 1.0, None), Err("too_long"));
     }
 
+    /// The samples of a part or the reason of its refusal, and whether a decoder was open for it.
+    fn part_of(
+        whole: &StreamedRecording,
+        open: &mut OpenDecoders,
+        start: f64,
+        seconds: f64,
+    ) -> (std::result::Result<Vec<f32>, &'static str>, bool) {
+        let part = Part {
+            start,
+            seconds: Some(seconds),
+        };
+        let recording = whole.clone().with_place(None, Some(part));
+        let opened = open.take(&recording, (16_000.0 * start) as u64);
+        let serves = opened.is_some();
+        opened.into_iter().for_each(|opened| open.keep(opened));
+        let mut found = Vec::new();
+        let extent = recording.first_pass_with(open, 60.0, OnDamage::Keep, &mut |block| {
+            found.extend_from_slice(block);
+            Ok(true)
+        });
+        let extent = extent.unwrap().map_err(|refusal| refusal.reason);
+        (extent.map(|_| found), serves)
+    }
+
     #[test]
     fn parts_one_after_the_other_are_decoded_once() {
         let folder = tempfile::tempdir().unwrap();
@@ -451,29 +477,15 @@ mod tests {
         });
         pass.unwrap();
         // Until the file is old enough to be known again.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        while FileIdentity::of(&path).is_none() && std::time::Instant::now() < deadline {
-            std::thread::sleep(std::time::Duration::from_millis(100));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while FileIdentity::of(&path).is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(100));
         }
-        let mut open = OpenDecoders::default();
-        let mut part_of = |whole: &StreamedRecording, start: f64, seconds: Option<f64>| {
-            let recording = whole.clone().with_place(None, Some(Part { start, seconds }));
-            let opened = open.take(&recording, (16_000.0 * start) as u64);
-            let serves = opened.is_some();
-            opened.into_iter().for_each(|opened| open.keep(opened));
-            let mut found = Vec::new();
-            let extent = recording.first_pass_with(&mut open, 60.0, OnDamage::Keep, &mut |block| {
-                found.extend_from_slice(block);
-                Ok(true)
-            });
-            let extent = extent.unwrap().map_err(|refusal| refusal.reason);
-            (extent.map(|_| found), serves)
-        };
-        let mut part = |start: f64, seconds: f64| part_of(&whole, start, Some(seconds));
         let expected = |start: f64, seconds: f64| {
             let sample = |seconds: f64| (16_000.0 * seconds) as usize;
             Ok(all[sample(start)..sample(start + seconds)].to_vec())
         };
+        let mut open = OpenDecoders::default();
         for (start, seconds, serves) in [
             (1.0, 0.5, false),
             (1.5, 0.25, true),
@@ -488,14 +500,16 @@ mod tests {
             (0.0, 0.5, false),
             (15.0, 0.5, true),
         ] {
-            assert!(part(start, seconds) == (expected(start, seconds), serves), "{start} s");
+            let found = part_of(&whole, &mut open, start, seconds);
+            assert!(found == (expected(start, seconds), serves), "{start} s");
         }
         // Also one that is at the end.
         for start in [15.5, 19.75, 25.0, 25.0] {
-            assert_eq!(part(start, 10.0), (Err("duration_past_end"), true), "{start} s");
+            let found = part_of(&whole, &mut open, start, 10.0);
+            assert_eq!(found, (Err("duration_past_end"), true), "{start} s");
         }
         // All are past it.
-        assert!(part(19.5, 0.5) == (expected(19.5, 0.5), false));
+        assert!(part_of(&whole, &mut open, 19.5, 0.5) == (expected(19.5, 0.5), false));
         // A whole recording is looked at from its beginning, and its length with it.
         let mut all_of_it = |max_seconds: f64| {
             let extent = whole.first_pass_with(&mut open, max_seconds, OnDamage::Keep, &mut |_| Ok(true));
@@ -505,22 +519,11 @@ mod tests {
                 .map_err(|refusal| refusal.reason)
         };
         assert_eq!((all_of_it(60.0), all_of_it(10.0)), (Ok(320_000), Err("too_long")));
-        let mut part_of = |start: f64, seconds: f64| {
-            let part = Part {
-                start,
-                seconds: Some(seconds),
-            };
-            let recording = whole.clone().with_place(None, Some(part));
-            let mut found = Vec::new();
-            let pass = recording.first_pass_with(&mut open, 60.0, OnDamage::Keep, &mut |block| {
-                found.extend_from_slice(block);
-                Ok(true)
-            });
-            pass.unwrap().map(|_| found).map_err(|refusal| refusal.reason)
-        };
-        // Another file of the same name and size.
+        // Another file of the same name and size, at a place that a decoder is open for.
         std::fs::write(&path, wav(8_000, &vec![7; 160_000])).unwrap();
-        assert!(part_of(16.0, 0.5) != expected(16.0, 0.5));
+        let (found, serves) = part_of(&whole, &mut open, 25.0, 0.5);
+        assert_eq!((found, serves), (Err("duration_past_end"), false));
+        assert!(part_of(&whole, &mut open, 16.0, 0.5).0 != expected(16.0, 0.5));
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl Models {
         if models.budget.is_some() {
             // Before there are requests, whose memory would count too. What is wrong with a model is said when it is loaded.
             for model in &settings.models {
-                let _ = models.needs(&model.path);
+                let _ = guarded(|| models.needs(&model.path));
             }
         }
         Ok(models)

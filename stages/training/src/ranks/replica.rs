@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 use flow_kernels::batch_norm::MOMENTUM;
-use flow_kernels::device::with_released_memory;
+use flow_kernels::device::{set_tf32, with_released_memory};
 use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::{MicroBatchOutput, TdtModel, TrainOptions};
 use flow_model::parameter_groups::{PassObserver, StatisticsPass, trainable_groups};
@@ -21,7 +21,7 @@ use crate::optimizer::{AdamW, clip_factor, squared_norm};
 use crate::settings::ReduceEvery;
 use crate::trainer::{LoadedBatch, TrainerConfig, micro_batch_seed};
 
-/// The failpoint before each optimizer step of a rank, with the numbers of the rank and the step.
+/// The failpoint before each step of a rank, with the numbers of both.
 pub const OPTIMIZER_STEP: &str = "optimizer-step";
 
 /// What all ranks know about an optimizer step.
@@ -36,7 +36,7 @@ pub struct StepPlan {
     pub rounds: u32,
 }
 
-/// The report of one rank on an optimizer step.
+/// The report of a rank on an optimizer step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankReport {
     /// Mean of the losses of all micro-batches of all ranks.
@@ -98,6 +98,7 @@ impl Replica {
         config: TrainerConfig,
         collective: Box<dyn Collective>,
     ) -> Result<Self, TrainingError> {
+        set_tf32(model.parameters.device(), config.tf32);
         let owners = parameter_owners(&model.parameters, collective.size());
         let groups = trainable_groups(&model.parameters)?;
         let parameters = model.parameters.iter();

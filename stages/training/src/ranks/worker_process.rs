@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use flow_evaluation::transcribe::Recognized;
-use flow_kernels::device::{DeviceChoice, set_tf32};
+use flow_kernels::device::DeviceChoice;
 use flow_kernels::threads::install;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
@@ -384,7 +384,6 @@ impl Worker {
         };
         for (number, (rank, local)) in local_ranks.clone().zip(group).enumerate() {
             let device = open_device(config.device, number, local_ranks.len(), true)?;
-            set_tf32(&device, config.tf32);
             check_device(&device, rank, rank_bytes)?;
             let replica = model.replica_on(&device)?;
             let collective = new_collective(local, &replica.parameters, &config, nccl_id)?;
