@@ -10,7 +10,7 @@
 
 use std::fs::{self, File};
 use std::io::Cursor;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -105,6 +105,26 @@ fn shard(folder: &Path, name: &str, bytes: u64, recordings: &[Vec<u8>]) -> u64 {
     written
 }
 
+/// Puts all files below a folder into a bucket. The server keeps the ETag of what it was sent, and hashes files that were put into its
+/// folder at each request.
+fn upload(server: &TestServer, folder: &Path, prefix: &str) {
+    let storage = server.storage();
+    for entry in fs::read_dir(folder).expect("the corpus").map_while(Result::ok) {
+        let (path, name) = (entry.path(), entry.file_name());
+        let url = format!("{prefix}/{}", name.to_str().expect("a name of text"));
+        match path.is_dir() {
+            true => upload(server, &path, &url),
+            false => {
+                let Ok(Location::Object(url)) = Location::parse(&url) else {
+                    panic!("{url} is no URL")
+                };
+                let bytes = fs::read(&path).expect("a file of the corpus");
+                storage.put(&url, bytes).expect("room in the bucket");
+            }
+        }
+    }
+}
+
 /// Processor seconds of this process, which is the server.
 fn own_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
@@ -185,8 +205,8 @@ fn main() {
     let shards = numbers.get(1).copied().unwrap_or(12).max(1);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let work = tempfile::tempdir().expect("a temporary folder");
-    let served = work.path().join("served");
-    let folder: PathBuf = served.join("corpora/shards");
+    let (served, folder) = (work.path().join("served"), work.path().join("shards"));
+    fs::create_dir_all(served.join("corpora")).expect("a bucket");
     let recordings = recordings();
     let name = |number: u64| format!("hi_{number:04}");
     let bytes: u64 = (0..shards)
@@ -201,6 +221,7 @@ fn main() {
         })
         .sum();
     let server = TestServer::start(&served).expect("a server");
+    upload(&server, &folder, "s3://corpora/shards");
     if let (Some(milliseconds), Some(megabytes)) = (numbers.get(2), numbers.get(3)) {
         println!("answers come after {milliseconds} ms, each with {megabytes} MB/s");
         let slow = Fault::Slow {

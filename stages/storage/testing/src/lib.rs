@@ -1,8 +1,11 @@
 //! A server of object storage for tests: S3's protocol over a folder, on a free port of this machine, with faults on demand.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::StreamExt;
 use hyper::body::{Frame, Incoming};
-use hyper::header::CONTENT_LENGTH;
+use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -265,8 +268,14 @@ async fn answer(
         // There are no folders in object storage.
         return Ok(refusal(404, is_head));
     }
+    let file = root.join(request.uri().path().trim_matches('/'));
+    let is_object = is_read && !is_head && request.uri().query().is_none() && file.is_file();
+    let opened = is_object.then(|| File::open(&file).ok()).flatten();
     let answer = service.call(request.map(Body::from)).await;
-    let answer = answer.map_err(|error| io::Error::other(format!("{error:?}")))?;
+    let mut answer = answer.map_err(|error| io::Error::other(format!("{error:?}")))?;
+    if let Some(opened) = opened {
+        answer = read_in_large_pieces(answer, opened, &file);
+    }
     if fault == Some(Fault::LoseAnswer) {
         return Err(io::Error::other("cut on purpose"));
     }
@@ -278,6 +287,57 @@ async fn answer(
         }
         Some(Fault::Slow { bytes_per_second, .. }) if !is_head => Ok(slow(answer, bytes_per_second)),
         _ => Ok(answer),
+    }
+}
+
+/// The answer with the object's bytes from `opened`, the file at `path`, if that was not replaced meanwhile. The server reads 4 KiB at
+/// a time, each on another thread, which takes tens of times longer than sending them.
+fn read_in_large_pieces(answer: Response<Body>, opened: File, path: &Path) -> Response<Body> {
+    let version = |file: std::fs::Metadata| (file.ino(), file.len(), file.mtime(), file.mtime_nsec());
+    let versions = (opened.metadata().map(version), path.metadata().map(version));
+    let number = |name| {
+        let value: &str = answer.headers().get(name)?.to_str().ok()?;
+        // `bytes 5-9/20`
+        let digits = value.trim_start_matches("bytes ").split('-').next()?;
+        digits.parse::<u64>().ok()
+    };
+    let first = match answer.status() {
+        StatusCode::OK => Some(0),
+        StatusCode::PARTIAL_CONTENT => number(CONTENT_RANGE),
+        _ => None,
+    };
+    match (versions, first, number(CONTENT_LENGTH)) {
+        ((Ok(opened_version), Ok(version)), Some(first), Some(length)) if opened_version == version => {
+            let body = FileBody {
+                file: opened,
+                rest: first..first.saturating_add(length),
+            };
+            answer.map(|_| Body::http_body(body))
+        }
+        _ => answer,
+    }
+}
+
+/// Gives a range of a file.
+struct FileBody {
+    file: File,
+    rest: Range<u64>,
+}
+
+impl hyper::body::Body for FileBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        const PIECE: u64 = 1 << 18;
+        let length = (self.rest.end - self.rest.start).min(PIECE);
+        if length == 0 {
+            return Poll::Ready(None);
+        }
+        let mut piece = vec![0; length as usize];
+        let read = self.file.read_exact_at(&mut piece, self.rest.start);
+        self.rest.start += length;
+        Poll::Ready(Some(read.map(|()| Frame::data(piece.into()))))
     }
 }
 
