@@ -23,6 +23,7 @@
 
 mod artifact;
 mod atomic;
+mod column_chunks;
 #[cfg(test)]
 mod crash;
 mod data_file_writer;

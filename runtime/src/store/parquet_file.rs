@@ -10,7 +10,9 @@ use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringArray
 use arrow::compute::BatchCoalescer;
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::error::ArrowError;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection,
+};
 use parquet::arrow::{ArrowWriter, ProjectionMask};
 use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
@@ -19,6 +21,7 @@ use parquet::schema::types::ColumnPath;
 
 use super::StoreError;
 use super::atomic::Files;
+use super::column_chunks::ColumnChunks;
 use super::record::Selection;
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -287,8 +290,10 @@ pub(crate) fn open(
             detail,
         });
     }
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| StoreError::parquet("read", path, e))?;
-    let stored = builder.schema().clone();
+    let mut chunks = ColumnChunks::new(file, bytes).map_err(|e| StoreError::io("read", path, e))?;
+    let metadata = ArrowReaderMetadata::load(&chunks, ArrowReaderOptions::new());
+    let metadata = metadata.map_err(|e| StoreError::parquet("read", path, e))?;
+    let stored = metadata.schema();
     // Columns are looked up by name: the file says where each one is.
     let mut roots = Vec::with_capacity(positions.len());
     for field in chosen.fields() {
@@ -308,7 +313,10 @@ pub(crate) fn open(
         .iter()
         .map(|root| read.binary_search(root).unwrap_or_default())
         .collect();
-    let mask = ProjectionMask::roots(builder.parquet_schema(), read);
+    let mask = ProjectionMask::roots(metadata.metadata().file_metadata().schema_descr(), read);
+    let few = chunks.read_leaves(metadata.metadata(), |leaf| mask.leaf_included(leaf));
+    few.map_err(|e| StoreError::io("read", path, e))?;
+    let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, metadata);
     let mut builder = builder.with_projection(mask).with_batch_size(READ_ROWS);
     if let Some(selection) = selection {
         let rows = usize::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or_default();

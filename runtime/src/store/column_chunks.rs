@@ -1,0 +1,164 @@
+//! The bytes of a data file as the page reader asks for them. The library's own reader of files duplicates the file's
+//! descriptor, seeks and reads for each header and each page: a decision that reads two columns of thousands of small files makes
+//! more than half a million system calls that way.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use parquet::errors::{ParquetError, Result};
+use parquet::file::metadata::ParquetMetaData;
+use parquet::file::reader::{ChunkReader, Length};
+
+/// Bytes at the end of a file that are read at once: the footer, and all of a small file.
+const TAIL: u64 = 1 << 16;
+/// Most bytes of column chunks that are read before they are asked for.
+const AT_ONCE: u64 = 1 << 21;
+
+/// A file, of which some ranges have been read.
+pub(super) struct ColumnChunks {
+    file: Arc<File>,
+    length: u64,
+    /// Where each begins in the file.
+    read: Vec<(u64, Bytes)>,
+}
+
+impl ColumnChunks {
+    pub(super) fn new(file: File, length: u64) -> io::Result<ColumnChunks> {
+        let mut chunks = ColumnChunks {
+            file: Arc::new(file),
+            length,
+            read: Vec::new(),
+        };
+        chunks.read(length.saturating_sub(TAIL)..length)?;
+        Ok(chunks)
+    }
+
+    /// Reads the chunks of these leaf columns, in the order of the file, as far as they are few bytes.
+    pub(super) fn read_leaves(&mut self, metadata: &ParquetMetaData, wanted: impl Fn(usize) -> bool) -> io::Result<()> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        let mut left = AT_ONCE;
+        for group in metadata.row_groups() {
+            for (_, column) in group.columns().iter().enumerate().filter(|(leaf, _)| wanted(*leaf)) {
+                let first = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+                let (Ok(start), Ok(length)) = (u64::try_from(first), u64::try_from(column.compressed_size())) else {
+                    continue;
+                };
+                // What a damaged file says is left to the page reader.
+                let end = start.saturating_add(length).min(self.length);
+                if length > left || start >= end || self.at(start, length).is_some() {
+                    continue;
+                }
+                left -= length;
+                match ranges.last_mut() {
+                    Some(last) if last.end == start => last.end = end,
+                    _ => ranges.push(start..end),
+                }
+            }
+        }
+        ranges.into_iter().try_for_each(|range| self.read(range))
+    }
+
+    fn read(&mut self, range: Range<u64>) -> io::Result<()> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.file.read_exact_at(&mut bytes, range.start)?;
+        self.read.push((range.start, bytes.into()));
+        Ok(())
+    }
+
+    /// A range, if it has been read.
+    fn at(&self, start: u64, length: u64) -> Option<Bytes> {
+        self.read.iter().find_map(|(first, bytes)| {
+            let from = start.checked_sub(*first)?;
+            let to = from.checked_add(length)?;
+            (to <= bytes.len() as u64).then(|| bytes.slice(from as usize..to as usize))
+        })
+    }
+}
+
+impl Length for ColumnChunks {
+    fn len(&self) -> u64 {
+        self.length
+    }
+}
+
+impl ChunkReader for ColumnChunks {
+    type T = Box<dyn Read>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T> {
+        let read = self.read.iter().find_map(|(first, bytes)| {
+            let from = usize::try_from(start.checked_sub(*first)?).ok()?;
+            (from < bytes.len()).then(|| bytes.slice(from..))
+        });
+        let file = Arc::clone(&self.file);
+        Ok(match read {
+            // A header does not go beyond its chunk.
+            Some(read) => Box::new(read.reader()),
+            None => Box::new(BufReader::new(FromPlace { file, at: start })),
+        })
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
+        if let Some(read) = self.at(start, length as u64) {
+            return Ok(read);
+        }
+        // Checked before this much memory is allocated.
+        if start.checked_add(length as u64).is_none_or(|end| end > self.length) {
+            let length_of_file = self.length;
+            return Err(ParquetError::EOF(format!(
+                "{length} bytes at {start} go beyond the end of the file, {length_of_file}"
+            )));
+        }
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, start)?;
+        Ok(bytes.into())
+    }
+}
+
+/// Reads a file from a place on.
+struct FromPlace {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl Read for FromPlace {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(into, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranges that were read before, that were not, and that lie across the border between the two.
+    #[test]
+    fn all_ranges_are_those_of_the_file() {
+        let content: Vec<u8> = (0..200_000u32).flat_map(u32::to_le_bytes).collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &content).unwrap();
+        let length = content.len() as u64;
+        let mut chunks = ColumnChunks::new(File::open(file.path()).unwrap(), length).unwrap();
+        chunks.read(1000..5000).unwrap();
+        for start in [0, 900, 1000, 3000, 4990, length - TAIL - 10, length - TAIL, length - 5] {
+            for bytes in [0, 1, 5, 100, 4000] {
+                let end = start + bytes;
+                match chunks.get_bytes(start, bytes as usize) {
+                    Ok(found) => assert_eq!(found, content[start as usize..end as usize]),
+                    Err(_) => assert!(end > length, "{bytes} at {start}"),
+                }
+            }
+            let mut found = vec![0; 5];
+            chunks.get_read(start).unwrap().read_exact(&mut found).unwrap();
+            assert_eq!(found, content[start as usize..start as usize + 5]);
+        }
+        assert!(chunks.get_bytes(u64::MAX, usize::MAX).is_err());
+        assert_eq!(chunks.get_read(u64::MAX).unwrap().read(&mut [0]).unwrap_or(0), 0);
+        assert!(ColumnChunks::new(File::open(file.path()).unwrap(), length + 1).is_err());
+    }
+}
