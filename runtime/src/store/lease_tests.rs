@@ -54,7 +54,7 @@ fn sleep_for(lease: &Lease, time: Duration) {
 fn a_process_that_slept_goes_on_where_it_still_has_the_lease() {
     let place = Place::new();
     let lease = place.take("one").unwrap();
-    // Longer than the machine runs, perhaps: as much of it as there is.
+    // As far back as the clock goes.
     let up = Moment::now().since_start.unwrap();
     let no_renewal = lease.state.held();
     sleep_for(&lease, (10 * PATIENCE.wait).min(up));
@@ -68,7 +68,7 @@ fn a_process_that_slept_goes_on_where_it_still_has_the_lease() {
 fn a_process_that_slept_while_another_one_took_the_lease_over_ends() {
     let place = Place::new();
     let lease = place.take("one").unwrap();
-    // No renewal is under way before the other one has it, and ends.
+    // No renewal is under way before.
     let no_renewal = lease.state.held();
     sleep_for(&lease, PATIENCE.fresh);
     let other = LeaseRecord {
