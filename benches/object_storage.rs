@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray};
-use flow_storage::Location;
+use flow_storage::{Location, Storage};
 use flow_storage_testing::{Fault, FaultRule, TestServer};
 use parquet::arrow::ArrowWriter;
 
@@ -107,13 +107,12 @@ fn shard(folder: &Path, name: &str, bytes: u64, recordings: &[Vec<u8>]) -> u64 {
 
 /// Puts all files below a folder into a bucket. The server keeps the ETag of what it was sent, and hashes files that were put into its
 /// folder at each request.
-fn upload(server: &TestServer, folder: &Path, prefix: &str) {
-    let storage = server.storage();
+fn upload(storage: &Storage, folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).expect("the corpus").map_while(Result::ok) {
         let (path, name) = (entry.path(), entry.file_name());
         let url = format!("{prefix}/{}", name.to_str().expect("a name of text"));
         match path.is_dir() {
-            true => upload(server, &path, &url),
+            true => upload(storage, &path, &url),
             false => {
                 let Ok(Location::Object(url)) = Location::parse(&url) else {
                     panic!("{url} is no URL")
@@ -221,7 +220,7 @@ fn main() {
         })
         .sum();
     let server = TestServer::start(&served).expect("a server");
-    upload(&server, &folder, "s3://corpora/shards");
+    upload(&server.storage(), &folder, "s3://corpora/shards");
     if let (Some(milliseconds), Some(megabytes)) = (numbers.get(2), numbers.get(3)) {
         println!("answers come after {milliseconds} ms, each with {megabytes} MB/s");
         let slow = Fault::Slow {

@@ -2,43 +2,38 @@
 //! descriptor, seeks and reads for each header and each page: a decision that reads two columns of thousands of small files makes
 //! more than half a million system calls that way.
 
-use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::Read;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
-use parquet::errors::{ParquetError, Result};
+use parquet::errors::Result;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
+
+use super::foreign_parquet::ForeignParquet;
 
 /// Bytes at the end of a file that are read at once: the footer, and all of a small file.
 const TAIL: u64 = 1 << 16;
 /// Most bytes of column chunks that are read before they are asked for.
 const AT_ONCE: u64 = 1 << 21;
 
-/// A file, of which some ranges have been read.
+/// A file, of which some ranges have been read. It may be damaged, as those of others.
 pub(super) struct ColumnChunks {
-    file: Arc<File>,
-    length: u64,
+    file: ForeignParquet,
     /// Where each begins in the file.
     read: Vec<(u64, Bytes)>,
 }
 
 impl ColumnChunks {
-    pub(super) fn new(file: File, length: u64) -> io::Result<ColumnChunks> {
-        let mut chunks = ColumnChunks {
-            file: Arc::new(file),
-            length,
-            read: Vec::new(),
-        };
+    pub(super) fn new(file: ForeignParquet) -> Result<ColumnChunks> {
+        let (length, read) = (file.len(), Vec::new());
+        let mut chunks = ColumnChunks { file, read };
         chunks.read(length.saturating_sub(TAIL)..length)?;
         Ok(chunks)
     }
 
     /// Reads the chunks of these leaf columns, in the order of the file, as far as they are few bytes.
-    pub(super) fn read_leaves(&mut self, metadata: &ParquetMetaData, wanted: impl Fn(usize) -> bool) -> io::Result<()> {
+    pub(super) fn read_leaves(&mut self, metadata: &ParquetMetaData, wanted: impl Fn(usize) -> bool) -> Result<()> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut left = AT_ONCE;
         for group in metadata.row_groups() {
@@ -48,7 +43,7 @@ impl ColumnChunks {
                     continue;
                 };
                 // What a damaged file says is left to the page reader.
-                let end = start.saturating_add(length).min(self.length);
+                let end = start.saturating_add(length).min(self.len());
                 if length > left || start >= end || self.at(start, length).is_some() {
                     continue;
                 }
@@ -62,10 +57,9 @@ impl ColumnChunks {
         ranges.into_iter().try_for_each(|range| self.read(range))
     }
 
-    fn read(&mut self, range: Range<u64>) -> io::Result<()> {
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        self.file.read_exact_at(&mut bytes, range.start)?;
-        self.read.push((range.start, bytes.into()));
+    fn read(&mut self, range: Range<u64>) -> Result<()> {
+        let bytes = self.file.get_bytes(range.start, (range.end - range.start) as usize)?;
+        self.read.push((range.start, bytes));
         Ok(())
     }
 
@@ -81,7 +75,7 @@ impl ColumnChunks {
 
 impl Length for ColumnChunks {
     fn len(&self) -> u64 {
-        self.length
+        self.file.len()
     }
 }
 
@@ -93,42 +87,16 @@ impl ChunkReader for ColumnChunks {
             let from = usize::try_from(start.checked_sub(*first)?).ok()?;
             (from < bytes.len()).then(|| bytes.slice(from..))
         });
-        let file = Arc::clone(&self.file);
         Ok(match read {
             // A header does not go beyond its chunk.
             Some(read) => Box::new(read.reader()),
-            None => Box::new(BufReader::new(FromPlace { file, at: start })),
+            None => Box::new(self.file.get_read(start)?),
         })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
-        if let Some(read) = self.at(start, length as u64) {
-            return Ok(read);
-        }
-        // Checked before this much memory is allocated.
-        if start.checked_add(length as u64).is_none_or(|end| end > self.length) {
-            let length_of_file = self.length;
-            return Err(ParquetError::EOF(format!(
-                "{length} bytes at {start} go beyond the end of the file, {length_of_file}"
-            )));
-        }
-        let mut bytes = vec![0; length];
-        self.file.read_exact_at(&mut bytes, start)?;
-        Ok(bytes.into())
-    }
-}
-
-/// Reads a file from a place on.
-struct FromPlace {
-    file: Arc<File>,
-    at: u64,
-}
-
-impl Read for FromPlace {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(into, self.at)?;
-        self.at += read as u64;
-        Ok(read)
+        let read = self.at(start, length as u64);
+        read.map_or_else(|| self.file.get_bytes(start, length), Ok)
     }
 }
 
@@ -143,7 +111,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), &content).unwrap();
         let length = content.len() as u64;
-        let mut chunks = ColumnChunks::new(File::open(file.path()).unwrap(), length).unwrap();
+        let mut chunks = ColumnChunks::new(ForeignParquet::open(file.path()).unwrap()).unwrap();
         chunks.read(1000..5000).unwrap();
         for start in [0, 900, 1000, 3000, 4990, length - TAIL - 10, length - TAIL, length - 5] {
             for bytes in [0, 1, 5, 100, 4000] {
@@ -159,6 +127,9 @@ mod tests {
         }
         assert!(chunks.get_bytes(u64::MAX, usize::MAX).is_err());
         assert_eq!(chunks.get_read(u64::MAX).unwrap().read(&mut [0]).unwrap_or(0), 0);
-        assert!(ColumnChunks::new(File::open(file.path()).unwrap(), length + 1).is_err());
+        // A file that became shorter after it was opened.
+        let opened = ForeignParquet::open(file.path()).unwrap();
+        file.as_file().set_len(length - 1).unwrap();
+        assert!(ColumnChunks::new(opened).is_err());
     }
 }

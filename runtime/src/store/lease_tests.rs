@@ -68,7 +68,7 @@ fn a_process_that_slept_goes_on_where_it_still_has_the_lease() {
 fn a_process_that_slept_while_another_one_took_the_lease_over_ends() {
     let place = Place::new();
     let lease = place.take("one").unwrap();
-    // No renewal is under way before.
+    // No renewal is under way before the other has it.
     let no_renewal = lease.state.held();
     sleep_for(&lease, PATIENCE.fresh);
     let other = LeaseRecord {

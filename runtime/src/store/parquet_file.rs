@@ -17,11 +17,13 @@ use parquet::arrow::{ArrowWriter, ProjectionMask};
 use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::file::reader::Length;
 use parquet::schema::types::ColumnPath;
 
 use super::StoreError;
 use super::atomic::Files;
 use super::column_chunks::ColumnChunks;
+use super::foreign_parquet::ForeignParquet;
 use super::record::Selection;
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -281,8 +283,8 @@ pub(crate) fn open(
         path: path.to_path_buf(),
         detail,
     })?;
-    let file = File::open(path).map_err(|e| StoreError::io("read", path, e))?;
-    let found = file.metadata().map_err(|e| StoreError::io("read", path, e))?.len();
+    let file = ForeignParquet::open(path).map_err(|e| StoreError::io("read", path, e))?;
+    let found = file.len();
     if found != bytes {
         let detail = format!("it has {found} bytes, its record says {bytes}");
         return Err(StoreError::Damaged {
@@ -290,9 +292,9 @@ pub(crate) fn open(
             detail,
         });
     }
-    let mut chunks = ColumnChunks::new(file, bytes).map_err(|e| StoreError::io("read", path, e))?;
-    let metadata = ArrowReaderMetadata::load(&chunks, ArrowReaderOptions::new());
-    let metadata = metadata.map_err(|e| StoreError::parquet("read", path, e))?;
+    let unreadable = |e| StoreError::parquet("read", path, e);
+    let mut chunks = ColumnChunks::new(file).map_err(unreadable)?;
+    let metadata = ArrowReaderMetadata::load(&chunks, ArrowReaderOptions::new()).map_err(unreadable)?;
     let stored = metadata.schema();
     // Columns are looked up by name: the file says where each one is.
     let mut roots = Vec::with_capacity(positions.len());
@@ -314,8 +316,8 @@ pub(crate) fn open(
         .map(|root| read.binary_search(root).unwrap_or_default())
         .collect();
     let mask = ProjectionMask::roots(metadata.metadata().file_metadata().schema_descr(), read);
-    let few = chunks.read_leaves(metadata.metadata(), |leaf| mask.leaf_included(leaf));
-    few.map_err(|e| StoreError::io("read", path, e))?;
+    let read = chunks.read_leaves(metadata.metadata(), |leaf| mask.leaf_included(leaf));
+    read.map_err(unreadable)?;
     let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, metadata);
     let mut builder = builder.with_projection(mask).with_batch_size(READ_ROWS);
     if let Some(selection) = selection {
@@ -333,7 +335,7 @@ pub(crate) fn open(
             .map(|&(start, length)| start as usize..(start + length) as usize);
         builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(ranges, rows));
     }
-    let reader = builder.build().map_err(|e| StoreError::parquet("read", path, e))?;
+    let reader = builder.build().map_err(unreadable)?;
     Ok(Rows {
         reader,
         path: path.to_path_buf(),
