@@ -17,6 +17,7 @@ use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
+use super::counted_rows::{CountedRows, rows_of_file};
 use super::thrift::{Fault, number_in_struct};
 use crate::open_input_file;
 
@@ -38,6 +39,7 @@ const LONGEST_HEADER: u64 = 64 << 20;
 ///   numbers that were skipped, and where a damaged header speaks of two thousand million of them, that takes many minutes.
 /// - A page may not speak of more values than it can hold, or of more bytes than its column has, for which gigabytes would
 ///   be set aside.
+/// - Columns may not end before or after the number of rows that the metadata say: [`CountedRows`].
 /// - No header has a list of two thousand million booleans, which take no bytes, but a long time to be passed over.
 #[derive(Clone, Debug)]
 pub struct ForeignParquet {
@@ -88,10 +90,12 @@ impl ForeignParquet {
     /// Its metadata.
     ///
     /// # Errors
-    /// When it is damaged.
+    /// When it is damaged, or says one number of rows for the file and another one for its row groups.
     pub fn metadata(&self) -> Result<ArrowReaderMetadata> {
         self.check_footer()?;
-        ArrowReaderMetadata::load(self, ArrowReaderOptions::new())
+        let metadata = ArrowReaderMetadata::load(self, ArrowReaderOptions::new())?;
+        rows_of_file(metadata.metadata())?;
+        Ok(metadata)
     }
 
     /// Looks at the metadata at the end of the file, where there are any; what else may be wrong there is found when they
@@ -120,7 +124,7 @@ impl ForeignParquet {
         mask: ProjectionMask,
         batch_size: usize,
         selection: Option<RowSelection>,
-    ) -> Result<ParquetRecordBatchReader> {
+    ) -> Result<CountedRows> {
         let all: Vec<usize> = (0..metadata.metadata().num_row_groups()).collect();
         self.rows_of(metadata, &all, mask, batch_size, selection)
     }
@@ -137,7 +141,7 @@ impl ForeignParquet {
         mask: ProjectionMask,
         batch_size: usize,
         selection: Option<RowSelection>,
-    ) -> Result<ParquetRecordBatchReader> {
+    ) -> Result<CountedRows> {
         // With offsets of 32 bits a batch of texts that would need gigabytes is an error of the reader's, whatever offsets the
         // writer had: a dictionary of one long text makes a small file.
         // Views and dictionaries are read as plain texts too: a part of such a column holds on to the texts of the whole.
@@ -154,7 +158,9 @@ impl ForeignParquet {
         let levels = parquet_to_arrow_field_levels(metadata.parquet_schema(), mask, Some(&fields))?;
         let groups = Groups::new(self.clone(), Arc::clone(metadata.metadata()), groups)?;
         let batch_size = batch_size.min(groups.rows);
-        ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, batch_size, selection)
+        let expected = selection.as_ref().map_or(groups.rows, RowSelection::row_count);
+        let reader = ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, batch_size, selection)?;
+        Ok(CountedRows::new(reader, expected as u64))
     }
 }
 
@@ -427,6 +433,7 @@ mod tests {
     use arrow::array::{AsArray, Int64Array, RecordBatch, StringArray};
     use arrow::datatypes::Int64Type;
     use parquet::arrow::ArrowWriter;
+    use parquet::file::properties::WriterProperties;
 
     #[test]
     fn what_the_system_cannot_read_is_told_from_damage() {
@@ -461,6 +468,59 @@ mod tests {
                 .sum::<i64>();
         }
         Ok(sum)
+    }
+
+    /// A column that ends early at the end of a page, and counts of rows that contradict each other: no row may vanish.
+    #[test]
+    fn rows_that_the_metadata_promise_and_the_pages_do_not_have_are_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.parquet");
+        let numbers = Int64Array::from_iter_values(0..1000);
+        let batch = RecordBatch::try_from_iter([("n", Arc::new(numbers) as _)]).unwrap();
+        let pages = WriterProperties::builder()
+            .set_dictionary_enabled(false)
+            .set_write_batch_size(100)
+            .set_data_page_row_count_limit(100)
+            .build();
+        let mut writer = ArrowWriter::try_new(File::create(&path).unwrap(), batch.schema(), Some(pages)).unwrap();
+        writer.write(&batch).unwrap();
+        let written = writer.close().unwrap();
+        let places = written.offset_index().unwrap()[0][0].page_locations();
+        assert_eq!(places.len(), 10);
+        let file = ForeignParquet::open(&path).unwrap();
+        let whole = Arc::clone(file.metadata().unwrap().metadata());
+        let rows = |metadata: ParquetMetaData, selection: Option<RowSelection>| {
+            let metadata = ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new()).unwrap();
+            let mut read = 0;
+            for batch in file.rows(&metadata, ProjectionMask::all(), 64, selection).unwrap() {
+                match batch {
+                    Ok(batch) => read += batch.num_rows(),
+                    Err(error) => return (read, Some(error.to_string())),
+                }
+            }
+            (read, None)
+        };
+        assert_eq!(rows(whole.as_ref().clone(), None), (1000, None));
+        let of = |first, count| RowSelection::from_consecutive_ranges(std::iter::once(first..first + count), 1000);
+        assert_eq!(rows(whole.as_ref().clone(), Some(of(350, 7))), (7, None));
+
+        let group = whole.row_group(0);
+        let chunk = group.column(0).clone().into_builder();
+        let half = places[5].offset - places[0].offset;
+        let chunk = chunk.set_total_compressed_size(half).build().unwrap();
+        let group = group.clone().into_builder().set_column_metadata(vec![chunk]).build().unwrap();
+        let cut = ParquetMetaData::new(whole.file_metadata().clone(), vec![group]);
+        let (read, error) = rows(cut.clone(), None);
+        assert_eq!(read, 500);
+        let error = error.expect("an error");
+        assert!(error.contains("it has 500 rows, where its metadata say 1000"), "{error}");
+        let (read, error) = rows(cut, Some(of(450, 100)));
+        assert_eq!((read, error.is_some()), (50, true));
+
+        let empty = whole.row_group(0).clone().into_builder().set_num_rows(0).build().unwrap();
+        let contradiction = ParquetMetaData::new(whole.file_metadata().clone(), vec![empty]);
+        let error = rows_of_file(&contradiction).unwrap_err().to_string();
+        assert!(error.contains("1000 rows, and 0 in the row groups"), "{error}");
     }
 
     /// A header of a page whose first unknown field is a list of 2^31 - 1 doubles, right up to the end of the file.

@@ -24,6 +24,7 @@
 mod artifact;
 mod atomic;
 mod column_chunks;
+mod counted_rows;
 #[cfg(test)]
 mod crash;
 mod data_file_writer;
@@ -67,6 +68,7 @@ pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStatus, FileInSet, Shrunk, file_in_set};
 pub use export_file::ExportFile;
 pub use find::{FoundRow, RowValues};
+pub use counted_rows::CountedRows;
 pub use foreign_parquet::{ForeignParquet, FromPlace};
 pub use garbage::GarbageSummary;
 pub use lock::Lock;

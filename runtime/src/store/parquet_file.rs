@@ -11,7 +11,7 @@ use arrow::compute::BatchCoalescer;
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection,
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection,
 };
 use parquet::arrow::{ArrowWriter, ProjectionMask};
 use parquet::basic::{Compression, Encoding};
@@ -23,6 +23,7 @@ use parquet::schema::types::ColumnPath;
 use super::StoreError;
 use super::atomic::Files;
 use super::column_chunks::ColumnChunks;
+use super::counted_rows::{CountedRows, rows_of_file};
 use super::foreign_parquet::ForeignParquet;
 use super::record::Selection;
 use crate::digest::Digest;
@@ -261,7 +262,7 @@ pub(crate) fn write(
 
 /// The rows of a data file, batch by batch.
 pub(crate) struct Rows {
-    reader: ParquetRecordBatchReader,
+    reader: CountedRows,
     path: PathBuf,
     /// Of the chosen columns, in the chosen order.
     schema: SchemaRef,
@@ -320,9 +321,10 @@ pub(crate) fn open(
     read.map_err(unreadable)?;
     let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, metadata);
     let mut builder = builder.with_projection(mask).with_batch_size(READ_ROWS);
+    let mut expected = rows_of_file(builder.metadata()).map_err(unreadable)?;
     if let Some(selection) = selection {
-        let rows = usize::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or_default();
-        if rows as u64 != selection.file_rows {
+        let rows = usize::try_from(expected).unwrap_or_default();
+        if expected != selection.file_rows {
             let detail = format!("it has {rows} rows, a selection says {}", selection.file_rows);
             return Err(StoreError::Damaged {
                 path: path.to_path_buf(),
@@ -334,10 +336,11 @@ pub(crate) fn open(
             .iter()
             .map(|&(start, length)| start as usize..(start + length) as usize);
         builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(ranges, rows));
+        expected = selection.rows();
     }
     let reader = builder.build().map_err(unreadable)?;
     Ok(Rows {
-        reader,
+        reader: CountedRows::new(reader, expected),
         path: path.to_path_buf(),
         schema: chosen,
         order,

@@ -2,6 +2,7 @@
 
 mod clip;
 mod espeak;
+mod invented;
 mod missing_outputs;
 mod plan;
 mod random;
@@ -215,7 +216,7 @@ impl Synthesizer {
                 let help = "see the page of audio.synthesize for what such a file holds";
                 StageError::setting("texts", error).with_help(help)
             })?;
-            languages.insert(name.clone(), language);
+            languages.insert(name.clone(), language.with_invented(self.settings.invented));
         }
         let mut excluded = Excluded::default();
         for (number, path) in self.settings.exclude.iter().enumerate() {

@@ -17,8 +17,7 @@ use crate::test_data;
 const TOLERANCE: f64 = 3e-4;
 
 fn model() -> TdtModel {
-    let path = test_data::root().join("configs/models/small.nemo");
-    TdtModel::load(&path, DType::F32, &Device::Cpu).unwrap()
+    TdtModel::load(&test_data::model(), DType::F32, &Device::Cpu).unwrap()
 }
 
 fn samples(path: &Path) -> Vec<f32> {

@@ -11,8 +11,7 @@ pub(super) fn recognizer() -> Recognizer {
 }
 
 fn recognizer_in(precision: Precision) -> Recognizer {
-    let model = test_data::root().join("configs/models/small.nemo");
-    Recognizer::load_in(&model, DType::F32, precision, &Device::Cpu).unwrap()
+    Recognizer::load_in(&test_data::model(), DType::F32, precision, &Device::Cpu).unwrap()
 }
 
 pub(super) fn settings(voice_activity: VoiceActivity) -> RecognitionSettings {

@@ -27,6 +27,16 @@ pub fn transcription(name: &str) -> PathBuf {
     )
 }
 
+/// The model that the golden data of transcription are of: `small.nemo` beside them, or else the bundled one.
+pub fn model() -> PathBuf {
+    let beside = transcription("small.nemo");
+    if beside.is_file() {
+        beside
+    } else {
+        root().join("configs/models/small.nemo")
+    }
+}
+
 /// A file of the golden data of speakers and voice activity.
 pub fn speakers(name: &str) -> PathBuf {
     file("FLOW_TEST_GOLDEN_SPEAKERS", "tests/data/golden/speakers", name)

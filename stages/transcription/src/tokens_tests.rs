@@ -11,8 +11,7 @@ use crate::test_data;
 const VOCABULARY: f64 = 1025.0;
 
 fn recognizer(precision: Precision) -> Recognizer {
-    let model = test_data::root().join("configs/models/small.nemo");
-    Recognizer::load_in(&model, candle_core::DType::F32, precision, &candle_core::Device::Cpu).unwrap()
+    Recognizer::load_in(&test_data::model(), candle_core::DType::F32, precision, &candle_core::Device::Cpu).unwrap()
 }
 
 /// The two recordings whose confidences are known: samples, and NeMo's results.

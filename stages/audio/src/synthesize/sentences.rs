@@ -1,5 +1,6 @@
 //! Sentences: word lists and templates of a language, read from a file, and drawn from.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
@@ -8,6 +9,7 @@ use flow_runtime::spec::yaml;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::invented::InventedWords;
 use super::random::{Random, place_of};
 use super::words::{Excluded, is_silent, normal_words};
 use crate::error::AudioError;
@@ -57,6 +59,8 @@ pub struct Language {
     pub name: String,
     file: File,
     templates: Vec<Vec<Part>>,
+    /// Share of the words in places of templates and in sequences that are invented, and from what they are drawn.
+    invented: (f64, InventedWords),
 }
 
 /// On which side of the split between training and validation.
@@ -201,7 +205,21 @@ impl Language {
             name: name.to_owned(),
             file,
             templates,
+            invented: (0.0, InventedWords::default()),
         })
+    }
+
+    /// With so large a share of invented words, 0 to 1, among those of the classes. They are spelled as all words of the file.
+    pub fn with_invented(mut self, share: f64) -> Self {
+        if share > 0.0 {
+            let of_classes = self.file.words.values().flatten().map(String::as_str);
+            let of_templates = self.templates.iter().flatten().filter_map(|part| match part {
+                Part::Words(words) => Some(words.as_str()),
+                Part::Class(_) => None,
+            });
+            self.invented = (share, InventedWords::of(of_classes.chain(of_templates)));
+        }
+        self
     }
 
     pub fn voice(&self) -> &str {
@@ -263,20 +281,27 @@ impl Language {
         words.collect::<Vec<_>>().join(" ")
     }
 
-    fn word(&self, class: &str, random: &mut Random) -> Option<&str> {
-        random.pick(self.file.words.get(class)?).map(String::as_str)
+    fn word(&self, class: &str, random: &mut Random) -> Option<Cow<'_, str>> {
+        let (share, invented) = &self.invented;
+        if *share > 0.0
+            && random.unit() < *share
+            && let Some(word) = invented.draw(random)
+        {
+            return Some(Cow::Owned(word));
+        }
+        random.pick(self.file.words.get(class)?).map(|word| Cow::Borrowed(word.as_str()))
     }
 
     /// A template with words in its places, none of them twice where the class has others.
     fn fill(&self, parts: &[Part], random: &mut Random) -> String {
-        let mut used: Vec<&str> = Vec::new();
+        let mut used: Vec<Cow<'_, str>> = Vec::new();
         for part in parts {
             match part {
-                Part::Words(words) => used.push(words),
+                Part::Words(words) => used.push(Cow::Borrowed(words)),
                 Part::Class(class) => {
                     let mut word = self.word(class, random);
                     for _ in 0..8 {
-                        if word.is_none_or(|word| !used.contains(&word)) {
+                        if word.as_ref().is_none_or(|word| !used.contains(word)) {
                             break;
                         }
                         word = self.word(class, random);

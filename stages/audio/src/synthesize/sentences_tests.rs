@@ -158,6 +158,38 @@ fn sentences_are_the_same_again_and_none_is_excluded_or_on_both_sides() {
 }
 
 #[test]
+fn a_share_of_the_words_is_invented() {
+    let none = Excluded::default();
+    let free = Choice {
+        side: Side::Train,
+        held_out: 0.0,
+        excluded: &none,
+    };
+    for name in SHIPPED {
+        let language = Language::read(&folder(), name).unwrap();
+        let known: BTreeSet<String> = language
+            .words()
+            .flat_map(|(_, words)| words.to_vec())
+            .flat_map(|words| words.split(' ').map(str::to_owned).collect::<Vec<_>>())
+            .collect();
+        let without = drawn(&language, &free, 7, 500);
+        assert_eq!(without, drawn(&language.clone().with_invented(0.0), &free, 7, 500));
+        let sentences = drawn(&language.clone().with_invented(0.5), &free, 7, 500);
+        let in_templates: BTreeSet<&str> = without.iter().flat_map(|sentence| sentence.split(' ')).collect();
+        let words: Vec<&str> = sentences.iter().flat_map(|sentence| sentence.split(' ')).collect();
+        let new: BTreeSet<&str> = words
+            .iter()
+            .copied()
+            .filter(|word| !known.contains(*word) && !in_templates.contains(word))
+            .collect();
+        let count = words.iter().filter(|word| new.contains(*word)).count();
+        // Templates have words of their own, and some invented ones come twice.
+        assert!(count > words.len() / 6 && new.len() > 200, "{name}: {count} of {}", words.len());
+        assert!(new.iter().all(|word| check_words(word).is_ok()), "{name}: {new:?}");
+    }
+}
+
+#[test]
 fn where_no_sentence_is_left_there_is_none() {
     let text = "voice: en\nwords: {a: [one, two]}\nsequences: [{of: [a], length: [1, 1], share: 1}]";
     let language = Language::parse("en", text).unwrap();

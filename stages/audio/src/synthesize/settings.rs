@@ -77,6 +77,11 @@ pub struct SynthesizeSettings {
     /// Another seed gives other sentences, voices and sounds.
     #[serde(default = "seed")]
     pub seed: u64,
+    /// Share of the words of classes, 0 to 1, that are invented: spelled by a Markov chain of order 2 over the characters of
+    /// the file's words, and none of these. A model that is trained on them learns to spell what it hears, and not only the
+    /// words of the lists.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub invented: f64,
     /// Manifests (parquet, or JSON lines, with a column `text` or `transcription_native`) whose sentences are never
     /// spoken: compared by their words, without language tag, punctuation and case.
     #[serde(default)]
@@ -227,6 +232,11 @@ impl Default for RoomSettings {
     }
 }
 
+// Without invented words the settings are those of before there were any: the same clips, and the same state.
+fn is_zero(share: &f64) -> bool {
+    *share == 0.0
+}
+
 fn texts() -> PathBuf {
     "configs/speech".into()
 }
@@ -340,6 +350,7 @@ impl SynthesizeSettings {
             let message = "`min_duration` is more than `max_duration`, so that every clip would be refused";
             return Err(StageError::setting("min_duration", message));
         }
+        one("invented", self.invented, 0.0, 1.0)?;
         one("noise.share", self.noise.share, 0.0, 1.0)?;
         within("noise.ratio", self.noise.ratio, -20.0, 100.0)?;
         within("noise.colour", self.noise.colour, 0.0, 1.0)?;

@@ -8,10 +8,10 @@ use std::sync::{Mutex, PoisonError};
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type};
-use flow_runtime::store::ForeignParquet;
+use flow_runtime::store::{CountedRows, ForeignParquet};
 use flow_runtime::{Partition, SourcePartition, StageError};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader, RowSelection, RowSelector};
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection, RowSelector};
 
 use super::files::label;
 use super::grouped::{Grouped, Grouping};
@@ -113,7 +113,6 @@ impl TableManifest {
         for (number, path) in files.into_iter().enumerate() {
             let mut table = Table::open(&path, settings)?;
             let (found, rows) = sheltered(&path, || table.shards(number, settings.check_audio))?;
-            // The actual number, whatever the metadata claims.
             table.rows = rows;
             for (name, (runs, recordings)) in found {
                 let shard = manifest.shards.entry(Partition::from(name)).or_default();
@@ -308,7 +307,7 @@ impl Table {
         }
     }
 
-    fn rows(&self, columns: &[&str], runs: Option<&[Run]>) -> Result<ParquetRecordBatchReader, ManifestError> {
+    fn rows(&self, columns: &[&str], runs: Option<&[Run]>) -> Result<CountedRows, ManifestError> {
         let parquet = |source| ManifestError::Parquet {
             path: self.path.clone(),
             source,
@@ -370,7 +369,7 @@ impl Table {
         (groups, RowSelection::from(selectors))
     }
 
-    fn next(&self, reader: &mut ParquetRecordBatchReader) -> Result<Option<RecordBatch>, ManifestError> {
+    fn next(&self, reader: &mut CountedRows) -> Result<Option<RecordBatch>, ManifestError> {
         Ok(reader.next().transpose()?)
     }
 
