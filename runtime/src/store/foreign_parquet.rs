@@ -508,16 +508,30 @@ mod tests {
         let chunk = group.column(0).clone().into_builder();
         let half = places[5].offset - places[0].offset;
         let chunk = chunk.set_total_compressed_size(half).build().unwrap();
-        let group = group.clone().into_builder().set_column_metadata(vec![chunk]).build().unwrap();
+        let group = group
+            .clone()
+            .into_builder()
+            .set_column_metadata(vec![chunk])
+            .build()
+            .unwrap();
         let cut = ParquetMetaData::new(whole.file_metadata().clone(), vec![group]);
         let (read, error) = rows(cut.clone(), None);
         assert_eq!(read, 500);
         let error = error.expect("an error");
-        assert!(error.contains("it has 500 rows, where its metadata say 1000"), "{error}");
+        assert!(
+            error.contains("it has 500 rows, where its metadata say 1000"),
+            "{error}"
+        );
         let (read, error) = rows(cut, Some(of(450, 100)));
         assert_eq!((read, error.is_some()), (50, true));
 
-        let empty = whole.row_group(0).clone().into_builder().set_num_rows(0).build().unwrap();
+        let empty = whole
+            .row_group(0)
+            .clone()
+            .into_builder()
+            .set_num_rows(0)
+            .build()
+            .unwrap();
         let contradiction = ParquetMetaData::new(whole.file_metadata().clone(), vec![empty]);
         let error = rows_of_file(&contradiction).unwrap_err().to_string();
         assert!(error.contains("1000 rows, and 0 in the row groups"), "{error}");

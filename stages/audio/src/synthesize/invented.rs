@@ -86,7 +86,11 @@ mod tests {
     fn where_nothing_new_can_be_spelled_there_is_no_word() {
         let mut random = Random::of(1, &[]);
         for words in [&["one"][..], &[], &["a", "b"], &["0123456789abcdef"]] {
-            assert_eq!(InventedWords::of(words.iter().copied()).draw(&mut random), None, "{words:?}");
+            assert_eq!(
+                InventedWords::of(words.iter().copied()).draw(&mut random),
+                None,
+                "{words:?}"
+            );
         }
     }
 }

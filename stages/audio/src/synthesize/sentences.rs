@@ -289,7 +289,9 @@ impl Language {
         {
             return Some(Cow::Owned(word));
         }
-        random.pick(self.file.words.get(class)?).map(|word| Cow::Borrowed(word.as_str()))
+        random
+            .pick(self.file.words.get(class)?)
+            .map(|word| Cow::Borrowed(word.as_str()))
     }
 
     /// A template with words in its places, none of them twice where the class has others.

@@ -184,7 +184,11 @@ fn a_share_of_the_words_is_invented() {
             .collect();
         let count = words.iter().filter(|word| new.contains(*word)).count();
         // Templates have words of their own, and some invented ones come twice.
-        assert!(count > words.len() / 6 && new.len() > 200, "{name}: {count} of {}", words.len());
+        assert!(
+            count > words.len() / 6 && new.len() > 200,
+            "{name}: {count} of {}",
+            words.len()
+        );
         assert!(new.iter().all(|word| check_words(word).is_ok()), "{name}: {new:?}");
     }
 }
