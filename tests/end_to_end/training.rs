@@ -321,9 +321,12 @@ fn fine_tuning_the_bundled_model_lowers_the_error_rate() {
     expect_code(&output, 0);
     let rates = evaluations(&place.path("checkpoints"));
     assert_eq!(rates.keys().copied().collect::<Vec<_>>(), [0, 40, 80, 120]);
-    assert!(rates[&40] < 0.9 * rates[&0], "the frozen encoder: {rates:?}");
+    assert!(rates[&40] < rates[&0], "the frozen encoder: {rates:?}");
     let learned = rates[&80].min(rates[&120]);
-    assert!(learned < 0.95 * rates[&40], "the whole model: {rates:?}");
+    assert!(
+        learned < 0.9 * rates[&40] && learned < 0.75 * rates[&0],
+        "the whole model: {rates:?}"
+    );
     let screen = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         screen.contains("Word error rate while training") && screen.contains("before"),
@@ -342,26 +345,27 @@ fn fine_tuning_the_bundled_model_lowers_the_error_rate() {
     assert!(String::from_utf8_lossy(&told.stdout).contains("1,024 pieces"));
 }
 
-/// The marks of the main job, on the rows that they were set with: one of them has a text of 632 words over a second of
-/// audio and is refused unless it is truncated. On so small a corpus a row more or less is some per cent.
+/// The marks of the main job, with three seeds.
 #[test]
 #[ignore = "trains for minutes"]
 fn the_main_job_ends_under_fifteen_percent() {
-    let place = Workplace::bundled("mini");
-    let output = main_job(&place, &["train.long_texts=truncate"]).output().unwrap();
-    expect_code(&output, 0);
-    let rates = evaluations(&place.path("checkpoints"));
-    let (first, last) = (rates.values().next().unwrap(), rates.values().last().unwrap());
-    assert!(*last < 0.15 && *last < 0.5 * first, "{rates:?}");
-    // Batches are always there before they are asked for.
-    let seconds = |name: &str| -> f64 {
-        lines(&place.path("checkpoints"))
-            .iter()
-            .filter_map(|line| line[name].as_f64())
-            .sum()
-    };
-    let (waited, all) = (seconds("waited_for_data"), seconds("seconds"));
-    assert!(waited < 0.02 * all, "{waited} of {all} s");
+    for seed in [42, 1, 7] {
+        let place = Workplace::bundled("mini");
+        let output = main_job(&place, &[&format!("train.seed={seed}")]).output().unwrap();
+        expect_code(&output, 0);
+        let rates = evaluations(&place.path("checkpoints"));
+        let (first, last) = (rates.values().next().unwrap(), rates.values().last().unwrap());
+        assert!(*last < 0.15 && *last < 0.5 * first, "{seed}: {rates:?}");
+        // Batches are always there before they are asked for.
+        let seconds = |name: &str| -> f64 {
+            lines(&place.path("checkpoints"))
+                .iter()
+                .filter_map(|line| line[name].as_f64())
+                .sum()
+        };
+        let (waited, all) = (seconds("waited_for_data"), seconds("seconds"));
+        assert!(waited < 0.02 * all, "{waited} of {all} s");
+    }
 }
 
 /// Without a model to begin from, what is trained on is learned by heart.
