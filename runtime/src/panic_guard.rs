@@ -11,11 +11,16 @@ pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T, StageError>) -> Re
 }
 
 /// What a panic said.
-pub(crate) fn panic_error(panic: &(dyn std::any::Any + Send)) -> StageError {
-    let said = panic
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
         .downcast_ref::<&str>()
         .map(|text| text.to_string())
         .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_string());
+        .unwrap_or_else(|| "no message".to_string())
+}
+
+/// A panic as an error.
+pub(crate) fn panic_error(panic: &(dyn std::any::Any + Send)) -> StageError {
+    let said = panic_message(panic);
     StageError::failed(format!("panicked: {said}")).with_help("this is a fault of the stage's code, not of the data")
 }

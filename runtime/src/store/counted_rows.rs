@@ -1,11 +1,15 @@
 //! Rows of a parquet file, of which none may be missing: the parquet crate takes the end of a column for the end of the rows, and
 //! reads nothing of row groups that say they have no rows.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
 use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::ParquetMetaData;
+
+use crate::panic_guard::panic_message;
 
 /// How many rows a file has, by its metadata.
 ///
@@ -24,6 +28,18 @@ pub(super) fn rows_of_file(metadata: &ParquetMetaData) -> Result<u64> {
         )));
     }
     Ok(of_groups)
+}
+
+/// Calls into the parquet crate; what it panics at in a damaged file is an error of that file.
+///
+/// # Errors
+/// Those of the call, and a panic's message.
+pub(super) fn without_panic<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+    // Nothing that panicked is called again.
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let said = panic_message(panic.as_ref());
+        Err(ParquetError::General(format!("it cannot be decoded: {said}")))
+    })
 }
 
 /// Batches of rows, with an error at their end if there were more or fewer than there should be.
@@ -49,7 +65,10 @@ impl Iterator for CountedRows {
 
     fn next(&mut self) -> Option<Self::Item> {
         let seen = self.seen?;
-        let next = self.reader.next();
+        let next = match without_panic(|| Ok(self.reader.next())) {
+            Ok(next) => next,
+            Err(panic) => Some(Err(panic.into())),
+        };
         self.seen = match &next {
             Some(Ok(batch)) => Some(seen + batch.num_rows() as u64),
             Some(Err(_)) | None => None,
@@ -61,5 +80,20 @@ impl Iterator for CountedRows {
             ))));
         }
         next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_decoder_is_an_error() {
+        let error = without_panic::<()>(|| panic!("no such page {}", 7)).unwrap_err();
+        assert!(
+            error.to_string().contains("it cannot be decoded: no such page 7"),
+            "{error}"
+        );
+        assert_eq!(without_panic(|| Ok(7)).unwrap(), 7);
     }
 }

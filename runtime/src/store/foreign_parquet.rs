@@ -17,15 +17,12 @@ use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 
-use super::counted_rows::{CountedRows, rows_of_file};
-use super::thrift::{Fault, number_in_struct};
+use super::counted_rows::{CountedRows, rows_of_file, without_panic};
+use super::thrift::{Fault, check_metadata, page_bytes};
 use crate::open_input_file;
 
 /// Bytes at the end of a file: the length of the metadata (4 bytes) and the magic number.
 const TAIL: u64 = 8;
-
-/// The number of the field of a page's header that says how many bytes the page has when it is decompressed.
-const UNCOMPRESSED_SIZE: i64 = 2;
 
 /// Most bytes of a page. By default writers end pages at one megabyte.
 const LARGEST_PAGE: i64 = 512 << 20;
@@ -41,6 +38,8 @@ const LONGEST_HEADER: u64 = 64 << 20;
 ///   be set aside.
 /// - Columns may not end before or after the number of rows that the metadata say: [`CountedRows`].
 /// - No header has a list of two thousand million booleans, which take no bytes, but a long time to be passed over.
+/// - Fields have the types that the crate takes them for, and schemas are not nested without end: [`check_metadata`].
+/// - Columns lie within the file, and what the crate panics at is an error.
 #[derive(Clone, Debug)]
 pub struct ForeignParquet {
     file: Arc<Noting>,
@@ -93,9 +92,30 @@ impl ForeignParquet {
     /// When it is damaged, or says one number of rows for the file and another one for its row groups.
     pub fn metadata(&self) -> Result<ArrowReaderMetadata> {
         self.check_footer()?;
-        let metadata = ArrowReaderMetadata::load(self, ArrowReaderOptions::new())?;
+        let metadata = without_panic(|| ArrowReaderMetadata::load(self, ArrowReaderOptions::new()))?;
         rows_of_file(metadata.metadata())?;
+        self.check_places(metadata.metadata())?;
         Ok(metadata)
+    }
+
+    /// Columns lie within the file.
+    fn check_places(&self, metadata: &ParquetMetaData) -> Result<()> {
+        for column in metadata.row_groups().iter().flat_map(RowGroupMetaData::columns) {
+            let (first, length) = (column.data_page_offset(), column.compressed_size());
+            let start = column.dictionary_page_offset().unwrap_or(first);
+            let end = u64::try_from(start.min(first))
+                .ok()
+                .and_then(|_| u64::try_from(start).ok()?.checked_add(u64::try_from(length).ok()?));
+            if column.num_values() < 0 || end.is_none_or(|end| end > self.length) {
+                return Err(general(format!(
+                    "the metadata: column `{}` with {} values in {length} bytes at {start}, of a file of {} bytes",
+                    column.column_path(),
+                    column.num_values(),
+                    self.length
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Looks at the metadata at the end of the file, where there are any; what else may be wrong there is found when they
@@ -110,7 +130,7 @@ impl ForeignParquet {
             return Ok(());
         };
         let bytes = self.get_bytes(start, length as usize)?;
-        number_in_struct(&bytes, 0).map_err(|fault| general(format!("the metadata: {fault}")))?;
+        check_metadata(&bytes).map_err(|fault| general(format!("the metadata: {fault}")))?;
         Ok(())
     }
 
@@ -345,14 +365,14 @@ impl Header {
     fn check(&mut self) -> io::Result<()> {
         let invalid =
             |detail: String| io::Error::new(io::ErrorKind::InvalidData, format!("the header of a page: {detail}"));
-        let found = match number_in_struct(self.bytes.fill_buf()?, UNCOMPRESSED_SIZE) {
+        let found = match page_bytes(self.bytes.fill_buf()?) {
             Err(Fault::Cut) => {
                 let rest = self.file.length.saturating_sub(self.start).min(LONGEST_HEADER);
                 let longer = self
                     .file
                     .get_bytes(self.start, rest as usize)
                     .map_err(io::Error::other)?;
-                number_in_struct(&longer, UNCOMPRESSED_SIZE)
+                page_bytes(&longer)
             }
             found => found,
         };
@@ -525,6 +545,22 @@ mod tests {
         let (read, error) = rows(cut, Some(of(450, 100)));
         assert_eq!((read, error.is_some()), (50, true));
 
+        let column = || whole.row_group(0).column(0).clone().into_builder();
+        for wrong in [
+            column().set_data_page_offset(-4),
+            column().set_dictionary_page_offset(Some(-4)),
+            column().set_dictionary_page_offset(Some(i64::MAX)),
+            column().set_total_compressed_size(-1),
+            column().set_total_compressed_size(1 << 40),
+            column().set_num_values(-1),
+        ] {
+            let columns = vec![wrong.build().unwrap()];
+            let group = whole.row_group(0).clone().into_builder().set_column_metadata(columns);
+            let metadata = ParquetMetaData::new(whole.file_metadata().clone(), vec![group.build().unwrap()]);
+            let error = file.check_places(&metadata).unwrap_err().to_string();
+            assert!(error.contains("column `n`"), "{error}");
+        }
+
         let empty = whole
             .row_group(0)
             .clone()
@@ -563,7 +599,7 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let error = read(&path).unwrap_err().to_string();
         assert!(error.contains("too many booleans"), "{error}");
-        let mut bytes = b"PAR1\x19\xF1\xFF\xFF\xFF\xFF\x07\0".to_vec();
+        let mut bytes = b"PAR1\xA9\xF1\xFF\xFF\xFF\xFF\x07\0".to_vec();
         bytes.extend_from_slice(&[8, 0, 0, 0]);
         bytes.extend_from_slice(b"PAR1");
         std::fs::write(&path, &bytes).unwrap();

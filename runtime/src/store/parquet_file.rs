@@ -263,6 +263,7 @@ pub(crate) fn write(
 /// The rows of a data file, batch by batch.
 pub(crate) struct Rows {
     reader: CountedRows,
+    file: ForeignParquet,
     path: PathBuf,
     /// Of the chosen columns, in the chosen order.
     schema: SchemaRef,
@@ -293,7 +294,11 @@ pub(crate) fn open(
             detail,
         });
     }
-    let unreadable = |e| StoreError::parquet("read", path, e);
+    let noting = file.clone();
+    let unreadable = |e| match noting.unreadable() {
+        Some(error) => StoreError::io("read", path, io::Error::other(error)),
+        None => StoreError::parquet("read", path, e),
+    };
     let mut chunks = ColumnChunks::new(file).map_err(unreadable)?;
     let metadata = ArrowReaderMetadata::load(&chunks, ArrowReaderOptions::new()).map_err(unreadable)?;
     let stored = metadata.schema();
@@ -341,6 +346,7 @@ pub(crate) fn open(
     let reader = builder.build().map_err(unreadable)?;
     Ok(Rows {
         reader: CountedRows::new(reader, expected),
+        file: noting.clone(),
         path: path.to_path_buf(),
         schema: chosen,
         order,
@@ -381,11 +387,14 @@ impl Iterator for Rows {
             RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
         });
         Some(shaped.map_err(|e| {
-            StoreError::Damaged {
-                path: self.path.clone(),
-                detail: e.to_string(),
-            }
-            .into()
+            let told = match self.file.unreadable() {
+                Some(error) => StoreError::io("read", &self.path, io::Error::other(error)),
+                None => StoreError::Damaged {
+                    path: self.path.clone(),
+                    detail: e.to_string(),
+                },
+            };
+            told.into()
         }))
     }
 }

@@ -53,25 +53,45 @@ KERNEL(add_and_norm_twice, (const float* x, const float* y, const float* weight,
     normalise(out, next_weight, next_bias, next, next_bf16, next_statistics, d, scratch);
 }
 
+// Columns of a row that a thread has in registers.
+#define COLUMNS 8
+
 // The gradient of a row of x, given to `result(i, dx)` for each column that the thread has.
 template <class Result>
 DEVICE void row_gradient(int row, const float* x, const float* statistics, const float* weight, const float* dy,
                          const float* residual, int d, float* scratch, Result result) {
     u64 start = (u64)row * d;
     float mean = statistics[2 * row], inverse = statistics[2 * row + 1];
-    float sum = 0, along = 0;
-    for (int i = threadIdx.x; i < d; i += THREADS) {
-        float scaled = dy[start + i] * weight[i];
-        sum += scaled;
-        along += scaled * (x[start + i] - mean);
+    float sum = 0, along = 0, scaled[COLUMNS], centred[COLUMNS];
+    UNROLL(COLUMNS)
+    for (int n = 0; n < COLUMNS; n++) {
+        int i = n * THREADS + threadIdx.x;
+        scaled[n] = i < d ? dy[start + i] * weight[i] : 0.0f;
+        centred[n] = i < d ? x[start + i] - mean : 0.0f;
+    }
+    UNROLL(COLUMNS)
+    for (int n = 0; n < COLUMNS; n++) {
+        sum += scaled[n];
+        along += scaled[n] * centred[n];
+    }
+    for (int i = COLUMNS * THREADS + threadIdx.x; i < d; i += THREADS) {
+        float rest = dy[start + i] * weight[i];
+        sum += rest;
+        along += rest * (x[start + i] - mean);
     }
     sum = block_sum(sum, scratch) / d;
     along = block_sum(along, scratch) * inverse / d;
-    for (int i = threadIdx.x; i < d; i += THREADS) {
-        float normal = (x[start + i] - mean) * inverse;
+    auto gradient = [=](int i, float scaled, float centred) {
         float around = residual ? residual[start + i] : 0.0f;
-        result(start + i, around + inverse * (dy[start + i] * weight[i] - sum - normal * along));
+        result(start + i, around + inverse * (scaled - sum - centred * inverse * along));
+    };
+    UNROLL(COLUMNS)
+    for (int n = 0; n < COLUMNS; n++) {
+        int i = n * THREADS + threadIdx.x;
+        if (i < d) gradient(i, scaled[n], centred[n]);
     }
+    for (int i = COLUMNS * THREADS + threadIdx.x; i < d; i += THREADS)
+        gradient(i, dy[start + i] * weight[i], x[start + i] - mean);
 }
 
 // Over the rows from `first` to `end`: columns 0 to d of `partial` are the gradient of the weight, d to 2d of the bias.
@@ -79,6 +99,7 @@ DEVICE void weight_gradients(int first, int end, const float* x, const float* st
                              int d) {
     for (int i = threadIdx.x; i < d; i += THREADS) {
         float of_weight = 0, of_bias = 0;
+        UNROLL(4)
         for (int row = first; row < end; row++) {
             u64 at = (u64)row * d + i;
             of_weight += dy[at] * ((x[at] - statistics[2 * row]) * statistics[2 * row + 1]);

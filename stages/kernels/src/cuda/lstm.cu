@@ -47,31 +47,68 @@ KERNEL(lstm_step_rows, (const float* gates, const float* product, const float* i
 // Hidden units that a block has at a time, and rows of the batch.
 #define UNITS 8
 #define ROWS 4
+// Numbers of each of its four rows of weights that a thread can keep in registers.
+#define KEPT 20
 
-// This thread's part of a tile's 16 sums: every `lanes`-th number of rows of length `depth`, from number `lane` on.
-DEVICE void tile_products(const float* const* weights, const float* const* rows, int depth, int lane, int lanes,
-                          float* scratch) {
-    float sums[16];
-    for (int at = 0; at < 16; at++) sums[at] = 0.0f;
-    for (int k = lane; k < depth; k += lanes) {
-        float x[4];
-        for (int b = 0; b < 4; b++) x[b] = rows[b][k];
-        for (int w = 0; w < 4; w++) {
-            float weight = weights[w][k];
-            for (int b = 0; b < 4; b++) sums[4 * w + b] = fmaf(weight, x[b], sums[4 * w + b]);
-        }
+// What a thread has of its four rows of weights of length `depth`: every `lanes`-th number from number `lane` on. They are kept
+// from step to step where there are not too many, and the block has the same units in all steps.
+struct LayerWeights {
+    const float* rows[4];
+    int depth, lane, lanes;
+    bool are_kept;
+    float kept[4][KEPT];
+
+    DEVICE_MEMBER void keep(bool same_units) {
+        are_kept = same_units && depth <= KEPT * lanes;
+        if (!are_kept) return;
+        UNROLL(KEPT)
+        for (int part = 0; part < KEPT; part++)
+            for (int w = 0; w < 4; w++) {
+                int k = part * lanes + lane;
+                kept[w][part] = k < depth ? rows[w][k] : 0.0f;
+            }
     }
-    for (int at = 0; at < 16; at++) scratch[at * (THREADS + 1) + threadIdx.x] = sums[at];
-}
+
+    // This thread's part of a tile's 16 sums.
+    DEVICE_MEMBER void products(const float* const* with, float* scratch) const {
+        float sums[16];
+        for (int at = 0; at < 16; at++) sums[at] = 0.0f;
+        if (are_kept) {
+            UNROLL(KEPT)
+            for (int part = 0; part < KEPT; part++) {
+                if (part * lanes >= depth) continue;
+                int k = part * lanes + lane < depth ? part * lanes + lane : depth - 1;
+                float x[4];
+                for (int b = 0; b < 4; b++) x[b] = with[b][k];
+                for (int w = 0; w < 4; w++)
+                    for (int b = 0; b < 4; b++) sums[4 * w + b] = fmaf(kept[w][part], x[b], sums[4 * w + b]);
+            }
+        } else {
+            UNROLL(4)
+            for (int k = lane; k < depth; k += lanes) {
+                float x[4];
+                for (int b = 0; b < 4; b++) x[b] = with[b][k];
+                for (int w = 0; w < 4; w++) {
+                    float weight = rows[w][k];
+                    for (int b = 0; b < 4; b++) sums[4 * w + b] = fmaf(weight, x[b], sums[4 * w + b]);
+                }
+            }
+        }
+        for (int at = 0; at < 16; at++) scratch[at * (THREADS + 1) + threadIdx.x] = sums[at];
+    }
+};
 
 // Adds up the parts of the threads of each warp: 16 sums for each of 8 warps.
 DEVICE void warp_sums(const float* scratch, float* sums) {
     BARRIER();
     if (threadIdx.x < 128) {
         const float* parts = scratch + threadIdx.x % 16 * (THREADS + 1) + threadIdx.x / 16 * 32;
-        float sum = parts[0];
-        for (int lane = 1; lane < 32; lane++) sum += parts[lane];
-        sums[threadIdx.x] = sum;
+        // Four sums beside each other, so that not each addition waits for the one before.
+        float sum[4] = {parts[0], parts[1], parts[2], parts[3]};
+        UNROLL(7)
+        for (int lane = 4; lane < 32; lane += 4)
+            for (int of = 0; of < 4; of++) sum[of] += parts[lane + of];
+        sums[threadIdx.x] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
     BARRIER();
 }
@@ -84,37 +121,53 @@ KERNEL(lstm_layer, (float* gates, const float* weight, const float* input_bias, 
     SHARED(float, scratch, 16 * (THREADS + 1));
     SHARED(float, sums, 128);
     int thread = threadIdx.x;
+    bool same_units = gridDim.x * UNITS >= (u32)width;
+    LayerWeights weights;
+    // A warp for each unit, for its four gates.
+    auto place = [&](int base) {
+        int unit = least(base + thread / 32, width - 1);
+        for (int part = 0; part < 4; part++) weights.rows[part] = weight + ((u64)part * width + unit) * width;
+        weights.depth = width;
+        weights.lane = thread % 32;
+        weights.lanes = 32;
+    };
+    place(blockIdx.x * UNITS);
+    weights.keep(same_units);
     for (int step = 0; step < steps; step++) {
         u64 now = (u64)step * batch;
-        for (int base = blockIdx.x * UNITS; base < width; base += gridDim.x * UNITS)
+        for (int base = blockIdx.x * UNITS; base < width; base += gridDim.x * UNITS) {
+            if (!same_units) place(base);
             for (int first = 0; first < batch; first += ROWS) {
-                if (step > 0) {
-                    // A warp for each unit, for its four gates.
-                    const float *weights[4], *rows[4];
-                    int unit = least(base + thread / 32, width - 1);
-                    for (int part = 0; part < 4; part++) weights[part] = weight + ((u64)part * width + unit) * width;
-                    for (int b = 0; b < 4; b++) rows[b] = hidden + (now - batch + least(first + b, batch - 1)) * width;
-                    tile_products(weights, rows, width, thread % 32, 32, scratch);
-                    warp_sums(scratch, sums);
-                }
                 int unit = base + thread / ROWS, row = first + thread % ROWS;
-                if (thread < UNITS * ROWS && unit < width && row < batch) {
-                    u64 at = (now + row) * width + unit;
-                    float gate[4];
+                bool mine = thread < UNITS * ROWS && unit < width && row < batch;
+                u64 at = (now + row) * width + unit;
+                // Asked for before the sums are waited for.
+                float gate[4], before = 0;
+                if (mine) {
                     for (int part = 0; part < 4; part++) {
                         int bias = part * width + unit;
-                        float* place = gates + (now + row) * 4 * width + bias;
-                        gate[part] = *place + (input_bias[bias] + hidden_bias[bias]);
+                        gate[part] = gates[(now + row) * 4 * width + bias] + (input_bias[bias] + hidden_bias[bias]);
+                    }
+                    if (step > 0) before = cells[at - (u64)batch * width];
+                }
+                if (step > 0) {
+                    const float* rows[4];
+                    for (int b = 0; b < 4; b++) rows[b] = hidden + (now - batch + least(first + b, batch - 1)) * width;
+                    weights.products(rows, scratch);
+                    warp_sums(scratch, sums);
+                }
+                if (mine) {
+                    for (int part = 0; part < 4; part++) {
                         if (step > 0) gate[part] += sums[thread / ROWS * 16 + 4 * part + thread % ROWS];
                         gate[part] = part == 2 ? tanhf(gate[part]) : sigmoid(gate[part]);
-                        *place = gate[part];
+                        gates[(now + row) * 4 * width + part * width + unit] = gate[part];
                     }
-                    float before = step > 0 ? cells[at - (u64)batch * width] : 0.0f;
                     float cell = gate[1] * before + gate[0] * gate[2];
                     cells[at] = cell;
                     hidden[at] = gate[3] * tanhf(cell);
                 }
             }
+        }
         if (step + 1 < steps) GRID_BARRIER(arrived, step + 1);
     }
 }
@@ -125,37 +178,57 @@ KERNEL(lstm_layer_backward, (const float* dy, const float* transposed, const flo
     SHARED(float, scratch, 16 * (THREADS + 1));
     SHARED(float, sums, 128);
     int thread = threadIdx.x;
+    bool same_units = gridDim.x * UNITS >= (u32)width;
+    LayerWeights weights;
+    // Four warps for four units.
+    auto place = [&](int base) {
+        for (int u = 0; u < 4; u++)
+            weights.rows[u] = transposed + (u64)least(base + thread / 128 * 4 + u, width - 1) * 4 * width;
+        weights.depth = 4 * width;
+        weights.lane = thread % 128;
+        weights.lanes = 128;
+    };
+    place(blockIdx.x * UNITS);
+    weights.keep(same_units);
     for (int step = steps - 1; step >= 0; step--) {
         u64 now = (u64)step * batch;
         bool last = step + 1 == steps;
-        for (int base = blockIdx.x * UNITS; base < width; base += gridDim.x * UNITS)
+        for (int base = blockIdx.x * UNITS; base < width; base += gridDim.x * UNITS) {
+            if (!same_units) place(base);
             for (int first = 0; first < batch; first += ROWS) {
+                int unit = base + thread / ROWS, row = first + thread % ROWS;
+                bool mine = thread < UNITS * ROWS && unit < width && row < batch;
+                u64 at = (now + row) * width + unit;
+                float* cell_gradient = d_cell + (u64)row * width + unit;
+                // Asked for before the sums are waited for.
+                float d_output = 0, input = 0, forget = 0, candidate = 0, output = 0, cell = 0, before = 0, after = 0;
+                if (mine) {
+                    const float* gate = gates + (now + row) * 4 * width + unit;
+                    d_output = dy[at];
+                    input = gate[0];
+                    forget = gate[width];
+                    candidate = gate[2 * width];
+                    output = gate[3 * width];
+                    cell = cells[at];
+                    if (step > 0) before = cells[at - (u64)batch * width];
+                    if (!last) after = *cell_gradient;
+                }
                 if (!last) {
-                    // Four warps for four units.
-                    const float *weights[4], *rows[4];
-                    for (int u = 0; u < 4; u++)
-                        weights[u] = transposed + (u64)least(base + thread / 128 * 4 + u, width - 1) * 4 * width;
+                    const float* rows[4];
                     for (int b = 0; b < 4; b++)
                         rows[b] = d_gates + (now + batch + least(first + b, batch - 1)) * 4 * width;
-                    tile_products(weights, rows, 4 * width, thread % 128, 128, scratch);
+                    weights.products(rows, scratch);
                     warp_sums(scratch, sums);
                 }
-                int unit = base + thread / ROWS, row = first + thread % ROWS;
-                if (thread < UNITS * ROWS && unit < width && row < batch) {
-                    u64 at = (now + row) * width + unit;
-                    float d_output = dy[at];
+                if (mine) {
                     // What the step after says about this step's output.
                     if (!last) {
                         const float* parts = sums + thread / 16 * 64 + thread % 16;
                         d_output += ((parts[0] + parts[16]) + parts[32]) + parts[48];
                     }
-                    const float* gate = gates + (now + row) * 4 * width + unit;
                     float* d_gate = d_gates + (now + row) * 4 * width + unit;
-                    float input = gate[0], forget = gate[width], candidate = gate[2 * width], output = gate[3 * width];
-                    float* cell_gradient = d_cell + (u64)row * width + unit;
-                    float bent = tanhf(cells[at]);
-                    float before = step > 0 ? cells[at - (u64)batch * width] : 0.0f;
-                    float d = (last ? 0.0f : *cell_gradient) + d_output * output * (1.0f - bent * bent);
+                    float bent = tanhf(cell);
+                    float d = after + d_output * output * (1.0f - bent * bent);
                     d_gate[0] = d * candidate * input * (1.0f - input);
                     d_gate[width] = d * before * forget * (1.0f - forget);
                     d_gate[2 * width] = d * input * (1.0f - candidate * candidate);
@@ -163,6 +236,7 @@ KERNEL(lstm_layer_backward, (const float* dy, const float* transposed, const flo
                     *cell_gradient = d * forget;
                 }
             }
+        }
         if (step > 0) GRID_BARRIER(arrived, steps - step);
     }
 }

@@ -100,6 +100,19 @@ DEVICE void put(float* out, bf16* out_bf16, u64 at, float value) {
         out[at] = value;
 }
 
+// Four neighbours, of which the first lies at a multiple of 16 bytes, in one access.
+DEVICE void read_four(const float* from, float* into) {
+#ifdef __CUDACC__
+    float4 four = *(const float4*)from;
+    into[0] = four.x;
+    into[1] = four.y;
+    into[2] = four.z;
+    into[3] = four.w;
+#else
+    for (int i = 0; i < 4; i++) into[i] = from[i];
+#endif
+}
+
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // Derivative of x * sigmoid(x).

@@ -177,17 +177,46 @@ struct Problem {
     }
 };
 
-// Rows `first` to `first + rows` of a matrix, each the columns of one head, plus a bias where given. Rows outside of 0 to
-// `end` are zeros, and so are columns from k on.
-template <class T>
-DEVICE void load(T* tile, const float* from, u64 step, int first, int rows, int end, int k, int depth,
-                 const float* bias) {
-    UNROLL(1)
-    for (int at = threadIdx.x; at < rows * depth; at += THREADS) {
-        int row = at / depth, column = at % depth;
-        bool there = first + row >= 0 && first + row < end && column < k;
-        float value = there ? from[(u64)(first + row) * step + column] : 0.0f;
-        narrow(tile[row * Row<T>::STEP + column], there && bias ? value + bias[column] : value);
+// Writes two neighbours of a tile, of which the first has an even place.
+DEVICE void narrow_pair(float* place, float left, float right) {
+    place[0] = left;
+    place[1] = right;
+}
+DEVICE void narrow_pair(bf16* place, float left, float right) {
+    *(u32*)place = (u32)rounded(left) | (u32)rounded(right) << 16;
+}
+
+// Rows `first` to `first + HEIGHT` of a matrix, each the columns of one head, plus a bias where given. Rows outside of 0 to
+// `end` are zeros, and so are columns from k on. A thread has four neighbours of some rows; it asks for all that it loads
+// before it waits for the first.
+template <int HEIGHT, class T>
+DEVICE void load(T* tile, const float* from, u64 step, int first, int end, int k, int depth, const float* bias) {
+    enum { QUADS = HEAD / 4, APART = THREADS / QUADS, PARTS = HEIGHT / APART };
+    int column = threadIdx.x % QUADS * 4, row0 = threadIdx.x / QUADS;
+    bool whole = column + 4 <= k && (step % 4 | (u64)from % 16) == 0;
+    float values[PARTS][4];
+    UNROLL(PARTS)
+    for (int part = 0; part < PARTS; part++) {
+        int row = first + part * APART + row0;
+        bool there = row >= 0 && row < end;
+        const float* place = from + (u64)(there ? row : 0) * step + column;
+        if (there && whole)
+            read_four(place, values[part]);
+        else
+            for (int i = 0; i < 4; i++) values[part][i] = there && column + i < k ? place[i] : 0.0f;
+    }
+    float added[4] = {0, 0, 0, 0};
+    if (bias)
+        for (int i = 0; i < 4; i++) added[i] = column + i < k ? bias[column + i] : 0.0f;
+    if (column >= depth) return;
+    UNROLL(PARTS)
+    for (int part = 0; part < PARTS; part++) {
+        int row = part * APART + row0;
+        bool there = first + row >= 0 && first + row < end;
+        const float* v = values[part];
+        T* place = tile + row * Row<T>::STEP + column;
+        narrow_pair(place, there ? v[0] + added[0] : 0.0f, there ? v[1] + added[1] : 0.0f);
+        narrow_pair(place + 2, there ? v[2] + added[2] : 0.0f, there ? v[3] + added[3] : 0.0f);
     }
 }
 
@@ -212,8 +241,8 @@ DEVICE void attend(const Problem& of, float* out, bf16* out_bf16, float* logs) {
     u64 start = (u64)b * of.time;
     int column0 = head * k;
     const float* queries = of.query + start * of.step + column0;
-    load(query_u, queries, of.step, i0, TILE, of.time, k, depth, of.bias_u + column0);
-    load(query_v, queries, of.step, i0, TILE, of.time, k, depth, of.bias_v + column0);
+    load<TILE>(query_u, queries, of.step, i0, of.time, k, depth, of.bias_u + column0);
+    load<TILE>(query_v, queries, of.step, i0, of.time, k, depth, of.bias_v + column0);
     if (threadIdx.x < TILE) {
         tops[threadIdx.x] = -infinity();
         totals[threadIdx.x] = 0;
@@ -225,13 +254,13 @@ DEVICE void attend(const Problem& of, float* out, bf16* out_bf16, float* logs) {
     int end = i0 < length ? of.seen_to(i0 + TILE - 1 < length ? i0 + TILE - 1 : length - 1, length) : 0;
     for (int j0 = of.seen_from(i0) / TILE * TILE; j0 < end; j0 += TILE) {
         BARRIER();
-        load(other, of.positions + column0, of.width(), j0 - i0 - TILE + 1 + of.reach, 2 * TILE, 2 * of.reach + 1, k, depth,
-             nullptr);
+        load<2 * TILE>(other, of.positions + column0, of.width(), j0 - i0 - TILE + 1 + of.reach, 2 * of.reach + 1, k, depth,
+                       nullptr);
         BARRIER();
         product<T>(ByRows<T>{query_v, STEP}, ByRows<T>{other, STEP}, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
                    [&](int i, int at, float value) { scores[i * SPAN + at] = value; });
         BARRIER();
-        load(other, of.key + start * of.step + column0, of.step, j0, TILE, of.time, k, depth, nullptr);
+        load<TILE>(other, of.key + start * of.step + column0, of.step, j0, of.time, k, depth, nullptr);
         BARRIER();
         product<T>(ByRows<T>{query_u, STEP}, ByRows<T>{other, STEP}, TILE, TILE, depth, 0, ATTENTION_WARPS,
                    [&](int i, int j, float value) {
@@ -239,7 +268,7 @@ DEVICE void attend(const Problem& of, float* out, bf16* out_bf16, float* logs) {
                        place = of.sees(i0 + i, j0 + j, length) ? (value + place) * of.scale : -infinity();
                    });
         BARRIER();
-        load(other, of.value + start * of.step + column0, of.step, j0, TILE, of.time, k, depth, nullptr);
+        load<TILE>(other, of.value + start * of.step + column0, of.step, j0, of.time, k, depth, nullptr);
         float top = -infinity();
         for (int j = part; j < TILE; j += PARTS) top = score(row, j) > top ? score(row, j) : top;
         largest[threadIdx.x] = top;
@@ -326,16 +355,21 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
     int i = threadIdx.x / TILE, j = threadIdx.x % TILE;
 
     auto load_queries = [&](T* tile, int first, const float* bias) {
-        load(tile, queries, of.step, first, TILE, of.time, k, depth, bias + column0);
+        load<TILE>(tile, queries, of.step, first, of.time, k, depth, bias + column0);
     };
-    auto load_positions = [&](T* tile, int first, int rows) {
-        load(tile, of.positions + column0, width, first, rows, 2 * of.reach + 1, k, depth, nullptr);
+    const float* positions = of.positions + column0;
+    auto load_positions = [&](T* tile, int first) {
+        load<2 * TILE>(tile, positions, width, first, 2 * of.reach + 1, k, depth, nullptr);
     };
-    auto load_slopes = [&](T* tile, int first) { load(tile, d_rows, width, first, TILE, of.time, k, depth, nullptr); };
+    auto load_slopes = [&](T* tile, int first) { load<TILE>(tile, d_rows, width, first, of.time, k, depth, nullptr); };
     // For each query of a tile the product of its context and that's gradient. Ends with a barrier.
     auto find_along = [&](int first) {
+        enum { PARTS = HEAD / TILE };
         float sum = 0;
-        for (int column = j; column < k && first + i < of.time; column += TILE) {
+        UNROLL(PARTS)
+        for (int part = 0; part < PARTS; part++) {
+            int column = part * TILE + j;
+            if (column >= k || first + i >= of.time) continue;
             u64 at = (u64)(first + i) * width + column, place = start * width + column0 + at;
             sum += d_rows[at] * (context_bf16 ? wide(context_bf16[place]) : context[place]);
         }
@@ -371,13 +405,13 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         for (int j0 = of.seen_from(i0) / TILE * TILE; j0 < end; j0 += TILE) {
             int distance = j0 - i0 - TILE + 1 + of.reach;
             BARRIER();
-            load_positions(tile3, distance, 2 * TILE);
+            load_positions(tile3, distance);
             BARRIER();
             product<T>(rows1, rows3, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
                        [&](int row, int at, float value) { scores[row * SPAN + at] = value; });
             BARRIER();
-            load(tile3, keys, of.step, j0, TILE, of.time, k, depth, nullptr);
-            load(tile3 + TILE * STEP, values, of.step, j0, TILE, of.time, k, depth, nullptr);
+            load<TILE>(tile3, keys, of.step, j0, of.time, k, depth, nullptr);
+            load<TILE>(tile3 + TILE * STEP, values, of.step, j0, of.time, k, depth, nullptr);
             BARRIER();
             product<T>(rows0, rows3, TILE, TILE, depth, 0, 4,
                        [&](int row, int column, float value) { scores[row * SPAN + column - row + TILE - 1] += value; });
@@ -393,7 +427,7 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
             BARRIER();
             by_content.add(ByRows<T>{slopes, WEIGHTS}, ByColumns<T>{tile3, STEP}, depth, TILE);
             BARRIER();
-            load_positions(tile3, distance, 2 * TILE);
+            load_positions(tile3, distance);
             BARRIER();
             by_position.add(ByRows<T>{second, SHIFTED}, ByColumns<T>{tile3, STEP}, depth, 2 * TILE);
         }
@@ -422,8 +456,8 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         // A tile of keys: tile0 are the keys, tile1 the values, tile2 the queries with one bias and then the other, and
         // tile3 positions and then the gradient of the context.
         int j0 = number * TILE;
-        load(tile0, keys, of.step, j0, TILE, of.time, k, depth, nullptr);
-        load(tile1, values, of.step, j0, TILE, of.time, k, depth, nullptr);
+        load<TILE>(tile0, keys, of.step, j0, of.time, k, depth, nullptr);
+        load<TILE>(tile1, values, of.step, j0, of.time, k, depth, nullptr);
         Sum<T, TILE> d_keys, d_values;
         d_keys.clear();
         d_values.clear();
@@ -431,7 +465,7 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         for (int i0 = of.seen_from(j0) / TILE * TILE; i0 < end; i0 += TILE) {
             BARRIER();
             load_queries(tile2, i0, of.bias_v);
-            load_positions(tile3, j0 - i0 - TILE + 1 + of.reach, 2 * TILE);
+            load_positions(tile3, j0 - i0 - TILE + 1 + of.reach);
             find_along(i0);
             product<T>(rows2, rows3, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
                        [&](int row, int at, float value) { scores[row * SPAN + at] = value; });
@@ -467,7 +501,7 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
     // A tile of distances: tile0 are the positions, tile1 the queries with the bias v, tile2 those with u and then the
     // gradient of their context, tile3 the keys and then the values that are at these distances from the queries.
     int r0 = number * TILE;
-    load_positions(tile0, r0, TILE);
+    load<TILE>(tile0, positions, width, r0, 2 * of.reach + 1, k, depth, nullptr);
     Sum<T, TILE> sum;
     sum.clear();
     float* d_weights = wide_words;
@@ -477,7 +511,7 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         BARRIER();
         load_queries(tile1, i0, of.bias_v);
         load_queries(tile2, i0, of.bias_u);
-        load(tile3, keys, of.step, j0, 2 * TILE, of.time, k, depth, nullptr);
+        load<2 * TILE>(tile3, keys, of.step, j0, of.time, k, depth, nullptr);
         find_along(i0);
         product<T>(rows1, rows0, TILE, TILE, depth, 0, 2,
                    [&](int row, int at, float value) { square[row * (TILE + 1) + at] = value; });
@@ -485,7 +519,7 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
                    [&](int row, int column, float value) { scores[row * SPAN + column] = value; });
         BARRIER();
         load_slopes(tile2, i0);
-        load(tile3, values, of.step, j0, 2 * TILE, of.time, k, depth, nullptr);
+        load<2 * TILE>(tile3, values, of.step, j0, of.time, k, depth, nullptr);
         BARRIER();
         product<T>(rows2, rows3, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
                    [&](int row, int column, float value) { d_weights[row * SPAN + column] = value; });

@@ -214,23 +214,33 @@ KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* c
         return;
     }
     float offset = bias[j], sum = 0.0f;
-    for (int row = 0; row < count; row++) {
-        u64 at = (u64)(first + row) * stride + j;
-        float d;
-        if (j < tokens) {
-            d = expf(logits[at] + offset - normalisers[row]) * occupancies[row];
-            if (j == tokens - 1) d -= blanks[row];
-            if ((u32)j == labels[row]) d -= labelleds[row];
-            if (clamp > 0.0f) d = (d > clamp ? clamp : d < -clamp ? -clamp : d) * (float)wholes[row];
-        } else {
-            const double* own = arcs + (u64)places[row] * (2 + durations);
-            double total = 0;
-            for (int of = 0; of < durations; of++) total += own[2 + of];
-            double log = terms[(u64)places[row] * (3 + durations) + 3 + j - tokens];
-            d = (float)((total * exp(log) - own[2 + j - tokens]) * wholes[row]);
+    // Several rows are asked for before the first is waited for.
+    enum { TOGETHER = 8 };
+    for (int begin = 0; begin < count; begin += TOGETHER) {
+        float here[TOGETHER];
+        UNROLL(TOGETHER)
+        for (int i = 0; i < TOGETHER; i++)
+            here[i] = begin + i < count && j < tokens ? logits[(u64)(first + begin + i) * stride + j] : 0.0f;
+        UNROLL(TOGETHER)
+        for (int i = 0; i < TOGETHER; i++) {
+            int row = begin + i;
+            if (row >= count) continue;
+            float d;
+            if (j < tokens) {
+                d = expf(here[i] + offset - normalisers[row]) * occupancies[row];
+                if (j == tokens - 1) d -= blanks[row];
+                if ((u32)j == labels[row]) d -= labelleds[row];
+                if (clamp > 0.0f) d = (d > clamp ? clamp : d < -clamp ? -clamp : d) * (float)wholes[row];
+            } else {
+                const double* own = arcs + (u64)places[row] * (2 + durations);
+                double total = 0;
+                for (int of = 0; of < durations; of++) total += own[2 + of];
+                double log = terms[(u64)places[row] * (3 + durations) + 3 + j - tokens];
+                d = (float)((total * exp(log) - own[2 + j - tokens]) * wholes[row]);
+            }
+            put(out, out_bf16, (u64)(first + row) * stride + j, d);
+            sum += d;
         }
-        put(out, out_bf16, at, d);
-        sum += d;
     }
     if (!sums) return;
     float* to = sums + (u64)blockIdx.y * width + j;

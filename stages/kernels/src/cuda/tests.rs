@@ -756,14 +756,28 @@ fn adamw_moves_weights_and_moments_as_on_the_cpu() {
         for (parameter, (first, second)) in parameters.iter().zip(moments) {
             for moment in [first, second] {
                 let numbers = moment.on_host()?;
-                bytes.extend_from_slice(numbers.bytes());
-                bytes.extend(numbers.scales().iter().flat_map(|scales| scales.bytes().to_vec()));
+                match numbers.scales() {
+                    Some(scales) => {
+                        bytes.extend_from_slice(numbers.bytes());
+                        bytes.extend(with_one_nan(scales.bytes()));
+                    }
+                    None => bytes.extend(with_one_nan(numbers.bytes())),
+                }
             }
             let weights: Vec<f32> = parameter.to_dtype(DType::F32)?.to_vec1()?;
-            bytes.extend(weights.iter().flat_map(|weight| weight.to_bits().to_le_bytes()));
+            let weights: Vec<u8> = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+            bytes.extend(with_one_nan(&weights));
         }
         Ok(bytes)
     });
+}
+
+/// Numbers in f32, of which those that are not numbers have the same bits: a GPU gives them others than a processor.
+fn with_one_nan(numbers: &[u8]) -> impl Iterator<Item = u8> {
+    numbers.chunks_exact(4).flat_map(|number| {
+        let number = f32::from_le_bytes([number[0], number[1], number[2], number[3]]);
+        if number.is_nan() { f32::NAN } else { number }.to_le_bytes()
+    })
 }
 
 fn same_to_the_bit(run: impl Fn(Place) -> Result<Vec<u8>>) {
