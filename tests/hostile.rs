@@ -187,6 +187,17 @@ fn wav(format: u16, channels: u16, bits: u16, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// A WAV of PCM with sizes of 64 bits.
+fn rf64(channels: u16, bits: u16, data: &[u8]) -> Vec<u8> {
+    let short = wav(1, channels, bits, data);
+    let length = data.len() as u64;
+    let mut sizes = [length + 80, length, 0].map(u64::to_le_bytes).concat();
+    sizes.extend([0; 4]);
+    let ds64 = [b"ds64", &28u32.to_le_bytes()[..], &sizes].concat();
+    let unknown = [0xff; 4];
+    [b"RF64", &unknown[..], b"WAVE", &ds64, &short[12..40], &unknown, data].concat()
+}
+
 /// AIFF of 16 bits at 16 kHz.
 fn aiff(channels: u16, data: &[u8]) -> Vec<u8> {
     let chunk = |name: &[u8; 4], content: &[u8]| [name, &(content.len() as u32).to_be_bytes()[..], content].concat();
@@ -270,7 +281,9 @@ fn targets() -> Vec<Target> {
             vec![wav(1, 1, 16, &noise), wav(1, 2, 24, &noise), wav(3, 1, 32, &floats)],
         ),
         recording("mp3", vec![tone("tone.mp3")]),
-        recording("m4a", vec![tone("tone.m4a")]),
+        recording("aac", vec![tone("tone.aac")]),
+        recording("rf64", vec![rf64(2, 16, &noise), rf64(1, 24, &noise)]),
+        recording("m4a", vec![tone("tone.m4a"), tone("tone.mp4")]),
         recording("ogg", vec![tone("tone.ogg"), tone("tone.opus")]),
         recording("mov", vec![tone("tone.mov")]),
         recording("caf", vec![tone("tone.caf")]),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
+use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray, new_null_array};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use axum::body::Bytes;
@@ -16,10 +16,9 @@ use axum::http::header::LOCATION;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use flow_audio::language_tag::split_tag;
-use flow_runtime::store::write_atomically;
+use flow_runtime::store::{ForeignParquet, write_atomically};
 use maud::{Markup, html};
-use parquet::arrow::ArrowWriter;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::{ArrowWriter, ProjectionMask};
 
 use super::layout::address;
 use super::rows::value;
@@ -30,6 +29,8 @@ use super::{App, PageError, Shared, answer};
 const MAX_LETTERS: usize = 5000;
 /// Largest file of corrections, in bytes.
 const MAX_ROWS: usize = 5_000_000;
+/// Rows that are decoded at a time.
+const BATCH_ROWS: usize = 1024;
 /// For others who add rows.
 const LOCK_TIME: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -78,21 +79,28 @@ fn read(path: &Path) -> Result<Vec<RecordBatch>, PageError> {
     if !path.exists() {
         return Ok(Vec::new());
     }
-    let file = flow_runtime::open_regular_file(path).map_err(|error| unreadable(&error))?;
-    let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| unreadable(&error))?;
+    let file = ForeignParquet::open(path).map_err(|error| unreadable(&error))?;
+    let metadata = file.metadata().map_err(|error| unreadable(&error))?;
     let wanted = schema();
-    let (fields, wanted_fields) = (reader.schema().fields().iter(), wanted.fields().iter());
+    let (fields, wanted_fields) = (metadata.schema().fields().iter(), wanted.fields().iter());
     if !fields
         .map(|field| field.name())
         .eq(wanted_fields.map(|field| field.name()))
     {
         return Err(unreadable(&"it is no file of corrections"));
     }
-    let batches: Result<Vec<RecordBatch>, _> = reader.build().map_err(|error| unreadable(&error))?.collect();
+    let batches = file.rows(&metadata, ProjectionMask::all(), BATCH_ROWS, None);
+    let batches: Result<Vec<RecordBatch>, _> = batches.map_err(|error| unreadable(&error))?.collect();
     let batches = batches.map_err(|error| unreadable(&error))?;
-    let same = batches
-        .into_iter()
-        .map(|batch| RecordBatch::try_new(Arc::clone(&wanted), batch.columns().to_vec()));
+    let same = batches.into_iter().map(|batch| {
+        // A program that saw no value wrote a column of no type.
+        let columns = batch.columns().iter().zip(wanted.fields());
+        let columns = columns.map(|(column, field)| match column.data_type() {
+            DataType::Null => new_null_array(field.data_type(), column.len()),
+            _ => Arc::clone(column),
+        });
+        RecordBatch::try_new(Arc::clone(&wanted), columns.collect())
+    });
     same.collect::<Result<_, _>>().map_err(|error| unreadable(&error))
 }
 

@@ -91,47 +91,15 @@ impl ForeignParquet {
     /// # Errors
     /// When it is damaged, or says one number of rows for the file and another one for its row groups.
     pub fn metadata(&self) -> Result<ArrowReaderMetadata> {
-        self.check_footer()?;
-        let metadata = without_panic(|| ArrowReaderMetadata::load(self, ArrowReaderOptions::new()))?;
-        rows_of_file(metadata.metadata())?;
-        self.check_places(metadata.metadata())?;
-        Ok(metadata)
+        self.metadata_with(ArrowReaderOptions::new())
     }
 
-    /// Columns lie within the file.
-    fn check_places(&self, metadata: &ParquetMetaData) -> Result<()> {
-        for column in metadata.row_groups().iter().flat_map(RowGroupMetaData::columns) {
-            let (first, length) = (column.data_page_offset(), column.compressed_size());
-            let start = column.dictionary_page_offset().unwrap_or(first);
-            let end = u64::try_from(start.min(first))
-                .ok()
-                .and_then(|_| u64::try_from(start).ok()?.checked_add(u64::try_from(length).ok()?));
-            if column.num_values() < 0 || end.is_none_or(|end| end > self.length) {
-                return Err(general(format!(
-                    "the metadata: column `{}` with {} values in {length} bytes at {start}, of a file of {} bytes",
-                    column.column_path(),
-                    column.num_values(),
-                    self.length
-                )));
-            }
-        }
-        Ok(())
-    }
-
-    /// Looks at the metadata at the end of the file, where there are any; what else may be wrong there is found when they
-    /// are read.
-    fn check_footer(&self) -> Result<()> {
-        let Some(place) = self.length.checked_sub(TAIL) else {
-            return Ok(());
-        };
-        let tail = self.get_bytes(place, TAIL as usize)?;
-        let length = u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]);
-        let Some(start) = place.checked_sub(u64::from(length)).filter(|_| tail.ends_with(b"PAR1")) else {
-            return Ok(());
-        };
-        let bytes = self.get_bytes(start, length as usize)?;
-        check_metadata(&bytes).map_err(|fault| general(format!("the metadata: {fault}")))?;
-        Ok(())
+    /// Its metadata, with options of the parquet crate, such as those that leave out the Arrow schema of the writer.
+    ///
+    /// # Errors
+    /// As [`ForeignParquet::metadata`].
+    pub fn metadata_with(&self, options: ArrowReaderOptions) -> Result<ArrowReaderMetadata> {
+        checked_metadata(self, options)
     }
 
     /// Its rows in batches: of the columns in `mask`, and of `selection` where there is one. `metadata` is its own.
@@ -175,13 +143,63 @@ impl ForeignParquet {
             _ => Arc::clone(field),
         };
         let fields: Fields = metadata.schema().fields().iter().map(plain).collect();
-        let levels = parquet_to_arrow_field_levels(metadata.parquet_schema(), mask, Some(&fields))?;
+        let levels = || parquet_to_arrow_field_levels(metadata.parquet_schema(), mask, Some(&fields));
+        let levels = without_panic(levels)?;
         let groups = Groups::new(self.clone(), Arc::clone(metadata.metadata()), groups)?;
         let batch_size = batch_size.min(groups.rows);
         let expected = selection.as_ref().map_or(groups.rows, RowSelection::row_count);
-        let reader = ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, batch_size, selection)?;
-        Ok(CountedRows::new(reader, expected as u64))
+        let reader = || ParquetRecordBatchReader::try_new_with_row_groups(&levels, &groups, batch_size, selection);
+        Ok(CountedRows::new(without_panic(reader)?, expected as u64))
     }
+}
+
+/// The metadata of a file.
+///
+/// # Errors
+/// When it is damaged, or says one number of rows for the file and another one for its row groups.
+pub(super) fn checked_metadata(file: &impl ChunkReader, options: ArrowReaderOptions) -> Result<ArrowReaderMetadata> {
+    check_footer(file)?;
+    let metadata = without_panic(|| ArrowReaderMetadata::load(file, options))?;
+    rows_of_file(metadata.metadata())?;
+    check_places(metadata.metadata(), file.len())?;
+    Ok(metadata)
+}
+
+/// Looks at the metadata at the end of the file, where there are any; what else may be wrong there is found when they are
+/// read.
+fn check_footer(file: &impl ChunkReader) -> Result<()> {
+    let Some(place) = file.len().checked_sub(TAIL) else {
+        return Ok(());
+    };
+    let tail = file.get_bytes(place, TAIL as usize)?;
+    let length = u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]);
+    let Some(start) = place.checked_sub(u64::from(length)).filter(|_| tail.ends_with(b"PAR1")) else {
+        return Ok(());
+    };
+    let bytes = file.get_bytes(start, length as usize)?;
+    check_metadata(&bytes).map_err(|fault| general(format!("the metadata: {fault}")))
+}
+
+/// Columns lie within the file.
+fn check_places(metadata: &ParquetMetaData, file_length: u64) -> Result<()> {
+    for column in metadata.row_groups().iter().flat_map(RowGroupMetaData::columns) {
+        let (first, length) = (column.data_page_offset(), column.compressed_size());
+        let start = column.dictionary_page_offset().unwrap_or(first);
+        let end = start.checked_add(length).and_then(|end| u64::try_from(end).ok());
+        let is_within = end.is_some_and(|end| end <= file_length);
+        if !is_within
+            || [first, start, length, column.num_values()]
+                .iter()
+                .any(|number| *number < 0)
+        {
+            return Err(general(format!(
+                "the metadata: column `{}` with {} values in {length} bytes at {start}, of a file of {file_length} bytes",
+                column.column_path(),
+                column.num_values(),
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Row groups of a file.
@@ -557,7 +575,7 @@ mod tests {
             let columns = vec![wrong.build().unwrap()];
             let group = whole.row_group(0).clone().into_builder().set_column_metadata(columns);
             let metadata = ParquetMetaData::new(whole.file_metadata().clone(), vec![group.build().unwrap()]);
-            let error = file.check_places(&metadata).unwrap_err().to_string();
+            let error = check_places(&metadata, file.length).unwrap_err().to_string();
             assert!(error.contains("of a file of"), "{error}");
         }
 

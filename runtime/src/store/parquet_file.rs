@@ -1,7 +1,6 @@
 //! Data files: parquet, always with the same bytes for the same rows.
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,9 +9,7 @@ use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringArray
 use arrow::compute::BatchCoalescer;
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::error::ArrowError;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection,
-};
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection};
 use parquet::arrow::{ArrowWriter, ProjectionMask};
 use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
@@ -23,8 +20,8 @@ use parquet::schema::types::ColumnPath;
 use super::StoreError;
 use super::atomic::Files;
 use super::column_chunks::ColumnChunks;
-use super::counted_rows::{CountedRows, rows_of_file};
-use super::foreign_parquet::ForeignParquet;
+use super::counted_rows::{CountedRows, rows_of_file, without_panic};
+use super::foreign_parquet::{ForeignParquet, checked_metadata};
 use super::record::Selection;
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -295,12 +292,9 @@ pub(crate) fn open(
         });
     }
     let noting = file.clone();
-    let unreadable = |e| match noting.unreadable() {
-        Some(error) => StoreError::io("read", path, io::Error::other(error)),
-        None => StoreError::parquet("read", path, e),
-    };
-    let mut chunks = ColumnChunks::new(file).map_err(unreadable)?;
-    let metadata = ArrowReaderMetadata::load(&chunks, ArrowReaderOptions::new()).map_err(unreadable)?;
+    let failed = |error| read_error(&noting, path, error);
+    let mut chunks = ColumnChunks::new(file).map_err(failed)?;
+    let metadata = checked_metadata(&chunks, ArrowReaderOptions::new()).map_err(failed)?;
     let stored = metadata.schema();
     // Columns are looked up by name: the file says where each one is.
     let mut roots = Vec::with_capacity(positions.len());
@@ -323,10 +317,10 @@ pub(crate) fn open(
         .collect();
     let mask = ProjectionMask::roots(metadata.metadata().file_metadata().schema_descr(), read);
     let read = chunks.read_leaves(metadata.metadata(), |leaf| mask.leaf_included(leaf));
-    read.map_err(unreadable)?;
+    read.map_err(failed)?;
     let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, metadata);
     let mut builder = builder.with_projection(mask).with_batch_size(READ_ROWS);
-    let mut expected = rows_of_file(builder.metadata()).map_err(unreadable)?;
+    let mut expected = rows_of_file(builder.metadata()).map_err(failed)?;
     if let Some(selection) = selection {
         let rows = usize::try_from(expected).unwrap_or_default();
         if expected != selection.file_rows {
@@ -343,21 +337,29 @@ pub(crate) fn open(
         builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(ranges, rows));
         expected = selection.rows();
     }
-    let reader = builder.build().map_err(unreadable)?;
+    let reader = without_panic(|| builder.build()).map_err(failed)?;
     Ok(Rows {
         reader: CountedRows::new(reader, expected),
-        file: noting.clone(),
+        file: noting,
         path: path.to_path_buf(),
         schema: chosen,
         order,
     })
 }
 
+/// What to say of a data file that the decoder cannot read: an I/O error is none of damage.
+fn read_error(file: &ForeignParquet, path: &Path, error: ParquetError) -> StoreError {
+    match file.unreadable() {
+        Some(said) => StoreError::io("read", path, io::Error::other(said)),
+        None => StoreError::parquet("read", path, error),
+    }
+}
+
 /// The schema that a data file has.
 pub(crate) fn schema_of(path: &Path) -> Result<SchemaRef, StoreError> {
-    let file = File::open(path).map_err(|e| StoreError::io("read", path, e))?;
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| StoreError::parquet("read", path, e))?;
-    Ok(builder.schema().clone())
+    let file = ForeignParquet::open(path).map_err(|e| StoreError::io("read", path, e))?;
+    let metadata = file.metadata().map_err(|error| read_error(&file, path, error))?;
+    Ok(metadata.schema().clone())
 }
 
 /// The schema of the chosen columns, and their positions.
@@ -386,15 +388,59 @@ impl Iterator for Rows {
             let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
             RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
         });
-        Some(shaped.map_err(|e| {
-            let told = match self.file.unreadable() {
-                Some(error) => StoreError::io("read", &self.path, io::Error::other(error)),
-                None => StoreError::Damaged {
-                    path: self.path.clone(),
-                    detail: e.to_string(),
-                },
-            };
-            told.into()
-        }))
+        Some(shaped.map_err(|error| read_error(&self.file, &self.path, error.into()).into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use arrow::array::Int64Array;
+    use arrow::datatypes::Field;
+
+    use super::*;
+
+    /// A state directory on a bad disk: whatever byte of a file's metadata is wrong, the file is read or is an error.
+    #[test]
+    fn any_damage_of_the_metadata_is_an_error_at_most() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.parquet");
+        let fields = vec![
+            Field::new("n", DataType::Int64, false),
+            Field::new("t", DataType::Utf8, true),
+        ];
+        let schema: SchemaRef = Arc::new(Schema::new(fields));
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(Int64Array::from_iter_values(0..100)),
+            Arc::new(StringArray::from_iter(
+                (0..100).map(|n| (n % 3 > 0).then(|| n.to_string())),
+            )),
+        ];
+        let batch = RecordBatch::try_new(schema.clone(), columns).unwrap();
+        let mut bytes = Vec::new();
+        let written = encode(&mut bytes, &schema, vec![batch.clone()]).unwrap();
+        assert_eq!(written.bytes, bytes.len() as u64);
+        let read = |bytes: &[u8]| -> Result<RecordBatch, StageError> {
+            fs::write(&path, bytes).unwrap();
+            let rows = open(&path, bytes.len() as u64, &schema, None, None)?;
+            let batches = rows.collect::<Result<Vec<_>, _>>()?;
+            Ok(arrow::compute::concat_batches(&schema, &batches).unwrap())
+        };
+        assert_eq!(read(&bytes).unwrap(), batch);
+        let tail = bytes.len() - 8;
+        let length = u32::from_le_bytes(bytes[tail..tail + 4].try_into().unwrap()) as usize;
+        let mut errors = 0;
+        for place in tail - length..bytes.len() {
+            for flipped in [0x01, 0x10, 0x80, 0xFF] {
+                let mut damaged = bytes.clone();
+                damaged[place] ^= flipped;
+                if let Err(error) = read(&damaged) {
+                    assert!(error.to_string().contains("x.parquet"), "{error}");
+                    errors += 1;
+                }
+            }
+        }
+        assert!(errors > length, "{errors} errors of {length} bytes");
     }
 }

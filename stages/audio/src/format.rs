@@ -24,10 +24,14 @@ pub enum Format {
     Caf,
     /// The audio of Matroska and WebM.
     Mkv,
+    /// AAC without a container, in frames of ADTS, with or without an ID3 tag before it.
+    Aac,
+    /// WAV with sizes of 64 bits: RF64 and BW64.
+    Rf64,
 }
 
 impl Format {
-    pub const ALL: [Format; 9] = [
+    pub const ALL: [Format; 11] = [
         Format::Flac,
         Format::Wav,
         Format::Mp3,
@@ -37,6 +41,8 @@ impl Format {
         Format::Aiff,
         Format::Caf,
         Format::Mkv,
+        Format::Aac,
+        Format::Rf64,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -50,6 +56,8 @@ impl Format {
             Format::Aiff => "aiff",
             Format::Caf => "caf",
             Format::Mkv => "mkv",
+            Format::Aac => "aac",
+            Format::Rf64 => "rf64",
         }
     }
 }
@@ -70,7 +78,10 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
         return ogg(bytes);
     }
     if bytes.starts_with(b"RF64") || bytes.starts_with(b"BW64") {
-        return Err("a 64-bit WAV (RF64)");
+        return match bytes.get(8..12) {
+            Some(b"WAVE") => Ok(Format::Rf64),
+            _ => Err("a 64-bit RIFF file that is no WAV"),
+        };
     }
     if bytes.starts_with(b"FORM") {
         return match bytes.get(8..12) {
@@ -146,7 +157,11 @@ pub(crate) fn mpeg(bytes: &[u8]) -> Result<Format, &'static str> {
     let (version, layer) = ((second >> 3) & 3, (second >> 1) & 3);
     match layer {
         _ if second & 0xe0 != 0xe0 => Err("no known audio format"),
-        0 if second & 0xf6 == 0xf0 => Err("AAC without a container (ADTS)"),
+        // Index of the rate, and profile.
+        0 if second & 0xf6 == 0xf0 && (third >> 2) & 15 < 13 => match third >> 6 {
+            1 => Ok(Format::Aac),
+            _ => Err("AAC of another profile than LC"),
+        },
         // Reserved values: no frame begins like this.
         0 => Err("no known audio format"),
         _ if version == 1 || third >> 4 == 15 || (third >> 2) & 3 == 3 => Err("no known audio format"),
@@ -171,7 +186,12 @@ mod tests {
             (&ogg(b"\x01vorbis"), Ok(Format::Ogg)),
             (&[0xff, 0xf3, 0x88, 0xc0], Ok(Format::Mp3)),
             (&tagged(&[0xff, 0xfb, 0x90, 0]), Ok(Format::Mp3)),
-            (&[0xff, 0xf1, 0x50, 0x80], Err("AAC without a container (ADTS)")),
+            (&[0xff, 0xf1, 0x50, 0x80], Ok(Format::Aac)),
+            (&tagged(&[0xff, 0xf9, 0x50, 0x80]), Ok(Format::Aac)),
+            (&[0xff, 0xf1, 0x10, 0x80], Err("AAC of another profile than LC")),
+            (&[0xff, 0xf1, 0x7c, 0x80], Err("no known audio format")),
+            (b"RF64\xff\xff\xff\xffWAVEds64", Ok(Format::Rf64)),
+            (b"BW64\xff\xff\xff\xffAVI ", Err("a 64-bit RIFF file that is no WAV")),
             (&[0xff, 0xff, 0xff, 0xff], Err("no known audio format")),
             (&[0xff, 0xfd, 0x90, 0], Err("MPEG audio of layer I or II")),
             (&tagged(b"fLaC"), Err("no known audio format")),

@@ -3,6 +3,7 @@
 
 pub mod decode;
 pub mod delete_tars;
+mod ends;
 pub mod error;
 pub mod examine;
 pub mod extract;
@@ -30,6 +31,7 @@ pub mod synthesize;
 pub mod tar;
 #[cfg(test)]
 mod test_data;
+mod wave64;
 pub mod webdataset;
 
 pub use delete_tars::DeleteTars;

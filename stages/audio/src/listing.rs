@@ -24,9 +24,10 @@ pub struct Recording {
 
 /// Endings of files that are taken from folders, including formats that cannot be decoded, which are reported to the
 /// user.
-const ENDINGS: [&str; 30] = [
-    "3g2", "3gp", "aac", "aif", "aifc", "aiff", "amr", "caf", "flac", "m4a", "m4b", "m4r", "m4v", "mka", "mkv", "mov",
-    "mp2", "mp3", "mp4", "mpga", "oga", "ogg", "opus", "spx", "w64", "wav", "wave", "weba", "webm", "wma",
+const ENDINGS: [&str; 32] = [
+    "3g2", "3gp", "aac", "aif", "aifc", "aiff", "amr", "bw64", "caf", "flac", "m4a", "m4b", "m4r", "m4v", "mka", "mkv",
+    "mov", "mp2", "mp3", "mp4", "mpga", "oga", "ogg", "opus", "rf64", "spx", "w64", "wav", "wave", "weba", "webm",
+    "wma",
 ];
 
 /// Endings of result files: a result for `talk.json` must not overwrite it. One list for all stages, so that a
@@ -76,7 +77,6 @@ pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
             Err(error) => return Err(wrong(error.to_string())),
         };
         let path = path.as_path();
-        let before = found.len();
         if path.is_dir() {
             let mut files = files_below(path)?;
             files.retain(|(file, _)| has_ending_of_audio(file));
@@ -90,10 +90,11 @@ pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
                 .ok_or_else(|| wrong(format!("`{text}` names no file")))?;
             add(&mut found, vec![(text_of(name), path.to_owned())])?;
         } else {
-            add(&mut found, fitting(path)?)?;
-            if found.len() == before {
+            let files = fitting(path)?;
+            if files.is_empty() {
                 return Err(wrong(format!("nothing fits `{text}`")));
             }
+            add(&mut found, files)?;
         }
     }
     Ok(named(found))
@@ -389,6 +390,7 @@ mod tests {
         assert_eq!(names(root, &["x/a?.*"]).unwrap(), ["a1", "a4.txt"]);
         assert_eq!(names(root, &["x/**/a*.wav"]).unwrap(), ["a1", "a22", "y/a3"]);
         assert_eq!(names(root, &["*/b*"]).unwrap(), ["x/b"]);
+        assert_eq!(names(root, &["x", "x/a1.*"]).unwrap(), names(root, &["x"]).unwrap());
         let error = names(root, &["x/*.ogg"]).unwrap_err().to_string();
         assert!(error.contains("nothing fits"), "{error}");
         let fits = path_fits;

@@ -1,5 +1,5 @@
-//! What lies between the frames of an MP3: its reader looks for the next frame without a word where there is something else, such
-//! as a part that was never downloaded. All that comes after it would then be too early.
+//! What lies between the frames of an MP3, and of AAC without a container: the reader looks for the next frame without a word where
+//! there is something else, such as a part that was never downloaded. All that comes after it would then be too early.
 
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -80,21 +80,34 @@ impl<S: Read> Read for Watched<S> {
     }
 }
 
-/// Finds the frames of an MP3 in the bytes that its reader has read.
+/// Most bytes of anything between two frames of MP3.
+pub(crate) const BETWEEN_MP3: usize = 2 * LONGEST_FRAME;
+/// The same for AAC, whose reader gives frames without their header. It is joined frame by frame.
+pub(crate) const BETWEEN_AAC: usize = 9;
+
+/// Finds frames in the bytes that their reader has read.
 pub(crate) struct Gaps {
     kept: Arc<Mutex<Kept>>,
     begun: bool,
+    /// Most bytes of anything between two frames.
+    most: usize,
 }
 
 impl Gaps {
-    /// For the frames that are read of a source, which is to be read from the result.
-    pub fn of<S: Read>(source: S) -> (Gaps, Watched<S>) {
+    /// For the frames that are read of a source, which is to be read from the result, with at most so many bytes of anything between
+    /// two of them.
+    pub fn of<S: Read>(source: S, most: usize) -> (Gaps, Watched<S>) {
         let kept = Arc::<Mutex<Kept>>::default();
         let watched = Watched {
             source,
             kept: Arc::clone(&kept),
         };
-        (Gaps { kept, begun: false }, watched)
+        let gaps = Gaps {
+            kept,
+            begun: false,
+            most,
+        };
+        (gaps, watched)
     }
 
     /// Whether a frame follows the one before it, or what may stand between frames. Before the first frame there may be anything.
@@ -109,7 +122,7 @@ impl Gaps {
         if place > 0 {
             kept.skip(place);
         }
-        let usual = kept.is_usual(2 * LONGEST_FRAME);
+        let usual = kept.is_usual(self.most);
         kept.start = (kept.start + frame.len()).min(kept.bytes.len());
         !std::mem::replace(&mut self.begun, true) || usual
     }

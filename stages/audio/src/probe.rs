@@ -79,8 +79,8 @@ pub struct ProbeSettings {
     #[serde(default)]
     pub audio_from: AudioFrom,
     /// Formats to accept, detected by content and not by name: `flac`, `wav` (PCM), `mp3`, `m4a` (MP4 and QuickTime),
-    /// `ogg` (Vorbis), `opus` (in Ogg), `aiff`, `caf`, `mkv` (Matroska and WebM). Others are `unsupported_format`; with
-    /// `[flac]` alone, `not_flac`.
+    /// `ogg` (Vorbis), `opus` (in Ogg), `aiff`, `caf`, `mkv` (Matroska and WebM), `aac` (without a container), `rf64` (WAV with
+    /// sizes of 64 bits). Others are `unsupported_format`; with `[flac]` alone, `not_flac`.
     #[serde(default = "only_flac")]
     pub formats: Vec<Format>,
 }
@@ -101,13 +101,16 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
 /// corpora of FLAC are not decoded again. WAV: since 2, a file with sizes of 0xFFFFFFFF in its header is read to its end,
 /// since 3 one with 0, and since 4 one that is longer than its header says is damaged. MP3 since 2: files that were joined are
 /// read to their end, and a missing part is damage; the latter also in Ogg Vorbis since 2. Since Ogg Vorbis 3 and Opus 2, several
-/// streams one after the other in a file are read to the end.
+/// streams one after the other in a file are read to the end; since M4A 2 and Matroska 2, HE-AAC is
+/// decoded, a cut file is damaged from there on, and a Matroska file need not say where it ends.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
         Format::Wav => "wav 4",
         Format::Mp3 => "mp3 2",
         Format::Ogg => "ogg 3",
         Format::Opus => "opus 2",
+        Format::M4a => "m4a 2",
+        Format::Mkv => "mkv 2",
         other => other.as_str(),
     };
     in_order.iter().map(name).collect()

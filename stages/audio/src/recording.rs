@@ -4,7 +4,7 @@
 //! hash, and a FLAC made of them agree: 16 bits for lossy codecs, A-law and 16-bit PCM, 24 bits for wider and
 //! floating-point PCM.
 
-use std::io::{self, Cursor, Read, SeekFrom};
+use std::io::{self, Cursor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sha2::{Digest as _, Sha256};
@@ -17,15 +17,17 @@ use symphonia::core::io::{MediaSource, MediaSourceStream, MediaSourceStreamOptio
 use symphonia::core::units::Timestamp;
 use symphonia::default::codecs::FlacDecoder;
 use symphonia::default::formats::{
-    AiffReader, CafReader, FlacReader, IsoMp4Reader, MkvReader, MpaReader, OggReader, WavReader,
+    AdtsReader, AiffReader, CafReader, FlacReader, IsoMp4Reader, MkvReader, MpaReader, OggReader, WavReader,
 };
 
+use crate::ends::{SegmentEnd, ends_within_a_stream, with_cut_boxes};
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::flac_encode::MOST_RATE;
 use crate::format::{Format, id3_length, recognise};
-use crate::mpeg_gaps::Gaps;
+use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps};
 use crate::opus::OpusPackets;
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
+use crate::wave64;
 
 /// The most that FLAC supports.
 const MOST_CHANNELS: u32 = 8;
@@ -35,6 +37,8 @@ const MOST_PADDING: usize = 4_095;
 const MOST_MISSING: u64 = 1_024;
 /// What is said of a WAV whose samples go on after those that its header speaks of.
 pub(crate) const LONGER_THAN_ITS_HEADER_SAYS: &str = "more follows than its header says";
+/// What is said of a recording of which a part is missing at its end.
+pub(crate) const ENDS_TOO_SOON: &str = "it ends before its end";
 /// Most frames in a packet. No encoder makes larger ones than FLAC may have.
 const MOST_PACKET: u64 = 1 << 16;
 
@@ -115,9 +119,7 @@ pub(crate) fn broken(detail: impl ToString) -> Fault {
 fn failed(error: SymphoniaError) -> Fault {
     match error {
         SymphoniaError::Unsupported(what) => flac::fault(Status::UnsupportedFormat, what),
-        SymphoniaError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-            broken("it ends before its end")
-        }
+        SymphoniaError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => broken(ENDS_TOO_SOON),
         other => broken(other),
     }
 }
@@ -127,19 +129,27 @@ type Take<'a> = dyn FnMut(&StreamInfo, &[i32]) -> Result<(), Fault> + 'a;
 /// Gives the samples block by block, interleaved and left-justified; empty blocks are left out. All blocks have
 /// one layout.
 fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault> {
-    let bytes = if format == Format::Mp3 {
+    let bytes = if matches!(format, Format::Mp3 | Format::Aac) {
         // Pictures in a tag may hold what looks like a frame.
         &bytes[id3_length(bytes)..]
     } else {
         bytes
     };
-    let mut owned = bytes.to_vec();
+    let mut fault_at_end = None;
+    let mut owned = if format == Format::Rf64 {
+        let wave = wave64::read_header(Cursor::new(bytes), bytes.len() as u64)?;
+        fault_at_end = wave.fault_at_end;
+        // Within the bytes, as it is never behind their end.
+        [&wave.head, &bytes[wave.start as usize..wave.end as usize]].concat()
+    } else {
+        bytes.to_vec()
+    };
     if format == Format::Wav
         && let Some(header) = header_with_sizes(bytes, bytes.len() as u64)
     {
         owned[..header.len()].copy_from_slice(&header);
     }
-    let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, take)));
+    let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, fault_at_end, take)));
     decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))?;
     if format == Format::Wav && is_longer_than_its_header_says(&mut Cursor::new(bytes), bytes.len() as u64) {
         return Err(broken(LONGER_THAN_ITS_HEADER_SAYS));
@@ -147,8 +157,14 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
     Ok(())
 }
 
-fn read_blocks(bytes: Vec<u8>, format: Format, take: &mut Take<'_>) -> Result<(), Fault> {
+fn read_blocks(
+    bytes: Vec<u8>,
+    format: Format,
+    fault_at_end: Option<&'static str>,
+    take: &mut Take<'_>,
+) -> Result<(), Fault> {
     let mut blocks = Blocks::open(Box::new(Cursor::new(bytes)), format)?;
+    blocks.fault_at_end = fault_at_end.or(blocks.fault_at_end);
     while let Some(block) = blocks.next_block()? {
         take(block.layout, block.samples)?;
     }
@@ -171,11 +187,15 @@ pub(crate) struct Blocks {
     flac_bits: Option<u32>,
     /// For Ogg, whose reader silently skips damaged pages: frames that may be missing between two packets.
     most_missing: Option<u64>,
-    /// For Ogg, whose reader silently leaves out a stream that is cut in its header or its only page.
-    is_unfinished: bool,
+    /// What is wrong after the last block: of Ogg, whose reader silently leaves out a stream that is cut in its header or its only
+    /// page, of MP4 in fragments, and of a 64-bit WAV.
+    pub fault_at_end: Option<&'static str>,
+    /// For Matroska, which need not say where it ends; and the packet that was read last, of any track.
+    segment_end: Option<SegmentEnd>,
+    last_packet: Box<[u8]>,
     /// Where the next packet begins, if none is missing.
     next_packet: Option<i64>,
-    /// For MP3, whose reader silently skips what is no frame.
+    /// For MP3 and AAC without a container, whose readers silently skip what is no frame.
     gaps: Option<Gaps>,
     trim: Trim,
     /// All blocks have one layout.
@@ -191,25 +211,17 @@ enum Decoder {
     Opus(Box<OpusPackets>),
 }
 
-/// Whether the last page of an Ogg file is cut, or not the last one of its stream.
-fn ends_within_a_stream(source: &mut dyn MediaSource) -> io::Result<bool> {
-    /// Two of the largest pages.
-    const TAIL: u64 = 1 << 17;
-    let mut tail = Vec::new();
-    let Some(length) = source.byte_len() else {
-        return Ok(false);
-    };
-    source.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
-    (&mut *source).take(TAIL).read_to_end(&mut tail)?;
-    source.seek(SeekFrom::Start(0))?;
-    let is_head = |head: &[u8]| head.starts_with(b"OggS\0") && head[5] < 8;
-    let Some(last) = tail.windows(6).rposition(is_head) else {
-        return Ok(false);
-    };
-    let page = &tail[last..];
-    let laces = page.get(26).and_then(|count| page.get(27..27 + usize::from(*count)));
-    let length = laces.map(|laces| 27 + laces.len() + laces.iter().map(|lace| usize::from(*lace)).sum::<usize>());
-    Ok(page[5] & 4 == 0 || length.is_none_or(|length| length > page.len()))
+/// Of the configuration of HE-AAC (`AudioSpecificConfig`, ISO/IEC 14496-3 section 1.6.2.1) that of the AAC-LC in it, which has
+/// half the rate and the lower half of the band, and with parametric stereo one channel. None of another.
+fn core_of_he_aac(config: &[u8]) -> Option<[u8; 2]> {
+    const LC: u64 = 2;
+    let bits = u64::from_be_bytes(std::array::from_fn(|at| config.get(at).copied().unwrap_or(0)));
+    let part = |from: u32, count: u32| (bits << from) >> (64 - count);
+    // Type of object, index of the rate, channels, index of the rate of the whole, type of the object within.
+    let (kind, rate, channels, whole, core) = (part(0, 5), part(5, 4), part(9, 4), part(13, 4), part(17, 5));
+    // Rates that have no index are not used with it.
+    let is_he = [5, 29].contains(&kind) && core == LC && rate < 13 && whole < 13;
+    is_he.then(|| ((LC << 11 | rate << 7 | channels << 3) as u16).to_be_bytes())
 }
 
 /// One stream of a recording, which its reader is at.
@@ -257,10 +269,16 @@ impl Stream {
             }
             Decoder::Opus(Box::new(opus))
         } else {
+            let mut parameters = parameters.clone();
+            let core = parameters.extra_data.as_deref().filter(|_| codec == CODEC_ID_AAC);
+            if let Some(core) = core.and_then(core_of_he_aac) {
+                // The container counts frames at twice the rate of the core.
+                (parameters.extra_data, promised) = (Some(core.into()), None);
+            }
             let codecs = symphonia::default::get_codecs();
             // An MP3 is trimmed here.
             let options = AudioDecoderOptions::default().gapless(format != Format::Mp3);
-            let decoder = codecs.make_audio_decoder(parameters, &options);
+            let decoder = codecs.make_audio_decoder(&parameters, &options);
             Decoder::Symphonia(decoder.map_err(failed)?)
         };
         Ok(Stream {
@@ -283,16 +301,27 @@ pub(crate) struct Block<'a> {
 }
 
 impl Blocks {
-    /// Any format but FLAC.
+    /// Any format but FLAC; of a 64-bit WAV, with the header of CAF that [`wave64`] makes of its own.
     pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
-        let (mut source, mut gaps, mut is_unfinished) = (source, None, false);
-        if matches!(format, Format::Ogg | Format::Opus) {
-            is_unfinished = ends_within_a_stream(&mut *source).map_err(|error| failed(error.into()))?;
+        let (mut source, mut gaps, mut is_cut, mut segment_end) = (source, None, false, None);
+        let unread = |error: io::Error| failed(error.into());
+        match format {
+            Format::Ogg | Format::Opus => is_cut = ends_within_a_stream(&mut *source).map_err(unread)?,
+            Format::Mkv => segment_end = Some(SegmentEnd::of(&mut *source).map_err(unread)?),
+            Format::M4a => (source, is_cut) = with_cut_boxes(source).map_err(unread)?,
+            _ => {}
         }
         let source: Box<dyn MediaSource> = match format {
-            // For a seekable MP3 without a tag that has its number of frames, the reader estimates the number.
-            Format::Mp3 => {
-                let (found, watched) = Gaps::of(source);
+            // Where its reader can seek, it looks for an index at the end, and leaves out all of what is not all there.
+            Format::Mkv if segment_end != Some(SegmentEnd::Within) => Box::new(ReadOnlySource::new(source)),
+            // Of a seekable one that does not say its number of frames, the reader estimates the number.
+            Format::Mp3 | Format::Aac => {
+                let most = if format == Format::Mp3 {
+                    BETWEEN_MP3
+                } else {
+                    BETWEEN_AAC
+                };
+                let (found, watched) = Gaps::of(source, most);
                 gaps = Some(found);
                 Box::new(ReadOnlySource::new(watched))
             }
@@ -307,7 +336,8 @@ impl Blocks {
             Format::M4a => Box::new(IsoMp4Reader::try_new(source, options).map_err(failed)?),
             Format::Ogg | Format::Opus => Box::new(OggReader::try_new(source, options).map_err(failed)?),
             Format::Aiff => Box::new(AiffReader::try_new(source, options).map_err(failed)?),
-            Format::Caf => Box::new(CafReader::try_new(source, options).map_err(failed)?),
+            Format::Caf | Format::Rf64 => Box::new(CafReader::try_new(source, options).map_err(failed)?),
+            Format::Aac => Box::new(AdtsReader::try_new(source, options).map_err(failed)?),
             Format::Mkv => Box::new(MkvReader::try_new(source, options).map_err(failed)?),
         };
         let Stream {
@@ -332,7 +362,9 @@ impl Blocks {
                 Format::Ogg => Some(MOST_MISSING),
                 _ => None,
             },
-            is_unfinished,
+            fault_at_end: is_cut.then_some(ENDS_TOO_SOON),
+            segment_end,
+            last_packet: Box::default(),
             gaps,
             trim: Trim::default(),
             layout: None,
@@ -362,7 +394,9 @@ impl Blocks {
             flac_bits: Some(info.bits),
             next_packet: None,
             most_missing: None,
-            is_unfinished: false,
+            fault_at_end: None,
+            segment_end: None,
+            last_packet: Box::default(),
             gaps: None,
             trim: Trim::default(),
             layout: None,
@@ -421,6 +455,12 @@ impl Blocks {
         }
     }
 
+    /// Whether a Matroska file that does not say where it ends does so where there is no more of it.
+    fn ends_here(&self, error: &io::Error) -> bool {
+        let end = self.segment_end.as_ref();
+        error.kind() == io::ErrorKind::UnexpectedEof && end.is_some_and(|end| end.is_after(&self.last_packet))
+    }
+
     /// The next block that is not empty.
     pub fn next_block(&mut self) -> Result<Option<Block<'_>>, Fault> {
         loop {
@@ -431,8 +471,12 @@ impl Blocks {
                     self.begin_stream()?;
                     continue;
                 }
+                Err(SymphoniaError::IoError(error)) if self.ends_here(&error) => break,
                 Err(error) => return Err(failed(error)),
             };
+            if matches!(self.segment_end, Some(SegmentEnd::Unknown(_))) {
+                self.last_packet.clone_from(&packet.data);
+            }
             if packet.track_id != self.track_id {
                 continue;
             }
@@ -448,6 +492,9 @@ impl Blocks {
             }
             if self.gaps.as_mut().is_some_and(|gaps| !gaps.follows(&packet.data)) {
                 return Err(broken("a part is missing or damaged"));
+            }
+            if self.format == Format::Aac && packet.data.is_empty() {
+                return Err(broken("a frame without data"));
             }
             let frames = match &mut self.decoder {
                 Decoder::Opus(opus) => {
@@ -484,11 +531,14 @@ impl Blocks {
             }
         }
         self.last = None;
-        if self.is_unfinished {
-            return Err(broken("it ends before its end"));
+        if let Some(fault) = self.fault_at_end {
+            return Err(broken(fault));
         }
         if self.promised.is_none() && self.gaps.as_mut().is_some_and(|gaps| !gaps.ends()) {
-            return Err(broken("it ends with what is no MP3"));
+            return Err(broken(format!(
+                "it ends with what is no {}",
+                self.format.as_str().to_uppercase()
+            )));
         }
         Ok(None)
     }

@@ -7,6 +7,7 @@ use crate::decode::decode;
 use crate::flac::Samples;
 use crate::flac_encode;
 use crate::test_data::{raw_wav, tone, wav};
+use crate::wave64::tests::as_rf64;
 
 /// Two seconds at 16 kHz of something that changes all the time.
 fn sound(channels: u16) -> Vec<i16> {
@@ -148,10 +149,13 @@ fn blocks_have_the_bits_of_the_whole() {
         ("mu-law", g711(7, &[0x12; 5_000])),
         ("opus", opus(1, &hum(1.3, 300.0))),
         ("opus of two channels", opus(2, &hum(1.0, 300.0))),
+        ("rf64", as_rf64(&wav(48_000, 2, &two), 4 * 32_000)),
+        ("rf64 without sizes", as_rf64(&wav(16_000, 1, &one), 0)),
     ];
     let names = [
         "tone.mp3",
         "tone.m4a",
+        "tone.aac",
         "tone.ogg",
         "tone.opus",
         "tone.webm",
@@ -636,4 +640,104 @@ fn what_cannot_be_opened_says_why() {
     assert!(made.success());
     assert_eq!(channel_count(&pipe, None), None);
     assert!(matches!(crate::decode::read_file(&pipe), Err(AudioError::Read { .. })));
+}
+
+/// An MP4 whose index is before its samples, as those for downloads have it.
+fn with_index_first(mp4: &[u8]) -> Vec<u8> {
+    let mut boxes: Vec<(usize, usize)> = Vec::new();
+    let mut at = 0;
+    while at < mp4.len() {
+        let length = u32::from_be_bytes(mp4[at..at + 4].try_into().unwrap()) as usize;
+        boxes.push((at, at + length));
+        at += length;
+    }
+    let is_index = |&(start, _): &(usize, usize)| &mp4[start + 4..start + 8] == b"moov";
+    let (index, others): (Vec<_>, Vec<_>) = boxes.into_iter().partition(is_index);
+    let mut moov = mp4[index[0].0..index[0].1].to_vec();
+    let places = moov.windows(4).position(|name| name == b"stco").unwrap();
+    let count = u32::from_be_bytes(moov[places + 8..places + 12].try_into().unwrap()) as usize;
+    let moved = moov.len() as u32;
+    for place in moov[places + 12..].chunks_exact_mut(4).take(count) {
+        let offset = u32::from_be_bytes(place[..].try_into().unwrap());
+        place.copy_from_slice(&(offset + moved).to_be_bytes());
+    }
+    let (first, rest) = others.split_first().unwrap();
+    let rest = rest.iter().map(|&(start, end)| &mp4[start..end]);
+    [&mp4[first.0..first.1], &moov]
+        .into_iter()
+        .chain(rest)
+        .collect::<Vec<_>>()
+        .concat()
+}
+
+#[test]
+fn of_a_broken_download_of_an_mp4_what_is_there_is_decoded() {
+    let mp4 = with_index_first(&tone("tone.m4a"));
+    let whole = read(&mp4);
+    assert_eq!(
+        (whole.end, whole.samples.len()),
+        (Progress::End, read(&tone("tone.m4a")).samples.len())
+    );
+    let part = read(&mp4[..mp4.len() * 2 / 3]);
+    assert_eq!(part.end, Progress::Damaged("it ends before its end".to_owned()));
+    let frames = part.samples.len();
+    assert!(
+        (whole.samples.len() / 2..whole.samples.len() - 3_000).contains(&frames),
+        "{frames}"
+    );
+    // All but what the resampler would have made of the next frame.
+    assert_eq!(bits(&part.samples[..frames - 64]), bits(&whole.samples[..frames - 64]));
+    // In fragments, cut in the last and in one within.
+    let mp4 = tone("tone.mp4");
+    assert_eq!(read(&mp4).end, Progress::End);
+    for length in [mp4.len() - 300, mp4.len() / 2] {
+        let part = read(&mp4[..length]);
+        assert!(matches!(part.end, Progress::Damaged(_)), "{length}: {:?}", part.end);
+        assert!(part.samples.len() > length, "{length}: {}", part.samples.len());
+    }
+    // With a fragment of zeros, and a few bytes of one.
+    let fragment = mp4.windows(4).rposition(|name| name == b"moof").unwrap() - 4;
+    let mut hole = mp4.clone();
+    hole[fragment..fragment + 400].fill(0);
+    for bytes in [&hole, &mp4[..fragment + 5]] {
+        assert!(matches!(read(bytes).end, Progress::Damaged(_)));
+    }
+    // A size that nothing can have.
+    let mut huge = with_index_first(&tone("tone.m4a"));
+    let place = huge.windows(4).position(|name| name == b"mdat").unwrap();
+    huge[place - 4..place].copy_from_slice(&1u32.to_be_bytes());
+    huge.splice(place + 4..place + 4, u64::MAX.to_be_bytes());
+    let _ = read_channels(&huge, Channels::Mix);
+}
+
+/// Browsers write WebM without knowing how long it gets.
+#[test]
+fn matroska_that_is_cut_or_does_not_say_where_it_ends() {
+    for name in ["tone.webm", "tone.mkv"] {
+        let known = tone(name);
+        let whole = read(&known);
+        let segment = known.windows(4).position(|id| id == [0x18, 0x53, 0x80, 0x67]).unwrap();
+        let mut unknown = known.clone();
+        unknown[segment + 4] = 1;
+        unknown[segment + 5..segment + 12].fill(0xff);
+        let read_again = read(&unknown);
+        assert_eq!(
+            (read_again.end, bits(&read_again.samples)),
+            (Progress::End, bits(&whole.samples)),
+            "{name}"
+        );
+        for bytes in [&known, &unknown] {
+            let part = read(&bytes[..bytes.len() * 2 / 3]);
+            assert_eq!(
+                part.end,
+                Progress::Damaged("it ends before its end".to_owned()),
+                "{name}"
+            );
+            let frames = part.samples.len();
+            assert!(
+                (whole.samples.len() / 3..whole.samples.len()).contains(&frames),
+                "{name}: {frames}"
+            );
+        }
+    }
 }

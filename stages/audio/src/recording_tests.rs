@@ -2,7 +2,7 @@ use super::*;
 use crate::flac_encode::encode;
 use crate::test_data::{member, tone, wav};
 
-const ALL: [Format; 9] = Format::ALL;
+const ALL: [Format; 11] = Format::ALL;
 
 /// What the recordings of tests/data/make.py hold.
 fn reference() -> Vec<f64> {
@@ -124,4 +124,94 @@ fn what_is_cut_is_found() {
     assert_eq!(status(&[&whole[..], b"TAG", &[1; 500]].concat(), &ALL), Status::Ok);
     assert!(decode(&whole, 999).is_err());
     assert_eq!(decode(&whole, 1000).unwrap().interleaved.len(), 1000);
+}
+
+/// The frames of `tone.m4a` as ADTS (ISO/IEC 14496-3 section 1.A.2.2): AAC-LC of one channel at 16 kHz, with or without the bytes of a
+/// check sum.
+fn adts_frames(checked: bool) -> Vec<Vec<u8>> {
+    let source = MediaSourceStream::new(
+        Box::new(Cursor::new(tone("tone.m4a"))),
+        MediaSourceStreamOptions::default(),
+    );
+    let mut reader = IsoMp4Reader::try_new(source, FormatOptions::default()).unwrap();
+    let mut frames = Vec::new();
+    while let Some(packet) = reader.next_packet().unwrap() {
+        let header = if checked { 9 } else { 7 };
+        let length = header + packet.data.len();
+        let mut frame = vec![
+            0xff,
+            if checked { 0xf0 } else { 0xf1 },
+            0x60,
+            0x40 | (length >> 11) as u8,
+        ];
+        frame.extend([(length >> 3) as u8, (length << 5) as u8 | 0x1f, 0xfc]);
+        frame.resize(header, 0);
+        frame.extend_from_slice(&packet.data);
+        frames.push(frame);
+    }
+    frames
+}
+
+#[test]
+fn aac_without_a_container_is_that_of_a_container() {
+    let expected = decode(&tone("tone.m4a"), u64::MAX).unwrap();
+    let is_expected = |bytes: &[u8], what: &str| {
+        assert_eq!(recognise(bytes), Ok(Format::Aac), "{what}");
+        let found = decode(bytes, u64::MAX).unwrap_or_else(|fault| panic!("{what}: {fault}"));
+        assert_eq!(
+            (&found.info, &found.interleaved),
+            (&expected.info, &expected.interleaved),
+            "{what}"
+        );
+        let (_, verdict) = probe(bytes, &ALL).unwrap();
+        as_flac(&found, &verdict.audio_hash);
+    };
+    let frames = adts_frames(false);
+    is_expected(&frames.concat(), "plain");
+    is_expected(&adts_frames(true).concat(), "with check sums");
+    // As segments of HTTP streams begin; joined ones have one in the middle, too.
+    let tag = b"ID3\x04\0\0\0\0\0\x0bPRIV\0\0\0\x01\0\0x";
+    let (first, last) = frames.split_at(frames.len() / 2);
+    is_expected(&[tag, &first.concat()[..], tag, &last.concat()].concat(), "with tags");
+
+    let said = |bytes: &[u8]| probe(bytes, &ALL).unwrap_err().to_string();
+    let whole = frames.concat();
+    assert!(said(&whole[..whole.len() - 5]).contains("it ends before its end"));
+    let gap = [&first.concat()[..], &[0x55; 300], &last.concat()].concat();
+    assert!(said(&gap).contains("a part is missing or damaged"), "{}", said(&gap));
+    let empty = [0xff, 0xf1, 0x60, 0x40, 0, 0xff, 0xfc].repeat(20);
+    assert!(said(&empty).contains("a frame without data"), "{}", said(&empty));
+    // From within a frame on.
+    let part = [&first.concat()[..first.concat().len() - 20], &last.concat()].concat();
+    assert!(probe(&part, &ALL).is_err());
+    assert!(probe(&[&whole[..], &[0x55; 30_000]].concat(), &ALL).is_err());
+    // Channels that are named within the frames.
+    let mut unnamed = whole.clone();
+    unnamed[3] &= !0xc0;
+    assert_eq!(status(&unnamed, &ALL), Status::UnsupportedFormat);
+}
+
+/// HE-AAC is AAC-LC at half the rate and what the upper half of the band is to be made of: the former is decoded.
+#[test]
+fn of_he_aac_its_core_is_decoded() {
+    let mut bytes = tone("tone.m4a");
+    let expected = decode(&bytes, u64::MAX).unwrap();
+    let config = [0x14, 0x08, 0x56, 0xe5, 0];
+    let place = bytes.windows(5).position(|found| found == config).unwrap();
+    // HE-AAC at 32 kHz, and with parametric stereo.
+    for config in [[0x2c, 0x0a, 0x88, 0, 0], [0xec, 0x0a, 0x88, 0, 0]] {
+        bytes[place..place + 5].copy_from_slice(&config);
+        let found = decode(&bytes, u64::MAX).unwrap();
+        assert_eq!(found.interleaved, expected.interleaved, "{config:02x?}");
+    }
+    assert_eq!(core_of_he_aac(&[0x2c, 0x0a, 0x88]), Some([0x14, 0x08]));
+    // AAC-LC, that with a rate of its own, and another codec within.
+    for other in [
+        &[0x14, 0x08, 0x56, 0xe5, 0][..],
+        &[0x2f, 0x8a, 0x88],
+        &[0x2c, 0x0a, 0x84],
+        &[],
+    ] {
+        assert_eq!(core_of_he_aac(other), None, "{other:02x?}");
+    }
 }

@@ -13,6 +13,7 @@ use crate::flac::{self, Fault, MARKER, StreamInfo};
 use crate::format::{Format, HEAD, MOST_PADDING, mpeg, recognise, stated_id3_length};
 use crate::recording::{Blocks, broken};
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
+use crate::wave64;
 
 /// The bytes of a recording, read on demand.
 #[derive(Clone)]
@@ -210,8 +211,16 @@ pub(crate) fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault>
             let from = header.len() as u64;
             (header, from)
         }
+        Format::Rf64 => {
+            let wave = wave64::read_header(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size)?;
+            let size = wave.end;
+            let samples = StoredBytes { size, ..bytes.clone() };
+            let mut blocks = Blocks::open(Box::new(samples.source(wave.head, wave.start)), format)?;
+            blocks.fault_at_end = wave.fault_at_end;
+            return Ok(blocks);
+        }
         // Pictures in a tag may hold what looks like a frame.
-        Format::Mp3 => (Vec::new(), bytes.id3_length()),
+        Format::Mp3 | Format::Aac => (Vec::new(), bytes.id3_length()),
         _ => (Vec::new(), 0),
     };
     Blocks::open(Box::new(bytes.source(head, from)), format)

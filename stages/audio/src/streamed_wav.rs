@@ -4,9 +4,9 @@
 use std::io::{Read, Seek, SeekFrom};
 
 /// Longest header that is searched, in bytes.
-const LONGEST_HEADER: u64 = 1 << 20;
+pub(crate) const LONGEST_HEADER: u64 = 1 << 20;
 /// The size in place of an unknown one.
-const UNKNOWN: u32 = u32::MAX;
+pub(crate) const UNKNOWN: u32 = u32::MAX;
 
 /// The header of such a WAV, which ends where its samples begin, with the sizes that it would have if the samples end with the
 /// recording. `bytes` are those of the recording, `size` is how many there are. A header without sizes has 0xFFFFFFFF for that of
@@ -41,9 +41,11 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u
     }
 }
 
-/// Whether audible samples follow those that the header of a WAV of `size` bytes speaks of: a twentieth of a second of telephony.
+/// Fewest bytes of samples that can be heard: a twentieth of a second of telephony.
+const AUDIBLE: u64 = 400;
+
+/// Whether audible samples follow those that the header of a WAV of `size` bytes speaks of.
 pub(crate) fn is_longer_than_its_header_says(bytes: &mut (impl Read + Seek), size: u64) -> bool {
-    const AUDIBLE: u64 = 400;
     if bytes.rewind().is_err() || header_with_sizes(&mut *bytes, size).is_some() {
         // The header has no sizes: the samples end with the recording.
         return false;
@@ -51,12 +53,27 @@ pub(crate) fn is_longer_than_its_header_says(bytes: &mut (impl Read + Seek), siz
     bytes_after_end(bytes, size).is_some_and(|after| after >= AUDIBLE)
 }
 
+/// The same of a WAV whose header says that the samples end at `end`.
+pub(crate) fn goes_on_after(bytes: &mut (impl Read + Seek), end: u64, size: u64) -> bool {
+    let fill = end & 1;
+    rest_after_chunks(bytes, end + fill, true, fill, size).is_some_and(|after| after >= AUDIBLE)
+}
+
 /// How many bytes of a WAV of `size` bytes come after the samples that its header speaks of and are no chunks, as where a program
 /// that recorded was killed, or where a size does not fit 32 bits. None where these are the usual padding or a tag.
 fn bytes_after_end(bytes: &mut (impl Read + Seek), size: u64) -> Option<u64> {
     // After "RIFF", the size, and "WAVE".
-    let mut at = 12;
-    let (mut is_after_samples, mut fill) = (false, 0);
+    rest_after_chunks(bytes, 12, false, 0, size)
+}
+
+/// [`bytes_after_end`] from a place on, with so many bytes before it that fill up to an even number.
+fn rest_after_chunks(
+    bytes: &mut (impl Read + Seek),
+    mut at: u64,
+    mut is_after_samples: bool,
+    mut fill: u64,
+    size: u64,
+) -> Option<u64> {
     while at < size {
         let mut head = [0; 8];
         bytes.seek(SeekFrom::Start(at)).ok()?;
@@ -97,7 +114,7 @@ fn is_silence(bytes: &mut (impl Read + Seek), start: u64, length: u64) -> bool {
 }
 
 /// None where there are not as many.
-fn take(bytes: &mut impl Read, count: u64, into: &mut Vec<u8>) -> Option<()> {
+pub(crate) fn take(bytes: &mut impl Read, count: u64, into: &mut Vec<u8>) -> Option<()> {
     let taken = bytes.take(count).read_to_end(into).ok()?;
     (taken as u64 == count).then_some(())
 }

@@ -125,7 +125,7 @@ fn rows() -> [(&'static str, &'static [PassPart], &'static [&'static str]); 6] {
         SubsamplingBackward, SubsamplingForward,
     };
     [
-        ("features, on the CPU", &[Features], &[]),
+        ("features", &[Features], &[]),
         (
             "sub-sampling",
             &[SubsamplingForward, SubsamplingBackward],
@@ -266,7 +266,7 @@ fn decode(device: &Device) -> Outcome<()> {
     let model = TdtModel::new(full_size()?, None, 1, DType::F32, &Device::Cpu)?.stored_as(DType::BF16)?;
     let model = moved(model, device)?;
     println!("| decoded | ms | times real time |\n| --- | --- | --- |");
-    for (clips_at_once, seconds) in [(1, 10.0), (8, 10.0), (32, 10.0), (1, 90.0)] {
+    for (clips_at_once, seconds) in [(1, 10.0), (8, 10.0), (32, 10.0), (64, 10.0), (1, 90.0)] {
         let shape = BatchShape {
             utterances: clips_at_once,
             seconds,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use flow_audio::listing::{Recording, shared_recordings};
+use flow_audio::listing::{ENDINGS_OF_RESULTS, Recording, shared_recordings};
 use flow_audio::recording_reader::{Channels, channel_count};
 use flow_runtime::{Shared, StageError};
 use schemars::JsonSchema;
@@ -97,6 +97,22 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
             return Err(StageError::setting("input", why));
         }
     }
+    // The transcript of one must not have the name of the folder of another's.
+    for Listed { recording, .. } in &listed {
+        for (end, _) in recording.name.match_indices('/') {
+            let folder = &recording.name[..end];
+            let of = folder
+                .rsplit_once('.')
+                .filter(|(_, ending)| ENDINGS_OF_RESULTS.contains(ending));
+            if let Some((name, _)) = of.filter(|(name, _)| names.contains(&(*name).to_owned())) {
+                let why = format!(
+                    "a transcript of `{name}` has the name of the folder of `{}`; rename one of them",
+                    recording.name
+                );
+                return Err(StageError::setting("input", why));
+            }
+        }
+    }
     Ok(listed)
 }
 
@@ -141,6 +157,13 @@ mod tests {
         let error = names(ChannelUse::Split).unwrap_err().to_string();
         assert!(error.contains("`call.ch2`"), "{error}");
         assert_eq!(names(ChannelUse::Mix).unwrap().len(), 4);
+        std::fs::create_dir(folder.path().join("talk.txt")).unwrap();
+        write("talk.txt/a.wav", &wav(16_000, &[1; 80]));
+        let error = names(ChannelUse::Mix).unwrap_err().to_string();
+        assert!(
+            error.contains("a transcript of `talk` has the name of the folder of `talk.txt/a`"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! Read are NeMo's JSON lines and parquet files, with the names of `manifest.read` and of the rows that it gives.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::cast;
@@ -14,9 +14,10 @@ use flow_audio::listing::{Recording, has_ending_of_audio};
 use flow_audio::member_name::{is_unsafe, safe_components, strip_dot_slash};
 use flow_audio::samples::Refusal;
 use flow_audio::tar::{self, MemberKind};
+use flow_runtime::store::ForeignParquet;
 use flow_runtime::{ROW, StageError, open_input_file, open_regular_file};
 use flow_storage::is_url;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::ProjectionMask;
 use serde_json::{Map, Value};
 
 use crate::streamed::Part;
@@ -29,6 +30,10 @@ const PARQUET: &[u8] = b"PAR1";
 const LONGEST_LINE: u64 = 1 << 20;
 /// Longest part of the name of a transcript, in bytes: endings and channels are added to it.
 const LONGEST_NAME: usize = 200;
+/// Rows of a parquet file that are decoded at a time.
+const BATCH_ROWS: usize = 256;
+/// Most bytes that the columns of a parquet file take in memory: a small file may repeat a long text.
+const MOST_BYTES: usize = 1 << 30;
 
 /// The row of a manifest.
 #[derive(Clone, Debug, PartialEq)]
@@ -187,18 +192,25 @@ fn lines(path: &Path) -> io::Result<Vec<Line>> {
     Ok(found)
 }
 
-/// The rows of a parquet file as objects of those columns that are texts, numbers and truth values. In rows of `manifest.read`,
-/// where `start` is in seconds and `offset` and `size` are a place in a tar, these get the names of [`Maker::row`].
+/// The rows of a parquet file as objects of those columns that are texts, numbers, truth values, dates and times. In rows of
+/// `manifest.read`, where `start` is in seconds and `offset` and `size` are a place in a tar, these get the names of
+/// [`Maker::row`].
 fn parquet_rows(path: &Path) -> Result<Vec<Line>, String> {
-    let file = match is_url(path) {
-        true => copied(path),
-        false => open_regular_file(path),
-    };
-    let file = file.map_err(|error| error.to_string())?;
-    let reader = ParquetRecordBatchReaderBuilder::try_new(file).and_then(ParquetRecordBatchReaderBuilder::build);
+    let file = ForeignParquet::open(path).map_err(|error| error.to_string())?;
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    let batches = file.rows(&metadata, ProjectionMask::all(), BATCH_ROWS, None);
     let mut found = Vec::new();
-    for batch in reader.map_err(|error| error.to_string())? {
+    let mut bytes = 0usize;
+    for batch in batches.map_err(|error| error.to_string())? {
         let batch = batch.map_err(|error| error.to_string())?;
+        let sizes = batch
+            .columns()
+            .iter()
+            .map(|column| column.to_data().get_slice_memory_size());
+        bytes = sizes.fold(bytes, |bytes, size| bytes.saturating_add(size.unwrap_or(0)));
+        if bytes > MOST_BYTES {
+            return Err(format!("its rows have more than {} MiB", MOST_BYTES >> 20));
+        }
         let before = found.len() as u64;
         let mut rows = vec![Map::new(); batch.num_rows()];
         let is_place = batch.column_by_name("start").is_some() && batch.column_by_name("size").is_some();
@@ -209,7 +221,7 @@ fn parquet_rows(path: &Path) -> Result<Vec<Line>, String> {
                 "size" if is_place => TAR_SIZE,
                 name => name,
             };
-            add_column(&mut rows, name, column).map_err(|error| error.to_string())?;
+            add_column(&mut rows, name, column);
         }
         let rows = rows.into_iter().zip(before + 1..);
         found.extend(rows.map(|(mut row, number)| {
@@ -218,13 +230,6 @@ fn parquet_rows(path: &Path) -> Result<Vec<Line>, String> {
         }));
     }
     Ok(found)
-}
-
-/// A copy of an object in a temporary file that has no name: parquet is read from its end.
-fn copied(object: &Path) -> io::Result<File> {
-    let mut copy = tempfile::tempfile()?;
-    io::copy(&mut open_input_file(object)?, &mut copy)?;
-    Ok(copy)
 }
 
 /// Keys of a row by which it is transcribed.
@@ -255,45 +260,59 @@ fn names_and_columns(batch: &RecordBatch) -> impl Iterator<Item = (&str, &ArrayR
         .zip(batch.columns())
 }
 
-fn add_column(rows: &mut [Map<String, Value>], name: &str, column: &ArrayRef) -> Result<(), arrow::error::ArrowError> {
+fn add_column(rows: &mut [Map<String, Value>], name: &str, column: &ArrayRef) {
     let kind = match column.data_type() {
         DataType::Dictionary(_, values) => values.as_ref(),
         kind => kind,
     };
     let to = match kind {
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
-        kind if kind.is_floating() || kind.is_decimal() => DataType::Float64,
-        DataType::UInt64 => DataType::UInt64,
-        kind if kind.is_integer() => DataType::Int64,
-        DataType::Boolean => DataType::Boolean,
-        _ => {
-            // Of no type that these keys may have: the row is refused.
-            let rows = rows.iter_mut().enumerate().filter(|(index, _)| column.is_valid(*index));
-            if USED.contains(&name) {
-                rows.for_each(|(_, row)| _ = row.insert(name.to_owned(), Value::Array(Vec::new())));
-            }
-            return Ok(());
-        }
+        // As where a writer saw no value.
+        DataType::Null => return,
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Some(DataType::Utf8),
+        // Of whole numbers, which may be ids, no digit is lost.
+        DataType::Decimal32(_, 0)
+        | DataType::Decimal64(_, 0)
+        | DataType::Decimal128(_, 0)
+        | DataType::Decimal256(_, 0) => Some(DataType::Utf8),
+        kind if kind.is_temporal() => Some(DataType::Utf8),
+        kind if kind.is_floating() || kind.is_decimal() => Some(DataType::Float64),
+        DataType::UInt64 => Some(DataType::UInt64),
+        kind if kind.is_integer() => Some(DataType::Int64),
+        DataType::Boolean => Some(DataType::Boolean),
+        _ => None,
     };
-    let column = cast(column, &to)?;
-    for (index, row) in rows.iter_mut().enumerate() {
-        if column.is_null(index) {
-            continue;
+    // Names of zones need not be known here.
+    let in_utc = match kind {
+        DataType::Timestamp(unit, Some(_)) => cast(column, &DataType::Timestamp(*unit, Some("+00:00".into()))).ok(),
+        _ => Some(Arc::clone(column)),
+    };
+    let Some(values) = to.zip(in_utc).and_then(|(to, column)| cast(&column, &to).ok()) else {
+        // Of no type that these keys may have: the row is refused.
+        let rows = rows.iter_mut().enumerate().filter(|(index, _)| column.is_valid(*index));
+        if USED.contains(&name) {
+            rows.for_each(|(_, row)| _ = row.insert(name.to_owned(), Value::Array(Vec::new())));
         }
-        let value = match to {
-            DataType::Utf8 => Value::from(column.as_string::<i32>().value(index)),
-            DataType::Int64 => Value::from(column.as_primitive::<Int64Type>().value(index)),
-            DataType::UInt64 => Value::from(column.as_primitive::<UInt64Type>().value(index)),
-            DataType::Boolean => Value::from(column.as_boolean().value(index)),
+        return;
+    };
+    let is_whole = kind.is_decimal();
+    for (index, row) in rows.iter_mut().enumerate().filter(|(index, _)| values.is_valid(*index)) {
+        let value = match values.data_type() {
+            DataType::Utf8 => {
+                let text = values.as_string::<i32>().value(index);
+                let number = is_whole.then(|| text.parse::<i64>().ok()).flatten();
+                number.map_or_else(|| Value::from(text), Value::from)
+            }
+            DataType::Int64 => Value::from(values.as_primitive::<Int64Type>().value(index)),
+            DataType::UInt64 => Value::from(values.as_primitive::<UInt64Type>().value(index)),
+            DataType::Boolean => Value::from(values.as_boolean().value(index)),
             _ => {
-                let number = column.as_primitive::<Float64Type>().value(index);
+                let number = values.as_primitive::<Float64Type>().value(index);
                 // JSON has no NaN.
                 serde_json::Number::from_f64(number).map_or_else(|| Value::from(number.to_string()), Value::Number)
             }
         };
         row.insert(name.to_owned(), value);
     }
-    Ok(())
 }
 
 /// The keys of the column `extra`, a JSON object, become keys of the row.
@@ -507,5 +526,107 @@ fn seconds(values: &Map<String, Value>, key: &str, reason: &'static str, least: 
         None => Err(refuse("bad_type", format!("{key} is no number"))),
         Some(number) if number.is_finite() && number >= least => Ok(Some(number)),
         Some(number) => Err(refuse(reason, format!("{key} is {number} s"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use arrow::array::{Float64Array, StringArray};
+    use parquet::arrow::ArrowWriter;
+
+    use super::*;
+
+    /// Whatever byte of a parquet manifest is wrong, it has all of its rows or is an error that names it.
+    #[test]
+    fn a_damaged_parquet_manifest_loses_no_row() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train.parquet");
+        let texts = |of: &str| Arc::new(StringArray::from_iter_values((0..20).map(|n| format!("{of}{n}")))) as ArrayRef;
+        let columns = [
+            ("segment_id", texts("s")),
+            ("audio_filepath", texts("/recordings/")),
+            ("duration", Arc::new(Float64Array::from(vec![1.5; 20])) as ArrayRef),
+        ];
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let mut writer = ArrowWriter::try_new(File::create(&path).unwrap(), batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+        let manifest = path.to_str().unwrap();
+        assert_eq!(rows(manifest, 0).unwrap().len(), 20);
+        let whole = fs::read(&path).unwrap();
+        let mut errors = 0;
+        for place in 4..whole.len() {
+            for flipped in [0x01, 0x82] {
+                let mut damaged = whole.clone();
+                damaged[place] ^= flipped;
+                fs::write(&path, &damaged).unwrap();
+                match rows(manifest, 0) {
+                    Ok(found) => assert_eq!(found.len(), 20, "{flipped:#x} at {place}"),
+                    Err(error) => {
+                        assert!(error.to_string().contains("train.parquet"), "{error}");
+                        errors += 1;
+                    }
+                }
+            }
+        }
+        assert!(errors > whole.len() / 4, "{errors} errors of {} bytes", whole.len());
+    }
+
+    #[test]
+    fn columns_without_a_value_and_of_whole_decimals() {
+        use arrow::array::{Date32Array, Decimal128Array, ListArray, NullArray, TimestampSecondArray};
+        use arrow::datatypes::Int32Type;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train.parquet");
+        let ids = [12_345_678_901_234_567_890_123i128, 12_345_678_901_234_567_890_124, 7];
+        let ids = Decimal128Array::from_iter_values(ids)
+            .with_precision_and_scale(30, 0)
+            .unwrap();
+        let lists = ListArray::from_iter_primitive::<Int32Type, _, _>(vec![Some(vec![Some(1)]); 3]);
+        let columns = [
+            ("id", Arc::new(ids) as ArrayRef),
+            ("audio_filepath", Arc::new(StringArray::from(vec!["/a.wav"; 3]))),
+            ("offset", Arc::new(NullArray::new(3))),
+            (
+                "duration",
+                Arc::new(
+                    Decimal128Array::from(vec![2; 3])
+                        .with_precision_and_scale(9, 0)
+                        .unwrap(),
+                ),
+            ),
+            ("day", Arc::new(Date32Array::from(vec![20_000; 3]))),
+            ("list", Arc::new(lists)),
+            // Of a zone that this program does not know.
+            (
+                "time",
+                Arc::new(TimestampSecondArray::from(vec![5; 3]).with_timezone("Nowhere/Land")),
+            ),
+        ];
+        let batch =
+            RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap();
+        let mut writer = ArrowWriter::try_new(File::create(&path).unwrap(), batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+        let rows = rows(path.to_str().unwrap(), 0).unwrap();
+        let names: Vec<&str> = rows.iter().map(|(recording, _)| recording.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "train/12345678901234567890123",
+                "train/12345678901234567890124",
+                "train/7"
+            ]
+        );
+        for (_, row) in &rows {
+            assert_eq!(row.refused, None);
+            assert_eq!(row.part.as_ref().and_then(|part| part.seconds), Some(2.0));
+            assert_eq!(row.values["day"], "2024-10-04");
+            assert_eq!(row.values["time"], "1970-01-01T00:00:05Z");
+            assert!(!row.values.contains_key("list"));
+        }
     }
 }

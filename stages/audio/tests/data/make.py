@@ -15,12 +15,17 @@ for name, codec, rate, length in [
     ("tone.mp3", "libmp3lame", RATE, RATE),
     ("tone.m4a", "aac", RATE, RATE),
     ("tone.mov", "aac", RATE, RATE),
+    # Half a second, in fragments of an eighth, each with an index of its own.
+    ("tone.mp4", "aac", RATE, RATE // 2),
     ("tone.mkv", "aac", RATE, RATE),
     ("tone.webm", "libopus", 48_000, RATE),
-    # The first fifth of a second, as there is no loss.
+    # The first fifth of a second.
     ("tone.caf", "alac", RATE, RATE // 5),
+    ("tone.aac", "aac", RATE, RATE // 5),
 ]:
-    with av.open(name, "w", format={"m4a": "mp4", "mkv": "matroska"}.get(name[5:], name[5:])) as out:
+    fragments = {"movflags": "empty_moov+default_base_moof", "frag_duration": "125000"}
+    options = fragments if name == "tone.mp4" else {}
+    with av.open(name, "w", options=options, format={"m4a": "mp4", "mkv": "matroska", "aac": "adts"}.get(name[5:], name[5:])) as out:
         stream = out.add_stream(codec, rate=rate, layout="mono")
         stream.bit_rate = 32_000 if codec == "libopus" else 64_000
         frame = av.AudioFrame.from_ndarray(tone[None, :length], format="s16", layout="mono")

@@ -31,7 +31,7 @@ struct Launch {
     unsigned cooperative;
 };
 
-enum { MOST_THREADS = 1024, MOST_BLOCKS = 3, STACK = 64 * 1024, SHARED_BYTES = 48 * 1024, MOST_SITES = 256 };
+enum { MOST_THREADS = 1024, MOST_BLOCKS = 6, STACK = 64 * 1024, SHARED_BYTES = 48 * 1024, MOST_SITES = 256 };
 
 struct Fiber {
     jmp_buf at;

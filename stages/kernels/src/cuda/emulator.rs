@@ -142,7 +142,7 @@ fn library() -> &'static Library {
 
 /// The most blocks that wait for each other: the grid of a kernel with barriers of the grid is cut to them, as on a device
 /// that runs no more at once.
-const BLOCKS_AT_ONCE: u32 = 3;
+const BLOCKS_AT_ONCE: u32 = 6;
 
 /// Runs a kernel in both orders and writes back what it wrote.
 pub(super) fn launch(kernel: &Kernel, mut blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {

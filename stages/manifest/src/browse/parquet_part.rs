@@ -1,15 +1,13 @@
 //! Parquet files, of which only row groups that may have matching rows are read.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
+use flow_runtime::store::{CountedRows, ForeignParquet};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
-};
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::statistics::Statistics;
@@ -39,34 +37,32 @@ fn damaged(path: &Path) -> impl Fn(ParquetError) -> ManifestError + use<> {
     }
 }
 
-fn metadata(file: &File, path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
+fn opened(path: &Path) -> Result<(ForeignParquet, ArrowReaderMetadata), ManifestError> {
+    let file = ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))?;
     // The file's Parquet types; the Arrow schema that a writer may have embedded is ignored.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-    ArrowReaderMetadata::load(file, options).map_err(damaged(path))
+    let metadata = file.metadata_with(options).map_err(damaged(path))?;
+    Ok((file, metadata))
 }
 
 /// The columns of a file, and how many rows it says it has.
 pub fn schema(path: &Path) -> Result<(SchemaRef, u64), ManifestError> {
-    let metadata = metadata(&open(path)?, path)?;
+    let (_, metadata) = opened(path)?;
     let rows = metadata.metadata().file_metadata().num_rows();
     Ok((metadata.schema().clone(), u64::try_from(rows).unwrap_or(0)))
 }
 
 /// The row at `row`, with all columns.
 pub fn row(path: &Path, row: u64) -> Result<Option<RecordBatch>, ManifestError> {
-    let file = open(path)?;
-    let metadata = metadata(&file, path)?;
+    let (file, metadata) = opened(path)?;
     let mut first = 0u64;
     for (group, of_group) in metadata.metadata().row_groups().iter().enumerate() {
         let rows = u64::try_from(of_group.num_rows()).unwrap_or(0);
         if row < first + rows {
-            let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata.clone())
-                .with_row_groups(vec![group])
-                .with_offset(usize::try_from(row - first).unwrap_or(usize::MAX))
-                .with_limit(1)
-                .build()
-                .map_err(damaged(path))?;
-            for batch in reader {
+            let place = (row - first) as usize;
+            let only = RowSelection::from_consecutive_ranges(std::iter::once(place..place + 1), rows as usize);
+            let reader = file.rows_of(&metadata, &[group], ProjectionMask::all(), 1, Some(only));
+            for batch in reader.map_err(damaged(path))? {
                 let batch = batch?;
                 if batch.num_rows() > 0 {
                     return Ok(Some(batch.slice(0, 1)));
@@ -81,8 +77,7 @@ pub fn row(path: &Path, row: u64) -> Result<Option<RecordBatch>, ManifestError> 
 
 /// The batches of the columns `named` (those that are there), with the places of their first rows.
 pub fn batches(path: &Path, named: &[&str], bounds: &[Bound]) -> Result<Groups, ManifestError> {
-    let file = open(path)?;
-    let metadata = metadata(&file, path)?;
+    let (file, metadata) = opened(path)?;
     let bounds: Vec<&Bound> = bounds
         .iter()
         .filter(|bound| is_told(metadata.schema(), bound))
@@ -116,17 +111,17 @@ pub fn batches(path: &Path, named: &[&str], bounds: &[Bound]) -> Result<Groups, 
 /// The batches of some row groups.
 pub struct Groups {
     path: PathBuf,
-    file: File,
+    file: ForeignParquet,
     metadata: ArrowReaderMetadata,
     columns: Vec<usize>,
     groups: std::vec::IntoIter<(usize, u64)>,
     /// Of the row group that is read, and the place of its next row.
-    reader: Option<(ParquetRecordBatchReader, u64)>,
+    reader: Option<(CountedRows, u64)>,
 }
 
 impl Groups {
     /// A small file may expand to long values (dictionaries): a batch has fewer rows where they are long.
-    fn reader_of(&self, group: usize) -> Result<ParquetRecordBatchReader, ManifestError> {
+    fn reader_of(&self, group: usize) -> Result<CountedRows, ManifestError> {
         let mut of_row = 1;
         for batch in self.reader(group, FIRST_ROWS)?.take(1) {
             let batch = batch?;
@@ -140,18 +135,10 @@ impl Groups {
         self.reader(group, (BATCH_BYTES / of_row).clamp(1, BATCH_ROWS))
     }
 
-    fn reader(&self, group: usize, rows: usize) -> Result<ParquetRecordBatchReader, ManifestError> {
-        let file = self
-            .file
-            .try_clone()
-            .map_err(|error| ManifestError::io(&self.path, error))?;
-        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone());
-        let mask = ProjectionMask::roots(builder.parquet_schema(), self.columns.iter().copied());
-        let builder = builder
-            .with_projection(mask)
-            .with_row_groups(vec![group])
-            .with_batch_size(rows);
-        builder.build().map_err(damaged(&self.path))
+    fn reader(&self, group: usize, rows: usize) -> Result<CountedRows, ManifestError> {
+        let mask = ProjectionMask::roots(self.metadata.parquet_schema(), self.columns.iter().copied());
+        let reader = self.file.rows_of(&self.metadata, &[group], mask, rows, None);
+        reader.map_err(damaged(&self.path))
     }
 }
 
