@@ -7,13 +7,19 @@ use symphonia::core::io::MediaSource;
 
 /// More bytes than any file has.
 const ENDLESS: u64 = 1 << 62;
-/// Bytes at the end of a file that are looked at: two of the largest pages of Ogg, and more than a packet has.
-const TAIL: u64 = 1 << 17;
-/// Most boxes of an MP4 that are looked at: fragments of some hours.
-const MOST_BOXES: usize = 1 << 14;
-/// The elements of Matroska that a file consists of (RFC 8794, RFC 9559).
+/// Bytes at the end of an Ogg file that are looked at: two of the largest pages.
+const OGG_TAIL: u64 = 1 << 17;
+/// Bytes at the end of a Matroska file that are looked at: more than the last picture of a film has, with tags after it.
+const MATROSKA_TAIL: u64 = 1 << 22;
+/// Most boxes of an MP4 that are looked at: an hour of fragments of a frame each.
+const MOST_BOXES: usize = 1 << 19;
+/// Most elements of a Matroska file before its packets that are looked at.
+const MOST_ELEMENTS: usize = 64;
+/// Elements of Matroska (RFC 8794, RFC 9559).
 const EBML: u64 = 0x1a45_dfa3;
 const SEGMENT: u64 = 0x1853_8067;
+const CLUSTER: u64 = 0x1f43_b675;
+const CHAPTERS: u64 = 0x1043_a770;
 
 /// A source that says that it is endless.
 struct Endless(Box<dyn MediaSource>);
@@ -44,47 +50,82 @@ impl MediaSource for Endless {
 }
 
 /// An MP4 for its reader, which leaves out a box that goes beyond the end: where the index comes before the samples, as in downloads
-/// and in what is streamed, these are read up to the end, and that there are not all of them is an error. True: between fragments
-/// or at the end there is what is no box, where the reader ends without a word.
-///
-/// # Errors
-/// Where the source cannot be read.
-pub(crate) fn with_cut_boxes(mut mp4: Box<dyn MediaSource>) -> io::Result<(Box<dyn MediaSource>, bool)> {
-    let (mut at, mut has_index, mut is_indexed, mut is_fragmented) = (0u64, false, false, false);
-    let mut is_broken = false;
-    for _ in 0..MOST_BOXES {
-        let mut head = [0; 16];
-        let read = read_at(&mut *mp4, at, &mut head)?;
-        if read == 0 {
-            break;
-        }
-        let [a, b, c, d, ref name @ .., _, _, _, _, _, _, _, _] = head;
-        match name {
-            b"moov" => has_index = true,
-            b"moof" => (is_indexed, is_fragmented) = (has_index, true),
-            b"mdat" => is_indexed = has_index,
-            _ => {}
-        }
-        if is_indexed && !is_fragmented {
-            break;
-        }
-        let length = match u64::from(u32::from_be_bytes([a, b, c, d])) {
-            // It ends with the file.
-            0 if name == b"mdat" => break,
-            1 => u64::from_be_bytes(std::array::from_fn(|byte| head[8 + byte])),
-            length => length,
-        };
-        match at.checked_add(length) {
-            Some(next) if length >= 8 && read >= 8 => at = next,
-            _ => {
-                is_broken = is_fragmented;
+/// and in what is streamed, these are read up to the end, and that there are not all of them is an error.
+pub(crate) struct Mp4 {
+    pub source: Box<dyn MediaSource>,
+    /// It consists of fragments, each with an index of its own.
+    pub is_fragmented: bool,
+    /// Between fragments or after them there is what is no whole box: the reader ends there without a word.
+    pub is_broken: bool,
+}
+
+impl Mp4 {
+    /// # Errors
+    /// Where the source cannot be read.
+    pub fn of(mut source: Box<dyn MediaSource>) -> io::Result<Mp4> {
+        let length = source.seek(SeekFrom::End(0))?;
+        let (mut at, mut has_index, mut is_indexed) = (0u64, false, false);
+        let (mut is_fragmented, mut is_broken, mut has_samples) = (false, false, true);
+        for _ in 0..MOST_BOXES {
+            let mut head = [0; 16];
+            let read = read_at(&mut *source, at, &mut head)?;
+            if read == 0 {
+                is_broken = !has_samples;
                 break;
             }
+            let [a, b, c, d, ref name @ .., _, _, _, _, _, _, _, _] = head;
+            match name {
+                b"moov" => has_index = true,
+                b"moof" => (is_indexed, is_fragmented, has_samples) = (has_index, true, false),
+                b"mdat" => (is_indexed, has_samples) = (has_index, true),
+                _ => {}
+            }
+            let size = match u64::from(u32::from_be_bytes([a, b, c, d])) {
+                0 => {
+                    // Such a box ends with the file. Zeros are none: they are there to fill it up, or a part is missing.
+                    is_broken = is_fragmented && name == &[0; 4] && !is_zero(&mut *source, at)?;
+                    is_indexed = false;
+                    break;
+                }
+                1 => u64::from_be_bytes(std::array::from_fn(|byte| head[8 + byte])),
+                size => size,
+            };
+            if is_indexed && !is_fragmented {
+                break;
+            }
+            let end = at.checked_add(size).filter(|_| size >= 8 && read >= 8);
+            match end.filter(|end| *end <= length) {
+                Some(end) => at = end,
+                None => {
+                    // Of these nothing is missed.
+                    is_broken = is_fragmented && (end.is_none() || ![b"mfra", b"free", b"skip"].contains(&name));
+                    break;
+                }
+            }
+        }
+        source.rewind()?;
+        if is_indexed {
+            source = Box::new(Endless(source));
+        }
+        Ok(Mp4 {
+            source,
+            is_fragmented,
+            is_broken,
+        })
+    }
+}
+
+/// Whether there is nothing but zeros from a place on.
+fn is_zero(source: &mut dyn MediaSource, at: u64) -> io::Result<bool> {
+    source.seek(SeekFrom::Start(at))?;
+    let mut bytes = vec![0; 1 << 16];
+    loop {
+        match source.read(&mut bytes)? {
+            0 => return Ok(true),
+            read if bytes[..read].iter().any(|byte| *byte != 0) => return Ok(false),
+            _ => {}
         }
     }
-    mp4.rewind()?;
-    let endless = |mp4| -> Box<dyn MediaSource> { Box::new(Endless(mp4)) };
-    Ok((if is_indexed { endless(mp4) } else { mp4 }, is_broken))
 }
 
 /// Whether the last page of an Ogg file is cut, or not the last one of its stream.
@@ -93,8 +134,8 @@ pub(crate) fn ends_within_a_stream(source: &mut dyn MediaSource) -> io::Result<b
     let Some(length) = source.byte_len() else {
         return Ok(false);
     };
-    source.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
-    (&mut *source).take(TAIL).read_to_end(&mut tail)?;
+    source.seek(SeekFrom::Start(length.saturating_sub(OGG_TAIL)))?;
+    (&mut *source).take(OGG_TAIL).read_to_end(&mut tail)?;
     source.seek(SeekFrom::Start(0))?;
     let is_head = |head: &[u8]| head.starts_with(b"OggS\0") && head[5] < 8;
     let Some(last) = tail.windows(6).rposition(is_head) else {
@@ -106,56 +147,127 @@ pub(crate) fn ends_within_a_stream(source: &mut dyn MediaSource) -> io::Result<b
     Ok(page[5] & 4 == 0 || length.is_none_or(|length| length > page.len()))
 }
 
+/// A Matroska file for its reader. Where that can seek, it looks for an index at the end, and leaves out all of what is not all there;
+/// so it reads it from the beginning to the end.
+pub(crate) struct Matroska {
+    pub source: Box<dyn Read + Send + Sync>,
+    pub end: SegmentEnd,
+}
+
 /// What a Matroska file says of its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SegmentEnd {
     Within,
-    /// Behind the end of the file.
+    /// Before that of the file, where another one follows.
+    Joined,
+    /// Behind that of the file.
     Cut,
     /// It was written while nobody knew, as browsers do; with the last bytes of the file.
     Unknown(Vec<u8>),
 }
 
-impl SegmentEnd {
+impl Matroska {
     /// # Errors
     /// Where the source cannot be read.
-    pub fn of(matroska: &mut dyn MediaSource) -> io::Result<SegmentEnd> {
-        let length = matroska.seek(SeekFrom::End(0))?;
-        let mut head = [0; 4 + 8];
-        let mut at = 0;
-        let found = loop {
-            let read = read_at(matroska, at, &mut head)?;
-            let Some((id, size, bytes)) = element(&head[..read]) else {
-                break SegmentEnd::Within;
-            };
-            let begin = at + bytes as u64;
-            match (id, size.and_then(|size| begin.checked_add(size))) {
-                (EBML, Some(end)) if at == 0 => at = end,
-                (SEGMENT, Some(end)) if end > length => break SegmentEnd::Cut,
-                (SEGMENT, None) => {
-                    let mut tail = Vec::new();
-                    matroska.seek(SeekFrom::Start(length.saturating_sub(TAIL).max(begin)))?;
-                    (&mut *matroska).take(TAIL).read_to_end(&mut tail)?;
-                    break SegmentEnd::Unknown(tail);
+    pub fn of(mut source: Box<dyn MediaSource>) -> io::Result<Matroska> {
+        let length = source.seek(SeekFrom::End(0))?;
+        let (mut chapters, mut end) = (None, SegmentEnd::Within);
+        let mut most = u64::MAX;
+        if let Some((begin, size)) = segment(&mut *source)? {
+            chapters = chapters_of(&mut *source, begin)?;
+            match size.and_then(|size| begin.checked_add(size)) {
+                Some(of_segment) if of_segment > length => end = SegmentEnd::Cut,
+                Some(of_segment) => {
+                    most = of_segment;
+                    if element_at(&mut *source, of_segment)?.is_some_and(|(id, ..)| id == EBML) {
+                        end = SegmentEnd::Joined;
+                    }
                 }
-                _ => break SegmentEnd::Within,
+                None => {
+                    let mut tail = Vec::new();
+                    source.seek(SeekFrom::Start(length.saturating_sub(MATROSKA_TAIL).max(begin)))?;
+                    (&mut *source).take(MATROSKA_TAIL).read_to_end(&mut tail)?;
+                    end = SegmentEnd::Unknown(tail);
+                }
             }
+        }
+        source.rewind()?;
+        let without_chapters = WithoutChapters {
+            source,
+            at: 0,
+            chapters,
         };
-        matroska.rewind()?;
-        Ok(found)
+        let source = Box::new(without_chapters.take(most));
+        Ok(Matroska { source, end })
     }
+}
 
-    /// Whether a file that does not say where it ends does so with this packet, or with whole elements after it.
+/// Where the content of the segment begins, and its size, if it says it.
+fn segment(matroska: &mut dyn MediaSource) -> io::Result<Option<(u64, Option<u64>)>> {
+    let Some((EBML, Some(size), bytes)) = element_at(matroska, 0)? else {
+        return Ok(None);
+    };
+    let Some(at) = size.checked_add(bytes) else {
+        return Ok(None);
+    };
+    let found = element_at(matroska, at)?.filter(|(id, ..)| *id == SEGMENT);
+    Ok(found.map(|(_, size, bytes)| (at + bytes, size)))
+}
+
+/// Where the chapters of a segment are, if they come before its packets.
+fn chapters_of(matroska: &mut dyn MediaSource, begin: u64) -> io::Result<Option<u64>> {
+    let mut at = begin;
+    for _ in 0..MOST_ELEMENTS {
+        match element_at(matroska, at)? {
+            Some((CHAPTERS, ..)) => return Ok(Some(at)),
+            Some((id, Some(size), bytes)) if id != CLUSTER => {
+                match at.checked_add(bytes).and_then(|at| at.checked_add(size)) {
+                    Some(next) => at = next,
+                    None => break,
+                }
+            }
+            _ => break,
+        }
+    }
+    Ok(None)
+}
+
+/// A file whose chapters have the identifier of an element that there is not: its reader refuses chapters without an `EditionUID`, which
+/// need not be there and which ffmpeg does not write.
+struct WithoutChapters {
+    source: Box<dyn MediaSource>,
+    at: u64,
+    chapters: Option<u64>,
+}
+
+impl Read for WithoutChapters {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer)?;
+        // The last byte of the identifier.
+        let place = self.chapters.and_then(|chapters| (chapters + 3).checked_sub(self.at));
+        if let Some(byte) = place.and_then(|place| buffer[..read].get_mut(usize::try_from(place).ok()?)) {
+            *byte = 0x7f;
+        }
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl SegmentEnd {
+    /// Whether a file ends where its reader finds no more, after this packet, its last that is not empty.
     pub fn is_after(&self, packet: &[u8]) -> bool {
-        let SegmentEnd::Unknown(tail) = self else {
-            return false;
+        let tail = match self {
+            SegmentEnd::Within | SegmentEnd::Joined => return true,
+            SegmentEnd::Cut => return false,
+            SegmentEnd::Unknown(tail) => tail,
         };
-        let whole_elements = |mut rest: &[u8]| {
-            while !rest.is_empty() {
+        // Whole elements follow it, or zeros that fill the file up.
+        let is_end = |mut rest: &[u8]| {
+            while rest.iter().any(|byte| *byte != 0) {
                 let Some((_, Some(size), bytes)) = element(rest) else {
                     return false;
                 };
-                let end = usize::try_from(size).ok().and_then(|size| bytes.checked_add(size));
+                let end = usize::try_from(size).ok().and_then(|size| size.checked_add(bytes));
                 let Some(after) = end.and_then(|end| rest.get(end..)) else {
                     return false;
                 };
@@ -166,10 +278,17 @@ impl SegmentEnd {
         let mut places = tail.windows(packet.len().max(1)).enumerate();
         let mut found = false;
         while let Some((place, bytes)) = places.next_back().filter(|_| !found) {
-            found = bytes == packet && whole_elements(&tail[place + packet.len()..]);
+            found = bytes == packet && is_end(&tail[place + packet.len()..]);
         }
         found
     }
+}
+
+/// [`element`] at a place, with the bytes of its head as a length in the file.
+fn element_at(matroska: &mut dyn MediaSource, at: u64) -> io::Result<Option<(u64, Option<u64>, u64)>> {
+    let mut head = [0; 4 + 8];
+    let read = read_at(matroska, at, &mut head)?;
+    Ok(element(&head[..read]).map(|(id, size, bytes)| (id, size, bytes as u64)))
 }
 
 /// Identifier and size of the element that begins here, and how many bytes these take. A size of nothing but ones is unknown.
@@ -209,31 +328,109 @@ mod tests {
 
     use super::*;
 
-    fn of(bytes: &[u8]) -> SegmentEnd {
-        SegmentEnd::of(&mut Cursor::new(bytes.to_vec())).unwrap()
+    const HEAD: [u8; 7] = [0x1a, 0x45, 0xdf, 0xa3, 0x82, 1, 2];
+
+    fn segment_of(size: &[u8], content: &[u8]) -> Vec<u8> {
+        [&HEAD[..], &[0x18, 0x53, 0x80, 0x67], size, content].concat()
+    }
+
+    fn opened(bytes: &[u8]) -> (SegmentEnd, Vec<u8>) {
+        let mut file = Matroska::of(Box::new(Cursor::new(bytes.to_vec()))).unwrap();
+        let mut read = Vec::new();
+        file.source.read_to_end(&mut read).unwrap();
+        (file.end, read)
     }
 
     #[test]
     fn a_segment_says_where_it_ends() {
-        let ebml = [0x1a, 0x45, 0xdf, 0xa3, 0x82, 1, 2];
-        let segment = |size: &[u8], content: &[u8]| [&ebml[..], &[0x18, 0x53, 0x80, 0x67], size, content].concat();
-        assert_eq!(of(&segment(&[0x84], &[1, 2, 3, 4])), SegmentEnd::Within);
-        assert_eq!(of(&segment(&[0x84], &[1, 2, 3])), SegmentEnd::Cut);
-        assert_eq!(of(&segment(&[0x01, 0, 0, 0, 0, 0, 1, 0], &[1; 255])), SegmentEnd::Cut);
+        let of = |bytes: &[u8]| opened(bytes).0;
+        assert_eq!(of(&segment_of(&[0x84], &[1, 2, 3, 4])), SegmentEnd::Within);
+        assert_eq!(of(&segment_of(&[0x84], &[1, 2, 3])), SegmentEnd::Cut);
+        assert_eq!(
+            of(&segment_of(&[0x01, 0, 0, 0, 0, 0, 1, 0], &[1; 255])),
+            SegmentEnd::Cut
+        );
         for unknown in [&[0xff][..], &[0x01, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]] {
-            assert_eq!(of(&segment(unknown, &[1, 2, 3])), SegmentEnd::Unknown(vec![1, 2, 3]));
+            assert_eq!(of(&segment_of(unknown, &[1, 2, 3])), SegmentEnd::Unknown(vec![1, 2, 3]));
         }
-        for other in [&b""[..], &ebml[..5], &ebml, b"\0\0\0\0\0\0\0\0\0\0\0\0\0"] {
+        for other in [&b""[..], &HEAD[..5], &HEAD, b"\0\0\0\0\0\0\0\0\0\0\0\0\0"] {
             assert_eq!(of(other), SegmentEnd::Within, "{other:02x?}");
         }
+        // What comes after it is not read.
+        let one = segment_of(&[0x82], &[1, 2]);
+        assert_eq!(opened(&[&one[..], &HEAD].concat()), (SegmentEnd::Joined, one.clone()));
+        assert_eq!(opened(&[&one[..], &[0; 9]].concat()), (SegmentEnd::Within, one));
+    }
+
+    #[test]
+    fn chapters_are_of_no_interest() {
+        let content = [&[0xec, 0x81, 5][..], &[0x10, 0x43, 0xa7, 0x70, 0x81, 9]].concat();
+        let bytes = segment_of(&[0x89], &content);
+        let mut expected = bytes.clone();
+        let last = expected.len();
+        expected[last - 3] = 0x7f;
+        assert_eq!(opened(&bytes), (SegmentEnd::Within, expected));
+        // In a cluster they are none.
+        let content = [&[0x1f, 0x43, 0xb6, 0x75, 0x86][..], &[0x10, 0x43, 0xa7, 0x70, 0x81, 9]].concat();
+        let bytes = segment_of(&[0x8b], &content);
+        assert_eq!(opened(&bytes).1, bytes);
     }
 
     #[test]
     fn a_file_ends_with_its_last_packet_and_whole_elements() {
-        let end = SegmentEnd::Unknown(vec![9, 7, 8, 7, 8, 0x75, 0xa2, 0x82, 7, 8]);
+        let end = SegmentEnd::Unknown(vec![9, 7, 8, 7, 8, 0x75, 0xa2, 0x82, 7, 8, 0, 0, 0]);
         assert!(end.is_after(&[7, 8, 7, 8]) && end.is_after(&[7, 8]) && end.is_after(&[8]));
         assert!(!end.is_after(&[7]) && !end.is_after(&[9, 7]) && !end.is_after(&[5; 20]) && !end.is_after(&[]));
         let cut = SegmentEnd::Unknown(vec![9, 7, 8, 0x75, 0xa2, 0x82, 7]);
-        assert!(!cut.is_after(&[7, 8]) && !SegmentEnd::Within.is_after(&[]));
+        assert!(!cut.is_after(&[7, 8]) && !SegmentEnd::Cut.is_after(&[7, 8]) && SegmentEnd::Within.is_after(&[]));
+    }
+
+    #[test]
+    fn boxes_of_an_mp4() {
+        let part = |name: &[u8; 4], size: u32| {
+            [&size.to_be_bytes()[..], name, &vec![0; size.saturating_sub(8) as usize]].concat()
+        };
+        let of = |parts: &[Vec<u8>]| {
+            let mut mp4 = Mp4::of(Box::new(Cursor::new(parts.concat()))).unwrap();
+            let is_endless = mp4.source.seek(SeekFrom::End(0)).unwrap() == ENDLESS;
+            (is_endless, mp4.is_fragmented, mp4.is_broken)
+        };
+        let [ftyp, moov, moof, mdat] = [b"ftyp", b"moov", b"moof", b"mdat"].map(|name| part(name, 20));
+        let head = [ftyp.clone(), moov.clone()];
+        let with = |parts: &[Vec<u8>]| of(&[&head[..], parts].concat());
+        let mut long = mdat.clone();
+        long[3] = 21;
+        assert_eq!(of(&[ftyp.clone(), mdat.clone(), moov.clone()]), (false, false, false));
+        assert_eq!(with(&[mdat.clone()]), (true, false, false));
+        assert_eq!(with(&[long.clone()]), (true, false, false));
+        assert_eq!(with(&[part(b"mdat", 0)]), (false, false, false));
+        let fragment = [moof.clone(), mdat.clone()].concat();
+        for whole in [
+            &[][..],
+            &[part(b"mfra", 9)[..8].to_vec()],
+            &[part(b"free", 30)[..20].to_vec()],
+        ] {
+            assert_eq!(with(&[&[fragment.clone()], whole].concat()), (true, true, false));
+        }
+        assert_eq!(with(&[fragment.clone(), vec![0; 30]]), (false, true, false));
+        assert_eq!(
+            with(&[fragment.clone(), moof.clone(), part(b"mdat", 0)]),
+            (false, true, false)
+        );
+        for broken in [
+            vec![1; 3],
+            b"<html><body>".to_vec(),
+            moof.clone(),
+            moof[..12].to_vec(),
+            [moof, long].concat(),
+        ] {
+            assert_eq!(
+                with(&[fragment.clone(), broken.clone()]),
+                (true, true, true),
+                "{broken:02x?}"
+            );
+        }
+        let hole = [vec![0; 100], fragment.clone()].concat();
+        assert_eq!(with(&[fragment, hole]), (false, true, true));
     }
 }

@@ -15,6 +15,16 @@ enum Decoder {
     Multistream(Box<OpusMSDecoder>),
 }
 
+/// Of a header from an MP4, whose numbers are big-endian (`dOps`, "Encapsulation of Opus in ISO Base Media File Format"), one as in Ogg.
+pub(crate) fn to_little_endian(head: &mut [u8]) {
+    // Delay of the encoder, rate of what it got, gain.
+    for number in [10..12, 12..16, 16..18] {
+        if let Some(bytes) = head.get_mut(number) {
+            bytes.reverse();
+        }
+    }
+}
+
 /// Decodes the packets of one stream from its beginning.
 pub(crate) struct OpusPackets {
     decoder: Decoder,
@@ -180,5 +190,15 @@ mod tests {
         assert!(opus.decode(&[], 0, 0, &mut Vec::new()).is_ok_and(|frames| frames == 0));
         // Three frames of 60 ms are more than a packet may have.
         assert!(opus.decode(&[0x1b, 3, 0, 0, 0], 0, 0, &mut Vec::new()).is_err());
+    }
+
+    #[test]
+    fn the_header_of_an_mp4_is_that_of_ogg() {
+        // Two channels, a delay of 312 frames, 48 kHz, a gain of -1.
+        let mut head = b"OpusHead\0\x02\x01\x38\0\0\xbb\x80\xff\0\0".to_vec();
+        to_little_endian(&mut head);
+        assert_eq!(head, b"OpusHead\0\x02\x38\x01\x80\xbb\0\0\0\xff\0");
+        assert_eq!(OpusPackets::open(&head).unwrap().pre_skip, 312);
+        to_little_endian(&mut head[..11]);
     }
 }

@@ -20,12 +20,12 @@ use symphonia::default::formats::{
     AdtsReader, AiffReader, CafReader, FlacReader, IsoMp4Reader, MkvReader, MpaReader, OggReader, WavReader,
 };
 
-use crate::ends::{SegmentEnd, ends_within_a_stream, with_cut_boxes};
+use crate::ends::{Matroska, Mp4, SegmentEnd, ends_within_a_stream};
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::flac_encode::MOST_RATE;
 use crate::format::{Format, id3_length, recognise};
 use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps};
-use crate::opus::OpusPackets;
+use crate::opus::{self, OpusPackets};
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
 use crate::wave64;
 
@@ -190,7 +190,7 @@ pub(crate) struct Blocks {
     /// What is wrong after the last block: of Ogg, whose reader silently leaves out a stream that is cut in its header or its only
     /// page, of MP4 in fragments, and of a 64-bit WAV.
     pub fault_at_end: Option<&'static str>,
-    /// For Matroska, which need not say where it ends; and the packet that was read last, of any track.
+    /// For Matroska, which need not say where it ends; and the last packet that is not empty, of any track.
     segment_end: Option<SegmentEnd>,
     last_packet: Box<[u8]>,
     /// Where the next packet begins, if none is missing.
@@ -230,6 +230,8 @@ struct Stream {
     track_id: u32,
     promised: Option<u64>,
     lossy: bool,
+    /// Frames of a second, where it says it.
+    rate: u32,
 }
 
 impl Stream {
@@ -259,7 +261,11 @@ impl Stream {
             return Err(broken(format!("packets of {frames} frames")));
         }
         let decoder = if codec == CODEC_ID_OPUS {
-            let opus = OpusPackets::open(parameters.extra_data.as_deref().unwrap_or_default())?;
+            let mut head = parameters.extra_data.as_deref().unwrap_or_default().to_vec();
+            if format == Format::M4a {
+                opus::to_little_endian(&mut head);
+            }
+            let opus = OpusPackets::open(&head)?;
             if format == Format::Opus {
                 // Ogg counts what is left out at the beginning, and may begin at another number than 0.
                 let start = u64::try_from(track.start_ts.get()).unwrap_or_default();
@@ -286,6 +292,7 @@ impl Stream {
             track_id,
             promised,
             lossy: [CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS].contains(&codec),
+            rate: parameters.sample_rate.unwrap_or_default(),
         })
     }
 }
@@ -303,17 +310,27 @@ pub(crate) struct Block<'a> {
 impl Blocks {
     /// Any format but FLAC; of a 64-bit WAV, with the header of CAF that [`wave64`] makes of its own.
     pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
-        let (mut source, mut gaps, mut is_cut, mut segment_end) = (source, None, false, None);
+        let (mut source, mut gaps, mut fault_at_end, mut segment_end) = (source, None, None, None);
+        let mut is_fragmented = false;
         let unread = |error: io::Error| failed(error.into());
-        match format {
-            Format::Ogg | Format::Opus => is_cut = ends_within_a_stream(&mut *source).map_err(unread)?,
-            Format::Mkv => segment_end = Some(SegmentEnd::of(&mut *source).map_err(unread)?),
-            Format::M4a => (source, is_cut) = with_cut_boxes(source).map_err(unread)?,
-            _ => {}
+        if matches!(format, Format::Ogg | Format::Opus) && ends_within_a_stream(&mut *source).map_err(unread)? {
+            fault_at_end = Some(ENDS_TOO_SOON);
         }
         let source: Box<dyn MediaSource> = match format {
-            // Where its reader can seek, it looks for an index at the end, and leaves out all of what is not all there.
-            Format::Mkv if segment_end != Some(SegmentEnd::Within) => Box::new(ReadOnlySource::new(source)),
+            Format::Mkv => {
+                let file = Matroska::of(source).map_err(unread)?;
+                if file.end == SegmentEnd::Joined {
+                    fault_at_end = Some(LONGER_THAN_ITS_HEADER_SAYS);
+                }
+                segment_end = Some(file.end);
+                Box::new(ReadOnlySource::new(file.source))
+            }
+            Format::M4a => {
+                let file = Mp4::of(source).map_err(unread)?;
+                fault_at_end = file.is_broken.then_some(ENDS_TOO_SOON);
+                is_fragmented = file.is_fragmented;
+                file.source
+            }
             // Of a seekable one that does not say its number of frames, the reader estimates the number.
             Format::Mp3 | Format::Aac => {
                 let most = if format == Format::Mp3 {
@@ -343,9 +360,14 @@ impl Blocks {
         let Stream {
             decoder,
             track_id,
-            promised,
+            mut promised,
             lossy,
+            rate,
         } = Stream::of(&*reader, format)?;
+        if is_fragmented {
+            // An index of all fragments may be that of the pictures, which end a little later.
+            promised = promised.map(|frames| frames.saturating_sub(rate.into()));
+        }
         Ok(Blocks {
             reader,
             format,
@@ -362,7 +384,7 @@ impl Blocks {
                 Format::Ogg => Some(MOST_MISSING),
                 _ => None,
             },
-            fault_at_end: is_cut.then_some(ENDS_TOO_SOON),
+            fault_at_end,
             segment_end,
             last_packet: Box::default(),
             gaps,
@@ -455,7 +477,7 @@ impl Blocks {
         }
     }
 
-    /// Whether a Matroska file that does not say where it ends does so where there is no more of it.
+    /// Whether a Matroska file ends where there is no more of it.
     fn ends_here(&self, error: &io::Error) -> bool {
         let end = self.segment_end.as_ref();
         error.kind() == io::ErrorKind::UnexpectedEof && end.is_some_and(|end| end.is_after(&self.last_packet))
@@ -474,7 +496,7 @@ impl Blocks {
                 Err(SymphoniaError::IoError(error)) if self.ends_here(&error) => break,
                 Err(error) => return Err(failed(error)),
             };
-            if matches!(self.segment_end, Some(SegmentEnd::Unknown(_))) {
+            if matches!(self.segment_end, Some(SegmentEnd::Unknown(_))) && !packet.data.is_empty() {
                 self.last_packet.clone_from(&packet.data);
             }
             if packet.track_id != self.track_id {

@@ -15,8 +15,8 @@ for name, codec, rate, length in [
     ("tone.mp3", "libmp3lame", RATE, RATE),
     ("tone.m4a", "aac", RATE, RATE),
     ("tone.mov", "aac", RATE, RATE),
-    # Half a second, in fragments of an eighth, each with an index of its own.
-    ("tone.mp4", "aac", RATE, RATE // 2),
+    # A third of a second, in fragments of an eighth, each with an index of its own.
+    ("tone.mp4", "aac", RATE, RATE * 5 // 16),
     ("tone.mkv", "aac", RATE, RATE),
     ("tone.webm", "libopus", 48_000, RATE),
     # The first fifth of a second.
