@@ -325,6 +325,7 @@ fn read_at(source: &mut dyn MediaSource, at: u64, into: &mut [u8]) -> io::Result
 #[cfg(test)]
 mod tests {
     use std::io::Cursor;
+    use std::slice;
 
     use super::*;
 
@@ -401,7 +402,7 @@ mod tests {
         let mut long = mdat.clone();
         long[3] = 21;
         assert_eq!(of(&[ftyp.clone(), mdat.clone(), moov.clone()]), (false, false, false));
-        assert_eq!(with(&[mdat.clone()]), (true, false, false));
+        assert_eq!(with(slice::from_ref(&mdat)), (true, false, false));
         assert_eq!(with(&[long.clone()]), (true, false, false));
         assert_eq!(with(&[part(b"mdat", 0)]), (false, false, false));
         let fragment = [moof.clone(), mdat.clone()].concat();
@@ -410,7 +411,7 @@ mod tests {
             &[part(b"mfra", 9)[..8].to_vec()],
             &[part(b"free", 30)[..20].to_vec()],
         ] {
-            assert_eq!(with(&[&[fragment.clone()], whole].concat()), (true, true, false));
+            assert_eq!(with(&[slice::from_ref(&fragment), whole].concat()), (true, true, false));
         }
         assert_eq!(with(&[fragment.clone(), vec![0; 30]]), (false, true, false));
         assert_eq!(
