@@ -13,6 +13,8 @@ const OGG_TAIL: u64 = 1 << 17;
 const MATROSKA_TAIL: u64 = 1 << 22;
 /// Most boxes of an MP4 that are looked at: an hour of fragments of a frame each.
 const MOST_BOXES: usize = 1 << 19;
+/// What the search for the last packet in them may take, as a packet of one byte is found everywhere.
+const MOST_STEPS: usize = 1 << 24;
 /// Most elements of a Matroska file before its packets that are looked at.
 const MOST_ELEMENTS: usize = 64;
 /// Elements of Matroska (RFC 8794, RFC 9559).
@@ -261,26 +263,33 @@ impl SegmentEnd {
             SegmentEnd::Cut => return false,
             SegmentEnd::Unknown(tail) => tail,
         };
-        // Whole elements follow it, or zeros that fill the file up.
-        let is_end = |mut rest: &[u8]| {
-            while rest.iter().any(|byte| *byte != 0) {
-                let Some((_, Some(size), bytes)) = element(rest) else {
-                    return false;
-                };
-                let end = usize::try_from(size).ok().and_then(|size| size.checked_add(bytes));
-                let Some(after) = end.and_then(|end| rest.get(end..)) else {
-                    return false;
-                };
-                rest = after;
+        let mut steps = MOST_STEPS;
+        let places = tail.windows(packet.len().max(1)).enumerate().rev();
+        for (place, _) in places.filter(|(_, bytes)| *bytes == packet) {
+            if is_end(&tail[place + packet.len()..], &mut steps) {
+                return true;
             }
-            true
-        };
-        let mut places = tail.windows(packet.len().max(1)).enumerate();
-        let mut found = false;
-        while let Some((place, bytes)) = places.next_back().filter(|_| !found) {
-            found = bytes == packet && is_end(&tail[place + packet.len()..]);
+            if steps == 0 {
+                break;
+            }
         }
-        found
+        false
+    }
+}
+
+/// Whether these bytes are whole elements, and zeros that fill a file up. Each element and each zero takes one of the steps.
+fn is_end(mut rest: &[u8], steps: &mut usize) -> bool {
+    loop {
+        let zeros = rest.iter().take_while(|byte| **byte == 0).count();
+        *steps = steps.saturating_sub(zeros + 1);
+        if zeros == rest.len() {
+            return true;
+        }
+        let end = element(rest).and_then(|(_, size, bytes)| usize::try_from(size?).ok()?.checked_add(bytes));
+        match end.and_then(|end| rest.get(end..)) {
+            Some(after) if *steps > 0 => rest = after,
+            _ => return false,
+        }
     }
 }
 
@@ -383,6 +392,13 @@ mod tests {
         assert!(end.is_after(&[7, 8, 7, 8]) && end.is_after(&[7, 8]) && end.is_after(&[8]));
         assert!(!end.is_after(&[7]) && !end.is_after(&[9, 7]) && !end.is_after(&[5; 20]) && !end.is_after(&[]));
         let cut = SegmentEnd::Unknown(vec![9, 7, 8, 0x75, 0xa2, 0x82, 7]);
+        // Seconds, where each place would look at all that follows.
+        let mut zeros = vec![0; 1 << 22];
+        zeros.push(0xff);
+        assert!(!SegmentEnd::Unknown(zeros).is_after(&[0]));
+        let mut elements = [0xec, 0x80].repeat(1 << 20);
+        elements.push(0xff);
+        assert!(!SegmentEnd::Unknown(elements).is_after(&[0x80]));
         assert!(!cut.is_after(&[7, 8]) && !SegmentEnd::Cut.is_after(&[7, 8]) && SegmentEnd::Within.is_after(&[]));
     }
 
