@@ -11,10 +11,10 @@ const ENDLESS: u64 = 1 << 62;
 const OGG_TAIL: u64 = 1 << 17;
 /// Bytes at the end of a Matroska file that are looked at: more than the last picture of a film has, with tags after it.
 const MATROSKA_TAIL: u64 = 1 << 22;
-/// Most boxes of an MP4 that are looked at: an hour of fragments of a frame each.
-const MOST_BOXES: usize = 1 << 19;
 /// What the search for the last packet in them may take, as a packet of one byte is found everywhere.
 const MOST_STEPS: usize = 1 << 24;
+/// Most boxes of an MP4 that are looked at: an hour of fragments of a frame each.
+const MOST_BOXES: usize = 1 << 19;
 /// Most elements of a Matroska file before its packets that are looked at.
 const MOST_ELEMENTS: usize = 64;
 /// Elements of Matroska (RFC 8794, RFC 9559).

@@ -101,8 +101,8 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
 /// corpora of FLAC are not decoded again. WAV: since 2, a file with sizes of 0xFFFFFFFF in its header is read to its end,
 /// since 3 one with 0, and since 4 one that is longer than its header says is damaged. MP3 since 2: files that were joined are
 /// read to their end, and a missing part is damage; the latter also in Ogg Vorbis since 2. Since Ogg Vorbis 3 and Opus 2, several
-/// streams one after the other in a file are read to the end; since M4A 2 and Matroska 2, HE-AAC is
-/// decoded, a cut file is damaged from there on, and a Matroska file need not say where it ends.
+/// streams one after the other in a file are read to the end. Since M4A 2 and Matroska 2, HE-AAC is decoded, a cut file is damaged
+/// from there on, Opus in MP4 begins at its beginning, and a Matroska file need not say where it ends.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
         Format::Wav => "wav 4",
