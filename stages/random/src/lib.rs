@@ -82,4 +82,12 @@ mod tests {
             }
         }
     }
+
+    /// Every crate but the kernels has the same setting in Cargo.toml, and `.ci/run` runs this in a release build.
+    #[test]
+    #[should_panic(expected = "attempt to multiply with overflow")]
+    fn integer_overflow_is_an_error() {
+        let length = std::hint::black_box(u64::MAX);
+        std::hint::black_box(length * 2);
+    }
 }
