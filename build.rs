@@ -44,11 +44,15 @@ fn main() {
         .into_iter()
         .filter(|name| std::env::var_os(format!("CARGO_FEATURE_{}", name.to_uppercase().replace('-', "_"))).is_some())
         .collect::<Vec<_>>();
-    let features = if features.is_empty() {
+    let mut features = if features.is_empty() {
         "none".to_string()
     } else {
         features.join(", ")
     };
+    // `cargo quick` leaves such a program where a release build is expected.
+    if std::env::var_os("CARGO_CFG_DEBUG_ASSERTIONS").is_some() {
+        features += "; with debug assertions, for tests";
+    }
     let commit = commit(&root);
     let built = match &commit {
         Some(commit) => format!("commit {commit}; features: {features}"),
