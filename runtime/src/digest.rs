@@ -35,9 +35,12 @@ impl Digest {
         hex::encode(self.0)
     }
 
+    /// Length of [`Digest::short`].
+    pub(crate) const SHORT: usize = 16;
+
     /// The first 16 hexadecimal digits: enough for a file name, or for a reader's eye.
     pub fn short(&self) -> String {
-        hex::encode(&self.0[..8])
+        hex::encode(&self.0[..Self::SHORT / 2])
     }
 
     pub fn from_hex(text: &str) -> Option<Self> {

@@ -7,6 +7,7 @@ mod binary;
 mod commands;
 mod crash;
 mod curriculum;
+mod damage;
 mod edits;
 mod evaluation;
 mod from_manifests;

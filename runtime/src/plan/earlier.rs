@@ -7,10 +7,11 @@ use serde::Deserialize;
 
 use super::state::{LOOK_BACK, PlanState};
 use crate::digest::Digest;
+use crate::event::Event;
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::run_error::RunError;
-use crate::store::StageSnapshot;
+use crate::store::{StageSnapshot, StoreError};
 
 /// What is read of the plan of an earlier run. Its partitions are not: they may be millions.
 #[derive(Deserialize)]
@@ -55,9 +56,14 @@ impl PlanState {
     pub fn last_snapshot(&mut self, node: usize) -> Result<Option<StageSnapshot>, RunError> {
         let kind = self.stage(node).kind.name();
         let name = &self.graph.nodes[node].name;
-        Ok(self
-            .store
-            .last_complete_snapshot(&self.checked.pipeline.path, name, kind)?)
+        let mut skipped = |error: &StoreError| {
+            self.events.send(Event::Warning {
+                stage: Some(name.clone()),
+                message: format!("the notes of an earlier run are not used: {error}"),
+            });
+        };
+        let pipeline = &self.checked.pipeline.path;
+        Ok(self.store.last_complete_snapshot(pipeline, name, kind, &mut skipped)?)
     }
 
     /// Settles an unselected node by existing records: those of the present inputs if all of them exist, otherwise the

@@ -44,7 +44,10 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
 
 /// Writes a value as the file `path`, as JSON on one line, replacing an existing one atomically.
 pub(crate) fn write_json_atomically(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
-    Files::default().replace_with(path, |file| versioned_json::write_json(file, value))
+    Files::default().replace_with(path, |file| {
+        serde_json::to_writer(&mut *file, value)?;
+        file.write_all(b"\n")
+    })
 }
 
 impl Files {

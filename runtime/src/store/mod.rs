@@ -56,6 +56,7 @@ mod sources;
 mod tests;
 mod thrift;
 mod tombstone;
+mod verified;
 mod versioned_json;
 mod writer;
 
@@ -276,7 +277,7 @@ impl Store {
             recipe: *recipe,
             identity: identity.clone(),
         };
-        let stored = versioned_json::to_json(&folder.join("recipe.json"), &stored)?;
+        let stored = versioned_json::to_sealed_json(&folder.join("recipe.json"), &stored)?;
         let writer = ArtifactWriter::open(self.inner.files.clone(), *recipe, folder, &stored)?;
         writers.insert(*recipe, Arc::downgrade(&writer.shared));
         Ok(writer)

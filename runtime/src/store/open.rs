@@ -124,7 +124,10 @@ impl Store {
             }
             if !has_format {
                 let path = dir.join("FORMAT");
-                files.replace(&path, &versioned_json::to_json(&path, &Format { version: FORMAT })?)?;
+                files.replace(
+                    &path,
+                    &versioned_json::to_sealed_json(&path, &Format { version: FORMAT })?,
+                )?;
             }
         }
         let sources = match access {

@@ -23,6 +23,7 @@ use super::column_chunks::ColumnChunks;
 use super::counted_rows::{CountedRows, rows_of_file, without_panic};
 use super::foreign_parquet::{ForeignParquet, checked_metadata};
 use super::record::Selection;
+use super::verified;
 use crate::digest::Digest;
 use crate::error::StageError;
 use crate::row_number::ROW;
@@ -291,6 +292,7 @@ pub(crate) fn open(
             detail,
         });
     }
+    verified::verify(path)?;
     let noting = file.clone();
     let failed = |error| read_error(&noting, path, error);
     let mut chunks = ColumnChunks::new(file).map_err(failed)?;
@@ -357,6 +359,7 @@ fn read_error(file: &ForeignParquet, path: &Path, error: ParquetError) -> StoreE
 
 /// The schema that a data file has.
 pub(crate) fn schema_of(path: &Path) -> Result<SchemaRef, StoreError> {
+    verified::verify(path)?;
     let file = ForeignParquet::open(path).map_err(|e| StoreError::io("read", path, e))?;
     let metadata = file.metadata().map_err(|error| read_error(&file, path, error))?;
     Ok(metadata.schema().clone())

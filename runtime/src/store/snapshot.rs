@@ -146,7 +146,7 @@ impl Appended {
     }
 
     fn append(&self, line: &impl Serialize) -> Result<(), StoreError> {
-        let bytes = versioned_json::to_json(&self.path, line)?;
+        let bytes = versioned_json::to_sealed_json(&self.path, line)?;
         self.change(|file| file.write_all(&bytes))
     }
 }
@@ -173,7 +173,7 @@ impl SnapshotWriter {
             };
             let files = &self.store.inner.files;
             files.create_folder(&self.store.inner.dir.join("snapshots"))?;
-            files.replace(&path, &versioned_json::to_json(&path, &listed)?)?;
+            files.replace(&path, &versioned_json::to_sealed_json(&path, &listed)?)?;
         }
         self.snapshots.append(&Line {
             stage: stage.to_string(),
@@ -268,20 +268,28 @@ impl Store {
         Ok(Some(RunSnapshots { stages }))
     }
 
-    /// The last complete snapshot of a stage in a run of the pipeline in the file `pipeline`.
+    /// The last complete snapshot of a stage in a run of the pipeline in the file `pipeline`. A run whose notes are damaged is
+    /// skipped, and `skipped` is called with the reason: the snapshot of an earlier run counts.
     ///
     /// # Errors
-    /// As [`Store::run_snapshots`].
+    /// If a file cannot be read, or is newer than this binary.
     pub(crate) fn last_complete_snapshot(
         &self,
         pipeline: &Path,
         stage: &str,
         kind: &str,
+        skipped: &mut dyn FnMut(&StoreError),
     ) -> Result<Option<StageSnapshot>, StoreError> {
         let pipeline = absolute(pipeline);
         for run in self.runs()?.iter().rev() {
-            let Some(noted) = read_noted(&self.run_folder(run)?.join(SNAPSHOTS), Some(&pipeline))? else {
-                continue;
+            let noted = match read_noted(&self.run_folder(run)?.join(SNAPSHOTS), Some(&pipeline)) {
+                Ok(Some(noted)) => noted,
+                Ok(None) => continue,
+                Err(error @ StoreError::Damaged { .. }) => {
+                    skipped(&error);
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
             let last = noted.lines.into_iter().rfind(|line| line.stage == stage);
             // A run that did not complete the stage is skipped: the snapshot of an earlier run counts.
@@ -289,8 +297,15 @@ impl Store {
                 && line.complete
                 && line.kind == kind
             {
+                let keys = match self.snapshot(&line.snapshot, &line.recipe) {
+                    Err(error @ StoreError::Damaged { .. }) => {
+                        skipped(&error);
+                        continue;
+                    }
+                    keys => keys?,
+                };
                 return Ok(Some(StageSnapshot {
-                    keys: self.snapshot(&line.snapshot, &line.recipe)?,
+                    keys,
                     stage: line.stage,
                     kind: line.kind,
                     recipe: line.recipe,
@@ -383,7 +398,8 @@ fn read_lines<T: serde::de::DeserializeOwned>(
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty() && is_wanted(line))
         .map(|line| {
-            serde_json::from_slice(line).map_err(|error| StoreError::Damaged {
+            let line = versioned_json::checked(path, line)?;
+            serde_json::from_slice(&line).map_err(|error| StoreError::Damaged {
                 path: path.to_path_buf(),
                 detail: error.to_string(),
             })
@@ -439,7 +455,11 @@ mod tests {
             store.create_run_folder(run).unwrap();
             store.snapshot_writer(run, pipeline).unwrap()
         };
-        let last = || store.last_complete_snapshot(&pipeline, "clean", "sql").unwrap();
+        let last = || {
+            store
+                .last_complete_snapshot(&pipeline, "clean", "sql", &mut |_| ())
+                .unwrap()
+        };
         assert_eq!(store.run_snapshots("1").unwrap(), None);
 
         let first = begin("1", &pipeline);
@@ -484,6 +504,30 @@ mod tests {
             .note("clean", "other", &recipe, true, [&record("z", 1)])
             .unwrap();
         assert_eq!(keys(&last().unwrap()), keys(clean));
+    }
+
+    #[test]
+    fn damaged_notes_of_one_run_leave_those_of_the_runs_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), Access::Run { run_id: "x".into() }).unwrap();
+        let (recipe, pipeline) = (Digest::of(b"recipe"), dir.path().join("a.yaml"));
+        for run in ["1", "2"] {
+            store.create_run_folder(run).unwrap();
+            let writer = store.snapshot_writer(run, &pipeline).unwrap();
+            writer.note("a", "sql", &recipe, true, [&record(run, 1)]).unwrap();
+        }
+        let last = || {
+            let mut skipped = 0;
+            let last = store.last_complete_snapshot(&pipeline, "a", "sql", &mut |_| skipped += 1);
+            (keys(&last.unwrap().unwrap())[0].0.clone(), skipped)
+        };
+        assert_eq!(last(), ("2".to_string(), 0));
+        let path = store.run_folder("2").unwrap().join(SNAPSHOTS);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let digit = bytes.iter().rposition(|byte| *byte == b'"').unwrap() - 30;
+        bytes[digit] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(last(), ("1".to_string(), 1));
     }
 
     #[test]

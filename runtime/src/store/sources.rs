@@ -221,7 +221,7 @@ impl SourceDigests {
             version: SOURCES_VERSION,
             files: &notes,
         };
-        files.replace_with(&dir.join(FILE), |file| versioned_json::write_json(file, &stored))?;
+        files.replace_with(&dir.join(FILE), |file| versioned_json::write_sealed_json(file, &stored))?;
         drop(notes);
         files.remove(&dir.join(JOURNAL))
     }
@@ -236,7 +236,10 @@ impl SourceDigests {
         let mut lines = Vec::new();
         for (file, note) in fresh.drain(..) {
             let version = SOURCES_VERSION;
-            lines.extend(versioned_json::to_json(&path, &JournalLine { version, file, note })?);
+            lines.extend(versioned_json::to_sealed_json(
+                &path,
+                &JournalLine { version, file, note },
+            )?);
         }
         // Not flushed: after a power failure the files are read again.
         File::options()

@@ -714,7 +714,9 @@ fn the_last_complete_run_is_kept_however_many_came_after_it() {
     }
     assert_eq!(store.collect_garbage(2, false).unwrap().runs, 2);
     assert_eq!(store.runs().unwrap(), ["2", "4", "5"]);
-    let last = store.last_complete_snapshot(Path::new("/p.yaml"), "s", "toy").unwrap();
+    let last = store
+        .last_complete_snapshot(Path::new("/p.yaml"), "s", "toy", &mut |_| ())
+        .unwrap();
     assert_eq!(last.unwrap().keys.len(), 2);
     assert_eq!(store.records(&recipe(1)).unwrap().partitions().count(), 2);
 }

@@ -83,7 +83,7 @@ pub(super) fn remove_with(files: &Files, path: &Path) -> Result<u64, StoreError>
         digest,
         bytes: before.len(),
     };
-    files.replace(&note, &versioned_json::to_json(&note, &stored)?)?;
+    files.replace(&note, &versioned_json::to_sealed_json(&note, &stored)?)?;
     files.remove(path)?;
     Ok(before.len())
 }

@@ -1,5 +1,6 @@
-//! JSON files with a version number.
+//! JSON files with a version number and, in the state directory, a checksum: a flipped bit in a number is valid JSON, too.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -20,7 +21,11 @@ struct Head {
 }
 
 /// Parses a JSON file; a version later than `known` is refused as such.
+///
+/// # Errors
+/// [`StoreError::Damaged`] if it is not JSON of this form, or not what its checksum says.
 pub(super) fn from_json<T: Versioned>(path: &Path, bytes: &[u8], known: u64) -> Result<T, StoreError> {
+    let bytes = &*checked(path, bytes)?;
     let parsed: Result<T, _> = serde_json::from_slice(bytes);
     let version = match &parsed {
         Ok(value) => value.version(),
@@ -39,12 +44,87 @@ pub(super) fn from_json<T: Versioned>(path: &Path, bytes: &[u8], known: u64) -> 
     })
 }
 
-/// Writes what [`to_json`] gives, without having all of it in memory.
-pub(super) fn write_json(file: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut *file, value)?;
-    file.write_all(b"\n")
+/// The last field of an object with a checksum: BLAKE3 of all bytes before it, the first 16 hexadecimal digits.
+const CHECKSUM: &[u8] = b",\"blake3\":\"";
+const DIGITS: usize = 16;
+
+/// The object without its checksum, which is compared. Files of a flow that wrote none are taken as they are.
+pub(super) fn checked<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, StoreError> {
+    let object = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    let split = object.len().checked_sub(CHECKSUM.len() + DIGITS + b"\"}".len());
+    let Some((covered, rest)) = split.map(|at| object.split_at(at)) else {
+        return Ok(Cow::Borrowed(bytes));
+    };
+    let digits = rest.strip_prefix(CHECKSUM).and_then(|rest| rest.strip_suffix(b"\"}"));
+    match digits {
+        None => Ok(Cow::Borrowed(bytes)),
+        Some(digits) if digits == short_digest(&blake3::hash(covered)).as_bytes() => {
+            Ok(Cow::Owned([covered, b"}"].concat()))
+        }
+        Some(_) => Err(StoreError::Damaged {
+            path: path.to_path_buf(),
+            detail: "its checksum is that of other bytes".to_string(),
+        }),
+    }
 }
 
+fn short_digest(digest: &blake3::Hash) -> String {
+    digest.to_hex()[..DIGITS].to_string()
+}
+
+/// Passes on all bytes but the last one, and hashes what it passes on.
+struct Sealing<'a> {
+    file: &'a mut dyn Write,
+    hasher: blake3::Hasher,
+    last: Option<u8>,
+}
+
+impl Write for Sealing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some((last, others)) = bytes.split_last() else {
+            return Ok(());
+        };
+        if let Some(byte) = self.last.replace(*last) {
+            self.hasher.update(&[byte]);
+            self.file.write_all(&[byte])?;
+        }
+        self.hasher.update(others);
+        self.file.write_all(others)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Writes an object, its checksum and a newline, without having all of it in memory.
+pub(super) fn write_sealed_json(file: &mut dyn Write, object: &impl Serialize) -> io::Result<()> {
+    let mut sealing = Sealing {
+        file: &mut *file,
+        hasher: blake3::Hasher::new(),
+        last: None,
+    };
+    serde_json::to_writer(&mut sealing, object)?;
+    if sealing.last != Some(b'}') {
+        return Err(io::Error::other("only an object can have a checksum"));
+    }
+    let digits = short_digest(&sealing.hasher.finalize());
+    file.write_all(&[CHECKSUM, digits.as_bytes(), b"\"}\n"].concat())
+}
+
+/// What [`write_sealed_json`] writes.
+pub(super) fn to_sealed_json(path: &Path, object: &impl Serialize) -> Result<Vec<u8>, StoreError> {
+    let mut bytes = Vec::new();
+    write_sealed_json(&mut bytes, object).map_err(|error| StoreError::io("write", path, error))?;
+    Ok(bytes)
+}
+
+/// An object and a newline, without a checksum: for files that other programs read.
 pub(super) fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
     let mut bytes = serde_json::to_vec(value).map_err(|e| StoreError::Damaged {
         path: path.to_path_buf(),
@@ -52,4 +132,54 @@ pub(super) fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, St
     })?;
     bytes.push(b'\n');
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Counted {
+        version: u64,
+        rows: Vec<u64>,
+        name: String,
+    }
+
+    impl Versioned for Counted {
+        fn version(&self) -> u64 {
+            self.version
+        }
+    }
+
+    fn counted() -> Counted {
+        Counted {
+            version: 1,
+            rows: vec![10, 20],
+            name: "}".to_string(),
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_an_error_or_changes_nothing() {
+        let path = Path::new("x.json");
+        let sealed = to_sealed_json(path, &counted()).unwrap();
+        assert_eq!(from_json::<Counted>(path, &sealed, 1).unwrap(), counted());
+        for at in 0..sealed.len() * 8 {
+            let mut flipped = sealed.clone();
+            flipped[at / 8] ^= 1 << (at % 8);
+            match from_json::<Counted>(path, &flipped, 1) {
+                Ok(read) => assert_eq!(read, counted(), "bit {at}"),
+                Err(error) => assert!(error.to_string().contains("x.json"), "{error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn files_without_a_checksum_are_read() {
+        let path = Path::new("x.json");
+        let plain = to_json(path, &counted()).unwrap();
+        assert_eq!(from_json::<Counted>(path, &plain, 1).unwrap(), counted());
+        assert!(write_sealed_json(&mut Vec::new(), &[1, 2]).is_err());
+    }
 }

@@ -454,7 +454,7 @@ impl ArtifactWriter {
             // Also where it fails: the answer may be lost, and the record there.
             state.next_group += 1;
         }
-        let prepared = files.prepare(&path, &versioned_json::to_json(&path, &record_file)?)?;
+        let prepared = files.prepare(&path, &versioned_json::to_sealed_json(&path, &record_file)?)?;
         failpoints::hit(failpoints::RECORD_WRITTEN, &[]);
         match files.rename_if_absent(&prepared, &path) {
             Ok(true) => {}
@@ -540,7 +540,7 @@ impl ArtifactWriter {
             generation: state.generation,
             records: state.records.clone(),
         };
-        files.replace_with(&path, |file| versioned_json::write_json(file, &index))?;
+        files.replace_with(&path, |file| versioned_json::write_sealed_json(file, &index))?;
         failpoints::hit(failpoints::INDEX_WRITTEN, &[]);
         state.has_index = true;
         state.generation += 1;

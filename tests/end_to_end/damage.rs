@@ -1,0 +1,79 @@
+//! A bad disk: one bit of a file of the state directory is flipped, size and time stay. The next run has the same bytes, or ends
+//! with an error that names the file.
+
+use std::fs::{File, FileTimes};
+use std::path::{Path, PathBuf};
+
+use flow_random::SplitMix64;
+
+use crate::binary::{Workplace, copy_folder, expect_code, stderr};
+
+fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
+    let mut entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()).collect();
+    entries.sort_by_key(|entry| entry.file_name());
+    for entry in entries {
+        match entry.file_type().unwrap().is_dir() {
+            true => files_below(&entry.path(), found),
+            false => found.push(entry.path()),
+        }
+    }
+}
+
+/// Flips one bit, and gives the file that has it. Data files, of which most of a state directory consists, have half of them.
+fn flip_one_bit(state: &Path, random: &mut SplitMix64) -> PathBuf {
+    let mut files = Vec::new();
+    files_below(state, &mut files);
+    files.retain(|file| file.metadata().unwrap().len() > 0);
+    let is_data = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "parquet");
+    let (data, others): (Vec<_>, Vec<_>) = files.into_iter().partition(is_data);
+    let chosen = if random.below(2) == 0 { data } else { others };
+    let path = chosen[random.below(chosen.len())].clone();
+    let modified = path.metadata().unwrap().modified().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let bit = random.below(bytes.len() * 8);
+    bytes[bit / 8] ^= 1 << (bit % 8);
+    std::fs::write(&path, bytes).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_times(FileTimes::new().set_modified(modified)).unwrap();
+    path
+}
+
+/// `FLOW_TEST_FLIPS` is another number of flips.
+#[test]
+fn a_flipped_bit_in_the_state_changes_no_row() {
+    let flips = std::env::var("FLOW_TEST_FLIPS").map_or(24, |flips| flips.parse().unwrap());
+    let changed = ["min_quality=0.8"];
+    let right = Workplace::new("micro");
+    right.build_manifests(&changed);
+    let expected = right.out_bytes();
+
+    let place = Workplace::new("micro");
+    place.build_manifests(&[]);
+    let (state, whole) = (place.path("state"), place.path("whole"));
+    std::fs::rename(&state, &whole).unwrap();
+    let mut random = SplitMix64::new(7);
+    let mut refused = 0;
+    for _ in 0..flips {
+        copy_folder(&whole, &state);
+        let path = flip_one_bit(&state, &mut random);
+        let output = place.manifest_command("run", &changed).output().unwrap();
+        if !output.status.success() {
+            refused += 1;
+            let said = stderr(&output);
+            let name = path.file_name().unwrap().to_str().unwrap();
+            assert!(said.contains(name), "{} is not named:\n{said}", path.display());
+            expect_code(&output, 1);
+            // What the error advises.
+            std::fs::remove_file(&path).unwrap();
+            place.build_manifests(&changed);
+        }
+        assert!(
+            place.out_bytes() == expected,
+            "other bytes after damage of {}",
+            path.display()
+        );
+        std::fs::remove_dir_all(&state).unwrap();
+        std::fs::remove_dir_all(place.out()).unwrap();
+    }
+    assert!(refused > 0, "no damage was noticed");
+}
