@@ -147,7 +147,7 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
     if format == Format::Wav
         && let Some(header) = header_with_sizes(bytes, bytes.len() as u64)
     {
-        owned[..header.len()].copy_from_slice(&header);
+        owned.splice(..header.start as usize, header.bytes);
     }
     let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, fault_at_end, take)));
     decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))?;
