@@ -5,6 +5,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 use symphonia::core::io::MediaSource;
 
+use crate::matroska_tracks::default_tracks;
+use crate::movie::Movie;
+
 /// More bytes than any file has.
 const ENDLESS: u64 = 1 << 62;
 /// Bytes at the end of an Ogg file that are looked at: two of the largest pages.
@@ -22,6 +25,7 @@ const EBML: u64 = 0x1a45_dfa3;
 const SEGMENT: u64 = 0x1853_8067;
 const CLUSTER: u64 = 0x1f43_b675;
 const CHAPTERS: u64 = 0x1043_a770;
+const TRACKS: u64 = 0x1654_ae6b;
 
 /// A source that says that it is endless.
 struct Endless(Box<dyn MediaSource>);
@@ -57,6 +61,8 @@ pub(crate) struct Mp4 {
     pub source: Box<dyn MediaSource>,
     /// It consists of fragments, each with an index of its own.
     pub is_fragmented: bool,
+    /// Its index, if there is one.
+    pub movie: Option<Movie>,
     /// Between fragments or after them there is what is no whole box: the reader ends there without a word.
     pub is_broken: bool,
 }
@@ -68,6 +74,7 @@ impl Mp4 {
         let length = source.seek(SeekFrom::End(0))?;
         let (mut at, mut has_index, mut is_indexed) = (0u64, false, false);
         let (mut is_fragmented, mut is_broken, mut has_samples) = (false, false, true);
+        let mut movie = None;
         for _ in 0..MOST_BOXES {
             let mut head = [0; 16];
             let read = read_at(&mut *source, at, &mut head)?;
@@ -96,6 +103,14 @@ impl Mp4 {
                 break;
             }
             let end = at.checked_add(size).filter(|_| size >= 8 && read >= 8);
+            let content = at + if head[..4] == [0, 0, 0, 1] { 16 } else { 8 };
+            if let Some(end) = end.filter(|end| *end <= length && content <= *end) {
+                match (name, &mut movie) {
+                    (b"moov", None) => movie = Some(Movie::read(&mut *source, content, end)?),
+                    (b"moof", Some(movie)) => movie.add_fragment(&mut *source, content, end)?,
+                    _ => {}
+                }
+            }
             match end.filter(|end| *end <= length) {
                 Some(end) => at = end,
                 None => {
@@ -112,6 +127,7 @@ impl Mp4 {
         Ok(Mp4 {
             source,
             is_fragmented,
+            movie,
             is_broken,
         })
     }
@@ -154,6 +170,8 @@ pub(crate) fn ends_within_a_stream(source: &mut dyn MediaSource) -> io::Result<b
 pub(crate) struct Matroska {
     pub source: Box<dyn Read + Send + Sync>,
     pub end: SegmentEnd,
+    /// The audio tracks that are flagged as those to play.
+    pub default_tracks: Vec<u32>,
 }
 
 /// What a Matroska file says of its end.
@@ -173,10 +191,11 @@ impl Matroska {
     /// Where the source cannot be read.
     pub fn of(mut source: Box<dyn MediaSource>) -> io::Result<Matroska> {
         let length = source.seek(SeekFrom::End(0))?;
-        let (mut chapters, mut end) = (None, SegmentEnd::Within);
+        let (mut chapters, mut end, mut tracks) = (None, SegmentEnd::Within, None);
         let mut most = u64::MAX;
         if let Some((begin, size)) = segment(&mut *source)? {
-            chapters = chapters_of(&mut *source, begin)?;
+            chapters = before_packets(&mut *source, begin, CHAPTERS)?;
+            tracks = before_packets(&mut *source, begin, TRACKS)?;
             match size.and_then(|size| begin.checked_add(size)) {
                 Some(of_segment) if of_segment > length => end = SegmentEnd::Cut,
                 Some(of_segment) => {
@@ -193,6 +212,10 @@ impl Matroska {
                 }
             }
         }
+        let default_tracks = match tracks {
+            Some(at) => default_tracks(&mut *source, at)?,
+            None => Vec::new(),
+        };
         source.rewind()?;
         let without_chapters = WithoutChapters {
             source,
@@ -200,7 +223,11 @@ impl Matroska {
             chapters,
         };
         let source = Box::new(without_chapters.take(most));
-        Ok(Matroska { source, end })
+        Ok(Matroska {
+            source,
+            end,
+            default_tracks,
+        })
     }
 }
 
@@ -216,12 +243,12 @@ fn segment(matroska: &mut dyn MediaSource) -> io::Result<Option<(u64, Option<u64
     Ok(found.map(|(_, size, bytes)| (at + bytes, size)))
 }
 
-/// Where the chapters of a segment are, if they come before its packets.
-fn chapters_of(matroska: &mut dyn MediaSource, begin: u64) -> io::Result<Option<u64>> {
+/// Where an element of a segment is, if it comes before its packets.
+fn before_packets(matroska: &mut dyn MediaSource, begin: u64, wanted: u64) -> io::Result<Option<u64>> {
     let mut at = begin;
     for _ in 0..MOST_ELEMENTS {
         match element_at(matroska, at)? {
-            Some((CHAPTERS, ..)) => return Ok(Some(at)),
+            Some((id, ..)) if id == wanted => return Ok(Some(at)),
             Some((id, Some(size), bytes)) if id != CLUSTER => {
                 match at.checked_add(bytes).and_then(|at| at.checked_add(size)) {
                     Some(next) => at = next,
@@ -294,14 +321,14 @@ fn is_end(mut rest: &[u8], steps: &mut usize) -> bool {
 }
 
 /// [`element`] at a place, with the bytes of its head as a length in the file.
-fn element_at(matroska: &mut dyn MediaSource, at: u64) -> io::Result<Option<(u64, Option<u64>, u64)>> {
+pub(crate) fn element_at(matroska: &mut dyn MediaSource, at: u64) -> io::Result<Option<(u64, Option<u64>, u64)>> {
     let mut head = [0; 4 + 8];
     let read = read_at(matroska, at, &mut head)?;
     Ok(element(&head[..read]).map(|(id, size, bytes)| (id, size, bytes as u64)))
 }
 
 /// Identifier and size of the element that begins here, and how many bytes these take. A size of nothing but ones is unknown.
-fn element(bytes: &[u8]) -> Option<(u64, Option<u64>, usize)> {
+pub(crate) fn element(bytes: &[u8]) -> Option<(u64, Option<u64>, usize)> {
     let number = |bytes: &[u8], longest: u32| {
         let length = bytes.first()?.leading_zeros() + 1;
         let all = bytes.get(..length as usize).filter(|_| length <= longest)?;
@@ -318,7 +345,7 @@ fn element(bytes: &[u8]) -> Option<(u64, Option<u64>, usize)> {
 }
 
 /// As many bytes as there are at a place.
-fn read_at(source: &mut dyn MediaSource, at: u64, into: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn read_at(source: &mut dyn MediaSource, at: u64, into: &mut [u8]) -> io::Result<usize> {
     source.seek(SeekFrom::Start(at))?;
     let mut read = 0;
     while read < into.len() {

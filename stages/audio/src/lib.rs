@@ -1,6 +1,9 @@
 //! Audio: tars of recordings, their verdicts, their extraction, and decoding to 16 kHz mono; recordings that users name, and
 //! their samples.
 
+mod block;
+#[cfg(test)]
+mod container_tests;
 pub mod decode;
 pub mod delete_tars;
 mod ends;
@@ -12,7 +15,9 @@ pub mod flac_encode;
 pub mod format;
 pub mod language_tag;
 pub mod listing;
+mod matroska_tracks;
 pub mod member_name;
+mod movie;
 mod mpeg_gaps;
 mod object_target;
 mod opus;
@@ -26,11 +31,13 @@ pub mod samples;
 pub mod shards;
 pub mod space;
 mod stored_bytes;
+mod stream;
 mod streamed_wav;
 pub mod synthesize;
 pub mod tar;
 #[cfg(test)]
 mod test_data;
+mod timeline;
 mod wave64;
 pub mod webdataset;
 

@@ -98,6 +98,11 @@ impl OpusPackets {
         })
     }
 
+    /// Leaves the delay of the encoder in, for a container that says itself what is presented.
+    pub fn keep_delay(&mut self) {
+        self.left_out = 0;
+    }
+
     pub fn layout(&self) -> StreamInfo {
         StreamInfo {
             sample_rate: RATE,

@@ -99,18 +99,21 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
 
 /// The formats in the identity. Some have a version number, which is raised for changes that affect them only, so that
 /// corpora of FLAC are not decoded again. WAV: since 2, a file with sizes of 0xFFFFFFFF in its header is read to its end,
-/// since 3 one with 0, and since 4 one that is longer than its header says is damaged. MP3 since 2: files that were joined are
+/// since 3 one with 0, since 4 one that is longer than its header says is damaged, and since 5 wrong sizes are mended and samples
+/// that come once more are damage. MP3 since 2: files that were joined are
 /// read to their end, and a missing part is damage; the latter also in Ogg Vorbis since 2. Since Ogg Vorbis 3 and Opus 2, several
 /// streams one after the other in a file are read to the end. Since M4A 2 and Matroska 2, HE-AAC is decoded, a cut file is damaged
-/// from there on, Opus in MP4 begins at its beginning, and a Matroska file need not say where it ends.
+/// from there on, Opus in MP4 begins at its beginning, and a Matroska file need not say where it ends. Since M4A 3 and Matroska 3,
+/// holes and a late beginning are silence, the track that is flagged as default is decoded, of M4A only what its edit list presents,
+/// and of QuickTime big-endian samples, ALAC, A-law, mu-law and IMA4.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
-        Format::Wav => "wav 4",
+        Format::Wav => "wav 5",
         Format::Mp3 => "mp3 2",
         Format::Ogg => "ogg 3",
         Format::Opus => "opus 2",
-        Format::M4a => "m4a 2",
-        Format::Mkv => "mkv 2",
+        Format::M4a => "m4a 3",
+        Format::Mkv => "mkv 3",
         other => other.as_str(),
     };
     in_order.iter().map(name).collect()

@@ -336,5 +336,5 @@ fn another_way_to_read_a_format_moves_only_those_who_read_it() {
     };
     assert_eq!(identity(r#"["opus", "flac"]"#), r#"["flac","opus 2"]"#);
     assert_eq!(identity(r#"["ogg", "flac"]"#), r#"["flac","ogg 3"]"#);
-    assert_eq!(identity(r#"["mp3", "wav", "flac"]"#), r#"["flac","wav 4","mp3 2"]"#);
+    assert_eq!(identity(r#"["mp3", "wav", "flac"]"#), r#"["flac","wav 5","mp3 2"]"#);
 }

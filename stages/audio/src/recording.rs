@@ -4,44 +4,40 @@
 //! hash, and a FLAC made of them agree: 16 bits for lossy codecs, A-law and 16-bit PCM, 24 bits for wider and
 //! floating-point PCM.
 
+use std::collections::VecDeque;
 use std::io::{self, Cursor};
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sha2::{Digest as _, Sha256};
-use symphonia::core::audio::GenericAudioBufferRef;
-use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS};
-use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
+use symphonia::core::codecs::audio::AudioDecoderOptions;
 use symphonia::core::errors::Error as SymphoniaError;
-use symphonia::core::formats::{FormatOptions, FormatReader, SeekMode, SeekTo, TrackType};
+use symphonia::core::formats::{FormatOptions, FormatReader, SeekMode, SeekTo};
 use symphonia::core::io::{MediaSource, MediaSourceStream, MediaSourceStreamOptions, ReadOnlySource};
-use symphonia::core::units::Timestamp;
+use symphonia::core::units::{TimeBase, Timestamp};
 use symphonia::default::codecs::FlacDecoder;
 use symphonia::default::formats::{
     AdtsReader, AiffReader, CafReader, FlacReader, IsoMp4Reader, MkvReader, MpaReader, OggReader, WavReader,
 };
 
+use crate::block::{Trim, accept, bits_of, left_justified};
 use crate::ends::{Matroska, Mp4, SegmentEnd, ends_within_a_stream};
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
-use crate::flac_encode::MOST_RATE;
 use crate::format::{Format, id3_length, recognise};
 use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps};
-use crate::opus::{self, OpusPackets};
+use crate::stream::{Container, Decoder, MOST_PACKET, Stream};
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
+use crate::timeline::{Edits, Part, Timeline};
 use crate::wave64;
 
 /// The most that FLAC supports.
-const MOST_CHANNELS: u32 = 8;
-/// The longest padding at the end of an MP3, in frames: its number has 12 bits.
-const MOST_PADDING: usize = 4_095;
+pub(crate) const MOST_CHANNELS: u32 = 8;
 /// What may be missing between two packets of Vorbis, in frames: some programs count them less exactly when they copy packets.
 const MOST_MISSING: u64 = 1_024;
 /// What is said of a WAV whose samples go on after those that its header speaks of.
 pub(crate) const LONGER_THAN_ITS_HEADER_SAYS: &str = "more follows than its header says";
 /// What is said of a recording of which a part is missing at its end.
 pub(crate) const ENDS_TOO_SOON: &str = "it ends before its end";
-/// Most frames in a packet. No encoder makes larger ones than FLAC may have.
-const MOST_PACKET: u64 = 1 << 16;
-
 /// Decodes the whole recording and checks it, if its format is one of `formats`.
 pub fn probe(bytes: &[u8], formats: &[Format]) -> Result<(Format, Verdict), Fault> {
     if bytes.is_empty() {
@@ -116,7 +112,7 @@ pub(crate) fn broken(detail: impl ToString) -> Fault {
     flac::fault(Status::DecodeError, detail)
 }
 
-fn failed(error: SymphoniaError) -> Fault {
+pub(crate) fn failed(error: SymphoniaError) -> Fault {
     match error {
         SymphoniaError::Unsupported(what) => flac::fault(Status::UnsupportedFormat, what),
         SymphoniaError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => broken(ENDS_TOO_SOON),
@@ -147,7 +143,7 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
     if format == Format::Wav
         && let Some(header) = header_with_sizes(bytes, bytes.len() as u64)
     {
-        owned[..header.len()].copy_from_slice(&header);
+        owned.splice(..header.start as usize, header.bytes);
     }
     let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, fault_at_end, take)));
     decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))?;
@@ -179,6 +175,10 @@ pub(crate) struct Blocks {
     track_id: u32,
     /// Frames that the header speaks of; in an Ogg of several streams one after the other, that of the stream that is read.
     pub promised: Option<u64>,
+    /// Frames that are given in all, if the recording says it.
+    pub stated: Option<u64>,
+    /// Of several tracks, which one is read; and of other things that a user has to know.
+    pub note: Option<String>,
     /// Frames that were given, and those of them that came of streams before the one that is read.
     given: u64,
     before: u64,
@@ -198,103 +198,17 @@ pub(crate) struct Blocks {
     /// For MP3 and AAC without a container, whose readers silently skip what is no frame.
     gaps: Option<Gaps>,
     trim: Trim,
+    container: Container,
+    /// For containers that tell the time of each packet, and what is still to be given of the packet that was decoded last.
+    timeline: Option<Timeline>,
+    parts: VecDeque<Part>,
+    decoded: Vec<i32>,
     /// All blocks have one layout.
     layout: Option<StreamInfo>,
     floats: Vec<f64>,
     samples: Vec<i32>,
     /// Place and number of frames of the block whose samples these are.
     last: Option<(u64, u64)>,
-}
-
-enum Decoder {
-    Symphonia(Box<dyn AudioDecoder>),
-    Opus(Box<OpusPackets>),
-}
-
-/// Of the configuration of HE-AAC (`AudioSpecificConfig`, ISO/IEC 14496-3 section 1.6.2.1) that of the AAC-LC in it, which has
-/// half the rate and the lower half of the band, and with parametric stereo one channel. None of another.
-fn core_of_he_aac(config: &[u8]) -> Option<[u8; 2]> {
-    const LC: u64 = 2;
-    let bits = u64::from_be_bytes(std::array::from_fn(|at| config.get(at).copied().unwrap_or(0)));
-    let part = |from: u32, count: u32| (bits << from) >> (64 - count);
-    // Type of object, index of the rate, channels, index of the rate of the whole, type of the object within.
-    let (kind, rate, channels, whole, core) = (part(0, 5), part(5, 4), part(9, 4), part(13, 4), part(17, 5));
-    // Rates that have no index are not used with it.
-    let is_he = [5, 29].contains(&kind) && core == LC && rate < 13 && whole < 13;
-    is_he.then(|| ((LC << 11 | rate << 7 | channels << 3) as u16).to_be_bytes())
-}
-
-/// One stream of a recording, which its reader is at.
-struct Stream {
-    decoder: Decoder,
-    track_id: u32,
-    promised: Option<u64>,
-    lossy: bool,
-    /// Frames of a second, where it says it.
-    rate: u32,
-}
-
-impl Stream {
-    fn of(reader: &dyn FormatReader, format: Format) -> Result<Stream, Fault> {
-        let no_track = || broken("no audio track");
-        let track = reader.default_track(TrackType::Audio).ok_or_else(no_track)?;
-        let (track_id, mut promised) = (track.id, track.num_frames);
-        let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio());
-        let parameters = parameters.ok_or_else(no_track)?;
-        let codec = parameters.codec;
-        let only = match format {
-            Format::Mp3 => Some((CODEC_ID_MP3, "MPEG layer III")),
-            Format::Ogg => Some((CODEC_ID_VORBIS, "Vorbis")),
-            Format::Opus => Some((CODEC_ID_OPUS, "Opus")),
-            _ => None,
-        };
-        if let Some((_, name)) = only.filter(|(only, _)| *only != codec) {
-            let detail = format!("{} with another codec than {name}", format.as_str());
-            return Err(flac::fault(Status::UnsupportedFormat, detail));
-        }
-        // Decoders allocate by the header, before the first block shows that its values are impossible.
-        let channels = parameters.channels.as_ref().map_or(0, |channels| channels.count());
-        if channels > MOST_CHANNELS as usize {
-            return Err(flac::fault(Status::UnsupportedFormat, format!("{channels} channels")));
-        }
-        if let Some(frames) = parameters.max_frames_per_packet.filter(|frames| *frames > MOST_PACKET) {
-            return Err(broken(format!("packets of {frames} frames")));
-        }
-        let decoder = if codec == CODEC_ID_OPUS {
-            let mut head = parameters.extra_data.as_deref().unwrap_or_default().to_vec();
-            if format == Format::M4a {
-                opus::to_little_endian(&mut head);
-            }
-            let opus = OpusPackets::open(&head)?;
-            if format == Format::Opus {
-                // Ogg counts what is left out at the beginning, and may begin at another number than 0.
-                let start = u64::try_from(track.start_ts.get()).unwrap_or_default();
-                promised = promised.map(|frames| frames.saturating_sub(opus.pre_skip.saturating_add(start)));
-            } else {
-                promised = None;
-            }
-            Decoder::Opus(Box::new(opus))
-        } else {
-            let mut parameters = parameters.clone();
-            let core = parameters.extra_data.as_deref().filter(|_| codec == CODEC_ID_AAC);
-            if let Some(core) = core.and_then(core_of_he_aac) {
-                // The container counts frames at twice the rate of the core.
-                (parameters.extra_data, promised) = (Some(core.into()), None);
-            }
-            let codecs = symphonia::default::get_codecs();
-            // An MP3 is trimmed here.
-            let options = AudioDecoderOptions::default().gapless(format != Format::Mp3);
-            let decoder = codecs.make_audio_decoder(&parameters, &options);
-            Decoder::Symphonia(decoder.map_err(failed)?)
-        };
-        Ok(Stream {
-            decoder,
-            track_id,
-            promised,
-            lossy: [CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS].contains(&codec),
-            rate: parameters.sample_rate.unwrap_or_default(),
-        })
-    }
 }
 
 /// Samples of one packet.
@@ -311,7 +225,7 @@ impl Blocks {
     /// Any format but FLAC; of a 64-bit WAV, with the header of CAF that [`wave64`] makes of its own.
     pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
         let (mut source, mut gaps, mut fault_at_end, mut segment_end) = (source, None, None, None);
-        let mut is_fragmented = false;
+        let (mut is_fragmented, mut container) = (false, Container::default());
         let unread = |error: io::Error| failed(error.into());
         if matches!(format, Format::Ogg | Format::Opus) && ends_within_a_stream(&mut *source).map_err(unread)? {
             fault_at_end = Some(ENDS_TOO_SOON);
@@ -323,12 +237,16 @@ impl Blocks {
                     fault_at_end = Some(LONGER_THAN_ITS_HEADER_SAYS);
                 }
                 segment_end = Some(file.end);
+                container.preferred = Some(file.default_tracks);
                 Box::new(ReadOnlySource::new(file.source))
             }
             Format::M4a => {
                 let file = Mp4::of(source).map_err(unread)?;
                 fault_at_end = file.is_broken.then_some(ENDS_TOO_SOON);
                 is_fragmented = file.is_fragmented;
+                let tracks = file.movie.iter().flat_map(|movie| &movie.tracks);
+                container.preferred = Some(tracks.filter(|track| track.is_enabled).map(|track| track.id).collect());
+                container.movie = file.movie;
                 file.source
             }
             // Of a seekable one that does not say its number of frames, the reader estimates the number.
@@ -358,15 +276,40 @@ impl Blocks {
             Format::Mkv => Box::new(MkvReader::try_new(source, options).map_err(failed)?),
         };
         let Stream {
-            decoder,
+            mut decoder,
             track_id,
             mut promised,
             lossy,
             rate,
-        } = Stream::of(&*reader, format)?;
+            tick,
+            mut note,
+        } = Stream::of(&*reader, format, &container)?;
         if is_fragmented {
             // An index of all fragments may be that of the pictures, which end a little later.
             promised = promised.map(|frames| frames.saturating_sub(rate.into()));
+        }
+        let (mut timeline, mut stated) = (None, promised);
+        if format == Format::Mkv {
+            timeline = tick.map(|tick| Timeline::new(tick, None));
+        }
+        if let Some(movie) = &container.movie
+            && let Some(track) = movie.track(track_id)
+            && let Some(scale) = NonZero::new(track.timescale)
+        {
+            let edits = Edits::of(&track.edits, movie.timescale, track.timescale);
+            if edits.is_none() && !track.edits.is_empty() {
+                note.get_or_insert_with(|| "its edit list cannot be followed: the whole track is decoded".to_owned());
+            }
+            if let (Some(edits), Decoder::Opus(opus)) = (&edits, &mut decoder)
+                && edits.cut_the_beginning()
+            {
+                opus.keep_delay();
+            }
+            if let Some(edits) = &edits {
+                stated = promised.map(|frames| edits.length(rate, frames));
+            }
+            let line = Timeline::new(TimeBase::from_recip(scale), Some(movie.first_time(scale)));
+            timeline = Some(line.with_shifts(track.fragments.shifts.clone()).with_edits(edits));
         }
         Ok(Blocks {
             reader,
@@ -374,6 +317,8 @@ impl Blocks {
             decoder,
             track_id,
             promised,
+            stated,
+            note,
             given: 0,
             before: 0,
             lossy,
@@ -389,6 +334,10 @@ impl Blocks {
             last_packet: Box::default(),
             gaps,
             trim: Trim::default(),
+            container,
+            timeline,
+            parts: VecDeque::new(),
+            decoded: Vec::new(),
             layout: None,
             floats: Vec::new(),
             samples: Vec::new(),
@@ -407,6 +356,8 @@ impl Blocks {
         Ok(Blocks {
             track_id: track.id,
             promised: track.num_frames,
+            stated: track.num_frames,
+            note: None,
             given: 0,
             before: 0,
             reader: Box::new(reader),
@@ -421,6 +372,10 @@ impl Blocks {
             last_packet: Box::default(),
             gaps: None,
             trim: Trim::default(),
+            container: Container::default(),
+            timeline: None,
+            parts: VecDeque::new(),
+            decoded: Vec::new(),
             layout: None,
             floats: Vec::new(),
             samples: Vec::new(),
@@ -445,7 +400,7 @@ impl Blocks {
     /// Goes on with the next of several streams of an Ogg file: they are joined by writing one file after the other, and by
     /// radio stations, of which each piece is a stream.
     fn begin_stream(&mut self) -> Result<(), Fault> {
-        let stream = Stream::of(&*self.reader, self.format);
+        let stream = Stream::of(&*self.reader, self.format, &self.container);
         let Stream {
             decoder,
             track_id,
@@ -462,6 +417,7 @@ impl Blocks {
             self.check_end()?;
         }
         (self.decoder, self.track_id, self.promised) = (decoder, track_id, promised);
+        self.stated = promised;
         self.before = self.given;
         self.next_packet = None;
         Ok(())
@@ -469,9 +425,13 @@ impl Blocks {
 
     /// Whether as many frames were given as the header speaks of, where none were passed over.
     pub fn check_end(&self) -> Result<(), Fault> {
-        let frames = self.given - self.before;
+        let frames = match &self.timeline {
+            Some(timeline) if timeline.is_over() => return Ok(()),
+            Some(timeline) => timeline.end(),
+            None => self.given - self.before,
+        };
         match self.promised {
-            // An MP4's edit list may name a part; Vorbis and MP3 count what they trim.
+            // Vorbis and MP3 count what they trim.
             Some(promised) if frames < promised => Err(broken(format!("{frames} frames, its header says {promised}"))),
             _ => Ok(()),
         }
@@ -486,6 +446,14 @@ impl Blocks {
     /// The next block that is not empty.
     pub fn next_block(&mut self) -> Result<Option<Block<'_>>, Fault> {
         loop {
+            if let Some(part) = self.parts.pop_front() {
+                self.give(part);
+                return Ok(self.last_block());
+            }
+            if self.timeline.as_ref().is_some_and(Timeline::is_over) {
+                self.last = None;
+                return Ok(None);
+            }
             let packet = match self.reader.next_packet() {
                 Ok(Some(packet)) => packet,
                 Ok(None) => break,
@@ -498,6 +466,12 @@ impl Blocks {
             };
             if matches!(self.segment_end, Some(SegmentEnd::Unknown(_))) && !packet.data.is_empty() {
                 self.last_packet.clone_from(&packet.data);
+            }
+            if let Some(timeline) = self.timeline.as_mut().filter(|timeline| timeline.wants_origin()) {
+                let track = self.reader.tracks().iter().find(|track| track.id == packet.track_id);
+                if let Some(tick) = track.and_then(|track| track.time_base) {
+                    timeline.set_origin(packet.pts.get(), tick);
+                }
             }
             if packet.track_id != self.track_id {
                 continue;
@@ -545,7 +519,11 @@ impl Blocks {
                     (self.samples.len() / block.num_planes()) as u64
                 }
             };
-            if frames > 0 {
+            if let (Some(timeline), Some(layout)) = (&mut self.timeline, &self.layout) {
+                let time = (packet.pts.get(), packet.dur.get());
+                timeline.add(time, frames, layout.sample_rate, &mut self.parts)?;
+                std::mem::swap(&mut self.decoded, &mut self.samples);
+            } else if frames > 0 {
                 let first = u64::try_from(packet.pts.get()).unwrap_or_default();
                 self.last = Some((first, frames));
                 self.given += frames;
@@ -565,6 +543,31 @@ impl Blocks {
         Ok(None)
     }
 
+    /// Makes a part of the block that was decoded last, or silence, the block that is given.
+    fn give(&mut self, part: Part) {
+        let channels = self.layout.as_ref().map_or(1, |layout| layout.channels as usize);
+        let frames = match part {
+            Part::Silence(frames) => {
+                let now = frames.min(MOST_PACKET);
+                if now < frames {
+                    self.parts.push_front(Part::Silence(frames - now));
+                }
+                self.samples.clear();
+                self.samples.resize(now as usize * channels, 0);
+                now
+            }
+            Part::Frames(range) => {
+                let (start, end) = (range.start as usize * channels, range.end as usize * channels);
+                self.samples.clear();
+                self.samples
+                    .extend_from_slice(self.decoded.get(start..end).unwrap_or_default());
+                range.end - range.start
+            }
+        };
+        self.last = Some((self.given, frames));
+        self.given += frames;
+    }
+
     /// The block that [`Blocks::next_block`] gave last.
     pub fn last_block(&self) -> Option<Block<'_>> {
         let (first, frames) = self.last?;
@@ -575,102 +578,6 @@ impl Blocks {
             samples: &self.samples,
         })
     }
-}
-
-/// Leaves out of an MP3 what its encoder added at the beginning and, after the length that its header says, at the end. Where more
-/// comes than an encoder adds, the length is wrong, and that of the first of several recordings that were joined.
-#[derive(Default)]
-struct Trim {
-    /// Samples after that length.
-    held: Vec<i32>,
-    has_no_end: bool,
-}
-
-impl Trim {
-    /// Takes the samples of a block, and how many frames of it come before the beginning and after the end. What is left of these
-    /// and of blocks before it is in their place.
-    fn trim(&mut self, samples: &mut Vec<i32>, channels: usize, (start, end): (u64, u64)) {
-        let length = |frames: u64| usize::try_from(frames).unwrap_or(usize::MAX).saturating_mul(channels);
-        samples.drain(..length(start).min(samples.len()));
-        if end == 0 || self.has_no_end {
-            return;
-        }
-        let kept = samples.len().saturating_sub(length(end));
-        self.held.extend(samples.drain(kept..));
-        if self.held.len() > MOST_PADDING * channels {
-            self.has_no_end = true;
-            samples.append(&mut self.held);
-        }
-    }
-}
-
-/// Notes the layout of the first block, and refuses blocks with another layout, or an impossible one.
-fn accept(layout: &mut Option<StreamInfo>, here: StreamInfo) -> Result<(), Fault> {
-    let (rate, channels) = (here.sample_rate, here.channels);
-    let first = layout.get_or_insert_with(|| here.clone());
-    if *first != here {
-        let of = |info: &StreamInfo| {
-            format!(
-                "{} Hz, {} channels, {} bits",
-                info.sample_rate, info.channels, info.bits
-            )
-        };
-        let detail = format!(
-            "sample rate, channels or width change within the recording: {} after {}",
-            of(&here),
-            of(first)
-        );
-        return Err(broken(detail));
-    }
-    if !(1..=MOST_RATE).contains(&rate) || !(1..=MOST_CHANNELS).contains(&channels) {
-        let detail = format!("{rate} Hz with {channels} channels");
-        return Err(flac::fault(Status::UnsupportedFormat, detail));
-    }
-    Ok(())
-}
-
-/// The samples of a block as left-justified integers of this many bits, interleaved.
-fn left_justified(
-    block: &GenericAudioBufferRef<'_>,
-    bits: u32,
-    floats: &mut Vec<f64>,
-    samples: &mut Vec<i32>,
-) -> Result<(), Fault> {
-    if let GenericAudioBufferRef::F32(_) | GenericAudioBufferRef::F64(_) = block {
-        block.copy_to_vec_interleaved(floats);
-        samples.clear();
-        for &value in &*floats {
-            if !value.is_finite() {
-                return Err(broken("samples that are no numbers"));
-            }
-            samples.push(whole(value, bits));
-        }
-        return Ok(());
-    }
-    block.copy_to_vec_interleaved(samples);
-    if bits == 24 {
-        // Wider PCM loses what FLAC with 24 bits cannot hold.
-        samples.iter_mut().for_each(|sample| *sample &= !0xff);
-    }
-    Ok(())
-}
-
-/// How many bits the samples are brought to.
-fn bits_of(block: &GenericAudioBufferRef<'_>, lossy: bool) -> u32 {
-    match block {
-        _ if lossy => 16,
-        GenericAudioBufferRef::U8(_) | GenericAudioBufferRef::S8(_) => 8,
-        GenericAudioBufferRef::U16(_) | GenericAudioBufferRef::S16(_) => 16,
-        _ => 24,
-    }
-}
-
-/// Rounded to an integer of this many bits, left-justified; clipped at full scale.
-fn whole(value: f64, bits: u32) -> i32 {
-    let scale = f64::from(1u32 << (bits - 1));
-    let rounded = (value * scale).round().clamp(-scale, scale - 1.0);
-    // In range after the clamp.
-    (rounded as i32) << (32 - bits)
 }
 
 #[cfg(test)]

@@ -131,8 +131,13 @@ impl RecordingReader {
 
     /// The length in seconds from the header, if it has one and the end was not reached.
     pub fn stated_seconds(&self) -> Option<f64> {
-        let frames = self.blocks.as_ref()?.promised.filter(|frames| *frames > 0)?;
+        let frames = self.blocks.as_ref()?.stated.filter(|frames| *frames > 0)?;
         Some(frames as f64 / f64::from(self.layout.sample_rate))
+    }
+
+    /// What a user has to know of how it is read, such as which one of several tracks; none after the end.
+    pub fn note(&self) -> Option<&str> {
+        self.blocks.as_ref()?.note.as_deref()
     }
 
     /// Appends samples at 16 kHz; perhaps none, though there are more. At the end and where the recording is damaged, what is

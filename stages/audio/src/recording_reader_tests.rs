@@ -256,14 +256,10 @@ fn the_tone_stands_in_its_place_in_every_container() {
         "{} dB",
         distance(&webm, 0, OPUS_EARLY)
     );
-    // The delay of AAC's encoder stays in, as in M4A.
-    for name in ["tone.mov", "tone.mkv"] {
-        let samples = read_tone(name);
-        assert!(
-            distance(&samples, 1024, 0.0) > 20.0,
-            "{name}: {} dB",
-            distance(&samples, 1024, 0.0)
-        );
+    // The delay of AAC's encoder is left out where an edit list says so.
+    for (name, delay) in [("tone.mov", 0), ("tone.mkv", 1024)] {
+        let far = distance(&read_tone(name), delay, 0.0);
+        assert!(far > 20.0, "{name}: {far} dB");
     }
     let alac = read_tone("tone.caf");
     assert!((3_200..=4_096).contains(&alac.len()), "{}", alac.len());

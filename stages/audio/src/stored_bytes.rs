@@ -207,9 +207,7 @@ pub(crate) fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault>
         }
         Format::Wav => {
             let header = header_with_sizes(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size);
-            let header = header.unwrap_or_default();
-            let from = header.len() as u64;
-            (header, from)
+            header.map_or_else(Default::default, |header| (header.bytes, header.start))
         }
         Format::Rf64 => {
             let wave = wave64::read_header(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size)?;

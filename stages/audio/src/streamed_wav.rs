@@ -8,36 +8,72 @@ pub(crate) const LONGEST_HEADER: u64 = 1 << 20;
 /// The size in place of an unknown one.
 pub(crate) const UNKNOWN: u32 = u32::MAX;
 
-/// The header of such a WAV, which ends where its samples begin, with the sizes that it would have if the samples end with the
-/// recording. `bytes` are those of the recording, `size` is how many there are. A header without sizes has 0xFFFFFFFF for that of
-/// the samples; or 0, and for that of the whole 0, 0xFFFFFFFF or the length of the header alone. None where the header has its
-/// sizes, is incomplete, or the recording is larger than a WAV can be (4 GiB).
-pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Vec<u8>> {
+/// Sizes from this on are what programs write that do not know them, where the recording is smaller: sox 0x7FFFF000 and more.
+const LEAST_UNKNOWN: u32 = 0x7fff_f000;
+/// Names of chunks that may come right after one of an odd length that is not filled up.
+const NAMES: [&[u8; 4]; 6] = [b"data", b"fmt ", b"fact", b"LIST", b"bext", b"cue "];
+
+/// A header that was mended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub bytes: Vec<u8>,
+    /// Where the samples begin in the recording.
+    pub start: u64,
+    /// Whether it has no size of the samples, which then end with the recording.
+    is_open: bool,
+}
+
+/// The header of a WAV up to its samples, with the sizes that it should have. `bytes` are those of the recording, `size` is how many
+/// there are. A header without sizes has 0xFFFFFFFF or 0x7FFFF000 and more for that of the samples; or 0, and for that of the whole 0,
+/// 0xFFFFFFFF or the length of the header alone. Others have a size of the whole that is too small for the samples, or a chunk of an
+/// odd length that is not filled up. None where the header is right, is incomplete, or the recording is larger than a WAV can be (4 GiB).
+pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Header> {
     let mut header = Vec::new();
     // "RIFF", the size of what follows, "WAVE".
     take(&mut bytes, 12, &mut header)?;
+    // Bytes that were added to fill up, and whether a length was made even: the reader fills up a list of an odd one twice.
+    let (mut added, mut before, mut is_evened) = (0, 0, false);
     loop {
         // Chunks: a name, a size, and as many bytes, filled up to an even number.
         let chunk = header.len();
         take(&mut bytes, 8, &mut header)?;
+        if chunk % 2 == 1 {
+            // Behind an odd length: this is the name of the next one, or a byte that fills up.
+            if NAMES.iter().any(|name| header[chunk..].starts_with(*name)) {
+                header.insert(chunk, 0);
+                added += 1;
+            } else {
+                take(&mut bytes, 1, &mut header)?;
+            }
+        }
+        if chunk % 2 == 1 && header[before..].starts_with(b"LIST") {
+            header[before + 4] += 1;
+            is_evened = true;
+        }
+        let chunk = chunk + chunk % 2;
+        before = chunk;
         let length = u32::from_le_bytes(header[chunk + 4..].try_into().ok()?);
         if &header[chunk..chunk + 4] == b"data" {
             let known = |size: u64| u32::try_from(size).ok().filter(|&size| size != UNKNOWN);
+            let start = header.len() as u64 - added;
+            let there = size.checked_sub(start)?;
             let whole = u32::from_le_bytes(header[4..8].try_into().ok()?);
             // With 0 samples and a larger size of the whole, other chunks follow.
-            let is_unset =
-                length == 0 && (whole == 0 || whole == UNKNOWN || u64::from(whole) + 8 == header.len() as u64);
-            let samples = known(size.checked_sub(header.len() as u64)?)?;
-            let all = known(size.checked_sub(8)?)?;
+            let is_unset = length == 0 && (whole == 0 || whole == UNKNOWN || u64::from(whole) + 8 == start);
+            let is_open = is_unset || length == UNKNOWN || (length >= LEAST_UNKNOWN && u64::from(length) > there);
+            let samples = if is_open { known(there)? } else { length };
+            let least = known(header.len() as u64 - 8 + u64::from(samples))?;
+            let is_right = !is_open && whole >= least && added == 0 && !is_evened;
+            let all = if is_open { least } else { whole.max(least) };
             header[4..8].copy_from_slice(&all.to_le_bytes());
             header[chunk + 4..].copy_from_slice(&samples.to_le_bytes());
-            return (length == UNKNOWN || is_unset).then_some(header);
+            let bytes = header;
+            return (!is_right).then_some(Header { bytes, start, is_open });
         }
-        let padded = u64::from(length) + u64::from(length & 1);
-        if header.len() as u64 + padded > LONGEST_HEADER {
+        if header.len() as u64 + u64::from(length) > LONGEST_HEADER {
             return None;
         }
-        take(&mut bytes, padded, &mut header)?;
+        take(&mut bytes, length.into(), &mut header)?;
     }
 }
 
@@ -46,7 +82,7 @@ const AUDIBLE: u64 = 400;
 
 /// Whether audible samples follow those that the header of a WAV of `size` bytes speaks of.
 pub(crate) fn is_longer_than_its_header_says(bytes: &mut (impl Read + Seek), size: u64) -> bool {
-    if bytes.rewind().is_err() || header_with_sizes(&mut *bytes, size).is_some() {
+    if bytes.rewind().is_err() || header_with_sizes(&mut *bytes, size).is_some_and(|header| header.is_open) {
         // The header has no sizes: the samples end with the recording.
         return false;
     }
@@ -91,7 +127,10 @@ fn rest_after_chunks(
             at -= unfilled;
             continue;
         }
-        is_after_samples |= name == b"data";
+        if name == b"data" && std::mem::replace(&mut is_after_samples, true) {
+            // Samples once more, which no reader looks for.
+            break;
+        }
         fill = length & 1;
         at = at.checked_add(8 + length + fill)?;
     }
@@ -186,7 +225,7 @@ mod tests {
     #[test]
     fn other_headers_stay_as_they_are() {
         let whole = wav(16_000, 1, &[1, 2, 3]);
-        let header = |bytes: &[u8]| header_with_sizes(bytes, bytes.len() as u64);
+        let header = |bytes: &[u8]| header_with_sizes(bytes, bytes.len() as u64).map(|header| header.bytes);
         assert_eq!(header(&whole), None);
         let bytes = streamed(&whole);
         let made = header(&bytes).unwrap();
@@ -210,8 +249,41 @@ mod tests {
         assert_eq!(size as usize + 8, followed.len());
         assert_eq!(header(&followed), None);
         assert!(probe(&followed, &Format::ALL).is_err());
-        // A size of the samples and none of the whole: the former counts.
-        assert_eq!(header(&with_sizes(&whole, 0, 6)), None);
+    }
+
+    /// What other programs write, and read.
+    #[test]
+    fn sizes_that_are_wrong_are_mended() {
+        let samples: Vec<i16> = (0..2_000).map(|at| (at * 37 % 20_011) as i16).collect();
+        let whole = wav(16_000, 1, &samples);
+        let expected = probe(&whole, &Format::ALL).unwrap();
+        let right = HEADER + 4_000;
+        for (size, of_samples) in [
+            (0x7fff_f024, 0x7fff_f000),
+            (0x7fff_ffff, 0x7fff_ffff),
+            (0, 4_000),
+            (right - 8, 4_000),
+            (36, 4_000),
+        ] {
+            let bytes = with_sizes(&whole, size, of_samples);
+            assert_eq!(
+                probe(&bytes, &Format::ALL).unwrap(),
+                expected,
+                "{size:x} {of_samples:x}"
+            );
+            assert_eq!(decode(&bytes, 1.0).unwrap(), decode(&whole, 1.0).unwrap());
+        }
+        // The text of a list has an odd length and nothing that fills it up.
+        let mut odd = with_sizes(&whole, right - 1, 4_000);
+        odd[40] -= 1;
+        odd.remove(36 + LIST.len() - 1);
+        assert_eq!(probe(&odd, &Format::ALL).unwrap(), expected);
+        assert_eq!(decode(&odd, 1.0).unwrap(), decode(&whole, 1.0).unwrap());
+        // What is cut is cut, and samples that come once more are not passed over.
+        assert!(probe(&with_sizes(&whole, 0, 4_002), &Format::ALL).is_err());
+        let twice = [&whole[..], &whole[36..]].concat();
+        let why = probe(&twice, &Format::ALL).unwrap_err().to_string();
+        assert!(why.contains("more follows"), "{why}");
     }
 
     #[test]

@@ -1,0 +1,55 @@
+//! Which audio tracks of a Matroska file are to be played where nobody chooses.
+
+use std::io;
+
+use symphonia::core::io::MediaSource;
+
+use crate::ends::{element, element_at, read_at};
+
+/// Most bytes of descriptions of tracks that are read: these may hold fonts of subtitles.
+const MOST_BYTES: u64 = 1 << 22;
+/// Elements of a description (RFC 9559).
+const ENTRY: u64 = 0xae;
+const NUMBER: u64 = 0xd7;
+const KIND: u64 = 0x83;
+const ENABLED: u64 = 0xb9;
+const DEFAULT: u64 = 0x88;
+/// The kind of audio.
+const AUDIO: u64 = 2;
+
+/// The numbers of the audio tracks that are flagged as default, which a track is that does not say that it is not. `at` is where the
+/// descriptions of tracks are.
+///
+/// # Errors
+/// Where the file cannot be read.
+pub(crate) fn default_tracks(matroska: &mut dyn MediaSource, at: u64) -> io::Result<Vec<u32>> {
+    let Some((_, Some(size), of_head)) = element_at(matroska, at)? else {
+        return Ok(Vec::new());
+    };
+    let mut tracks = vec![0; size.min(MOST_BYTES) as usize];
+    let read = read_at(matroska, at + of_head, &mut tracks)?;
+    let entries = elements(&tracks[..read]).filter(|(id, _)| *id == ENTRY);
+    Ok(entries.filter_map(|(_, entry)| default_track(entry)).collect())
+}
+
+fn default_track(entry: &[u8]) -> Option<u32> {
+    let value = |wanted: u64| {
+        let (_, bytes) = elements(entry).find(|(id, _)| *id == wanted)?;
+        let bytes = bytes.get(..bytes.len().min(8))?;
+        Some(bytes.iter().fold(0u64, |value, byte| value << 8 | u64::from(*byte)))
+    };
+    let is_played = value(DEFAULT) != Some(0) && value(ENABLED) != Some(0);
+    let number = value(NUMBER).and_then(|number| u32::try_from(number).ok());
+    number.filter(|_| is_played && value(KIND) == Some(AUDIO))
+}
+
+/// Identifiers and contents of whole elements.
+fn elements(mut bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    std::iter::from_fn(move || {
+        let (id, size, of_head) = element(bytes)?;
+        let end = usize::try_from(size?).ok()?.checked_add(of_head)?;
+        let content = bytes.get(of_head..end)?;
+        bytes = &bytes[end..];
+        Some((id, content))
+    })
+}
