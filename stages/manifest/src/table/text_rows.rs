@@ -8,7 +8,7 @@ use flow_runtime::{Out, Reject, RejectClass, StageError, open_input_file};
 use serde_json::{Map, Value};
 
 use super::cells::{Cell, Rows, of_json, of_text, type_of};
-use super::{CellType, Columns, TableFormat, lacks, send, too_many_rows, wrong};
+use super::{CellType, Columns, TableFormat, check_taken, lacks, send, too_many_rows, wrong};
 use crate::error::ManifestError;
 use crate::read::decoded_text::DecodedText;
 use crate::read::rows::line_values;
@@ -101,19 +101,25 @@ pub(super) fn read(
         return Err(wrong(path, "it has more than 1 GiB; write it as parquet").into());
     }
     let mut rows = Rows::new(columns, schema);
-    let mut number = 0u32;
+    let (mut number, mut taken, mut first_refused) = (0u32, 0, None);
     let mut push = |line: &str, cells: Result<Vec<Cell>, Refusal>| {
         out.read(1);
         match cells {
-            Ok(cells) => rows.push(number, cells),
-            Err((reason, detail)) => out.reject(Reject {
-                row: Some(number),
-                id: None,
-                reason: reason.into(),
-                class: RejectClass::Fault,
-                detail,
-                values: line_values(line),
-            }),
+            Ok(cells) => {
+                rows.push(number, cells);
+                taken += 1;
+            }
+            Err((reason, detail)) => {
+                first_refused.get_or_insert_with(|| detail.clone());
+                out.reject(Reject {
+                    row: Some(number),
+                    id: None,
+                    reason: reason.into(),
+                    class: RejectClass::Fault,
+                    detail,
+                    values: line_values(line),
+                });
+            }
         }
         number = number.checked_add(1).ok_or_else(|| too_many_rows(path))?;
         if rows.is_full() {
@@ -148,7 +154,7 @@ pub(super) fn read(
         }
     }
     send(out, rows.take()?);
-    Ok(())
+    check_taken(path, taken, first_refused)
 }
 
 fn bad_value(column: &str, cell: CellType, value: &str) -> Refusal {
