@@ -182,6 +182,23 @@ fn a_limit_that_is_no_number_is_refused_in_overlays_but_an_include_may_be_withou
 }
 
 #[test]
+fn files_may_begin_with_a_byte_order_mark() {
+    let files = Files::new(&[
+        (
+            "p.yaml",
+            "\u{feff}flow: 1\nparams: {n: 1}\nstages: {s: {uses: toy.count, with: {rows: '${n}'}}}\n",
+        ),
+        ("o.yaml", "\u{feff}flow: 1\nparams: {n: 7}\n"),
+        ("wrong.yaml", "\u{feff}flow: 2\n"),
+    ]);
+    let pipeline = files.load(&["o.yaml"], &[]).unwrap_or_else(|found| panic!("{found}"));
+    assert_eq!(pipeline.params[0].value, yaml::Value::from(7));
+    let said = files.said(files.load(&["wrong.yaml"], &[]).map(drop).unwrap_err());
+    assert!(said.contains("wrong.yaml:1:7"), "{said}");
+    assert_eq!(yaml::from_text::<Vec<u32>>("\u{feff}[1]"), Ok(vec![1]));
+}
+
+#[test]
 fn sql_gets_bound_values_and_other_settings_get_types() {
     let text = "flow: 1
 params: {min: 0.5, why: low}

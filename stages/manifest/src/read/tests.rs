@@ -10,6 +10,8 @@ use parquet::arrow::ArrowWriter;
 
 use super::*;
 
+#[path = "folder_tests.rs"]
+mod folders;
 #[path = "forms_tests.rs"]
 mod forms;
 #[path = "rules_tests.rs"]
