@@ -17,6 +17,7 @@ use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::text_tables::TEXT_COLUMNS;
+use super::times::{DURATION, ENDS, TIME_KEYS, Times, Unit, UnitSample};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra;
@@ -61,6 +62,8 @@ pub struct LineRules {
     /// Of recordings that lines name by `file_name`.
     pub folders: Arc<FolderLanguages>,
     pub source: String,
+    /// Of `start` and `end`.
+    pub unit: Unit,
 }
 
 /// The tars of a tarred manifest.
@@ -115,11 +118,17 @@ impl LineManifest {
         let files = files.into_iter().map(look).collect::<Result<Vec<_>, _>>()?;
         let (mut blocks, mut folders) = (Vec::new(), FolderLanguages::default());
         let decide = !names_all(&settings.lang);
+        let tarred = !matches!(tars, Tars::None);
+        let mut sample = UnitSample::default();
         for (file, (path, _)) in files.iter().enumerate() {
             let label = label(file, path);
+            let places = settings.places(path.parent().unwrap_or(Path::new("")));
             let add = |line: &[u8]| {
                 if decide {
-                    add_folder(line, !matches!(tars, Tars::None), &mut folders);
+                    add_folder(line, tarred, &mut folders);
+                }
+                if settings.check_audio && !tarred {
+                    add_times(line, &places, &mut sample);
                 }
             };
             let found = blocks_of(path, add).map_err(|e| ManifestError::io(path, e))?;
@@ -139,6 +148,7 @@ impl LineManifest {
             lang: settings.lang.clone(),
             folders: Arc::new(folders),
             source: settings.source.clone(),
+            unit: sample.unit(),
         };
         Ok(LineManifest {
             files,
@@ -151,7 +161,14 @@ impl LineManifest {
 
     /// What was decided about the names of folders, where they count.
     pub fn decision(&self) -> Option<String> {
-        self.rules.folders.decision()
+        let both = self
+            .rules
+            .folders
+            .decision()
+            .into_iter()
+            .chain(self.rules.unit.decision());
+        let all: Vec<String> = both.collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// The names of the partitions, without a look at their recordings.
@@ -166,7 +183,9 @@ impl LineManifest {
             Ok(SourcePartition {
                 name: name.clone(),
                 files: vec![self.files[block.file].0.clone()],
-                extra: self.recordings(*block)?.map(Chain::to_hex).unwrap_or_default() + self.rules.folders.in_key(),
+                extra: self.recordings(*block)?.map(Chain::to_hex).unwrap_or_default()
+                    + self.rules.folders.in_key()
+                    + self.rules.unit.in_key(),
             })
         };
         self.blocks.par_iter().map(partition).collect()
@@ -284,6 +303,24 @@ fn add_folder(line: &[u8], tarred: bool, folders: &mut FolderLanguages) {
     }
 }
 
+/// Adds the times of a line that says where its row begins and ends, if it is one of those that are looked at.
+fn add_times(line: &[u8], places: &Places, sample: &mut UnitSample) {
+    let Ok(line) = std::str::from_utf8(line) else { return };
+    if ENDS.iter().any(|name| line.contains(name))
+        && sample.is_due()
+        && let Ok(Value::Object(fields)) = serde_json::from_str(line)
+    {
+        let fields = Fields { line, fields };
+        let file = match fields.names_file(false) {
+            true => fields.text(FILE_NAME),
+            false => fields.text("audio_filepath"),
+        };
+        if let (Ok(times), Ok(Some(file))) = (fields.times(), file) {
+            sample.add(&times, places.of_path(file).files);
+        }
+    }
+}
+
 /// Blocks of whole lines of a file. `each` is given all lines that are not too long.
 fn blocks_of(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<Vec<Block>> {
     let mut reader = BufReader::with_capacity(1 << 20, open_input_file(path)?);
@@ -356,10 +393,8 @@ pub fn row_of<'t>(
         .text("text")?
         .ok_or_else(|| refuse("missing_field", "text"))?
         .to_string();
-    let duration = fields
-        .number("duration")?
-        .ok_or_else(|| refuse("missing_field", "duration"))?;
-    let start = fields.number("offset")?.filter(|&start| start != 0.0);
+    let (start, duration) = fields.times()?.place(rules.unit)?;
+    let duration = duration.ok_or_else(|| refuse("missing_field", DURATION))?;
     let shard = fields.shard()?;
     let said = fields.language()?;
     let lang_field = said.map_or("", |(key, _)| key);
@@ -376,7 +411,7 @@ pub fn row_of<'t>(
         lang_field,
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
-        extra: extra::of_line(line, &fields.fields, &[]),
+        extra: extra::of_line(line, &fields.fields, &TIME_KEYS),
         ..ManifestRow::default()
     };
     match path {
@@ -425,7 +460,7 @@ fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Resul
     let key = TEXT_COLUMNS.into_iter().find(|key| fields.has(key));
     let key = key.ok_or_else(|| refuse("missing_field", format!("one of {}", TEXT_COLUMNS.join(", "))))?;
     let text = fields.text(key)?.ok_or_else(|| refuse("missing_field", key))?;
-    let start = fields.number("offset")?.filter(|&start| start != 0.0);
+    let (start, duration) = fields.times()?.place(rules.unit)?;
     let names = named(file, start);
     let id = fields.text("segment_id")?.filter(|id| !id.is_empty());
     let said = fields.language()?;
@@ -433,7 +468,7 @@ fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Resul
         segment_id: id.map_or(names.segment_id, str::to_string),
         shard_id: fields.shard()?.or(names.shard_id).unwrap_or_else(|| stem.to_string()),
         text: text.to_string(),
-        duration: fields.number("duration")?,
+        duration,
         lang: language(
             said.map(|(_, lang)| lang),
             &rules.lang,
@@ -444,7 +479,11 @@ fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Resul
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
         wanted: rules.places.of_path(file),
-        extra: extra::of_line(fields.line, &fields.fields, &[FILE_NAME, key]),
+        extra: extra::of_line(
+            fields.line,
+            &fields.fields,
+            &[&[FILE_NAME, key][..], &TIME_KEYS].concat(),
+        ),
         ..ManifestRow::default()
     })
 }
@@ -472,6 +511,11 @@ impl Fields<'_> {
     /// Whether the line names its recording by `file_name`.
     fn names_file(&self, tarred: bool) -> bool {
         !tarred && ["audio_filepath", "tar_path"].iter().all(|key| !self.has(key)) && self.has(FILE_NAME)
+    }
+
+    /// What the line says of the row's place.
+    fn times(&self) -> Result<Times, Refusal> {
+        Times::of(|name| self.number(name))
     }
 
     /// The shard that the line names, by a text or a number.
