@@ -5,6 +5,7 @@ mod files;
 mod folder;
 mod folder_languages;
 mod grouped;
+pub(crate) mod json_line;
 mod lines;
 mod listing;
 mod looks;

@@ -5,12 +5,13 @@ use std::path::Path;
 
 use arrow::datatypes::SchemaRef;
 use flow_runtime::{Out, Reject, RejectClass, StageError, open_input_file};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::cells::{Cell, Rows, of_json, of_text, type_of};
 use super::{CellType, Columns, TableFormat, check_taken, lacks, send, too_many_rows, wrong};
 use crate::error::ManifestError;
 use crate::read::decoded_text::DecodedText;
+use crate::read::json_line;
 use crate::read::rows::line_values;
 use crate::read::table_text::{Record, records};
 
@@ -53,7 +54,7 @@ fn first_line(path: &Path) -> Result<String, ManifestError> {
 pub(super) fn columns(path: &Path, format: TableFormat) -> Result<Columns, ManifestError> {
     if format == TableFormat::Jsonl {
         let line = first_line(path)?;
-        let Ok(object) = serde_json::from_str::<Map<String, Value>>(&line) else {
+        let Ok((Value::Object(object), _)) = json_line::parse(&line) else {
             return Err(wrong(
                 path,
                 "its first line is no JSON object, so that its columns cannot be told",
@@ -186,8 +187,8 @@ fn of_record(places: &[(usize, &str, CellType)], fields: usize, record: &Record<
 }
 
 fn of_line(columns: &Columns, line: &str) -> Result<Vec<Cell>, Refusal> {
-    let object: Map<String, Value> = match serde_json::from_str(line) {
-        Ok(Value::Object(object)) => object,
+    let object = match json_line::parse(line) {
+        Ok((Value::Object(object), _)) => object,
         Ok(_) => return Err(("bad_line", "it is no JSON object".into())),
         Err(error) => return Err(("bad_line", format!("it is no JSON: {error}"))),
     };
