@@ -118,7 +118,8 @@ fn agreed(mut times: impl Iterator<Item = Named>) -> Result<Option<Named>, Refus
     let Some(first) = times.next() else { return Ok(None) };
     for (name, time) in times {
         // Not a number agrees with none.
-        if !((time - first.1).abs() <= TOLERANCE_SECONDS) {
+        let agrees = (time - first.1).abs() <= TOLERANCE_SECONDS;
+        if !agrees {
             let why = format!("`{}` is {} s, but `{name}` is {time} s", first.0, first.1);
             return Err(refuse("offset_invalid", why));
         }
