@@ -380,9 +380,10 @@ impl Run {
     }
 
     fn finish(&mut self, partition: &Partition, source: bool) -> Result<(), StageError> {
-        let collected = self.in_hand.remove(partition).ok_or_else(|| {
+        let mut collected = self.in_hand.remove(partition).ok_or_else(|| {
             StageError::failed(format!("partition {partition} is said to be done, but is not in hand"))
         })?;
+        collected.check_numbers(&self.shape.outputs)?;
         collected.check_conservation(self.shape.conservation, source)?;
         self.done.insert(partition.clone(), collected);
         Ok(())

@@ -40,6 +40,61 @@ pub(crate) fn in_row_order(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Res
     order.chunks(ROW_GROUP).map(piece).collect()
 }
 
+/// What to do about rows of one number.
+const DOUBLED_HELP: &str = "rows of a partition are known by their numbers: a stage that makes new rows has to number \
+    them anew (`sql`: with `rows: new`, select no `_row`), or to give each row once (`sql`: SELECT DISTINCT)";
+
+/// The numbers that rows have, as runs of successive ones.
+#[derive(Default)]
+pub(crate) struct RowNumbers {
+    /// First and last of each, in the order in which they came.
+    runs: Vec<(u32, u32)>,
+}
+
+impl RowNumbers {
+    /// Adds the numbers of a batch; one without the column `_row` has none.
+    pub fn add(&mut self, batch: &RecordBatch) -> Result<(), StageError> {
+        let Some(column) = batch.column_by_name(ROW) else {
+            return Ok(());
+        };
+        for &number in row_numbers(column)?.values() {
+            match self.runs.last_mut() {
+                Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+                _ => self.runs.push((number, number)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that no two rows have one number: decisions about rows, and their rejects, find them by it.
+    pub fn check(self, port: &str) -> Result<(), StageError> {
+        match self.doubled() {
+            None => Ok(()),
+            Some(number) => Err(StageError::Failed {
+                message: format!("port `{port}`: two rows have the number {number} in `{ROW}`"),
+                row: Some(number),
+                help: Some(DOUBLED_HELP.into()),
+            }),
+        }
+    }
+
+    /// The least number that two rows have.
+    fn doubled(mut self) -> Option<u32> {
+        if !self.runs.is_sorted() {
+            self.runs.sort_unstable();
+        }
+        let mut runs = self.runs.into_iter();
+        let (_, mut last) = runs.next()?;
+        for (first, end) in runs {
+            if first <= last {
+                return Some(first);
+            }
+            last = end;
+        }
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -64,6 +119,19 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_number_that_comes_twice_is_found(rows in prop::collection::vec(prop_oneof![0u32..40, Just(u32::MAX)], 0..30), cut in 1usize..9) {
+            let texts = vec![String::new(); rows.len()];
+            let mut numbers = RowNumbers::default();
+            for (rows, texts) in rows.chunks(cut).zip(texts.chunks(cut)) {
+                numbers.add(&batch(rows, texts)).unwrap();
+            }
+            let mut sorted = rows.clone();
+            sorted.sort_unstable();
+            let doubled = sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
+            prop_assert_eq!(numbers.doubled(), doubled);
+        }
+
         /// However the rows are cut into batches, and in whatever order the batches come, the same rows
         /// give the same batch.
         #[test]

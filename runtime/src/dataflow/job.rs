@@ -397,8 +397,9 @@ impl RegionState {
     }
 
     /// Checks a partition that is complete, and writes it under temporary names if it is to be recorded.
-    pub fn write(&self, node: usize, ordinal: u64, collected: PartitionOutput) -> Result<(), StageError> {
+    pub fn write(&self, node: usize, ordinal: u64, mut collected: PartitionOutput) -> Result<(), StageError> {
         let described = &self.job.nodes[node];
+        collected.check_numbers(&described.outputs)?;
         collected.check_conservation(described.conservation, described.is_source)?;
         let (Some(writer), Some(Some(parts))) = (&described.writer, described.record.get(ordinal as usize)) else {
             return Ok(());

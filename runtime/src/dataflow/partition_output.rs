@@ -11,6 +11,7 @@ use crate::kind::{Conservation, Port};
 use crate::out::Out;
 use crate::partition::Partition;
 use crate::reject::packed::PackedRejects;
+use crate::row_order::RowNumbers;
 use crate::store::{ArtifactWriter, RowRange};
 
 /// Batches of the ports that are kept, rejects and counts of one (stage, partition).
@@ -28,6 +29,8 @@ pub(crate) struct PartitionOutput {
     /// partition.
     pub selected: Vec<Option<Vec<RowRange>>>,
     pub rejects: PackedRejects,
+    /// By port.
+    numbers: Vec<RowNumbers>,
     /// Says how much memory all of it takes.
     reserved: Option<MemoryReservation>,
 }
@@ -38,6 +41,7 @@ impl PartitionOutput {
         PartitionOutput {
             buffers: keep.iter().map(|keep| keep.then(|| PortBuffer::new(writer))).collect(),
             selected: vec![None; keep.len()],
+            numbers: keep.iter().map(|_| RowNumbers::default()).collect(),
             reserved,
             ..PartitionOutput::default()
         }
@@ -67,6 +71,15 @@ impl PartitionOutput {
             self.rows_out, self.merged
         ))
         .with_help("a stage must pass on, reject or merge every row: this is a fault of the stage, not of the data"))
+    }
+
+    /// Checks that no two rows of a port have one number.
+    pub fn check_numbers(&mut self, ports: &[Port]) -> Result<(), StageError> {
+        let numbers = std::mem::take(&mut self.numbers);
+        ports
+            .iter()
+            .zip(numbers)
+            .try_for_each(|(port, numbers)| numbers.check(&port.name))
     }
 }
 
@@ -100,6 +113,9 @@ pub(crate) fn drain(
         place.rows_out += batch.num_rows() as u64;
         if batch.num_rows() == 0 {
             continue;
+        }
+        if let Some(numbers) = place.numbers.get_mut(port) {
+            numbers.add(&batch)?;
         }
         if let Some(Some(kept)) = place.buffers.get_mut(port) {
             kept.push(&declared.schema, batch.clone())?;

@@ -17,7 +17,7 @@ use crate::partition::Partition;
 use crate::plan::decide::{NodeVerdict, Verdict};
 use crate::plan::keys::result_key;
 use crate::plan::state::{PlanState, RESULT};
-use crate::row_order::in_row_order;
+use crate::row_order::{RowNumbers, in_row_order};
 use crate::run_error::RunError;
 use crate::store::{Counts, PortRows};
 
@@ -142,6 +142,9 @@ fn write_result(state: &mut PlanState, log: usize, rows: RecordBatch) -> Result<
         read: 0,
         merged: 0,
     };
+    let mut numbers = RowNumbers::default();
+    numbers.add(&rows).map_err(failed)?;
+    numbers.check(&port.name).map_err(failed)?;
     let batches = in_row_order(&port.schema, vec![rows]).map_err(failed)?;
     let ports = vec![PortRows::new(&port.name, port.schema.clone(), batches)];
     commit_one(state, log, &Partition::new(RESULT), key, Vec::new(), ports, counts)

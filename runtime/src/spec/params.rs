@@ -20,7 +20,7 @@ use super::substitute;
 use super::yaml::{self, Mapping, Part, Steps, Value};
 use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
-use fit::{fit, has_reference};
+use fit::{check_finite, fit, has_reference};
 pub(super) use {fit::brief, resolve::Scope};
 
 /// Reads an environment variable.
@@ -70,6 +70,8 @@ pub struct ParamValue {
 pub(super) struct Given {
     pub by: String,
     pub place: Option<Place>,
+    /// Whether it stands in a pipeline, and not in an overlay or on the command line.
+    pub by_pipeline: bool,
 }
 
 impl Given {
@@ -345,6 +347,7 @@ impl Params {
         let given = Given {
             by: format!("its default in {}", source.path.display()),
             place: Some(declared_at.clone()),
+            by_pipeline: true,
         };
         self.params.push(Param {
             name,
@@ -399,6 +402,7 @@ impl Params {
             let given = Given {
                 by: all.by.clone(),
                 place: shown.then(|| Place::of(source, &here, Part::Value)),
+                by_pipeline: all.written.is_some(),
             };
             let mut value = value.clone();
             if !shown && !value.is_null() && !substitute::is_secret(&value) {
@@ -483,6 +487,7 @@ impl Params {
             Given {
                 by: by.clone(),
                 place: None,
+                by_pipeline: false,
             },
         ) {
             Ok(()) => {}
@@ -582,6 +587,10 @@ impl Params {
             // A map is merged into the present value, key by key.
             Some(default @ Value::Mapping(_)) => fit(default, param.raw.as_ref().unwrap_or(default), value),
             Some(default) => fit(default, default, value),
+        };
+        let fitted = match given.by_pipeline {
+            true => fitted,
+            false => fitted.and_then(|value| check_finite(param.default.as_ref(), &value).map(|()| value)),
         };
         match fitted {
             Ok(value) => {

@@ -101,8 +101,14 @@ pub struct SyntaxError {
     pub is_doubled_key: bool,
 }
 
+/// The text without the byte order mark that some editors put at the head of a file.
+pub fn without_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
+
 /// Reads one YAML document. An empty one is null.
 pub fn parse_text(text: &str) -> Result<Value, SyntaxError> {
+    let text = without_mark(text);
     if text.trim().is_empty() {
         return Ok(Value::Null);
     }
@@ -140,6 +146,7 @@ fn too_deep() -> String {
 /// # Errors
 /// When the text is no YAML, or does not fit the type.
 pub fn from_text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let text = without_mark(text);
     match depth::too_deep(text) {
         Some((line, column)) => Err(format!("{} at line {line} column {column}", too_deep())),
         None => serde_yaml::from_str(text).map_err(|error| error.to_string()),

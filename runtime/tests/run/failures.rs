@@ -23,6 +23,7 @@ fn a_failure_ends_the_run_with_names_and_hangs_nothing() {
             ("fail_at: 777", "777 is not allowed"),
             ("panic_at: 777", "panicked: planted at 777"),
             ("lose: 777", "4 in, but 3 out + 0 rejected + 0 merged = 3"),
+            ("twice: 777", "row 2: port `odd`: two rows have the number 2 in `_row`"),
         ] {
             let (error, took, place) = failing(settings, workers, as_bytes);
             assert!(took < Duration::from_secs(5), "{took:?}");

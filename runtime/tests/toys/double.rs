@@ -31,6 +31,8 @@ pub struct DoubleSettings {
     panic_at: Option<i64>,
     /// Loses rows of this value.
     lose: Option<i64>,
+    /// Gives rows of this value twice.
+    twice: Option<i64>,
     /// Declares itself expensive.
     dear: bool,
     /// Works beside the worker.
@@ -55,6 +57,7 @@ impl Default for DoubleSettings {
             fail_at: None,
             panic_at: None,
             lose: None,
+            twice: None,
             dear: false,
             aside: false,
             needs_current: false,
@@ -140,8 +143,10 @@ impl DoubleBody {
                 continue;
             }
             let side = if value % 2 == 0 { &mut even } else { &mut odd };
-            side.0.push(row);
-            side.1.push(value * settings.by);
+            for _ in 0..if settings.twice == Some(value) { 2 } else { 1 } {
+                side.0.push(row);
+                side.1.push(value * settings.by);
+            }
         }
         out.of(partition).send(0, rows(&even.0, &even.1));
         out.send(1, rows(&odd.0, &odd.1));

@@ -506,7 +506,7 @@ fn the_same_version_gives_the_same_bytes() {
     ];
     let known = [
         ("manifest.scan", 1, "1bcd43552fe79ced 18872e68012d31af"),
-        ("sql", 2, "ce8ce5e423425d70 b25c3dca3e3ed271"),
+        ("sql", 3, "ce8ce5e423425d70 b25c3dca3e3ed271"),
         ("manifest.dedup", 3, "ee7528952700d31a 10efbef343fc865c"),
         ("manifest.split", 3, "8c0ad99eff806b27 af1349b9f5f9a1a6"),
     ];

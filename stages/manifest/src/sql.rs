@@ -38,7 +38,7 @@ use crate::text::{TextRules, TextSettings};
 ///
 /// No row vanishes without a reason: unless `rows: new` is set, the result carries `_row` and has exactly the
 /// rows that came in, and WHERE, LIMIT, DISTINCT, GROUP BY and HAVING are errors. With `rows: new` the result may have
-/// any rows; rows without `_row` are numbered in the order of the result.
+/// any rows; rows without `_row` are numbered in the order of the result, and of rows with `_row` no two may have the same.
 ///
 /// The dialect is that of DataFusion. Functions of our own: `clean_text(text)`, `norm_text(clean)`,
 /// `tagged_text(clean, lang)`, `untagged_text(text)` (without the language tag that it may begin with), `is_blank(text)`,
@@ -138,7 +138,7 @@ pub struct Sql;
 
 impl Kind for Sql {
     const NAME: &'static str = "sql";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[InputPort::streamed(
         "tables",
         "rows that the query reads, each under its name in `from`; the first is also called `input`",

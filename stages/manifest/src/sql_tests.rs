@@ -375,6 +375,30 @@ fn new_rows_are_numbered_and_may_be_filtered() {
 }
 
 #[test]
+fn new_rows_that_share_a_number_fail_and_name_it() {
+    let run = |query: &str| {
+        stage(&format!("rows: new\nquery: {query}"))
+            .input("other", other_schema())
+            .feed("scan", "a/x", three())
+            .feed("other", "a/x", others(&["a", "b", "b"]))
+            .run()
+    };
+    let join = "FROM scan LEFT JOIN other o ON o.name = scan.segment_id";
+    let error = run(&format!("SELECT scan.* {join}")).unwrap_err();
+    assert!(
+        error.to_string().contains("two rows have the number 1 in `_row`"),
+        "{error}"
+    );
+    let help = matches!(&error, StageError::Failed { help: Some(help), .. } if help.contains("select no `_row`"));
+    assert!(help, "{error:?}");
+    // What the help says.
+    let anew = run(&format!("SELECT scan.segment_id {join}")).unwrap();
+    assert_eq!(numbers(&anew, "a/x"), [0, 1, 2, 3]);
+    let once = run(&format!("SELECT DISTINCT scan.* {join}")).unwrap();
+    assert_eq!(numbers(&once, "a/x"), [0, 1, 4]);
+}
+
+#[test]
 fn rows_come_back_in_their_order() {
     let output = run(
         "query: SELECT * FROM scan ORDER BY duration_s DESC NULLS FIRST",

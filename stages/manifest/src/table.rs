@@ -38,12 +38,12 @@ const ALL: &str = "all";
 /// - `.jsonl`, `.ndjson` and `.json`, one object to a line: the members of the first object, sorted by name, with the types
 ///   of their values there (a null is text). Members that are lists or objects are text, in JSON.
 /// - `.parquet`: its columns; whole numbers are `int64`, others `float64`. Columns that are no text, no numbers and not
-///   true or false are left out.
+///   true or false are left out. A column of nulls alone, whose type is null, fits any type.
 ///
 /// An empty field of a number, or of true or false, is null; an empty text is a text. A member that a line lacks is null.
 /// A line that cannot be read is refused with class `fault`: `bad_line` (a quote that is not closed, another number of
 /// fields than the heading, no JSON object), `not_utf8`, or `bad_value` (a value that is not of its column's type, with the
-/// column and the value).
+/// column and the value). A file of which every row is refused is an error.
 ///
 /// The file is read whole; text may have 1 GiB. Its bytes belong to the key of the stage, not its path.
 ///
@@ -186,7 +186,7 @@ pub struct Table;
 
 impl Kind for Table {
     const NAME: &'static str = "manifest.table";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [flow_runtime::InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of the file, in its order")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("path", flow_runtime::UrlUse::Read)];
@@ -254,6 +254,17 @@ fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
     ManifestError::Manifest {
         path: path.to_path_buf(),
         why: why.into(),
+    }
+}
+
+/// Checks that not all rows of a file were refused, as a lookup table would be empty then. `first` is what is wrong with the
+/// first that was.
+fn check_taken(path: &Path, taken: usize, first: Option<String>) -> Result<(), StageError> {
+    match first {
+        Some(first) if taken == 0 => {
+            Err(wrong(path, format!("none of its rows can be read; the first: {first}")).into())
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,7 +1,8 @@
 use std::fs;
 
 use arrow::array::{
-    ArrayRef, AsArray, Decimal128Array, Float32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
+    ArrayRef, AsArray, Decimal128Array, Float32Array, Float64Array, Int32Array, Int64Array, NullArray, RecordBatch,
+    StringArray,
 };
 use arrow::datatypes::{Float64Type, Int64Type, UInt32Type};
 use flow_runtime::harness::{Harness, Output};
@@ -214,6 +215,53 @@ fn a_value_of_parquet_is_kept_only_where_it_is_the_same_in_the_declared_type() {
             "{refused:?}"
         );
     }
+}
+
+fn parquet(columns: Vec<(&str, ArrayRef)>) -> Vec<u8> {
+    let columns = columns.into_iter().map(|(name, column)| (name, column, true));
+    let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    bytes
+}
+
+/// As pandas writes a column in which it finds no value.
+#[test]
+fn a_column_without_values_fits_any_type() {
+    let bytes = parquet(vec![
+        ("k", Arc::new(StringArray::from(vec!["a", "b"]))),
+        ("n", Arc::new(NullArray::new(2))),
+    ]);
+    let folder = tempfile::tempdir().unwrap();
+    for cell in ["text", "int64", "float64", "bool"] {
+        let declared = format!("columns: {{k: text, n: {cell}}}");
+        let output = harness(&folder, "a.parquet", &bytes, &declared).run().unwrap();
+        assert_eq!(shown(&output), [["0", "a", "-"], ["1", "b", "-"]], "{cell}");
+        assert_eq!(rejects(&output), []);
+    }
+    let output = harness(&folder, "a.parquet", &bytes, "").run().unwrap();
+    assert_eq!(names(&output), ["_row", "k", "n"]);
+}
+
+#[test]
+fn a_file_of_which_every_row_is_refused_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let column: ArrayRef = Arc::new(StringArray::from(vec!["x", "y"]));
+    let table = parquet(vec![("a", column)]);
+    for (name, bytes) in [
+        ("a.csv", &b"a\nx\ny\n"[..]),
+        ("a.jsonl", b"{\"a\": \"x\"}\n"),
+        ("a.parquet", &table),
+    ] {
+        let error = harness(&folder, name, bytes, "columns: {a: int64}").run().unwrap_err();
+        let error = error.to_string();
+        let said = "none of its rows can be read; the first: column `a`: ";
+        assert!(error.contains(name) && error.contains(said), "{error}");
+    }
+    let output = run("a.csv", "a\n", "columns: {a: int64}").unwrap();
+    assert_eq!(output.rows("rows", ALL).num_rows(), 0);
 }
 
 /// The character that stands for what is not UTF-8 may stand in a text itself.

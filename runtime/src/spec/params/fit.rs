@@ -55,6 +55,29 @@ fn is_list_of_scalars(list: &[Value]) -> bool {
     !list.is_empty() && list.iter().all(|item| is_scalar(item) && same_type(item))
 }
 
+/// The first number of a value that is infinite or NaN.
+pub(super) fn not_finite(value: &Value) -> Option<&Value> {
+    match value {
+        Value::Number(number) => number
+            .as_f64()
+            .is_some_and(|number| !number.is_finite())
+            .then_some(value),
+        Value::Sequence(items) => items.iter().find_map(not_finite),
+        Value::Mapping(map) => map.values().find_map(not_finite),
+        _ => None,
+    }
+}
+
+/// Checks that numbers are finite, unless the default has one that is not.
+pub(super) fn check_finite(declared: Option<&Value>, given: &Value) -> Result<(), String> {
+    match not_finite(given) {
+        Some(number) if declared.and_then(not_finite).is_none() => {
+            Err(format!("expected a finite number, found {}", brief(number)))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// `given` in the type of `declared`; a map is merged into `standing`. A whole number fits a number; a number that is
 /// whole (`1e5`, and the texts `100k` and `2M`) fits a whole number; a text, number or boolean fits a list of such, as
 /// its only item.

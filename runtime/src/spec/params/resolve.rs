@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::fit::{fit, has_reference};
+use super::fit::{check_finite, fit, has_reference};
 use super::{Environment, FILE_DIR, Param, ParamValue, Params};
 use crate::secret::SHORTEST;
 use crate::spec::diagnostic::Diagnostic;
@@ -131,18 +131,18 @@ impl Resolver<'_> {
             (Some(Value::String(_)), Value::Bool(flag)) => Value::String(flag.to_string()),
             (_, value) => value,
         };
-        match &param.default {
-            Some(default) if param.default != param.raw && !has_reference(default) => {
-                match fit(default, default, value) {
-                    Ok(value) => Some(value),
-                    Err(message) => {
-                        self.found
-                            .push(param.given.wrong(format!("parameter `{}`: {message}", param.name)));
-                        None
-                    }
-                }
+        let fitted = match &param.default {
+            Some(default) if param.default != param.raw && !has_reference(default) => fit(default, default, value),
+            _ => Ok(value),
+        };
+        // A variable of the environment may hold any number.
+        match fitted.and_then(|value| check_finite(param.default.as_ref(), &value).map(|()| value)) {
+            Ok(value) => Some(value),
+            Err(message) => {
+                let message = format!("parameter `{}`: {message}", param.name);
+                self.found.push(param.given.wrong(message));
+                None
             }
-            _ => Some(value),
         }
     }
 }

@@ -189,5 +189,8 @@ fn read_text(path: &Path, with_pipes: bool) -> Result<String, String> {
     } else {
         read_all(open_regular_file(path).map_err(|error| error.to_string())?, MAX_BYTES)?
     };
-    String::from_utf8(bytes).map_err(|error| format!("it is not UTF-8 (byte {})", error.utf8_error().valid_up_to()))
+    let text = String::from_utf8(bytes);
+    let text = text.map_err(|error| format!("it is not UTF-8 (byte {})", error.utf8_error().valid_up_to()))?;
+    // Places in messages count from behind the mark.
+    Ok(yaml::without_mark(&text).to_string())
 }

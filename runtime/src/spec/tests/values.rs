@@ -14,6 +14,7 @@ params:
   free: {default: {}}
   map: {default: {a: 1, b: {c: x}}}
   any: null
+  free_end: .inf
   lone: '${env:NONE:-4}'
   group: {inner: 1}
 stages: {s: {uses: toy.count, with: {rows: 1}}}
@@ -49,6 +50,8 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
         ("map.b.c=y", "map", r#"{"a":1,"b":{"c":"y"}}"#),
         ("any=[1, x]", "any", r#"[1,"x"]"#),
         ("lone=5", "lone", "5"),
+        // The default says that it may be infinite.
+        ("free_end=-.inf", "free_end", "null"),
         ("group.inner=2", "group.inner", "2"),
     ] {
         assert_eq!(value(&[set], name), expected, "{set}");
@@ -62,6 +65,16 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
         ("count=1.5e-1", "found 0.15"),
         ("count=1e300", "expected a whole number"),
         ("count=.inf", "expected a whole number"),
+        (
+            "share=.nan",
+            "error: --set share=.nan: parameter `share`: expected a finite number, found .nan",
+        ),
+        ("share=.inf", "expected a finite number, found .inf"),
+        ("any=-.inf", "expected a finite number, found -.inf"),
+        ("any=[1, {x: .nan}]", "expected a finite number, found .nan"),
+        ("free.x=.inf", "expected a finite number, found .inf"),
+        ("lone=.inf", "expected a finite number, found .inf"),
+        ("share=${free_end}", "expected a finite number, found .inf"),
         ("count=1.2345k", "expected a whole number"),
         ("count=k", "expected a whole number"),
         ("count=1.k", "expected a whole number"),
@@ -144,6 +157,45 @@ fn values_in_overlays_and_includes_are_checked_where_they_stand() {
     insta::assert_snapshot!(files.said(files.load(&["o.yaml"], &[]).unwrap_err()));
     let said = files.said(files.load(&["none.yaml"], &["m=1"]).unwrap_err());
     assert!(said.contains("cannot read an overlay from none.yaml"), "{said}");
+}
+
+#[test]
+fn a_limit_that_is_no_number_is_refused_in_overlays_but_an_include_may_be_without_one() {
+    let files = Files::new(&[
+        (
+            "p.yaml",
+            "flow: 1\nparams: {most: 20.0, needed: {required: true}}\ninclude:\n  g: {pipeline: DIR/inner.yaml, params: {row: 1, most: .inf}}\n",
+        ),
+        (
+            "inner.yaml",
+            "flow: 1\nparams: {row: 1, most: 3.0}\nstages: {s: {uses: toy.count, with: {rows: '${row}'}}}\n",
+        ),
+        ("o.yaml", "flow: 1\nparams:\n  most: .nan\n  needed: .inf\n"),
+    ]);
+    let said = files.said(files.load(&["o.yaml"], &[]).unwrap_err());
+    assert!(said.contains("o.yaml:3:9"), "{said}");
+    for (name, found) in [("most", ".nan"), ("needed", ".inf")] {
+        let wrong = format!("parameter `{name}`: expected a finite number, found {found}");
+        assert!(said.contains(&wrong), "{said}");
+    }
+    files.load(&[], &["needed=1"]).map(drop).unwrap();
+}
+
+#[test]
+fn files_may_begin_with_a_byte_order_mark() {
+    let files = Files::new(&[
+        (
+            "p.yaml",
+            "\u{feff}flow: 1\nparams: {n: 1}\nstages: {s: {uses: toy.count, with: {rows: '${n}'}}}\n",
+        ),
+        ("o.yaml", "\u{feff}flow: 1\nparams: {n: 7}\n"),
+        ("wrong.yaml", "\u{feff}flow: 2\n"),
+    ]);
+    let pipeline = files.load(&["o.yaml"], &[]).unwrap_or_else(|found| panic!("{found}"));
+    assert_eq!(pipeline.params[0].value, yaml::Value::from(7));
+    let said = files.said(files.load(&["wrong.yaml"], &[]).map(drop).unwrap_err());
+    assert!(said.contains("wrong.yaml:1:7"), "{said}");
+    assert_eq!(yaml::from_text::<Vec<u32>>("\u{feff}[1]"), Ok(vec![1]));
 }
 
 #[test]

@@ -12,11 +12,13 @@ use serde_json::{Map, Value};
 
 use super::files::{label, trailing_number};
 use super::folder_languages::FolderLanguages;
+use super::json_line;
 use super::looks::{Chain, Eyes, FileLook};
 use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::text_tables::TEXT_COLUMNS;
+use super::times::{DURATION, ENDS, TIME_KEYS, Times, Unit, UnitSample};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra;
@@ -61,6 +63,8 @@ pub struct LineRules {
     /// Of recordings that lines name by `file_name`.
     pub folders: Arc<FolderLanguages>,
     pub source: String,
+    /// Of `start` and `end`.
+    pub unit: Unit,
 }
 
 /// The tars of a tarred manifest.
@@ -115,11 +119,17 @@ impl LineManifest {
         let files = files.into_iter().map(look).collect::<Result<Vec<_>, _>>()?;
         let (mut blocks, mut folders) = (Vec::new(), FolderLanguages::default());
         let decide = !names_all(&settings.lang);
+        let tarred = !matches!(tars, Tars::None);
+        let mut sample = UnitSample::default();
         for (file, (path, _)) in files.iter().enumerate() {
             let label = label(file, path);
+            let places = settings.places(path.parent().unwrap_or(Path::new("")));
             let add = |line: &[u8]| {
                 if decide {
-                    add_folder(line, !matches!(tars, Tars::None), &mut folders);
+                    add_folder(line, tarred, &mut folders);
+                }
+                if settings.check_audio && !tarred {
+                    add_times(line, &places, &mut sample);
                 }
             };
             let found = blocks_of(path, add).map_err(|e| ManifestError::io(path, e))?;
@@ -139,6 +149,7 @@ impl LineManifest {
             lang: settings.lang.clone(),
             folders: Arc::new(folders),
             source: settings.source.clone(),
+            unit: sample.unit(),
         };
         Ok(LineManifest {
             files,
@@ -151,7 +162,14 @@ impl LineManifest {
 
     /// What was decided about the names of folders, where they count.
     pub fn decision(&self) -> Option<String> {
-        self.rules.folders.decision()
+        let both = self
+            .rules
+            .folders
+            .decision()
+            .into_iter()
+            .chain(self.rules.unit.decision());
+        let all: Vec<String> = both.collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// The names of the partitions, without a look at their recordings.
@@ -166,7 +184,9 @@ impl LineManifest {
             Ok(SourcePartition {
                 name: name.clone(),
                 files: vec![self.files[block.file].0.clone()],
-                extra: self.recordings(*block)?.map(Chain::to_hex).unwrap_or_default() + self.rules.folders.in_key(),
+                extra: self.recordings(*block)?.map(Chain::to_hex).unwrap_or_default()
+                    + self.rules.folders.in_key()
+                    + self.rules.unit.in_key(),
             })
         };
         self.blocks.par_iter().map(partition).collect()
@@ -273,13 +293,31 @@ impl LineManifest {
 fn add_folder(line: &[u8], tarred: bool, folders: &mut FolderLanguages) {
     let Ok(line) = std::str::from_utf8(line) else { return };
     if line.contains(FILE_NAME)
-        && let Ok(Value::Object(fields)) = serde_json::from_str(line)
+        && let Ok((Value::Object(fields), read)) = json_line::parse(line)
     {
-        let fields = Fields { line, fields };
+        let fields = Fields::new(line, &read, fields);
         if fields.names_file(tarred)
             && let (Ok(None), Ok(Some(file))) = (fields.language(), fields.text(FILE_NAME))
         {
             folders.add(file);
+        }
+    }
+}
+
+/// Adds the times of a line that says where its row begins and ends, if it is one of those that are looked at.
+fn add_times(line: &[u8], places: &Places, sample: &mut UnitSample) {
+    let Ok(line) = std::str::from_utf8(line) else { return };
+    if ENDS.iter().any(|name| line.contains(name))
+        && sample.is_due()
+        && let Ok((Value::Object(fields), read)) = json_line::parse(line)
+    {
+        let fields = Fields::new(line, &read, fields);
+        let file = match fields.names_file(false) {
+            true => fields.text(FILE_NAME),
+            false => fields.text("audio_filepath"),
+        };
+        if let (Ok(times), Ok(Some(file))) = (fields.times(), file) {
+            sample.add(&times, places.of_path(file).files);
         }
     }
 }
@@ -342,12 +380,12 @@ pub fn row_of<'t>(
     tar: impl Fn(Option<u64>) -> Option<&'t Path>,
     tarred: bool,
 ) -> Result<ManifestRow, Refusal> {
-    let fields = match serde_json::from_str(line) {
-        Ok(Value::Object(fields)) => fields,
+    let (fields, read) = match json_line::parse(line) {
+        Ok((Value::Object(fields), read)) => (fields, read),
         Ok(_) => return Err(refuse("bad_json", format!("line {number} is no JSON object"))),
         Err(error) => return Err(bad_json(&error, number)),
     };
-    let fields = Fields { line, fields };
+    let fields = Fields::new(line, &read, fields);
     if fields.names_file(tarred) {
         return row_of_file_name(&fields, rules, stem);
     }
@@ -356,10 +394,8 @@ pub fn row_of<'t>(
         .text("text")?
         .ok_or_else(|| refuse("missing_field", "text"))?
         .to_string();
-    let duration = fields
-        .number("duration")?
-        .ok_or_else(|| refuse("missing_field", "duration"))?;
-    let start = fields.number("offset")?.filter(|&start| start != 0.0);
+    let (start, duration) = fields.times()?.place(rules.unit)?;
+    let duration = duration.ok_or_else(|| refuse("missing_field", DURATION))?;
     let shard = fields.shard()?;
     let said = fields.language()?;
     let lang_field = said.map_or("", |(key, _)| key);
@@ -368,7 +404,7 @@ pub fn row_of<'t>(
     let path = fields.text("audio_filepath")?.filter(|path| !path.is_empty());
     let shard_id = shard.clone().unwrap_or_else(|| stem.to_string());
     let mut row = ManifestRow {
-        segment_id: word("segment_id")?,
+        segment_id: fields.name("segment_id")?.unwrap_or_default(),
         shard_id,
         text,
         duration: Some(duration),
@@ -376,7 +412,7 @@ pub fn row_of<'t>(
         lang_field,
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
-        extra: extra::of_line(line, &fields.fields, &[]),
+        extra: extra::of_line(fields.line, &fields.fields, &TIME_KEYS),
         ..ManifestRow::default()
     };
     match path {
@@ -425,15 +461,15 @@ fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Resul
     let key = TEXT_COLUMNS.into_iter().find(|key| fields.has(key));
     let key = key.ok_or_else(|| refuse("missing_field", format!("one of {}", TEXT_COLUMNS.join(", "))))?;
     let text = fields.text(key)?.ok_or_else(|| refuse("missing_field", key))?;
-    let start = fields.number("offset")?.filter(|&start| start != 0.0);
+    let (start, duration) = fields.times()?.place(rules.unit)?;
     let names = named(file, start);
-    let id = fields.text("segment_id")?.filter(|id| !id.is_empty());
+    let id = fields.name("segment_id")?.filter(|id| !id.is_empty());
     let said = fields.language()?;
     Ok(ManifestRow {
-        segment_id: id.map_or(names.segment_id, str::to_string),
+        segment_id: id.unwrap_or(names.segment_id),
         shard_id: fields.shard()?.or(names.shard_id).unwrap_or_else(|| stem.to_string()),
         text: text.to_string(),
-        duration: fields.number("duration")?,
+        duration,
         lang: language(
             said.map(|(_, lang)| lang),
             &rules.lang,
@@ -444,7 +480,11 @@ fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Resul
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
         wanted: rules.places.of_path(file),
-        extra: extra::of_line(fields.line, &fields.fields, &[FILE_NAME, key]),
+        extra: extra::of_line(
+            fields.line,
+            &fields.fields,
+            &[&[FILE_NAME, key][..], &TIME_KEYS].concat(),
+        ),
         ..ManifestRow::default()
     })
 }
@@ -459,11 +499,17 @@ fn bad_json(error: &serde_json::Error, number: u64) -> Refusal {
 }
 
 struct Fields<'l> {
+    /// As it is written, and as it was parsed: numbers that JSON does not have are null.
+    written: &'l str,
     line: &'l str,
     fields: Map<String, Value>,
 }
 
-impl Fields<'_> {
+impl<'l> Fields<'l> {
+    fn new(written: &'l str, line: &'l str, fields: Map<String, Value>) -> Self {
+        Fields { written, line, fields }
+    }
+
     /// Whether there is such a key, with a value other than null.
     fn has(&self, key: &str) -> bool {
         self.fields.get(key).is_some_and(|value| !value.is_null())
@@ -474,12 +520,25 @@ impl Fields<'_> {
         !tarred && ["audio_filepath", "tar_path"].iter().all(|key| !self.has(key)) && self.has(FILE_NAME)
     }
 
-    /// The shard that the line names, by a text or a number.
-    fn shard(&self) -> Result<Option<String>, Refusal> {
-        Ok(match self.fields.get("shard_id") {
-            Some(Value::Number(number)) => Some(number.to_string()),
-            _ => self.text("shard_id")?.map(str::to_string),
+    /// What the line says of the row's place.
+    fn times(&self) -> Result<Times, Refusal> {
+        Times::of(|name| self.number(name))
+    }
+
+    /// A name, given by a text or a number.
+    fn name(&self, key: &str) -> Result<Option<String>, Refusal> {
+        Ok(match self.fields.get(key) {
+            Some(Value::Number(number)) => {
+                let written = written_value(self.line, key).map(str::to_string);
+                Some(written.unwrap_or_else(|| number.to_string()))
+            }
+            _ => self.text(key)?.map(str::to_string),
         })
+    }
+
+    /// The shard that the line names.
+    fn shard(&self) -> Result<Option<String>, Refusal> {
+        self.name("shard_id")
     }
 
     /// The language that the line names, and the key that does.
@@ -500,10 +559,19 @@ impl Fields<'_> {
         }
     }
 
+    /// A number that JSON does not have.
+    fn not_finite(&self, key: &str) -> Option<f64> {
+        if std::ptr::eq(self.written.as_ptr(), self.line.as_ptr()) {
+            return None;
+        }
+        let number = written_value(self.written, key)?.parse::<f64>().ok()?;
+        (!number.is_finite()).then_some(number)
+    }
+
     /// Parses the number from its text: the JSON reader may be wrong in the last bit.
     fn number(&self, key: &str) -> Result<Option<f64>, Refusal> {
         match self.fields.get(key) {
-            None | Some(Value::Null) => Ok(None),
+            None | Some(Value::Null) => Ok(self.not_finite(key)),
             Some(Value::Number(number)) => {
                 let written = written_value(self.line, key).and_then(|written| written.parse().ok());
                 Ok(written.or_else(|| number.as_f64()))
@@ -547,7 +615,7 @@ fn written_value<'l>(line: &'l str, key: &str) -> Option<&'l str> {
                     && let Some(value) = rest.strip_prefix(':')
                 {
                     let value = value.trim_start();
-                    let end = value.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E'));
+                    let end = value.find(|c: char| matches!(c, ',' | '}') || c.is_whitespace());
                     found = Some(&value[..end.unwrap_or(value.len())]);
                 }
             }

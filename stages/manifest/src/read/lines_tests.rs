@@ -39,6 +39,34 @@ fn a_line_becomes_a_row() {
 }
 
 #[test]
+fn numbers_that_json_does_not_have_lose_no_row_but_count_where_they_are_needed() {
+    let read = row(r#"{"audio_filepath": "a", "duration": 1, "text": "x", "snr": NaN, "y": [Infinity]}"#).unwrap();
+    assert_eq!(read.extra.as_deref(), Some(r#"{"snr":null,"y":[null]}"#));
+    let read = row(r#"{"audio_filepath": "a", "duration": NaN, "offset": -Infinity, "text": "x"}"#).unwrap();
+    assert!(
+        read.duration.unwrap().is_nan() && read.start == Some(f64::NEG_INFINITY),
+        "{read:?}"
+    );
+}
+
+#[test]
+fn a_number_as_a_name_is_its_text() {
+    let id = |id: &str| {
+        let line = format!(r#"{{"audio_filepath": "a", "duration": 1, "text": "x", "segment_id": {id}}}"#);
+        row(&line).unwrap().segment_id
+    };
+    for (written, read) in [
+        ("17", "17"),
+        ("12345678901234567890123", "12345678901234567890123"),
+        ("\"b\"", "b"),
+    ] {
+        assert_eq!(id(written), read);
+    }
+    let of_hugging_face = row(r#"{"file_name": "a.wav", "text": "x", "segment_id": 7}"#).unwrap();
+    assert_eq!(of_hugging_face.segment_id, "7");
+}
+
+#[test]
 fn languages_are_found_in_their_order() {
     let lang = |rest: &str| {
         row(&format!(
@@ -59,7 +87,11 @@ fn each_mistake_has_its_reason() {
         ("", "bad_json"),
         ("{\"audio_filepath\": \"a\"", "bad_json"),
         ("[1]", "bad_json"),
-        (r#"{"audio_filepath": "a", "duration": NaN, "text": "x"}"#, "bad_json"),
+        (r#"{"audio_filepath": "a", "duration": NaN "text": "x"}"#, "bad_json"),
+        (
+            r#"{"audio_filepath": "a", "duration": 1, "text": NaN}"#,
+            "missing_field",
+        ),
         (r#"{"duration": 1, "text": "x"}"#, "missing_field"),
         (r#"{"audio_filepath": "", "duration": 1, "text": "x"}"#, "missing_field"),
         (r#"{"audio_filepath": "a", "text": "x"}"#, "missing_field"),

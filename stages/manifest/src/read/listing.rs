@@ -17,7 +17,14 @@ const BLOCK: usize = 1_000;
 /// Most folders that lie in one another below the first.
 const MOST_DEPTH: usize = 64;
 
-pub const AUDIO: [&str; 9] = ["flac", "wav", "mp3", "m4a", "mp4", "aac", "ogg", "oga", "opus"];
+pub const AUDIO: [&str; 16] = [
+    "flac", "wav", "wave", "mp3", "m4a", "mp4", "aac", "ogg", "oga", "opus", "webm", "mka", "aif", "aiff", "caf", "mov",
+];
+
+/// Folders that programs put beside recordings.
+const OF_PROGRAMS: [&str; 3] = ["__MACOSX", ".ipynb_checkpoints", "lost+found"];
+/// What macOS adds to a file on other file systems has this before the file's name.
+const RESOURCE_FORK: &str = "._";
 
 /// A recording, relative to the first folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +37,7 @@ pub struct Listed {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transcript {
     /// In a file beside it that has another extension.
-    Beside(&'static str),
+    Beside(String),
     /// In a line of a list of LibriSpeech's form, `<utterance> <text>`.
     Line(Arc<Path>),
     /// No recording with a transcript, for this reason.
@@ -127,6 +134,8 @@ struct Contents {
     recordings: BTreeSet<String>,
     /// Files that may be transcripts.
     texts: BTreeSet<String>,
+    /// Their extensions as they are written, by stem and extension in lower case.
+    extensions: HashMap<(String, String), String>,
     /// Folders and recordings whose names are not UTF-8, as they can be shown.
     unnamed: BTreeSet<String>,
 }
@@ -152,6 +161,9 @@ impl Contents {
                     continue;
                 }
             };
+            if name.starts_with(RESOURCE_FORK) || OF_PROGRAMS.contains(&name.as_str()) {
+                continue;
+            }
             let extension = Path::new(&name).extension();
             if kind.is_dir() {
                 contents.folders.push(name);
@@ -159,8 +171,17 @@ impl Contents {
                 contents.links.push(name);
             } else if is_audio(extension) {
                 contents.recordings.insert(name);
-            } else if extension.is_some_and(|found| found == "txt" || found == "lab") {
+            } else if extension
+                .is_some_and(|found| found.eq_ignore_ascii_case("txt") || found.eq_ignore_ascii_case("lab"))
+            {
                 contents.texts.insert(name);
+            }
+        }
+        // Small letters come last in their order, and stand where there are both.
+        for name in &contents.texts {
+            if let Some(extension) = Path::new(name).extension().and_then(OsStr::to_str) {
+                let key = (stem(name).to_string(), extension.to_ascii_lowercase());
+                contents.extensions.insert(key, extension.to_string());
             }
         }
         Ok(contents)
@@ -213,12 +234,14 @@ impl Contents {
         for name in &self.unnamed {
             refuse(name, "unsafe_name", "its name is not UTF-8".into());
         }
-        let beside = |stem: &str, extension: &str| self.texts.contains(&format!("{stem}.{extension}"));
-        let transcript = |stem: &str| match lines.get(stem) {
-            _ if beside(stem, "txt") => Transcript::Beside("txt"),
-            _ if beside(stem, "lab") => Transcript::Beside("lab"),
-            Some(list) => Transcript::Line(Arc::clone(list)),
-            None => Transcript::Beside("txt"),
+        let beside = |stem: &str| {
+            let written = |extension: &str| self.extensions.get(&(stem.to_string(), extension.to_string()));
+            written("txt").or_else(|| written("lab")).cloned()
+        };
+        let transcript = |stem: &str| match (beside(stem), lines.get(stem)) {
+            (Some(extension), _) => Transcript::Beside(extension),
+            (None, Some(list)) => Transcript::Line(Arc::clone(list)),
+            (None, None) => Transcript::Beside("txt".into()),
         };
         let mut found: Vec<(String, Transcript)> = self
             .recordings

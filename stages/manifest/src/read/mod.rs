@@ -5,6 +5,7 @@ mod files;
 mod folder;
 mod folder_languages;
 mod grouped;
+pub(crate) mod json_line;
 mod lines;
 mod listing;
 mod looks;
@@ -20,6 +21,7 @@ pub(crate) mod table_text;
 pub(crate) mod tables;
 mod text_tables;
 pub mod texts;
+mod times;
 mod transcripts;
 mod whole;
 
@@ -57,37 +59,46 @@ use rows::Rows;
 /// Reads one of four forms:
 ///
 /// - parquet: files with the columns that `manifest.write` writes (`segment_id, text, duration` are needed, `lang,
-///   shard_id, tar_member_name, tar_path, source, audio_path` or `audio_filepath`, `offset` (seconds) and `extra` read if
-///   they are there, others left out; dictionaries and other widths of text and numbers are read as text and float64). A
+///   shard_id, tar_member_name, tar_path, source, audio_path` or `audio_filepath`, times (below) and `extra` read if
+///   they are there, others left out; dictionaries and other widths of text and numbers are read as text and float64, whole
+///   numbers where a text is wanted as their text). A
 ///   shard is a partition, `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file. An
 ///   `extra` that is no JSON object is kept as the text of the key `extra`.
 /// - nemo: one JSON object to a line with `audio_filepath, duration, text`, a language (`lang`, `language`,
-///   `target_lang` or `source_lang`) and optionally `offset` (seconds into the recording), `segment_id`, `shard_id`,
+///   `target_lang` or `source_lang`) and optionally times (below), `segment_id`, `shard_id`,
 ///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` is relative to the
 ///   manifest's folder, or else to the current one. With `tars` it is a member of a tar. A line with `file_name`
 ///   instead, as Hugging Face has it, may call its text `text`, `transcription`, `transcript` or `sentence`, and need
-///   not say its duration. 8,192 lines are a partition.
+///   not say its duration. Numbers that JSON does not have (`NaN`, `Infinity`), as Python writes them, are null. 8,192
+///   lines are a partition.
 /// - table: CSV (RFC 4180) or TSV (without quotes, as Common Voice writes it). The first line names a column for the file
 ///   (`audio_filepath, audio_path, audio, path, file, file_name, filename` or `wav`) and one for the text (`text, sentence,
-///   transcript, transcription` or `normalized_text`), perhaps `duration` and `offset` (seconds), `lang` (or `language`,
+///   transcript, transcription` or `normalized_text`), perhaps times (below), `lang` (or `language`,
 ///   `locale`), `segment_id` (or `id`), `shard_id` and `source`; other columns go into `extra` as texts, but empty fields. The
 ///   file is looked for in a folder `clips` beside the table, beside the table, and in the current folder. 1,000 rows are a
 ///   partition.
 /// - folder: a folder with a table, `metadata.csv`, `metadata.tsv` or `metadata.jsonl`; a folder of Common Voice (`clips` and
-///   `validated.tsv`, or else `train.tsv`: name another table itself); or else the recordings (flac, wav, mp3, m4a, ogg) in it
-///   and below it, each with a `.txt` or `.lab` beside it, or a line `<name> <text>` in a `.trans.txt` of its folder, as
-///   LibriSpeech has it. A transcript beside recordings that belongs to none, a second line of one utterance and a name that
+///   `validated.tsv`, or else `train.tsv`: name another table itself); or else the recordings (flac, wav, mp3, m4a, ogg, webm,
+///   mka, aiff, caf, mov and others) in it and below it, each with a `.txt` or `.lab` beside it (also in capitals), or a line
+///   `<name> <text>` in a `.trans.txt` of its folder, as LibriSpeech has it. What macOS, archives, notebooks and file systems
+///   add (`._*`, `__MACOSX`, `.ipynb_checkpoints`, `lost+found`) is passed over. A transcript beside recordings that belongs to none, a second line of one utterance and a name that
 ///   is not UTF-8 are refused (`missing_audio`, `duplicate_utterance`, `unsafe_name`). Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
 ///   error.
 ///
 /// Recordings of tables and folders without a duration are decoded to measure it.
 ///
+/// Rows that are parts of longer recordings begin at `offset`, `start`, `start_time` or `begin`, and end at `end`, `end_time` or
+/// `stop`, or are `duration` long: in seconds. Where `start` and `end` are both given, and most of a sample of rows would end
+/// long after their recordings, by the headers of FLAC and WAV files, but not in milliseconds, they are milliseconds; the log
+/// says so. Times that contradict each other are refused. Rows with different texts on exactly the same part of the same
+/// recording are told in a warning.
+///
 /// A row without a language gets `lang`; else, in tables and folders, the first folder of its path, if those of all such rows
 /// are named like languages (two or three letters, perhaps with a region; the log says what was decided); else the one in a tag
 /// that its text begins with (`<|hi|> ...`). With `lang: und`, the code for an undetermined language, rows get it where nothing
 /// else tells: for data of one language and models whose texts carry no tags. `en-US` and `en_US` become `en`, unless `regions` is `keep`. A language has the
-/// form of BCP 47: two or three letters, perhaps with script, region and variant (`hi`, `zh-Hant-TW`). An empty text is taken
-/// as it is.
+/// form of BCP 47: two or three letters, perhaps with script, region and variant (`hi`, `zh-Hant-TW`), and is written in the
+/// case that BCP 47 recommends: `EN` is `en`, `EN-us` is `en-US`. An empty text is taken as it is.
 ///
 /// Columns out: `_row, segment_id, shard_id, text, duration, lang, tar_member_name, tar_path, source, audio_path, start,
 /// offset, size, extra`. `audio_path` is the recording's file; where `offset` and `size` are not null, it is the tar that holds
@@ -244,7 +255,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 10;
+    const VERSION: u32 = 11;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
@@ -386,6 +397,12 @@ impl Source for Reader {
         let mut recordings = Recordings::new(self.settings.check_audio);
         let mut rows = Rows::new(out, &mut recordings).with_rules(self.settings.row_rules());
         manifest.read(partition, &mut rows)?;
+        if let Some(told) = rows.told_twice() {
+            self.context.events.send(Event::Warning {
+                stage: Some(self.context.stage.clone()),
+                message: format!("{}, {partition}: {told}", self.settings.manifest),
+            });
+        }
         rows.finish()
     }
 }

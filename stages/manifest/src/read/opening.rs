@@ -44,10 +44,10 @@ impl Manifest {
         })
     }
 
-    /// The decision about the names of folders as text for the log; none where they do not count.
+    /// The decisions about the names of folders and the unit of times as text for the log; none where they do not count.
     pub(super) fn decision(&self) -> Option<String> {
         match self {
-            Manifest::Tables(_) => None,
+            Manifest::Tables(tables) => tables.decision(),
             Manifest::Lines(lines) => lines.decision(),
             Manifest::Texts(tables) => tables.decision(),
             Manifest::Folder(folder) => folder.decision(),

@@ -1,5 +1,6 @@
 //! Rules for rows of every format: the form of languages, and limits of the duration.
 
+use flow_audio::language_tag::is_language;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,7 @@ pub enum Regions {
     /// `en-US`, `en_US` and `pt-BR` become `en` and `pt`.
     #[default]
     Drop,
-    /// Tags stay as they are written.
+    /// Tags keep theirs: `EN-us` becomes `en-US`.
     Keep,
 }
 
@@ -43,6 +44,7 @@ impl RowRules {
     pub fn language(&self, tag: String) -> String {
         match (self.regions, language_and_region(&tag)) {
             (Regions::Drop, Some((language, _))) => language.to_ascii_lowercase(),
+            _ if is_language(&tag) => in_usual_case(&tag),
             _ => tag,
         }
     }
@@ -60,6 +62,26 @@ impl RowRules {
         }
         Ok(())
     }
+}
+
+/// A tag in the case that BCP 47 recommends, so that a language has one name: `en`, `zh-Hant-TW`, `sl-rozaj`. Its separators
+/// stay.
+fn in_usual_case(tag: &str) -> String {
+    let mut written = String::with_capacity(tag.len());
+    let mut after_singleton = false;
+    for part in tag.split_inclusive(['-', '_']) {
+        let length = part.trim_end_matches(['-', '_']).len();
+        let mut cased = part.to_ascii_lowercase();
+        match length {
+            _ if written.is_empty() || after_singleton => {}
+            2 => cased.make_ascii_uppercase(),
+            4 if part.starts_with(|letter: char| letter.is_ascii_alphabetic()) => cased[..1].make_ascii_uppercase(),
+            _ => {}
+        }
+        after_singleton |= length == 1;
+        written.push_str(&cased);
+    }
+    written
 }
 
 /// A language of two or three letters and a region as BCP 47 has it, two letters or three digits: `en-US`, `es_419`. Tags
@@ -139,7 +161,25 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(drop.language(tag.into()), language, "{tag}");
-            assert_eq!(keep.language(tag.into()), tag);
+        }
+        for (tag, language) in [
+            ("EN", "en"),
+            ("en", "en"),
+            ("EN-US", "en-US"),
+            ("EN_us", "en_US"),
+            ("en-US", "en-US"),
+            ("es-419", "es-419"),
+            ("ZH-hANT-tw", "zh-Hant-TW"),
+            ("SL-ROZAJ-1994", "sl-rozaj-1994"),
+            ("en-", "en-"),
+            ("en-É", "en-É"),
+            ("Klingon", "Klingon"),
+            ("", ""),
+        ] {
+            assert_eq!(keep.language(tag.into()), language, "{tag}");
+        }
+        for (tag, language) in [("EN", "en"), ("HIN", "hin"), ("ZH-hant", "zh-Hant")] {
+            assert_eq!(drop.language(tag.into()), language, "{tag}");
         }
     }
 

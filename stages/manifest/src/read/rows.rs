@@ -1,5 +1,7 @@
 //! Rows of `manifest.read`, and lines that it rejects.
 
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -167,6 +169,10 @@ pub struct Rows<'a> {
     kept: Option<KeptRows>,
     /// Where one row is looked for, its line.
     search: Option<LineSearch>,
+    /// By the hash of a part of a recording, that of its text.
+    parts: HashMap<u64, u64>,
+    /// How many rows have another text than one before them on the same part of a recording, and where the first is.
+    told_twice: Option<(u64, String)>,
 }
 
 impl<'a> Rows<'a> {
@@ -190,6 +196,8 @@ impl<'a> Rows<'a> {
             place: None,
             kept: None,
             search: None,
+            parts: HashMap::new(),
+            told_twice: None,
         }
     }
 
@@ -328,7 +336,33 @@ impl<'a> Rows<'a> {
         Ok(found.and_then(|found| self.rules.duration(found.duration).map(|()| (row, found))))
     }
 
+    /// Notes a row whose part of its recording another row had with another text: times that were not read, or that are
+    /// wrong, give such rows.
+    fn note_part(&mut self, number: u32, row: &ManifestRow, found: &Found) {
+        let part = (
+            &found.audio_path,
+            found.range,
+            row.start.map(f64::to_bits),
+            found.duration.to_bits(),
+        );
+        let text = hash_of(&row.text);
+        if *self.parts.entry(hash_of(part)).or_insert(text) != text {
+            let place = self.with_place(format!("row {number}"));
+            self.told_twice.get_or_insert((0, place)).0 += 1;
+        }
+    }
+
+    /// What a person should know of rows that tell the same part of a recording in other words.
+    pub fn told_twice(&self) -> Option<String> {
+        let (rows, first) = self.told_twice.as_ref()?;
+        Some(format!(
+            "{rows} rows have another text than a row before them on exactly the same part of the same recording; the \
+             first: {first}"
+        ))
+    }
+
     fn append(&mut self, number: u32, row: &ManifestRow, found: &Found) -> Result<(), StageError> {
+        self.note_part(number, row, found);
         self.rows.append_value(number);
         let texts = [
             &row.segment_id,
@@ -381,6 +415,12 @@ impl<'a> Rows<'a> {
     pub fn finish(mut self) -> Result<(), StageError> {
         self.send()
     }
+}
+
+fn hash_of(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A line as the values of a reject.

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray};
+use arrow::array::{Array, AsArray, Float64Array, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type};
 use flow_runtime::store::{CountedRows, ForeignParquet};
@@ -20,6 +20,7 @@ use super::naming::language;
 use super::places::{Places, shard_folders};
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, refuse};
+use super::times::{DURATION, ENDS, OFFSET, STARTS, Times, Unit, UnitSample};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra::{self, EXTRA};
@@ -35,12 +36,8 @@ const TEXTS: [&str; 9] = [
     "audio_path",
     "audio_filepath",
 ];
-const DURATION: &str = "duration";
-/// Where a row begins in its recording, in seconds: in manifests, and in rows that `manifest.read` gave.
-const OFFSET: &str = "offset";
-const START: &str = "start";
 /// Required columns.
-const REQUIRED: [&str; 3] = ["segment_id", "text", "duration"];
+const REQUIRED: [&str; 2] = ["segment_id", "text"];
 /// Columns that say which shard a row is of.
 const OF_SHARDS: [&str; 3] = ["shard_id", "tar_path", "lang"];
 /// Columns that say, with those, where its recording is.
@@ -75,8 +72,10 @@ struct Table {
     rows: usize,
     /// How the file looked before it was opened.
     look: FileLook,
-    /// Where rows begin in their recordings, and what else the manifest says, where it has columns for that.
+    /// Where rows lie in their recordings, and what else the manifest says, where it has columns for that.
     further: Vec<&'static str>,
+    /// Of the columns `start` and `end`.
+    unit: Unit,
     reading: Mutex<Reading>,
 }
 
@@ -130,6 +129,11 @@ impl TableManifest {
         }
     }
 
+    /// What was decided about the unit of times.
+    pub fn decision(&self) -> Option<String> {
+        self.files.iter().find_map(|table| table.unit.decision())
+    }
+
     /// The names of the partitions, without a look at their recordings.
     pub fn names(&self) -> Vec<Partition> {
         self.shards.keys().cloned().collect()
@@ -144,7 +148,8 @@ impl TableManifest {
                 .map(|(file, _)| self.files[*file].path.clone())
                 .collect(),
             extra: if self.look {
-                shard.recordings.to_hex()
+                let units = shard.runs.iter().map(|(file, _)| self.files[*file].unit.in_key());
+                shard.recordings.to_hex() + &units.collect::<String>()
             } else {
                 String::new()
             },
@@ -161,7 +166,7 @@ impl TableManifest {
             let mut push = |batch: &RecordBatch| {
                 let columns = Columns::of(batch)?;
                 for row in 0..batch.num_rows() {
-                    let read = columns.row(row, &table.places, &self.lang, &self.source, &table.path);
+                    let read = columns.row(row, table, &self.lang, &self.source);
                     rows.push(read, || columns.values(row))?;
                 }
                 Ok::<_, StageError>(())
@@ -257,25 +262,31 @@ impl Table {
             metadata,
             look,
             further: Vec::new(),
+            unit: Unit::Seconds,
             reading: Mutex::default(),
         };
         let schema = table.metadata.schema();
-        for name in REQUIRED {
-            if schema.field_with_name(name).is_err() {
-                let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-                return Err(table.wrong(format!(
-                    "it has no column `{name}`; its columns are {}",
-                    names.join(", ")
-                )));
-            }
-        }
+        let has = |name: &&str| schema.field_with_name(name).is_ok();
         // With a column `size` (bytes in a tar), `offset` is in bytes: these are rows of `manifest.read` itself.
-        let start = match schema.field_with_name("size") {
-            Ok(_) => START,
-            Err(_) => OFFSET,
-        };
-        for name in TEXTS.into_iter().chain([DURATION, start]) {
-            let number = [DURATION, start].contains(&name);
+        let starts = if has(&"size") { &STARTS[1..2] } else { &STARTS[..] };
+        let [starts, ends] = [starts, &ENDS[..]].map(|names| names.iter().copied().filter(|name| has(name)));
+        let (starts, ends): (Vec<&'static str>, Vec<&'static str>) = (starts.collect(), ends.collect());
+        let lacking = REQUIRED.into_iter().find(|name| !has(name));
+        let lacking = lacking.or((!has(&DURATION) && (starts.is_empty() || ends.is_empty())).then_some(DURATION));
+        if let Some(name) = lacking {
+            let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+            let names = names.join(", ");
+            return Err(table.wrong(format!("it has no column `{name}`; its columns are {names}")));
+        }
+        if let (Some(end), true) = (ends.first(), starts.is_empty()) {
+            return Err(table.wrong(format!(
+                "its column `{end}` says where rows end, but none where they begin (one of {})",
+                STARTS.join(", ")
+            )));
+        }
+        let times = [&starts[..], &ends].concat();
+        for name in TEXTS.into_iter().chain([DURATION]).chain(times.iter().copied()) {
+            let number = !TEXTS.contains(&name);
             if let Ok(field) = schema.field_with_name(name)
                 && !accepted(number, field.data_type())
             {
@@ -283,16 +294,38 @@ impl Table {
                 return Err(table.wrong(format!("column `{name}` is {}, not {wanted}", field.data_type())));
             }
         }
-        let mut further = vec![start];
+        let is_sampled = settings.check_audio && starts.iter().any(|name| *name != OFFSET) && !ends.is_empty();
+        let mut further = times;
         // A column `extra` of another type has another meaning.
         further.extend(
             schema
                 .field_with_name(EXTRA)
-                .is_ok_and(|field| accepted(false, field.data_type()))
+                .is_ok_and(|field| accepted(false, field.data_type()) && !field.data_type().is_integer())
                 .then_some(EXTRA),
         );
         table.further = further;
+        if is_sampled {
+            table.unit = sheltered(path, || table.sampled_unit())?;
+        }
         Ok(table)
+    }
+
+    /// The unit of the times, by a sample of the rows.
+    fn sampled_unit(&self) -> Result<Unit, ManifestError> {
+        let mut sample = UnitSample::default();
+        let columns = [&OF_SHARDS[..2], &OF_RECORDINGS, &[DURATION], &self.further].concat();
+        let mut reader = self.rows(&columns, None)?;
+        while let Some(batch) = self.next(&mut reader)? {
+            let columns = Columns::of(&batch)?;
+            for row in 0..batch.num_rows() {
+                if sample.is_due()
+                    && let (Ok(times), Ok(wanted)) = (columns.times(row), columns.wanted(row, &self.places, &self.path))
+                {
+                    sample.add(&times, wanted.files);
+                }
+            }
+        }
+        Ok(sample.unit())
     }
 
     /// The columns that rows are made of, whether the file has them or not.
@@ -446,11 +479,13 @@ impl Table {
     }
 }
 
+/// Whether a column of this type can be read as numbers or as text; whole numbers are read as either.
 fn accepted(number: bool, data_type: &DataType) -> bool {
     match data_type {
         DataType::Dictionary(_, values) => !matches!(**values, DataType::Dictionary(..)) && accepted(number, values),
         DataType::Null => true,
-        other if number => other.is_integer() || other.is_floating(),
+        other if other.is_integer() => true,
+        other if number => other.is_floating(),
         other => matches!(other, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View),
     }
 }
@@ -468,49 +503,51 @@ fn value(column: &StringArray, row: usize) -> &str {
     if column.is_null(row) { "" } else { column.value(row) }
 }
 
-fn number_of(column: &Float64Array, row: usize) -> Option<f64> {
-    column.is_valid(row).then(|| column.value(row))
-}
-
 struct Columns {
     texts: Vec<StringArray>,
-    duration: Float64Array,
-    start: Float64Array,
+    /// Those that say where a row lies in its recording, by their names.
+    times: Vec<(&'static str, Float64Array)>,
     extra: StringArray,
 }
 
 impl Columns {
     fn of(batch: &RecordBatch) -> Result<Columns, ManifestError> {
-        let number = |column: Option<&ArrayRef>| -> Result<Float64Array, ManifestError> {
-            let column: ArrayRef = match column {
-                Some(column) => cast(column, &DataType::Float64)?,
-                None => arrow::array::new_null_array(&DataType::Float64, batch.num_rows()),
-            };
-            Ok(column.as_primitive::<Float64Type>().clone())
-        };
-        // The one of the two that was asked for.
-        let start = batch.column_by_name(START).or_else(|| batch.column_by_name(OFFSET));
+        // Of several names only those that were asked for are in the batch.
+        let mut times = Vec::new();
+        for name in STARTS.into_iter().chain(ENDS).chain([DURATION]) {
+            if let Some(column) = batch.column_by_name(name) {
+                let column = cast(column, &DataType::Float64)?;
+                times.push((name, column.as_primitive::<Float64Type>().clone()));
+            }
+        }
         Ok(Columns {
             texts: TEXTS
                 .iter()
                 .map(|name| text_column(batch, name))
                 .collect::<Result<_, _>>()?,
-            duration: number(batch.column_by_name(DURATION))?,
-            start: number(start)?,
+            times,
             extra: text_column(batch, EXTRA)?,
         })
     }
 
-    fn row(&self, row: usize, places: &Places, lang: &str, source: &str, file: &Path) -> Result<ManifestRow, Refusal> {
+    fn time(&self, name: &str, row: usize) -> Option<f64> {
+        let (_, column) = self.times.iter().find(|(other, _)| *other == name)?;
+        column.is_valid(row).then(|| column.value(row))
+    }
+
+    fn times(&self, row: usize) -> Result<Times, Refusal> {
+        Times::of(|name| Ok(self.time(name, row)))
+    }
+
+    fn row(&self, row: usize, table: &Table, lang: &str, source: &str) -> Result<ManifestRow, Refusal> {
         for (name, column) in TEXTS.iter().zip(&self.texts) {
             if REQUIRED.contains(name) && column.is_null(row) {
                 return Err(refuse("missing_field", *name));
             }
         }
-        if self.duration.is_null(row) {
-            return Err(refuse("missing_field", DURATION));
-        }
-        let wanted = self.wanted(row, places, file)?;
+        let (start, duration) = self.times(row)?.place(table.unit)?;
+        let duration = duration.ok_or_else(|| refuse("missing_field", DURATION))?;
+        let wanted = self.wanted(row, &table.places, &table.path)?;
         if wanted == Wanted::default() {
             return Err(refuse(
                 "missing_field",
@@ -522,15 +559,15 @@ impl Columns {
         let text = of(2);
         Ok(ManifestRow {
             segment_id: of(0),
-            shard_id: self.shard_id(row, file),
+            shard_id: self.shard_id(row, &table.path),
             lang: language(Some(&of(3)), lang, None, &text),
             lang_field: if of(3).is_empty() { "" } else { "lang" },
             text,
-            duration: Some(self.duration.value(row)),
+            duration: Some(duration),
             tar_member_name: of(4),
             tar_path: of(5),
             source: or(of(6), source),
-            start: number_of(&self.start, row).filter(|&start| start != 0.0),
+            start,
             wanted,
             extra: extra::of_column(value(&self.extra, row)),
         })
@@ -567,11 +604,11 @@ impl Columns {
                 values.insert((*name).into(), column.value(row).into());
             }
         }
-        for (name, column) in [(DURATION, &self.duration), (OFFSET, &self.start)] {
-            if let Some(seconds) = number_of(column, row) {
+        for (name, _) in &self.times {
+            if let Some(seconds) = self.time(name, row) {
                 let number = serde_json::Number::from_f64(seconds);
                 values.insert(
-                    name.into(),
+                    (*name).into(),
                     number.map_or_else(|| seconds.to_string().into(), serde_json::Value::Number),
                 );
             }

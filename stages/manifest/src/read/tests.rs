@@ -10,10 +10,14 @@ use parquet::arrow::ArrowWriter;
 
 use super::*;
 
+#[path = "folder_tests.rs"]
+mod folders;
 #[path = "forms_tests.rs"]
 mod forms;
 #[path = "rules_tests.rs"]
 mod rules;
+#[path = "times_tests.rs"]
+mod times_of_rows;
 
 fn repository(path: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)
@@ -109,7 +113,7 @@ fn golden_manifests_keep_their_order_and_find_their_recordings() {
         .digest();
     assert_eq!(
         (Read::VERSION, digest.short().to_string().as_str()),
-        (10, "f8189b57cc65788c")
+        (11, "f8189b57cc65788c")
     );
     // The columns of a manifest of ours are all known.
     assert_eq!(rows.column_by_name("extra").unwrap().null_count(), rows.num_rows());

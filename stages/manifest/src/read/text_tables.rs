@@ -17,6 +17,7 @@ use super::places::Places;
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::table_text::{Record, line_ends};
+use super::times::{DURATION, ENDS, STARTS, Times, Unit, UnitSample};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra;
@@ -70,6 +71,8 @@ struct Table {
     text: DecodedText,
     quoted: bool,
     columns: Columns,
+    /// Of the times.
+    unit: Unit,
     places: Places,
     /// The folder `clips` beside it, which holds the recordings of Common Voice.
     clips: Option<PathBuf>,
@@ -84,8 +87,8 @@ struct Columns {
     text: usize,
     lang: Option<usize>,
     lang_name: &'static str,
-    duration: Option<usize>,
-    offset: Option<usize>,
+    /// Those that say where a row lies in its recording, by their names.
+    times: Vec<(&'static str, usize)>,
     id: Option<usize>,
     shard: Option<usize>,
     source: Option<usize>,
@@ -135,7 +138,9 @@ impl TextTables {
 
     /// What was decided about the names of folders, where they count.
     pub fn decision(&self) -> Option<String> {
-        self.folders.decision()
+        let unit = self.tables.iter().find_map(|table| table.unit.decision());
+        let all: Vec<String> = self.folders.decision().into_iter().chain(unit).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// The names of the partitions, without a look at their recordings.
@@ -159,7 +164,7 @@ impl TextTables {
             Ok(SourcePartition {
                 name: name.clone(),
                 files: vec![table.path.clone()],
-                extra: chain.map(Chain::to_hex).unwrap_or_default() + self.folders.in_key(),
+                extra: chain.map(Chain::to_hex).unwrap_or_default() + self.folders.in_key() + table.unit.in_key(),
             })
         };
         self.blocks.par_iter().map(partition).collect()
@@ -200,6 +205,11 @@ impl Table {
                 path: path.clone(),
                 why,
             })?;
+        let beside = path.parent().unwrap_or(Path::new(""));
+        let clips = Some(beside.join("clips")).filter(|clips| clips.is_dir());
+        let places = settings.places(beside);
+        let mut sample = UnitSample::default();
+        let sampled = settings.check_audio && columns.has_start_and_end();
         let (mut blocks, mut start, mut rows) = (Vec::new(), walk.at(), 0);
         loop {
             let record = walk.next();
@@ -213,6 +223,12 @@ impl Table {
             {
                 folders.add(file);
             }
+            if let (true, Some(record)) = (sampled, record.as_ref().filter(is_row))
+                && sample.is_due()
+                && let (Ok(times), Some(file)) = (columns.times(record), record.fields.get(columns.file))
+            {
+                sample.add(&times, wanted(&places, clips.as_deref(), file).files);
+            }
             let more = record.is_some();
             rows += usize::from(more);
             if rows == BLOCK || (!more && rows > 0) {
@@ -223,14 +239,13 @@ impl Table {
                 break;
             }
         }
-        let beside = path.parent().unwrap_or(Path::new(""));
-        let clips = beside.join("clips");
         let table = Table {
             look,
             quoted,
             columns,
-            places: settings.places(beside),
-            clips: clips.is_dir().then_some(clips),
+            unit: sample.unit(),
+            places,
+            clips,
             stem: file_stem(folder.unwrap_or(&path)),
             text,
             path,
@@ -261,16 +276,8 @@ impl Table {
             let field = place.and_then(|place| record.fields.get(place)).map(AsRef::as_ref);
             field.filter(|field: &&str| !field.is_empty())
         };
-        let seconds = |name: &str, place| match field(place) {
-            None => Ok(None),
-            Some(text) => match text.trim().parse::<f64>() {
-                Ok(seconds) => Ok(Some(seconds)),
-                Err(_) => Err(refuse("bad_type", format!("{name} {text:?}"))),
-            },
-        };
         let file = field(Some(columns.file)).ok_or_else(|| refuse("missing_field", "the recording's file"))?;
-        let duration = seconds("duration", columns.duration)?;
-        let start = seconds("offset", columns.offset)?.filter(|&start| start != 0.0);
+        let (start, duration) = columns.times(record)?.place(self.unit)?;
         let text = field(Some(columns.text)).unwrap_or_default();
         let names = named(file, start);
         let shard = field(columns.shard).map(str::to_string).or(names.shard_id);
@@ -283,7 +290,7 @@ impl Table {
             lang_field: field(columns.lang).map_or("", |_| columns.lang_name),
             source: field(columns.source).unwrap_or(&tables.source).to_string(),
             start,
-            wanted: self.wanted(file),
+            wanted: wanted(&self.places, self.clips.as_deref(), file),
             extra: self.further(record),
             ..ManifestRow::default()
         })
@@ -302,27 +309,29 @@ impl Table {
             .collect::<BTreeMap<String, &str>>();
         (!members.is_empty()).then(|| extra::object(&members))
     }
+}
 
-    fn wanted(&self, file: &str) -> Wanted {
-        let mut wanted = self.places.of_path(file);
-        if let Some(clips) = &self.clips
-            && Path::new(file).is_relative()
-            && !Path::new(file).starts_with("clips")
-        {
-            wanted.files.insert(0, clips.join(file));
-        }
-        wanted
+/// Where a recording may be that a table names.
+fn wanted(places: &Places, clips: Option<&Path>, file: &str) -> Wanted {
+    let mut wanted = places.of_path(file);
+    if let Some(clips) = clips
+        && Path::new(file).is_relative()
+        && !Path::new(file).starts_with("clips")
+    {
+        wanted.files.insert(0, clips.join(file));
     }
+    wanted
 }
 
 /// The accepted column names of each field of a row.
-const NAMES: [&[&str]; 8] = [
+const NAMES: [&[&str]; 9] = [
     &FILE_COLUMNS,
     &TEXT_COLUMNS,
     &LANGUAGE_COLUMNS,
     &ID_COLUMNS,
-    &["duration"],
-    &["offset"],
+    &[DURATION],
+    &STARTS,
+    &ENDS,
     &["shard_id"],
     &["source"],
 ];
@@ -413,8 +422,12 @@ impl Columns {
                 .into_iter()
                 .find(|name| find(&[*name]).is_some())
                 .unwrap_or_default(),
-            duration: find(&["duration"]),
-            offset: find(&["offset"]),
+            times: STARTS
+                .iter()
+                .chain(&ENDS)
+                .chain(&[DURATION])
+                .filter_map(|name| Some((*name, find(&[*name])?)))
+                .collect(),
             id: find(&ID_COLUMNS),
             shard: find(&["shard_id"]),
             source: find(&["source"]),
@@ -422,20 +435,48 @@ impl Columns {
         };
         let used = [Some(columns.file), Some(columns.text)].into_iter().chain([
             columns.lang,
-            columns.duration,
-            columns.offset,
             columns.id,
             columns.shard,
             columns.source,
         ]);
-        let used: Vec<usize> = used.flatten().collect();
+        let times = columns.times.iter().map(|(_, place)| *place);
+        let used: Vec<usize> = used.flatten().chain(times).collect();
         for (place, name) in names.iter().enumerate() {
             if !used.contains(&place) && !name.is_empty() && !extra::has_column(name) {
                 // The first of several columns of one name counts, as above.
                 columns.further.entry(name.to_string()).or_insert(place);
             }
         }
+        let first = |of: &[&str]| columns.times.iter().find(|(name, _)| of.contains(name));
+        if let (Some((end, _)), None) = (first(&ENDS), first(&STARTS)) {
+            return Err(format!(
+                "its column `{end}` says where rows end, but none where they begin (one of {}; `columns` names one that is \
+                 called otherwise)",
+                STARTS.join(", ")
+            ));
+        }
         Ok(columns)
+    }
+
+    /// Whether there are a column `start` and a column `end`, or others of their names.
+    fn has_start_and_end(&self) -> bool {
+        let has = |of: &[&str]| self.times.iter().any(|(name, _)| of.contains(name));
+        has(&STARTS[1..]) && has(&ENDS)
+    }
+
+    /// What a row says of its place; of empty fields nothing.
+    fn times(&self, record: &Record<'_>) -> Result<Times, Refusal> {
+        Times::of(|name| {
+            let place = self.times.iter().find(|(other, _)| *other == name);
+            let field = place.and_then(|(_, place)| record.fields.get(*place));
+            match field.filter(|text| !text.is_empty()) {
+                None => Ok(None),
+                Some(text) => match text.trim().parse::<f64>() {
+                    Ok(seconds) => Ok(Some(seconds)),
+                    Err(_) => Err(refuse("bad_type", format!("{name} {text:?}"))),
+                },
+            }
+        })
     }
 }
 

@@ -9,8 +9,9 @@ use arrow::datatypes::DataType;
 use flow_runtime::open_regular_file_or_open_pipe;
 use flow_runtime::store::ForeignParquet;
 use parquet::arrow::ProjectionMask;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::json_line;
 use super::tables::sheltered;
 use super::text_tables::TEXT_COLUMNS;
 use crate::error::ManifestError;
@@ -103,8 +104,13 @@ fn of_lines(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestErro
         if object.trim_ascii().is_empty() {
             continue;
         }
-        let values: Map<String, Value> = serde_json::from_slice(object)
-            .map_err(|error| wrong(path, format!("line {number} is no JSON object: {error}")))?;
+        let no_object = |why: String| wrong(path, format!("line {number} is no JSON object: {why}"));
+        let object = std::str::from_utf8(object).map_err(|error| no_object(error.to_string()))?;
+        let values = match json_line::parse(object) {
+            Ok((Value::Object(values), _)) => values,
+            Ok(_) => return Err(no_object("it is another value".into())),
+            Err(error) => return Err(no_object(error.to_string())),
+        };
         let text = TEXT_COLUMNS.iter().find_map(|name| values.get(*name));
         match text
             .and_then(Value::as_str)

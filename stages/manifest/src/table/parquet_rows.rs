@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array, new_null_array};
 use arrow::compute::kernels::cmp::distinct;
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, SchemaRef};
@@ -13,7 +13,7 @@ use flow_runtime::{Out, RejectClass, StageError};
 use parquet::arrow::ProjectionMask;
 
 use super::cells::{Cell, Rows, of_text};
-use super::{CellType, Columns, lacks, schema_of, send, too_many_rows};
+use super::{CellType, Columns, check_taken, lacks, schema_of, send, too_many_rows};
 use crate::error::ManifestError;
 use crate::read::tables::sheltered;
 
@@ -23,7 +23,8 @@ const BATCH_ROWS: usize = 2_048;
 /// The type of a column; none for types that tables do not support.
 fn cell_type(data_type: &DataType) -> Option<CellType> {
     match data_type {
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => Some(CellType::Text),
+        // A column without a value says nothing of its type.
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View | DataType::Null => Some(CellType::Text),
         DataType::Dictionary(_, values) => cell_type(values),
         DataType::Boolean => Some(CellType::Bool),
         found if found.is_integer() => Some(CellType::Int64),
@@ -69,7 +70,7 @@ pub(super) fn read(path: &Path, columns: &Columns, schema: &SchemaRef, out: &mut
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.iter().copied());
         file.rows(&metadata, mask, BATCH_ROWS, None).map_err(of_path(path))
     })?;
-    let mut first = 0u32;
+    let (mut first, mut taken, mut first_refused) = (0u32, 0, None);
     while let Some(batch) = sheltered(path, || reader.next().transpose().map_err(ManifestError::from))? {
         let rows = u32::try_from(batch.num_rows()).map_err(|_| too_many_rows(path))?;
         let next = first.checked_add(rows).ok_or_else(|| too_many_rows(path))?;
@@ -88,12 +89,14 @@ pub(super) fn read(path: &Path, columns: &Columns, schema: &SchemaRef, out: &mut
             cells.push(made);
         }
         let made = RecordBatch::try_new(SchemaRef::clone(schema), cells)?;
-        refuse(&batch, &bad, first, out)?;
+        let refused = refuse(&batch, &bad, first, out)?;
+        first_refused = first_refused.or(refused);
         let good: BooleanArray = bad.iter().map(|bad| Some(bad.is_none())).collect();
+        taken += good.true_count();
         send(out, filter_record_batch(&made, &good)?);
         first = next;
     }
-    Ok(())
+    check_taken(path, taken, first_refused)
 }
 
 /// The values as those of another type, and of each whether it is kept: text is read as in tables of text, and other values
@@ -103,6 +106,9 @@ fn of_type(found: &ArrayRef, cell: CellType) -> Result<(ArrayRef, Vec<bool>), Ar
         DataType::Dictionary(_, values) => cast(found, values)?,
         _ => ArrayRef::clone(found),
     };
+    if found.data_type() == &DataType::Null {
+        return Ok((new_null_array(&cell.data_type(), found.len()), vec![true; found.len()]));
+    }
     if cell != CellType::Text && cell_type(found.data_type()) == Some(CellType::Text) {
         let columns = vec![(String::new(), cell)];
         let mut rows = Rows::new(&columns, &schema_of(&columns));
@@ -127,8 +133,9 @@ fn of_type(found: &ArrayRef, cell: CellType) -> Result<(ArrayRef, Vec<bool>), Ar
     Ok((made, kept))
 }
 
-/// Refuses the rows that have a bad column, with the values that the file has.
-fn refuse(found: &RecordBatch, bad: &[Option<&str>], first: u32, out: &mut Out) -> Result<(), StageError> {
+/// Refuses the rows that have a bad column, with the values that the file has. Gives what is wrong with the first.
+fn refuse(found: &RecordBatch, bad: &[Option<&str>], first: u32, out: &mut Out) -> Result<Option<String>, StageError> {
+    let mut first_refused = None;
     for (row, column) in bad.iter().enumerate() {
         let Some(column) = *column else { continue };
         let value = match found.column_by_name(column) {
@@ -136,14 +143,16 @@ fn refuse(found: &RecordBatch, bad: &[Option<&str>], first: u32, out: &mut Out) 
             None => String::new(),
         };
         let short: String = value.chars().take(60).collect();
+        let detail = format!("column `{column}`: {short:?} is not of its type");
+        first_refused.get_or_insert_with(|| detail.clone());
         out.reject(flow_runtime::Reject {
             row: u32::try_from(row).ok().and_then(|row| first.checked_add(row)),
             id: None,
             reason: "bad_value".into(),
             class: RejectClass::Fault,
-            detail: format!("column `{column}`: {short:?} is not of its type"),
+            detail,
             values: serde_json::json!({ column: short }).to_string(),
         });
     }
-    Ok(())
+    Ok(first_refused)
 }

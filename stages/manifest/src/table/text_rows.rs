@@ -5,12 +5,13 @@ use std::path::Path;
 
 use arrow::datatypes::SchemaRef;
 use flow_runtime::{Out, Reject, RejectClass, StageError, open_input_file};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::cells::{Cell, Rows, of_json, of_text, type_of};
-use super::{CellType, Columns, TableFormat, lacks, send, too_many_rows, wrong};
+use super::{CellType, Columns, TableFormat, check_taken, lacks, send, too_many_rows, wrong};
 use crate::error::ManifestError;
 use crate::read::decoded_text::DecodedText;
+use crate::read::json_line;
 use crate::read::rows::line_values;
 use crate::read::table_text::{Record, records};
 
@@ -53,7 +54,7 @@ fn first_line(path: &Path) -> Result<String, ManifestError> {
 pub(super) fn columns(path: &Path, format: TableFormat) -> Result<Columns, ManifestError> {
     if format == TableFormat::Jsonl {
         let line = first_line(path)?;
-        let Ok(object) = serde_json::from_str::<Map<String, Value>>(&line) else {
+        let Ok((Value::Object(object), _)) = json_line::parse(&line) else {
             return Err(wrong(
                 path,
                 "its first line is no JSON object, so that its columns cannot be told",
@@ -101,19 +102,25 @@ pub(super) fn read(
         return Err(wrong(path, "it has more than 1 GiB; write it as parquet").into());
     }
     let mut rows = Rows::new(columns, schema);
-    let mut number = 0u32;
+    let (mut number, mut taken, mut first_refused) = (0u32, 0, None);
     let mut push = |line: &str, cells: Result<Vec<Cell>, Refusal>| {
         out.read(1);
         match cells {
-            Ok(cells) => rows.push(number, cells),
-            Err((reason, detail)) => out.reject(Reject {
-                row: Some(number),
-                id: None,
-                reason: reason.into(),
-                class: RejectClass::Fault,
-                detail,
-                values: line_values(line),
-            }),
+            Ok(cells) => {
+                rows.push(number, cells);
+                taken += 1;
+            }
+            Err((reason, detail)) => {
+                first_refused.get_or_insert_with(|| detail.clone());
+                out.reject(Reject {
+                    row: Some(number),
+                    id: None,
+                    reason: reason.into(),
+                    class: RejectClass::Fault,
+                    detail,
+                    values: line_values(line),
+                });
+            }
         }
         number = number.checked_add(1).ok_or_else(|| too_many_rows(path))?;
         if rows.is_full() {
@@ -148,7 +155,7 @@ pub(super) fn read(
         }
     }
     send(out, rows.take()?);
-    Ok(())
+    check_taken(path, taken, first_refused)
 }
 
 fn bad_value(column: &str, cell: CellType, value: &str) -> Refusal {
@@ -180,8 +187,8 @@ fn of_record(places: &[(usize, &str, CellType)], fields: usize, record: &Record<
 }
 
 fn of_line(columns: &Columns, line: &str) -> Result<Vec<Cell>, Refusal> {
-    let object: Map<String, Value> = match serde_json::from_str(line) {
-        Ok(Value::Object(object)) => object,
+    let object = match json_line::parse(line) {
+        Ok((Value::Object(object), _)) => object,
         Ok(_) => return Err(("bad_line", "it is no JSON object".into())),
         Err(error) => return Err(("bad_line", format!("it is no JSON: {error}"))),
     };
