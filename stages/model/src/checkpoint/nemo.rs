@@ -123,8 +123,9 @@ fn gunzip(mut packed: &File, plain: &mut impl Write) -> std::io::Result<()> {
 
 /// The member that holds the SentencePiece model.
 fn tokenizer_member(config_yaml: &str, tar: &BTreeMap<String, Member>) -> std::result::Result<Option<String>, String> {
-    let config: serde_yaml::Value =
-        serde_yaml::from_str(config_yaml).map_err(|error| format!("has an unreadable model_config.yaml: {error}"))?;
+    let unreadable = |error: &dyn std::fmt::Display| format!("has an unreadable model_config.yaml: {error}");
+    flow_yaml_guard::check(config_yaml).map_err(|error| unreadable(&error))?;
+    let config: serde_yaml::Value = serde_yaml::from_str(config_yaml).map_err(|error| unreadable(&error))?;
     let tokenizer = &config["tokenizer"];
     if tokenizer["type"].as_str() == Some("agg") {
         return Err("has an aggregate tokenizer (`tokenizer.type: agg`), which is not supported".into());
@@ -332,5 +333,20 @@ mod tests {
         std::fs::write(folder.path().join(CONFIG_MEMBER), &config).unwrap();
         let error = OpenModel::open(folder.path()).unwrap_err().to_string();
         assert!(error.contains("model_config.yaml: has 4194305 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_configuration_nested_without_end_is_refused_at_once() {
+        let deep = format!("encoder: {}", "[".repeat(100_000));
+        let error = refused(&archive(CONFIG_MEMBER, deep.as_bytes()));
+        assert!(
+            error.contains("model_config.yaml") && error.contains("128 deep"),
+            "{error}"
+        );
+        let error = ModelConfig::from_nemo_yaml(&deep).unwrap_err().to_string();
+        assert!(
+            error.contains("128 deep") && error.contains("at line 1 column"),
+            "{error}"
+        );
     }
 }
