@@ -1,6 +1,5 @@
 //! Reading YAML: documents, paths into them, and the place of a path in the text.
 
-mod depth;
 mod doubled;
 mod locate;
 mod place_index;
@@ -112,10 +111,10 @@ pub fn parse_text(text: &str) -> Result<Value, SyntaxError> {
     if text.trim().is_empty() {
         return Ok(Value::Null);
     }
-    if let Some(at) = depth::too_deep(text) {
+    if let Err(place) = flow_yaml_guard::check(text) {
         return Err(SyntaxError {
-            message: too_deep(),
-            at: Some(at),
+            message: flow_yaml_guard::TOO_DEEP.to_string(),
+            at: Some((place.line, place.column)),
             is_doubled_key: false,
         });
     }
@@ -136,10 +135,6 @@ pub fn parse_text(text: &str) -> Result<Value, SyntaxError> {
     })
 }
 
-fn too_deep() -> String {
-    format!("lists and maps lie more than {} deep within each other", depth::DEEPEST)
-}
-
 /// Reads a file of a form of its own, such as a table of names. The message of an error says where in the text the
 /// mistake is.
 ///
@@ -147,10 +142,8 @@ fn too_deep() -> String {
 /// When the text is no YAML, or does not fit the type.
 pub fn from_text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let text = without_mark(text);
-    match depth::too_deep(text) {
-        Some((line, column)) => Err(format!("{} at line {line} column {column}", too_deep())),
-        None => serde_yaml::from_str(text).map_err(|error| error.to_string()),
-    }
+    flow_yaml_guard::check(text).map_err(|error| error.to_string())?;
+    serde_yaml::from_str(text).map_err(|error| error.to_string())
 }
 
 /// Writes a document.

@@ -31,7 +31,7 @@ fn schema() -> SchemaRef {
 pub(super) fn rows(seed: u64, count: usize) -> RecordBatch {
     let random = |i: usize| {
         seed.wrapping_mul(6364136223846793005)
-            .wrapping_add(i as u64 * 1442695040888963407)
+            .wrapping_add((i as u64).wrapping_mul(1442695040888963407))
             >> 33
     };
     let tokens = (0..count).map(|i| match random(i) % 4 {

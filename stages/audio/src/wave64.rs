@@ -158,7 +158,7 @@ pub(crate) mod tests {
     pub fn as_rf64(wav: &[u8], stated: u64) -> Vec<u8> {
         let data = wav.windows(4).position(|name| name == b"data").unwrap();
         let mut sizes = Vec::new();
-        for number in [stated + data as u64, stated, 0] {
+        for number in [stated.saturating_add(data as u64), stated, 0] {
             sizes.extend(number.to_le_bytes());
         }
         sizes.extend([0; 4]);

@@ -14,6 +14,8 @@ use crate::reference::{HubReference, is_commit, is_inside, plain_name};
 const REDIRECTIONS: usize = 8;
 /// The longest response that is read as a list of files, in bytes.
 const LONGEST_LIST: u64 = 16 << 20;
+/// The most files of a repository. Those of large models have hundreds.
+const MOST_FILES: usize = 100_000;
 
 pub(crate) struct HttpClient {
     agent: Agent,
@@ -30,7 +32,7 @@ pub(crate) struct RemoteRevision {
 
 /// A file of the hub, before it is downloaded.
 pub(crate) struct RemoteFile {
-    /// Name of the blob. For large files it is the SHA-256 of their bytes.
+    /// Name of the blob. For large files it is the SHA-256 of their bytes, for others the SHA-1 that git gives them.
     pub etag: String,
     /// In bytes.
     pub size: Option<u64>,
@@ -39,10 +41,29 @@ pub(crate) struct RemoteFile {
 }
 
 impl RemoteFile {
-    /// The SHA-256 that the bytes must have.
-    pub fn sha256(&self) -> Option<&str> {
-        (self.etag.len() == 64).then_some(self.etag.as_str())
+    /// The digest that the bytes must have. None where the etag is of another form, as mirrors may have them.
+    pub fn digest(&self) -> Option<EtagDigest> {
+        let is_hex = self.etag.bytes().all(|byte| byte.is_ascii_hexdigit());
+        match self.etag.len() {
+            64 if is_hex => Some(EtagDigest::Sha256),
+            40 if is_hex => Some(EtagDigest::GitBlob),
+            _ => None,
+        }
     }
+
+    /// The server that the bytes come from.
+    pub fn server(&self) -> &str {
+        origin(&self.address)
+    }
+}
+
+/// What the etag of a file is.
+#[derive(Clone, Copy)]
+pub(crate) enum EtagDigest {
+    /// The SHA-256 of its bytes (git LFS).
+    Sha256,
+    /// The SHA-1 of a header and its bytes, by which git names it.
+    GitBlob,
 }
 
 /// Why a request failed.
@@ -117,14 +138,24 @@ impl HttpClient {
             transient: false,
         };
         let body = response.body_mut().with_config().limit(LONGEST_LIST).read_to_vec();
-        let body = body.map_err(|error| self.transport_error(&address, &error))?;
+        let body = body.map_err(|error| match error {
+            ureq::Error::BodyExceedsLimit(_) => {
+                strange(format!("its list of files has more than {LONGEST_LIST} bytes"))
+            }
+            error => self.transport_error(&address, &error),
+        })?;
         let listing: Listing = serde_json::from_slice(&body).map_err(|error| strange(error.to_string()))?;
         let commit = listing.sha.filter(|sha| is_commit(sha));
         let commit = commit.ok_or_else(|| strange("it names no commit".into()))?;
+        let count = listing.siblings.len();
+        if count > MOST_FILES {
+            return Err(strange(format!("it lists {count} files, more than {MOST_FILES}")));
+        }
         let files = listing.siblings.into_iter().map(|sibling| sibling.rfilename);
         // A path that leads out of the repository is never requested.
         let mut files: Vec<String> = files.filter(|file| is_inside(file)).collect();
         files.sort();
+        files.dedup();
         Ok(RemoteRevision { commit, files })
     }
 

@@ -8,13 +8,20 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use crate::cache::Cache;
-use crate::client::{HttpClient, RemoteFile, RemoteRevision, RequestError};
+use crate::client::{EtagDigest, HttpClient, RemoteFile, RemoteRevision, RequestError};
 use crate::error::HubError;
 use crate::hub::{Hub, Progress};
 use crate::reference::HubReference;
+use crate::sha1::Sha1;
 
-/// Attempts in a row without a new byte after which a download fails.
-const ATTEMPTS: u32 = 5;
+/// Bytes that a file has to grow by for a download to be getting on.
+const STRETCH: u64 = 256 << 10;
+/// Requests in a row within one stretch after which a download fails.
+const TRIES: u32 = 6;
+/// Requests for a file, of those that end before half the time-out, after which a download fails.
+const BREAKS: u32 = 100;
+/// The largest file whose size the hub does not say. It says that of all weights.
+const MOST_UNANNOUNCED: u64 = 256 << 20;
 
 /// Downloads a file and links it into the snapshot. False: `progress` cancelled it; the bytes so far stay, and the next
 /// download resumes after them.
@@ -80,6 +87,9 @@ struct Transfer<'a> {
 
 impl Transfer<'_> {
     /// Downloads until the file has its size, after the bytes of earlier attempts. False: `progress` cancelled it.
+    ///
+    /// A server may answer wrongly for ever. So requests that end early are counted, and those that bring little are
+    /// counted apart and are made after pauses that grow.
     fn fill(
         &self,
         target: &mut File,
@@ -88,53 +98,68 @@ impl Transfer<'_> {
         progress: Progress<'_>,
     ) -> Result<bool, HubError> {
         let length = |target: &File| {
-            target
-                .metadata()
-                .map(|data| data.len())
-                .map_err(HubError::file(self.partial))
+            let metadata = target.metadata().map_err(HubError::file(self.partial))?;
+            Ok::<u64, HubError>(metadata.len())
         };
-        let mut failures = 0;
+        let mut have = length(target)?;
+        if have > first.size.unwrap_or(MOST_UNANNOUNCED) {
+            target.set_len(0).map_err(HubError::file(self.partial))?;
+            have = 0;
+        }
+        // What begins anew gets on only beyond where it was.
+        let mut furthest = have;
+        let mut stretch = have;
+        let (mut tries, mut breaks) = (0, 0);
         let mut remote_file = None;
         loop {
-            let have = length(target)?;
             if first.size == Some(have) {
                 return Ok(true);
             }
-            if first.size.is_some_and(|size| have > size) {
-                target.set_len(0).map_err(HubError::file(self.partial))?;
-                continue;
-            }
-            let outcome = self.request(target, have, remote_file.as_ref().unwrap_or(first), progress)?;
+            let begin = Instant::now();
+            let now = remote_file.as_ref().unwrap_or(first);
+            let outcome = self.request(target, have, first.size, now, progress)?;
+            let server = now.server().to_owned();
+            have = length(target)?;
             let error = match outcome {
                 Transferred::Cancelled => return Ok(false),
                 Transferred::End if first.size.is_none() => return Ok(true),
                 Transferred::End => None,
+                Transferred::TooLong => return Err(self.too_long(first.size, &server)),
                 Transferred::Failed(error) if !error.transient => return Err(error.into()),
                 Transferred::Failed(error) => Some(error),
             };
-            if length(target)? > have {
-                failures = 0;
+            if first.size == Some(have) {
+                return Ok(true);
+            }
+            let is_new = have > furthest;
+            furthest = furthest.max(have);
+            if furthest - stretch >= STRETCH {
+                stretch = furthest;
+                tries = 0;
             } else {
-                failures += 1;
-                if failures >= ATTEMPTS {
-                    let reason = error.map_or("the connection ends too soon".to_owned(), |error| error.message);
-                    return Err(HubError::Unavailable {
-                        message: format!(
-                            "{}: the download breaks off at {}: {reason}",
-                            self.file,
-                            amount(have, first.size)
-                        ),
-                        help: format!("run again: it goes on from there ({})", self.partial.display()),
-                    });
-                }
-                if !progress(&format!(
-                    "{}: no answer, attempt {} of {ATTEMPTS}",
-                    self.file,
-                    failures + 1
-                )) {
-                    return Ok(false);
-                }
-                std::thread::sleep((self.hub.timeout / 30).saturating_mul(1 << failures));
+                tries += 1;
+            }
+            breaks += u32::from(begin.elapsed() < self.hub.timeout / 2);
+            if tries >= TRIES || breaks >= BREAKS {
+                let reason = match (error, is_new) {
+                    (Some(error), _) => error.message,
+                    (None, true) => "the connection ends too soon, each time".to_owned(),
+                    (None, false) => "the answer has no more bytes".to_owned(),
+                };
+                return Err(HubError::Unavailable {
+                    message: format!(
+                        "{}: the download from {server} breaks off at {}: {reason}",
+                        self.file,
+                        amount(have, first.size)
+                    ),
+                    help: format!(
+                        "run again: it goes on from there ({}). If it ends there again, check HF_ENDPOINT and the proxy settings",
+                        self.partial.display()
+                    ),
+                });
+            }
+            if tries > 0 && !self.pause(tries, progress) {
+                return Ok(false);
             }
             // Addresses of the hub's storage expire.
             remote_file = self.client.describe(self.reference, commit, self.file).ok();
@@ -144,11 +169,45 @@ impl Transfer<'_> {
         }
     }
 
-    /// One request for the bytes from `have` on, appended to `target`.
+    /// Waits before another try, longer after each. False: `progress` cancelled it.
+    fn pause(&self, tries: u32, progress: Progress<'_>) -> bool {
+        let unit = self.hub.timeout / 30;
+        let mut left = unit.saturating_mul(1 << tries.min(8)).min(self.hub.timeout);
+        loop {
+            let line = format!("{}: it breaks off, try {} of {TRIES}", self.file, tries + 1);
+            if !progress(&line) {
+                return false;
+            }
+            if left.is_zero() {
+                return true;
+            }
+            let step = left.min(Duration::from_secs(1));
+            std::thread::sleep(step);
+            left -= step;
+        }
+    }
+
+    /// The error of a server that goes on behind the end of a file, whose bytes are taken away.
+    fn too_long(&self, size: Option<u64>, server: &str) -> HubError {
+        if let Err(error) = std::fs::remove_file(self.partial) {
+            return HubError::file(self.partial)(error);
+        }
+        let why = match size {
+            Some(size) => format!("more than the {size} bytes that the hub says it has"),
+            None => format!("more than {MOST_UNANNOUNCED} bytes, and the hub does not say how many it has"),
+        };
+        HubError::Unavailable {
+            message: format!("{}: {server} sends {why}", self.file),
+            help: "it was taken away; check HF_ENDPOINT, and whether a proxy changes what it passes on".into(),
+        }
+    }
+
+    /// One request for the bytes from `have` on, appended to `target`, of which it never makes more than `size`.
     fn request(
         &self,
         target: &mut File,
         have: u64,
+        size: Option<u64>,
         remote_file: &RemoteFile,
         progress: Progress<'_>,
     ) -> Result<Transferred, HubError> {
@@ -161,17 +220,19 @@ impl Transfer<'_> {
             // The server ignores the range (200), or has no bytes there (416).
             target.set_len(0).map_err(HubError::file(self.partial))?;
             have = 0;
-            if response.status().as_u16() == 416 {
-                return Ok(Transferred::End);
-            }
         }
+        if response.status().as_u16() == 416 {
+            let message = "it has no bytes there (status 416)".to_owned();
+            return Ok(Transferred::failed(message));
+        }
+        let most = size.unwrap_or(MOST_UNANNOUNCED);
         let mut body = response.body_mut().as_reader();
         let mut buffer = vec![0; 1 << 20];
         let mut reported: Option<Instant> = None;
         loop {
             if reported.is_none_or(|reported| reported.elapsed() >= Duration::from_secs(1)) {
                 reported = Some(Instant::now());
-                if !progress(&format!("{}: {} downloaded", self.file, amount(have, remote_file.size))) {
+                if !progress(&format!("{}: {} downloaded", self.file, amount(have, size))) {
                     return Ok(Transferred::Cancelled);
                 }
             }
@@ -179,17 +240,15 @@ impl Transfer<'_> {
                 Ok(0) => return Ok(Transferred::End),
                 Ok(count) => count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => {
-                    return Ok(Transferred::Failed(RequestError {
-                        message: error.to_string(),
-                        help: String::new(),
-                        transient: true,
-                    }));
-                }
+                Err(error) => return Ok(Transferred::failed(error.to_string())),
             };
+            // At the end of the file one more read tells whether the answer ends, too.
+            if count as u64 > most.saturating_sub(have) {
+                return Ok(Transferred::TooLong);
+            }
             target
                 .write_all(&buffer[..count])
-                .map_err(|error| write_error(self.partial, remote_file.size, error))?;
+                .map_err(|error| write_error(self.partial, size, error))?;
             have += count as u64;
         }
     }
@@ -198,11 +257,24 @@ impl Transfer<'_> {
 enum Transferred {
     /// The response body ended, which need not be the end of the file.
     End,
+    /// There are more bytes than the file has.
+    TooLong,
     Failed(RequestError),
     Cancelled,
 }
 
-/// Compares the SHA-256 of the file with that of the hub, if the hub gives one, and removes the file if they differ.
+impl Transferred {
+    /// A failure that another request may not have.
+    fn failed(message: String) -> Self {
+        Transferred::Failed(RequestError {
+            message,
+            help: String::new(),
+            transient: true,
+        })
+    }
+}
+
+/// Compares the digest of the file with that of the hub, if the hub gives one, and removes the file if they differ.
 /// False: `progress` cancelled it.
 fn verify_checksum(
     target: &mut File,
@@ -211,11 +283,15 @@ fn verify_checksum(
     remote_file: &RemoteFile,
     progress: Progress<'_>,
 ) -> Result<bool, HubError> {
-    let Some(expected) = remote_file.sha256() else {
+    let Some(kind) = remote_file.digest() else {
         return Ok(true);
     };
     let failed = HubError::file(path);
-    let mut digest = Sha256::new();
+    let length = target.metadata().map_err(HubError::file(path))?.len();
+    let mut digest = match kind {
+        EtagDigest::Sha256 => FileDigest::Sha256(Sha256::new()),
+        EtagDigest::GitBlob => FileDigest::GitBlob(Sha1::of_git_blob(length)),
+    };
     let mut buffer = vec![0; 1 << 20];
     let mut done = 0u64;
     let mut reported = Instant::now();
@@ -238,15 +314,42 @@ fn verify_checksum(
     if !read.map_err(failed)? {
         return Ok(false);
     }
-    let found = hex::encode(digest.finalize());
-    if found == expected {
+    let (name, found) = digest.finish();
+    let expected = &remote_file.etag;
+    if found.eq_ignore_ascii_case(expected) {
         return Ok(true);
     }
     std::fs::remove_file(path).map_err(HubError::file(path))?;
     Err(HubError::Unavailable {
-        message: format!("{file} came damaged: its SHA-256 is {found}, the hub says {expected}"),
+        message: format!(
+            "{file} came damaged from {}: its {name} is {found}, the hub says {expected}",
+            remote_file.server()
+        ),
         help: "it was taken away; run again to download it anew. If it happens again, a proxy may be changing what it passes on".into(),
     })
+}
+
+/// The digest of a file by which the hub names it.
+enum FileDigest {
+    Sha256(Sha256),
+    GitBlob(Sha1),
+}
+
+impl FileDigest {
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            FileDigest::Sha256(digest) => digest.update(bytes),
+            FileDigest::GitBlob(digest) => digest.update(bytes),
+        }
+    }
+
+    /// Its name for messages, and the digest in hexadecimal.
+    fn finish(self) -> (&'static str, String) {
+        match self {
+            FileDigest::Sha256(digest) => ("SHA-256", hex::encode(digest.finalize())),
+            FileDigest::GitBlob(digest) => ("SHA-1 in git", hex::encode(digest.finish())),
+        }
+    }
 }
 
 fn write_error(path: &Path, size: Option<u64>, error: std::io::Error) -> HubError {
@@ -268,7 +371,12 @@ fn write_error(path: &Path, size: Option<u64>, error: std::io::Error) -> HubErro
 fn amount(done: u64, size: Option<u64>) -> String {
     let mb = |bytes: u64| bytes as f64 / 1e6;
     match size {
-        Some(size) if size > 0 => format!("{:.1} of {:.1} MB ({} %)", mb(done), mb(size), done * 100 / size),
+        // Of a small file megabytes say nothing.
+        Some(size) if size < 100_000 => format!("{done} of {size} bytes"),
+        Some(size) => {
+            let percent = u128::from(done) * 100 / u128::from(size);
+            format!("{:.1} of {:.1} MB ({percent} %)", mb(done), mb(size))
+        }
         _ => format!("{:.1} MB", mb(done)),
     }
 }

@@ -8,6 +8,7 @@ mod error;
 mod hub;
 mod reference;
 mod selection;
+mod sha1;
 #[cfg(test)]
 mod tests;
 

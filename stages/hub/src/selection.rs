@@ -3,6 +3,9 @@
 use crate::error::HubError;
 use crate::reference::HubReference;
 
+/// The most files of a safetensors model. The largest models have some hundred shards.
+const MOST_FILES: usize = 1000;
+
 /// The files of a repository that make a model.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Selection {
@@ -26,7 +29,7 @@ impl Selection {
 /// of a safetensors model.
 ///
 /// # Errors
-/// Where none of these is there, or there are several archives.
+/// Where none of these is there, there are several archives, or a model has more files than any has.
 pub(crate) fn select(reference: &HubReference, files: &[String]) -> Result<Selection, HubError> {
     if let Some(file) = &reference.file {
         if files.contains(file) {
@@ -42,12 +45,12 @@ pub(crate) fn select(reference: &HubReference, files: &[String]) -> Result<Selec
         [one] => return Ok(Selection::File((*one).clone())),
         [] => {}
         several => {
-            let names: Vec<&str> = several.iter().map(|file| file.as_str()).collect();
+            let names: Vec<String> = several.iter().copied().cloned().collect();
             return Err(HubError::Unavailable {
                 message: format!(
                     "{} holds several .nemo archives: {}",
                     reference.repository(),
-                    names.join(", ")
+                    shown(&names)
                 ),
                 help: format!("name the one that is meant: {}/{}", reference, names[0]),
             });
@@ -64,9 +67,18 @@ pub(crate) fn select(reference: &HubReference, files: &[String]) -> Result<Selec
             .iter()
             .any(|file| file == "config.json" || file.ends_with("_config.yaml"))
     {
-        return Ok(Selection::Folder(
-            files.iter().filter(top).filter(|file| parts(file)).cloned().collect(),
-        ));
+        let parts: Vec<String> = files.iter().filter(top).filter(|file| parts(file)).cloned().collect();
+        if parts.len() > MOST_FILES {
+            return Err(HubError::Unavailable {
+                message: format!(
+                    "{} has {} files beside its configuration; a model of more than {MOST_FILES} is not fetched",
+                    reference.repository(),
+                    parts.len()
+                ),
+                help: format!("check the name, or name the file that is meant: {reference}/FILE"),
+            });
+        }
+        return Ok(Selection::Folder(parts));
     }
     Err(HubError::Unavailable {
         message: format!(

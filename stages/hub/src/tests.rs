@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use super::sha1::Sha1;
 use super::{Hub, HubError, HubReference, HubToken};
+
+mod hostile;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -116,8 +119,14 @@ fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
+fn git_sha1(bytes: &[u8]) -> String {
+    let mut digest = Sha1::of_git_blob(bytes.len() as u64);
+    digest.update(bytes);
+    hex::encode(digest.finish())
+}
+
 /// A repository as the hub serves it: files with their bytes, the large ones (`.nemo`, `.safetensors`) by their
-/// SHA-256.
+/// SHA-256, others by git's SHA-1.
 fn repository(files: &[(&str, Vec<u8>)], request: &Request) -> Answer {
     if request.path.starts_with("/api/models/o/n/revision/") {
         let siblings: Vec<_> = files
@@ -134,7 +143,7 @@ fn repository(files: &[(&str, Vec<u8>)], request: &Request) -> Answer {
     let etag = if name.ends_with(".nemo") || name.ends_with(".safetensors") {
         sha256(bytes)
     } else {
-        "a".repeat(40)[..30].to_owned() + &sha256(bytes)[..10]
+        git_sha1(bytes)
     };
     let from = request.headers.get("range").map_or(0, |range| {
         range

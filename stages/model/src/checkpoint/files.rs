@@ -3,14 +3,24 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use super::{MAX_SMALL_FILE, broken};
+use super::{MAX_CONFIG, MAX_SMALL_FILE, broken};
 use crate::Result;
 
-/// Reads a configuration or tokenizer file.
+/// Reads a tokenizer file or an index.
 pub(super) fn read_small(path: &Path) -> Result<Vec<u8>> {
+    read_at_most(path, MAX_SMALL_FILE)
+}
+
+/// Reads a configuration in YAML.
+pub(super) fn read_config(path: &Path) -> Result<String> {
+    String::from_utf8(read_at_most(path, MAX_CONFIG)?).map_err(|_| broken(path, "is no UTF-8"))
+}
+
+fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
     let length = fs::metadata(path).map_err(|error| broken(path, error))?.len();
-    if length > MAX_SMALL_FILE {
-        return Err(broken(path, format!("has {length} bytes, too many for such a file")));
+    if length > most {
+        let what = format!("has {length} bytes, where such a file has at most {most}");
+        return Err(broken(path, what));
     }
     fs::read(path).map_err(|error| broken(path, error))
 }

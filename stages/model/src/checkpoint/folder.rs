@@ -7,7 +7,7 @@ use std::path::Path;
 
 use candle_core::{DType, Tensor};
 
-use super::files::{read_small, write_renamed};
+use super::files::{read_config, read_small, write_renamed};
 use super::safetensors::{open_tensor_files, write_entries};
 use super::tensor_entry::written_dtype;
 use super::{Format, OpenModel, TensorEntry, broken, write_safetensors};
@@ -20,7 +20,7 @@ pub const TOKENIZER_FILE: &str = "tokenizer.model";
 /// Opens a model folder. Errors name the file that is missing or damaged.
 pub(super) fn open_model_folder(folder: &Path) -> Result<OpenModel> {
     let config = folder.join(CONFIG_FILE);
-    let config_yaml = String::from_utf8(read_small(&config)?).map_err(|_| broken(&config, "is no UTF-8"))?;
+    let config_yaml = read_config(&config)?;
     let tokenizer = folder.join(TOKENIZER_FILE);
     let tokenizer = if tokenizer.exists() {
         Some(read_small(&tokenizer)?)

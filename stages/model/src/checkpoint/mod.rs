@@ -14,6 +14,7 @@ mod open_model;
 mod packed;
 mod pickle;
 mod safetensors;
+mod tar_members;
 mod tensor_entry;
 mod tensor_file;
 mod torch;
@@ -45,8 +46,11 @@ pub struct StoredModel {
     pub tensors: Vec<(String, Tensor)>,
 }
 
-/// A configuration or tokenizer file larger than this is refused: the largest known is some 5 MB.
+/// A tokenizer file, an index or a header larger than this is refused: the largest known is some 5 MB.
 const MAX_SMALL_FILE: u64 = 64 << 20;
+/// A configuration in YAML larger than this is refused: a value in memory takes many times its text. The largest known, with all
+/// pieces of its tokenizer, has 0.2 MB.
+const MAX_CONFIG: u64 = 4 << 20;
 
 pub(crate) fn broken(path: &Path, what: impl std::fmt::Display) -> Error {
     Error::File {

@@ -3,22 +3,28 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::DType;
 
+use super::tar_members::tar_members;
 use super::tensor_entry::{OpenFile, written_dtype};
 use super::torch::{TorchFile, open_torch};
 use super::zip::{Member, Region};
-use super::{Format, MAX_SMALL_FILE, OpenModel, broken};
+use super::{Format, MAX_CONFIG, MAX_SMALL_FILE, OpenModel, broken};
 use crate::config::ModelConfig;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
 const CONFIG_MEMBER: &str = "model_config.yaml";
 const WEIGHTS_MEMBER: &str = "model_weights.ckpt";
+
+/// How often larger the tar may be than its gzip, beyond [`FREE`] bytes. Weights are numbers that hardly repeat: theirs is
+/// below 2, and stays below 20 where nearly all are zero.
+const MOST_PACKED: u64 = 32;
+const FREE: u64 = 64 << 20;
 
 /// Opens a `.nemo` archive. Errors name the file and the member that is at fault.
 pub(super) fn open_nemo(path: &Path) -> Result<OpenModel> {
@@ -27,13 +33,16 @@ pub(super) fn open_nemo(path: &Path) -> Result<OpenModel> {
         path: path.to_path_buf(),
         file: open_tar(path).map_err(|error| broken(path, error))?,
     });
-    let tar = list_tar(&file.file).map_err(|error| broken(path, format!("is no .nemo archive: {error}")))?;
-    let small = |name: &str| {
+    let tar = tar_members(&file.file).map_err(|error| broken(path, format!("is no .nemo archive: {error}")))?;
+    let small = |name: &str, most: u64| {
         let member = find(&tar, path, name)?;
-        if member.length > MAX_SMALL_FILE {
+        if member.length > most {
             return Err(broken(
                 path,
-                format!("has a member `{name}` of {} bytes", member.length),
+                format!(
+                    "has a member `{name}` of {} bytes, where at most {most} are read",
+                    member.length
+                ),
             ));
         }
         let region = Region {
@@ -45,10 +54,10 @@ pub(super) fn open_nemo(path: &Path) -> Result<OpenModel> {
             .read(0, member.length)
             .map_err(|what| broken(path, format!("member `{name}` {what}")))
     };
-    let config_yaml = String::from_utf8(small(CONFIG_MEMBER)?)
+    let config_yaml = String::from_utf8(small(CONFIG_MEMBER, MAX_CONFIG)?)
         .map_err(|_| broken(path, "has a model_config.yaml that is no UTF-8"))?;
     let tokenizer = match tokenizer_member(&config_yaml, &tar).map_err(wrong)? {
-        Some(name) => Some(small(&name)?),
+        Some(name) => Some(small(&name, MAX_SMALL_FILE)?),
         None => None,
     };
     let weights = find(&tar, path, WEIGHTS_MEMBER)?;
@@ -81,42 +90,42 @@ fn open_tar(path: &Path) -> std::io::Result<File> {
     file.seek(SeekFrom::Start(0))?;
     if found == 2 && magic == [0x1f, 0x8b] {
         let mut plain = tempfile::tempfile()?;
-        std::io::copy(
-            &mut flate2::read::MultiGzDecoder::new(std::io::BufReader::new(file)),
-            &mut plain,
-        )?;
+        gunzip(&file, &mut plain)?;
         plain.seek(SeekFrom::Start(0))?;
         return Ok(plain);
     }
     Ok(file)
 }
 
-fn list_tar(file: &File) -> std::io::Result<BTreeMap<String, Member>> {
-    let mut listed = BTreeMap::new();
-    let mut archive = tar::Archive::new(file);
-    for entry in archive.entries_with_seek()? {
-        let entry = entry?;
-        if !entry.header().entry_type().is_file() {
-            continue;
+/// Unpacks a file, up to the size that weights could have.
+fn gunzip(mut packed: &File, plain: &mut impl Write) -> std::io::Result<()> {
+    let mut unpacked = flate2::read::MultiGzDecoder::new(BufReader::new(packed));
+    let mut buffer = vec![0; 1 << 20];
+    let mut written = 0u64;
+    loop {
+        let count = match unpacked.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        written = written.saturating_add(count as u64);
+        let taken = packed.stream_position()?;
+        if written > taken.saturating_mul(MOST_PACKED).saturating_add(FREE) {
+            return Err(std::io::Error::other(format!(
+                "its gzip grows beyond {MOST_PACKED} times its size, as that of weights does not ({taken} bytes to {written}); \
+                 if it is to be trusted, unpack it with gunzip and give the tar"
+            )));
         }
-        let name = String::from_utf8_lossy(&entry.path_bytes())
-            .trim_start_matches("./")
-            .to_string();
-        listed.insert(
-            name,
-            Member {
-                offset: entry.raw_file_position(),
-                length: entry.size(),
-            },
-        );
+        plain.write_all(&buffer[..count])?;
     }
-    Ok(listed)
 }
 
 /// The member that holds the SentencePiece model.
 fn tokenizer_member(config_yaml: &str, tar: &BTreeMap<String, Member>) -> std::result::Result<Option<String>, String> {
-    let config: serde_yaml::Value =
-        serde_yaml::from_str(config_yaml).map_err(|error| format!("has an unreadable model_config.yaml: {error}"))?;
+    let unreadable = |error: &dyn std::fmt::Display| format!("has an unreadable model_config.yaml: {error}");
+    flow_yaml_guard::check(config_yaml).map_err(|error| unreadable(&error))?;
+    let config: serde_yaml::Value = serde_yaml::from_str(config_yaml).map_err(|error| unreadable(&error))?;
     let tokenizer = &config["tokenizer"];
     if tokenizer["type"].as_str() == Some("agg") {
         return Err("has an aggregate tokenizer (`tokenizer.type: agg`), which is not supported".into());
@@ -282,5 +291,62 @@ mod tests {
         for (value, text) in cases {
             assert_eq!(six_digits(value), text);
         }
+    }
+
+    /// A file of an archive with one member.
+    fn archive(name: &str, contents: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write_member(&mut bytes, name, contents).unwrap();
+        bytes.extend([0; 1024]);
+        bytes
+    }
+
+    fn refused(bytes: &[u8]) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        let error = open_nemo(file.path()).unwrap_err().to_string();
+        assert!(error.starts_with(&file.path().display().to_string()), "{error}");
+        error
+    }
+
+    #[test]
+    fn a_gzip_that_grows_as_no_weights_do_is_not_unpacked() {
+        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packer.write_all(&archive(WEIGHTS_MEMBER, &vec![0; 256 << 20])).unwrap();
+        let packed = packer.finish().unwrap();
+        assert!(packed.len() < 4 << 20);
+        assert!(refused(&packed).contains("unpack it with gunzip"));
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&packed).unwrap();
+        file.rewind().unwrap();
+        let mut plain = Vec::new();
+        gunzip(&file, &mut plain).unwrap_err();
+        // Not all that it could unpack to comes to the disk.
+        assert!(plain.len() <= 128 << 20, "{}", plain.len());
+    }
+
+    #[test]
+    fn a_configuration_larger_than_any_is_not_read() {
+        let config = vec![b'#'; (MAX_CONFIG + 1) as usize];
+        assert!(refused(&archive(CONFIG_MEMBER, &config)).contains("at most 4194304 are read"));
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(CONFIG_MEMBER), &config).unwrap();
+        let error = OpenModel::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("model_config.yaml: has 4194305 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_configuration_nested_without_end_is_refused_at_once() {
+        let deep = format!("encoder: {}", "[".repeat(100_000));
+        let error = refused(&archive(CONFIG_MEMBER, deep.as_bytes()));
+        assert!(
+            error.contains("model_config.yaml") && error.contains("128 deep"),
+            "{error}"
+        );
+        let error = ModelConfig::from_nemo_yaml(&deep).unwrap_err().to_string();
+        assert!(
+            error.contains("128 deep") && error.contains("at line 1 column"),
+            "{error}"
+        );
     }
 }

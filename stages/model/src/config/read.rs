@@ -16,6 +16,7 @@ impl ModelConfig {
     /// Reads NeMo's `model_config.yaml`. Keys that do not matter here are ignored; values that this crate does not
     /// support are errors that name them.
     pub fn from_nemo_yaml(text: &str) -> Result<Self> {
+        flow_yaml_guard::check(text).map_err(|error| Error::Config(error.to_string()))?;
         let document: Value = serde_yaml::from_str(text).map_err(|error| Error::Config(error.to_string()))?;
         let Value::Mapping(source) = document else {
             return Err(Error::Config("the document is not a mapping".into()));

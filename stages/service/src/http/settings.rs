@@ -248,6 +248,7 @@ impl ServeSettings {
             why,
         };
         let text = setting_file::read_text(file).map_err(|error| wrong(String::new(), error.to_string()))?;
+        flow_yaml_guard::check(&text).map_err(|error| wrong(String::new(), error.to_string()))?;
         let read = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&text));
         let read: Option<Self> = read.map_err(|error| {
             let path = error.path().to_string();
@@ -342,6 +343,7 @@ mod tests {
             ("htpp: {}\n", "htpp"),
             ("[", "serve.yaml"),
             ("- a\n", "serve.yaml"),
+            (&"[".repeat(100_000), "128 deep"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(place) && error.contains("serve.yaml"), "{text}: {error}");

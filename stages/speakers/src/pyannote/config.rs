@@ -52,6 +52,7 @@ impl PipelineConfig {
             return Err(wrong(&format!("has {length} bytes: it is no configuration")));
         }
         let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+        flow_yaml_guard::check(&text).map_err(|error| wrong(&error))?;
         let root = serde_yaml::from_str(&text).map_err(|error| wrong(&error))?;
         Self::of(Section {
             path: path.to_owned(),

@@ -336,6 +336,7 @@ fn what_is_not_known_is_refused_by_file_and_field() {
         let error = of(bad).unwrap_err().to_string();
         assert!(error.contains("config.yaml"), "{error}");
     }
+    assert!(of(&"[".repeat(100_000)).unwrap_err().to_string().contains("128 deep"));
     let no_file = Pipeline::find("hf://o/n/config.yaml", None, &mut |_| true).unwrap_err();
     assert!(no_file.to_string().contains("whole repository"));
     let meant = Pipeline::find("pyannote/speaker-diarization-3.1", None, &mut |_| true).unwrap_err();

@@ -1,26 +1,67 @@
-//! Limits how deep lists and maps are nested, by a scan of the text before the parser, whose time grows with the square
-//! of the depth.
+//! Limits how deep lists and maps of YAML are nested, by a scan of the text before the parser, whose time grows with the square of
+//! the depth. It has no dependencies, so that every crate that reads YAML can use it.
 
+use std::fmt;
 use std::str::Chars;
 
 /// Most levels of `[` and `{` within each other. The parser itself allows 128 levels of any form.
-pub(super) const DEEPEST: usize = 128;
+pub const DEEPEST: usize = 128;
+/// What a message says of such a text.
+pub const TOO_DEEP: &str = "lists and maps lie more than 128 deep within each other";
+/// Most brackets that are text, times the bytes of the document. Where the parser should take them for lists after all, it needs
+/// some seconds.
+const MOST_AS_TEXT: usize = 2_000_000_000;
 
-/// Line and column (from 1, in characters) at which the text goes deeper than [`DEEPEST`].
+/// Where a text goes deeper than [`DEEPEST`]: line and column, both from 1, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooDeep {
+    pub line: usize,
+    pub column: usize,
+}
+
+impl fmt::Display for TooDeep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{TOO_DEEP} at line {} column {}", self.line, self.column)
+    }
+}
+
+impl std::error::Error for TooDeep {}
+
+/// Refuses a text that goes too deep.
 ///
 /// Brackets count where YAML takes them for lists and maps: not in quotes, comments, block texts (`|`), or within plain
-/// text.
-pub(super) fn too_deep(text: &str) -> Option<(usize, usize)> {
+/// text. This scan knows less than the parser (of plain text over several lines, say), so that brackets that are text are
+/// limited, too, to a number that only a text made for it has.
+///
+/// # Errors
+/// With the place of the bracket that is one too many.
+pub fn check(text: &str) -> Result<(), TooDeep> {
     let mut scan = Scan::default();
-    text.split('\n')
-        .enumerate()
-        .find_map(|(number, line)| Some((number + 1, scan.line(line)?)))
+    let mut as_text = 0usize;
+    for (number, line) in text.split('\n').enumerate() {
+        let place = |column| TooDeep {
+            line: number + 1,
+            column,
+        };
+        let counted = scan.counted;
+        if let Some(column) = scan.line(line) {
+            return Err(place(column));
+        }
+        let all = line.bytes().filter(|byte| matches!(byte, b'[' | b'{')).count();
+        as_text += all.saturating_sub(scan.counted - counted);
+        if as_text.saturating_mul(text.len()) > MOST_AS_TEXT {
+            return Err(place(1));
+        }
+    }
+    Ok(())
 }
 
 #[derive(Default)]
 struct Scan {
     /// Of `[` and `{`.
     depth: usize,
+    /// Those that began a list or map.
+    counted: usize,
     /// The quote that is open.
     quote: Option<char>,
     /// The indentation that lines of a block text exceed.
@@ -60,6 +101,7 @@ impl Scan {
                 '#' if blank_before => return None,
                 '[' | '{' if begins || self.depth > 0 => {
                     self.depth += 1;
+                    self.counted += 1;
                     begins = true;
                     if self.depth > DEEPEST {
                         return Some(column);
@@ -120,9 +162,18 @@ impl Scan {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_yaml::Value;
 
     use super::*;
-    use crate::spec::yaml::{Value, parse_text, to_text};
+
+    fn too_deep(text: &str) -> Option<(usize, usize)> {
+        check(text).err().map(|place| (place.line, place.column))
+    }
+
+    fn parse(text: &str) -> Result<Value, String> {
+        check(text).map_err(|error| error.to_string())?;
+        serde_yaml::from_str(text).map_err(|error| error.to_string())
+    }
 
     #[test]
     fn what_is_too_deep_is_found_where_it_is() {
@@ -163,7 +214,7 @@ mod tests {
             format!("? |\n  {many}\n: 1\nb: 1"),
         ] {
             assert_eq!(too_deep(&text), None, "{text}");
-            assert!(parse_text(&text).is_ok(), "{text}: {:?}", parse_text(&text));
+            assert!(parse(&text).is_ok(), "{text}: {:?}", parse(&text));
             // Brackets after them count.
             let deep = format!("{}\nc: {}", text.trim_end(), "[".repeat(DEEPEST + 1));
             assert!(too_deep(&deep).is_some(), "{deep}");
@@ -179,8 +230,11 @@ mod tests {
             "- [".repeat(many),
             format!("{}1{}", "[".repeat(many), "]".repeat(many)),
         ] {
-            let error = parse_text(&text).unwrap_err();
-            assert!(error.message.contains("128") && error.at.is_some(), "{error:?}");
+            let error = parse(&text).unwrap_err();
+            assert!(
+                error.contains("128 deep") && error.contains(" at line 1 column "),
+                "{error}"
+            );
         }
         // Other forms of nesting, which the parser limits itself.
         for text in [
@@ -189,9 +243,21 @@ mod tests {
             "a: &b !c ".repeat(1000),
             "a:\n ".repeat(1000),
         ] {
-            let _ = parse_text(&text);
+            let _ = parse(&text);
         }
-        assert!(parse_text(&"- ".repeat(many)).is_err());
+        assert!(parse(&"- ".repeat(many)).is_err());
+    }
+
+    /// What the scan takes for a comment, a quote or a block text, and the parser does not.
+    #[test]
+    fn what_is_taken_for_text_is_limited_too() {
+        let deep = "[".repeat(100_000);
+        for begin in ["#\r", "a: x\n  \"y\nb: ", "- x\n  'y\n- ", "a:\n  |\n  t\nb: "] {
+            let text = format!("{begin}{deep}");
+            assert!(too_deep(&text).is_some(), "{begin:?}");
+        }
+        // A text with brackets is none of these.
+        assert_eq!(too_deep(&"- 'a [b] {c}'\n".repeat(1000)), None);
     }
 
     fn document() -> impl Strategy<Value = Value> {
@@ -214,7 +280,7 @@ mod tests {
         fn only_the_depth_of_lists_and_maps_counts(value in document()) {
             let Value::Mapping(map) = &value else { return Ok(()) };
             if map.is_empty() { return Ok(()) }
-            let text = to_text(&value);
+            let text = serde_yaml::to_string(&value).unwrap();
             prop_assert_eq!(too_deep(&text), None, "{}", text);
             let deep = format!("{text}\nlast: {}", "[".repeat(DEEPEST + 1));
             prop_assert!(too_deep(&deep).is_some(), "{}", deep);
