@@ -102,6 +102,10 @@ fn the_version_has_the_commit_and_the_features() {
         true => "features: none".to_string(),
         false => format!("features: {}", features.join(", ")),
     };
+    let features = match cfg!(debug_assertions) {
+        true => features + "; with debug assertions, for tests",
+        false => features,
+    };
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let head = Command::new("git")
         .arg("-C")

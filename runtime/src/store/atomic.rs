@@ -16,7 +16,6 @@ use super::lock::{self, Lock, LostLock};
 use super::recipe_files::data_folder;
 use super::recovery::{Listing, TEMPORARY};
 use super::remote::Remote;
-use super::versioned_json;
 use crate::failpoints;
 
 /// Threads that flush files concurrently. The file system combines concurrent flushes into few journal writes, so the
