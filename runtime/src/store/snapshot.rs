@@ -548,9 +548,8 @@ mod tests {
             let ends = whole[..end].iter().filter(|byte| **byte == b'\n').count();
             assert_eq!(stages, ends.saturating_sub(1), "{end}");
         }
-        let newer = String::from_utf8(whole.clone())
-            .unwrap()
-            .replace("\"version\":1", "\"version\":2");
+        let newer =
+            versioned_json::unsealed(std::str::from_utf8(&whole).unwrap()).replace("\"version\":1", "\"version\":2");
         std::fs::write(&path, newer).unwrap();
         assert!(matches!(
             store.run_snapshots("1"),
@@ -558,7 +557,7 @@ mod tests {
         ));
         std::fs::write(&path, &whole).unwrap();
         let listed = store.snapshot_files().unwrap().remove(0);
-        let text = std::fs::read_to_string(&listed).unwrap();
+        let text = versioned_json::unsealed(&std::fs::read_to_string(&listed).unwrap());
         std::fs::write(&listed, text.replace("\"a\":", "\"c\":").replace("\"b\":", "\"c\":")).unwrap();
         let error = store.run_snapshots("1").unwrap_err();
         assert!(error.to_string().contains("snapshots/"), "{error}");

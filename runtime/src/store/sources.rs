@@ -655,7 +655,7 @@ mod tests {
         digests.append(folder.path()).unwrap();
         let journal = folder.path().join(JOURNAL);
         let seen = digests.notes().values().next().unwrap().seen.unwrap();
-        let text = std::fs::read_to_string(&journal).unwrap();
+        let text = versioned_json::unsealed(&std::fs::read_to_string(&journal).unwrap());
         let older = text.replace(&format!("\"seen\":{seen}"), &format!("\"seen\":{}", seen - 10));
         assert_ne!(older, text);
         std::fs::write(&journal, older).unwrap();

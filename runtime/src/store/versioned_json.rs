@@ -134,6 +134,13 @@ pub(super) fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, St
     Ok(bytes)
 }
 
+/// The lines of a file without their checksums, for tests that change them.
+#[cfg(test)]
+pub(super) fn unsealed(text: &str) -> String {
+    let line = |line: &str| String::from_utf8(checked(Path::new(""), line.as_bytes()).unwrap().into_owned()).unwrap();
+    text.lines().map(|text| line(text) + "\n").collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -143,7 +143,8 @@ fn plain(samples: &[i16]) -> Vec<f32> {
 fn quicktime_samples_have_the_order_of_bytes_that_the_movie_says() {
     let samples = sound(4_000);
     let wide = |sample: &i16| i32::from(*sample) << 16;
-    let forms: [(&[u8; 4], u32, fn(i32) -> Vec<u8>); 4] = [
+    type Encode = fn(i32) -> Vec<u8>;
+    let forms: [(&[u8; 4], u32, Encode); 4] = [
         (b"in24", 3, |wide| wide.to_be_bytes()[..3].to_vec()),
         (b"in32", 4, |wide| wide.to_be_bytes().to_vec()),
         (b"fl32", 4, |wide| {
