@@ -481,8 +481,8 @@ fn lost_data_makes_its_partition_run_again_and_damaged_records_are_named() {
         "{error}"
     );
     assert!(error.help().unwrap().contains("index.json"));
-    let newer = super::versioned_json::unsealed(&text).replace("\"version\":2", "\"version\":9");
-    std::fs::write(&index, newer).unwrap();
+    let text = super::versioned_json::unsealed(&text);
+    std::fs::write(&index, text.replace("\"version\":2", "\"version\":9")).unwrap();
     assert!(matches!(
         store.records(&recipe(1)),
         Err(StoreError::Newer { found: 9, .. })
