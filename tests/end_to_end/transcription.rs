@@ -464,6 +464,22 @@ fn transcripts_are_written_as_parquet() {
     );
 }
 
+/// The first track is silent, the second one is flagged as default.
+#[test]
+fn of_several_tracks_the_default_one_is_transcribed_and_named() {
+    let place = Place::new();
+    let bytes = std::fs::read("stages/audio/tests/data/two_tracks.mkv").unwrap();
+    place.write("two.mkv", &bytes);
+    let output = place.transcribe(&[]);
+    expect_code(&output, 0);
+    let said = stderr(&output);
+    assert!(
+        said.contains("two.mkv: it has 2 audio tracks, of which number 2 is decoded"),
+        "{said}"
+    );
+    assert!(!place.out("two.txt").trim().is_empty());
+}
+
 #[test]
 fn transcripts_are_printed_without_files() {
     let place = Place::new();

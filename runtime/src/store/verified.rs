@@ -10,6 +10,9 @@ use super::file_digest::read_digest;
 use super::file_state::FileState;
 use crate::digest::Digest;
 
+/// Most files that are remembered; a process that runs for days reads new ones again and again.
+const MOST_KNOWN: usize = 1 << 16;
+
 /// Files that were compared, as they were then.
 static VERIFIED: LazyLock<Mutex<HashMap<PathBuf, FileState>>> = LazyLock::new(Mutex::default);
 
@@ -35,7 +38,11 @@ pub(super) fn verify(path: &Path) -> Result<(), StoreError> {
             detail: format!("its content has the digest {}, not that of its name", found.short()),
         });
     }
-    known().insert(path.to_path_buf(), state);
+    let mut known = known();
+    if known.len() >= MOST_KNOWN {
+        known.clear();
+    }
+    known.insert(path.to_path_buf(), state);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! JSON files with a version number and, in the state directory, a checksum: a flipped bit in a number is valid JSON, too.
 
 use std::borrow::Cow;
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -104,12 +104,15 @@ impl Write for Sealing<'_> {
 
 /// Writes an object, its checksum and a newline, without having all of it in memory.
 pub(super) fn write_sealed_json(file: &mut dyn Write, object: &impl Serialize) -> io::Result<()> {
-    let mut sealing = Sealing {
+    let sealing = Sealing {
         file: &mut *file,
         hasher: blake3::Hasher::new(),
         last: None,
     };
-    serde_json::to_writer(&mut sealing, object)?;
+    // JSON comes in pieces of some bytes.
+    let mut pieces = BufWriter::with_capacity(1 << 16, sealing);
+    serde_json::to_writer(&mut pieces, object)?;
+    let sealing = pieces.into_inner().map_err(io::IntoInnerError::into_error)?;
     if sealing.last != Some(b'}') {
         return Err(io::Error::other("only an object can have a checksum"));
     }

@@ -47,7 +47,8 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Heade
             }
         }
         if chunk % 2 == 1 && header[before..].starts_with(b"LIST") {
-            header[before + 4] += 1;
+            let length = u32::from_le_bytes(header[before + 4..before + 8].try_into().ok()?);
+            header[before + 4..before + 8].copy_from_slice(&(length + 1).to_le_bytes());
             is_evened = true;
         }
         let chunk = chunk + chunk % 2;
@@ -279,6 +280,19 @@ mod tests {
         odd.remove(36 + LIST.len() - 1);
         assert_eq!(probe(&odd, &Format::ALL).unwrap(), expected);
         assert_eq!(decode(&odd, 1.0).unwrap(), decode(&whole, 1.0).unwrap());
+        // A list of 255 bytes: its even length has another second byte.
+        let list = [
+            b"LIST",
+            &255u32.to_le_bytes()[..],
+            b"INFOISFT",
+            &243u32.to_le_bytes(),
+            &[b'x'; 243],
+        ]
+        .concat();
+        for fill in [&[][..], &[0]] {
+            let odd = [&whole[..36], &list, fill, &whole[36..]].concat();
+            assert_eq!(probe(&odd, &Format::ALL).unwrap(), expected);
+        }
         // What is cut is cut, and samples that come once more are not passed over.
         assert!(probe(&with_sizes(&whole, 0, 4_002), &Format::ALL).is_err());
         let twice = [&whole[..], &whole[36..]].concat();

@@ -103,7 +103,7 @@ mod tests {
         let of = |partition: &str| {
             let extent = Extent {
                 samples: 1,
-                damage: None,
+                ..Extent::default()
             };
             let transcribed = Transcribed {
                 extent,

@@ -149,12 +149,14 @@ impl Cut {
 }
 
 /// The extent of a recording.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extent {
     /// Samples at 16 kHz.
     pub samples: u64,
     /// Why it could not be decoded to its end, where it could not.
     pub damage: Option<String>,
+    /// What a user has to know of how it is read, such as which one of several tracks.
+    pub note: Option<String>,
 }
 
 impl StreamedRecording {
@@ -216,10 +218,7 @@ impl StreamedRecording {
         take: &mut Take<'_>,
     ) -> Result<std::result::Result<Extent, Refusal>> {
         let most = (max_seconds * f64::from(SAMPLE_RATE)) as u64;
-        let mut extent = Extent {
-            samples: 0,
-            damage: None,
-        };
+        let mut extent = Extent::default();
         if let Some(part) = self.alone() {
             extent.samples = part.len() as u64;
             if extent.samples > most {
@@ -249,6 +248,7 @@ impl StreamedRecording {
                 }
             }
         };
+        extent.note = reader.note().map(str::to_string);
         let outcome = loop {
             let taken = cut.take(&block);
             extent.samples += taken.len() as u64;
@@ -377,7 +377,7 @@ mod tests {
             extent.unwrap(),
             Extent {
                 samples: 32_000,
-                damage: None
+                ..Extent::default()
             }
         );
         let (extent, kept) = first_pass(&whole[..44 + 48_000], 10.0, OnDamage::Keep);

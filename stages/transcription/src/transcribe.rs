@@ -13,8 +13,8 @@ use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
 use flow_model::{Precision, Weights};
 use flow_runtime::{
-    Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
-    SourcePartition, StageError, UrlUse, open_regular_file,
+    Body, Context, Event, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared,
+    Source, SourcePartition, StageError, UrlUse, open_regular_file,
 };
 use flow_speakers::silero::SAMPLE_RATE;
 use serde_json::{Value, json};
@@ -232,6 +232,12 @@ impl Source for Transcriber {
             },
         };
         let Transcribed { extent, recognized, .. } = transcribed;
+        if let Some(note) = extent.note {
+            self.context.events.send(Event::Warning {
+                stage: Some(self.context.stage.clone()),
+                message: format!("{}: {note}", listed.recording.file),
+            });
+        }
         let metadata = Metadata {
             source_file: listed.recording.file,
             channel: match listed.channels {
