@@ -12,9 +12,10 @@ use flow_audio::samples::Refusal;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
 use flow_model::{Precision, Weights};
+use flow_runtime::event::Event;
 use flow_runtime::{
-    Body, Context, Event, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared,
-    Source, SourcePartition, StageError, UrlUse, open_regular_file,
+    Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
+    SourcePartition, StageError, UrlUse, open_regular_file,
 };
 use flow_speakers::silero::SAMPLE_RATE;
 use serde_json::{Value, json};
