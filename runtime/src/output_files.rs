@@ -56,6 +56,19 @@ pub fn schema(out: &Path) -> SchemaRef {
 /// # Errors
 /// When a path is not UTF-8, or a file or a folder above it cannot be written.
 pub fn write(files: &[OutputFile], out: &Path, scratch: &Path) -> Result<RecordBatch, StageError> {
+    write_all_but(&[], files, out, scratch)
+}
+
+/// [`write`], but for files of `kept`, which somebody has edited: these get a row alone.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_all_but(
+    kept: &[PathBuf],
+    files: &[OutputFile],
+    out: &Path,
+    scratch: &Path,
+) -> Result<RecordBatch, StageError> {
     let mut paths = Vec::with_capacity(files.len());
     let mut locations = Vec::with_capacity(files.len());
     for file in files {
@@ -81,7 +94,9 @@ pub fn write(files: &[OutputFile], out: &Path, scratch: &Path) -> Result<RecordB
     for (file, location) in files.iter().zip(&locations) {
         etags.push(match location {
             Location::Local(path) => {
-                write_file(path, &file.bytes)?;
+                if !kept.contains(path) {
+                    write_file(path, &file.bytes)?;
+                }
                 None
             }
             Location::Object(url) => write_object(Storage::global(), url, &file.bytes)?,
@@ -175,6 +190,19 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
 /// # Errors
 /// When the rows cannot be read, or object storage cannot be listed.
 pub fn missing(committed: &Artifact, out: &Path, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
+    missing_but(&[], committed, out, threads)
+}
+
+/// [`missing`], without files of `kept`.
+///
+/// # Errors
+/// As [`missing`].
+pub fn missing_but(
+    kept: &[PathBuf],
+    committed: &Artifact,
+    out: &Path,
+    threads: usize,
+) -> Result<BTreeMap<Partition, String>, StageError> {
     let objects = match Location::of_path(out).map_err(StageError::failed)? {
         Location::Object(url) => Some(Objects::list(Storage::global(), &url)?),
         Location::Local(_) => None,
@@ -189,7 +217,7 @@ pub fn missing(committed: &Artifact, out: &Path, threads: usize) -> Result<BTree
             let batch = batch?;
             let missing = match &objects {
                 Some(objects) => objects.missing(&batch)?,
-                None => missing_file(&batch)?,
+                None => missing_file_but(kept, &batch)?,
             };
             if let Some(why) = missing {
                 return Ok(Some(((*partition).clone(), why)));
@@ -253,6 +281,10 @@ impl Objects {
 /// # Errors
 /// When it has others.
 pub fn missing_file(files: &RecordBatch) -> Result<Option<String>, StageError> {
+    missing_file_but(&[], files)
+}
+
+fn missing_file_but(kept: &[PathBuf], files: &RecordBatch) -> Result<Option<String>, StageError> {
     let texts = |name: &str| {
         files
             .column_by_name(name)
@@ -261,7 +293,8 @@ pub fn missing_file(files: &RecordBatch) -> Result<Option<String>, StageError> {
     let (Some(paths), Some(digests)) = (texts("path"), texts("digest")) else {
         return Err(StageError::failed("the rows of written files have other columns"));
     };
-    let mut files = paths.iter().zip(digests).filter_map(|(path, digest)| path.zip(digest));
+    let files = paths.iter().zip(digests).filter_map(|(path, digest)| path.zip(digest));
+    let mut files = files.filter(|(path, _)| !kept.iter().any(|kept| kept == Path::new(path)));
     Ok(files.find_map(|(path, digest)| match std::fs::read(path) {
         Ok(text) if Digest::of(&text).to_hex() == digest => None,
         Ok(_) => Some(format!("{path} is another than the one that was written")),
@@ -301,6 +334,27 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("cannot make the folder"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_kept_is_neither_written_nor_missed() {
+        let place = tempfile::tempdir().unwrap();
+        let file = |name: &str| OutputFile {
+            format: "txt",
+            path: place.path().join(name),
+            bytes: b"new\n".to_vec(),
+        };
+        let kept = [place.path().join("a.txt")];
+        std::fs::write(&kept[0], "edited\n").unwrap();
+        let files = [file("a.txt"), file("b.txt")];
+        let rows = write_all_but(&kept, &files, place.path(), Path::new("")).unwrap();
+        let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
+        assert_eq!((read("a.txt"), read("b.txt")), ("edited\n".to_owned(), "new\n".to_owned()));
+        let partitions = vec![(Partition::new("x"), vec![rows])];
+        let committed = Artifact::in_memory(schema(place.path()), partitions).unwrap();
+        assert!(missing_but(&kept, &committed, place.path(), 1).unwrap().is_empty());
+        // Once it is no longer kept, it is.
+        assert_eq!(missing(&committed, place.path(), 1).unwrap().len(), 1);
     }
 
     #[test]

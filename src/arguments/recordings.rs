@@ -66,6 +66,12 @@ pub struct RecordingsArguments {
     /// The folder that receives the files, or a prefix in object storage; folders below an input keep their shape [default: .]
     #[arg(long, value_name = "DIR")]
     pub out: Option<String>,
+    /// Replace results that were edited since they were written; without it they are left as they are
+    #[arg(long)]
+    pub overwrite: bool,
+    /// The audio track of films and other files with several, counted from 1; the one that players play if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub track: Option<u32>,
     /// Print the results, in the first of the formats; without --out no files are written
     #[arg(long)]
     pub stdout: bool,

@@ -19,6 +19,8 @@ const WRITE: &str = "write_turns";
 const OPTIONS: &[(&str, &str)] = &[
     ("input", "INPUT..."),
     ("out", "--out"),
+    ("keep", "--overwrite"),
+    ("track", "--track"),
     ("formats", "--format"),
     ("diarization_model", "--diarization-model"),
     ("num_speakers", "--num-speakers"),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flow_audio::format::recognise;
-use flow_audio::listing::Recording;
+use flow_audio::listing::{Recording, left_out};
 use flow_audio::recording_reader::Channels;
 use flow_runtime::escape::escape_line;
 use flow_runtime::output_files::Notes;
@@ -124,15 +124,22 @@ pub fn work(
         return Err(Failure::usage(message, "give --out another name"));
     };
     // Kept until the end, so that the run does not list again. Errors of listing are reported by the run.
-    let listed = names(work, &input);
+    let listed = names(work, &input, arguments.track);
     let state = state(arguments, &target)?;
+    let mut edited = BTreeSet::new();
     if let Ok(listed) = &listed {
-        refuse_files_of_others(work, &state.state, listed, &folder, &real)?;
+        edited = standing_files(work, &state.state, listed, &folder, &real)?;
     }
+    if arguments.overwrite {
+        edited.clear();
+    }
+    let kept: Vec<String> = edited.iter().filter_map(|path| Some(path.to_str()?.to_owned())).collect();
     let mut set = vec![
         format!("input={}", json(&input)),
         format!("out={}", json(&[out_folder.to_owned()])[0]),
+        format!("keep={}", json(&kept)),
     ];
+    set.extend(arguments.track.map(|track| format!("track={track}")));
     set.extend(work.set.iter().chain(&arguments.set).cloned());
     let outcome = run::run(
         &run_arguments(arguments, pipeline, set, &state),
@@ -143,6 +150,18 @@ pub fn work(
         return Ok(outcome);
     }
 
+    tell_left_out(&input)?;
+    if let Some(first) = edited.first() {
+        let others = match edited.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {}", plural(more as u64, "other file")),
+        };
+        writeln!(
+            io::stderr(),
+            "warning: {}{others} changed since an earlier run wrote it, and is left as it is; --overwrite replaces it",
+            escape_line(&first.to_string_lossy())
+        )?;
+    }
     let listed = listed.map_err(Failure::unreadable)?;
     let mut refused: Vec<Refused> = Vec::new();
     let run = last_run(work.pipeline, &state)?;
@@ -233,8 +252,8 @@ fn shown(listed: &Listed) -> String {
 }
 
 /// The recordings or channels, with the names of their result files.
-fn names(work: &Work, input: &[String]) -> Result<Arc<Vec<Listed>>, StageError> {
-    shared_listed(input, work.channels)
+fn names(work: &Work, input: &[String], track: Option<u32>) -> Result<Arc<Vec<Listed>>, StageError> {
+    shared_listed(input, work.channels, track)
 }
 
 /// File names as the value of a parameter, with references escaped.
@@ -278,14 +297,37 @@ fn state(arguments: &RecordingsArguments, out: &Location) -> Result<StateArgumen
     Ok(StateArguments { state })
 }
 
-/// Refuses to write over files that an earlier run did not write: a corpus may have texts beside its recordings.
-fn refuse_files_of_others(
+/// Tells of files in folders that are not taken for recordings, but for texts.
+fn tell_left_out(input: &[String]) -> io::Result<()> {
+    let endings = left_out(input);
+    let count = endings.values().sum::<u64>();
+    if count == 0 {
+        return Ok(());
+    }
+    let of_ending = |(ending, count): (&String, &u64)| match ending.as_str() {
+        "" => format!("{count} without one"),
+        ending => format!("{count} {}", escape_line(&format!(".{ending}"))),
+    };
+    let named: Vec<String> = endings.iter().take(10).map(of_ending).collect();
+    let more = if endings.len() > named.len() { ", ..." } else { "" };
+    writeln!(
+        io::stderr(),
+        "warning: {} left out, whose endings are none of recordings: {}{more}; a file that is named is read whatever its ending",
+        plural(count, "file"),
+        named.join(", ")
+    )
+}
+
+/// The files that would be written over but were edited since an earlier run wrote them. Refuses to write over files that no earlier
+/// run wrote: a corpus may have texts beside its recordings.
+fn standing_files(
     work: &Work,
     state: &Path,
     listed: &[Listed],
     folder: &Path,
     real: &Path,
-) -> Result<(), Failure> {
+) -> Result<BTreeSet<PathBuf>, Failure> {
+    let mut edited = BTreeSet::new();
     if let Ok(Location::Object(url)) = Location::of_path(real) {
         // Whether an object is there is then known of all.
         Storage::global().list_and_remember(&url).map_err(Failure::unreadable)?;
@@ -325,12 +367,14 @@ fn refuse_files_of_others(
         if standing.is_empty() {
             continue;
         }
-        leave_unwritten(stage, state, &mut standing)?;
+        let mut changed = leave_unwritten(stage, state, &mut standing)?;
         // A killed run may have written files that no record names.
-        if !standing.is_empty() {
+        if !standing.is_empty() || !changed.is_empty() {
             let notes = Notes::read(&state.join("scratch").join(stage));
             standing.retain(|path, _| !notes.hold(path));
+            changed.retain(|path| !notes.hold(path));
         }
+        edited.append(&mut changed);
         if let Some(file) = standing.values().next() {
             return Err(Failure::usage(
                 format!(
@@ -342,14 +386,19 @@ fn refuse_files_of_others(
             ));
         }
     }
-    Ok(())
+    Ok(edited)
 }
 
-/// Keeps the files that no run of the state directory has written, as far as known. Runs are searched from the last one
-/// back until no file is left: usually the last one has all.
-fn leave_unwritten(stage: &str, state: &Path, files: &mut BTreeMap<PathBuf, String>) -> Result<(), Failure> {
+/// Keeps the files that no run of the state directory has written, as far as known, and gives the others that changed since. Runs
+/// are searched from the last one back until no file is left: usually the last one has all.
+fn leave_unwritten(
+    stage: &str,
+    state: &Path,
+    files: &mut BTreeMap<PathBuf, String>,
+) -> Result<BTreeSet<PathBuf>, Failure> {
+    let mut changed = BTreeSet::new();
     if !state.join("FORMAT").is_file() {
-        return Ok(());
+        return Ok(changed);
     }
     let store = Store::open(state, Access::Read)?;
     let mut records: BTreeMap<Digest, Records> = BTreeMap::new();
@@ -370,22 +419,29 @@ fn leave_unwritten(stage: &str, state: &Path, files: &mut BTreeMap<PathBuf, Stri
             }
             let rows = store.first_rows(&snapshot.recipe, &record, "files", usize::MAX);
             for row in rows.map_err(Failure::unreadable)? {
-                let path = row.iter().find(|(name, _)| name == "path");
-                let Some(path) = path.and_then(|(_, value)| serde_json::from_str::<PathBuf>(value).ok()) else {
+                let text = |name: &str| {
+                    let value = row.iter().find(|(of, _)| of == name)?;
+                    serde_json::from_str::<String>(&value.1).ok()
+                };
+                let (Some(path), Some(digest)) = (text("path").map(PathBuf::from), text("digest")) else {
                     continue;
                 };
-                if files.remove(&path).is_none()
-                    && let Ok(path) = path.canonicalize()
+                let real = path.canonicalize().ok();
+                let path = std::iter::once(path)
+                    .chain(real)
+                    .find(|path| files.remove(path).is_some());
+                if let Some(path) = path.filter(|path| !is_url(path))
+                    && read_regular_file(&path).is_ok_and(|bytes| Digest::of(&bytes).to_hex() != digest)
                 {
-                    files.remove(&path);
+                    changed.insert(path);
                 }
             }
             if files.is_empty() {
-                return Ok(());
+                return Ok(changed);
             }
         }
     }
-    Ok(())
+    Ok(changed)
 }
 
 /// The named recordings, with standard input as a file in `folder`.

@@ -29,6 +29,8 @@ const OPTIONS: &[(&str, &str)] = &[
     ("channels", "--channels"),
     ("window", "--window"),
     ("out", "--out"),
+    ("keep", "--overwrite"),
+    ("track", "--track"),
     ("formats", "--format"),
     ("write_transcripts", "--format"),
     ("write_rttm", "--format"),

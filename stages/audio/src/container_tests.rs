@@ -2,7 +2,7 @@
 
 use crate::decode::decode;
 use crate::error::AudioError;
-use crate::format::Format;
+use crate::format::{Format, recognise};
 use crate::recording::probe;
 use crate::recording_reader::{Channels, Progress, RecordingReader};
 use crate::test_data::{raw_wav, tone, wav};
@@ -117,7 +117,7 @@ fn read(bytes: &[u8]) -> Result<Read, AudioError> {
     let path = folder.path().join("recording");
     std::fs::write(&path, bytes).unwrap();
     let mut reader = RecordingReader::open(&path, None, Channels::Mix)?;
-    let note = reader.note().map(str::to_owned);
+    let note = reader.note();
     let mut samples = Vec::new();
     loop {
         match reader.read(&mut samples)? {
@@ -437,11 +437,79 @@ fn of_several_tracks_the_default_one_is_decoded() {
             "{tracks:?}"
         );
         let number = if expected == &two { 2 } else { 1 };
-        let note = format!("it has 2 audio tracks, of which number {number} is decoded");
+        let note = format!("it has 2 audio tracks, of which number {number} is decoded (`track` chooses)");
         assert_eq!(found.note.as_deref(), Some(note.as_str()));
     }
     let alone = read(&matroska(&[Some(0)], &blocks[..1])).unwrap();
     assert_eq!((alone.samples, alone.note), (plain(&one), None));
+}
+
+#[test]
+fn the_track_that_is_asked_for_is_decoded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("film");
+    let (one, two) = (sound(1_000), vec![77; 1_000]);
+    let write = |bytes: &[u8]| std::fs::write(&path, bytes).unwrap();
+    let read = |track| {
+        let mut reader = RecordingReader::open_track(&path, None, Channels::Mix, Some(track))?;
+        let mut samples = Vec::new();
+        while reader.read(&mut samples)? == Progress::More {}
+        Ok::<_, AudioError>((samples, reader.note()))
+    };
+    write(&matroska(&[Some(0), Some(1)], &[(1, 0, &one), (2, 0, &two)]));
+    for (track, expected) in [(1, &one), (2, &two)] {
+        assert_eq!(read(track).unwrap(), (plain(expected), None));
+    }
+    for (track, bytes) in [
+        (3, None),
+        (0, None),
+        (2, Some(crate::test_data::wav(RATE, 1, &one))),
+        (2, Some(crate::test_data::tone("tone.mp3"))),
+    ] {
+        bytes.iter().for_each(|bytes| write(bytes));
+        let error = read(track).unwrap_err().to_string();
+        assert!(error.contains(&format!("and none of the number {track}")), "{error}");
+        let first = read(1).unwrap();
+        assert!(!first.0.is_empty());
+    }
+}
+
+#[test]
+fn an_mp3_or_aac_that_begins_before_a_frame_is_decoded_from_there() {
+    for name in ["tone.mp3", "tone.aac"] {
+        let bytes = crate::test_data::tone(name);
+        let right = whole(&bytes);
+        for zeros in [1, 100, 70_000] {
+            let shifted = [&vec![0; zeros][..], &bytes].concat();
+            assert_eq!(whole(&shifted), right, "{name} after {zeros} zeros");
+        }
+        // The rest of a frame: what follows is decoded, but for the frames that need it.
+        let cut = whole(&bytes[700..]);
+        assert!(
+            cut.len() > right.len() * 3 / 4 && cut.len() < right.len(),
+            "{name}: {} of {}",
+            cut.len(),
+            right.len()
+        );
+        let tail = cut.len() / 2;
+        let distance = cut[cut.len() - tail..]
+            .iter()
+            .zip(&right[right.len() - tail..])
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
+        assert!(distance < 1e-4, "{name}: {distance}");
+    }
+}
+
+#[test]
+fn the_sound_of_a_film_in_ogg_is_found() {
+    // A first page of another codec before that of the sound.
+    let film = [&b"OggS\0\x02"[..], &[0; 20], &[1, 7], b"\x80theora"].concat();
+    for (name, format) in [("tone.ogg", Format::Ogg), ("tone.opus", Format::Opus)] {
+        let sound = crate::test_data::tone(name);
+        assert_eq!(recognise(&[&film[..], &sound].concat()), Ok(format));
+    }
+    assert!(recognise(&[&film[..], &film].concat()).is_err());
 }
 
 #[test]

@@ -6,8 +6,9 @@ use flow_runtime::open_input_file;
 use flow_storage::InputFile;
 
 use crate::error::AudioError;
-use crate::part::mixed;
+use crate::mixer::Mixer;
 use crate::recording;
+use crate::recording_reader::Channels;
 use crate::resample::resample;
 
 /// The sample rate of everything that is decoded, in Hz.
@@ -16,7 +17,7 @@ pub const SAMPLE_RATE: u32 = 16_000;
 pub const MAX_RECORDING_BYTES: u64 = 256 << 20;
 
 /// Decodes a recording of any format that [`crate::recording`] knows to 16 kHz mono in [-1, 1]: the
-/// mean of the channels, then [`resample`] where the rate differs. The length is
+/// mean of the channels (of channels that cancel each other out, one), then [`resample`] where the rate differs. The length is
 /// `ceil(16000 * frames / rate)`. Longer than `max_seconds` is an error.
 pub fn decode(bytes: &[u8], max_seconds: f64) -> Result<Vec<f32>, AudioError> {
     // The rate is known only after opening; the highest one that can be resampled bounds what is decoded.
@@ -29,7 +30,10 @@ pub fn decode(bytes: &[u8], max_seconds: f64) -> Result<Vec<f32>, AudioError> {
             limit_seconds: max_seconds,
         });
     }
-    let mono = mixed(&samples.interleaved, channels).collect();
+    let mut mixer = Mixer::new(samples.info.channels, rate, Channels::Mix);
+    let mut mono = Vec::new();
+    mixer.take(&samples.interleaved, &mut mono);
+    mixer.finish(&mut mono);
     resample(mono, rate, SAMPLE_RATE)
 }
 

@@ -95,11 +95,16 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
     if bytes.starts_with(&[0x1a, 0x45, 0xdf, 0xa3]) {
         return Ok(Format::Mkv);
     }
-    mpeg(&bytes[id3_length(bytes)..])
+    mpeg(&bytes[first_frame(bytes)..])
 }
 
 /// Bytes of the beginning of a recording that are enough for [`recognise`], unless it begins with an ID3v2 tag.
-pub(crate) const HEAD: usize = 512;
+pub(crate) const HEAD: usize = MOST_REST + 3 * LONGEST_FRAME;
+
+/// Most bytes of a frame that was cut, before the first whole one.
+const MOST_REST: usize = 4_096;
+/// Longer ones are not looked for: those of MP3 have 1,441 bytes at most.
+const LONGEST_FRAME: usize = 4_096;
 
 /// Most zeros after a tag that are its padding.
 pub(crate) const MOST_PADDING: usize = 1 << 20;
@@ -121,6 +126,67 @@ pub fn id3_length(bytes: &[u8]) -> usize {
     bytes.len() - rest.len()
 }
 
+/// Where the frames of MPEG audio begin: after tags, zeros, and the rest of a frame, as files and streams begin that were cut. 0
+/// where there are none.
+pub(crate) fn first_frame(bytes: &[u8]) -> usize {
+    let tag = id3_length(bytes);
+    let rest = &bytes[tag..];
+    if mpeg(rest).is_ok() {
+        return tag;
+    }
+    let zeros = rest.iter().take(MOST_PADDING).take_while(|byte| **byte == 0).count();
+    tag + match mpeg(&rest[zeros..]) {
+        Ok(_) => zeros,
+        Err(_) => match before_first_frame(&rest[zeros..]) {
+            0 => 0,
+            more => zeros + more,
+        },
+    }
+}
+
+/// How many bytes come before the first of three frames, one behind the other; 0 where there are none.
+pub(crate) fn before_first_frame(bytes: &[u8]) -> usize {
+    let is_chain = |start: &usize| {
+        let mut at = *start;
+        let mut first = None;
+        (0..3).all(|_| {
+            let Some((format, length)) = bytes.get(at..).and_then(frame) else {
+                return false;
+            };
+            at += length;
+            *first.get_or_insert(format) == format
+        })
+    };
+    (0..bytes.len().min(MOST_REST)).find(is_chain).unwrap_or(0)
+}
+
+/// Format and length of the frame of MP3 or AAC that begins here.
+fn frame(bytes: &[u8]) -> Option<(Format, usize)> {
+    let format = mpeg(bytes).ok()?;
+    let &[_, second, third, fourth, fifth, sixth] = bytes.first_chunk()?;
+    let length = match format {
+        Format::Aac => usize::from(fourth & 3) << 11 | usize::from(fifth) << 3 | usize::from(sixth) >> 5,
+        _ => {
+            const RATES: [usize; 3] = [44_100, 48_000, 32_000];
+            const KILOBITS: [[usize; 15]; 2] = [
+                [0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160],
+                [0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320],
+            ];
+            let (version, padding) = ((second >> 3) & 3, usize::from((third >> 1) & 1));
+            let is_first = version == 3;
+            // Versions 2 and 2.5 have a half and a quarter of the rate, and half as many samples.
+            let rate = RATES.get(usize::from((third >> 2) & 3))? >> match version {
+                3 => 0,
+                2 => 1,
+                _ => 2,
+            };
+            let kilobits = KILOBITS[usize::from(is_first)].get(usize::from(third >> 4)).filter(|kilobits| **kilobits > 0)?;
+            (if is_first { 144_000 } else { 72_000 }) * kilobits / rate + padding
+        }
+    };
+    (7..=LONGEST_FRAME).contains(&length).then_some((format, length))
+}
+
 /// The length in the header of an ID3v2 tag at the beginning, 0 if there is none.
 pub(crate) fn stated_id3_length(bytes: &[u8]) -> usize {
     let Some(&[b'I', b'D', b'3', _, _, flags, a, b, c, d]) = bytes.first_chunk() else {
@@ -133,21 +199,28 @@ pub(crate) fn stated_id3_length(bytes: &[u8]) -> usize {
     10 + size + footer
 }
 
-/// The codec of an Ogg file is named at the beginning of the first page's packet.
+/// The codec of an Ogg file is named at the beginning of the first packet. Streams that play together, such as a film and its sound,
+/// have their first pages one behind the other.
 fn ogg(bytes: &[u8]) -> Result<Format, &'static str> {
-    let segments = bytes.get(26).map_or(0, |&count| usize::from(count));
-    let packet = bytes.get(27 + segments..).unwrap_or_default();
-    if packet.starts_with(b"\x01vorbis") {
-        Ok(Format::Ogg)
-    } else if packet.starts_with(b"OpusHead") {
-        Ok(Format::Opus)
-    } else if packet.starts_with(b"\x7fFLAC") {
-        Err("FLAC within Ogg")
-    } else if packet.starts_with(b"Speex") {
-        Err("Speex")
-    } else {
-        Err("an Ogg file without Vorbis or Opus")
+    let mut rest = bytes;
+    let mut found = "an Ogg file without Vorbis or Opus";
+    while rest.starts_with(b"OggS") && rest.get(5).is_some_and(|flags| flags & 2 != 0 || rest.len() == bytes.len()) {
+        let segments = rest.get(26).map_or(0, |&count| usize::from(count));
+        let packet = rest.get(27 + segments..).unwrap_or_default();
+        if packet.starts_with(b"\x01vorbis") {
+            return Ok(Format::Ogg);
+        } else if packet.starts_with(b"OpusHead") {
+            return Ok(Format::Opus);
+        } else if packet.starts_with(b"\x7fFLAC") {
+            found = "FLAC within Ogg";
+        } else if packet.starts_with(b"Speex") {
+            found = "Speex";
+        }
+        let laces = rest.get(27..27 + segments).unwrap_or_default();
+        let length = laces.iter().map(|lace| usize::from(*lace)).sum::<usize>();
+        rest = packet.get(length..).unwrap_or_default();
     }
+    Err(found)
 }
 
 pub(crate) fn mpeg(bytes: &[u8]) -> Result<Format, &'static str> {

@@ -17,6 +17,7 @@ pub mod language_tag;
 pub mod listing;
 mod matroska_tracks;
 pub mod member_name;
+mod mixer;
 mod movie;
 mod mpeg_gaps;
 mod object_target;

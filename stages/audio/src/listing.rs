@@ -137,6 +137,26 @@ pub fn has_ending_of_audio(file: &str) -> bool {
     ending.is_some_and(|ending| ENDINGS.contains(&ending.as_str()))
 }
 
+/// How many files of the folders that `input` names are not taken for recordings, by their endings in small letters. Results and texts
+/// are not counted, as they may lie beside recordings. A folder that cannot be listed counts for nothing: [`recordings`] says so.
+pub fn left_out(input: &[String]) -> BTreeMap<String, u64> {
+    let mut endings = BTreeMap::new();
+    for folder in input.iter().filter(|text| !is_url(text)).map(Path::new) {
+        let files = match folder.is_dir() {
+            true => files_below(folder).unwrap_or_default(),
+            false => continue,
+        };
+        for (file, _) in files.iter().filter(|(file, _)| !has_ending_of_audio(file)) {
+            let ending = Path::new(file).extension();
+            let ending = ending.map(|ending| ending.to_string_lossy().to_lowercase()).unwrap_or_default();
+            if !ENDINGS_OF_RESULTS.contains(&ending.as_str()) {
+                *endings.entry(ending).or_default() += 1;
+            }
+        }
+    }
+    endings
+}
+
 /// Files with their paths below the folder that was named.
 type Files = Vec<(String, PathBuf)>;
 
@@ -349,6 +369,21 @@ mod tests {
         let error = names(root, &["empty"]).unwrap_err().to_string();
         assert!(error.contains("holds no recording"), "{error}");
         assert!(recordings(&[String::new()]).is_err());
+    }
+
+    #[test]
+    fn files_that_are_left_out_are_counted_by_their_endings() {
+        let place = tree(&[
+            "talks/b.wav",
+            "talks/b.txt",
+            "talks/t.ac3",
+            "talks/x/u.AC3",
+            "talks/x/raw",
+            "talks/.DS_Store",
+        ]);
+        let input = [place.path().join("talks"), place.path().join("talks/t.ac3")];
+        let counted = left_out(&input.map(|path| path.to_string_lossy().into_owned()));
+        assert_eq!(counted, BTreeMap::from([("ac3".to_owned(), 2), (String::new(), 1)]));
     }
 
     #[test]

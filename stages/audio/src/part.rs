@@ -17,6 +17,7 @@ use crate::decode::{SAMPLE_RATE, decode, read_open_range};
 use crate::error::AudioError;
 use crate::flac::Fault;
 use crate::format::{Format, recognise};
+use crate::mixer::Mixer;
 use crate::recording::{Blocks, broken};
 use crate::recording_reader::{Channels, Progress, RecordingReader};
 use crate::resample::{NeededInput, needed_input, resample};
@@ -187,7 +188,7 @@ struct Pass {
 impl Pass {
     fn open(bytes: &StoredBytes, path: &Path, max_seconds: f64) -> Result<Pass, AudioError> {
         let pass = Pass {
-            reader: RecordingReader::of(path, bytes.clone(), Channels::Mix)?,
+            reader: RecordingReader::of(path, bytes.clone(), Channels::Mix, None)?,
             around: Around {
                 signal: Vec::new(),
                 first: 0,
@@ -347,6 +348,8 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
     }
     let NeededInput { input, first_output } = needed_input(wanted.clone(), rate, SAMPLE_RATE);
     let mut samples = Vec::new();
+    let (mut mixer, of_beginning) = decided(bytes, format)?;
+    decoded += of_beginning;
     if input.start < total && !input.is_empty() {
         // Opened again: the FLAC reader treats frames before those that it has read as noise.
         blocks = open(bytes, format)?;
@@ -362,7 +365,7 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
             next = Some(block.first + block.frames);
             let channels = block.layout.channels as usize;
             let skip = input.start.saturating_sub(block.first).min(block.frames) as usize;
-            samples.extend(mixed(&block.samples[skip * channels..], channels));
+            mixer.take(&block.samples[skip * channels..], &mut samples);
         }
         if next.is_none_or(|next| next < input.end.min(total)) {
             return Ok(None);
@@ -374,6 +377,26 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
         first_output,
         decoded_frames: decoded,
     }))
+}
+
+/// The mixer of a recording, once it knows what it makes of the channels, and how many frames it had to see for that.
+fn decided(bytes: &StoredBytes, format: Format) -> Result<(Mixer, u64), Fault> {
+    let mut blocks = open(bytes, format)?;
+    let (mut mixer, mut frames) = (Mixer::new(1, SAMPLE_RATE, Channels::Mix), 0);
+    let mut unused = Vec::new();
+    while let Some(block) = blocks.next_block()? {
+        if frames == 0 {
+            mixer = Mixer::new(block.layout.channels, block.layout.sample_rate, Channels::Mix);
+        }
+        if mixer.used().is_some() {
+            break;
+        }
+        mixer.take(block.samples, &mut unused);
+        unused.clear();
+        frames += block.frames;
+    }
+    mixer.finish(&mut unused);
+    Ok((mixer, frames))
 }
 
 /// Whether the last block ends where the header says.

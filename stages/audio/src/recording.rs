@@ -23,7 +23,7 @@ use symphonia::default::formats::{
 use crate::block::{Trim, accept, bits_of, left_justified};
 use crate::ends::{Matroska, Mp4, SegmentEnd, ends_within_a_stream};
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
-use crate::format::{Format, id3_length, recognise};
+use crate::format::{Format, first_frame, recognise};
 use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps};
 use crate::stream::{Container, Decoder, MOST_PACKET, Stream};
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
@@ -127,7 +127,7 @@ type Take<'a> = dyn FnMut(&StreamInfo, &[i32]) -> Result<(), Fault> + 'a;
 fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault> {
     let bytes = if matches!(format, Format::Mp3 | Format::Aac) {
         // Pictures in a tag may hold what looks like a frame.
-        &bytes[id3_length(bytes)..]
+        &bytes[first_frame(bytes)..]
     } else {
         bytes
     };
@@ -159,7 +159,7 @@ fn read_blocks(
     fault_at_end: Option<&'static str>,
     take: &mut Take<'_>,
 ) -> Result<(), Fault> {
-    let mut blocks = Blocks::open(Box::new(Cursor::new(bytes)), format)?;
+    let mut blocks = Blocks::open(Box::new(Cursor::new(bytes)), format, None)?;
     blocks.fault_at_end = fault_at_end.or(blocks.fault_at_end);
     while let Some(block) = blocks.next_block()? {
         take(block.layout, block.samples)?;
@@ -222,8 +222,9 @@ pub(crate) struct Block<'a> {
 }
 
 impl Blocks {
-    /// Any format but FLAC; of a 64-bit WAV, with the header of CAF that [`wave64`] makes of its own.
-    pub fn open(source: Box<dyn MediaSource>, format: Format) -> Result<Blocks, Fault> {
+    /// Any format but FLAC; of a 64-bit WAV, with the header of CAF that [`wave64`] makes of its own. `track` is an audio track,
+    /// counted from 1; none for the one that is played.
+    pub fn open(source: Box<dyn MediaSource>, format: Format, track: Option<u32>) -> Result<Blocks, Fault> {
         let (mut source, mut gaps, mut fault_at_end, mut segment_end) = (source, None, None, None);
         let (mut is_fragmented, mut container) = (false, Container::default());
         let unread = |error: io::Error| failed(error.into());
@@ -283,7 +284,7 @@ impl Blocks {
             rate,
             tick,
             mut note,
-        } = Stream::of(&*reader, format, &container)?;
+        } = Stream::of(&*reader, format, &container, track)?;
         if is_fragmented {
             // An index of all fragments may be that of the pictures, which end a little later.
             promised = promised.map(|frames| frames.saturating_sub(rate.into()));
@@ -400,7 +401,7 @@ impl Blocks {
     /// Goes on with the next of several streams of an Ogg file: they are joined by writing one file after the other, and by
     /// radio stations, of which each piece is a stream.
     fn begin_stream(&mut self) -> Result<(), Fault> {
-        let stream = Stream::of(&*self.reader, self.format, &self.container);
+        let stream = Stream::of(&*self.reader, self.format, &self.container, None);
         let Stream {
             decoder,
             track_id,

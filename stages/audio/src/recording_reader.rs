@@ -7,15 +7,15 @@ use crate::decode::SAMPLE_RATE;
 use crate::error::AudioError;
 use crate::flac::{Fault, Status, StreamInfo};
 use crate::format::Format;
-use crate::part::mixed;
+use crate::mixer::Mixer;
 use crate::recording::{Blocks, LONGER_THAN_ITS_HEADER_SAYS, broken};
 use crate::resample::Resampler;
-use crate::stored_bytes::{StoredBytes, open};
+use crate::stored_bytes::{StoredBytes, open_track};
 
 /// Which channels of a recording are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Channels {
-    /// The mean of all.
+    /// The mean of all; where they cancel each other out, one of them.
     #[default]
     Mix,
     /// One of them, counted from 0.
@@ -46,6 +46,9 @@ pub struct RecordingReader {
     blocks: Option<Blocks>,
     layout: StreamInfo,
     channels: Channels,
+    mixer: Mixer,
+    /// What a user has to know of how it is read.
+    note: Option<String>,
     resampler: Resampler,
     /// Samples at the recording's own rate that were decoded and not yet resampled.
     waiting: Vec<f32>,
@@ -62,11 +65,29 @@ impl RecordingReader {
     /// [`AudioError::Read`] if the file cannot be read, [`AudioError::Unsupported`] where the format is not known, and others
     /// where nothing can be decoded of the recording, or it has not that channel.
     pub fn open(path: &Path, range: Option<(u64, u64)>, channels: Channels) -> Result<RecordingReader, AudioError> {
-        RecordingReader::of(path, StoredBytes::open(path, range)?, channels)
+        RecordingReader::open_track(path, range, channels, None)
+    }
+
+    /// The same of an audio track, counted from 1; with none, of the one that is played.
+    ///
+    /// # Errors
+    /// As [`RecordingReader::open`], and where there is no such track.
+    pub fn open_track(
+        path: &Path,
+        range: Option<(u64, u64)>,
+        channels: Channels,
+        track: Option<u32>,
+    ) -> Result<RecordingReader, AudioError> {
+        RecordingReader::of(path, StoredBytes::open(path, range)?, channels, track)
     }
 
     /// The same of a file that is open; `path` is for messages.
-    pub(crate) fn of(path: &Path, bytes: StoredBytes, channels: Channels) -> Result<RecordingReader, AudioError> {
+    pub(crate) fn of(
+        path: &Path,
+        bytes: StoredBytes,
+        channels: Channels,
+        track: Option<u32>,
+    ) -> Result<RecordingReader, AudioError> {
         let failed = |source| AudioError::Read {
             path: path.to_owned(),
             source,
@@ -80,7 +101,7 @@ impl RecordingReader {
             Err(what) => return Err(AudioError::Unsupported(what.to_owned())),
         };
         let opened = guarded(|| {
-            let mut blocks = open(&bytes, format)?;
+            let mut blocks = open_track(&bytes, format, track)?;
             let first = blocks.next_block()?.map(|block| block.layout.clone());
             Ok((blocks, first))
         });
@@ -107,6 +128,8 @@ impl RecordingReader {
             resampler: Resampler::new(layout.sample_rate, SAMPLE_RATE)?,
             bytes,
             format,
+            mixer: Mixer::new(layout.channels, layout.sample_rate, channels),
+            note: blocks.note.clone(),
             blocks: Some(blocks),
             layout,
             channels,
@@ -135,9 +158,11 @@ impl RecordingReader {
         Some(frames as f64 / f64::from(self.layout.sample_rate))
     }
 
-    /// What a user has to know of how it is read, such as which one of several tracks; none after the end.
-    pub fn note(&self) -> Option<&str> {
-        self.blocks.as_ref()?.note.as_deref()
+    /// What a user has to know of how it is read, such as which one of several tracks. What concerns channels is known after the
+    /// last read.
+    pub fn note(&self) -> Option<String> {
+        let notes = self.note.iter().cloned().chain(self.mixer.note(self.channels));
+        notes.reduce(|first, second| format!("{first}; {second}"))
     }
 
     /// Appends samples at 16 kHz; perhaps none, though there are more. At the end and where the recording is damaged, what is
@@ -163,6 +188,9 @@ impl RecordingReader {
             Err(fault) => Progress::Damaged(fault.detail),
         };
         self.blocks = None;
+        self.mixer.finish(&mut self.waiting);
+        self.resampler.feed(&self.waiting, out);
+        self.waiting.clear();
         self.resampler.finish(out);
         Ok(progress)
     }
@@ -205,15 +233,7 @@ impl RecordingReader {
                 return Err(broken("more frames than its header says"));
             }
         }
-        let channels = self.layout.channels as usize;
-        match self.channels {
-            Channels::Mix => self.waiting.extend(mixed(block.samples, channels)),
-            Channels::One(channel) => {
-                let one = block.samples.iter().skip(channel as usize).step_by(channels);
-                self.waiting
-                    .extend(one.flat_map(|sample| mixed(std::slice::from_ref(sample), 1)));
-            }
-        }
+        self.mixer.take(block.samples, &mut self.waiting);
         self.frames += block.frames;
         #[cfg(test)]
         DECODED_FRAMES.set(DECODED_FRAMES.get() + block.frames);
@@ -232,10 +252,10 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))
 }
 
-/// How many channels a recording has, which is the file or the `range` (offset and size in bytes) of it; none where it cannot be
-/// opened.
-pub fn channel_count(path: &Path, range: Option<(u64, u64)>) -> Option<u32> {
-    let reader = RecordingReader::open(path, range, Channels::Mix).ok()?;
+/// How many channels an audio track (counted from 1; none for the one that is played) of a recording has, which is the file or the
+/// `range` (offset and size in bytes) of it; none where it cannot be opened.
+pub fn channel_count(path: &Path, range: Option<(u64, u64)>, track: Option<u32>) -> Option<u32> {
+    let reader = RecordingReader::open_track(path, range, Channels::Mix, track).ok()?;
     Some(reader.layout.channels)
 }
 

@@ -332,11 +332,11 @@ fn a_channel_is_what_it_is_alone() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
-    assert_eq!(channel_count(&path, None), None);
+    assert_eq!(channel_count(&path, None, None), None);
     std::fs::write(&path, &bytes).unwrap();
-    assert_eq!(channel_count(&path, None), Some(2));
+    assert_eq!(channel_count(&path, None, None), Some(2));
     std::fs::write(&path, b"a text").unwrap();
-    assert_eq!(channel_count(&path, None), None);
+    assert_eq!(channel_count(&path, None, None), None);
 }
 
 /// What came before the damage is given, and it is right.
@@ -634,7 +634,7 @@ fn what_cannot_be_opened_says_why() {
     let pipe = folder.path().join("pipe.wav");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    assert_eq!(channel_count(&pipe, None), None);
+    assert_eq!(channel_count(&pipe, None, None), None);
     assert!(matches!(crate::decode::read_file(&pipe), Err(AudioError::Read { .. })));
 }
 

@@ -74,6 +74,8 @@ pub struct RecordingSamples {
     pub samples: Vec<f32>,
     /// Whether these are only the samples before its damage.
     pub damaged: bool,
+    /// What a user has to know of how it was read, such as which one of several tracks.
+    pub note: Option<String>,
 }
 
 /// Opens a recording. One that does not exist, is empty, is no audio, or is longer than `max_seconds` by its header is
@@ -82,10 +84,11 @@ pub struct RecordingSamples {
 /// # Errors
 /// If the file is there and cannot be read.
 pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<RecordingReader, Refusal>, AudioError> {
-    open_range(path, None, max_seconds, channels)
+    open_range(path, None, max_seconds, channels, None)
 }
 
-/// The same of a recording that is the `range` (offset and size in bytes) of a file, if there is one.
+/// The same of a recording that is the `range` (offset and size in bytes) of a file, if there is one, and of an audio track, counted
+/// from 1; with none, of the one that is played.
 ///
 /// # Errors
 /// As [`open`].
@@ -94,6 +97,7 @@ pub fn open_range(
     range: Option<(u64, u64)>,
     max_seconds: f64,
     channels: Channels,
+    track: Option<u32>,
 ) -> Result<Result<RecordingReader, Refusal>, AudioError> {
     let refused = |reason, detail: String| Ok(Err(Refusal::new(reason, path, detail)));
     // The length of a file; none of what is no file.
@@ -115,7 +119,7 @@ pub fn open_range(
             return Err(AudioError::Read { path, source });
         }
     }
-    match RecordingReader::open(path, range, channels) {
+    match RecordingReader::open_track(path, range, channels, track) {
         Ok(reader) if reader.stated_seconds().is_some_and(|seconds| seconds > max_seconds) => {
             Ok(Err(Refusal::too_long(path, max_seconds)))
         }
@@ -132,11 +136,11 @@ pub fn open_range(
 /// # Errors
 /// If the file is there and cannot be read.
 pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal>, StageError> {
-    let whole = samples_or_damage(path, max_seconds, OnDamage::Refuse)?;
+    let whole = samples_or_damage(path, max_seconds, OnDamage::Refuse, None)?;
     Ok(whole.map(|whole| whole.samples))
 }
 
-/// The same, with `on_damage` for damaged recordings.
+/// The same, with `on_damage` for damaged recordings, of an audio track, counted from 1; with none, of the one that is played.
 ///
 /// # Errors
 /// As [`samples`].
@@ -144,8 +148,9 @@ pub fn samples_or_damage(
     path: &Path,
     max_seconds: f64,
     on_damage: OnDamage,
+    track: Option<u32>,
 ) -> Result<Result<RecordingSamples, Refusal>, StageError> {
-    let mut reader = match open(path, max_seconds, Channels::Mix).map_err(StageError::failed)? {
+    let mut reader = match open_range(path, None, max_seconds, Channels::Mix, track).map_err(StageError::failed)? {
         Ok(reader) => reader,
         Err(refusal) => return Ok(Err(refusal)),
     };
@@ -168,7 +173,8 @@ pub fn samples_or_damage(
             Progress::End => break,
         }
     }
-    Ok(Ok(RecordingSamples { samples, damaged }))
+    let note = reader.note();
+    Ok(Ok(RecordingSamples { samples, damaged, note }))
 }
 
 /// Held while a long recording is processed (more than ten minutes, or 20 MB where its header has no length): these
@@ -272,7 +278,7 @@ mod tests {
         let whole = wav(16_000, &[7; 48_000]);
         let read = |bytes: &[u8], on_damage| {
             std::fs::write(&path, bytes).unwrap();
-            samples_or_damage(&path, 10.0, on_damage).unwrap()
+            samples_or_damage(&path, 10.0, on_damage, None).unwrap()
         };
         let (cut, stump) = (&whole[..44 + 64_000], &whole[..44 + 20_000]);
         for on_damage in [OnDamage::Keep, OnDamage::Refuse] {

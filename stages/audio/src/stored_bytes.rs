@@ -10,8 +10,9 @@ use symphonia::core::io::MediaSource;
 
 use crate::error::AudioError;
 use crate::flac::{self, Fault, MARKER, StreamInfo};
-use crate::format::{Format, HEAD, MOST_PADDING, mpeg, recognise, stated_id3_length};
+use crate::format::{Format, HEAD, MOST_PADDING, before_first_frame, mpeg, recognise, stated_id3_length};
 use crate::recording::{Blocks, broken};
+use crate::stream::one_track;
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
 use crate::wave64;
 
@@ -79,11 +80,35 @@ impl StoredBytes {
 
     /// Detects the format; the error describes what else the bytes are.
     pub fn recognise(&self) -> io::Result<Result<Format, &'static str>> {
-        let mut head = vec![0; HEAD];
         let tag = self.id3_length();
-        let length = self.read_whole_at(tag, &mut head)?;
-        let head = &head[..length];
-        Ok(if tag > 0 { mpeg(head) } else { recognise(head) })
+        let head = self.head(tag)?;
+        let found = if tag > 0 { mpeg(&head) } else { recognise(&head) };
+        if found.is_ok() {
+            return Ok(found);
+        }
+        let start = self.first_frame()?;
+        Ok(if start > tag { mpeg(&self.head(start)?) } else { found })
+    }
+
+    /// Where the frames of MPEG audio begin: after tags, zeros, and the rest of a frame.
+    fn first_frame(&self) -> io::Result<u64> {
+        let tag = self.id3_length();
+        let zeros = if tag > 0 { 0 } else { self.zeros(0) };
+        Ok(tag + zeros + before_first_frame(&self.head(tag + zeros)?) as u64)
+    }
+
+    fn head(&self, at: u64) -> io::Result<Vec<u8>> {
+        let mut head = vec![0; HEAD];
+        let length = self.read_whole_at(at, &mut head)?;
+        head.truncate(length);
+        Ok(head)
+    }
+
+    /// Zeros at a place.
+    fn zeros(&self, at: u64) -> u64 {
+        let bytes = BufReader::new(self.source(Vec::new(), at)).bytes();
+        let zeros = bytes.take(MOST_PADDING).take_while(|byte| matches!(byte, Ok(0)));
+        zeros.count() as u64
     }
 
     /// Length of the ID3v2 tags at the beginning and of the zeros after them, 0 if there are none; never more than there are bytes.
@@ -100,9 +125,7 @@ impl StoredBytes {
         if tags == 0 {
             return 0;
         }
-        let padding = BufReader::new(self.source(Vec::new(), tags)).bytes();
-        let padding = padding.take(MOST_PADDING).take_while(|byte| matches!(byte, Ok(0)));
-        tags + padding.count() as u64
+        tags + self.zeros(tags)
     }
 
     /// [`is_longer_than_its_header_says`] of this WAV.
@@ -196,8 +219,14 @@ impl MediaSource for Source {
 
 /// The blocks of a recording of a format, from the beginning.
 pub(crate) fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault> {
+    open_track(bytes, format, None)
+}
+
+/// The same of an audio track, counted from 1.
+pub(crate) fn open_track(bytes: &StoredBytes, format: Format, track: Option<u32>) -> Result<Blocks, Fault> {
     let (head, from) = match format {
         Format::Flac => {
+            one_track(track)?;
             let (info, info_bytes, frames) = flac_info(bytes)?;
             let mut head = MARKER.to_vec();
             // The one metadata block, marked as the last: type 0, 34 bytes.
@@ -213,15 +242,15 @@ pub(crate) fn open(bytes: &StoredBytes, format: Format) -> Result<Blocks, Fault>
             let wave = wave64::read_header(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size)?;
             let size = wave.end;
             let samples = StoredBytes { size, ..bytes.clone() };
-            let mut blocks = Blocks::open(Box::new(samples.source(wave.head, wave.start)), format)?;
+            let mut blocks = Blocks::open(Box::new(samples.source(wave.head, wave.start)), format, track)?;
             blocks.fault_at_end = wave.fault_at_end;
             return Ok(blocks);
         }
         // Pictures in a tag may hold what looks like a frame.
-        Format::Mp3 | Format::Aac => (Vec::new(), bytes.id3_length()),
+        Format::Mp3 | Format::Aac => (Vec::new(), bytes.first_frame().map_err(broken)?),
         _ => (Vec::new(), 0),
     };
-    Blocks::open(Box::new(bytes.source(head, from)), format)
+    Blocks::open(Box::new(bytes.source(head, from)), format, track)
 }
 
 /// The parsed `STREAMINFO`, its bytes, and where the frames begin.

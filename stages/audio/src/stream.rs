@@ -56,15 +56,27 @@ pub(crate) struct Container {
 }
 
 impl Stream {
-    /// The stream that is played, or the first other one that can be decoded.
-    pub fn of(reader: &dyn FormatReader, format: Format, container: &Container) -> Result<Stream, Fault> {
+    /// The audio track of a number, counted from 1; where none is asked for, the one that is played, or the first other one that can
+    /// be decoded.
+    pub fn of(
+        reader: &dyn FormatReader,
+        format: Format,
+        container: &Container,
+        number: Option<u32>,
+    ) -> Result<Stream, Fault> {
         let no_track = || broken("no audio track");
+        let is_audio = |track: &&Track| parameters_of(track, container).is_some();
+        let tracks: Vec<&Track> = reader.tracks().iter().filter(is_audio).collect();
+        if let Some(number) = number {
+            let place = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+            let track = place.and_then(|place| tracks.get(place));
+            let track = track.ok_or_else(|| no_such_track(tracks.len(), number))?;
+            return Stream::of_track(track, format, container);
+        }
         let Some(preferred) = &container.preferred else {
             let track = reader.default_track(TrackType::Audio).ok_or_else(no_track)?;
             return Stream::of_track(track, format, container);
         };
-        let is_audio = |track: &&Track| parameters_of(track, container).is_some();
-        let tracks: Vec<&Track> = reader.tracks().iter().filter(is_audio).collect();
         let mut order: Vec<usize> = (0..tracks.len()).collect();
         order.sort_by_key(|&place| !preferred.contains(&tracks[place].id));
         let mut refused = None;
@@ -72,7 +84,10 @@ impl Stream {
             match Stream::of_track(tracks[place], format, container) {
                 Ok(mut stream) => {
                     let count = tracks.len();
-                    let told = || format!("it has {count} audio tracks, of which number {} is decoded", place + 1);
+                    let told = || {
+                        let number = place + 1;
+                        format!("it has {count} audio tracks, of which number {number} is decoded (`track` chooses)")
+                    };
                     stream.note = (count > 1).then(told);
                     return Ok(stream);
                 }
@@ -145,6 +160,19 @@ impl Stream {
             note: None,
         })
     }
+}
+
+/// # Errors
+/// Where another track than the first is asked for, of a format that has one.
+pub(crate) fn one_track(number: Option<u32>) -> Result<(), Fault> {
+    number
+        .filter(|number| *number != 1)
+        .map_or(Ok(()), |number| Err(no_such_track(1, number)))
+}
+
+fn no_such_track(count: usize, number: u32) -> Fault {
+    let tracks = if count == 1 { "track" } else { "tracks" };
+    broken(format!("it has {count} audio {tracks}, and none of the number {number}"))
 }
 
 /// What the reader and the container say of the codec of a track; none where it is none of sound.

@@ -12,6 +12,7 @@ use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
 use flow_model::model::TdtModel;
 use flow_model::{Precision, Weights};
+use flow_runtime::event::Event;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
     Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError, UrlUse,
@@ -427,6 +428,12 @@ impl Source for DecodeBody {
         };
         let decoding = self.settings.decoding().load(tokenizer);
         model.decoding = decoding.map_err(EvaluationError::from)?;
+        for note in &model.decoding.notes {
+            self.context.events.send(Event::Warning {
+                stage: Some(self.context.stage.clone()),
+                message: note.clone(),
+            });
+        }
         let cancel = self.context.cancel.clone();
         let count = self
             .settings

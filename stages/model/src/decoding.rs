@@ -56,6 +56,8 @@ pub struct DecodingSettings {
     pub pruning: Pruning,
     /// How beam search scores blank.
     pub blank_score: BlankScore,
+    /// What a user has to know of files that were read for these settings.
+    pub notes: Vec<String>,
 }
 
 /// Greedy search, and NeMo's defaults of beam search.
@@ -67,6 +69,7 @@ impl Default for DecodingSettings {
             fusion: Fusion::default(),
             pruning: Pruning::default(),
             blank_score: BlankScore::default(),
+            notes: Vec::new(),
         }
     }
 }

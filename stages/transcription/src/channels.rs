@@ -29,6 +29,8 @@ pub struct Listed {
     /// With the name of the transcript: that of a channel ends in `.ch1`, `.ch2` and so on.
     pub recording: Recording,
     pub channels: Channels,
+    /// The audio track that is asked for, counted from 1.
+    pub track: Option<u32>,
     /// Where a manifest names it.
     pub row: Option<Arc<Row>>,
 }
@@ -36,7 +38,7 @@ pub struct Listed {
 impl Listed {
     /// Its samples.
     pub fn samples(&self) -> StreamedRecording {
-        let recording = StreamedRecording::new(&self.recording.path, self.channels);
+        let recording = StreamedRecording::new(&self.recording.path, self.channels).with_track(self.track);
         match &self.row {
             Some(row) => recording.with_place(row.range, row.part),
             None => recording,
@@ -50,7 +52,7 @@ impl Listed {
 ///
 /// # Errors
 /// As [`flow_audio::listing::recordings`] and [`crate::manifest_rows::rows`], and if two transcripts would have one name.
-pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, StageError> {
+pub fn listed(input: &[String], channels: ChannelUse, track: Option<u32>) -> Result<Vec<Listed>, StageError> {
     let (manifests, others): (Vec<String>, Vec<String>) = input.iter().cloned().partition(|text| is_manifest(text));
     let shared = match others.is_empty() && !manifests.is_empty() {
         true => Arc::default(),
@@ -65,14 +67,15 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
     for (recording, row) in found {
         let count = match &row {
             _ if channels == ChannelUse::Mix => None,
-            Some(row) => channel_count(&recording.path, row.range),
-            None => channel_count(&recording.path, None),
+            Some(row) => channel_count(&recording.path, row.range, track),
+            None => channel_count(&recording.path, None, track),
         };
         // The error is reported when it is transcribed.
         let Some(count) = count.filter(|count| *count > 1) else {
             listed.push(Listed {
                 recording,
                 channels: Channels::Mix,
+                track,
                 row,
             });
             continue;
@@ -83,6 +86,7 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
                 ..recording.clone()
             },
             channels: Channels::One(channel),
+            track,
             row: row.clone(),
         }));
     }
@@ -120,9 +124,13 @@ pub fn listed(input: &[String], channels: ChannelUse) -> Result<Vec<Listed>, Sta
 ///
 /// # Errors
 /// As [`listed`].
-pub fn shared_listed(input: &[String], channels: ChannelUse) -> Result<Arc<Vec<Listed>>, StageError> {
-    static LISTED: Shared<(Vec<String>, ChannelUse), Vec<Listed>> = Shared::new();
-    LISTED.get((input.to_owned(), channels), || listed(input, channels))
+pub fn shared_listed(
+    input: &[String],
+    channels: ChannelUse,
+    track: Option<u32>,
+) -> Result<Arc<Vec<Listed>>, StageError> {
+    static LISTED: Shared<(Vec<String>, ChannelUse, Option<u32>), Vec<Listed>> = Shared::new();
+    LISTED.get((input.to_owned(), channels, track), || listed(input, channels, track))
 }
 
 #[cfg(test)]
@@ -143,7 +151,7 @@ mod tests {
         write("text.wav", b"no audio");
         let input = [folder.path().to_string_lossy().into_owned()];
         let names = |channels| -> Result<Vec<(String, Channels)>, StageError> {
-            let listed = listed(&input, channels)?.into_iter();
+            let listed = listed(&input, channels, None)?.into_iter();
             Ok(listed.map(|listed| (listed.recording.name, listed.channels)).collect())
         };
         let mix = |name: &str| (name.to_owned(), Channels::Mix);
@@ -172,12 +180,12 @@ mod tests {
         let path = folder.path().join("talk.wav");
         std::fs::write(&path, wav(16_000, &[1; 80])).unwrap();
         let input = [folder.path().to_string_lossy().into_owned()];
-        let split = shared_listed(&input, ChannelUse::Split).unwrap();
-        let mix = shared_listed(&input, ChannelUse::Mix).unwrap();
+        let split = shared_listed(&input, ChannelUse::Split, None).unwrap();
+        let mix = shared_listed(&input, ChannelUse::Mix, None).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(Arc::ptr_eq(&split, &shared_listed(&input, ChannelUse::Split).unwrap()));
+        assert!(Arc::ptr_eq(&split, &shared_listed(&input, ChannelUse::Split, None).unwrap()));
         assert!(!Arc::ptr_eq(&split, &mix));
         drop((split, mix));
-        assert!(shared_listed(&input, ChannelUse::Mix).is_err());
+        assert!(shared_listed(&input, ChannelUse::Mix, None).is_err());
     }
 }

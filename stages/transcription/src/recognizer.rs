@@ -161,6 +161,11 @@ impl Recognizer {
         })
     }
 
+    /// What a user has to know of the files of its decoding settings.
+    pub fn notes(&self) -> &[String] {
+        &self.model.decoding.notes
+    }
+
     /// The same model with other decoding settings.
     ///
     /// # Errors

@@ -55,6 +55,8 @@ pub struct StreamedRecording {
     /// Offset and size in bytes, of a recording that is in a file with others.
     range: Option<(u64, u64)>,
     part: Option<Part>,
+    /// An audio track, counted from 1; none for the one that is played.
+    track: Option<u32>,
 }
 
 /// Decoders that stay open where parts of their recordings ended, so that the rows of a long recording are decoded one after the
@@ -166,6 +168,7 @@ impl StreamedRecording {
             channels,
             range: None,
             part: None,
+            track: None,
         }
     }
 
@@ -173,6 +176,12 @@ impl StreamedRecording {
     #[must_use]
     pub fn with_place(self, range: Option<(u64, u64)>, part: Option<Part>) -> Self {
         StreamedRecording { range, part, ..self }
+    }
+
+    /// An audio track of it, counted from 1.
+    #[must_use]
+    pub fn with_track(self, track: Option<u32>) -> Self {
+        StreamedRecording { track, ..self }
     }
 
     fn place(&self) -> (PathBuf, Option<(u64, u64)>, Channels) {
@@ -183,7 +192,7 @@ impl StreamedRecording {
     /// one that is damaged, too.
     fn alone(&self) -> Option<Vec<f32>> {
         let Part { start, seconds } = self.part?;
-        let seconds = seconds.filter(|seconds| *seconds <= IN_MEMORY && self.channels == Channels::Mix)?;
+        let seconds = seconds.filter(|seconds| *seconds <= IN_MEMORY && self.channels == Channels::Mix && self.track.is_none())?;
         if is_decoded_from_the_beginning(&self.path, self.range) {
             return None;
         }
@@ -242,13 +251,12 @@ impl StreamedRecording {
             }
             None => {
                 let identity = self.part.and_then(|_| FileIdentity::of(&self.path));
-                match open_range(&self.path, self.range, longest, self.channels)? {
+                match open_range(&self.path, self.range, longest, self.channels, self.track)? {
                     Ok(reader) => (reader, Vec::new(), Progress::More, identity),
                     Err(refusal) => return Ok(Err(refusal)),
                 }
             }
         };
-        extent.note = reader.note().map(str::to_string);
         let outcome = loop {
             let taken = cut.take(&block);
             extent.samples += taken.len() as u64;
@@ -275,6 +283,10 @@ impl StreamedRecording {
             block.clear();
             progress = reader.read(&mut block)?;
         };
+        let outcome = outcome.map(|extent| Extent {
+            note: reader.note(),
+            ..extent
+        });
         if let Some(identity) = identity {
             open.keep(Opened {
                 recording: self.place(),
@@ -294,7 +306,7 @@ impl Samples for StreamedRecording {
         if let Some(part) = self.alone() {
             return take(&part).map(drop);
         }
-        let mut reader = RecordingReader::open(&self.path, self.range, self.channels)?;
+        let mut reader = RecordingReader::open_track(&self.path, self.range, self.channels, self.track)?;
         let mut cut = Cut::new(self.part);
         let mut block = Vec::new();
         loop {

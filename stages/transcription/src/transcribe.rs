@@ -37,7 +37,7 @@ pub struct Transcribe;
 
 impl Kind for Transcribe {
     const NAME: &'static str = "transcription.transcribe";
-    const VERSION: u32 = 9;
+    const VERSION: u32 = 10;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
@@ -115,6 +115,9 @@ impl Kind for Transcribe {
                 });
             }
         }
+        if let Some(track) = settings.track() {
+            identity["track"] = json!(track);
+        }
         if settings.precision != Precision::F32 {
             identity["precision"] = json!(settings.precision);
         }
@@ -139,7 +142,7 @@ impl Transcriber {
     fn listed(&mut self) -> Result<Arc<Vec<Listed>>, StageError> {
         let listed = match self.listed.take() {
             Some(listed) => listed,
-            None => shared_listed(&self.settings.input, self.settings.channels)?,
+            None => shared_listed(&self.settings.input, self.settings.channels, self.settings.track())?,
         };
         Ok(Arc::clone(self.listed.insert(listed)))
     }
@@ -147,7 +150,7 @@ impl Transcriber {
     fn recognizer(&mut self) -> Result<Arc<Recognizer>, StageError> {
         let recognizer = match self.recognizer.take() {
             Some(recognizer) => recognizer,
-            None => shared_recognizer(&self.settings, self.model()?)?,
+            None => shared_recognizer(&self.settings, self.model()?, &self.context)?,
         };
         Ok(Arc::clone(self.recognizer.insert(recognizer)))
     }
@@ -423,7 +426,11 @@ fn seconds(samples: u64) -> f64 {
 type Loaded = (PathBuf, (Weights, Precision), String, DecodingOptions);
 
 /// The recognizer of these settings, which all workers of a run share: it is loaded by the first that needs it.
-fn shared_recognizer(settings: &TranscribeSettings, model: PathBuf) -> Result<Arc<Recognizer>, StageError> {
+fn shared_recognizer(
+    settings: &TranscribeSettings,
+    model: PathBuf,
+    context: &Context,
+) -> Result<Arc<Recognizer>, StageError> {
     static LOADED: Shared<Loaded, Recognizer> = Shared::new();
     let decoding = settings.decoding();
     let key = (
@@ -438,7 +445,14 @@ fn shared_recognizer(settings: &TranscribeSettings, model: PathBuf) -> Result<Ar
             .open(0)
             .map_err(|error| StageError::setting("device", error))?;
         let recognizer = Recognizer::load_in(&model, settings.weights.into(), settings.precision, &device)?;
-        Ok(recognizer.with_decoding(&decoding)?)
+        let recognizer = recognizer.with_decoding(&decoding)?;
+        for note in recognizer.notes() {
+            context.events.send(Event::Warning {
+                stage: Some(context.stage.clone()),
+                message: note.clone(),
+            });
+        }
+        Ok(recognizer)
     })
 }
 

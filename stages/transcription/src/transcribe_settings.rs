@@ -73,6 +73,10 @@ pub struct TranscribeSettings {
     /// How to use several channels: `mix` (their mean is transcribed) or `split` (each separately).
     #[serde(default)]
     pub channels: ChannelUse,
+    /// The audio track of films and other files with several, counted from 1; 0 for the one that is played where nobody chooses. A
+    /// recording without such a track is a reject, `decode_error`.
+    #[serde(default)]
+    pub track: u32,
     /// How to treat a damaged or truncated recording: `keep` (the part before the damage is transcribed, if it is a
     /// second or more, and `damaged_at` is its end in seconds) or `refuse` (it is a reject, `decode_error`).
     #[serde(default)]
@@ -220,6 +224,7 @@ impl TranscribeSettings {
         TranscribeSettings {
             input,
             channels: ChannelUse::default(),
+            track: 0,
             on_damage: OnDamage::default(),
             model: model.into(),
             window: WindowMethod::default(),
@@ -244,6 +249,11 @@ impl TranscribeSettings {
             boost_weight: boost_weight(),
             device: cpu(),
         }
+    }
+
+    /// The audio track that is asked for, if one is.
+    pub(crate) fn track(&self) -> Option<u32> {
+        Some(self.track).filter(|track| *track > 0)
     }
 
     /// The settings of the recognizer.

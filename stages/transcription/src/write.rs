@@ -53,11 +53,24 @@ pub struct WriteSettings {
     #[serde(default = "only_text")]
     pub formats: Vec<Format>,
     /// Subtitles: characters on a line at most, the speaker's name and spaces included; 0 for no limit.
-    #[serde(default)]
+    #[serde(default = "max_line_width")]
     pub max_line_width: usize,
     /// Subtitles: lines at once at most, where lines have a width; 0 for no limit.
-    #[serde(default)]
+    #[serde(default = "max_line_count")]
     pub max_line_count: usize,
+    /// Files below `out` that are left as they are, though they would be written: `flow transcribe` and `flow diarize` name those that
+    /// were edited.
+    #[serde(default)]
+    pub keep: Vec<PathBuf>,
+}
+
+/// Usual of subtitles, and what whisperX and broadcasters ask for.
+fn max_line_width() -> usize {
+    42
+}
+
+fn max_line_count() -> usize {
+    2
 }
 
 fn only_text() -> Vec<Format> {
@@ -180,7 +193,7 @@ impl Kind for Write {
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing(committed, &settings.out, threads)
+        output_files::missing_but(&settings.keep, committed, &settings.out, threads)
     }
 }
 
@@ -253,7 +266,8 @@ impl Operator for Writer {
                 bytes: format.write(&transcript, &limits)?,
             });
         }
-        out.send(0, output_files::write(&files, &self.settings.out, &self.scratch)?);
+        let WriteSettings { out: folder, keep, .. } = &self.settings;
+        out.send(0, output_files::write_all_but(keep, &files, folder, &self.scratch)?);
         Ok(Progress::Done)
     }
 }

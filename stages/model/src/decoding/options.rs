@@ -94,19 +94,37 @@ impl DecodingOptions {
     pub fn load(&self, tokenizer: &Tokenizer) -> Result<DecodingSettings> {
         self.check().map_err(|(_, what)| Error::Input(what))?;
         let vocabulary = tokenizer.vocabulary_size();
-        let mut fusion = Fusion::default();
+        let (mut fusion, mut notes) = (Fusion::default(), Vec::new());
         if let Some(lm) = &self.lm {
             fusion.add(Arc::new(read_arpa(lm, vocabulary)?), self.lm_weight)?;
         }
         if let Some(boost) = &self.boost {
             let phrases = read_phrases(boost, tokenizer)?;
-            let tree = boosting_tree(&phrases, &BoostingRules::default(), vocabulary)?;
+            notes.extend(left_out(boost, &phrases.left_out));
+            let tree = boosting_tree(&phrases.phrases, &BoostingRules::default(), vocabulary)?;
             fusion.add(Arc::new(tree), self.boost_weight)?;
         }
         Ok(DecodingSettings {
             beam: self.beam,
             fusion,
+            notes,
             ..DecodingSettings::default()
         })
     }
+}
+
+/// Names phrases that are not boosted.
+fn left_out(path: &Path, phrases: &[(usize, String)]) -> Option<String> {
+    const MOST_NAMED: usize = 5;
+    let named = phrases.iter().take(MOST_NAMED);
+    let named: Vec<String> = named.map(|(line, phrase)| format!("`{phrase}` (line {line})")).collect();
+    let more = phrases.len().saturating_sub(MOST_NAMED);
+    let more = (more > 0).then(|| format!(" and {more} more")).unwrap_or_default();
+    (!named.is_empty()).then(|| {
+        format!(
+            "{}: not boosted, as the model's tokenizer does not know all of their characters: {}{more}",
+            path.display(),
+            named.join(", ")
+        )
+    })
 }

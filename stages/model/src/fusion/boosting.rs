@@ -75,11 +75,20 @@ impl Node {
     }
 }
 
-/// Reads phrases, one a line, with a context score of its own after a tab where a phrase has one. Empty lines are left out.
+/// The phrases of a file.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Phrases {
+    pub phrases: Vec<Phrase>,
+    /// Number of the line, from 1, and text of those that the model cannot write.
+    pub left_out: Vec<(usize, String)>,
+}
+
+/// Reads phrases, one a line, with a context score of its own after a tab where a phrase has one. Empty lines are left out, and so are
+/// phrases with characters that the tokenizer does not know.
 ///
 /// # Errors
-/// If the file cannot be read, a score is no number, a phrase has pieces that the tokenizer does not know, or there is none.
-pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Vec<Phrase>> {
+/// If the file cannot be read, a score is no number, or no phrase is left.
+pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Phrases> {
     let io = |source| Error::Io {
         path: path.into(),
         source,
@@ -95,7 +104,7 @@ pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Vec<Phrase>> {
         return Err(wrong(format!("more than {LARGEST_FILE} bytes of phrases")));
     }
     let text = String::from_utf8(bytes).map_err(|_| wrong("not UTF-8".into()))?;
-    let mut phrases = Vec::new();
+    let (mut phrases, mut left_out) = (Vec::new(), Vec::new());
     for (index, line) in text.trim_start_matches('\u{feff}').lines().enumerate() {
         let (phrase, score) = match line.split_once('\t') {
             Some((phrase, score)) => (phrase.trim(), Some(score.trim())),
@@ -117,16 +126,18 @@ pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Vec<Phrase>> {
             return Err(at("a phrase without tokens".into()));
         }
         if tokens.contains(&tokenizer.unknown_id()) {
-            return Err(at(format!(
-                "the model's tokenizer does not know all characters of `{phrase}`"
-            )));
+            left_out.push((index + 1, phrase.to_owned()));
+            continue;
         }
         phrases.push(Phrase { tokens, context_score });
     }
-    if phrases.is_empty() {
-        return Err(wrong("no phrase".into()));
+    match (phrases.is_empty(), left_out.first()) {
+        (true, None) => Err(wrong("no phrase".into())),
+        (true, Some((line, phrase))) => Err(wrong(format!(
+            "line {line}: the model's tokenizer does not know all characters of `{phrase}`, nor those of any other phrase"
+        ))),
+        _ => Ok(Phrases { phrases, left_out }),
     }
-    Ok(phrases)
 }
 
 /// The boosting tree of phrases over tokens below `vocabulary`.

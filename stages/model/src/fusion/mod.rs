@@ -8,7 +8,7 @@ mod estimate;
 
 pub use acceptor::BackoffAcceptor;
 pub use arpa::{parse_arpa, read_arpa};
-pub use boosting::{BoostingRules, Phrase, boosting_tree, read_phrases};
+pub use boosting::{BoostingRules, Phrase, Phrases, boosting_tree, read_phrases};
 pub use estimate::{Corpus, MAX_ORDER, write_witten_bell};
 
 use std::fs::File;

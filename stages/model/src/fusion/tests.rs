@@ -334,7 +334,7 @@ fn phrases_are_read_with_their_scores() {
         std::fs::write(&path, text).unwrap();
         read_phrases(&path, &tokenizer).map_err(|error| error.to_string())
     };
-    let phrases = read("\u{feff}want\n\n  train \t2.5\n").unwrap();
+    let phrases = read("\u{feff}want\n\n  train \t2.5\n").unwrap().phrases;
     assert_eq!(phrases[0].tokens, tokenizer.encode("want"));
     assert_eq!(phrases[1].tokens, tokenizer.encode("train"));
     assert_eq!((phrases[0].context_score, phrases[1].context_score), (None, Some(2.5)));
@@ -343,8 +343,10 @@ fn phrases_are_read_with_their_scores() {
             .unwrap_err()
             .contains("line 2: `much` is no score")
     );
+    let some = read("want\n\u{4e2d}\ntrain").unwrap();
+    assert_eq!((some.phrases.len(), some.left_out), (2, vec![(2, "\u{4e2d}".to_owned())]));
     assert!(
-        read("want\n\u{4e2d}")
+        read("\n\u{4e2d}")
             .unwrap_err()
             .contains("line 2: the model's tokenizer does not know")
     );

@@ -171,7 +171,7 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
         samples += block.len() as u64;
         is_long = for_short && samples > SHORT_SECONDS * u64::from(SAMPLE_RATE);
         first.feed(block)?;
-        Ok(!is_long && !work.has_ended())
+        Ok(!is_long && !work.has_ended() && !work.fail_if_late())
     });
     if is_long {
         return Ok(Prepared::IsLong);
@@ -208,7 +208,7 @@ fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), E
                 return Ok(());
             };
             let max_duration = shared.settings.max_duration;
-            let found = samples_or_damage(work.path(), max_duration, OnDamage::Keep);
+            let found = samples_or_damage(work.path(), max_duration, OnDamage::Keep, None);
             let found = found.map_err(|error| EngineError::Failed(named(work, &error.to_string())))?;
             (
                 found.map_err(|refusal| refused(work, refusal, max_duration))?.samples,

@@ -310,7 +310,11 @@ impl Work {
 
     /// Whether it is past its time limit.
     pub fn is_late(&self) -> bool {
-        let first = self.lock().first_window;
+        let state = self.lock();
+        // Between the end of the preparation and the first window it waits for others.
+        let prepared = state.begun.filter(|_| state.progress.is_none());
+        let first = state.first_window.or(prepared);
+        drop(state);
         let limit = Duration::from_secs_f64(self.shared.settings.decode_timeout);
         first.is_some_and(|first| first.elapsed() > limit)
     }

@@ -209,17 +209,23 @@ impl Reading {
     {
         match part.name.as_str() {
             "model" => {
-                let name = value("model", form).await?;
-                once("model", &mut self.model, name)
+                match given("model", form).await? {
+                    Some(name) => once("model", &mut self.model, name),
+                    None => Ok(()),
+                }
             }
             "response_format" => {
-                let name = value("response_format", form).await?;
+                let Some(name) = given("response_format", form).await? else {
+                    return Ok(());
+                };
                 let found = ResponseFormat::ALL.into_iter().find(|format| format.name() == name);
                 let format = found.ok_or_else(|| none_of("response_format", &name, FORMATS))?;
                 once("response_format", &mut self.format, format)
             }
             "timestamp_granularities[]" | "timestamp_granularities" => {
-                let name = value("timestamp_granularities[]", form).await?;
+                let Some(name) = given("timestamp_granularities[]", form).await? else {
+                    return Ok(());
+                };
                 if !GRANULARITIES.contains(&name.as_str()) {
                     return Err(none_of("timestamp_granularities[]", &name, &GRANULARITIES));
                 }
@@ -235,7 +241,9 @@ impl Reading {
                 once("diarize", &mut self.diarize, flag)
             }
             "temperature" => {
-                let text = value("temperature", form).await?;
+                let Some(text) = given("temperature", form).await? else {
+                    return Ok(());
+                };
                 let number = text
                     .trim()
                     .parse::<f64>()
@@ -252,7 +260,9 @@ impl Reading {
                 Ok(())
             }
             "include[]" | "include" => {
-                let name = value("include[]", form).await?;
+                let Some(name) = given("include[]", form).await? else {
+                    return Ok(());
+                };
                 if name != "logprobs" {
                     return Err(none_of("include[]", &name, &["logprobs"]));
                 }
@@ -260,7 +270,9 @@ impl Reading {
                 Ok(())
             }
             "chunking_strategy" => {
-                let text = value("chunking_strategy", form).await?;
+                let Some(text) = given("chunking_strategy", form).await? else {
+                    return Ok(());
+                };
                 if chunking_strategy(&text)? {
                     self.ignore("chunking_strategy");
                 }
@@ -321,7 +333,7 @@ impl Reading {
         let asked = Asked {
             words: has("word"),
             segments: has("segment") || !has("word"),
-            model: self.model.filter(|name| !name.is_empty()),
+            model: self.model,
             format,
             stream,
             diarize: self.diarize.unwrap_or(false) || format == ResponseFormat::DiarizedJson,
@@ -358,6 +370,15 @@ where
         let message = format!("the value of `{name}` is not UTF-8");
         ApiError::parameter(name, "invalid_value", message)
     })
+}
+
+/// The text of a field, as it is; none where it is empty, as programs send fields that nobody has filled in.
+async fn given<S>(name: &'static str, form: &mut Multipart<S>) -> Result<Option<String>, ApiError>
+where
+    S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
+{
+    let text = value(name, form).await?;
+    Ok(Some(text).filter(|text| !text.trim().is_empty()))
 }
 
 fn boolean(name: &'static str, text: &str) -> Result<bool, ApiError> {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::time::timeout;
@@ -92,6 +92,16 @@ async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, Api
         let message = "the body has to be a form: multipart/form-data with a boundary";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "no_form", message));
     };
+    let encoding = request.headers().get(CONTENT_ENCODING);
+    if let Some(encoding) = encoding.filter(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        let encoding = String::from_utf8_lossy(encoding.as_bytes());
+        let message = format!("a body of the encoding `{encoding}` is not taken: send it as it is");
+        return Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_encoding",
+            message,
+        ));
+    }
     // Checked before the upload is read.
     app.engine()?.check_room().map_err(|error| refused(app, error))?;
     let body = limited(request.into_body(), app.settings.body_limits());

@@ -2,12 +2,19 @@
 //! (`input_audio_format`, `transcription_session.update`) is still in use; both are taken, and answered in kind.
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::settings::ServerVad;
 use super::wire_audio::{AudioFormat, PCM_RATES};
+
+/// Many programs leave the padding out.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// What a client may ask for beyond OpenAI's events: what may come next, the words with times and confidences, and who says them.
 pub const PARTIALS: &str = "item.input_audio_transcription.partials";
@@ -117,7 +124,7 @@ impl ClientEvent {
                 let Value::String(audio) = &event["audio"] else {
                     return Err(Refused::value("audio", "`audio` must be a text in base64"));
                 };
-                let bytes = STANDARD.decode(audio);
+                let bytes = BASE64.decode(audio);
                 let bytes = bytes.map_err(|error| Refused::value("audio", format!("`audio` is no base64: {error}")))?;
                 Ok(ClientEvent::Append(bytes))
             }

@@ -91,6 +91,38 @@ fn wrong_forms_are_told_what_is_wrong() {
     assert_eq!((rttm.status, rttm.error().0.as_str()), (400, "unsupported_value"));
 }
 
+/// What programs send that fill in a form which has every field.
+#[test]
+fn fields_without_a_value_are_not_given() {
+    let service = shared();
+    let audio = recording("eval0_en-us.wav");
+    let names = [
+        "model",
+        "response_format",
+        "timestamp_granularities[]",
+        "stream",
+        "diarize",
+        "temperature",
+        "language",
+        "prompt",
+        "include[]",
+        "chunking_strategy",
+    ];
+    let empty = service.transcribe(Some(&audio), &names.map(|name| (name, "")));
+    assert_eq!(empty.status, 200, "{}", empty.text);
+    assert_eq!(empty.json()["text"], service.transcribe(Some(&audio), &[]).json()["text"]);
+}
+
+#[test]
+fn a_compressed_body_is_refused_by_its_encoding() {
+    let service = shared();
+    let whole = form(Some(&recording("eval0_en-us.wav")), &[]);
+    let send = |encoding| service.post(PATH, &content_type(), &whole, &[("Content-Encoding", encoding)]);
+    let answer = send("gzip");
+    assert_eq!((answer.status, answer.error().0.as_str()), (415, "unsupported_encoding"));
+    assert_eq!(send("identity").status, 200);
+}
+
 #[test]
 fn forms_of_no_client_are_refused() {
     let service = shared();

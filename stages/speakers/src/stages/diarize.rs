@@ -7,6 +7,7 @@ use std::time::Instant;
 use flow_audio::listing::{Recording, shared_recordings};
 use flow_audio::samples::{OnDamage, RecordingSamples, Refusal, lock_if_long, samples_or_damage};
 use flow_hub::HubReference;
+use flow_runtime::event::Event;
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
     SourcePartition, StageError, UrlUse,
@@ -69,6 +70,9 @@ pub struct DiarizeSettings {
     /// pyannote/speaker-diarization-community-1, and others of their classes and networks. Empty for the bundled networks.
     #[serde(default)]
     pub model: String,
+    /// The audio track of films and other files with several, counted from 1; 0 for the one that is played where nobody chooses.
+    #[serde(default)]
+    pub track: u32,
     /// How many speakers each recording has; 0 where that is not known.
     #[serde(default)]
     pub num_speakers: usize,
@@ -120,6 +124,7 @@ impl DiarizeSettings {
         DiarizeSettings {
             input,
             model: String::new(),
+            track: 0,
             num_speakers: 0,
             min_speakers: 0,
             max_speakers: 0,
@@ -210,7 +215,7 @@ pub struct Diarize;
 
 impl Kind for Diarize {
     const NAME: &'static str = "speakers.diarize";
-    const VERSION: u32 = 8;
+    const VERSION: u32 = 9;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
@@ -281,6 +286,9 @@ impl Kind for Diarize {
             "on_damage": settings.on_damage,
             "known_threshold": settings.known().map(|_| settings.known_threshold),
         });
+        if settings.track > 0 {
+            identity["track"] = json!(settings.track);
+        }
         if !bundled {
             identity["model"] = json!(true);
         }
@@ -396,14 +404,25 @@ impl Source for Diarizing {
         if cancel.is_set() {
             return Err(stopped());
         }
-        let found = samples_or_damage(&recording.path, self.settings.max_duration, self.settings.on_damage)?;
-        let RecordingSamples { samples, damaged } = match found {
+        let found = samples_or_damage(
+            &recording.path,
+            self.settings.max_duration,
+            self.settings.on_damage,
+            Some(self.settings.track).filter(|track| *track > 0),
+        )?;
+        let RecordingSamples { samples, damaged, note } = match found {
             Ok(found) => found,
             Err(Refusal { reason, detail }) => {
                 out.reject_partition(reason, RejectClass::Fault, detail);
                 return Ok(());
             }
         };
+        if let Some(note) = note {
+            self.context.events.send(Event::Warning {
+                stage: Some(self.context.stage.clone()),
+                message: format!("{}: {note}", recording.file),
+            });
+        }
         if cancel.is_set() {
             return Err(stopped());
         }

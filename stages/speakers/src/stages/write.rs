@@ -72,6 +72,10 @@ pub struct WriteSettings {
     /// Formats to write: `rttm`, `json`.
     #[serde(default = "only_rttm")]
     pub formats: Vec<Format>,
+    /// Files below `out` that are left as they are, though they would be written: `flow transcribe` and `flow diarize` name those that
+    /// were edited.
+    #[serde(default)]
+    pub keep: Vec<PathBuf>,
 }
 
 fn only_rttm() -> Vec<Format> {
@@ -151,7 +155,7 @@ impl Kind for Write {
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing(committed, &settings.out, threads)
+        output_files::missing_but(&settings.keep, committed, &settings.out, threads)
     }
 }
 
@@ -200,7 +204,8 @@ impl Operator for Writer {
                 bytes: text.into_bytes(),
             });
         }
-        out.send(0, output_files::write(&files, &self.settings.out, &self.scratch)?);
+        let WriteSettings { out: folder, keep, .. } = &self.settings;
+        out.send(0, output_files::write_all_but(keep, &files, folder, &self.scratch)?);
         Ok(Progress::Done)
     }
 }

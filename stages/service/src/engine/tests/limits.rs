@@ -72,6 +72,20 @@ fn decoding_has_a_limit_of_time() {
     assert_eq!((engine.queued(), gate.failed.load(Ordering::SeqCst)), (0, 1));
 }
 
+/// Hours of silence in a small file take minutes of a thread, and have no window.
+#[test]
+fn silence_has_the_limit_of_decoding_too() {
+    let settings = EngineSettings {
+        decode_timeout: 1e-9,
+        ..settings()
+    };
+    let (engine, gate) = gated(settings);
+    gate.open();
+    let failed = wait(engine.submit(request(&wav(&[0; 16_000 * 100]))).unwrap().finish());
+    assert_eq!(failed.unwrap_err(), EngineError::Timeout(1e-9));
+    assert_eq!(engine.queued(), 0);
+}
+
 #[test]
 fn draining_ends_what_was_taken_and_takes_no_more() {
     let (engine, gate) = gated(settings());
