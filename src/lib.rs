@@ -88,6 +88,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Log(arguments) => arguments.json,
         Command::Doctor(arguments) => arguments.json,
         Command::Evaluate(EvaluateCommand::Diarization(arguments)) => arguments.json,
+        Command::Evaluate(EvaluateCommand::Texts(arguments)) => arguments.json,
         // Transcripts, too: as in their files.
         Command::Transcribe(_) | Command::Diarize(_) => true,
         Command::Graph(_) | Command::Kinds(_) | Command::Completions(_) | Command::Man(_) => true,

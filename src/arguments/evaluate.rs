@@ -8,6 +8,37 @@ use clap::{Args, Subcommand, ValueEnum};
 pub enum EvaluateCommand {
     /// Error rates of diarization, and of words with speakers, against a reference
     Diarization(EvaluateDiarizationArguments),
+    /// Error rates of texts that any system wrote, against a reference
+    Texts(EvaluateTextsArguments),
+}
+
+#[derive(Args, Debug)]
+pub struct EvaluateTextsArguments {
+    /// The reference: a NeMo manifest (JSON lines), a file of lines, STM, CTM, TRN or the output of `flow transcribe --format
+    /// json`; a manifest with `text` and `pred_text` needs no second file
+    #[arg(value_name = "REFERENCE")]
+    pub reference: PathBuf,
+    /// The hypothesis, in any of these forms: of a manifest `pred_text`, else `text`
+    #[arg(value_name = "HYPOTHESIS")]
+    pub hypothesis: Option<PathBuf>,
+    /// Lines of text begin with the name of their utterance, as in Kaldi's `text`
+    #[arg(long)]
+    pub ids: bool,
+    /// Normalisation of words before they are compared, beside the plain comparison, as in evaluation.report
+    #[arg(long, value_name = "HOW", default_value = "none")]
+    pub normalize: Normalize,
+    /// With `--normalize whisper_basic`: drop diacritics
+    #[arg(long)]
+    pub remove_diacritics: bool,
+    /// With `--normalize`: a space between any two letters
+    #[arg(long)]
+    pub split_letters: bool,
+    /// Show so many utterances with the most errors
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub worst: usize,
+    /// One JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args, Debug)]

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use flow_kernels::device::DeviceChoice;
 
-pub use evaluate::{EvaluateCommand, EvaluateDiarizationArguments, Normalize};
+pub use evaluate::{EvaluateCommand, EvaluateDiarizationArguments, EvaluateTextsArguments, Normalize};
 pub use look::{LineageArguments, LogArguments, LookArguments, RejectsArguments};
 pub use model::{
     LmBuildArguments, LmCommand, ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat,

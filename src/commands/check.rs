@@ -44,14 +44,15 @@ pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Writ
         let options = Options::new(&arguments.state.state);
         flow_runtime::run::plan(&checked, &options).map_err(|error| Failure::run(error, &checked))?;
         let without = manifests::look_at_manifests(&checked, out)?;
-        match without.is_empty() {
-            true => writeln!(out, "{path}: {stages}, {found}; the files are there")?,
-            false => writeln!(
+        if !without.is_empty() {
+            writeln!(
                 out,
                 "{path}: {stages}, {found}; the files are there, but {} would have no row",
                 without.join(", ")
-            )?,
+            )?;
+            return Ok(Exit::Failed);
         }
+        writeln!(out, "{path}: {stages}, {found}; the files are there")?;
     } else {
         writeln!(out, "{path}: {stages}, {found}")?;
     }

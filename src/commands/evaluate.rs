@@ -1,8 +1,9 @@
-//! `flow evaluate diarization`: error rates of turns, and of words with speakers, against a reference.
+//! `flow evaluate diarization`: error rates of turns, and of words with speakers, against a reference; and `flow evaluate texts`.
 
 mod audio;
 mod files;
 mod page;
+mod texts;
 mod words;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ type Uem = BTreeMap<String, Vec<(f64, f64)>>;
 pub fn evaluate(command: &EvaluateCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
         EvaluateCommand::Diarization(arguments) => diarization(arguments, out),
+        EvaluateCommand::Texts(arguments) => texts::texts(arguments, out),
     }
 }
 
@@ -35,7 +37,11 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
         let message = format!("--collar is {}", arguments.collar);
         return Err(Failure::usage(message, "give a number of seconds, 0 or more"));
     }
-    let normalizer = normalizer(arguments)?;
+    let normalizer = normalizer(
+        arguments.normalize,
+        arguments.remove_diacritics,
+        arguments.split_letters,
+    )?;
     if let Some(page) = &arguments.page {
         check_page(page, arguments)?;
     }
@@ -122,16 +128,16 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
 }
 
 /// The normalisation of words by the options.
-fn normalizer(arguments: &EvaluateDiarizationArguments) -> Result<Normalizer, Failure> {
-    let normalization = match arguments.normalize {
+fn normalizer(normalize: Normalize, remove_diacritics: bool, split_letters: bool) -> Result<Normalizer, Failure> {
+    let normalization = match normalize {
         Normalize::None => Normalization::None,
         Normalize::WhisperBasic => Normalization::WhisperBasic,
         Normalize::KeepMarks => Normalization::KeepMarks,
     };
     let normalizer = Normalizer {
         normalization,
-        remove_diacritics: arguments.remove_diacritics,
-        split_letters: arguments.split_letters,
+        remove_diacritics,
+        split_letters,
     };
     normalizer.check().map_err(|(option, needed)| {
         let option = option.replace('_', "-");

@@ -3,6 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, BooleanArray, RecordBatch, StringArray};
+use parquet::arrow::ArrowWriter;
 
 use crate::binary::{Workplace, expect_code, read_manifest, read_rejects, stderr, wav};
 use crate::training::{finetune, last_checkpoint};
@@ -164,19 +168,22 @@ fn some_recordings_of_a_manifest_are_looked_at() {
          {\"audio_filepath\": \"b.wav\", \"duration\": 2.0, \"text\": \"zwei\"}\n",
     )
     .unwrap();
-    let mut flow = crate::binary::program();
-    flow.args([
-        "check",
-        "pipelines/finetune.yaml",
-        "--deep",
-        "--set",
-        "lang=de",
-        "--set",
-    ])
-    .arg(setting("train_manifest", &at("m.jsonl")))
-    .arg("--state")
-    .arg(at("state"));
-    let output = flow.output().unwrap();
+    let check = |name: &str| {
+        let mut flow = crate::binary::program();
+        flow.args([
+            "check",
+            "pipelines/finetune.yaml",
+            "--deep",
+            "--set",
+            "lang=de",
+            "--set",
+        ])
+        .arg(setting("train_manifest", &at(name)))
+        .arg("--state")
+        .arg(at("state"));
+        flow.output().unwrap()
+    };
+    let output = check("m.jsonl");
     expect_code(&output, 0);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     for part in [
@@ -188,6 +195,68 @@ fn some_recordings_of_a_manifest_are_looked_at() {
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
+    // No row would be left: an error, and of equal reasons the first few.
+    let line = "{\"id\": \"c\", \"duration\": 2.0, \"supervisions\": [{\"text\": \"eins\"}], \"recording\": {}}\n";
+    fs::write(at("cuts.jsonl"), line.repeat(25)).unwrap();
+    let output = check("cuts.jsonl");
+    expect_code(&output, 1);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(said.matches("this is a line of Lhotse's").count(), 3, "{said}");
+    for part in ["missing_field  and 22 rows more", "train_rows would have no row"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+/// Corrections that people made count for rows of manifests; a set of which nothing is taken is an error.
+#[test]
+fn corrections_count_for_manifests() {
+    let place = without_corpus();
+    let at = |name: &str| place.path(name);
+    fs::write(at("a.wav"), wav(&[0; 32_000])).unwrap();
+    fs::write(
+        at("m.jsonl"),
+        "{\"audio_filepath\": \"a.wav\", \"duration\": 2.0, \"text\": \"eins\"}\n",
+    )
+    .unwrap();
+    let corrections = |name: &str, segment: &str| {
+        let texts = |value: &str| -> ArrayRef { Arc::new(StringArray::from(vec![value])) };
+        let columns = [
+            ("what", texts("text")),
+            ("segment_id", texts(segment)),
+            ("new_text", texts("zwei")),
+            ("bad", Arc::new(BooleanArray::from(vec![false])) as ArrayRef),
+        ];
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let mut writer = ArrowWriter::try_new(fs::File::create(at(name)).unwrap(), batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+    };
+    corrections("right.parquet", "a");
+    corrections("other.parquet", "b");
+    let evaluate = |name: &str| {
+        let report = at(name).with_extension("report");
+        let settings = [
+            setting("manifest", &at("m.jsonl")),
+            setting("corrections", &at(name)),
+            setting("report", &report),
+        ];
+        let mut flow = crate::binary::program();
+        flow.args(["run", "pipelines/evaluate.yaml", "--progress", "plain", "--state"])
+            .arg(at("state"));
+        for setting in settings {
+            flow.args(["--set", &setting]);
+        }
+        (flow.output().unwrap(), report)
+    };
+    let (output, report) = evaluate("right.parquet");
+    expect_code(&output, 0);
+    let line = fs::read_to_string(report.join("transcripts.jsonl")).unwrap();
+    let line: serde_json::Value = serde_json::from_str(line.trim()).unwrap();
+    assert_eq!(line["text"], "zwei");
+    let (output, report) = evaluate("other.parquet");
+    expect_code(&output, 1);
+    assert!(stderr(&output).contains("no_such_segment"), "{}", stderr(&output));
+    assert!(!report.exists());
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod crash;
 mod curriculum;
 mod damage;
 mod edits;
+mod evaluate_texts;
 mod evaluation;
 mod from_manifests;
 mod inputs;

@@ -21,7 +21,7 @@ use super::yaml::{self, Mapping, Part, Steps, Value};
 use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
 use fit::{check_finite, fit, has_reference};
-pub(super) use {fit::brief, resolve::Scope};
+pub(super) use {fit::brief, fit::place_of_not_finite, resolve::Scope};
 
 /// Reads an environment variable.
 pub type Environment = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;

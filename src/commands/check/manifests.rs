@@ -45,7 +45,7 @@ pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<Vec<S
 
 /// Whether every checked row would be rejected.
 fn has_no_row(sample: &ManifestSample) -> bool {
-    sample.refused > 0 && sample.layouts.is_empty() && !sample.is_cut
+    sample.refused.rows() > 0 && sample.layouts.is_empty() && !sample.is_cut
 }
 
 fn lines(stage: &str, manifest: &str, sample: &ManifestSample) -> Vec<String> {
@@ -89,18 +89,29 @@ fn lines(stage: &str, manifest: &str, sample: &ManifestSample) -> Vec<String> {
         "texts whose tag is not the language of their row",
         named(&sample.other_tag),
     );
-    if sample.refused > 0 {
+    say(
+        "texts beside others on the same part of the same recording",
+        named(&sample.told_twice),
+    );
+    let all_refused = sample.refused.rows();
+    if all_refused > 0 {
         let all = if has_no_row(sample) {
             ", and none that was looked at can be used"
         } else {
             ""
         };
-        lines.push(format!("  rows that would be refused: {}{all}", count(sample.refused)));
+        lines.push(format!("  rows that would be refused: {}{all}", count(all_refused)));
     }
-    let refused = sample.refusals.iter();
-    lines.extend(refused.map(|refused| format!("    {}  {}: {}", refused.reason, refused.place, refused.detail)));
-    if sample.refused > sample.refusals.len() as u64 {
-        lines.push("    ...".into());
+    for (reason, (rows, first)) in &sample.refused.by_reason {
+        lines.extend(
+            first
+                .iter()
+                .map(|row| format!("    {reason}  {}: {}", row.place, row.detail)),
+        );
+        let more = rows.saturating_sub(first.len() as u64);
+        if more > 0 {
+            lines.push(format!("    {reason}  and {} more", plural(more, "row")));
+        }
     }
     lines
 }
@@ -117,7 +128,7 @@ fn named(places: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use flow_manifest::read::sample::RefusedRow;
+    use flow_manifest::read::sample::{Refused, RefusedRow};
 
     use super::*;
 
@@ -125,7 +136,6 @@ mod tests {
     fn what_was_seen_is_told_in_lines() {
         let refused = RefusedRow {
             place: "m.jsonl, line 4".into(),
-            reason: "missing_audio",
             detail: "not there: gone.wav".into(),
         };
         let sample = ManifestSample {
@@ -138,8 +148,10 @@ mod tests {
             languages: [("de".to_string(), 47)].into(),
             without_text: (1..=6).map(|line| format!("m.jsonl, line {line}")).collect(),
             tagged: 3,
-            refused: 2,
-            refusals: vec![refused],
+            told_twice: vec!["m.jsonl, line 3".into()],
+            refused: Refused {
+                by_reason: [("missing_audio", (2, vec![refused]))].into(),
+            },
             ..ManifestSample::default()
         };
         let said = lines("rows", "m.jsonl", &sample).join("\n");
@@ -150,9 +162,10 @@ mod tests {
   languages: de 47
   texts with a language tag: 3
   texts without a word: 6 (m.jsonl, line 1; m.jsonl, line 2; m.jsonl, line 3; m.jsonl, line 4; m.jsonl, line 5; ...)
+  texts beside others on the same part of the same recording: 1 (m.jsonl, line 3)
   rows that would be refused: 2
     missing_audio  m.jsonl, line 4: not there: gone.wav
-    ..."
+    missing_audio  and 1 row more"
         );
         assert!(!has_no_row(&sample));
         let sample = ManifestSample {

@@ -30,6 +30,11 @@ const ENDINGS: [&str; 32] = [
     "wma",
 ];
 
+/// Whether a name with this ending is one of a recording.
+pub(crate) fn is_of_recording(ending: &str) -> bool {
+    ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known))
+}
+
 /// Endings of result files: a result for `talk.json` must not overwrite it. One list for all stages, so that a
 /// recording has the same name in each.
 pub const ENDINGS_OF_RESULTS: [&str; 9] = ["txt", "json", "srt", "vtt", "tsv", "ctm", "jsonl", "parquet", "rttm"];

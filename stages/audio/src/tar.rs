@@ -124,6 +124,21 @@ impl<R: Read + Seek> Walk<'_, R> {
         if self.length == 0 {
             return Err(cut("the file is empty"));
         }
+        let mut first = [0; 4];
+        let length = self.reader.by_ref().take(4).read(&mut first)?;
+        self.reader.rewind()?;
+        let packed = [
+            (&[0x1f, 0x8b][..], "gzip", "gunzip"),
+            (b"BZh", "bzip2", "bunzip2"),
+            (&[0xfd, b'7', b'z', b'X'], "xz", "unxz"),
+            (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "unzstd"),
+        ];
+        if let Some((_, format, program)) = packed.iter().find(|(mark, ..)| first[..length].starts_with(mark)) {
+            let why = format!(
+                "it is no tar but compressed by {format}; unpack it with {program}, as recordings are read in place"
+            );
+            return Err(cut(why));
+        }
         loop {
             if self.at == self.length {
                 return Ok(());

@@ -31,7 +31,7 @@ use sample::{Row, Sample};
 ///
 /// Every `*.tar` below `shards`, at any depth, is a partition, named by its path without `.tar`. Members whose
 /// names are the same up to the first dot of the file name are one sample: a recording (`.flac`, `.wav`, `.mp3`,
-/// `.m4a` or `.ogg`), and its text, as `.txt`, or as the field `text_field` of a `.json`. Other members are skipped, as
+/// `.opus` and others), and its text, as `.txt`, or as the field `text_field` of a `.json`. Other members are skipped, as
 /// are links to folders and names that begin with a dot. Each recording is decoded once, with the verdicts of
 /// `audio.probe`.
 ///
@@ -89,7 +89,7 @@ pub struct WebDataset;
 
 impl Kind for WebDataset {
     const NAME: &'static str = "audio.webdataset";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "one row for each recording with a text")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("source", flow_runtime::UrlUse::Text)];

@@ -226,3 +226,24 @@ fn version_guards_the_output() {
         (1, "aca213eed018aba8".to_string())
     );
 }
+
+/// A recording is one by its name; whether its format is accepted, its content says.
+#[test]
+fn recordings_of_all_endings_are_seen() {
+    let temp = tempfile::tempdir().unwrap();
+    let good = good();
+    put(
+        temp.path(),
+        "a.tar",
+        &tar_of(&[("a.opus", &good), ("a.txt", b"one"), ("b.webm", b"junk"), ("b.txt", b"two")]),
+    );
+    let output = read(WebDatasetSettings {
+        lang: "en".into(),
+        ..settings(temp.path())
+    });
+    let rows = output.all_rows("rows");
+    let members = rows.column_by_name("tar_member_name").unwrap().as_string::<i32>();
+    assert_eq!(members.iter().flatten().collect::<Vec<_>>(), ["a.opus"]);
+    let reasons: Vec<&str> = output.rejects().iter().map(|(_, reject)| reject.reason.as_str()).collect();
+    assert_eq!(reasons, ["not_flac"]);
+}

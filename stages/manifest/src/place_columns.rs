@@ -1,11 +1,13 @@
 //! Where the recordings of rows are, for written manifests.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::path::Path;
 use std::rc::Rc;
 
 use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Schema};
 use flow_runtime::{Input, Partition, ROW, StageError};
+use flow_storage::is_url;
 
 use crate::columns::{self, MANIFEST_COLUMNS};
 use crate::extra::EXTRA;
@@ -66,6 +68,8 @@ pub(crate) struct Places<'b> {
     tars: &'b StringArray,
     members: &'b StringArray,
     files: Option<Files<'b>>,
+    /// Where the recordings lie in their tars, in bytes, of rows that say that much alone.
+    ranges: Option<[&'b Int64Array; 2]>,
     /// Rows of one tar mostly follow each other.
     last: RefCell<Option<TarPath<'b>>>,
 }
@@ -75,6 +79,7 @@ struct TarPath<'b> {
     tar: &'b str,
     shards: String,
     path: Rc<str>,
+    is_there: Cell<Option<bool>>,
 }
 
 struct Files<'b> {
@@ -91,6 +96,8 @@ pub(crate) struct Place {
     pub file: Option<String>,
     /// The tar that the row names, with the folder of shards before it.
     pub tar_path: Rc<str>,
+    /// The recording lies in that tar, in no file of its own.
+    pub in_tar: bool,
     /// Start of the row in the recording, in seconds; none for its beginning.
     pub offset: Option<f64>,
 }
@@ -107,7 +114,16 @@ impl<'b> Places<'b> {
         } else {
             None
         };
+        let has_range = ["offset", "size"].iter().all(|name| {
+            let column = batch.column_by_name(name);
+            column.is_some_and(|column| *column.data_type() == DataType::Int64)
+        });
+        let ranges = match has_range && files.is_none() {
+            true => Some([columns::whole(batch, "offset")?, columns::whole(batch, "size")?]),
+            false => None,
+        };
         Ok(Places {
+            ranges,
             batch,
             tars: columns::text(batch, "tar_path")?,
             members: columns::text(batch, "tar_member_name")?,
@@ -144,7 +160,39 @@ impl<'b> Places<'b> {
             None if tar_path.is_empty() => return Err(self.unknown(row, partition, "it has no `tar_path`")),
             _ => None,
         };
-        Ok(Place { file, tar_path, offset })
+        let in_range = self
+            .ranges
+            .is_some_and(|ranges| ranges.iter().all(|range| range.is_valid(row)));
+        if in_range && !self.is_there(&tar_path) {
+            return Err(StageError::failed(format!(
+                "{partition}: the rows lie in tars, but {tar_path} is not there"
+            ))
+            .with_help("`shards` of this stage is the folder that holds the tars, as the stage before says it"));
+        }
+        Ok(Place {
+            in_tar: in_range || named.is_some_and(|files| files.in_tar(row)),
+            file,
+            tar_path,
+            offset,
+        })
+    }
+
+    /// Whether a tar is there, the one that was named last.
+    fn is_there(&self, tar: &str) -> bool {
+        let last = self.last.borrow();
+        let looked = last
+            .as_ref()
+            .filter(|last| &*last.path == tar)
+            .map(|last| &last.is_there);
+        let look = || is_url(tar) || Path::new(tar).is_file();
+        match looked {
+            Some(known) => {
+                let is_there = known.get().unwrap_or_else(look);
+                known.set(Some(is_there));
+                is_there
+            }
+            None => look(),
+        }
     }
 
     /// [`prefixed`], made once for equal paths that follow each other.
@@ -158,6 +206,7 @@ impl<'b> Places<'b> {
                     tar,
                     shards: shards.to_string(),
                     path: Rc::clone(&path),
+                    is_there: Cell::new(None),
                 });
                 path
             }

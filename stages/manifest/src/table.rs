@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::event::Event;
 use flow_runtime::{
     Body, Conservation, Context, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, ReadOnce, Shape, Source,
     SourcePartition, StageError,
@@ -18,6 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ManifestError;
+use crate::read::quoting::Quoting;
 
 /// The one partition.
 const ALL: &str = "all";
@@ -33,7 +35,8 @@ const ALL: &str = "all";
 /// Columns are those that `columns` declares, sorted by name; others of the file are left out. Where none are declared,
 /// they are those of the file, whose beginning is then read when the pipeline is checked:
 ///
-/// - `.csv` (fields may stand in double quotes, RFC 4180) and `.tsv` (quotes are letters like others): the names of the
+/// - `.csv` (fields may stand in double quotes, RFC 4180) and `.tsv` (the same where all its quotes are written so, else quotes
+///   are letters like others; `quoting`): the names of the
 ///   heading, which such a file must have; all are text.
 /// - `.jsonl`, `.ndjson` and `.json`, one object to a line: the members of the first object, sorted by name, with the types
 ///   of their values there (a null is text). Members that are lists or objects are text, in JSON.
@@ -73,6 +76,9 @@ pub struct TableSettings {
     /// The columns, each with its type: `text`, `int64`, `float64` or `bool`. Those of the file if none are named.
     #[serde(default)]
     pub columns: BTreeMap<String, CellType>,
+    /// Whether fields of CSV and TSV may stand in double quotes.
+    #[serde(default)]
+    pub quoting: Quoting,
     /// The columns of the file; not a setting.
     #[serde(skip)]
     pub found: ReadOnce<Columns>,
@@ -150,8 +156,8 @@ impl TableSettings {
         }
         let format = self.format()?;
         let columns = if self.columns.is_empty() {
-            let name = format!("{format:?} {}", self.path.display());
-            let found = self.found.get(&name, || columns_of(&self.path, format));
+            let name = format!("{format:?} {:?} {}", self.quoting, self.path.display());
+            let found = self.found.get(&name, || columns_of(&self.path, format, self.quoting));
             found.map_err(|error| error.of_setting("path"))?
         } else {
             Arc::new(self.columns.iter().map(|(name, cell)| (name.clone(), *cell)).collect())
@@ -167,10 +173,10 @@ impl TableSettings {
 }
 
 /// The columns that a file has, from its beginning (of parquet, from its end).
-fn columns_of(path: &Path, format: TableFormat) -> Result<Columns, ManifestError> {
+fn columns_of(path: &Path, format: TableFormat, quoting: Quoting) -> Result<Columns, ManifestError> {
     match format {
         TableFormat::Parquet => parquet_rows::columns(path),
-        _ => text_rows::columns(path, format),
+        _ => text_rows::columns(path, format, quoting),
     }
 }
 
@@ -186,7 +192,7 @@ pub struct Table;
 
 impl Kind for Table {
     const NAME: &'static str = "manifest.table";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const INPUTS: &'static [flow_runtime::InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of the file, in its order")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("path", flow_runtime::UrlUse::Read)];
@@ -202,11 +208,13 @@ impl Kind for Table {
         })
     }
 
-    fn open(settings: &TableSettings, _: &Context) -> Result<Body, StageError> {
+    fn open(settings: &TableSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Source(Box::new(Reader {
             path: settings.path.clone(),
             format: settings.format()?,
             columns: settings.columns()?,
+            quoting: settings.quoting,
+            context: context.clone(),
         })))
     }
 
@@ -221,7 +229,7 @@ impl Kind for Table {
             Err(error) => error.to_string().into(), // Nothing runs with it: `shape` fails with the same error.
         };
         let format = settings.format().ok();
-        serde_json::json!({"columns": columns, "format": format})
+        serde_json::json!({"columns": columns, "format": format, "quoting": settings.quoting})
     }
 }
 
@@ -229,6 +237,8 @@ struct Reader {
     path: PathBuf,
     format: TableFormat,
     columns: Arc<Columns>,
+    quoting: Quoting,
+    context: Context,
 }
 
 impl Source for Reader {
@@ -244,7 +254,14 @@ impl Source for Reader {
         let schema = schema_of(&self.columns);
         match self.format {
             TableFormat::Parquet => parquet_rows::read(&self.path, &self.columns, &schema, out),
-            format => text_rows::read(&self.path, format, &self.columns, &schema, out),
+            format => {
+                let told = text_rows::read(&self.path, format, self.quoting, &self.columns, &schema, out)?;
+                if let Some(told) = told {
+                    let message = format!("{}: {told}", self.path.display());
+                    self.context.events.send(Event::Note { message });
+                }
+                Ok(())
+            }
         }
     }
 }

@@ -65,7 +65,10 @@ const STATISTICS: &str = "statistics.json";
 ///
 /// With `jsonl`, each manifest is also written as NeMo reads it, one JSON object to a line: `audio_filepath, duration, text,
 /// lang, segment_id, shard_id, tar_member_name, tar_path, source`. `audio_filepath` is where `audio.extract` places the
-/// recording; it is relative to `out` where `audio` (or `shards`) is relative.
+/// recording; it is relative to `out` where `audio` (or `shards`) is relative. Of rows whose recordings lie in tars and are not
+/// extracted (`audio` is empty, and `offset` and `size` say where in the tar, as rows of `audio.webdataset` do), it is the name
+/// of the member, and `shard_id` the number that the tar's name ends with: NeMo's tarred form, for tars called
+/// `audio_0.tar, audio_1.tar, ...`, and `manifest.read` finds them by `tar_path`. That these tars are there is checked.
 ///
 /// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
 /// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see
@@ -132,7 +135,7 @@ const FOR_STAGES: [&str; 4] = ["audio_hash", "norm", "quality", "recording_id"];
 
 impl Kind for Write {
     const NAME: &'static str = "manifest.write";
-    const VERSION: u32 = 5;
+    const VERSION: u32 = 6;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("master", "rows for `master_manifest.parquet`").optional(),
         InputPort::whole("train", "rows for `train_manifest_v2.parquet`").optional(),

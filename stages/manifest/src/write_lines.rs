@@ -10,6 +10,7 @@ use arrow::datatypes::{DataType, Schema};
 use flow_runtime::{Artifact, Digest, Partition, StageError};
 use flow_storage::is_url;
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::columns;
 use crate::error::ManifestError;
@@ -17,7 +18,7 @@ use crate::extra::{self, EXTRA};
 use crate::names::strip_dot_slash;
 use crate::pieces::{Piece, Standing, Taken, inputs_of, runs};
 use crate::place_columns::{Places, columns_of, with_extra};
-use crate::read::{leads_through_link, shard_folders};
+use crate::read::{leads_through_link, shard_folders, trailing_number};
 use crate::write::{Recipe, WriteSettings, parts_of};
 use crate::write_parts::check_rows;
 
@@ -30,7 +31,7 @@ struct Line<'r> {
     text: &'r str,
     lang: &'r str,
     segment_id: &'r str,
-    shard_id: &'r str,
+    shard_id: Value,
     tar_member_name: &'r str,
     tar_path: &'r str,
     source: &'r str,
@@ -244,9 +245,15 @@ impl Lines<'_> {
                 .collect::<Result<Vec<_>, StageError>>()?;
             for row in 0..batch.num_rows() {
                 let place = places.of_row(row, shards, self.extracted, partition)?;
+                let is_tarred = place.in_tar && self.extracted.audio.as_os_str().is_empty();
+                let shard = is_tarred
+                    .then(|| trailing_number(Path::new(&*place.tar_path)))
+                    .flatten();
                 let line = Line {
                     audio_filepath: match place.file {
                         Some(file) => file,
+                        // NeMo's tarred form.
+                        None if is_tarred => strip_dot_slash(members.value(row)).to_string(),
                         None => self.extracted.path(&place.tar_path, members.value(row))?,
                     },
                     offset: place.offset,
@@ -254,7 +261,7 @@ impl Lines<'_> {
                     text: texts.value(row),
                     lang: langs.value(row),
                     segment_id: ids.value(row),
-                    shard_id: shard_ids.value(row),
+                    shard_id: shard.map_or_else(|| shard_ids.value(row).into(), Value::from),
                     tar_member_name: members.value(row),
                     tar_path: &place.tar_path,
                     source: sources.value(row),

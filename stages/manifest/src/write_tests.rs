@@ -311,3 +311,91 @@ fn an_empty_set_is_written_only_where_it_is_allowed() {
     // Where nothing was refused there was nothing to write.
     assert!(matches!(write("", &[]), (Ok(()), true)));
 }
+
+/// A tar of one file.
+fn tar_of(name: &str, bytes: &[u8]) -> Vec<u8> {
+    let mut header = [0u8; 512];
+    header[..name.len()].copy_from_slice(name.as_bytes());
+    header[100..108].copy_from_slice(b"0000644\0");
+    header[124..136].copy_from_slice(format!("{:011o}\0", bytes.len()).as_bytes());
+    header[148..156].fill(b' ');
+    header[156] = b'0';
+    header[257..263].copy_from_slice(b"ustar\0");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut tar = [&header[..], bytes].concat();
+    tar.resize(tar.len().next_multiple_of(512) + 1024, 0);
+    tar
+}
+
+/// Rows of `audio.webdataset`: the member in its tar, as NeMo's tarred manifests have it, which is read again as the same row.
+#[test]
+fn rows_in_tars_are_written_as_nemo_reads_tars() {
+    let folder = tempfile::tempdir().unwrap();
+    let tar = folder.path().join("wds/part/audio_3.tar");
+    fs::create_dir_all(tar.parent().unwrap()).unwrap();
+    let recording = b"fLaC not looked into";
+    fs::write(&tar, tar_of("x/0001.flac", recording)).unwrap();
+    // A file of the same name beside the manifest is another one.
+    let out = folder.path().join("out");
+    fs::create_dir_all(out.join("x")).unwrap();
+    fs::write(out.join("x/0001.flac"), b"another").unwrap();
+    let text = |value: &str| -> ArrayRef { Arc::new(StringArray::from(vec![value])) };
+    let batch = RecordBatch::try_from_iter(vec![
+        ("_row", Arc::new(UInt32Array::from(vec![0])) as ArrayRef),
+        ("segment_id", text("x/0001")),
+        ("shard_id", text("audio_3")),
+        ("text", text("one")),
+        ("duration", Arc::new(Float64Array::from(vec![1.5]))),
+        ("lang", text("en")),
+        ("tar_member_name", text("./x/0001.flac")),
+        ("tar_path", text("part/audio_3.tar")),
+        ("source", text("webdataset")),
+        ("offset", Arc::new(Int64Array::from(vec![512]))),
+        ("size", Arc::new(Int64Array::from(vec![recording.len() as i64]))),
+    ])
+    .unwrap();
+    let write = |shards: &str| {
+        let settings = format!("{{out: {:?}, jsonl: true, shards: {shards:?}}}", out.to_str().unwrap());
+        let harness = Harness::<Write>::from_yaml(&settings)?.input("train", batch.schema());
+        harness.feed("train", "part/audio_3", batch.clone()).run()
+    };
+    let error = write("").map(drop).unwrap_err().to_string();
+    assert!(error.contains("part/audio_3.tar is not there"), "{error}");
+    write(folder.path().join("wds").to_str().unwrap()).unwrap();
+    let line = &lines(&out.join("train_manifest_v2.jsonl"))[0];
+    assert_eq!(
+        (&line["audio_filepath"], &line["shard_id"]),
+        (&json!("x/0001.flac"), &json!(3))
+    );
+    for name in ["train_manifest_v2.jsonl", "train_manifest_v2.parquet"] {
+        let again = read(&out.join(name)).all_rows("rows");
+        let text = |column: &str| columns::text(&again, column).unwrap().value(0).to_string();
+        assert_eq!(text("audio_path"), tar.to_str().unwrap(), "{name}");
+        assert_eq!(
+            (text("shard_id"), text("segment_id")),
+            ("audio_3".into(), "x/0001".into()),
+            "{name}"
+        );
+        assert_eq!(columns::whole(&again, "offset").unwrap().value(0), 512, "{name}");
+    }
+    // And by NeMo's own settings for tars, without ours.
+    let plain = folder.path().join("nemo.jsonl");
+    fs::write(
+        &plain,
+        r#"{"audio_filepath": "x/0001.flac", "duration": 1.5, "text": "one", "lang": "en", "shard_id": 3}"#,
+    )
+    .unwrap();
+    let settings = ReadSettings {
+        manifest: plain.to_str().unwrap().into(),
+        tars: folder
+            .path()
+            .join("wds/part/audio__OP_3..3_CL_.tar")
+            .to_str()
+            .unwrap()
+            .into(),
+        ..ReadSettings::default()
+    };
+    let rows = Harness::<Read>::new(settings).run().unwrap().all_rows("rows");
+    assert_eq!(columns::whole(&rows, "offset").unwrap().value(0), 512);
+}

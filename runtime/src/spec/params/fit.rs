@@ -1,7 +1,7 @@
 //! Whether a value fits the type of a default.
 
 use crate::spec::substitute;
-use crate::spec::yaml::{self, Value};
+use crate::spec::yaml::{self, Steps, Value};
 use crate::suggest::nearest;
 
 pub(super) fn has_reference(value: &Value) -> bool {
@@ -55,17 +55,26 @@ fn is_list_of_scalars(list: &[Value]) -> bool {
     !list.is_empty() && list.iter().all(|item| is_scalar(item) && same_type(item))
 }
 
-/// The first number of a value that is infinite or NaN.
-pub(super) fn not_finite(value: &Value) -> Option<&Value> {
+/// The first number of a value that is infinite or NaN, and where it stands below `steps`.
+pub(in crate::spec) fn place_of_not_finite<'v>(value: &'v Value, steps: &Steps) -> Option<(Steps, &'v Value)> {
     match value {
         Value::Number(number) => number
             .as_f64()
             .is_some_and(|number| !number.is_finite())
-            .then_some(value),
-        Value::Sequence(items) => items.iter().find_map(not_finite),
-        Value::Mapping(map) => map.values().find_map(not_finite),
+            .then(|| (steps.clone(), value)),
+        Value::Sequence(items) => {
+            let mut items = items.iter().enumerate();
+            items.find_map(|(index, item)| place_of_not_finite(item, &steps.index(index)))
+        }
+        Value::Mapping(map) => map
+            .iter()
+            .find_map(|(key, value)| place_of_not_finite(value, &steps.key(key.as_str().unwrap_or_default()))),
         _ => None,
     }
+}
+
+fn not_finite(value: &Value) -> Option<&Value> {
+    place_of_not_finite(value, &Steps::default()).map(|(_, number)| number)
 }
 
 /// Checks that numbers are finite, unless the default has one that is not.

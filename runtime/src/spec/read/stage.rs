@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Reader;
 use super::document::Document;
 use crate::spec::edges::read_from;
-use crate::spec::params::{Scope, brief};
+use crate::spec::params::{Scope, brief, place_of_not_finite};
 use crate::spec::pipeline::{LimitAction, MaxRejects, MergedGroup, Origin, PutIn, RejectLimit, Stage};
 use crate::spec::substitute::{self, Problem, Taken};
 use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
@@ -114,6 +114,11 @@ impl Reader<'_> {
         let mut taken = Vec::new();
         let kind = uses.as_deref().and_then(|kind| self.registry.get(kind));
         let sql = kind.map_or(&[][..], |kind| kind.sql_settings());
+        if let Some((steps, number)) = place_of_not_finite(part("with"), &here.key("with")) {
+            let message = format!("stage `{name}`: expected a finite number, found {}", brief(number));
+            let help = "a parameter whose default is no finite number can give one".to_string();
+            self.wrong(document, &steps, Part::Value, message, Some(help));
+        }
         let with = self.settings(document, part("with"), &here.key("with"), scope, sql, &mut taken);
         let with = match with {
             with @ (Value::Null | Value::Mapping(_)) => Some(with),

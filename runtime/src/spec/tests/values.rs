@@ -182,6 +182,23 @@ fn a_limit_that_is_no_number_is_refused_in_overlays_but_an_include_may_be_withou
 }
 
 #[test]
+fn numbers_that_stand_in_settings_are_finite() {
+    let files = Files::new(&[(
+        "p.yaml",
+        "flow: 1\nparams: {endless: .inf}\nstages:\n  s: {uses: toy.count, with: {rows: [1, {x: .nan}]}}\n  t: {uses: toy.count, with: {rows: '${endless}'}}\n",
+    )]);
+    let said = files.said(files.load(&[], &[]).unwrap_err());
+    assert!(
+        said.contains("stage `s`: expected a finite number, found .nan"),
+        "{said}"
+    );
+    assert!(
+        said.contains("p.yaml:4:45") && !said.contains("stage `t`: expected a finite"),
+        "{said}"
+    );
+}
+
+#[test]
 fn files_may_begin_with_a_byte_order_mark() {
     let files = Files::new(&[
         (

@@ -9,12 +9,12 @@ use super::WebDatasetSettings;
 use crate::decode::read_open_range;
 use crate::error::AudioError;
 use crate::examine::judge;
+use crate::listing::is_of_recording;
 use crate::member_name::is_unsafe;
 use crate::tar::{Member, MemberKind};
 
 /// Longest text or `.json` that is read, in bytes.
 const LONGEST_TEXT: u64 = 1 << 20;
-const RECORDINGS: [&str; 5] = ["flac", "wav", "mp3", "m4a", "ogg"];
 
 pub(super) struct Sample<'a> {
     /// The members' common name.
@@ -46,7 +46,7 @@ pub(super) fn group<'a>(members: &[&'a Member]) -> Vec<Sample<'a>> {
     let mut by_key: HashMap<&str, usize> = HashMap::new();
     for &member in members {
         let (key, extension) = split(&member.name);
-        let recording = RECORDINGS.iter().any(|known| extension.eq_ignore_ascii_case(known));
+        let recording = is_of_recording(extension);
         let (text, json) = (
             extension.eq_ignore_ascii_case("txt"),
             extension.eq_ignore_ascii_case("json"),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::table_text::Records;
+use super::table_text::{Layout, Records};
 
 /// The byte-order mark of UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -53,8 +53,8 @@ impl DecodedText {
     }
 
     /// The records of a table in a range of the text, in bytes; see [`super::table_text::records`].
-    pub fn records(&self, range: Range<usize>, quoted: bool) -> Records<'_> {
-        Records::of(self, range, quoted)
+    pub fn records(&self, range: Range<usize>, layout: Layout) -> Records<'_> {
+        Records::of(self, range, layout)
     }
 }
 
@@ -78,10 +78,14 @@ mod tests {
             ]
         );
         let table = DecodedText::of(b"x\ty\n\xef\xbf\xbd\tb\n\xff\tc\n".to_vec());
+        let tabs = Layout {
+            separator: '\t',
+            quoted: false,
+        };
         let from = table.text.find('\n').unwrap() + 1;
-        let records = table.records(from..table.text.len(), false);
+        let records = table.records(from..table.text.len(), tabs);
         let broken: Vec<bool> = records.map(|record| record.broken.is_some()).collect();
         assert_eq!(broken, [false, true]);
-        assert_eq!(table.records(0..from, false).count(), 1);
+        assert_eq!(table.records(0..from, tabs).count(), 1);
     }
 }

@@ -25,11 +25,15 @@ pub enum Format {
     Folder,
 }
 
-/// Expands `a_{0..3}.json`, `a_{x,y}.json` and NeMo's `a__OP_0..3_CL_.json`. Numbers keep leading zeros.
+/// Expands `a_{0..3}.json`, `a_{x,y}.json` and NeMo's `a__OP_0..3_CL_.json`. Numbers keep leading zeros. The name of a file that
+/// is there stands for that file.
 ///
 /// # Errors
 /// Says what is wrong with the pattern.
 pub fn expand(pattern: &str) -> Result<Vec<String>, String> {
+    if Path::new(pattern).exists() {
+        return Ok(vec![pattern.to_string()]);
+    }
     let mut done = Vec::new();
     let mut waiting = vec![pattern.replace("_OP_", "{").replace("_CL_", "}")];
     while let Some(text) = waiting.pop() {
@@ -132,6 +136,13 @@ mod tests {
         ] {
             let error = expand(pattern).unwrap_err();
             assert!(error.contains(expected), "{pattern}: {error}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["{a}.jsonl", "{a,b}.jsonl", "m__OP_0..1_CL_.json", "{"] {
+            let file = folder.path().join(name);
+            std::fs::write(&file, "").unwrap();
+            let file = file.to_str().unwrap();
+            assert_eq!(expand(file).unwrap(), [file]);
         }
         assert_eq!(trailing_number(Path::new("x/audio_012.tar")), Some(12));
         assert_eq!(trailing_number(Path::new("x/audio.tar")), None);

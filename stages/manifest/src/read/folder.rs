@@ -17,27 +17,36 @@ use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 
 /// Tables of a folder by Hugging Face's convention; the first that exists counts.
-const TABLES: [&str; 3] = ["metadata.csv", "metadata.tsv", "metadata.jsonl"];
+const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet"];
 /// Tables of a folder of Common Voice beside `clips`; the first that exists counts.
 const COMMON_VOICE: [&str; 2] = ["validated.tsv", "train.tsv"];
 /// Tables that are read only where they are named.
 const OF_COMMON_VOICE: [&str; 4] = ["dev.tsv", "test.tsv", "other.tsv", "invalidated.tsv"];
+/// The folder of the split that is read of a folder of split folders, each with a table.
+const TRAIN: &str = "train";
 /// Names of a folder that an error shows.
 const SHOWN: usize = 10;
+
+/// The first of some files of a folder that is there.
+fn first_of<S: AsRef<str>>(root: &Path, names: &[S]) -> Option<PathBuf> {
+    names
+        .iter()
+        .map(|name| root.join(name.as_ref()))
+        .find(|path| path.is_file())
+}
 
 /// The table of a folder; none where transcripts are beside the recordings.
 ///
 /// # Errors
 /// Where a folder of Common Voice has tables, but none of all recordings.
 pub fn table_of(root: &Path) -> Result<Option<PathBuf>, ManifestError> {
-    let first = |names: &[&str]| names.iter().map(|name| root.join(name)).find(|path| path.is_file());
-    if let Some(table) = first(&TABLES) {
+    if let Some(table) = first_of(root, &TABLES) {
         return Ok(Some(table));
     }
     if !root.join("clips").is_dir() {
-        return Ok(None);
+        return Ok(first_of(root, &TABLES.map(|table| format!("{TRAIN}/{table}"))));
     }
-    if let Some(table) = first(&COMMON_VOICE) {
+    if let Some(table) = first_of(root, &COMMON_VOICE) {
         return Ok(Some(table));
     }
     let others = OF_COMMON_VOICE.into_iter().filter(|name| root.join(name).is_file());
@@ -62,6 +71,8 @@ pub struct AudioFolder {
     lang: String,
     folders: FolderLanguages,
     source: String,
+    /// A table in the folder above this one or in one of its folders, which may have the texts of recordings that lack them.
+    table: Option<PathBuf>,
 }
 
 /// Transcripts of a list, by utterance.
@@ -72,11 +83,26 @@ impl AudioFolder {
     /// When the folder cannot be read, or nothing is in it.
     pub fn open(root: &Path, settings: &ReadSettings) -> Result<Self, ManifestError> {
         let blocks = list(root)?;
+        if blocks.is_empty() && root.join("wav.scp").is_file() {
+            return Err(ManifestError::Manifest {
+                path: root.to_path_buf(),
+                why:
+                    "it is a data folder of Kaldi, which is not read; write a line for each utterance of `text`, with \
+                      `audio_filepath` (by `wav.scp`), `start` and `end` (by `segments`) and `text`"
+                        .into(),
+            });
+        }
         if blocks.is_empty() {
+            let tars = match holds_tars(root) {
+                true => {
+                    ", but tars, which `audio.webdataset` reads (`manifest.read` reads them where a manifest names their members: `tars`)"
+                }
+                false => "",
+            };
             return Err(ManifestError::Manifest {
                 path: root.to_path_buf(),
                 why: format!(
-                    "the folder holds no recording ({}; each with a .txt or .lab beside it or a line in a *.trans.txt, as \
+                    "the folder holds no recording{tars} ({}; each with a .txt or .lab beside it or a line in a *.trans.txt, as \
                      LibriSpeech has it) and no table ({}, as Hugging Face has it, or {} beside clips, as Common Voice has it); \
                      in it is {}",
                     AUDIO.join(", "),
@@ -100,6 +126,7 @@ impl AudioFolder {
                 )
             },
             blocks,
+            table: table_nearby(root),
             lang: settings.lang.clone(),
             source: settings.source.clone(),
         })
@@ -146,10 +173,12 @@ impl AudioFolder {
                 name: name.clone(),
                 files: texts,
                 extra: format!(
-                    "{} {}{}",
+                    "{} {}{}{}",
                     chain.to_hex(),
                     names.finalize().to_hex(),
-                    self.folders.in_key()
+                    self.folders.in_key(),
+                    // Rejects name it.
+                    if self.table.is_some() { " beside a table" } else { "" },
                 ),
             })
         };
@@ -170,7 +199,19 @@ impl AudioFolder {
     fn text(&self, file: &str, place: &Transcript, lists: &BTreeMap<&Arc<Path>, Lines<'_>>) -> Result<String, Refusal> {
         match place {
             Transcript::Refused { reason, detail } => Err(refuse(reason, detail.clone())),
-            Transcript::Beside(extension) => transcript(&self.beside(file, extension)),
+            Transcript::Beside(extension) => {
+                transcript(&self.beside(file, extension)).map_err(|refusal| match &self.table {
+                    Some(table) if refusal.reason == "missing_text" => refuse(
+                        "missing_text",
+                        format!(
+                            "{}; {} is a table: name it in place of the folder",
+                            refusal.detail,
+                            table.display()
+                        ),
+                    ),
+                    _ => refusal,
+                })
+            }
             Transcript::Line(list) => {
                 let found = lists.get(list).and_then(|lines| lines.get(stem(file))).cloned();
                 // It existed when the folder was listed.
@@ -202,6 +243,34 @@ impl AudioFolder {
             member: None,
         }
     }
+}
+
+/// The folders in a folder, in their order.
+fn folders_of(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    folders.sort();
+    folders
+}
+
+/// The first table by Hugging Face's convention in the folder above `root` or in one of its folders.
+fn table_nearby(root: &Path) -> Option<PathBuf> {
+    let above = root.parent().map(|above| match above.as_os_str().is_empty() {
+        true => PathBuf::from("."),
+        false => above.to_path_buf(),
+    });
+    let mut folders = above.into_iter().chain(folders_of(root));
+    folders.find_map(|folder| first_of(&folder, &TABLES))
+}
+
+/// Whether a folder holds tars, or its folders do.
+fn holds_tars(root: &Path) -> bool {
+    let is_tar = |path: PathBuf| path.extension().is_some_and(|extension| extension == "tar");
+    let mut folders = std::iter::once(root.to_path_buf()).chain(folders_of(root));
+    folders.any(|folder| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).any(is_tar)
+    })
 }
 
 /// The first names in a folder, for an error.

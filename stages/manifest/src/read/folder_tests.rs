@@ -1,7 +1,8 @@
 //! Folders as other systems leave them.
 
-use super::forms::{lay_out, with_lang};
+use super::forms::{details, lay_out, with_lang};
 use super::*;
+use arrow::array::{ArrayRef, StructArray};
 
 #[test]
 fn transcripts_and_recordings_may_have_names_in_capitals() {
@@ -58,4 +59,180 @@ fn recordings_have_the_extensions_of_containers_too() {
     let mut expected = extensions.to_vec();
     expected.sort_unstable();
     assert_eq!(column(&run(with_lang(folder.path(), "en")), "text"), expected);
+}
+
+#[test]
+fn why_a_transcript_has_no_recording_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("gone.txt", "one"),
+            ("film.txt", "two"),
+            ("film.avi", ""),
+            // One letter, and two.
+            ("caf\u{e9}.txt", "three"),
+        ],
+    );
+    fs::write(folder.path().join("cafe\u{301}.wav"), recording()).unwrap();
+    let output = run(with_lang(folder.path(), "en"));
+    let said = details(&output).join("\n");
+    for expected in [
+        "no recording called `gone` lies beside `gone.txt`",
+        "`film.avi` is not of a format that is read",
+        "`cafe\u{301}` is written in another form of Unicode",
+    ] {
+        assert!(said.contains(expected), "{said}");
+    }
+    // The same where a manifest names it.
+    let manifest = folder.path().join("m.csv");
+    fs::write(&manifest, "file_name,text\ncaf\u{e9}.wav,three\n").unwrap();
+    let said = details(&run(with_lang(&manifest, "en"))).join("\n");
+    assert!(
+        said.contains("cafe\u{301}.wav is there, whose name is written in another form of Unicode"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_table_nearby_is_named_where_texts_are_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[("metadata.csv", "file_name,text\na.wav,one\n"), ("wavs/b.txt", "two")],
+    );
+    for name in ["a.wav", "b.wav"] {
+        fs::write(folder.path().join("wavs").join(name), recording()).unwrap();
+    }
+    let output = run(with_lang(&folder.path().join("wavs"), "en"));
+    assert_eq!(reasons(&output), ["missing_text"]);
+    let said = details(&output).join("\n");
+    assert!(
+        said.contains("metadata.csv is a table: name it in place of the folder"),
+        "{said}"
+    );
+}
+
+#[test]
+fn of_folders_of_splits_train_is_read_and_said() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("train/metadata.csv", "file_name,transcription\nx/a.wav,one\n"),
+            ("test/metadata.csv", "file_name,transcription\nb.wav,two\n"),
+            ("train/x/none.md", ""),
+        ],
+    );
+    fs::write(folder.path().join("train/x/a.wav"), recording()).unwrap();
+    fs::write(folder.path().join("test/b.wav"), recording()).unwrap();
+    let settings = with_lang(folder.path(), "en");
+    assert_eq!(column(&run(settings.clone()), "text"), ["one"]);
+    let decision = opened(&settings).decision().unwrap();
+    assert!(
+        decision.contains("of the folders of splits `train` is read"),
+        "{decision}"
+    );
+}
+
+#[test]
+fn a_folder_of_tars_names_the_kind_that_reads_them() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(folder.path(), &[("train/000000.tar", "")]);
+    let said = failure(with_lang(folder.path(), "en"));
+    assert!(said.contains("audio.webdataset"), "{said}");
+}
+
+#[test]
+fn what_other_programs_write_is_read_or_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("a.wav"), recording()).unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("semicolons.csv", "path;text;lang\na.wav;\"one; two\";en\n"),
+            ("tabs.csv", "path\ttext\na.wav\t\"he said \"\"hi\"\"\"\n"),
+            ("kaldi/wav.scp", "a a.wav\n"),
+            ("kaldi/text", "a one\n"),
+            ("cuts.jsonl.gz", "\u{1f}"),
+        ],
+    );
+    let utf_16: Vec<u8> = "\u{feff}path\ttext\n"
+        .encode_utf16()
+        .flat_map(u16::to_le_bytes)
+        .collect();
+    fs::write(at("excel.tsv"), utf_16).unwrap();
+    let texts = |name: &str| column(&run(with_lang(&at(name), "en")), "text");
+    assert_eq!(texts("semicolons.csv"), ["one; two"]);
+    assert_eq!(texts("tabs.csv"), ["he said \"hi\""]);
+    for (name, said) in [
+        ("excel.tsv", "it is UTF-16"),
+        ("kaldi", "a data folder of Kaldi"),
+        ("cuts.jsonl.gz", "it is compressed"),
+    ] {
+        let message = failure(with_lang(&at(name), "en"));
+        assert!(message.contains(said), "{message}");
+    }
+}
+
+#[test]
+fn columns_of_parquet_are_called_as_those_of_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("clips")).unwrap();
+    fs::write(at("clips/a.wav"), recording()).unwrap();
+    let write = |name: &str, columns: Vec<(&str, ArrayRef)>| {
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let mut writer = ArrowWriter::try_new(fs::File::create(at(name)).unwrap(), batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+    };
+    let text = |value: &str| -> ArrayRef { Arc::new(StringArray::from(vec![value])) };
+    write(
+        "pandas.parquet",
+        vec![
+            ("path", text("clips/a.wav")),
+            ("sentence", text("one")),
+            ("locale", text("de-DE")),
+        ],
+    );
+    let output = run(settings(&at("pandas.parquet")));
+    assert_eq!(
+        (column(&output, "text"), column(&output, "lang")),
+        (vec!["one".into()], vec!["de".into()])
+    );
+    assert_eq!(column(&output, "segment_id"), ["clips/a"]);
+    let measured = output
+        .all_rows("rows")
+        .column_by_name("duration")
+        .unwrap()
+        .as_primitive::<Float64Type>()
+        .value(0);
+    assert!(measured > 0.5);
+    // The measured length changes with the recording, so the partition does, too.
+    let key = |settings: &ReadSettings| opened(settings).partitions().unwrap()[0].extra.clone();
+    let unlooked = ReadSettings {
+        check_audio: false,
+        ..settings(&at("pandas.parquet"))
+    };
+    let before = key(&unlooked);
+    fs::write(at("clips/a.wav"), [recording(), vec![0]].concat()).unwrap();
+    assert_ne!(key(&unlooked), before);
+    // Hugging Face's metadata, and recordings within a column.
+    write(
+        "metadata.parquet",
+        vec![("file_name", text("clips/a.wav")), ("text", text("two"))],
+    );
+    assert_eq!(column(&run(with_lang(folder.path(), "en")), "text"), ["two"]);
+    let bytes: ArrayRef = Arc::new(StructArray::from(vec![(
+        Arc::new(Field::new("path", DataType::Utf8, true)),
+        text("a.wav"),
+    )]));
+    write(
+        "hub.parquet",
+        vec![("audio", bytes), ("text", text("three")), ("id", text("a"))],
+    );
+    let said = failure(with_lang(&at("hub.parquet"), "en"));
+    assert!(said.contains("holds the recordings themselves"), "{said}");
 }

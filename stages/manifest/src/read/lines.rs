@@ -18,10 +18,11 @@ use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::text_tables::TEXT_COLUMNS;
-use super::times::{DURATION, ENDS, TIME_KEYS, Times, Unit, UnitSample};
+use super::times::{ENDS, TIME_KEYS, Times, Unit, UnitSample, is_unread, unread};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra;
+use crate::names::strip_dot_slash;
 
 /// Lines that make a partition, and bytes that end one sooner.
 const BLOCK_LINES: u64 = 8_192;
@@ -390,24 +391,29 @@ pub fn row_of<'t>(
         return row_of_file_name(&fields, rules, stem);
     }
     let word = |key| Ok(fields.text(key)?.unwrap_or_default().to_string());
-    let text = fields
-        .text("text")?
-        .ok_or_else(|| refuse("missing_field", "text"))?
-        .to_string();
+    let text = fields.text("text")?.ok_or_else(|| fields.missing("text"))?.to_string();
     let (start, duration) = fields.times()?.place(rules.unit)?;
-    let duration = duration.ok_or_else(|| refuse("missing_field", DURATION))?;
     let shard = fields.shard()?;
     let said = fields.language()?;
     let lang_field = said.map_or("", |(key, _)| key);
     let lang = language(said.map(|(_, lang)| lang), &rules.lang, None, &text);
     let (tar_path, member) = (word("tar_path")?, word("tar_member_name")?);
     let path = fields.text("audio_filepath")?.filter(|path| !path.is_empty());
-    let shard_id = shard.clone().unwrap_or_else(|| stem.to_string());
+    // As `manifest.write` writes rows in tars: NeMo's form, but with the tar.
+    let is_member = path.is_some_and(|path| path == strip_dot_slash(&member) && !tar_path.is_empty());
+    let tar_of_number = is_member.then(|| trailing_number(Path::new(&tar_path))).flatten();
+    let shard_id = match &shard {
+        Some(shard) if tar_of_number.is_some_and(|number| number.to_string() == *shard) => {
+            file_stem(Path::new(&tar_path))
+        }
+        Some(shard) => shard.clone(),
+        None => stem.to_string(),
+    };
     let mut row = ManifestRow {
         segment_id: fields.name("segment_id")?.unwrap_or_default(),
         shard_id,
         text,
-        duration: Some(duration),
+        duration,
         lang,
         lang_field,
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
@@ -429,7 +435,7 @@ pub fn row_of<'t>(
             row.tar_member_name = path.to_string();
         }
         _ => {
-            if let Some(path) = path {
+            if let Some(path) = path.filter(|_| !is_member) {
                 row.wanted = rules.places.of_path(path);
             }
             if !tar_path.is_empty() && !member.is_empty() {
@@ -442,7 +448,7 @@ pub fn row_of<'t>(
         }
     }
     if path.is_none() && row.wanted.files.is_empty() {
-        return Err(refuse("missing_field", "audio_filepath"));
+        return Err(fields.missing("audio_filepath"));
     }
     if row.segment_id.is_empty() {
         row.segment_id = file_stem(Path::new(path.unwrap_or(&row.tar_member_name)));
@@ -522,7 +528,26 @@ impl<'l> Fields<'l> {
 
     /// What the line says of the row's place.
     fn times(&self) -> Result<Times, Refusal> {
+        let mut numbers = self.fields.iter().filter(|(_, value)| value.is_number());
+        if let Some((name, _)) = numbers.find(|(name, _)| is_unread(name)) {
+            return Err(refuse("unread_time", unread(name)));
+        }
         Times::of(|name| self.number(name))
+    }
+
+    /// A key that a row needs is not there.
+    fn missing(&self, key: &str) -> Refusal {
+        let is_lhotse = ["supervisions", "recording_id", "sources"]
+            .iter()
+            .any(|key| self.has(key));
+        let detail = match is_lhotse {
+            true => format!(
+                "{key}: this is a line of Lhotse's; write one of NeMo's for each supervision, with `audio_filepath`, `offset`, \
+                 `duration` and `text`"
+            ),
+            false => key.to_string(),
+        };
+        refuse("missing_field", detail)
     }
 
     /// A name, given by a text or a number.

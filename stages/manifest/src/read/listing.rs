@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flow_runtime::Partition;
+use unicode_normalization::UnicodeNormalization;
 
 use super::transcripts::{LIST, lines_of, split_line};
 use crate::error::ManifestError;
@@ -138,6 +139,8 @@ struct Contents {
     extensions: HashMap<(String, String), String>,
     /// Folders and recordings whose names are not UTF-8, as they can be shown.
     unnamed: BTreeSet<String>,
+    /// Files that are neither recordings nor transcripts, by stem.
+    others: HashMap<String, String>,
 }
 
 impl Contents {
@@ -175,6 +178,8 @@ impl Contents {
                 .is_some_and(|found| found.eq_ignore_ascii_case("txt") || found.eq_ignore_ascii_case("lab"))
             {
                 contents.texts.insert(name);
+            } else {
+                contents.others.insert(stem(&name).to_string(), name);
             }
         }
         // Small letters come last in their order, and stand where there are both.
@@ -223,12 +228,17 @@ impl Contents {
         }
         if !self.recordings.is_empty() {
             let texts = self.texts.iter().filter(|name| !name.ends_with(LIST));
+            let by_form: HashMap<String, &str> = stems.iter().map(|stem| (composed(stem), *stem)).collect();
             for text in texts.filter(|name| !stems.contains(stem(name))) {
-                refuse(
-                    text,
-                    "missing_audio",
-                    "no recording of this name lies beside the transcript".into(),
-                );
+                let other = match (by_form.get(&composed(stem(text))), self.others.get(stem(text))) {
+                    (Some(recording), _) => format!(
+                        "; `{recording}` is written in another form of Unicode: its letters look the same, but the names differ"
+                    ),
+                    (None, Some(other)) => format!("; `{other}` is not of a format that is read"),
+                    (None, None) => String::new(),
+                };
+                let why = format!("no recording called `{}` lies beside `{text}`{other}", stem(text));
+                refuse(text, "missing_audio", why);
             }
         }
         for name in &self.unnamed {
@@ -257,6 +267,11 @@ impl Contents {
         found.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found)
     }
+}
+
+/// A name in the one form of Unicode that all its forms have.
+fn composed(name: &str) -> String {
+    name.nfc().collect()
 }
 
 /// A name without its extension.

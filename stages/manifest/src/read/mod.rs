@@ -5,7 +5,7 @@ mod files;
 mod folder;
 mod folder_languages;
 mod grouped;
-pub(crate) mod json_line;
+pub mod json_line;
 mod lines;
 mod listing;
 mod looks;
@@ -13,6 +13,7 @@ mod manifest_line;
 mod naming;
 mod opening;
 mod places;
+pub(crate) mod quoting;
 mod recordings;
 mod row_rules;
 pub(crate) mod rows;
@@ -39,9 +40,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use files::Format;
+pub(crate) use files::trailing_number;
 pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
+pub use quoting::Quoting;
 pub use row_rules::Regions;
 pub use rows::read_schema;
 
@@ -60,7 +63,8 @@ use rows::Rows;
 ///
 /// - parquet: files with the columns that `manifest.write` writes (`segment_id, text, duration` are needed, `lang,
 ///   shard_id, tar_member_name, tar_path, source, audio_path` or `audio_filepath`, times (below) and `extra` read if
-///   they are there, others left out; dictionaries and other widths of text and numbers are read as text and float64, whole
+///   they are there, others left out; columns for file, text, language and id may be called as in a table, and where there is
+///   one for the file, id and duration may be missing as there; dictionaries and other widths of text and numbers are read as text and float64, whole
 ///   numbers where a text is wanted as their text). A
 ///   shard is a partition, `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file. An
 ///   `extra` that is no JSON object is kept as the text of the key `extra`.
@@ -68,16 +72,17 @@ use rows::Rows;
 ///   `target_lang` or `source_lang`) and optionally times (below), `segment_id`, `shard_id`,
 ///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` is relative to the
 ///   manifest's folder, or else to the current one. With `tars` it is a member of a tar. A line with `file_name`
-///   instead, as Hugging Face has it, may call its text `text`, `transcription`, `transcript` or `sentence`, and need
-///   not say its duration. Numbers that JSON does not have (`NaN`, `Infinity`), as Python writes them, are null. 8,192
+///   instead, as Hugging Face has it, may call its text `text`, `transcription`, `transcript` or `sentence`. Numbers that JSON does not have (`NaN`, `Infinity`), as Python writes them, are null. 8,192
 ///   lines are a partition.
-/// - table: CSV (RFC 4180) or TSV (without quotes, as Common Voice writes it). The first line names a column for the file
+/// - table: CSV (RFC 4180; with semicolons or tabs where its heading has no comma) or TSV (quotes are letters, as Common Voice writes it, or as in CSV, as pandas and Excel do:
+///   `quoting`). The first line names a column for the file
 ///   (`audio_filepath, audio_path, audio, path, file, file_name, filename` or `wav`) and one for the text (`text, sentence,
 ///   transcript, transcription` or `normalized_text`), perhaps times (below), `lang` (or `language`,
 ///   `locale`), `segment_id` (or `id`), `shard_id` and `source`; other columns go into `extra` as texts, but empty fields. The
 ///   file is looked for in a folder `clips` beside the table, beside the table, and in the current folder. 1,000 rows are a
 ///   partition.
-/// - folder: a folder with a table, `metadata.csv`, `metadata.tsv` or `metadata.jsonl`; a folder of Common Voice (`clips` and
+/// - folder: a folder with a table, `metadata.csv`, `metadata.tsv`, `metadata.jsonl` or `metadata.parquet`, perhaps in its
+///   folder `train`; a folder of Common Voice (`clips` and
 ///   `validated.tsv`, or else `train.tsv`: name another table itself); or else the recordings (flac, wav, mp3, m4a, ogg, webm,
 ///   mka, aiff, caf, mov and others) in it and below it, each with a `.txt` or `.lab` beside it (also in capitals), or a line
 ///   `<name> <text>` in a `.trans.txt` of its folder, as LibriSpeech has it. What macOS, archives, notebooks and file systems
@@ -85,16 +90,19 @@ use rows::Rows;
 ///   is not UTF-8 are refused (`missing_audio`, `duplicate_utterance`, `unsafe_name`). Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
 ///   error.
 ///
-/// Recordings of tables and folders without a duration are decoded to measure it.
+/// Recordings of rows without a duration are decoded to measure it.
 ///
 /// Rows that are parts of longer recordings begin at `offset`, `start`, `start_time` or `begin`, and end at `end`, `end_time` or
 /// `stop`, or are `duration` long: in seconds. Where `start` and `end` are both given, and most of a sample of rows would end
 /// long after their recordings, by the headers of FLAC and WAV files, but not in milliseconds, they are milliseconds; the log
-/// says so. Times that contradict each other are refused. Rows with different texts on exactly the same part of the same
+/// says so. Times that contradict each other are refused. A column that seems to be such a time under another name
+/// (`start_ms`) is an error, in JSON lines a reject (`unread_time`): `columns: [start_ms=start]` has it read,
+/// `[start_ms=extra]` kept with the other columns. Rows with different texts on exactly the same part of the same
 /// recording are told in a warning.
 ///
 /// A row without a language gets `lang`; else, in tables and folders, the first folder of its path, if those of all such rows
-/// are named like languages (two or three letters, perhaps with a region; the log says what was decided); else the one in a tag
+/// are named like languages (codes of two or three letters, perhaps with a region; other words of three letters beside such codes
+/// alone; the log says what was decided); else the one in a tag
 /// that its text begins with (`<|hi|> ...`). With `lang: und`, the code for an undetermined language, rows get it where nothing
 /// else tells: for data of one language and models whose texts carry no tags. `en-US` and `en_US` become `en`, unless `regions` is `keep`. A language has the
 /// form of BCP 47: two or three letters, perhaps with script, region and variant (`hi`, `zh-Hant-TW`), and is written in the
@@ -112,7 +120,7 @@ use rows::Rows;
 /// (`<audio>/<lang>/<shard_id>/<member>`), then beside the tar, then in it.
 ///
 /// Rows are refused (class `rule`) as `duration_too_short` and `duration_too_long` by `min_duration` and `max_duration`, and
-/// (class `fault`) as `bad_json`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`, `bad_type`,
+/// (class `fault`) as `bad_json`, `unread_time`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`, `bad_type`,
 /// `bad_language` (the detail names the value and its field), `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the row begins
 /// after its recording, or ends more than 0.1 s after it, by the header of a FLAC or WAV file; of other formats, and with
 /// `check_audio: false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
@@ -155,8 +163,11 @@ pub struct ReadSettings {
     pub tars: String,
     /// Language of rows without one; `und` means undetermined, for rows without a language in folder or tag.
     pub lang: String,
-    /// Columns of tables with other names, each as `THEIRS=OURS`: `[wav_file=audio_filepath, words=text]`.
+    /// Columns of tables with other names, each as `THEIRS=OURS`: `[wav_file=audio_filepath, words=text]`. `THEIRS=extra` puts
+    /// one into `extra`, whatever it is called.
     pub columns: Vec<String>,
+    /// Whether fields of CSV and TSV may stand in double quotes.
+    pub quoting: Quoting,
     /// Whether the region of a language (`en-US`, `en_US`) is kept.
     pub regions: Regions,
     /// Least length of a row in seconds; one of exactly this length stays. Nothing: no limit.
@@ -182,6 +193,7 @@ impl Default for ReadSettings {
             tars: String::new(),
             lang: String::new(),
             columns: Vec::new(),
+            quoting: Quoting::default(),
             regions: Regions::default(),
             min_duration: None,
             max_duration: None,
@@ -255,7 +267,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 11;
+    const VERSION: u32 = 12;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(

@@ -77,7 +77,10 @@ impl ReadSettings {
             let found = match self.format {
                 Format::Auto => format_of(file).ok_or_else(|| ManifestError::Manifest {
                     path: file.clone(),
-                    why: "its name does not tell its format; say `format: parquet`, `nemo` or `table`".into(),
+                    why: match file.extension().and_then(|extension| extension.to_str()) {
+                        Some("gz" | "bz2" | "xz" | "zst") => "it is compressed; unpack it".into(),
+                        _ => "its name does not tell its format; say `format: parquet`, `nemo` or `table`".into(),
+                    },
                 })?,
                 given => given,
             };
@@ -131,7 +134,7 @@ impl ReadSettings {
                 };
                 Ok(Manifest::Lines(LineManifest::open(files, tars, self)?))
             }
-            (_, [root]) => self.open_folder(root),
+            (_, [root]) => self.open_folder(root, scratch),
             (_, [_, second, ..]) => Err(ManifestError::Manifest {
                 path: second.clone(),
                 why: "only one folder can be read".into(),
@@ -143,10 +146,13 @@ impl ReadSettings {
         }
     }
 
-    fn open_folder(&self, root: &Path) -> Result<Manifest, ManifestError> {
+    fn open_folder(&self, root: &Path, scratch: &Path) -> Result<Manifest, ManifestError> {
         Ok(match table_of(root)? {
             Some(table) if format_of(&table) == Some(Format::Nemo) => {
                 Manifest::Lines(LineManifest::open(vec![table], Vec::new(), self)?)
+            }
+            Some(table) if format_of(&table) == Some(Format::Parquet) => {
+                Manifest::Tables(TableManifest::open(vec![table], self, scratch)?)
             }
             Some(table) => Manifest::Texts(TextTables::open(vec![table], Some(root), self)?),
             None => Manifest::Folder(AudioFolder::open(root, self)?),

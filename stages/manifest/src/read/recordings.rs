@@ -8,7 +8,8 @@ use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
 use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::StageError;
-use flow_storage::{InputFile, is_file};
+use flow_storage::{InputFile, is_file, is_url};
+use unicode_normalization::UnicodeNormalization;
 
 use super::rows::{ManifestRow, Refusal, refuse};
 
@@ -81,7 +82,11 @@ impl Recordings {
                     && let Some(length) = self.stated(&path, range)
                     && end - length > TOLERANCE_SECONDS
                 {
-                    let why = format!("the row ends at {end} s, the recording at {length} s");
+                    let unit = match (start + seconds / 1000.0).min(end / 1000.0) <= length + TOLERANCE_SECONDS {
+                        true => "; as milliseconds the row would fit, but `duration` and `offset` are seconds",
+                        false => "",
+                    };
+                    let why = format!("the row ends at {end} s, the recording at {length} s{unit}");
                     return Ok(Err(refuse("duration_past_end", why)));
                 }
                 seconds
@@ -112,6 +117,15 @@ impl Recordings {
             }
         }
         let mut tried: Vec<String> = wanted.files.iter().map(|file| file.display().to_string()).collect();
+        if let Some(other) = wanted.files.iter().find_map(|file| in_other_form(file)) {
+            let why = format!(
+                "; {} is there, whose name is written in another form of Unicode",
+                other.display()
+            );
+            if let Some(last) = tried.last_mut() {
+                last.push_str(&why);
+            }
+        }
         if let Some((tar, member)) = &wanted.member {
             match self.members(tar)? {
                 Ok(members) => match members.find(member) {
@@ -166,6 +180,14 @@ fn failed(path: &Path, error: &std::io::Error) -> StageError {
     StageError::failed(format!("{}: {error}", path.display()))
 }
 
+/// A file whose path differs only by the form in which Unicode writes its letters: `é` as one letter, or as two.
+fn in_other_form(path: &Path) -> Option<PathBuf> {
+    let written = path.to_str().filter(|path| !path.is_ascii() && !is_url(path))?;
+    let others: [String; 2] = [written.nfc().collect(), written.nfd().collect()];
+    let mut others = others.into_iter().filter(|other| other != written).map(PathBuf::from);
+    others.find(|other| other.is_file())
+}
+
 /// The inner error is the reason why the tar has no such member.
 fn list(path: &Path) -> Result<Result<Members, String>, StageError> {
     let failed = |error: std::io::Error| failed(path, &error);
@@ -177,6 +199,9 @@ fn list(path: &Path) -> Result<Result<Members, String>, StageError> {
     let length = file.metadata().map_err(failed)?.len();
     let mut reader = BufReader::new(file);
     let listing = tar::list(&mut reader, length).map_err(failed)?;
+    if let (tar::End::Cut(why), true) = (&listing.end, listing.members.is_empty()) {
+        return Ok(Err(why.clone()));
+    }
     let mut members = Members {
         by_name: HashMap::new(),
         by_file_name: HashMap::new(),

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::rows::{Refusal, refuse_by_rule};
 
 /// Names of folders of three letters that are no languages in the folders of a corpus, though some are ISO 639-3 codes.
-const NO_LANGUAGES: [&str; 13] = [
-    "aac", "all", "dev", "lab", "oga", "ogg", "raw", "set", "spk", "txt", "utt", "val", "wav",
+const NO_LANGUAGES: [&str; 14] = [
+    "aac", "all", "dev", "lab", "oga", "ogg", "raw", "rec", "set", "spk", "txt", "utt", "val", "wav",
 ];
 
 /// The codes of ISO 639-1: no other folder of two letters names a language.
@@ -17,6 +17,17 @@ const TWO_LETTERS: &str = "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm
     ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng \
     nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw \
     ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu";
+
+/// Codes of three letters that corpora of speech have, less those that are names or words, too.
+const THREE_LETTERS: &str = "aar abk afr aka alb amh apc ara arg ary arz asm ast ava ave awa aym aze azj bak bam baq bas bel bem ben bgc bho bik \
+    bis bod bos bre brx bul bur cat ceb ces cha che chu chv ckb cmn cnh cor cos cre cym cze dag deu div doi dsb dut dyu \
+    dzo efi ell eng epo est eus ewe fao fas fij fil fin fra fre fry ful gaa gbm geo ger gla gle glg glv gom gre grn guj \
+    guz hau haw hbs heb hil hin hmn hmo hne hrv hsb hun hye iba ibb ibo ice iii iku ilo ina ind ipk isl ita jpn kab kal \
+    kam kan kas kat kau kaz kea kfy khm kik kir kln kmb kmr kok kom kon kor kri kua kur lao lat lav lij lit ltg ltz lub \
+    lug luo luy lzh mah mai mao mar mdf mhr mkd mlg mlt mni mon mri mrj msa mya myv nan nau nav nbl nde ndo nep nld nno \
+    nob nor npi nso nya nyn oci oji ori orm ory oss pes pli pol por prs pus que quy raj roh ron rus sah san sat skr slk \
+    slo slv sme smo sna snd som sot spa sqi srd srp ssw swa swe swh syr tah tam tel tgk tgl tha tib tig tir tiv tpi tsn \
+    tso tuk tum tur twi uig ukr umb urd uzb ven vie vol vot wbr wel wln wol xho yao yid yor yue zgh zha zho zlm zul zza";
 
 /// Whether the region of a language tag is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -97,17 +108,31 @@ fn language_and_region(tag: &str) -> Option<(&str, &str)> {
     ((2..=3).contains(&language.len()) && letters(language) && is_region).then_some((language, region))
 }
 
-/// Whether a folder is named like a language: a code of ISO 639-1 or three letters, perhaps with a region (`hi`, `en-IN`), and
-/// none of the names that folders of a corpus often have (`dev`, `wav`).
-pub fn names_language(folder: &str) -> bool {
+/// How much the name of a folder looks like a language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Likeness {
+    /// `dev`, `wav`, `speaker1`.
+    None,
+    /// Three letters that may be anything (`cut`, `man`, `bob`): a language beside folders that are named like ones.
+    Beside,
+    /// A code of ISO 639-1, or one of three letters that corpora of speech have; perhaps with a region (`hi`, `en-IN`).
+    Code,
+}
+
+/// How much a folder is named like a language.
+pub fn names_language(folder: &str) -> Likeness {
     // A number after letters is more often that of a speaker (`spk_001`) than a region's.
     let tag = language_and_region(folder).filter(|(_, region)| region.len() == 2);
     let language = tag.map_or(folder, |(language, _)| language);
     let language = language.to_ascii_lowercase();
+    let is_among = |codes: &str| codes.split_ascii_whitespace().any(|code| code == language);
     match language.len() {
-        2 => TWO_LETTERS.split(' ').any(|code| code == language),
-        3 => language.bytes().all(|byte| byte.is_ascii_alphabetic()) && !NO_LANGUAGES.contains(&language.as_str()),
-        _ => false,
+        2 if is_among(TWO_LETTERS) => Likeness::Code,
+        3 if is_among(THREE_LETTERS) => Likeness::Code,
+        3 if language.bytes().all(|byte| byte.is_ascii_alphabetic()) && !NO_LANGUAGES.contains(&language.as_str()) => {
+            Likeness::Beside
+        }
+        _ => Likeness::None,
     }
 }
 
@@ -118,20 +143,23 @@ mod tests {
 
     #[test]
     fn folders_of_speakers_and_sets_name_no_language() {
-        for (folder, is_language) in [
-            ("hi", true),
-            ("en-IN", true),
-            ("nan_tw", true),
-            ("spk_001", false),
-            ("utt-042", false),
-            ("wav", false),
-            ("wav_001", false),
-            ("dev-us", false),
-            ("dr", false),
-            ("spk", false),
-            ("a", false),
+        for (folder, likeness) in [
+            ("rec", Likeness::None),
+            ("cut", Likeness::Beside),
+            ("man", Likeness::Beside),
+            ("hi", Likeness::Code),
+            ("en-IN", Likeness::Code),
+            ("nan_tw", Likeness::Code),
+            ("spk_001", Likeness::None),
+            ("utt-042", Likeness::None),
+            ("wav", Likeness::None),
+            ("wav_001", Likeness::None),
+            ("dev-us", Likeness::None),
+            ("dr", Likeness::None),
+            ("spk", Likeness::None),
+            ("a", Likeness::None),
         ] {
-            assert_eq!(names_language(folder), is_language, "{folder}");
+            assert_eq!(names_language(folder), likeness, "{folder}");
         }
     }
 
@@ -204,7 +232,7 @@ mod tests {
     #[test]
     fn folders_of_splits_and_formats_are_no_languages() {
         for name in ["hi", "hin", "en-IN", "pt_BR", "Hi"] {
-            assert!(names_language(name), "{name}");
+            assert_eq!(names_language(name), Likeness::Code, "{name}");
         }
         for name in [
             "dev",
@@ -218,7 +246,7 @@ mod tests {
             "en-clean",
             "",
         ] {
-            assert!(!names_language(name), "{name}");
+            assert_eq!(names_language(name), Likeness::None, "{name}");
         }
     }
 }

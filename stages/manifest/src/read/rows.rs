@@ -336,9 +336,9 @@ impl<'a> Rows<'a> {
         Ok(found.and_then(|found| self.rules.duration(found.duration).map(|()| (row, found))))
     }
 
-    /// Notes a row whose part of its recording another row had with another text: times that were not read, or that are
-    /// wrong, give such rows.
-    fn note_part(&mut self, number: u32, row: &ManifestRow, found: &Found) {
+    /// Whether a row before this one had the same part of the same recording with another text: times that were not read, or
+    /// that are wrong, give such rows.
+    pub(super) fn is_told_twice(&mut self, row: &ManifestRow, found: &Found) -> bool {
         let part = (
             &found.audio_path,
             found.range,
@@ -346,10 +346,7 @@ impl<'a> Rows<'a> {
             found.duration.to_bits(),
         );
         let text = hash_of(&row.text);
-        if *self.parts.entry(hash_of(part)).or_insert(text) != text {
-            let place = self.with_place(format!("row {number}"));
-            self.told_twice.get_or_insert((0, place)).0 += 1;
-        }
+        *self.parts.entry(hash_of(part)).or_insert(text) != text
     }
 
     /// What a person should know of rows that tell the same part of a recording in other words.
@@ -362,7 +359,10 @@ impl<'a> Rows<'a> {
     }
 
     fn append(&mut self, number: u32, row: &ManifestRow, found: &Found) -> Result<(), StageError> {
-        self.note_part(number, row, found);
+        if self.is_told_twice(row, found) {
+            let place = self.with_place(format!("row {number}"));
+            self.told_twice.get_or_insert((0, place)).0 += 1;
+        }
         self.rows.append_value(number);
         let texts = [
             &row.segment_id,

@@ -17,8 +17,8 @@ use super::rows::{ManifestRow, Refusal, Rows, refuse};
 const MOST_PARTITIONS: usize = 8;
 /// Rows of a partition that are kept until it is known how many it has.
 const MOST_KEPT: usize = 64;
-/// Rejected rows that are reported.
-const MOST_TOLD: usize = 20;
+/// Rejected rows of one reason that are reported.
+const MOST_TOLD: usize = 3;
 /// Seconds of a recording that are decoded at most.
 const LONGEST_DECODED: f64 = 300.0;
 
@@ -44,9 +44,10 @@ pub struct ManifestSample {
     pub other_tag: Vec<String>,
     /// How many of them are parts of longer recordings.
     pub parts: u64,
-    /// How many of all rows that were read would be rejected, and the first of them.
-    pub refused: u64,
-    pub refusals: Vec<RefusedRow>,
+    /// The places of those that have another text than one before them on the same part of the same recording.
+    pub told_twice: Vec<String>,
+    /// Of all rows that were read those that would be rejected, by the reason.
+    pub refused: Refused,
     /// Whether time ran out before all chosen rows were looked at.
     pub is_cut: bool,
 }
@@ -56,8 +57,38 @@ pub struct ManifestSample {
 pub struct RefusedRow {
     /// File and line, or the recording.
     pub place: String,
-    pub reason: &'static str,
     pub detail: String,
+}
+
+/// Rows that would be rejected.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Refused {
+    /// By the reason how many there are, and the first of them.
+    pub by_reason: BTreeMap<&'static str, (u64, Vec<RefusedRow>)>,
+}
+
+impl Refused {
+    pub fn rows(&self) -> u64 {
+        self.by_reason.values().map(|(rows, _)| rows).sum()
+    }
+
+    fn add(&mut self, place: impl FnOnce() -> String, Refusal { reason, detail, .. }: Refusal) {
+        let (rows, first) = self.by_reason.entry(reason).or_default();
+        *rows += 1;
+        if first.len() < MOST_TOLD {
+            let place = place();
+            first.push(RefusedRow { place, detail });
+        }
+    }
+
+    fn extend(&mut self, other: Refused) {
+        for (reason, (more, theirs)) in other.by_reason {
+            let (rows, first) = self.by_reason.entry(reason).or_default();
+            *rows += more;
+            first.extend(theirs);
+            first.truncate(MOST_TOLD);
+        }
+    }
 }
 
 /// Rows that are kept while a partition is read: every n-th, and those that are rejected while reading.
@@ -67,8 +98,7 @@ pub(super) struct KeptRows {
     /// One row in this many is kept; a power of two.
     every: u64,
     seen: u64,
-    refused: u64,
-    refusals: Vec<RefusedRow>,
+    refused: Refused,
 }
 
 impl KeptRows {
@@ -86,13 +116,7 @@ impl KeptRows {
                 }
             }
             Ok(_) => {}
-            Err(Refusal { reason, detail, .. }) => {
-                self.refused += 1;
-                if self.refusals.len() < MOST_TOLD {
-                    let place = place(None);
-                    self.refusals.push(RefusedRow { place, reason, detail });
-                }
-            }
+            Err(refusal) => self.refused.add(|| place(None), refusal),
         }
     }
 }
@@ -127,8 +151,7 @@ impl ManifestSample {
             manifest.read(partition, &mut rows)?;
             let kept = rows.take_kept();
             sample.rows_read += kept.seen;
-            sample.refused += kept.refused;
-            sample.refusals.extend(kept.refusals);
+            sample.refused.extend(kept.refused);
             let places = spread(kept.rows.len(), each);
             let rows_of_it = kept.rows.into_iter().enumerate();
             for (_, (_, place, row)) in rows_of_it.filter(|(at, _)| places.contains(at)) {
@@ -138,18 +161,17 @@ impl ManifestSample {
                 }
                 sample.rows += 1;
                 match rows.found(row)? {
-                    Ok((row, found)) => sample.look_at(place, &row, &found),
-                    Err(refusal) => sample.refuse(place, refusal),
+                    Ok((row, found)) => {
+                        if rows.is_told_twice(&row, &found) {
+                            sample.told_twice.push(place.clone());
+                        }
+                        sample.look_at(place, &row, &found);
+                    }
+                    Err(refusal) => sample.refused.add(|| place, refusal),
                 }
             }
         }
-        sample.refusals.truncate(MOST_TOLD);
         Ok(sample)
-    }
-
-    fn refuse(&mut self, place: String, Refusal { reason, detail, .. }: Refusal) {
-        self.refused += 1;
-        self.refusals.push(RefusedRow { place, reason, detail });
     }
 
     fn look_at(&mut self, place: String, row: &ManifestRow, found: &Found) {
@@ -160,12 +182,12 @@ impl ManifestSample {
         let start = row.start.unwrap_or(0.0);
         let opened = match RecordingReader::open(path, range, Channels::Mix) {
             Ok(opened) => opened,
-            Err(error) => return self.refuse(place, refuse("decode_error", error.to_string())),
+            Err(error) => return self.refused.add(|| place, refuse("decode_error", error.to_string())),
         };
         if found.duration <= LONGEST_DECODED
             && let Err(error) = decode_row(path, range, start, found.duration, LONGEST_DECODED)
         {
-            return self.refuse(place, refuse("decode_error", error.to_string()));
+            return self.refused.add(|| place, refuse("decode_error", error.to_string()));
         }
         *self
             .layouts

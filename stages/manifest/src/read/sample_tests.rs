@@ -71,12 +71,29 @@ fn rows_are_looked_at_as_training_will_and_named_by_file_and_line() {
         (3, vec!["m.jsonl, line 2".to_string()])
     );
     assert_eq!((found.parts, found.seconds), (1, 5.0));
-    let places: Vec<&str> = found.refusals.iter().map(|refused| refused.place.as_str()).collect();
-    assert_eq!(places, [5, 4, 6, 7, 8].map(|line| format!("m.jsonl, line {line}")));
-    let reasons: Vec<&str> = found.refusals.iter().map(|refused| refused.reason).collect();
-    assert_eq!(reasons[..2], ["bad_json", "missing_audio"]);
-    assert_eq!(reasons[3..], ["decode_error", "duration_past_end"]);
-    assert_eq!(found.refused, 5);
+    let refused = found.refused.by_reason.iter().map(|(reason, (rows, first))| {
+        let places: Vec<&str> = first.iter().map(|row| row.place.as_str()).collect();
+        (*reason, *rows, places)
+    });
+    let refused: Vec<(&str, u64, Vec<&str>)> = refused.collect();
+    let line = [
+        "",
+        "",
+        "",
+        "",
+        "m.jsonl, line 4",
+        "m.jsonl, line 5",
+        "m.jsonl, line 6",
+        "m.jsonl, line 7",
+        "m.jsonl, line 8",
+    ];
+    assert_eq!(refused[0], ("bad_json", 1, vec![line[5]]));
+    assert!(refused.contains(&("missing_audio", 1, vec![line[4]])), "{refused:?}");
+    assert!(
+        refused.contains(&("duration_past_end", 1, vec![line[8]])),
+        "{refused:?}"
+    );
+    assert_eq!(found.refused.rows(), 5);
 }
 
 #[test]

@@ -15,6 +15,16 @@ pub struct Record<'t> {
     pub broken: Option<(&'static str, &'static str)>,
 }
 
+/// How the fields of a table are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Between fields: a comma, a tab or another letter of ASCII.
+    pub separator: char,
+    /// A field in double quotes may hold separators, line breaks and doubled quotes (RFC 4180). Otherwise quotes are letters like
+    /// others.
+    pub quoted: bool,
+}
+
 /// The records of a table one after the other.
 #[derive(Clone, Debug)]
 pub struct Records<'t> {
@@ -23,31 +33,29 @@ pub struct Records<'t> {
     at: usize,
     /// Where the record begins that was given last.
     given: usize,
-    quoted: bool,
+    layout: Layout,
     decoded: Option<&'t DecodedText>,
 }
 
-/// Reads a table, its heading included. `quoted`: fields are separated by commas, and one in double quotes may hold
-/// commas, line breaks and doubled quotes (RFC 4180). Otherwise by tabs, and quotes are letters like others. Blank
-/// lines are stepped over.
-pub fn records(text: &str, quoted: bool) -> Records<'_> {
+/// Reads a table, its heading included. Blank lines are stepped over.
+pub fn records(text: &str, layout: Layout) -> Records<'_> {
     Records {
         text,
         at: 0,
         given: 0,
-        quoted,
+        layout,
         decoded: None,
     }
 }
 
 impl<'t> Records<'t> {
     /// The records in a range of a text, in bytes. Those in which something was replaced are broken.
-    pub(super) fn of(decoded: &'t DecodedText, range: Range<usize>, quoted: bool) -> Self {
+    pub(super) fn of(decoded: &'t DecodedText, range: Range<usize>, layout: Layout) -> Self {
         Records {
             text: &decoded.text[..range.end],
             at: range.start,
             given: range.start,
-            quoted,
+            layout,
             decoded: Some(decoded),
         }
     }
@@ -82,10 +90,10 @@ impl<'t> Iterator for Records<'t> {
             if rest.is_empty() {
                 return None;
             }
-            let (mut record, length) = if self.quoted {
-                comma_record(rest)
+            let (mut record, length) = if self.layout.quoted {
+                quoted_record(rest, self.layout.separator)
             } else {
-                tab_record(rest)
+                plain_record(rest, self.layout.separator)
             };
             let range = self.at..self.at + length;
             self.at = range.end;
@@ -108,16 +116,16 @@ fn record<'t>(fields: Vec<Cow<'t, str>>, line: &'t str, broken: Option<&'static 
     }
 }
 
-fn tab_record(rest: &str) -> (Record<'_>, usize) {
+fn plain_record(rest: &str, separator: char) -> (Record<'_>, usize) {
     let length = rest.find('\n').map_or(rest.len(), |end| end + 1);
     let line = rest[..length].trim_end_matches(['\n', '\r']);
     (
-        record(line.split('\t').map(Cow::Borrowed).collect(), line, None),
+        record(line.split(separator).map(Cow::Borrowed).collect(), line, None),
         length,
     )
 }
 
-fn comma_record(rest: &str) -> (Record<'_>, usize) {
+fn quoted_record(rest: &str, separator: char) -> (Record<'_>, usize) {
     let mut fields = Vec::new();
     let mut at = 0;
     loop {
@@ -134,14 +142,14 @@ fn comma_record(rest: &str) -> (Record<'_>, usize) {
                 (Cow::Owned(field), at + 1 + length)
             }
             None => {
-                let length = rest[at..].find([',', '\n']).unwrap_or(rest.len() - at);
+                let length = rest[at..].find([separator, '\n']).unwrap_or(rest.len() - at);
                 let field = rest[at..at + length].trim_end_matches('\r');
                 (Cow::Borrowed(field), at + length)
             }
         };
         fields.push(field);
         match rest.as_bytes().get(end) {
-            Some(b',') => at = end + 1,
+            Some(&byte) if char::from(byte) == separator => at = end + 1,
             None => return (record(fields, rest, None), rest.len()),
             Some(b'\n') => return (record(fields, &rest[..end], None), end + 1),
             Some(b'\r') if rest.as_bytes().get(end + 1) == Some(&b'\n') => {
@@ -175,10 +183,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const COMMAS: Layout = Layout {
+        separator: ',',
+        quoted: true,
+    };
+    const TABS: Layout = Layout {
+        separator: '\t',
+        quoted: false,
+    };
+
     #[test]
     fn quotes_hold_commas_breaks_and_quotes() {
         let table = "file,text\r\n\r\na.wav,\"one, \"\"two\"\"\nthree\"\nb.wav,x\n\"c\"d,e\nf.wav,\"open\ng.wav,y";
-        let read: Vec<Record<'_>> = records(table, true).collect();
+        let read: Vec<Record<'_>> = records(table, COMMAS).collect();
         let fields: Vec<Vec<&str>> = read
             .iter()
             .map(|record| record.fields.iter().map(AsRef::as_ref).collect())
@@ -195,17 +212,17 @@ mod tests {
             ]
         );
         assert!(read[3].broken.is_some() && read[4].broken.is_some());
-        let tabs: Vec<Record<'_>> = records("a\t\"b\n", false).collect();
+        let tabs: Vec<Record<'_>> = records("a\t\"b\n", TABS).collect();
         assert_eq!(tabs[0].fields, ["a", "\"b"]);
     }
 
     #[test]
     fn records_are_read_again_from_where_they_begin() {
-        for (table, quoted) in [("a,b\n\n\"c\nd\",e\nf,g", true), ("a\tb\n\n\"c\td\ne\tf", false)] {
-            let all: Vec<Record<'_>> = records(table, quoted).collect();
-            let mut walk = records(table, quoted);
+        for (table, layout) in [("a,b\n\n\"c\nd\",e\nf,g", COMMAS), ("a\tb\n\n\"c\td\ne\tf", TABS)] {
+            let all: Vec<Record<'_>> = records(table, layout).collect();
+            let mut walk = records(table, layout);
             for number in 0..=all.len() {
-                let from: Vec<Record<'_>> = records(&table[walk.at()..], quoted).collect();
+                let from: Vec<Record<'_>> = records(&table[walk.at()..], layout).collect();
                 assert_eq!(from, all[number..]);
                 walk.next();
             }
@@ -219,14 +236,14 @@ mod tests {
         fn written_tables_are_read_back(fields in proptest::collection::vec(".{0,12}|[,\"\n\r]{0,5}", 2..6)) {
             let line: Vec<String> = fields.iter().map(|field| format!("\"{}\"", field.replace('"', "\"\""))).collect();
             let text = format!("{}\nnext,line\n", line.join(","));
-            let read: Vec<Record<'_>> = records(&text, true).collect();
+            let read: Vec<Record<'_>> = records(&text, COMMAS).collect();
             prop_assert_eq!(&read[0].fields, &fields);
             prop_assert_eq!(read.len(), 2);
         }
 
         #[test]
         fn any_text_is_read_to_its_end(text in "[a,\"\n\r\té]{0,60}", quoted: bool) {
-            let lines = records(&text, quoted).map(|record| record.line.len()).sum::<usize>();
+            let lines = records(&text, Layout { separator: ',', quoted }).map(|record| record.line.len()).sum::<usize>();
             prop_assert!(lines <= text.len());
         }
     }

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::{Array, AsArray, Float64Array, RecordBatch, StringArray};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Float64Type};
+use arrow::datatypes::{DataType, Float64Type, Schema};
 use flow_runtime::store::{CountedRows, ForeignParquet};
 use flow_runtime::{Partition, SourcePartition, StageError};
 use parquet::arrow::ProjectionMask;
@@ -16,11 +16,12 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection, RowSelecto
 use super::files::label;
 use super::grouped::{Grouped, Grouping};
 use super::looks::{Chain, FileLook, Look, looks_of};
-use super::naming::language;
+use super::naming::{language, named};
 use super::places::{Places, shard_folders};
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, refuse};
-use super::times::{DURATION, ENDS, OFFSET, STARTS, Times, Unit, UnitSample};
+use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS};
+use super::times::{DURATION, ENDS, OFFSET, STARTS, Times, Unit, UnitSample, is_unread, unread};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra::{self, EXTRA};
@@ -38,6 +39,13 @@ const TEXTS: [&str; 9] = [
 ];
 /// Required columns.
 const REQUIRED: [&str; 2] = ["segment_id", "text"];
+/// Columns that stand in where there is none of ours, as in tables of text.
+const STAND_INS: [(&str, &[&str]); 4] = [
+    ("text", &TEXT_COLUMNS),
+    ("audio_filepath", &FILE_COLUMNS),
+    ("lang", &LANGUAGE_COLUMNS),
+    ("segment_id", &ID_COLUMNS),
+];
 /// Columns that say which shard a row is of.
 const OF_SHARDS: [&str; 3] = ["shard_id", "tar_path", "lang"];
 /// Columns that say, with those, where its recording is.
@@ -74,6 +82,11 @@ struct Table {
     look: FileLook,
     /// Where rows lie in their recordings, and what else the manifest says, where it has columns for that.
     further: Vec<&'static str>,
+    /// Columns of other names that stand in for ours: theirs, and ours.
+    stand_ins: Vec<(&'static str, &'static str)>,
+    has_id: bool,
+    /// If not, recordings are measured.
+    has_duration: bool,
     /// Of the columns `start` and `end`.
     unit: Unit,
     reading: Mutex<Reading>,
@@ -111,7 +124,9 @@ impl TableManifest {
         };
         for (number, path) in files.into_iter().enumerate() {
             let mut table = Table::open(&path, settings)?;
-            let (found, rows) = sheltered(&path, || table.shards(number, settings.check_audio))?;
+            // A measured duration is part of the row, so the recording is looked at.
+            let look = settings.check_audio || !table.has_duration;
+            let (found, rows) = sheltered(&path, || table.shards(number, look))?;
             table.rows = rows;
             for (name, (runs, recordings)) in found {
                 let shard = manifest.shards.entry(Partition::from(name)).or_default();
@@ -147,7 +162,7 @@ impl TableManifest {
                 .iter()
                 .map(|(file, _)| self.files[*file].path.clone())
                 .collect(),
-            extra: if self.look {
+            extra: if self.look || shard.runs.iter().any(|(file, _)| !self.files[*file].has_duration) {
                 let units = shard.runs.iter().map(|(file, _)| self.files[*file].unit.in_key());
                 shard.recordings.to_hex() + &units.collect::<String>()
             } else {
@@ -262,6 +277,9 @@ impl Table {
             metadata,
             look,
             further: Vec::new(),
+            stand_ins: Vec::new(),
+            has_id: false,
+            has_duration: false,
             unit: Unit::Seconds,
             reading: Mutex::default(),
         };
@@ -271,8 +289,34 @@ impl Table {
         let starts = if has(&"size") { &STARTS[1..2] } else { &STARTS[..] };
         let [starts, ends] = [starts, &ENDS[..]].map(|names| names.iter().copied().filter(|name| has(name)));
         let (starts, ends): (Vec<&'static str>, Vec<&'static str>) = (starts.collect(), ends.collect());
-        let lacking = REQUIRED.into_iter().find(|name| !has(name));
-        let lacking = lacking.or((!has(&DURATION) && (starts.is_empty() || ends.is_empty())).then_some(DURATION));
+        let has_place = ["audio_path", "audio_filepath", "tar_path"].iter().any(has);
+        let stand_ins: Vec<(&'static str, &'static str)> = STAND_INS
+            .into_iter()
+            .filter(|(ours, _)| !has(ours) && !(*ours == "audio_filepath" && has_place))
+            .filter_map(|(ours, names)| {
+                let is_text = |name: &&&str| {
+                    schema
+                        .field_with_name(name)
+                        .is_ok_and(|field| accepted(false, field.data_type()))
+                };
+                Some((*names.iter().find(is_text)?, ours))
+            })
+            .collect();
+        let has_ours = |ours: &str| has(&ours) || stand_ins.iter().any(|(_, name)| *name == ours);
+        let names_files = ["audio_path", "audio_filepath"].into_iter().any(has_ours);
+        if let (false, Ok(field)) = (names_files || has_place, schema.field_with_name("audio"))
+            && matches!(field.data_type(), DataType::Struct(_))
+        {
+            let why = "its column `audio` holds the recordings themselves, as Hugging Face has it; write them as files, and name \
+                       these in a column `audio_filepath`";
+            return Err(table.wrong(why.into()));
+        }
+        let lacking = REQUIRED
+            .into_iter()
+            .find(|name| !has_ours(name) && !(*name == "segment_id" && names_files));
+        // A recording is measured where the row is told from its beginning on.
+        let is_told = has(&DURATION) || names_files || !(starts.is_empty() || ends.is_empty());
+        let lacking = lacking.or((!is_told).then_some(DURATION));
         if let Some(name) = lacking {
             let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
             let names = names.join(", ");
@@ -282,6 +326,13 @@ impl Table {
             return Err(table.wrong(format!(
                 "its column `{end}` says where rows end, but none where they begin (one of {})",
                 STARTS.join(", ")
+            )));
+        }
+        let names = schema.fields().iter().filter(|field| field.data_type().is_numeric());
+        if let Some(field) = names.clone().find(|field| is_unread(field.name())) {
+            return Err(table.wrong(format!(
+                "its column {}; rename the column, or leave it out of the file",
+                unread(field.name())
             )));
         }
         let times = [&starts[..], &ends].concat();
@@ -303,7 +354,10 @@ impl Table {
                 .is_ok_and(|field| accepted(false, field.data_type()) && !field.data_type().is_integer())
                 .then_some(EXTRA),
         );
+        table.has_id = has_ours("segment_id");
+        table.has_duration = has(&DURATION);
         table.further = further;
+        table.stand_ins = stand_ins;
         if is_sampled {
             table.unit = sheltered(path, || table.sampled_unit())?;
         }
@@ -351,7 +405,7 @@ impl Table {
             .fields()
             .iter()
             .enumerate()
-            .filter(|(_, field)| columns.contains(&field.name().as_str()))
+            .filter(|(_, field)| columns.contains(&self.our_name(field.name())))
             .map(|(root, _)| root);
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);
         let bytes: i64 = self
@@ -403,7 +457,25 @@ impl Table {
     }
 
     fn next(&self, reader: &mut CountedRows) -> Result<Option<RecordBatch>, ManifestError> {
-        Ok(reader.next().transpose()?)
+        let Some(batch) = reader.next().transpose()? else {
+            return Ok(None);
+        };
+        if self.stand_ins.is_empty() {
+            return Ok(Some(batch));
+        }
+        let schema = batch.schema();
+        let fields = schema.fields().iter().map(|field| {
+            let name = self.our_name(field.name());
+            field.as_ref().clone().with_name(name)
+        });
+        let schema = Schema::new(fields.collect::<Vec<_>>());
+        Ok(Some(RecordBatch::try_new(Arc::new(schema), batch.columns().to_vec())?))
+    }
+
+    /// The name that we have for a column of the file.
+    fn our_name<'n>(&self, theirs: &'n str) -> &'n str {
+        let ours = self.stand_ins.iter().find(|(name, _)| *name == theirs);
+        ours.map_or(theirs, |(_, ours)| ours)
     }
 
     /// How many rows are passed over to read these: all of the row groups that they are in.
@@ -479,12 +551,13 @@ impl Table {
     }
 }
 
-/// Whether a column of this type can be read as numbers or as text; whole numbers are read as either.
+/// Whether a column of this type can be read as numbers or as text; whole numbers and decimals are read as either.
 fn accepted(number: bool, data_type: &DataType) -> bool {
     match data_type {
         DataType::Dictionary(_, values) => !matches!(**values, DataType::Dictionary(..)) && accepted(number, values),
         DataType::Null => true,
         other if other.is_integer() => true,
+        DataType::Decimal128(..) | DataType::Decimal256(..) => true,
         other if number => other.is_floating(),
         other => matches!(other, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View),
     }
@@ -541,12 +614,15 @@ impl Columns {
 
     fn row(&self, row: usize, table: &Table, lang: &str, source: &str) -> Result<ManifestRow, Refusal> {
         for (name, column) in TEXTS.iter().zip(&self.texts) {
-            if REQUIRED.contains(name) && column.is_null(row) {
+            let is_there = *name != "segment_id" || table.has_id;
+            if REQUIRED.contains(name) && column.is_null(row) && is_there {
                 return Err(refuse("missing_field", *name));
             }
         }
         let (start, duration) = self.times(row)?.place(table.unit)?;
-        let duration = duration.ok_or_else(|| refuse("missing_field", DURATION))?;
+        if duration.is_none() && table.has_duration {
+            return Err(refuse("missing_field", DURATION));
+        }
         let wanted = self.wanted(row, &table.places, &table.path)?;
         if wanted == Wanted::default() {
             return Err(refuse(
@@ -557,13 +633,19 @@ impl Columns {
         let of = |place: usize| value(&self.texts[place], row).to_string();
         let or = |text: String, otherwise: &str| if text.is_empty() { otherwise.to_string() } else { text };
         let text = of(2);
+        let file = if of(7).is_empty() { of(8) } else { of(7) };
+        let segment_id = if table.has_id {
+            of(0)
+        } else {
+            named(&file, start).segment_id
+        };
         Ok(ManifestRow {
-            segment_id: of(0),
+            segment_id,
             shard_id: self.shard_id(row, &table.path),
             lang: language(Some(&of(3)), lang, None, &text),
             lang_field: if of(3).is_empty() { "" } else { "lang" },
             text,
-            duration: Some(duration),
+            duration,
             tar_member_name: of(4),
             tar_path: of(5),
             source: or(of(6), source),

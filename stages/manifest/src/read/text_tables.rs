@@ -16,11 +16,11 @@ use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
-use super::table_text::{Record, line_ends};
-use super::times::{DURATION, ENDS, STARTS, Times, Unit, UnitSample};
+use super::table_text::{Layout, Record, line_ends};
+use super::times::{DURATION, ENDS, STARTS, Times, Unit, UnitSample, is_unread, unread};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
-use crate::extra;
+use crate::extra::{self, EXTRA};
 
 /// Rows that make a partition.
 const BLOCK: usize = 1_000;
@@ -29,7 +29,7 @@ const LARGEST_TABLE: u64 = 4 << 30;
 /// Most letters of a heading that an error shows.
 const SHOWN: usize = 1_000;
 
-const FILE_COLUMNS: [&str; 8] = [
+pub const FILE_COLUMNS: [&str; 8] = [
     "file_name",
     "audio_filepath",
     "audio_path",
@@ -41,8 +41,8 @@ const FILE_COLUMNS: [&str; 8] = [
 ];
 /// Columns for the text; also keys of lines that name their recording by `file_name`.
 pub const TEXT_COLUMNS: [&str; 5] = ["text", "transcription", "transcript", "sentence", "normalized_text"];
-const LANGUAGE_COLUMNS: [&str; 3] = ["lang", "language", "locale"];
-const ID_COLUMNS: [&str; 2] = ["segment_id", "id"];
+pub const LANGUAGE_COLUMNS: [&str; 3] = ["lang", "language", "locale"];
+pub const ID_COLUMNS: [&str; 2] = ["segment_id", "id"];
 
 /// Tables, cut into blocks.
 pub struct TextTables {
@@ -69,7 +69,9 @@ struct Table {
     /// How the file looked before it was read.
     look: FileLook,
     text: DecodedText,
-    quoted: bool,
+    layout: Layout,
+    /// What a person should know of its quotes, and which of several tables it is.
+    told: Option<String>,
     columns: Columns,
     /// Of the times.
     unit: Unit,
@@ -115,7 +117,13 @@ impl TextTables {
                 Some(_) => file_stem(&path),
                 None => label(number, &path),
             };
-            let (table, blocks) = Table::open(path, folder, settings, &mut tables.folders)?;
+            let (mut table, blocks) = Table::open(path, folder, settings, &mut tables.folders)?;
+            if let Some(split) = folder.and_then(|root| table.path.parent()?.strip_prefix(root).ok())
+                && !split.as_os_str().is_empty()
+            {
+                let read = format!("of the folders of splits `{}` is read", split.display());
+                table.told = Some(table.told.map_or(read.clone(), |told| format!("{read}; {told}")));
+            }
             let (mut counted, mut line) = (0, 1);
             tables.blocks.extend(blocks.into_iter().enumerate().map(|(at, range)| {
                 let name = Partition::from(format!("{name}/{at:06}"));
@@ -139,7 +147,8 @@ impl TextTables {
     /// What was decided about the names of folders, where they count.
     pub fn decision(&self) -> Option<String> {
         let unit = self.tables.iter().find_map(|table| table.unit.decision());
-        let all: Vec<String> = self.folders.decision().into_iter().chain(unit).collect();
+        let quotes = self.tables.iter().find_map(|table| table.told.clone());
+        let all: Vec<String> = self.folders.decision().into_iter().chain(unit).chain(quotes).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 
@@ -154,7 +163,7 @@ impl TextTables {
         let partition = |(name, block): &(Partition, Block)| -> Result<SourcePartition, ManifestError> {
             let table = &self.tables[block.table];
             let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
-            for record in table.text.records(block.range.clone(), table.quoted) {
+            for record in table.text.records(block.range.clone(), table.layout) {
                 // A measured duration is part of the row, so the recording is checked.
                 let row = table.row(&record, self).ok();
                 if let Some(row) = row.filter(|row| self.look || row.duration.is_none()) {
@@ -176,7 +185,7 @@ impl TextTables {
         let table = &self.tables[block.table];
         table.look.still(&table.path)?;
         rows.begin_file(&table.path);
-        let records = table.text.records(block.range.clone(), table.quoted);
+        let records = table.text.records(block.range.clone(), table.layout);
         for (line, record) in records.with_lines(block.first_line) {
             rows.at_line(line);
             rows.push(table.row(&record, self), || line_values(record.line))?;
@@ -195,12 +204,12 @@ impl Table {
     ) -> Result<(Table, Vec<Range<usize>>), ManifestError> {
         let look = FileLook::of(&path).map_err(|e| ManifestError::io(&path, e))?;
         let text = read_text(&path)?;
-        let quoted = is_quoted(&path);
-        let mut walk = text.records(0..text.text.len(), quoted);
+        let (layout, told) = settings.quoting.layout(&text.text, separator(&path, &text.text));
+        let mut walk = text.records(0..text.text.len(), layout);
         let heading = walk.next().map(|record| record.fields).unwrap_or_default();
         let heading = with_new_names(&heading, &settings.columns);
         let columns = heading
-            .and_then(|heading| Columns::of(&heading))
+            .and_then(|(heading, kept)| Columns::of(&heading, &kept))
             .map_err(|why| ManifestError::Manifest {
                 path: path.clone(),
                 why,
@@ -241,7 +250,8 @@ impl Table {
         }
         let table = Table {
             look,
-            quoted,
+            layout,
+            told,
             columns,
             unit: sample.unit(),
             places,
@@ -324,7 +334,7 @@ fn wanted(places: &Places, clips: Option<&Path>, file: &str) -> Wanted {
 }
 
 /// The accepted column names of each field of a row.
-const NAMES: [&[&str]; 9] = [
+const NAMES: [&[&str]; 10] = [
     &FILE_COLUMNS,
     &TEXT_COLUMNS,
     &LANGUAGE_COLUMNS,
@@ -334,6 +344,7 @@ const NAMES: [&[&str]; 9] = [
     &ENDS,
     &["shard_id"],
     &["source"],
+    &[EXTRA],
 ];
 
 /// The setting `columns`: pairs of a column's name in the table and one that stands for a field of a row.
@@ -357,7 +368,7 @@ pub fn renamed(columns: &[String]) -> Result<Vec<(&str, &str)>, String> {
                 NAMES.concat().join(", ")
             ));
         };
-        if let Some((before, _)) = pairs.iter().find(|(_, other)| names.contains(other)) {
+        if let Some((before, _)) = pairs.iter().find(|(_, other)| names.contains(other) && ours != EXTRA) {
             return Err(format!("{before:?} and {theirs:?} are both {ours}"));
         }
         pairs.push((theirs, ours));
@@ -369,8 +380,9 @@ fn names_like(ours: &str) -> Option<&'static [&'static str]> {
     NAMES.into_iter().find(|names| names.contains(&ours))
 }
 
-/// A heading with the names that the setting `columns` gives. Other columns of a field that it names do not count.
-fn with_new_names<T: AsRef<str>>(heading: &[T], columns: &[String]) -> Result<Vec<String>, String> {
+/// A heading with the names that the setting `columns` gives, and the places of columns that it puts into `extra`. Other columns
+/// of a field that it names do not count.
+fn with_new_names<T: AsRef<str>>(heading: &[T], columns: &[String]) -> Result<(Vec<String>, Vec<usize>), String> {
     let pairs = renamed(columns)?;
     let mut names: Vec<String> = heading.iter().map(|name| name.as_ref().trim().to_string()).collect();
     let mut places = Vec::new();
@@ -382,6 +394,7 @@ fn with_new_names<T: AsRef<str>>(heading: &[T], columns: &[String]) -> Result<Ve
         })?;
         places.push((place, *ours));
     }
+    let (kept, places): (Vec<_>, Vec<_>) = places.into_iter().partition(|(_, ours)| *ours == EXTRA);
     for (place, name) in names.iter_mut().enumerate() {
         let is_field = |ours: &str| {
             names_like(ours).is_some_and(|names| names.iter().any(|other| other.eq_ignore_ascii_case(name)))
@@ -392,15 +405,19 @@ fn with_new_names<T: AsRef<str>>(heading: &[T], columns: &[String]) -> Result<Ve
             None => {}
         }
     }
-    Ok(names)
+    Ok((names, kept.into_iter().map(|(place, _)| place).collect()))
 }
 
 impl Columns {
-    /// The error says which columns there are.
-    fn of<T: AsRef<str>>(heading: &[T]) -> Result<Columns, String> {
+    /// Columns at the places `kept` are further ones, whatever they are called. The error says which columns there are.
+    fn of<T: AsRef<str>>(heading: &[T], kept: &[usize]) -> Result<Columns, String> {
         let names: Vec<&str> = heading.iter().map(|name| name.as_ref().trim()).collect();
         let find = |wanted: &[&str]| {
-            let is = |wanted: &&str| names.iter().position(|name| name.eq_ignore_ascii_case(wanted));
+            let is = |wanted: &&str| {
+                let mut named = names.iter().enumerate();
+                let found = named.find(|(place, name)| name.eq_ignore_ascii_case(wanted) && !kept.contains(place));
+                found.map(|(place, _)| place)
+            };
             wanted.iter().find_map(is)
         };
         let needed = |wanted: &[&str], what: &str| {
@@ -443,6 +460,12 @@ impl Columns {
         let used: Vec<usize> = used.flatten().chain(times).collect();
         for (place, name) in names.iter().enumerate() {
             if !used.contains(&place) && !name.is_empty() && !extra::has_column(name) {
+                if !kept.contains(&place) && is_unread(name) {
+                    return Err(format!(
+                        "its column {}; `columns` gives it such a name ([{name}=start]), or leaves it out of account ([{name}=extra])",
+                        unread(name)
+                    ));
+                }
                 // The first of several columns of one name counts, as above.
                 columns.further.entry(name.to_string()).or_insert(place);
             }
@@ -480,10 +503,20 @@ impl Columns {
     }
 }
 
-/// Whether the fields of a table may stand in quotes, as those of CSV, and not of TSV, do.
-fn is_quoted(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"))
+/// What separates the fields of a table: tabs, but in CSV commas, or where its heading has none, what spreadsheets of other
+/// countries write.
+fn separator(path: &Path, text: &str) -> char {
+    let is_csv = path
+        .extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+    let heading = text.trim_start().lines().next().unwrap_or_default();
+    match is_csv {
+        true => [',', ';', '\t']
+            .into_iter()
+            .find(|found| heading.contains(*found))
+            .unwrap_or(','),
+        false => '\t',
+    }
 }
 
 /// Bytes that are not UTF-8 are replaced, and the line is rejected.
@@ -495,6 +528,12 @@ fn read_text(path: &Path) -> Result<DecodedText, ManifestError> {
         return Err(ManifestError::Manifest {
             path: path.to_path_buf(),
             why: "it has more than 4 GiB; write it as JSON lines instead".into(),
+        });
+    }
+    if [[0xff, 0xfe], [0xfe, 0xff]].iter().any(|mark| bytes.starts_with(mark)) {
+        return Err(ManifestError::Manifest {
+            path: path.to_path_buf(),
+            why: "it is UTF-16; save it as UTF-8".into(),
         });
     }
     Ok(DecodedText::of(bytes))

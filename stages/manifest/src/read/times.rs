@@ -9,8 +9,43 @@ use super::rows::{Refusal, refuse};
 pub const OFFSET: &str = "offset";
 pub const DURATION: &str = "duration";
 /// Where a row begins and ends in its recording.
-pub const STARTS: [&str; 4] = [OFFSET, "start", "start_time", "begin"];
-pub const ENDS: [&str; 3] = ["end", "end_time", "stop"];
+pub const STARTS: [&str; 5] = [OFFSET, "start", "start_time", "begin", "begin_time"];
+pub const ENDS: [&str; 4] = ["end", "end_time", "stop", "stop_time"];
+
+/// Words of names that say where a row begins or ends, and words that may stand beside these.
+const OF_PLACES: [&str; 9] = [
+    "start", "begin", "beg", "onset", "end", "stop", "offset", "tmin", "tmax",
+];
+const BESIDE: [&str; 28] = [
+    "time",
+    "times",
+    "timestamp",
+    "ts",
+    "t",
+    "sec",
+    "secs",
+    "second",
+    "seconds",
+    "s",
+    "ms",
+    "msec",
+    "millis",
+    "milliseconds",
+    "pos",
+    "position",
+    "at",
+    "in",
+    "segment",
+    "seg",
+    "utterance",
+    "utt",
+    "clip",
+    "audio",
+    "speech",
+    "sample",
+    "samples",
+    "frame",
+];
 
 /// Rows that are looked at to tell seconds from milliseconds.
 const MOST_SAMPLED: usize = 256;
@@ -21,7 +56,60 @@ const LEAST_MILLISECONDS: f64 = 50.0;
 const MILLISECONDS: f64 = 1000.0;
 
 /// Keys of a row's place that rows have no column of the same name for.
-pub const TIME_KEYS: [&str; 6] = ["start", "start_time", "begin", "end", "end_time", "stop"];
+pub const TIME_KEYS: [&str; 8] = [
+    "start",
+    "start_time",
+    "begin",
+    "begin_time",
+    "end",
+    "end_time",
+    "stop",
+    "stop_time",
+];
+
+/// Whether a name says where a row begins or ends in its recording, but is none of those that are read: `start_ms`,
+/// `segmentEnd`. With such a column left out, each row would be the whole recording.
+pub fn is_unread(name: &str) -> bool {
+    let is_read = |names: &[&str]| names.iter().any(|read| name.eq_ignore_ascii_case(read));
+    if is_read(&STARTS) || is_read(&ENDS) {
+        return false;
+    }
+    let mut words = vec![String::new()];
+    let mut small = false;
+    for letter in name.chars() {
+        if !letter.is_alphanumeric() || (letter.is_uppercase() && small) {
+            words.push(String::new());
+        }
+        small = letter.is_lowercase();
+        if let Some(word) = words.last_mut()
+            && letter.is_alphanumeric()
+        {
+            word.extend(letter.to_lowercase());
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    // `starttime`
+    let is_place = |word: &str| {
+        let plain = word
+            .strip_suffix("time")
+            .filter(|plain| !plain.is_empty())
+            .unwrap_or(word);
+        OF_PLACES.contains(&plain)
+    };
+    words.iter().any(|word| is_place(word))
+        && words
+            .iter()
+            .all(|word| is_place(word) || BESIDE.contains(&word.as_str()))
+}
+
+/// What is wrong with a name of [`is_unread`].
+pub fn unread(name: &str) -> String {
+    format!(
+        "`{name}` seems to say where a row begins or ends in its recording, but is not read: times are called {} and {}",
+        STARTS.join(", "),
+        ENDS.join(", ")
+    )
+}
 
 /// A time, and the key or column that gives it.
 pub type Named = (&'static str, f64);
@@ -212,6 +300,44 @@ mod tests {
             (&[], None, None),
         ] {
             assert_eq!(times(named).place(Unit::Seconds), Ok((start, duration)), "{named:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_times_that_are_not_read_are_told_from_others() {
+        for name in [
+            "start_ms",
+            "End (s)",
+            "segment_start",
+            "startTime",
+            "endtime",
+            "audio.offset",
+            "tmin",
+            "Start_Frame",
+        ] {
+            assert!(is_unread(name), "{name}");
+        }
+        let others = [
+            "start",
+            "End_Time",
+            "offset",
+            "duration",
+            "start_date",
+            "weekend",
+            "gender",
+            "endpoint",
+            "time",
+            "speaker",
+            "sentence",
+            "stops",
+            "",
+            "__",
+            "trend",
+            "audio",
+            "backend_time",
+        ];
+        for name in others {
+            assert!(!is_unread(name), "{name}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Rows that are parts of longer recordings.
 
-use arrow::array::{ArrayRef, Float64Array, Int64Array};
+use arrow::array::{ArrayRef, Decimal128Array, Float64Array, Int64Array};
 use flow_runtime::event::Event;
 
 use super::forms::{details, extra_of, numbers, with_lang};
@@ -177,4 +177,97 @@ fn other_words_for_the_same_part_of_a_recording_are_told() {
     );
     let none = warnings("path,text,offset,duration\nlong.wav,one,0,1\nlong.wav,two,1,1\nlong.wav,one,0,1\n");
     assert_eq!(none, Vec::<String>::new());
+}
+
+#[test]
+fn times_under_names_that_are_not_read_are_an_error() {
+    let table = "path,text,start_ms,End (ms)\nlong.wav,one,0,2500\nlong.wav,two,2500,7000\n";
+    let (_folder, mut settings) = place("t.csv", table);
+    let said = failure(settings.clone());
+    assert!(
+        said.contains("`start_ms` seems to say where a row begins or ends"),
+        "{said}"
+    );
+    settings.columns = vec!["start_ms=start".into(), "End (ms)=end".into()];
+    assert_eq!(
+        starts_and_durations(&run(settings.clone())),
+        (vec![None, Some(2.5)], vec![Some(2.5), Some(4.5)])
+    );
+    // Or they are kept beside the row, as `start` may be.
+    settings.columns = vec!["start_ms=extra".into(), "End (ms)=extra".into()];
+    let output = run(settings);
+    assert_eq!(numbers(&output, "start"), [None, None]);
+    assert!(
+        extra_of(&output)[1]
+            .as_deref()
+            .unwrap()
+            .contains(r#""start_ms":"2500""#)
+    );
+    let lines = r#"{"audio_filepath": "long.wav", "text": "one", "duration": 1.0, "segment_start": 2.5}
+{"audio_filepath": "long.wav", "text": "two", "duration": 1.0, "word_start": [0.1]}
+"#;
+    let (_folder, settings) = place("m.jsonl", lines);
+    let output = run(settings);
+    assert_eq!(
+        (column(&output, "text"), reasons(&output)),
+        (vec!["two".to_string()], vec!["unread_time"])
+    );
+}
+
+#[test]
+fn lines_without_a_duration_are_measured() {
+    let lines = r#"{"audio_filepath": "long.wav", "text": "one"}
+{"audio_filepath": "long.wav", "text": "two", "offset": 4}
+{"audio_filepath": "long.wav", "text": "three", "duration": 2500}
+{"id": "c", "start": 0, "duration": 1, "supervisions": [{"text": "four"}], "recording": {}}
+"#;
+    let (_folder, settings) = place("m.jsonl", lines);
+    let output = run(settings);
+    assert_eq!(
+        starts_and_durations(&output),
+        (vec![None, Some(4.0)], vec![Some(10.0), Some(6.0)])
+    );
+    let said = details(&output).join("\n");
+    for expected in ["as milliseconds the row would fit", "this is a line of Lhotse's"] {
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+#[test]
+fn decimals_of_parquet_are_numbers_and_names() {
+    let (folder, _) = place("none", "");
+    let path = folder.path().join("m.parquet");
+    let decimals = |values: [i128; 2], scale: i8| -> ArrayRef {
+        let array = Decimal128Array::from(values.to_vec()).with_precision_and_scale(10, scale);
+        Arc::new(array.unwrap())
+    };
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["one", "two"]));
+    let files: ArrayRef = Arc::new(StringArray::from(vec!["long.wav", "long.wav"]));
+    let columns = [
+        ("segment_id", decimals([17, 18], 0)),
+        ("text", texts),
+        ("audio_filepath", files),
+        ("offset", decimals([0, 25], 1)),
+        ("duration", decimals([250, 450], 2)),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let output = run(with_lang(&path, "en"));
+    assert_eq!(
+        starts_and_durations(&output),
+        (vec![None, Some(2.5)], vec![Some(2.5), Some(4.5)])
+    );
+    assert_eq!(column(&output, "segment_id"), ["17", "18"]);
+}
+
+#[test]
+fn quotes_of_tsv_are_taken_away_where_all_are_written_as_in_csv() {
+    let table = "path\ttext\nlong.wav\t\"he said \"\"hi\"\"\"\nlong.wav\tplain\n";
+    let (_folder, mut settings) = place("t.tsv", table);
+    assert_eq!(column(&run(settings.clone()), "text"), ["he said \"hi\"", "plain"]);
+    assert!(opened(&settings).decision().unwrap().contains("quoting: none"));
+    settings.quoting = Quoting::None;
+    assert_eq!(column(&run(settings), "text"), ["\"he said \"\"hi\"\"\"", "plain"]);
 }

@@ -12,6 +12,7 @@ use super::{CellType, Columns, TableFormat, check_taken, lacks, send, too_many_r
 use crate::error::ManifestError;
 use crate::read::decoded_text::DecodedText;
 use crate::read::json_line;
+use crate::read::quoting::Quoting;
 use crate::read::rows::line_values;
 use crate::read::table_text::{Record, records};
 
@@ -51,7 +52,7 @@ fn first_line(path: &Path) -> Result<String, ManifestError> {
 }
 
 /// The columns that a file has.
-pub(super) fn columns(path: &Path, format: TableFormat) -> Result<Columns, ManifestError> {
+pub(super) fn columns(path: &Path, format: TableFormat, quoting: Quoting) -> Result<Columns, ManifestError> {
     if format == TableFormat::Jsonl {
         let line = first_line(path)?;
         let Ok((Value::Object(object), _)) = json_line::parse(&line) else {
@@ -68,7 +69,10 @@ pub(super) fn columns(path: &Path, format: TableFormat) -> Result<Columns, Manif
         return Ok(columns);
     }
     let head = text_of(path, LARGEST_HEAD)?.0.text;
-    let names = heading(path, records(&head, format == TableFormat::Csv).next())?;
+    // The end of the head may lie within a field. Of the first line alone it shows whether all fields stand in quotes.
+    let first = head.trim_start().lines().next().unwrap_or_default();
+    let (layout, _) = quoting.layout(first, separator(format));
+    let names = heading(path, records(&head, layout).next())?;
     Ok(names.into_iter().map(|name| (name, CellType::Text)).collect())
 }
 
@@ -89,18 +93,25 @@ fn heading(path: &Path, heading: Option<Record<'_>>) -> Result<Vec<String>, Mani
     Ok(names)
 }
 
-/// Reads all rows of a file.
+/// What separates the fields of a table.
+fn separator(format: TableFormat) -> char {
+    if format == TableFormat::Tsv { '\t' } else { ',' }
+}
+
+/// Reads all rows of a file. Gives what a person should know of its quotes.
 pub(super) fn read(
     path: &Path,
     format: TableFormat,
+    quoting: Quoting,
     columns: &Columns,
     schema: &SchemaRef,
     out: &mut Out,
-) -> Result<(), StageError> {
+) -> Result<Option<String>, StageError> {
     let (text, bytes) = text_of(path, LARGEST + 1)?;
     if bytes > LARGEST {
         return Err(wrong(path, "it has more than 1 GiB; write it as parquet").into());
     }
+    let mut told = None;
     let mut rows = Rows::new(columns, schema);
     let (mut number, mut taken, mut first_refused) = (0u32, 0, None);
     let mut push = |line: &str, cells: Result<Vec<Cell>, Refusal>| {
@@ -140,7 +151,9 @@ pub(super) fn read(
             push(line, cells)?;
         }
     } else {
-        let mut records = text.records(0..text.text.len(), format == TableFormat::Csv);
+        let (layout, of_quotes) = quoting.layout(&text.text, separator(format));
+        told = of_quotes;
+        let mut records = text.records(0..text.text.len(), layout);
         let names = heading(path, records.next())?;
         let mut places = Vec::with_capacity(columns.len());
         for (column, cell) in columns {
@@ -155,7 +168,8 @@ pub(super) fn read(
         }
     }
     send(out, rows.take()?);
-    check_taken(path, taken, first_refused)
+    check_taken(path, taken, first_refused)?;
+    Ok(told)
 }
 
 fn bad_value(column: &str, cell: CellType, value: &str) -> Refusal {

@@ -61,7 +61,8 @@ fn wrong(path: &Path, why: impl std::fmt::Display) -> StageError {
 /// What is wrong with the file or a name, as a mistake in the setting `known_speakers`.
 pub fn read(path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
     let bytes = read_regular_file(path).map_err(|error| wrong(path, format!("cannot be read: {error}")))?;
-    let Members(mut voices) = serde_json::from_slice(&bytes).map_err(|error| {
+    let json = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&bytes);
+    let Members(mut voices) = serde_json::from_slice(json).map_err(|error| {
         let why =
             format!("is no JSON object of names, each with the path of a recording or a list of numbers: {error}");
         wrong(path, why)
@@ -160,7 +161,9 @@ mod tests {
             read(&path)
         };
         std::fs::write(folder.path().join("ann.wav"), b"x").unwrap();
-        let voices = read(r#"{"Ann Lee": "ann.wav", "Bob": [0.5, -1]}"#).unwrap();
+        let text = r#"{"Ann Lee": "ann.wav", "Bob": [0.5, -1]}"#;
+        let voices = read(text).unwrap();
+        assert_eq!(read(&format!("\u{feff}{text}")).unwrap(), voices);
         assert_eq!(
             voices[0],
             ("Ann Lee".to_owned(), Voice::Recording(folder.path().join("ann.wav")))

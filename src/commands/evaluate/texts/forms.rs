@@ -1,0 +1,201 @@
+//! The forms of files with texts: NeMo's manifests, lines of text, CTM, STM and transcripts of `flow transcribe`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use flow_evaluation::speaker_transcripts::read_stm;
+use flow_evaluation::utterance::Utterance;
+use flow_manifest::read::json_line;
+use flow_speakers::stages::recording_name;
+use flow_speakers::turns::Turn;
+use flow_transcription::Transcript;
+use serde_json::{Map, Value};
+
+use super::super::files::read;
+use crate::failure::Failure;
+
+/// Keys of a manifest line that name its language, and keys of its text.
+const LANGUAGES: [&str; 4] = ["lang", "language", "target_lang", "source_lang"];
+const TEXTS: [&str; 4] = ["text", "transcription", "transcript", "sentence"];
+const HYPOTHESES: [&str; 2] = ["pred_text", "hypothesis"];
+
+/// A file with texts.
+#[derive(Debug)]
+pub struct Form {
+    pub path: PathBuf,
+    pub content: Content,
+}
+
+#[derive(Debug, PartialEq)]
+pub enum Content {
+    /// Of a NeMo manifest.
+    Manifest(Vec<Row>),
+    /// One utterance to a line.
+    Lines(Vec<String>),
+    /// By the names of utterances.
+    Named(BTreeMap<String, String>),
+    /// By recording, each text with its time: utterances, or single words.
+    Timed(BTreeMap<String, Vec<Utterance>>),
+}
+
+/// A line of a manifest.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    /// Its recording, and where in it.
+    pub name: String,
+    /// The same with the name of the file in place of its path.
+    pub short: String,
+    /// The recording's name, as CTM and STM have it.
+    pub recording: String,
+    pub text: Option<String>,
+    /// What a system heard.
+    pub heard: Option<String>,
+    pub lang: Option<String>,
+    pub seconds: f64,
+}
+
+impl Form {
+    /// Reads a file. `ids`: lines of text begin with the name of their utterance.
+    pub fn read(path: &Path, ids: bool) -> Result<Form, Failure> {
+        let content = read(path, |text| content(path, text, ids))?;
+        Ok(Form {
+            path: path.to_path_buf(),
+            content,
+        })
+    }
+}
+
+fn content(path: &Path, text: &str, ids: bool) -> Result<Content, String> {
+    let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+    match ending.as_deref() {
+        Some("stm") => read_stm(text).map(Content::Timed).map_err(|error| error.to_string()),
+        Some("ctm") => ctm(text).map(Content::Timed),
+        Some("trn") => named(text, trn_line).map(Content::Named),
+        _ if !ids && text.trim_start().starts_with('{') => json(text),
+        Some("jsonl" | "ndjson" | "json") => json(text),
+        Some("parquet") => Err("parquet is not read here; write the manifest as JSON lines (`jsonl: true`)".into()),
+        _ if ids => named(text, |line| {
+            Some(line.split_once(char::is_whitespace).unwrap_or((line, "")))
+        })
+        .map(Content::Named),
+        _ => Ok(Content::Lines(text.lines().map(str::to_owned).collect())),
+    }
+}
+
+/// `text of an utterance (name)`, as sclite has it.
+fn trn_line(line: &str) -> Option<(&str, &str)> {
+    let (text, name) = line.trim_end().strip_suffix(')')?.rsplit_once('(')?;
+    Some((name.trim(), text))
+}
+
+fn named(text: &str, split: impl Fn(&str) -> Option<(&str, &str)>) -> Result<BTreeMap<String, String>, String> {
+    let mut utterances = BTreeMap::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        let (name, text) = split(line).ok_or_else(|| format!("line {number} does not name its utterance"))?;
+        if utterances.insert(name.to_owned(), text.trim().to_owned()).is_some() {
+            return Err(format!("line {number}: {name} is the name of a line before it, too"));
+        }
+    }
+    Ok(utterances)
+}
+
+/// Words with their times: `recording channel start duration word`, and perhaps more. Comments begin with `;;`.
+fn ctm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>, String> {
+    let mut recordings: BTreeMap<String, Vec<Utterance>> = BTreeMap::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        if fields.is_empty() || line.trim_start().starts_with(";;") {
+            continue;
+        }
+        let [recording, channel, start, duration, word, ..] = fields[..] else {
+            return Err(format!(
+                "line {number}: a line of CTM has at least 5 fields, not {}",
+                fields.len()
+            ));
+        };
+        let seconds = |field: &str, what: &str| {
+            let seconds = field.parse::<f64>().ok();
+            let seconds = seconds.filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
+            seconds.ok_or_else(|| format!("line {number}: {what} is {field:?}, which is no number of seconds"))
+        };
+        let (start, duration) = (seconds(start, "start")?, seconds(duration, "duration")?);
+        recordings.entry(recording.to_owned()).or_default().push(Utterance {
+            turn: Turn {
+                start,
+                end: start + duration,
+                speaker: channel.to_owned(),
+            },
+            text: word.to_owned(),
+        });
+    }
+    for words in recordings.values_mut() {
+        words.sort_by(|one, other| one.turn.start.total_cmp(&other.turn.start));
+    }
+    Ok(recordings)
+}
+
+/// A transcript of `flow transcribe`, or lines of a manifest.
+fn json(text: &str) -> Result<Content, String> {
+    if let Ok(whole) = serde_json::from_str::<Value>(text)
+        && whole.get("segments").is_some()
+    {
+        let transcript = Transcript::from_json(text).map_err(|error| error.to_string())?;
+        let name = recording_name(&transcript.metadata.source_file);
+        let segments = transcript.segments.into_iter().map(|segment| Utterance {
+            turn: Turn {
+                start: segment.start,
+                end: segment.end,
+                speaker: String::new(),
+            },
+            text: segment.text,
+        });
+        return Ok(Content::Timed(BTreeMap::from([(name, segments.collect())])));
+    }
+    let mut rows = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        if line.trim().is_empty() {
+            continue;
+        }
+        match json_line::parse(line) {
+            Ok((Value::Object(fields), _)) => rows.push(row(&fields, number)),
+            Ok(_) => return Err(format!("line {number} is no JSON object")),
+            Err(error) => return Err(format!("line {number} is no JSON: {error}")),
+        }
+    }
+    Ok(Content::Manifest(rows))
+}
+
+fn row(fields: &Map<String, Value>, number: usize) -> Row {
+    let text = |keys: &[&str]| keys.iter().find_map(|key| Some(fields.get(*key)?.as_str()?.to_owned()));
+    let path = text(&["audio_filepath", "file_name", "audio"]);
+    let id = text(&["segment_id", "id"]);
+    let offset = fields
+        .get("offset")
+        .and_then(Value::as_f64)
+        .filter(|offset| *offset > 0.0);
+    let in_tar = fields.get("tar_offset").and_then(Value::as_u64);
+    let name = path
+        .clone()
+        .or_else(|| id.clone())
+        .unwrap_or_else(|| format!("line {number}"));
+    let named = |name: String| match (offset, in_tar, &id) {
+        // Of a tar the name of the row tells more.
+        (_, Some(_), Some(id)) => id.clone(),
+        (Some(offset), ..) => format!("{name} at {offset} s"),
+        _ => name,
+    };
+    let recording = recording_name(&name);
+    Row {
+        short: named(recording.clone()),
+        recording,
+        name: named(name),
+        text: text(&TEXTS),
+        heard: text(&HYPOTHESES),
+        lang: text(&LANGUAGES).filter(|lang| !lang.is_empty()),
+        seconds: fields.get("duration").and_then(Value::as_f64).unwrap_or_default(),
+    }
+}

@@ -1,0 +1,288 @@
+//! Which text of the hypothesis belongs to which of the reference.
+
+use std::collections::{BTreeMap, HashSet};
+
+use flow_evaluation::utterance::Utterance;
+
+use super::forms::{Content, Form, Row};
+use crate::failure::Failure;
+
+/// An utterance on both sides.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pair {
+    pub name: String,
+    pub lang: Option<String>,
+    pub seconds: f64,
+    pub reference: String,
+    pub hypothesis: String,
+}
+
+#[derive(Debug, Default, PartialEq)]
+pub struct Paired {
+    pub pairs: Vec<Pair>,
+    /// Names that the hypothesis does not have.
+    pub missing: Vec<String>,
+    /// Names that the reference does not have.
+    pub left_out: Vec<String>,
+}
+
+/// Pairs the utterances of both sides: by name, by time where words have times, or line by line. Without a hypothesis a
+/// manifest has both sides.
+pub fn paired(reference: Form, hypothesis: Option<Form>) -> Result<Paired, Failure> {
+    let both = match &hypothesis {
+        Some(hypothesis) => format!("{} and {}", reference.path.display(), hypothesis.path.display()),
+        None => reference.path.display().to_string(),
+    };
+    let wrong = |why: String, help: &str| Failure::usage(format!("{both}: {why}"), help);
+    let Some(hypothesis) = hypothesis else {
+        let Content::Manifest(rows) = reference.content else {
+            return Err(wrong(
+                "there is one file, which is no manifest with both texts".into(),
+                "name the hypothesis after the reference, or one manifest with `text` and `pred_text`",
+            ));
+        };
+        return of_one_manifest(rows).map_err(|why| wrong(why, "a line needs `text` and `pred_text`"));
+    };
+    let paired = match (reference.content, hypothesis.content) {
+        (Content::Manifest(reference), Content::Manifest(heard)) => of_two_manifests(reference, heard),
+        (Content::Manifest(reference), Content::Lines(heard)) => {
+            from_rows(reference).and_then(|said| by_lines(said, heard))
+        }
+        (Content::Manifest(reference), heard) => {
+            from_rows_by_recording(reference).and_then(|said| by_names(said, in_one(heard)))
+        }
+        (Content::Lines(said), Content::Lines(heard)) => by_lines(from_lines(said), heard),
+        (Content::Lines(said), Content::Manifest(heard)) => {
+            let heard = heard.into_iter().map(|row| row.heard.or(row.text).unwrap_or_default());
+            by_lines(from_lines(said), heard.collect())
+        }
+        (Content::Timed(said), Content::Timed(heard)) => Ok(by_times(said, heard)),
+        (Content::Lines(_), _) | (_, Content::Lines(_)) => {
+            Err("lines without names can be paired with lines alone".into())
+        }
+        (said, Content::Manifest(heard)) => by_name(
+            heard
+                .into_iter()
+                .map(|row| (row.recording, row.heard.or(row.text).unwrap_or_default())),
+        )
+        .and_then(|heard| by_names(from_named(in_one(said)), heard)),
+        (said, heard) => by_names(from_named(in_one(said)), in_one(heard)),
+    };
+    let help = "files of lines need as many lines; with --ids each line begins with the name of its utterance";
+    let paired = paired.map_err(|why| wrong(why, help))?;
+    if paired.pairs.is_empty() {
+        return Err(wrong("there is nothing to score".into(), help));
+    }
+    if paired.missing.len() == paired.pairs.len() && !paired.left_out.is_empty() {
+        let names = [&paired.missing[0], &paired.left_out[0]];
+        let why = format!(
+            "no utterance has the same name on both sides: {} and {}",
+            names[0], names[1]
+        );
+        return Err(wrong(why, help));
+    }
+    Ok(paired)
+}
+
+fn of_one_manifest(rows: Vec<Row>) -> Result<Paired, String> {
+    let pair = |row: Row| match (row.text, row.heard) {
+        (Some(reference), Some(hypothesis)) => Ok(Pair {
+            name: row.name,
+            lang: row.lang,
+            seconds: row.seconds,
+            reference,
+            hypothesis,
+        }),
+        (None, _) => Err(format!("{}: there is no `text`", row.name)),
+        (_, None) => Err(format!("{}: there is no `pred_text`", row.name)),
+    };
+    Ok(Paired {
+        pairs: rows.into_iter().map(pair).collect::<Result<_, _>>()?,
+        ..Paired::default()
+    })
+}
+
+/// Rows of the same recordings, named by their whole paths, or where these differ throughout, by the names of the files.
+fn of_two_manifests(mut said: Vec<Row>, mut heard: Vec<Row>) -> Result<Paired, String> {
+    let names: HashSet<&str> = heard.iter().map(|row| row.name.as_str()).collect();
+    if !said.iter().any(|row| names.contains(row.name.as_str())) {
+        for row in said.iter_mut().chain(&mut heard) {
+            row.name.clone_from(&row.short);
+        }
+    }
+    by_name(said.iter().map(|row| (row.name.clone(), ())))?;
+    let heard = by_name(
+        heard
+            .into_iter()
+            .map(|row| (row.name, row.heard.or(row.text).unwrap_or_default())),
+    )?;
+    by_names(from_rows(said)?, heard)
+}
+
+/// Pairs that have no hypothesis yet.
+fn from_rows(rows: Vec<Row>) -> Result<Vec<Pair>, String> {
+    let pair = |row: Row| match row.text {
+        Some(reference) => Ok(Pair {
+            name: row.name,
+            lang: row.lang,
+            seconds: row.seconds,
+            reference,
+            ..Pair::default()
+        }),
+        None => Err(format!("{}: there is no `text`", row.name)),
+    };
+    rows.into_iter().map(pair).collect()
+}
+
+/// The same, named and joined by recording, as CTM and STM have it.
+fn from_rows_by_recording(rows: Vec<Row>) -> Result<Vec<Pair>, String> {
+    let mut by_recording: BTreeMap<String, Pair> = BTreeMap::new();
+    for row in rows {
+        let recording = row.recording.clone();
+        for pair in from_rows(vec![row])? {
+            match by_recording.get_mut(&recording) {
+                None => {
+                    let name = recording.clone();
+                    by_recording.insert(recording.clone(), Pair { name, ..pair });
+                }
+                Some(whole) => {
+                    whole.reference = format!("{} {}", whole.reference, pair.reference);
+                    whole.seconds += pair.seconds;
+                }
+            }
+        }
+    }
+    Ok(by_recording.into_values().collect())
+}
+
+fn from_lines(lines: Vec<String>) -> Vec<Pair> {
+    let numbered = (1..).zip(lines);
+    let pair = |(number, reference): (usize, String)| Pair {
+        name: format!("line {number}"),
+        reference,
+        ..Pair::default()
+    };
+    numbered.map(pair).collect()
+}
+
+fn from_named(named: BTreeMap<String, String>) -> Vec<Pair> {
+    let pair = |(name, reference)| Pair {
+        name,
+        reference,
+        ..Pair::default()
+    };
+    named.into_iter().map(pair).collect()
+}
+
+/// The texts of a recording as one.
+fn in_one(content: Content) -> BTreeMap<String, String> {
+    match content {
+        Content::Named(named) => named,
+        Content::Timed(recordings) => recordings
+            .into_iter()
+            .map(|(name, said)| (name, joined(&said)))
+            .collect(),
+        Content::Manifest(_) | Content::Lines(_) => BTreeMap::new(),
+    }
+}
+
+fn joined(utterances: &[Utterance]) -> String {
+    utterances
+        .iter()
+        .map(|utterance| utterance.text.as_str())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn by_name<T>(rows: impl Iterator<Item = (String, T)>) -> Result<BTreeMap<String, T>, String> {
+    let mut named = BTreeMap::new();
+    for (name, value) in rows {
+        if named.insert(name.clone(), value).is_some() {
+            return Err(format!("two lines are of {name}"));
+        }
+    }
+    Ok(named)
+}
+
+fn by_names(mut pairs: Vec<Pair>, mut heard: BTreeMap<String, String>) -> Result<Paired, String> {
+    let mut missing = Vec::new();
+    for pair in &mut pairs {
+        match heard.remove(&pair.name) {
+            Some(text) => pair.hypothesis = text,
+            None => missing.push(pair.name.clone()),
+        }
+    }
+    Ok(Paired {
+        pairs,
+        missing,
+        left_out: heard.into_keys().collect(),
+    })
+}
+
+fn by_lines(mut pairs: Vec<Pair>, heard: Vec<String>) -> Result<Paired, String> {
+    if pairs.len() != heard.len() {
+        return Err(format!(
+            "the reference has {} lines, the hypothesis {}",
+            pairs.len(),
+            heard.len()
+        ));
+    }
+    for (pair, text) in pairs.iter_mut().zip(heard) {
+        pair.hypothesis = text;
+    }
+    Ok(Paired {
+        pairs,
+        ..Paired::default()
+    })
+}
+
+/// What was heard belongs to the utterance of the reference that is nearest to its middle, if it is single words; else the
+/// texts of a recording are compared as one.
+fn by_times(said: BTreeMap<String, Vec<Utterance>>, mut heard: BTreeMap<String, Vec<Utterance>>) -> Paired {
+    let mut paired = Paired::default();
+    for (recording, mut utterances) in said {
+        let heard = heard.remove(&recording);
+        if heard.is_none() {
+            paired.missing.push(recording.clone());
+        }
+        let heard = heard.unwrap_or_default();
+        let is_words = heard
+            .iter()
+            .all(|heard| !heard.text.trim().contains(char::is_whitespace));
+        if !is_words {
+            utterances.sort_by(|one, other| one.turn.start.total_cmp(&other.turn.start));
+            paired.pairs.push(Pair {
+                name: recording,
+                reference: joined(&utterances),
+                hypothesis: joined(&heard),
+                ..Pair::default()
+            });
+            continue;
+        }
+        let mut texts = vec![Vec::new(); utterances.len()];
+        for word in &heard {
+            let middle = (word.turn.start + word.turn.end) / 2.0;
+            let distance = |utterance: &Utterance| {
+                (utterance.turn.start - middle)
+                    .max(middle - utterance.turn.end)
+                    .max(0.0)
+            };
+            let nearest = (0..utterances.len())
+                .min_by(|&one, &other| distance(&utterances[one]).total_cmp(&distance(&utterances[other])));
+            if let Some(nearest) = nearest {
+                texts[nearest].push(word.text.as_str());
+            }
+        }
+        for (utterance, words) in utterances.iter().zip(texts) {
+            paired.pairs.push(Pair {
+                name: format!("{recording} at {} s", utterance.turn.start),
+                seconds: utterance.turn.end - utterance.turn.start,
+                reference: utterance.text.clone(),
+                hypothesis: words.join(" "),
+                ..Pair::default()
+            });
+        }
+    }
+    paired.left_out = heard.into_keys().collect();
+    paired
+}

@@ -1,0 +1,142 @@
+//! `flow evaluate texts`: what other systems wrote is scored.
+
+use std::path::Path;
+use std::process::Output;
+
+use serde_json::Value;
+
+use crate::binary::{expect_code, program, stderr};
+
+fn evaluate(folder: &Path, arguments: &[&str]) -> Output {
+    let mut flow = program();
+    flow.current_dir(folder).args(["evaluate", "texts"]).args(arguments);
+    flow.output().unwrap()
+}
+
+fn scores(folder: &Path, arguments: &[&str]) -> Value {
+    let output = evaluate(folder, &[&["--json"], arguments].concat());
+    expect_code(&output, 0);
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Substitutions, insertions and deletions of words, and words of the reference.
+fn words(scores: &Value) -> [u64; 4] {
+    ["substitutions", "insertions", "deletions", "total"].map(|key| scores["wer"][key].as_u64().unwrap())
+}
+
+#[test]
+fn texts_of_every_form_are_scored() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    // One substitution, one insertion and one deletion in seven words.
+    write(
+        "both.json",
+        "\u{feff}{\"audio_filepath\": \"a.wav\", \"duration\": NaN, \"text\": \"one two three\", \"pred_text\": \"one too three\", \"lang\": \"en\"}\n\
+         {\"audio_filepath\": \"b.wav\", \"text\": \"eins zwei\", \"pred_text\": \"eins zwei drei\", \"lang\": \"de\"}\n\
+         {\"audio_filepath\": \"b.wav\", \"offset\": 2.5, \"text\": \"vier fünf\", \"pred_text\": \"vier\", \"lang\": \"de\"}\n",
+    );
+    let expected = [1, 1, 1, 7];
+    let both = scores(folder, &["both.json", "--worst", "1"]);
+    assert_eq!(words(&both), expected);
+    assert_eq!(both["languages"]["en"]["wer"]["substitutions"], 1);
+    assert_eq!(both["utterances"], 3);
+    assert_eq!(both["worst"].as_array().unwrap().len(), 1);
+    write(
+        "reference.jsonl",
+        "{\"audio_filepath\": \"clips/a.wav\", \"text\": \"one two three\"}\n{\"audio_filepath\": \"clips/b.wav\", \"text\": \"eins zwei\"}\n\
+         {\"audio_filepath\": \"clips/b.wav\", \"offset\": 2.5, \"text\": \"vier fünf\"}\n",
+    );
+    // In another order, with whole paths.
+    write(
+        "heard.jsonl",
+        "{\"audio_filepath\": \"/data/clips/b.wav\", \"offset\": 2.5, \"text\": \"vier fünf\", \"pred_text\": \"vier\"}\n\
+         {\"audio_filepath\": \"/data/clips/a.wav\", \"pred_text\": \"one too three\"}\n{\"audio_filepath\": \"/data/clips/b.wav\", \"text\": \"eins zwei drei\"}\n",
+    );
+    write("reference.txt", "one two three\neins zwei\nvier fünf\n");
+    write("heard.txt", "one too three\neins zwei drei\nvier\n");
+    write("text", "a one two three\nb eins zwei\nc vier fünf\n");
+    write("heard", "c vier\nb eins zwei drei\na one too three\n");
+    write("reference.trn", "one two three (a)\neins zwei (b)\nvier fünf (c)\n");
+    write("heard.trn", "vier (c)\neins zwei drei (b)\none too three (a)\n");
+    write(
+        "r.stm",
+        ";; a comment\na 1 x 0 3 <o,f0,female> one two three\nb 1 x 0 2 eins zwei\nb 1 x 2.5 5 vier fünf\n",
+    );
+    write(
+        "h.ctm",
+        "a 1 0.1 0.5 one 0.9\na 1 1.0 0.5 too\na 1 2.0 0.5 three\nb 1 1.9 0.5 drei\nb 1 0 0.5 eins\nb 1 0.6 0.5 zwei\nb 1 2.6 0.3 vier\n",
+    );
+    for arguments in [
+        &["reference.jsonl", "heard.jsonl"][..],
+        &["reference.txt", "heard.txt"],
+        &["reference.jsonl", "heard.txt"],
+        &["--ids", "text", "heard"],
+        &["reference.trn", "heard.trn"],
+        &["--ids", "text", "heard.trn"],
+        &["r.stm", "h.ctm"],
+        &["reference.jsonl", "h.ctm"],
+    ] {
+        assert_eq!(words(&scores(folder, arguments)), expected, "{arguments:?}");
+    }
+    let table = evaluate(folder, &["both.json", "--normalize", "keep_marks", "--worst", "1"]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    for said in ["normalised WER", "42.86 %", "hypothesis: one too three", "\nde "] {
+        assert!(table.contains(said), "{table}");
+    }
+}
+
+#[test]
+fn what_cannot_be_paired_is_told() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    write("two.txt", "one\ntwo\n");
+    write("one.txt", "one\n");
+    write(
+        "a.jsonl",
+        "{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}\n{\"audio_filepath\": \"b.wav\", \"text\": \"two\"}\n",
+    );
+    write(
+        "b.jsonl",
+        "{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}\n{\"audio_filepath\": \"c.wav\", \"text\": \"two\"}\n",
+    );
+    write("c.jsonl", "{\"audio_filepath\": \"x.wav\", \"text\": \"one\"}\n");
+    write(
+        "twice.jsonl",
+        "{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}\n{\"audio_filepath\": \"a.wav\", \"text\": \"two\"}\n",
+    );
+    write("bad.ctm", "a 1 x 0.5 one\n");
+    write("empty.txt", "");
+    for (arguments, said) in [
+        (
+            &["two.txt", "one.txt"][..],
+            "the reference has 2 lines, the hypothesis 1",
+        ),
+        (&["two.txt"], "no manifest with both texts"),
+        (&["a.jsonl"], "a.wav: there is no `pred_text`"),
+        (&["a.jsonl", "c.jsonl"], "no utterance has the same name"),
+        (&["a.jsonl", "twice.jsonl"], "two lines are of a.wav"),
+        (&["a.jsonl", "bad.ctm"], "line 1: start is \"x\""),
+        (&["empty.txt", "empty.txt"], "nothing to score"),
+        (&["gone.txt", "one.txt"], "gone.txt"),
+    ] {
+        let output = evaluate(folder, arguments);
+        expect_code(&output, 2);
+        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+    }
+    let output = evaluate(folder, &["--json", "a.jsonl", "b.jsonl"]);
+    expect_code(&output, 0);
+    assert!(
+        stderr(&output).contains("the hypothesis has nothing of b.wav"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(
+        stderr(&output).contains("the reference does not name c.wav"),
+        "{}",
+        stderr(&output)
+    );
+    let scores: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(words(&scores), [0, 0, 1, 2]);
+}
