@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::StageError;
 use crate::event::{Event, Events};
@@ -30,6 +30,7 @@ pub struct Context {
     pub scratch: PathBuf,
     pub events: Events,
     pub cancel: Cancel,
+    pub stop: StopAsked,
     pub waker: Waker,
     /// The other processes of the run, where there are several.
     pub processes: Option<Arc<Processes>>,
@@ -114,6 +115,17 @@ impl Cancel {
 
     pub fn set(&self) {
         self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Whether the run was asked to end (Ctrl-C, SIGTERM). Partitions in work are completed, unless that may take long: see
+/// [`crate::Progress::GivenUp`].
+#[derive(Clone, Default)]
+pub struct StopAsked(pub(crate) Arc<AtomicUsize>);
+
+impl StopAsked {
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
     }
 }
 

@@ -18,7 +18,7 @@ use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 
-use crate::context::{Cancel, Context, ProcessShare, Waker};
+use crate::context::{Cancel, Context, ProcessShare, StopAsked, Waker};
 use crate::dataflow::partition_output::{PartitionOutput, drain};
 use crate::dataflow::port_buffer::PortBuffer;
 use crate::dataflow::work::apply;
@@ -267,6 +267,7 @@ impl<K: Kind> Harness<K> {
             scratch: self.scratch.clone(),
             events,
             cancel: Cancel::default(),
+            stop: StopAsked::default(),
             waker: Waker::new(move || {
                 *bell.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = true;
                 bell.1.notify_all();
@@ -435,8 +436,10 @@ impl Run {
             out.of(partition);
             let progress = body.partition_complete(partition, &mut out)?;
             self.drain(&mut out)?;
-            if progress == Progress::Done {
-                self.finish(partition, false)?;
+            match progress {
+                Progress::Done => self.finish(partition, false)?,
+                Progress::NotYet => {}
+                Progress::GivenUp => return Err(StageError::failed(format!("{partition} was given up"))),
             }
             self.poll(body)?;
         }

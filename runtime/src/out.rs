@@ -44,6 +44,21 @@ impl Out {
         self
     }
 
+    /// An empty one for the same partition: for work on another thread, which may be given up.
+    pub fn beside(&self) -> Out {
+        Out::new(self.partition.clone()).named_by(self.id_column)
+    }
+
+    /// Takes over what another one received.
+    pub fn take_over(&mut self, other: Out) {
+        self.batches.extend(other.batches);
+        self.rejects.extend(other.rejects);
+        self.read.extend(other.read);
+        self.merged.extend(other.merged);
+        self.selected.extend(other.selected);
+        self.digested.extend(other.digested);
+    }
+
     /// What follows belongs to `partition`.
     pub fn of(&mut self, partition: &Partition) -> &mut Self {
         self.partition = partition.clone();

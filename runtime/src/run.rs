@@ -16,6 +16,8 @@ mod signals;
 mod spread;
 mod summary;
 
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,7 +33,7 @@ use crate::plan::{Options, Plan, StagePlan};
 use crate::processes::{Loss, SignalFlags};
 pub use crate::run_error::{LeftOut, RunError};
 use crate::spec::Checked;
-use crate::store::{Access, SnapshotWriter, Store};
+use crate::store::{Access, SnapshotWriter, Store, run_name};
 use counts::RunCounts;
 pub use follow::follow;
 pub use signals::is_ignored;
@@ -89,6 +91,18 @@ pub fn listing(checked: &Arc<Checked>, options: &Options) -> Result<Listing, Run
     state.listing().map_err(hidden)
 }
 
+/// The name of a run, and its state directory.
+fn begin(state: &Path) -> Result<(String, Store), RunError> {
+    loop {
+        let id = run_name::next(&Store::folder_of(state)?)?;
+        let store = Store::open(state, Access::Run { run_id: id.clone() })?;
+        // The copy of one in object storage may have lacked the runs of other machines.
+        if store.runs()?.last().is_none_or(|last| run_name::is_after(&id, last)) {
+            return Ok((id, store));
+        }
+    }
+}
+
 /// Runs a pipeline: plans it, freezes spec and plan in the run's folder, and runs region after region.
 ///
 /// With [`Options::keep_going`] a failure of a stage does not end the run. The stage is left out for the partition that
@@ -101,8 +115,7 @@ pub fn listing(checked: &Arc<Checked>, options: &Options) -> Result<Listing, Run
 /// The first failure, or with `keep_going` all of them. Committed partitions stay, and the next run reuses them.
 pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result<RunSummary, RunError> {
     let started = Instant::now();
-    let id = records::new_run_id();
-    let store = Store::open(&options.state, Access::Run { run_id: id.clone() })?;
+    let (id, store) = begin(&options.state)?;
     let folder = store.create_run_folder(&id)?;
     events.hide(&checked.pipeline.secrets);
     let log = records::EventLog::open(&folder, events)?;
@@ -135,7 +148,15 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         signals: Arc::clone(&signals),
         spread: None,
     };
-    let outcome = run_regions(checked, options, events, store.clone(), &mut running, &mut run_counts);
+    let mut removed = BTreeSet::new();
+    let outcome = loop {
+        let outcome = run_regions(checked, options, events, store.clone(), &mut running, &mut run_counts);
+        let Err(error) = &outcome else { break outcome };
+        if running.processes() > 1 || !remove_damaged(&store, error, events, &mut removed) {
+            break outcome;
+        }
+        run_counts = RunCounts::default();
+    };
     let outcome = match (outcome, signals.lost()) {
         // What failed before says more than the loss that came of it.
         (Ok(_), Some(Loss { message, .. })) => Err(RunError::Process { message }),
@@ -153,6 +174,23 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     if asked.requests() > 0 {
         events.send(Event::Note {
             message: format!("object storage: {asked}"),
+        });
+    }
+    let left_out = Storage::global().left_out();
+    if !left_out.is_empty() {
+        let first: Vec<String> = left_out
+            .iter()
+            .take(3)
+            .map(|key| format!("`{}`", key.escape_debug()))
+            .collect();
+        events.send(Event::Warning {
+            stage: None,
+            message: format!(
+                "{} objects of object storage are left out: no URL can name their keys ({}{})",
+                left_out.len(),
+                first.join(", "),
+                if left_out.len() > first.len() { ", ..." } else { "" }
+            ),
         });
     }
     if let Some(processes) = options.processes.as_ref().filter(|processes| processes.count() > 1) {
@@ -210,6 +248,22 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         seconds,
         past_reject_limit,
     })
+}
+
+/// Removes the files of the state directory that a run failed of, so that the next try makes again what they held. Says
+/// whether there is a reason to try: none was among `removed` before.
+fn remove_damaged(store: &Store, error: &RunError, events: &Events, removed: &mut BTreeSet<PathBuf>) -> bool {
+    let found = store.remove_damaged(&error.to_string());
+    for path in &found {
+        events.send(Event::Warning {
+            stage: None,
+            message: format!(
+                "{} was damaged (see to the disk): it is removed, and what it held is made again",
+                path.display()
+            ),
+        });
+    }
+    !found.is_empty() && found.into_iter().all(|path| removed.insert(path))
 }
 
 fn tell_failure(events: &Events, error: &RunError) {

@@ -1,10 +1,17 @@
 //! `kill -9` anywhere loses at most what was in flight: the next run ends with the same bytes.
 
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
-use std::time::Duration;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use crate::binary::{Workplace, expect_code, stderr, with_failpoints};
+use flow_random::SplitMix64;
+
+use crate::binary::{Workplace, expect_code, program, stderr, with_failpoints};
+use crate::pseudo_labels;
+use crate::training::finetune;
+use crate::transcription::recording;
 
 /// The named points of the commit protocol: `runtime/src/failpoints.rs`.
 const KILL_POINTS: [&str; 7] = [
@@ -107,4 +114,205 @@ fn interrupt_ends_with_130_and_keeps_what_was_done() {
     let whole = Workplace::new("mini");
     whole.build_manifests(&[]);
     assert!(place.out_bytes() == whole.out_bytes());
+}
+
+/// An engine that evaluates a join of billions of rows does not look up: the stage leaves it to itself.
+#[test]
+fn sql_without_end_is_ended_by_the_first_signal() {
+    let place = Workplace::new("micro");
+    let pipeline = place.path("endless.yaml");
+    let joins: String = (0..12).map(|n| format!(", scan AS t{n}")).collect();
+    let text = format!(
+        "flow: 1\nparams: {{shards: {{required: true}}, out: ''}}\nstages:\n  scan: {{uses: manifest.scan, with: {{shards: '${{shards}}'}}}}\n  \
+         all:\n    uses: sql\n    from: scan\n    with:\n      rows: new\n      \
+         query: SELECT count(*) AS n FROM scan AS a{joins} WHERE a.duration_s + t0.duration_s * t11.duration_s < 0\n"
+    );
+    std::fs::write(&pipeline, text).unwrap();
+    for (signal, code) in [(libc::SIGTERM, 143), (libc::SIGINT, 130)] {
+        let mut child = place
+            .command("run", pipeline.to_str().unwrap(), &[])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+        // SAFETY: kill(2) with a process id of our own child; no memory is involved.
+        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+        let asked = Instant::now();
+        let ended = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(asked.elapsed().as_secs() < 60, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let took = asked.elapsed();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(ended.code(), Some(code), "{}", stderr(&output));
+        // A second, and as much for a machine that is busy with other tests.
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
+}
+
+/// Every file below a folder, with its bytes where `is_compared`.
+fn tree(folder: &Path, is_compared: &dyn Fn(&str) -> bool) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(at) = folders.pop() {
+        for entry in std::fs::read_dir(at).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+            if path.is_dir() {
+                // A folder of its own, so that an empty one that is left shows.
+                files.insert(format!("{name}/"), Vec::new());
+                folders.push(path);
+            } else {
+                let bytes = if is_compared(&name) {
+                    std::fs::read(&path).unwrap()
+                } else {
+                    Vec::new()
+                };
+                files.insert(name, bytes);
+            }
+        }
+    }
+    files
+}
+
+/// What is killed: a command on a workplace, which files of the workplace have the same bytes in every run, and which belong to
+/// the user.
+struct Job {
+    name: &'static str,
+    command: fn(&Workplace) -> Command,
+    /// Endings of files that hold no times.
+    compared: &'static [&'static str],
+}
+
+fn with_recordings(place: &Workplace) {
+    let folder = place.path("recordings");
+    if folder.exists() {
+        return;
+    }
+    std::fs::create_dir(&folder).unwrap();
+    for name in [
+        "rec_hi_0001_000.flac",
+        "rec_hi_0002_000.flac",
+        "rec_hi_0004_003.flac",
+        "rec_hi_0008_001.flac",
+    ] {
+        std::fs::write(folder.join(name), recording(name)).unwrap();
+    }
+}
+
+const JOBS: [Job; 4] = [
+    Job {
+        name: "manifests",
+        command: |place| {
+            place.manifest_command(
+                "run",
+                &["jsonl=true", &format!("audio={}", place.path("audio").display())],
+            )
+        },
+        compared: &[".parquet", ".jsonl", ".flac"],
+    },
+    Job {
+        name: "transcribe",
+        command: |place| {
+            with_recordings(place);
+            let mut flow = program();
+            flow.current_dir(place.folder.path());
+            flow.args([
+                "transcribe",
+                "recordings",
+                "--out",
+                "texts",
+                "--format",
+                "txt,srt",
+                "--progress",
+                "plain",
+            ]);
+            flow.args(["--state", "state"]);
+            flow
+        },
+        compared: &[".txt", ".srt"],
+    },
+    Job {
+        name: "pseudo-labels",
+        command: |place| {
+            with_recordings(place);
+            pseudo_labels::label_command(place, &[])
+        },
+        compared: &[".jsonl", ".parquet"],
+    },
+    Job {
+        name: "training",
+        command: |place| finetune(place, &["train.max_steps=8", "train.checkpoint_every=2"]),
+        compared: &[".safetensors", ".jsonl"],
+    },
+];
+
+/// Runs a job to its end in a workplace, and gives the user's files: all but the state directory. Paths of the workplace in them
+/// are made the same.
+fn whole(job: &Job, place: &Workplace) -> BTreeMap<String, Vec<u8>> {
+    let output = (job.command)(place).output().unwrap();
+    assert!(output.status.success(), "{}: {}", job.name, stderr(&output));
+    let is_compared =
+        |name: &str| job.compared.iter().any(|ending| name.ends_with(ending)) && !name.contains("metrics");
+    let mut files = tree(place.folder.path(), &is_compared);
+    files.retain(|name, _| !name.starts_with("state/"));
+    let own = place.folder.path().to_str().unwrap();
+    for (name, bytes) in &mut files {
+        if name.ends_with(".jsonl") {
+            *bytes = String::from_utf8(std::mem::take(bytes))
+                .unwrap()
+                .replace(own, "")
+                .into_bytes();
+        }
+    }
+    files
+}
+
+/// `FLOW_TEST_KILLS` is another number of kills for each job, `FLOW_TEST_JOB` one of the jobs.
+#[test]
+#[ignore = "minutes: 75 kills of each of four jobs"]
+fn kills_at_random_times_change_nothing_and_leave_nothing() {
+    let kills: usize = std::env::var("FLOW_TEST_KILLS").map_or(75, |kills| kills.parse().unwrap());
+    let only = std::env::var("FLOW_TEST_JOB").unwrap_or_default();
+    let mut random = SplitMix64::new(11);
+    for job in JOBS.iter().filter(|job| only.is_empty() || only == job.name) {
+        // All in one path, which some files hold.
+        let mut place = Workplace::new("micro");
+        let began = Instant::now();
+        let expected = whole(job, &place);
+        let length = began.elapsed();
+        let (mut killed, mut differences, mut rounds) = (0, Vec::new(), 0);
+        while killed < kills {
+            place = Workplace::new("micro");
+            // Up to three kills before the run that ends.
+            for _ in 0..=random.below(3) {
+                let mut child = (job.command)(&place)
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null())
+                    .spawn()
+                    .unwrap();
+                std::thread::sleep(length.mul_f64(random.below(1000) as f64 / 1000.0));
+                child.kill().unwrap();
+                killed += usize::from(child.wait().unwrap().signal() == Some(9));
+            }
+            rounds += 1;
+            let found = whole(job, &place);
+            let names: Vec<&String> = (expected.keys().chain(found.keys()))
+                .filter(|name| expected.get(*name) != found.get(*name))
+                .collect();
+            if !names.is_empty() {
+                differences.push(format!("{names:?}"));
+            }
+        }
+        println!(
+            "{}: {killed} kills, {rounds} runs to the end, {} differences",
+            job.name,
+            differences.len()
+        );
+        assert!(differences.is_empty(), "{}: {}", job.name, differences.join("\n"));
+    }
 }

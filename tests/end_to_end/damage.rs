@@ -1,5 +1,5 @@
-//! A bad disk: one bit of a file of the state directory is flipped, size and time stay. The next run has the same bytes, or ends
-//! with an error that names the file.
+//! A bad disk: one bit of a file of the state directory is flipped, size and time stay. The next run has the same bytes:
+//! what was damaged is named and made again.
 
 use std::fs::{File, FileTimes};
 use std::path::{Path, PathBuf};
@@ -52,28 +52,30 @@ fn a_flipped_bit_in_the_state_changes_no_row() {
     let (state, whole) = (place.path("state"), place.path("whole"));
     std::fs::rename(&state, &whole).unwrap();
     let mut random = SplitMix64::new(7);
-    let mut refused = 0;
+    let (mut mended, mut refused) = (0, 0);
     for _ in 0..flips {
         copy_folder(&whole, &state);
         let path = flip_one_bit(&state, &mut random);
         let output = place.manifest_command("run", &changed).output().unwrap();
-        if !output.status.success() {
+        let said = stderr(&output);
+        let name = path.file_name().unwrap().to_str().unwrap();
+        // Nothing tells how a state directory whose version is damaged is to be read.
+        if name == "FORMAT" && !output.status.success() {
             refused += 1;
-            let said = stderr(&output);
-            let name = path.file_name().unwrap().to_str().unwrap();
             assert!(said.contains(name), "{} is not named:\n{said}", path.display());
             expect_code(&output, 1);
-            // What the error advises.
-            std::fs::remove_file(&path).unwrap();
-            place.build_manifests(&changed);
+        } else {
+            expect_code(&output, 0);
+            mended += usize::from(said.contains(name));
+            assert!(
+                place.out_bytes() == expected,
+                "other bytes after damage of {}",
+                path.display()
+            );
+            std::fs::remove_dir_all(place.out()).unwrap();
         }
-        assert!(
-            place.out_bytes() == expected,
-            "other bytes after damage of {}",
-            path.display()
-        );
         std::fs::remove_dir_all(&state).unwrap();
-        std::fs::remove_dir_all(place.out()).unwrap();
     }
-    assert!(refused > 0, "no damage was noticed");
+    println!("{flips} flips: {mended} mended with a warning, {refused} refused, the others in what was not read");
+    assert!(mended > 0, "no damage was noticed");
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 use arrow::array::AsArray;
 use arrow::datatypes::Float64Type;
@@ -14,6 +14,10 @@ use crate::transcription::recording;
 
 /// `flow run pipelines/pseudo_label.yaml` on the recordings of a place, with rules that the small model can meet.
 fn label(place: &Workplace, settings: &[&str]) -> Output {
+    label_command(place, settings).output().unwrap()
+}
+
+pub fn label_command(place: &Workplace, settings: &[&str]) -> Command {
     let mut flow = program();
     flow.args(["run", "pipelines/pseudo_label.yaml", "--progress", "plain", "--state"])
         .arg(place.path("state"));
@@ -29,7 +33,7 @@ fn label(place: &Workplace, settings: &[&str]) -> Output {
     for setting in [input.as_str(), out.as_str()].iter().chain(&rules).chain(settings) {
         flow.args(["--set", setting]);
     }
-    flow.output().unwrap()
+    flow
 }
 
 fn labels(place: &Workplace) -> PathBuf {

@@ -390,7 +390,7 @@ fn evaluations_and_trainings_are_drawn() {
     expect_code(&evaluate.output().unwrap(), 0);
     // A training as its run and its figures tell of it.
     let (run, checkpoints) = (
-        place.path("state/runs/29990101T000000000Z-0000"),
+        place.path("state/runs/29990101T000000000Z-99-0000"),
         place.path("checkpoints"),
     );
     std::fs::create_dir(&run).unwrap();
@@ -455,7 +455,7 @@ fn evaluations_and_trainings_are_drawn() {
     );
     assert!(drawn.contains("step 2"), "{drawn}");
     // A run that left nothing but that has a page.
-    assert!(site.page("/runs/29990101T000000000Z-0000").contains("cut short"));
+    assert!(site.page("/runs/29990101T000000000Z-99-0000").contains("cut short"));
 }
 
 /// `FLOW_TEST_PICTURES=FOLDER cargo test --release --test end_to_end -- --ignored browser` saves pictures of the pages there.

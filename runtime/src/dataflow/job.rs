@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::context::{Cancel, CompareUnreadable, Context, Waker};
+use crate::context::{Cancel, CompareUnreadable, Context, StopAsked, Waker};
 use crate::digest::Digest;
 use crate::event::{Event, Events};
 use crate::inputs::Inputs;
@@ -128,6 +128,7 @@ impl NodeJob {
             scratch: self.scratch.clone(),
             events: job.events.clone(),
             cancel: job.cancel.clone(),
+            stop: StopAsked(Arc::clone(&job.signals.stop)),
             waker,
             processes: job.signals.processes.clone(),
             share: job.cluster.as_ref().and_then(|cluster| cluster.share()),
@@ -325,6 +326,13 @@ impl RegionState {
         match (self.given.get(at), self.expected.get(at)) {
             (Some(given), Some(expected)) => given.load(Ordering::Acquire) == *expected,
             _ => false,
+        }
+    }
+
+    /// While a run is ending: what follows does not take the partition for complete, either.
+    pub fn give_up(&self, ordinal: u64) {
+        if let Some(given) = self.given.get(ordinal as usize) {
+            given.store(u32::MAX / 2, Ordering::Release);
         }
     }
 

@@ -183,6 +183,16 @@ impl NodeOperator {
                     self.finish(ordinal).map_err(here)?;
                     self.advance();
                 }
+                Progress::GivenUp if self.shared.stopping() => {
+                    self.shared.give_up(ordinal);
+                    self.in_hand.remove(&partition);
+                    self.stopped = true;
+                    self.advance();
+                }
+                Progress::GivenUp => {
+                    let message = "gave a partition up that it was not asked to leave: a fault of the stage";
+                    return Err(here(StageError::failed(message)));
+                }
                 Progress::NotYet => {
                     if let Some(hold) = &self.hold {
                         self.not_yet.insert(ordinal, hold.at(ordinal));

@@ -12,7 +12,7 @@ use super::failures::Failures;
 use super::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, StagePart};
 use super::keys::{self, ListedPartition, source_digest};
 use super::select::StageSelection;
-use crate::context::{Cancel, Context, Waker};
+use crate::context::{Cancel, Context, StopAsked, Waker};
 use crate::digest::Digest;
 use crate::error::StageError;
 use crate::event::Events;
@@ -320,6 +320,7 @@ impl PlanState {
             scratch,
             events: self.events.clone(),
             cancel: self.cancel.clone(),
+            stop: StopAsked::default(),
             waker: Waker::default(),
             processes: self.options.processes.clone(),
             share: None,
@@ -396,6 +397,7 @@ impl PlanState {
             scratch: PathBuf::new(),
             events: Events::default(),
             cancel: self.cancel.clone(),
+            stop: StopAsked::default(),
             waker: Waker::default(),
             processes: None,
             share: None,

@@ -20,7 +20,7 @@ pub(super) fn follow(join: &Join, until: Instant, tell: &dyn Fn(JoinMessage)) ->
     let (count, own) = (join.processes, join.process);
     // Nobody connects to the last one.
     let listeners = match own + 1 < count {
-        true => Some(Listeners::open(join, join.port.unwrap_or(0), tell)?),
+        true => Some(Listeners::open(join, join.port.unwrap_or(0), until, tell)?),
         false => None,
     };
     let hello = Hello::new(count, own, listeners.as_ref().map_or(0, Listeners::port));

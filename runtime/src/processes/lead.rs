@@ -22,7 +22,7 @@ const SECOND_TRY: Duration = Duration::from_secs(10);
 
 pub(super) fn lead(join: &Join, until: Instant, tell: &dyn Fn(JoinMessage)) -> Result<Joined, JoinError> {
     let count = join.processes;
-    let listeners = Listeners::open(join, join.leader.port, tell)?;
+    let listeners = Listeners::open(join, join.leader.port, until, tell)?;
     tell(JoinMessage::Note(format!(
         "process 0 of {count} waits at port {} for the others, at most {} s",
         join.leader.port,

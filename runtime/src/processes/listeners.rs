@@ -2,8 +2,10 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::Instant;
 
-use super::rendezvous::{Join, JoinError, JoinMessage, failed, is_loopback_host};
+use super::rendezvous::{AGAIN, Join, JoinError, JoinMessage, failed, is_loopback_host};
 
 /// The listening sockets of a process, all at one port.
 pub(super) struct Listeners {
@@ -12,10 +14,11 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Listens at `port` (0: any that is free). Warns where it listens more widely than it was told to, and where
+    /// Listens at `port` (0: any that is free). A port that is taken is waited for until `until`: the process that was
+    /// killed there may not be gone yet. Warns where it listens more widely than it was told to, and where
     /// others than this machine can connect though there is no secret.
-    pub fn open(join: &Join, port: u16, tell: &dyn Fn(JoinMessage)) -> Result<Listeners, JoinError> {
-        let all = bind(join, port, tell).map_err(|error| match error.kind() {
+    pub fn open(join: &Join, port: u16, until: Instant, tell: &dyn Fn(JoinMessage)) -> Result<Listeners, JoinError> {
+        let all = bind_once_free(join, port, until, tell).map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => failed(
                 format!("port {port}, at which process {} is to listen, is taken", join.process),
                 "another run may be using it; give another port",
@@ -64,6 +67,21 @@ impl Listeners {
         }
         more
     }
+}
+
+fn bind_once_free(join: &Join, port: u16, until: Instant, tell: &dyn Fn(JoinMessage)) -> io::Result<Vec<TcpListener>> {
+    let mut bound = bind(join, port, tell);
+    if matches!(&bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse) {
+        tell(JoinMessage::Note(format!(
+            "port {port}, at which process {} is to listen, is taken: waiting for it",
+            join.process
+        )));
+        while matches!(&bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse) && Instant::now() < until {
+            thread::sleep(AGAIN);
+            bound = bind(join, port, &|_| {});
+        }
+    }
+    bound
 }
 
 fn bind(join: &Join, port: u16, tell: &dyn Fn(JoinMessage)) -> io::Result<Vec<TcpListener>> {
@@ -154,7 +172,7 @@ mod tests {
             timeout: Duration::from_secs(20),
         };
         let warnings = RefCell::new(String::new());
-        let listeners = Listeners::open(&join, 0, &|message| match message {
+        let listeners = Listeners::open(&join, 0, Instant::now(), &|message| match message {
             JoinMessage::Warning(text) => *warnings.borrow_mut() += &text,
             JoinMessage::Note(text) => panic!("{text}"),
         })

@@ -291,7 +291,7 @@ mod tests {
     fn listening() -> (Listeners, Handshake) {
         let own = member(0, 2, 0);
         let handshake = Handshake::new(0, None, own.digest.as_bytes());
-        (Listeners::open(&own, 0, &|_| {}).unwrap(), handshake)
+        (Listeners::open(&own, 0, Instant::now(), &|_| {}).unwrap(), handshake)
     }
 
     fn connect(listeners: &Listeners) -> TcpStream {

@@ -377,12 +377,22 @@ fn wrong_numbers_taken_ports_and_unreachable_hosts_are_said() {
     assert!(matches!(no_place, JoinError::Refused { .. }), "{no_place}");
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
-    let refused = join(&member(0, 2, port), &|_| {}).unwrap_err().to_string();
+    let impatient = Join {
+        timeout: Duration::from_millis(300),
+        ..member(0, 2, port)
+    };
+    let refused = join(&impatient, &|_| {}).unwrap_err().to_string();
     assert!(
         refused.contains(&port.to_string()) && refused.contains("taken"),
         "{refused}"
     );
+    // The process that listened there before was killed, and goes only now.
+    let leading = leader(member(0, 2, port));
+    thread::sleep(Duration::from_millis(300));
     drop(taken);
+    assert_eq!(join(&member(1, 2, port), &|_| {}).unwrap().count(), 2);
+    let (led, said) = leading.join().unwrap();
+    assert!(led.is_ok() && said.contains("is taken: waiting for it"), "{said}");
     let nobody = Join {
         timeout: Duration::from_millis(300),
         ..member(1, 2, free_port())

@@ -38,6 +38,7 @@ pub(super) fn run(
     run_counts.add(node, runs, 1 - runs);
     state.nodes[node].all_settled = true;
     if runs == 0 {
+        ExportSet::clean_up(&folder, run_id);
         return Ok(());
     }
     let Some(context) = state.context(node)?.filter(|_| state.is_settled_upstream(node)) else {

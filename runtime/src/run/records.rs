@@ -7,21 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::{SecondsFormat, Utc};
 
-use crate::digest::Digest;
 use crate::event::{Event, Events};
 use crate::plan::Plan;
 use crate::run_error::RunError;
 use crate::spec::Checked;
 use crate::store::{Store, StoreError, write_atomically, write_json_atomically};
-
-/// A name that sorts by time, and differs for runs of one second.
-pub(super) fn new_run_id() -> String {
-    let now = Utc::now();
-    let seed = format!("{:?} {}", now, std::process::id());
-    let mut mark = Digest::of(seed.as_bytes()).short();
-    mark.truncate(4);
-    format!("{}-{mark}", now.format("%Y%m%dT%H%M%S%3fZ"))
-}
 
 /// Keeps spec and plan. Reused partitions are none of the plan's: they are in the run's snapshots.
 pub(super) fn freeze(store: &Store, id: &str, checked: &Checked, plan: &Plan) -> Result<(), RunError> {

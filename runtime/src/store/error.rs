@@ -1,7 +1,10 @@
 //! What can go wrong with the state directory, exports and source files.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use parquet::errors::ParquetError;
 
@@ -100,7 +103,24 @@ impl std::fmt::Display for Holder {
     }
 }
 
+/// Files of a state directory that were found damaged, until a run asks for them.
+static FOUND_DAMAGED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+/// Most that are remembered.
+const MOST_DAMAGED: usize = 10_000;
+
 impl StoreError {
+    /// A file of a state directory that is damaged. It is remembered for [`found_damaged`].
+    pub(super) fn damaged(path: &Path, detail: impl fmt::Display) -> Self {
+        let mut found = FOUND_DAMAGED.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.len() < MOST_DAMAGED {
+            found.insert(path.to_path_buf());
+        }
+        StoreError::Damaged {
+            path: path.to_path_buf(),
+            detail: detail.to_string(),
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         StoreError::Io {
             action,
@@ -190,6 +210,17 @@ impl StoreError {
     pub fn is_held(&self) -> bool {
         matches!(self, StoreError::Held { .. })
     }
+}
+
+/// The files below the folder `dir` that were found damaged and that `message` names.
+pub(super) fn found_damaged(dir: &Path, message: &str) -> Vec<PathBuf> {
+    let mut found = FOUND_DAMAGED.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_meant = |path: &&PathBuf| path.starts_with(dir) && message.contains(&path.display().to_string());
+    let meant: Vec<PathBuf> = found.iter().filter(is_meant).cloned().collect();
+    for path in &meant {
+        found.remove(path);
+    }
+    meant
 }
 
 fn folder_of(path: &Path) -> String {

@@ -259,6 +259,22 @@ impl ExportSet {
         }
     }
 
+    /// Removes what an export that was killed left in a folder whose set is whole: its lock, and the folder of temporary files
+    /// that it noted there. Nothing is done where another export is at work or the folder cannot be written.
+    pub(crate) fn clean_up(folder: &Path, run: &str) {
+        let Ok(Location::Local(folder)) = Location::of_path(folder) else {
+            return;
+        };
+        let path = folder.join(LOCK);
+        if path.symlink_metadata().is_ok_and(|found| found.is_file())
+            && let Ok(lock) = Lock::take(&path, "the export folder", run)
+            && remove_left(&folder, lock.left()).is_ok()
+        {
+            // Without names in it, the lock's file goes with the lock.
+            let _ = lock.note(&[]);
+        }
+    }
+
     fn new(folder: &Path, manifest: &str, waiting: PathBuf, key: Digest, target: Target) -> ExportSet {
         ExportSet {
             folder: folder.to_path_buf(),

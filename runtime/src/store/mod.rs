@@ -50,8 +50,10 @@ mod rejects;
 mod remote;
 #[cfg(test)]
 mod remote_tests;
+pub(crate) mod run_name;
 mod snapshot;
 mod sources;
+mod temporary_file;
 #[cfg(test)]
 mod tests;
 mod thrift;
@@ -84,11 +86,13 @@ pub(crate) use snapshot::SnapshotWriter;
 pub use snapshot::{RunSnapshots, StageSnapshot};
 pub(crate) use sources::NotedFile;
 pub use sources::{FileRange, SourceDigests, is_fault_of_the_file, on_threads};
+pub use temporary_file::{TEMPORARY_PREFIX, create_temporary_file};
 pub use tombstone::{TOMBSTONE_SUFFIX, has_tombstone, remove_source};
+pub use versioned_json::{checked as checked_json, read_note, sealed as sealed_json, write_note};
 pub use writer::{ArtifactWriter, Pending, PortRows};
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -441,22 +445,9 @@ impl Store {
         Ok(folder)
     }
 
-    /// The names of all runs that have a folder, sorted; with names that begin with the time, the latest last.
+    /// The names of all runs that have a folder, the latest last.
     pub fn runs(&self) -> Result<Vec<String>, StoreError> {
-        let folder = self.inner.dir.join("runs");
-        let entries = match std::fs::read_dir(&folder) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(StoreError::io("list the folder", &folder, e)),
-        };
-        let mut names = BTreeSet::new();
-        for entry in entries {
-            let entry = entry.map_err(|e| StoreError::io("list the folder", &folder, e))?;
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                names.extend(entry.file_name().into_string());
-            }
-        }
-        Ok(names.into_iter().collect())
+        run_name::runs_in(&self.inner.dir)
     }
 
     /// The scratch folder of a stage, for files that may be deleted at any time; created if needed. A group in the

@@ -9,7 +9,7 @@ use flow_storage::{Location, ObjectUrl, Storage};
 use serde::{Deserialize, Serialize};
 
 use super::atomic::{self, Files};
-use super::error::{Holder, StoreError};
+use super::error::{Holder, StoreError, found_damaged};
 use super::lease::{self, Lease};
 use super::lock::{self, Lock};
 use super::remote::{self, CopyLock, Remote};
@@ -207,6 +207,15 @@ impl Store {
         let path = storage.state_folder(&url)?.join("runs").join(run).join(file);
         let bytes = std::fs::read(&path).map_err(|e| StoreError::io("read", &path, e))?;
         Ok(storage.put(&url.join("runs")?.join(run)?.join(file)?, bytes)?)
+    }
+
+    /// Removes files of the state directory that an error names as damaged, from the copy of one in object storage: the next plan
+    /// makes again what they held. Its `FORMAT`, without which it is none, stays.
+    pub(crate) fn remove_damaged(&self, error: &str) -> Vec<PathBuf> {
+        let dir = &self.inner.dir;
+        let mut found = found_damaged(dir, error);
+        found.retain(|path| *path != dir.join("FORMAT") && std::fs::remove_file(path).is_ok());
+        found
     }
 
     /// Uploads what changed in the folder of a run, if the state directory is in object storage.

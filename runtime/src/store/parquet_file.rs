@@ -287,10 +287,7 @@ pub(crate) fn open(
     let found = file.len();
     if found != bytes {
         let detail = format!("it has {found} bytes, its record says {bytes}");
-        return Err(StoreError::Damaged {
-            path: path.to_path_buf(),
-            detail,
-        });
+        return Err(StoreError::damaged(path, detail));
     }
     verified::verify(path)?;
     let noting = file.clone();

@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use flow_storage::{Location, ObjectUrl, Storage};

@@ -354,8 +354,7 @@ impl Store {
         };
         let listed: Listed = versioned_json::from_json(&path, &bytes, SNAPSHOT_VERSION)?;
         if listed.recipe != *recipe || digest_of(recipe, &listed.keys) != *digest {
-            let detail = "it does not hold what its name says".to_string();
-            return Err(StoreError::Damaged { path, detail });
+            return Err(StoreError::damaged(&path, "it does not hold what its name says"));
         }
         Ok(listed.keys)
     }
@@ -399,10 +398,7 @@ fn read_lines<T: serde::de::DeserializeOwned>(
         .filter(|line| !line.is_empty() && is_wanted(line))
         .map(|line| {
             let line = versioned_json::checked(path, line)?;
-            serde_json::from_slice(&line).map_err(|error| StoreError::Damaged {
-                path: path.to_path_buf(),
-                detail: error.to_string(),
-            })
+            serde_json::from_slice(&line).map_err(|error| StoreError::damaged(path, error))
         })
         .collect()
 }

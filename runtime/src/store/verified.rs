@@ -33,10 +33,8 @@ pub(super) fn verify(path: &Path) -> Result<(), StoreError> {
     }
     let found = read_digest(path).map_err(failed)?;
     if found.short() != named {
-        return Err(StoreError::Damaged {
-            path: path.to_path_buf(),
-            detail: format!("its content has the digest {}, not that of its name", found.short()),
-        });
+        let detail = format!("its content has the digest {}, not that of its name", found.short());
+        return Err(StoreError::damaged(path, detail));
     }
     let mut known = known();
     if known.len() >= MOST_KNOWN {

@@ -1,4 +1,5 @@
-//! JSON files with a version number and, in the state directory, a checksum: a flipped bit in a number is valid JSON, too.
+//! JSON files with a version number and, in the state directory and in checkpoints, a checksum: a flipped bit in a number is
+//! valid JSON, too.
 
 use std::borrow::Cow;
 use std::io::{self, BufWriter, Write};
@@ -7,7 +8,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::StoreError;
+use super::{StoreError, atomic};
 
 /// A JSON file with a version number.
 pub(super) trait Versioned: DeserializeOwned {
@@ -38,10 +39,7 @@ pub(super) fn from_json<T: Versioned>(path: &Path, bytes: &[u8], known: u64) -> 
             known,
         });
     }
-    parsed.map_err(|e| StoreError::Damaged {
-        path: path.to_path_buf(),
-        detail: e.to_string(),
-    })
+    parsed.map_err(|e| StoreError::damaged(path, e))
 }
 
 /// The last field of an object with a checksum: BLAKE3 of all bytes before it, the first 16 hexadecimal digits.
@@ -49,7 +47,7 @@ const CHECKSUM: &[u8] = b",\"blake3\":\"";
 const DIGITS: usize = 16;
 
 /// The object without its checksum, which is compared. Files of a flow that wrote none are taken as they are.
-pub(super) fn checked<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, StoreError> {
+pub fn checked<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, StoreError> {
     let object = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     let split = object.len().checked_sub(CHECKSUM.len() + DIGITS + b"\"}".len());
     let Some((covered, rest)) = split.map(|at| object.split_at(at)) else {
@@ -61,10 +59,7 @@ pub(super) fn checked<'a>(path: &Path, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>,
         Some(digits) if digits == short_digest(&blake3::hash(covered)).as_bytes() => {
             Ok(Cow::Owned([covered, b"}"].concat()))
         }
-        Some(_) => Err(StoreError::Damaged {
-            path: path.to_path_buf(),
-            detail: "its checksum is that of other bytes".to_string(),
-        }),
+        Some(_) => Err(StoreError::damaged(path, "its checksum is that of other bytes")),
     }
 }
 
@@ -118,6 +113,30 @@ pub(super) fn write_sealed_json(file: &mut dyn Write, object: &impl Serialize) -
     }
     let digits = short_digest(&sealing.hasher.finalize());
     file.write_all(&[CHECKSUM, digits.as_bytes(), b"\"}\n"].concat())
+}
+
+/// The text of an object, which may have white space, with its checksum. None if it is no object.
+pub fn sealed(object: &str) -> Option<String> {
+    let covered = object.trim_end().strip_suffix('}')?;
+    let digits = short_digest(&blake3::hash(covered.as_bytes()));
+    Some(format!("{covered},\"blake3\":\"{digits}\"}}\n"))
+}
+
+/// Writes a note that only saves time: an object, with its checksum.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_note(path: &Path, note: &impl Serialize) -> Result<(), StoreError> {
+    atomic::write_atomically(path, &to_sealed_json(path, note)?)
+}
+
+/// What [`write_note`] wrote; none if it is not there, of another form, or damaged.
+pub fn read_note<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    let bytes = std::fs::read(path).ok()?;
+    match checked(path, &bytes).ok()? {
+        Cow::Owned(note) => serde_json::from_slice(&note).ok(),
+        Cow::Borrowed(_) => None,
+    }
 }
 
 /// What [`write_sealed_json`] writes.
@@ -183,6 +202,40 @@ mod tests {
                 Err(error) => assert!(error.to_string().contains("x.json"), "{error}"),
             }
         }
+    }
+
+    #[test]
+    fn a_damaged_note_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notes.json");
+        assert_eq!(read_note::<Counted>(&path), None);
+        write_note(&path, &counted()).unwrap();
+        assert_eq!(read_note(&path), Some(counted()));
+        let note = std::fs::read(&path).unwrap();
+        for at in 0..note.len() * 8 {
+            let mut flipped = note.clone();
+            flipped[at / 8] ^= 1 << (at % 8);
+            std::fs::write(&path, flipped).unwrap();
+            let read = read_note::<Counted>(&path);
+            assert!(read.is_none() || read == Some(counted()), "bit {at}");
+        }
+        // Of a flow that gave none a checksum.
+        std::fs::write(&path, to_json(&path, &counted()).unwrap()).unwrap();
+        assert_eq!(read_note::<Counted>(&path), None);
+    }
+
+    #[test]
+    fn text_with_spaces_is_sealed_as_it_is() {
+        let path = Path::new("x.json");
+        let pretty = serde_json::to_string_pretty(&counted()).unwrap() + "\n";
+        let with_checksum = sealed(&pretty).unwrap();
+        assert!(with_checksum.starts_with(pretty.trim_end().strip_suffix('}').unwrap()));
+        assert_eq!(
+            from_json::<Counted>(path, with_checksum.as_bytes(), 1).unwrap(),
+            counted()
+        );
+        assert!(matches!(checked(path, with_checksum.as_bytes()), Ok(Cow::Owned(_))));
+        assert_eq!(sealed("[1]"), None);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use flow_runtime::store::create_temporary_file;
 use flow_storage::InputFile;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -18,8 +18,6 @@ use rustix::io::Errno;
 use crate::decode::read_open_range;
 use crate::error::AudioError;
 
-/// Prefix of the names of temporary files.
-pub const TEMPORARY_PREFIX: &str = ".flow-tmp-";
 const PIECE: usize = 1 << 20;
 /// Of a recording in object storage that has more bytes, so many are asked for at once.
 const LARGE: u64 = 8 << 20;
@@ -31,9 +29,6 @@ pub struct Target {
     /// Folders below the root that are open already, by name relative to it.
     folders: Mutex<HashMap<String, std::sync::Arc<OwnedFd>>>,
 }
-
-/// Numbers the temporary files of this process: several targets may be the same folder.
-static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// The bytes that a recording is copied from.
 #[derive(Clone, Copy)]
@@ -110,18 +105,14 @@ impl Target {
         if self.stands(&folder, name, &path, content)? {
             return Ok(Placed::Standing);
         }
-        let (temporary, file) = loop {
-            let number = MADE.fetch_add(1, Ordering::Relaxed);
-            let temporary = format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id());
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            match rustix::fs::openat(&*folder, &temporary, flags, Mode::from_raw_mode(0o666)) {
-                Ok(file) => break (temporary, file),
-                // The temporary file may belong to a process with the same id on another machine.
-                Err(Errno::EXIST) => {}
-                Err(errno) => return Err(judged(&path, errno)),
-            }
-        };
-        let written = write(content, File::from(file), &path).and_then(|()| {
+        let (temporary, mut file) =
+            create_temporary_file(&*folder, path.parent().unwrap_or(&self.path)).map_err(|source| {
+                AudioError::Write {
+                    path: path.clone(),
+                    source,
+                }
+            })?;
+        let written = write(content, &mut file, &path).and_then(|()| {
             rustix::fs::renameat(&*folder, &temporary, &*folder, *name).map_err(|errno| judged(&path, errno))
         });
         if written.is_err() {
@@ -228,7 +219,7 @@ fn open_plain(folder: &OwnedFd, name: &str, path: &Path) -> Result<Option<(File,
     }
 }
 
-fn write(content: Content<'_>, mut into: File, path: &Path) -> Result<(), AudioError> {
+fn write(content: Content<'_>, into: &mut File, path: &Path) -> Result<(), AudioError> {
     content.each_piece(|piece| {
         into.write_all(piece)
             .map(|()| true)

@@ -133,7 +133,7 @@ pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
                 pending.push((entry.path(), format!("{prefix}{name}/")));
             } else if kind.is_file() {
                 let own = prefix.is_empty() && crate::member_name::is_shard_file(&name, &shard.shard_id);
-                let ours = name.starts_with(crate::place::TEMPORARY_PREFIX) || name.ends_with(TOMBSTONE_SUFFIX);
+                let ours = name.starts_with(flow_runtime::store::TEMPORARY_PREFIX) || name.ends_with(TOMBSTONE_SUFFIX);
                 if !own && !ours {
                     found.push((format!("{prefix}{name}"), entry.metadata().map_err(failed)?.len()));
                 }

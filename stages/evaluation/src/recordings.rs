@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flow_runtime::StageError;
-use flow_runtime::store::write_atomically;
+use flow_runtime::store::{read_note, write_note};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -47,9 +47,7 @@ impl Recordings {
         choose: impl FnOnce() -> Result<Recordings, StageError>,
     ) -> Result<Recordings, StageError> {
         let path = scratch.join(NOTES);
-        let read = std::fs::read(&path).ok();
-        let notes = read.and_then(|bytes| serde_json::from_slice::<Notes>(&bytes).ok());
-        if let Some(notes) = notes.filter(|notes| notes.of == *of) {
+        if let Some(notes) = read_note::<Notes>(&path).filter(|notes| notes.of == *of) {
             return Ok(notes.recordings);
         }
         let notes = Notes {
@@ -57,8 +55,8 @@ impl Recordings {
             recordings: choose()?,
         };
         // A failure to write the note only costs time when the next run is planned.
-        if let (true, Ok(text)) = (scratch.is_dir(), serde_json::to_vec(&notes)) {
-            let _ = write_atomically(&path, &text);
+        if scratch.is_dir() {
+            let _ = write_note(&path, &notes);
         }
         Ok(notes.recordings)
     }

@@ -18,6 +18,7 @@ pub mod identify;
 pub mod keys;
 pub mod language;
 pub mod names;
+mod own_thread;
 #[cfg(test)]
 mod parity;
 mod parquet_file;

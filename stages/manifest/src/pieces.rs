@@ -7,12 +7,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use bytes::Bytes;
+use flow_runtime::store::{StoreError, read_note, write_note};
 use flow_runtime::{Digest, open_regular_file};
 use flow_storage::is_url;
 use serde::{Deserialize, Serialize};
@@ -101,8 +101,7 @@ pub(crate) struct Notes {
 impl Notes {
     /// Those in a scratch folder; none where there are none, or they cannot be read.
     pub fn read(scratch: &Path) -> Notes {
-        let text = std::fs::read(scratch.join(NOTES)).unwrap_or_default();
-        let notes: Notes = serde_json::from_slice(&text).unwrap_or_default();
+        let notes: Notes = read_note(&scratch.join(NOTES)).unwrap_or_default();
         if notes.version == VERSION {
             notes
         } else {
@@ -117,12 +116,12 @@ impl Notes {
         }
     }
 
-    /// Writes them, if there is such a folder. Notes that are cut short are none.
-    pub fn write(&self, scratch: &Path) -> io::Result<()> {
-        if !scratch.is_dir() {
-            return Ok(());
+    /// Writes them, if there is such a folder.
+    pub fn write(&self, scratch: &Path) -> Result<(), StoreError> {
+        match scratch.is_dir() {
+            true => write_note(&scratch.join(NOTES), self),
+            false => Ok(()),
         }
-        std::fs::write(scratch.join(NOTES), serde_json::to_vec(self)?)
     }
 
     /// The file `name` of the set that stands in `folder`, with what is noted of it.

@@ -3,11 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray, UInt32Array};
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_runtime::context::{Cancel, StopAsked};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
     Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
@@ -18,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::columns;
 use crate::error::ManifestError;
 use crate::language::Languages;
+use crate::own_thread::OwnThread;
 use crate::session::{Expression, Functions, Params, Query, Relation, Session, normal_expression, normal_query};
 use crate::text::{TextRules, TextSettings};
 
@@ -50,6 +54,9 @@ use crate::text::{TextRules, TextSettings};
 /// key of a JSON object, such as the column `extra` of `manifest.read`, as text). Mind that `x >= 0.5` is true where
 /// x is NaN: say `isnan(x)` first. `${param}` is a value, never pasted text. Functions that give another result
 /// in every run (`now()`, `random()`) are refused.
+///
+/// A query that takes too long can be given a `timeout`. Where the run is asked to end (Ctrl-C), a partition whose SQL is
+/// still at work after a moment is left to the next run.
 ///
 /// # Example
 ///
@@ -95,6 +102,9 @@ pub struct SqlSettings {
     /// A language table for `correct_language`, in the form of `configs/languages.yaml`, which is used if none is named.
     #[serde(default)]
     pub languages: Option<PathBuf>,
+    /// Most seconds that the SQL may take for one partition. A query that takes longer ends the run with an error.
+    #[serde(default)]
+    pub timeout: Option<f64>,
     /// The table of `languages`; not a setting.
     #[serde(skip)]
     pub table: ReadOnce<Languages>,
@@ -150,6 +160,7 @@ impl Kind for Sql {
     type Settings = SqlSettings;
 
     fn shape(settings: &SqlSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+        settings.time_limit()?;
         let plans = Plans::new(settings, inputs)?;
         // The schema metadata of the first input is passed on: for example how micro-batches were made.
         let said = inputs.first().map(|input| input.schema.metadata().clone());
@@ -173,7 +184,11 @@ impl Kind for Sql {
     fn open(settings: &SqlSettings, context: &Context) -> Result<Body, StageError> {
         let plans = Plans::new(settings, &context.inputs)?;
         Ok(Body::Local(Box::new(Transformer {
-            plans,
+            plans: Arc::new(plans),
+            thread: None,
+            time_limit: settings.time_limit()?,
+            cancel: context.cancel.clone(),
+            stop: context.stop.clone(),
             inputs: context.inputs.iter().map(|input| input.name.clone()).collect(),
             whole: settings.whole_rows(context)?,
             waiting: HashMap::new(),
@@ -210,6 +225,16 @@ impl Kind for Sql {
 }
 
 impl SqlSettings {
+    fn time_limit(&self) -> Result<Option<Duration>, StageError> {
+        match self.timeout {
+            Some(seconds) if !(seconds > 0.0 && seconds <= 1e9) => {
+                let message = format!("a number of seconds above 0 is expected, not {seconds}");
+                Err(StageError::setting("timeout", message))
+            }
+            seconds => Ok(seconds.map(Duration::from_secs_f64)),
+        }
+    }
+
     fn languages(&self) -> Result<Arc<Languages>, ManifestError> {
         match &self.languages {
             Some(path) => self.table.get(&path.to_string_lossy(), || Languages::from_file(path)),
@@ -301,6 +326,8 @@ struct Plans {
     query: Query,
     rows: RowRule,
     output: SchemaRef,
+    /// Nobody waits for the result.
+    given_up: AtomicBool,
 }
 
 impl Plans {
@@ -403,6 +430,7 @@ impl Plans {
             query,
             rows: settings.rows,
             output,
+            given_up: AtomicBool::new(false),
         })
     }
 }
@@ -532,7 +560,13 @@ fn refuse(rules: &[Rule], batch: RecordBatch, out: &mut Out) -> Result<RecordBat
 }
 
 struct Transformer {
-    plans: Plans,
+    plans: Arc<Plans>,
+    /// What computes, while a worker waits for it: the engine cannot be cut off within an operator, so a query that takes
+    /// too long is left to itself.
+    thread: Option<OwnThread>,
+    time_limit: Option<Duration>,
+    cancel: Cancel,
+    stop: StopAsked,
     /// Their names.
     inputs: Vec<String>,
     /// By input, the rows of those that are read whole.
@@ -573,11 +607,50 @@ impl Operator for Transformer {
                 input.clone_from(whole);
             }
         }
+        let plans = Arc::clone(plans);
+        let mut beside = out.beside();
+        let thread = self.thread.take().map_or_else(OwnThread::start, Ok)?;
+        let began = Instant::now();
+        let mut stopping_since = None;
+        let done = thread.run(
+            move || plans.run(inputs, &mut beside).map(|()| beside),
+            || {
+                let asked = self
+                    .stop
+                    .is_set()
+                    .then(|| *stopping_since.get_or_insert_with(Instant::now));
+                self.cancel.is_set()
+                    || asked.is_some_and(|since| since.elapsed() > GRACE)
+                    || self.time_limit.is_some_and(|limit| began.elapsed() > limit)
+            },
+        );
+        let Some((done, thread)) = done else {
+            self.plans.given_up.store(true, Ordering::Release);
+            if self.stop.is_set() || self.cancel.is_set() {
+                return Ok(Progress::GivenUp);
+            }
+            let limit = self.time_limit.unwrap_or_default().as_secs_f64();
+            let message = format!("the SQL takes longer than `timeout`, {limit} s");
+            let help = "raise `timeout` of the stage, or look for a join whose condition fits too many rows";
+            return Err(StageError::failed(message).with_help(help));
+        };
+        self.thread = Some(thread);
+        out.take_over(done?);
+        Ok(Progress::Done)
+    }
+}
+
+/// How long a query in work may take once the run was asked to end.
+const GRACE: Duration = Duration::from_millis(300);
+
+impl Plans {
+    /// What becomes of the rows of one partition.
+    fn run(&self, inputs: Vec<Vec<RecordBatch>>, out: &mut Out) -> Result<(), StageError> {
         let mut inputs = inputs.into_iter();
         let first = inputs.next().unwrap_or_default();
-        let mut input = match &plans.join {
+        let mut input = match &self.join {
             None => {
-                for (relation, batches) in plans.read[1..].iter().zip(inputs) {
+                for (relation, batches) in self.read[1..].iter().zip(inputs) {
                     relation.set(batches)?;
                 }
                 first
@@ -587,7 +660,7 @@ impl Operator for Transformer {
                 for (relation, batches) in relations.iter().zip(std::iter::once(first).chain(inputs)) {
                     relation.set(batches)?;
                 }
-                let joined = join.run()?;
+                let joined = join.run(&self.given_up)?;
                 same_rows(before, row_numbers(&joined)?, "join")?;
                 relations.iter().try_for_each(|relation| relation.set(Vec::new()))?;
                 joined
@@ -595,19 +668,19 @@ impl Operator for Transformer {
         };
         for batch in &mut input {
             let whole = std::mem::replace(batch, RecordBatch::new_empty(batch.schema()));
-            *batch = refuse(&plans.rules, whole, out)?;
+            *batch = refuse(&self.rules, whole, out)?;
         }
         input.retain(|batch| batch.num_rows() > 0);
-        let before = if plans.rows == RowRule::Keep {
+        let before = if self.rows == RowRule::Keep {
             row_numbers(&input)?
         } else {
             Vec::new()
         };
-        plans.read[0].set(input)?;
-        let result = plans.query.run()?;
-        plans.read.iter().try_for_each(|relation| relation.set(Vec::new()))?;
-        let result = concat_batches(plans.query.schema(), &result)?;
-        let result = match plans.rows {
+        self.read[0].set(input)?;
+        let result = self.query.run(&self.given_up)?;
+        self.read.iter().try_for_each(|relation| relation.set(Vec::new()))?;
+        let result = concat_batches(self.query.schema(), &result)?;
+        let result = match self.rows {
             RowRule::Keep => {
                 let after = columns::rows(&result)?;
                 same_rows(before, after.values().to_vec(), "query")?;
@@ -617,13 +690,13 @@ impl Operator for Transformer {
                     take_record_batch(&result, &arrow::compute::sort_to_indices(after, None, None)?)?
                 }
             }
-            RowRule::New if plans.output.fields().len() > result.num_columns() => numbered(&result, &plans.output)?,
+            RowRule::New if self.output.fields().len() > result.num_columns() => numbered(&result, &self.output)?,
             RowRule::New => result,
         };
         if result.num_rows() > 0 {
             out.send(0, result);
         }
-        Ok(Progress::Done)
+        Ok(())
     }
 }
 

@@ -609,3 +609,25 @@ fn inputs_to_be_read_whole_have_to_be_given_after_the_first() {
         assert!(error.to_string().contains(said), "{error}");
     }
 }
+
+#[test]
+fn sql_that_does_not_end_is_cut_off_by_its_timeout() {
+    // Neither gives the engine a reason to yield for a long time.
+    let joins = ", scan AS b, scan AS c, scan AS d, scan AS e, scan AS f, scan AS g, scan AS h, scan AS i";
+    let many: Vec<(u32, Option<&str>, Option<f64>)> = (0..1000).map(|row| (row, Some("a"), Some(1.0))).collect();
+    for query in [
+        format!("SELECT count(*) AS n FROM scan AS a{joins} WHERE a.duration_s + b.duration_s * i.duration_s < 0"),
+        "WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t) SELECT count(n) AS n FROM t".to_owned(),
+    ] {
+        let began = std::time::Instant::now();
+        let error = run(&format!("rows: new\ntimeout: 0.2\nquery: {query}"), rows(&many)).unwrap_err();
+        assert!(error.to_string().contains("longer than `timeout`, 0.2 s"), "{error}");
+        assert!(began.elapsed().as_secs() < 5, "{query}");
+    }
+    let output = run("timeout: 100\nquery: SELECT * FROM scan", three()).unwrap();
+    assert_eq!(numbers(&output, "a/x"), [0, 1, 4]);
+    for wrong in ["0", "-1", ".nan", "1e10"] {
+        let (path, _, said) = setting_error(&format!("timeout: {wrong}\nquery: SELECT * FROM scan"));
+        assert!(path == "timeout" && said.contains("a number of seconds"), "{said}");
+    }
+}

@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_runtime::store::checked_json;
 use flow_storage::{Location, ObjectUrl, Storage, StorageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -105,9 +106,15 @@ fn newest(checkpoints: &Path) -> Option<(u64, Record)> {
     let (restart, folder) = folder.unwrap_or((0, checkpoints.to_owned()));
     let read = |(_, checkpoint): (u64, PathBuf)| {
         let text = std::fs::read(checkpoint.join(RECORD)).ok()?;
-        Some((restart, serde_json::from_slice::<Record>(&text).ok()?))
+        Some((restart, record_of(&text)?))
     };
     numbered(&folder, "step-").find_map(read)
+}
+
+/// None where it is damaged: training then goes on from an earlier checkpoint.
+fn record_of(text: &[u8]) -> Option<Record> {
+    let checked = checked_json(Path::new(RECORD), text).ok()?;
+    serde_json::from_slice(&checked).ok()
 }
 
 /// As [`newest`], of a prefix.
@@ -129,7 +136,7 @@ fn newest_object(storage: &Storage, url: &ObjectUrl) -> Result<Option<(u64, Reco
     found.sort_by_key(|(place, _)| *place);
     for ((restart, _), entry) in found.into_iter().rev() {
         let text = storage.read_range(&entry.url, 0..entry.stat.size, &entry.stat)?;
-        if let Ok(record) = serde_json::from_slice::<Record>(&text) {
+        if let Some(record) = record_of(&text) {
             return Ok(Some((restart, record)));
         }
     }

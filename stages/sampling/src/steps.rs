@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_runtime::Digest;
-use flow_runtime::store::write_atomically;
+use flow_runtime::store::{read_note, write_note};
 use serde::{Deserialize, Serialize};
 
 use crate::error::SamplingError;
@@ -74,7 +74,7 @@ impl Steps {
             Digest::of_parts([data.as_bytes(), key.as_bytes()]).short()
         );
         let notes = notes_folder.map(|folder| folder.join(name));
-        let read = |path: &PathBuf| serde_json::from_slice::<Notes>(&std::fs::read(path).ok()?).ok();
+        let read = |path: &PathBuf| read_note::<Notes>(path);
         let noted = notes.as_ref().and_then(read).filter(|notes| notes.version == 1);
         let per_epoch = noted
             .map(|notes| notes.steps_per_epoch)
@@ -193,10 +193,10 @@ impl Steps {
             steps_per_epoch: per_epoch.to_vec(),
         };
         // A failure to write the note only costs time after the next restart.
-        if let (Some(folder), Ok(text)) = (path.parent(), serde_json::to_vec(&notes))
+        if let Some(folder) = path.parent()
             && std::fs::create_dir_all(folder).is_ok()
         {
-            let _ = write_atomically(path, &text);
+            let _ = write_note(path, &notes);
         }
     }
 }

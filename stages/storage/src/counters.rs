@@ -1,7 +1,9 @@
 //! What was asked of object storage.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Requests and bytes since the process began. A request that was sent again counts again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +58,11 @@ pub(crate) struct Counters {
     failed: AtomicU64,
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
+    left_out: Mutex<BTreeSet<String>>,
 }
+
+/// Most keys that are remembered as left out.
+const MOST_LEFT_OUT: usize = 1000;
 
 impl Counters {
     pub fn counts(&self) -> StorageCounts {
@@ -73,6 +79,18 @@ impl Counters {
         }
     }
 
+    /// An object of this key is left out of a listing: no URL names it.
+    pub fn left_out(&self, key: &str) {
+        let mut left_out = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
+        if left_out.len() < MOST_LEFT_OUT {
+            left_out.insert(key.to_owned());
+        }
+    }
+
+    pub fn all_left_out(&self) -> BTreeSet<String> {
+        self.left_out.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub fn read(&self, bytes: usize) {
         self.bytes_read.fetch_add(bytes as u64, Ordering::Relaxed);
     }
@@ -80,9 +98,7 @@ impl Counters {
     /// A request leaves, with its method, the query of its URL and so many bytes.
     #[cfg(feature = "object-store")]
     pub fn sent(&self, method: &str, query: &str, bytes: u64) {
-        let lists = ["list-type=", "comp=list", "prefix="]
-            .iter()
-            .any(|word| query.contains(word));
+        let lists = is_listing(query);
         let counter = match method {
             "GET" if lists => &self.list,
             "PROPFIND" => &self.list,
@@ -99,4 +115,12 @@ impl Counters {
     pub fn failed(&self) {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Whether the query of a URL asks for a listing.
+#[cfg(feature = "object-store")]
+pub(crate) fn is_listing(query: &str) -> bool {
+    ["list-type=", "comp=list", "prefix="]
+        .iter()
+        .any(|word| query.contains(word))
 }

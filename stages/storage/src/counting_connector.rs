@@ -1,4 +1,5 @@
-//! Requests are counted where they leave, so that those that are sent again are counted, too.
+//! Requests are counted where they leave, so that those that are sent again are counted, too. Answers of listings are freed of
+//! keys that the client would refuse with all others of their page.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +10,8 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
 };
 
-use crate::counters::Counters;
+use crate::counters::{Counters, is_listing};
+use crate::listing_answer::readable_keys;
 
 /// Makes HTTP clients whose requests are counted.
 #[derive(Debug)]
@@ -40,6 +42,7 @@ impl HttpService for CountingService {
     {
         Box::pin(async move {
             let query = request.uri().query().unwrap_or_default();
+            let lists = request.method().as_str() == "GET" && is_listing(query);
             let bytes = request.body().content_length() as u64;
             self.counters.sent(request.method().as_str(), query, bytes);
             let answer = self.client.execute(request).await;
@@ -50,7 +53,14 @@ impl HttpService for CountingService {
             if failed {
                 self.counters.failed();
             }
-            answer
+            match answer {
+                Ok(response) if lists && response.status().is_success() => {
+                    let (head, body) = response.into_parts();
+                    let readable = readable_keys(&body.bytes().await?, &mut |key| self.counters.left_out(key));
+                    Ok(HttpResponse::from_parts(head, readable.into()))
+                }
+                answer => answer,
+            }
         })
     }
 }

@@ -25,6 +25,8 @@ mod evict;
 mod input_file;
 mod kept;
 mod list;
+#[cfg(feature = "object-store")]
+mod listing_answer;
 mod location;
 mod object_reader;
 mod object_writer;

@@ -54,6 +54,15 @@ impl Client {
         }
     }
 
+    /// Whether an object can be named by a URL. One that cannot is left out of listings, which is noted.
+    fn can_name(&self, url: &ObjectUrl) -> bool {
+        let readable = url.is_readable();
+        if !readable {
+            self.counters.left_out(url.key());
+        }
+        readable
+    }
+
     /// What lies right below `url`.
     pub async fn list_folder(&self, url: &ObjectUrl) -> Result<Folder, StorageError> {
         self.can_list(url)?;
@@ -75,7 +84,9 @@ impl Client {
             .map(|prefix| url.with_key(prefix.as_ref()))
             .collect();
         folders.sort_unstable();
+        folders.retain(|folder| self.can_name(folder));
         let mut objects: Vec<Entry> = listed.objects.iter().map(|meta| entry(url, meta)).collect();
+        objects.retain(|entry| self.can_name(&entry.url));
         // A prefix itself may be an object without bytes, made by programs that show folders.
         objects.retain(|entry| entry.url.key() != url.key());
         objects.sort_unstable_by(|a, b| a.url.cmp(&b.url));
@@ -87,18 +98,25 @@ impl Client {
         let key = key_of(url)?;
         let mut stream = self.store.list(Some(&key));
         let mut found: Vec<Entry> = Vec::new();
+        let mut last = None;
         let mut attempt = 0;
         loop {
             // The limit is one of a page: entries of a page come at once.
             match tokio::time::timeout(self.limits.whole(), stream.next()).await {
                 Err(_) => return Err(self.timed_out(url)),
                 Ok(None) => return Ok(found),
-                Ok(Some(Ok(meta))) => found.push(entry(url, &meta)),
+                Ok(Some(Ok(meta))) => {
+                    let entry = entry(url, &meta);
+                    last = Some(meta.location);
+                    if self.can_name(&entry.url) {
+                        found.push(entry);
+                    }
+                }
                 Ok(Some(Err(error))) if is_cut(&error) && attempt < CUT_ANSWERS => {
                     attempt += 1;
                     pause(attempt).await;
-                    stream = match found.last() {
-                        Some(last) => self.store.list_with_offset(Some(&key), &key_of(&last.url)?),
+                    stream = match &last {
+                        Some(last) => self.store.list_with_offset(Some(&key), last),
                         None => self.store.list(Some(&key)),
                     };
                 }

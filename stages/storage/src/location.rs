@@ -74,6 +74,12 @@ impl ObjectUrl {
         }
     }
 
+    /// Whether the key can stand in a URL that is read as this one.
+    pub(crate) fn is_readable(&self) -> bool {
+        let parsed = Location::parse(&self.to_string());
+        matches!(parsed, Ok(Location::Object(url)) if url == *self)
+    }
+
     /// What is named `name` below this prefix.
     ///
     /// # Errors
@@ -126,8 +132,8 @@ impl ObjectUrl {
                 "no user or password may stand in a URL; give credentials by the environment",
             );
         }
-        if let Some(at) = rest.find(['?', '#']) {
-            let why = "no `?` and no `#` may stand in a URL: signed URLs are secrets, and would be kept with the run";
+        if let Some(at) = query_of(scheme, rest) {
+            let why = "no query (`?name=`) may stand in a URL: signed URLs are secrets, and would be kept with the run";
             return refuse(&format!("{}***", &rest[..at]), why);
         }
         if bucket.is_empty() {
@@ -183,6 +189,21 @@ impl fmt::Display for ObjectUrl {
         }
         Ok(())
     }
+}
+
+/// Where a query or fragment begins, which is no part of a key. Keys of object storage, which are not percent-encoded, may have
+/// a `#`, and a `?` that begins no query.
+fn query_of(scheme: Scheme, text: &str) -> Option<usize> {
+    if scheme.is_web() {
+        return text.find(['?', '#']);
+    }
+    let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
+    let begins_query = |at: &usize| {
+        let rest = &text[at + 1..];
+        let name = rest.trim_start_matches(is_name);
+        name.len() < rest.len() && name.starts_with('=')
+    };
+    text.match_indices('?').map(|(at, _)| at).find(begins_query)
 }
 
 /// A key without `/` at its end.

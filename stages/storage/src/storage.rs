@@ -161,6 +161,12 @@ impl Storage {
         self.0.counters.counts()
     }
 
+    /// Keys of objects (and prefixes) that listings left out since the process began, as no URL can name them: with `//`, a part
+    /// `.` or `..`, or what looks like a query. A thousand at most.
+    pub fn left_out(&self) -> std::collections::BTreeSet<String> {
+        self.0.counters.all_left_out()
+    }
+
     pub(crate) fn client(&self, url: &ObjectUrl) -> Result<Arc<Client>, StorageError> {
         let name = (url.scheme(), url.bucket().to_string());
         let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);

@@ -45,12 +45,15 @@ pub fn chosen(folder: &Path, from: ModelFrom) -> Result<Chosen, TrainingError> {
         message: format!("{} holds no checkpoint", folder.display()),
     })?;
     match from {
-        ModelFrom::Last => Ok(Chosen {
-            path: newest.0.path,
-            step: newest.1.step,
-            digest: newest.1.model_digest(),
-            which: "last checkpoint".into(),
-        }),
+        ModelFrom::Last => {
+            checkpoint::verify(&newest.0.path, &newest.1)?;
+            Ok(Chosen {
+                path: newest.0.path,
+                step: newest.1.step,
+                digest: newest.1.model_digest(),
+                which: "last checkpoint".into(),
+            })
+        }
         ModelFrom::Best => {
             let (standing, record) = checkpoint::best(folder)?.ok_or_else(|| TrainingError::Refused {
                 message: format!(

@@ -150,21 +150,25 @@ fn an_export_removes_what_a_crash_left_and_nothing_else() {
     export(folder, 1, &["a"], Files::default()).unwrap();
     assert_eq!(names(folder), expected(&["a", "flow.json"]));
     // After a kill, temporary files remain until the next export removes them.
-    let killed = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(
-            ["--exact", concat!(module_path!(), "::export_child")]
-                .map(|arg| arg.trim_start_matches(concat!(env!("CARGO_CRATE_NAME"), "::"))),
-        )
-        .env("FLOW_TEST_EXPORT_CHILD", folder)
-        .output()
-        .unwrap();
-    assert!(!killed.status.success());
-    let left = names(folder);
-    assert_eq!(
-        left.difference(&expected(&["a", "flow.json", ".flow-lock"])).count(),
-        1,
-        "{left:?}"
-    );
+    let kill = || {
+        let killed = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(
+                ["--exact", concat!(module_path!(), "::export_child")]
+                    .map(|arg| arg.trim_start_matches(concat!(env!("CARGO_CRATE_NAME"), "::"))),
+            )
+            .env("FLOW_TEST_EXPORT_CHILD", folder)
+            .output()
+            .unwrap();
+        assert!(!killed.status.success());
+        let left = names(folder);
+        let more = left.difference(&expected(&["a", "flow.json", ".flow-lock"])).count();
+        assert!(more == 1 && left.contains(".flow-lock"), "{left:?}");
+    };
+    kill();
+    // The set is whole: the next run makes none.
+    ExportSet::clean_up(folder, "next");
+    assert_eq!(names(folder), expected(&["a", "flow.json"]));
+    kill();
     export(folder, 2, &["a"], Files::default()).unwrap();
     assert_eq!(names(folder), expected(&["a", "flow.json"]));
     // A lock file that somebody else filled does not point us at the user's files.

@@ -8,13 +8,18 @@ mod mistakes;
 mod statement;
 
 use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::DFSchema;
 use datafusion::common::TableReference;
+use datafusion::error::DataFusionError;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -310,14 +315,17 @@ impl Query {
     /// Runs the query over what the relations hold now.
     ///
     /// # Errors
-    /// When a value cannot be computed (a cast, say), or `_row` comes out null.
-    pub fn run(&self) -> Result<Vec<RecordBatch>, ManifestError> {
+    /// When a value cannot be computed (a cast, say), `_row` comes out null, or `given_up` is set, which is looked at where
+    /// the engine yields.
+    pub fn run(&self, given_up: &AtomicBool) -> Result<Vec<RecordBatch>, ManifestError> {
         let failed = |e: datafusion::error::DataFusionError| explain(e, "", &[]);
         let plan = reset_plan_states(Arc::clone(&self.plan)).map_err(failed)?;
-        let batches = self
-            .runtime
-            .block_on(collect(plan, self.context.task_ctx()))
-            .map_err(failed)?;
+        let mut rows = pin!(collect(plan, self.context.task_ctx()));
+        let rows = poll_fn(|waker| match given_up.load(Ordering::Acquire) {
+            true => Poll::Ready(Err(DataFusionError::Execution("given up".into()))),
+            false => rows.as_mut().poll(waker),
+        });
+        let batches = self.runtime.block_on(rows).map_err(failed)?;
         batches.into_iter().map(|batch| self.stored(batch)).collect()
     }
 

@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Tensor};
 use flow_model::checkpoint::{OpenModel, write_model_folder};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::damage::{damaged, unreadable};
 use super::listing::{StoredCheckpoint, folders, list};
-use super::record::{FileDigest, digest_of_files, read_record};
+use super::record::{FileDigest, checked_value, digest_of_files, read_record, sealed_text};
 use super::verify::{digest_file, verify, verify_files};
 use super::writing::{CheckpointFolder, REMOVING, WRITING, sync_folder};
 use crate::error::TrainingError;
@@ -21,7 +20,7 @@ use crate::error::TrainingError;
 const AVERAGE: &str = "average-";
 const RECORD: &str = "average.json";
 /// Version of `average.json`.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -73,7 +72,7 @@ pub fn latest_mean(folder: &Path) -> Result<Option<CheckpointMean>, TrainingErro
 fn read(path: &Path) -> Result<MeanRecord, TrainingError> {
     let wrong = |what: String| damaged(path, format!("{RECORD}: {what}"));
     let text = fs::read_to_string(path.join(RECORD)).map_err(|error| unreadable(path, RECORD, error))?;
-    let value: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let value = checked_value(path, RECORD, &text, u64::from(VERSION))?;
     if let Some(version) = value["version"].as_u64()
         && version > u64::from(VERSION)
     {
@@ -155,10 +154,7 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
         record.files.insert(name, digest);
     }
     let path = writing.join(RECORD);
-    let mut text = serde_json::to_string_pretty(&record).map_err(|error| TrainingError::Data {
-        message: format!("{}: {error}", path.display()),
-    })?;
-    text.push('\n');
+    let text = sealed_text(&path, &record)?;
     File::create(&path)
         .and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()))
         .map_err(TrainingError::file(&path))?;

@@ -1,9 +1,11 @@
 //! `training.json`: the description of a checkpoint.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use flow_runtime::store::{checked_json, sealed_json};
 use flow_sampling::planned::Planned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,7 +15,7 @@ use super::listing::step_of;
 use crate::error::TrainingError;
 
 /// Version of `training.json`. Newer files are refused with an error.
-pub const CHECKPOINT_VERSION: u32 = 2;
+pub const CHECKPOINT_VERSION: u32 = 3;
 
 /// The file that describes a checkpoint.
 pub(super) const RECORD: &str = "training.json";
@@ -115,9 +117,39 @@ pub fn read_record(checkpoint: &Path) -> Result<CheckpointRecord, TrainingError>
     Ok(record)
 }
 
+/// From this version on, `training.json` has a checksum.
+const WITH_CHECKSUM: u64 = 3;
+
+/// An object as a file with a checksum.
+pub(super) fn sealed_text(path: &Path, object: &impl Serialize) -> Result<String, TrainingError> {
+    let wrong = |why: String| TrainingError::Data {
+        message: format!("{}: {why}", path.display()),
+    };
+    let text = serde_json::to_string_pretty(object).map_err(|e| wrong(e.to_string()))?;
+    sealed_json(&text).ok_or_else(|| wrong("is no object".to_string()))
+}
+
+/// The value of a file whose objects have a checksum from the version `with_checksum` on.
+pub(super) fn checked_value(
+    checkpoint: &Path,
+    name: &str,
+    text: &str,
+    with_checksum: u64,
+) -> Result<Value, TrainingError> {
+    let wrong = |why: String| damaged(checkpoint, format!("{name}: {why}"));
+    let checked = checked_json(Path::new(name), text.as_bytes())
+        .map_err(|_| wrong("its checksum is that of other bytes".to_string()))?;
+    let value: Value = serde_json::from_slice(&checked).map_err(|e| wrong(e.to_string()))?;
+    let is_old = value["version"].as_u64().is_some_and(|version| version < with_checksum);
+    if matches!(checked, Cow::Borrowed(_)) && !is_old {
+        return Err(wrong("its checksum is not at its end".to_string()));
+    }
+    Ok(value)
+}
+
 /// The record in the text of a `training.json`; `checkpoint` is for messages.
 pub(super) fn record_of(checkpoint: &Path, text: &str) -> Result<CheckpointRecord, TrainingError> {
-    let value: Value = serde_json::from_str(text).map_err(|e| damaged(checkpoint, format!("{RECORD}: {e}")))?;
+    let value = checked_value(checkpoint, RECORD, text, WITH_CHECKSUM)?;
     match value["version"].as_u64() {
         Some(version) if version > u64::from(CHECKPOINT_VERSION) => {
             return Err(TrainingError::Refused {

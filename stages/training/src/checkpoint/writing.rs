@@ -10,7 +10,7 @@ use flow_runtime::store::{Lock, StoreError};
 
 use super::average_of;
 use super::listing::{DAMAGED, RESTART, best, list, name_of};
-use super::record::{CheckpointRecord, LIVE, OPTIMIZER, RECORD};
+use super::record::{CheckpointRecord, LIVE, OPTIMIZER, RECORD, sealed_text};
 use super::verify::digest_file;
 use crate::average;
 use crate::error::TrainingError;
@@ -243,10 +243,7 @@ fn fill(
             .insert(name, digest_file(&path).map_err(TrainingError::file(&path))?);
     }
     let path = writing.join(RECORD);
-    let mut text = serde_json::to_string_pretty(&record).map_err(|e| TrainingError::Data {
-        message: format!("{}: {e}", path.display()),
-    })?;
-    text.push('\n');
+    let text = sealed_text(&path, &record)?;
     let mut file = File::create(&path).map_err(TrainingError::file(&path))?;
     file.write_all(text.as_bytes())
         .and_then(|()| file.sync_all())

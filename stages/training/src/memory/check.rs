@@ -9,7 +9,7 @@ use flow_kernels::device::free_memory;
 use flow_kernels::threads::install;
 use flow_model::ModelConfig;
 use flow_runtime::available_memory;
-use flow_runtime::store::write_atomically;
+use flow_runtime::store::{read_note, write_note};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -84,12 +84,9 @@ pub fn check(
     };
     compare(total, available, "training", what)?;
     if let (Some(of), Some(_)) = (of, tried) {
-        let text = serde_json::to_vec(&Notes {
-            of,
-            measured: measured.clone(),
-        });
+        let measured = measured.clone();
         // Without the note the next run only takes longer to begin.
-        let _ = text.map(|text| write_atomically(&notes, &text));
+        let _ = write_note(&notes, &Notes { of, measured });
     }
     Ok(Some(MemoryCheck {
         needed: if separate { needs.total() } else { total },
@@ -118,7 +115,7 @@ fn identity(settings: &ResolvedSettings, config: &ModelConfig, shapes: &[BatchSh
 }
 
 fn noted(path: &Path, of: &str) -> Option<MeasuredMemory> {
-    let notes: Notes = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    let notes: Notes = read_note(path)?;
     (notes.of == of).then_some(notes.measured)
 }
 

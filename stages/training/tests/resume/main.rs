@@ -10,6 +10,7 @@ use flow_evaluation::validation::ValidationMetrics;
 use flow_evaluation::wer::Scores;
 use flow_model::checkpoint::read_safetensors;
 use flow_model::model::{MicroBatch, TdtModel};
+use flow_random::SplitMix64;
 use flow_training::TrainingError;
 use flow_training::checkpoint;
 use flow_training::session::{LeftOut, Session};
@@ -181,6 +182,44 @@ fn the_encoder_stands_still_while_it_is_frozen() {
     assert!(snapshot(&session, true) == encoder && snapshot(&session, false) != rest);
     assert!(!session.step(&micro_batches(3), 2).expect("a step").encoder_frozen);
     assert!(snapshot(&session, true) != encoder);
+}
+
+/// `FLOW_TEST_FLIPS` is another number of flips.
+#[test]
+fn every_flipped_bit_of_a_checkpoint_is_found() {
+    let flips = std::env::var("FLOW_TEST_FLIPS").map_or(100, |flips| flips.parse().expect("a number"));
+    let folder = tempfile::tempdir().expect("folder");
+    let settings = TrainSettings {
+        average_decay: 0.9,
+        ..settings(folder.path(), 8)
+    };
+    let first = train(&settings, 0..2);
+    let second = train(&settings, 2..4);
+    let mut names: Vec<String> = std::fs::read_dir(&second)
+        .expect("the checkpoint")
+        .map(|entry| entry.expect("a file").file_name().into_string().expect("a name"))
+        .collect();
+    names.sort();
+    assert_eq!(names.len(), 6, "{names:?}");
+    let mut random = SplitMix64::new(3);
+    for flip in 0..flips {
+        let name = &names[flip % names.len()];
+        let good = bytes(&second, name);
+        let mut bad = good.clone();
+        let bit = random.below(bad.len() * 8);
+        bad[bit / 8] ^= 1 << (bit % 8);
+        std::fs::write(second.join(name), &bad).expect("damage");
+        match find_start(&settings.clone().into(), Some("data")).expect("a start") {
+            Start::Resume {
+                checkpoint, damaged, ..
+            } => {
+                assert_eq!(checkpoint.path, first, "bit {bit} of {name} was not noticed");
+                assert!(damaged[0].message.contains(name.as_str()), "{}", damaged[0].message);
+            }
+            other => panic!("bit {bit} of {name}: {other:?}"),
+        }
+        std::fs::write(second.join(name), &good).expect("repair");
+    }
 }
 
 #[test]
