@@ -44,6 +44,49 @@ pub fn recordings() -> Vec<(String, Vec<f32>)> {
     paths.iter().map(recording).collect()
 }
 
+/// So many samples of speech: those of a recording, again and again where it is shorter.
+pub fn speech(samples: usize) -> Vec<f32> {
+    let (_, recording) = recordings().swap_remove(0);
+    recording.into_iter().cycle().take(samples).collect()
+}
+
+/// Parts of the recordings, of so many samples, that begin at each `step`: golden data do not say of which part they are. It is
+/// the one that they are alike.
+pub fn parts(samples: usize, step: usize) -> impl Iterator<Item = Vec<f32>> {
+    recordings().into_iter().flat_map(move |(_, recording)| {
+        let starts = (0..recording.len()).step_by(step);
+        let parts = starts.map_while(|start| Some(recording.get(start..start + samples)?.to_vec()));
+        parts.collect::<Vec<_>>()
+    })
+}
+
+/// Whether nine of ten values are near those of the golden data: these are of one part, whatever is wrong with some of them.
+pub fn alike(found: &[f32], expected: &[f32], distance: f32) -> bool {
+    let near = found.iter().zip(expected).filter(|(a, b)| (*a - *b).abs() < distance);
+    found.len() == expected.len() && near.count() * 10 >= 9 * found.len()
+}
+
+/// Says that something was not compared, and why.
+#[allow(clippy::print_stdout, reason = "tells why nothing was compared")]
+pub fn not_compared(what: &str, why: &str) {
+    println!("not compared: {what}: {why}");
+}
+
+/// The turns of a recording that a person marked; none if the folder has none.
+pub fn turns(recording: &str) -> Option<Vec<crate::turns::Turn>> {
+    let text = std::fs::read_to_string(file(&format!("{recording}.rttm"))).ok()?;
+    crate::rttm::read_rttm(&text).unwrap().remove(recording)
+}
+
+/// How many speakers the reference hears in a recording if it is not told how many there are: of `flow_reference.json`.
+pub fn speakers_heard(reference: &serde_json::Value, recording: &str) -> usize {
+    let cases = reference.as_array().unwrap();
+    let case = cases.iter().find(|case| case["key"] == format!("{recording}.auto"));
+    let turns = case.map_or(&[][..], |case| case["turns"].as_array().unwrap());
+    let speakers: std::collections::BTreeSet<u64> = turns.iter().filter_map(|turn| turn[2].as_u64()).collect();
+    speakers.len()
+}
+
 /// The tensors of a file.
 pub struct Tensors(Vec<u8>);
 

@@ -33,6 +33,7 @@ fn turns_and_error_rates_are_those_of_the_reference() {
         };
         let places = training_places(&embeddings, &segmentations).unwrap();
         let wanted = clusters(&case["arguments"]);
+        let heard = golden::speakers_heard(&cases, recording);
         let found = settings.cluster(&embeddings, &places, &wanted).unwrap();
         let (_, hard) = tensors.integers(&format!("{key}.hard"));
         assert!(same_partition(&found.clusters, &hard), "{key}");
@@ -51,7 +52,7 @@ fn turns_and_error_rates_are_those_of_the_reference() {
                 voted.active.iter().zip(&all.active).all(|(voted, all)| voted <= all),
                 "{key}"
             );
-            assert!(wanted.number == Some(2) || voted == all, "{key}");
+            assert!(wanted.number.is_some_and(|number| number < heard) || voted == all, "{key}");
             all.turns(&geometry, &Thresholds::default()).unwrap()
         };
         assert_turns(&found_turns(1), &case["exclusive_turns"], key);

@@ -115,7 +115,7 @@ fn confidences_of_frames_are_nemos() {
 #[test]
 fn confidences_of_tokens_and_words_are_nemos() {
     let Golden { tokens, recordings } = golden();
-    let model = OpenModel::open(&test_data::root().join("configs/models/small.nemo")).unwrap();
+    let model = OpenModel::open(&test_data::golden_model()).unwrap();
     let tokenizer = Tokenizer::from_bytes(model.tokenizer.as_deref().unwrap()).unwrap();
     for recording in &recordings {
         let ids: Vec<u32> = serde_json::from_value(recording["ids"].clone()).unwrap();

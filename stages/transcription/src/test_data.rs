@@ -27,14 +27,48 @@ pub fn transcription(name: &str) -> PathBuf {
     )
 }
 
-/// The model that the golden data of transcription are of: `small.nemo` beside them, or else the bundled one.
-pub fn model() -> PathBuf {
+/// The model that the golden data of transcription are of: `small.nemo` beside them, or else the bundled one. Tests that compare
+/// nothing with them use the bundled one.
+pub fn golden_model() -> PathBuf {
     let beside = transcription("small.nemo");
+    if beside.is_file() { beside } else { bundled_model() }
+}
+
+pub fn bundled_model() -> PathBuf {
+    root().join("configs/models/small.nemo")
+}
+
+/// The samples of a recording of the golden data of transcription: of the file, which may lie beside them, or of the bundled
+/// corpus by its number. None, and a line that says so, if it is in neither.
+pub fn golden_recording(file: &str, id: &str) -> Option<Vec<f32>> {
+    let beside = transcription(file);
     if beside.is_file() {
-        beside
-    } else {
-        root().join("configs/models/small.nemo")
+        return Some(flow_audio::samples::samples(&beside, 1000.0).unwrap().unwrap());
     }
+    let found = corpus().iter().find_map(|tar| member(tar, &format!("{id}.flac")));
+    if found.is_none() {
+        println!("not compared: {file}, {id}, is neither beside the golden data nor in the bundled corpus");
+    }
+    Some(flow_audio::decode::decode(&found?, 1000.0).unwrap())
+}
+
+/// The tars of the bundled corpus.
+fn corpus() -> Vec<PathBuf> {
+    let below = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        paths
+    };
+    let languages = below(&root().join("tests/data/corpus/mini/shards"));
+    let shards = languages
+        .iter()
+        .filter(|path| path.is_dir())
+        .flat_map(|path| below(path));
+    let files = shards.filter(|path| path.is_dir()).flat_map(|path| below(&path));
+    files
+        .filter(|path| path.extension().is_some_and(|ending| ending == "tar"))
+        .collect()
 }
 
 /// A file of the golden data of speakers and voice activity.
@@ -145,19 +179,16 @@ pub fn wav(rate: u32, samples: &[i16]) -> Vec<u8> {
 
 /// The bytes of a Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
 pub fn hindi(name: &str) -> Vec<u8> {
-    of_corpus("hi/hi_0000/hi_0000.tar", name)
+    let tar = root().join("tests/data/corpus/mini/shards/hi/hi_0000/hi_0000.tar");
+    member(&tar, name).unwrap_or_else(|| panic!("{} has no {name}", tar.display()))
 }
 
-/// The bytes of a recording of a shard of the bundled corpus.
-pub fn of_corpus(shard: &str, name: &str) -> Vec<u8> {
-    let tar = root().join("tests/data/corpus/mini/shards").join(shard);
-    let mut file = std::fs::File::open(&tar).unwrap_or_else(|error| panic!("{}: {error}", tar.display()));
+/// The bytes of the member of a tar whose name ends so.
+fn member(tar: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut file = std::fs::File::open(tar).unwrap_or_else(|error| panic!("{}: {error}", tar.display()));
     let length = file.metadata().unwrap().len();
     let listing = flow_audio::tar::list(&mut file, length).unwrap();
-    let member = listing
-        .last_of_each_name()
-        .into_iter()
-        .find(|member| member.name.ends_with(name));
-    let member = member.unwrap_or_else(|| panic!("{} has no {name}", tar.display()));
-    flow_audio::decode::read_range(&tar, member.offset, member.size).unwrap()
+    let members = listing.last_of_each_name();
+    let member = members.iter().find(|member| member.name.ends_with(name))?;
+    Some(flow_audio::decode::read_range(tar, member.offset, member.size).unwrap())
 }

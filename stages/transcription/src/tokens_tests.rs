@@ -2,17 +2,14 @@ use flow_kernels::threads::install;
 use flow_model::Precision;
 use flow_model::model::TdtModel;
 use proptest::prelude::*;
-use serde_json::Value;
 
 use super::*;
 use crate::recognizer::{Heard, Recognizer};
 use crate::test_data;
 
-const VOCABULARY: f64 = 1025.0;
-
 fn recognizer(precision: Precision) -> Recognizer {
     Recognizer::load_in(
-        &test_data::model(),
+        &test_data::bundled_model(),
         candle_core::DType::F32,
         precision,
         &candle_core::Device::Cpu,
@@ -20,21 +17,10 @@ fn recognizer(precision: Precision) -> Recognizer {
     .unwrap()
 }
 
-/// The two recordings whose confidences are known: samples, and NeMo's results.
-fn recordings() -> Vec<(Vec<f32>, Value)> {
-    let golden = test_data::json(&test_data::transcription("confidence.json"));
-    assert_eq!(golden["vocabulary_with_blank"], VOCABULARY as u64);
-    let recordings = golden["recordings"].as_object().unwrap().values();
-    let read = |recording: &Value| {
-        let name = recording["id"].as_str().unwrap();
-        let shard = match &name[..6] {
-            "rec_kn" => "kn/kn_0000/kn_0000.tar",
-            _ => "en/en_0001/en_0001.tar",
-        };
-        let audio = test_data::of_corpus(shard, &format!("{name}.flac"));
-        (flow_audio::decode::decode(&audio, 100.0).unwrap(), recording.clone())
-    };
-    recordings.map(read).collect()
+/// Two recordings of the bundled corpus.
+fn recordings() -> [Vec<f32>; 2] {
+    ["rec_hi_0001_000.flac", "rec_hi_0008_001.flac"]
+        .map(|name| flow_audio::decode::decode(&test_data::hindi(name), 100.0).unwrap())
 }
 
 fn joined(heard: &Heard) -> String {
@@ -46,38 +32,11 @@ fn joined(heard: &Heard) -> String {
     words.join(" ")
 }
 
-/// NeMo's confidence `max_prob` with exponent 1 is the probability of the best token, scaled to be 0 for a guess.
-#[test]
-fn log_probabilities_of_tokens_are_nemos() {
-    let recognizer = recognizer(Precision::F32);
-    let mut uncertain = 0;
-    for (samples, golden) in recordings() {
-        let heard = recognizer.decode(&[&samples]).unwrap().remove(0);
-        let expected = &golden["methods"]["max_prob_1.0"]["token"]["nodur,exclude_blank,min"];
-        let expected: Vec<f64> = serde_json::from_value(expected.clone()).unwrap();
-        let expected = expected
-            .iter()
-            .map(|scaled| (scaled * (VOCABULARY - 1.0) + 1.0) / VOCABULARY);
-        // The two tokens of the language are in no word.
-        let expected: Vec<f64> = expected.map(f64::ln).skip(2).collect();
-        let found: Vec<f64> = heard.tokens.iter().flatten().map(|token| token.logprob).collect();
-        assert_eq!(found.len(), expected.len(), "{}", golden["text"]);
-        for (found, expected) in found.iter().zip(&expected) {
-            assert!((found - expected).abs() < 1e-3, "{found} is not {expected}");
-        }
-        uncertain += expected.iter().filter(|logprob| **logprob < -0.5).count();
-        let text = golden["text"].as_str().unwrap();
-        assert_eq!(joined(&heard), text[text.find(' ').unwrap() + 1..]);
-    }
-    // Not all of them are nearly certain, for which zero would do.
-    assert!(uncertain > 2, "{uncertain}");
-}
-
 #[test]
 fn low_precision_has_log_probabilities_of_its_own_words() {
     for precision in [Precision::Bf16, Precision::Int8] {
         let recognizer = recognizer(precision);
-        for (samples, _) in recordings() {
+        for samples in recordings() {
             let heard = recognizer.decode(&[&samples]).unwrap().remove(0);
             let words: Vec<&str> = heard.words.iter().map(|word| word.word.trim()).collect();
             assert_eq!(joined(&heard), words.join(" "), "{precision:?}");
@@ -97,11 +56,11 @@ fn low_precision_has_log_probabilities_of_its_own_words() {
 /// With a beam, too, each token has the logits from which it was chosen.
 #[test]
 fn tokens_of_beams_have_their_own_scores() {
-    let path = test_data::root().join("configs/models/small.nemo");
+    let path = test_data::bundled_model();
     let mut model = TdtModel::load(&path, candle_core::DType::F32, &candle_core::Device::Cpu).unwrap();
     model.decoding.beam = 4;
     let method = ConfidenceMethod::default();
-    for (samples, _) in recordings() {
+    for samples in recordings() {
         let mut seen = Vec::new();
         let mut observe = |_: usize, token: u32, logits: &[f32]| {
             seen.push((token, TokenScore::new(&method, token, logits).unwrap().logprob));
@@ -119,9 +78,7 @@ fn tokens_of_beams_have_their_own_scores() {
 #[test]
 fn probabilities_of_all_tokens_make_one_and_none_is_no_number() {
     let method = ConfidenceMethod::default();
-    let logits: Vec<f32> = (0..VOCABULARY as u32)
-        .map(|i| ((i * 7919) % 101) as f32 / 9.0)
-        .collect();
+    let logits: Vec<f32> = (0..1025u32).map(|i| ((i * 7919) % 101) as f32 / 9.0).collect();
     let scores = (0..logits.len() as u32).map(|token| TokenScore::new(&method, token, &logits).unwrap());
     let sum: f64 = scores.map(|score| score.logprob.exp()).sum();
     assert!((sum - 1.0).abs() < 1e-9);
@@ -134,7 +91,7 @@ fn probabilities_of_all_tokens_make_one_and_none_is_no_number() {
 proptest! {
     #[test]
     fn tokens_make_the_words_of_any_text(ids in prop::collection::vec(0u32..1024, 1..30)) {
-        let model = flow_model::checkpoint::OpenModel::open(&test_data::root().join("configs/models/small.nemo")).unwrap();
+        let model = flow_model::checkpoint::OpenModel::open(&test_data::bundled_model()).unwrap();
         let tokenizer = Tokenizer::from_bytes(model.tokenizer.as_deref().unwrap()).unwrap();
         let scores = vec![TokenScore { confidence: 1.0, logprob: -0.5 }; ids.len()];
         let tokens = tokens_of_word(&tokenizer, &ids, &scores).unwrap();

@@ -20,9 +20,25 @@ fn golden(name: &str) -> PathBuf {
         .join(name)
 }
 
+/// The tokenizer of the model that the golden data are of: `small.nemo` beside them, or else the bundled one.
+fn golden_tokenizer() -> Tokenizer {
+    let beside = golden("small.nemo");
+    tokenizer(&if beside.is_file() { beside } else { bundled_model() })
+}
+
+fn bundled_model() -> PathBuf {
+    root().join("configs/models/small.nemo")
+}
+
+fn tokenizer(model: &Path) -> Tokenizer {
+    let opened = OpenModel::open(model).unwrap();
+    Tokenizer::from_bytes(&opened.tokenizer.unwrap()).unwrap()
+}
+
 /// The golden language model, which may be compressed.
 fn language_model() -> BackoffAcceptor {
-    parse_arpa(&read_packed(&golden("lm.arpa"), 1).unwrap()[..], 1024).unwrap()
+    let arpa = read_packed(&golden("lm.arpa"), 1).unwrap();
+    parse_arpa(&arpa[..], golden_tokenizer().vocabulary_size()).unwrap()
 }
 
 fn json(name: &str) -> Value {
@@ -127,14 +143,13 @@ fn files_are_read_by_name() {
 #[test]
 fn boosting_scores_are_nemos() {
     let golden = json("boosting.json");
-    let opened = OpenModel::open(&root().join("configs/models/small.nemo")).unwrap();
-    let tokenizer = Tokenizer::from_bytes(&opened.tokenizer.unwrap()).unwrap();
+    let tokenizer = golden_tokenizer();
     let phrases: Vec<String> = serde_json::from_value(golden["phrases"].clone()).unwrap();
     let tokens: Vec<Vec<u32>> = phrases.iter().map(|phrase| tokenizer.encode(phrase)).collect();
     let expected: Vec<Vec<u32>> = golden["phrase_ids"].as_array().unwrap().iter().map(ids).collect();
     assert_eq!(tokens, expected);
     let trees = golden["trees"].as_object().unwrap();
-    assert!(trees.len() >= 4);
+    assert!(!trees.is_empty());
     for (name, tree) in trees {
         let config = &tree["config"];
         let number = |key: &str, default: f64| config[key].as_f64().unwrap_or(default);
@@ -158,7 +173,7 @@ fn boosting_scores_are_nemos() {
                 context_score: Some(of_character(phrase)),
             })
             .collect();
-        let model = boosting_tree(&boosted, &rules, 1024).unwrap();
+        let model = boosting_tree(&boosted, &rules, tokenizer.vocabulary_size()).unwrap();
         assert_eq!(model.states() as u64, tree["num_states"].as_u64().unwrap(), "{name}");
         let walks = tree["walks"].as_array().unwrap();
         assert!(!walks.is_empty());
@@ -326,8 +341,7 @@ fn estimates_are_those_by_hand() {
 
 #[test]
 fn phrases_are_read_with_their_scores() {
-    let opened = OpenModel::open(&root().join("configs/models/small.nemo")).unwrap();
-    let tokenizer = Tokenizer::from_bytes(&opened.tokenizer.unwrap()).unwrap();
+    let tokenizer = tokenizer(&bundled_model());
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("phrases.txt");
     let read = |text: &str| {
@@ -352,8 +366,8 @@ fn phrases_are_read_with_their_scores() {
     );
     assert!(read("\n\n").unwrap_err().contains("no phrase"));
     let outside = Phrase {
-        tokens: vec![1024],
+        tokens: vec![7],
         context_score: None,
     };
-    assert!(boosting_tree(&[outside], &BoostingRules::default(), 1024).is_err());
+    assert!(boosting_tree(&[outside], &BoostingRules::default(), 7).is_err());
 }

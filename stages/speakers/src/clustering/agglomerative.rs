@@ -143,6 +143,8 @@ fn absorbed(vectors: &Reduced, clusters: Vec<usize>, min_size: usize) -> Vec<usi
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::super::linkage::centroid_linkage;
     use super::super::tests::{clusters, same_partition};
     use super::super::training_places;
@@ -153,21 +155,28 @@ mod tests {
     #[test]
     fn clusterings_are_those_of_the_original() {
         let tensors = golden::Tensors::load("f_ahc.safetensors");
+        let mut compared = BTreeMap::new();
         for case in golden::json("f_ahc.json").as_array().unwrap() {
             let (input, key) = (case["input"].as_str().unwrap(), case["key"].as_str().unwrap());
+            // Of few embeddings the golden data have neither a list of chunks nor merges.
+            let mut find = |name: &str| {
+                let full = format!("{key}.{name}");
+                let found = tensors.has(&full).then(|| tensors.doubles(&full));
+                *compared.entry(name.to_owned()).or_insert(0) += usize::from(found.is_some());
+                found
+            };
             let (shape, values) = tensors.floats(&format!("{input}.embeddings"));
             let embeddings = Embeddings::new(&values, shape[1], shape[2]).unwrap();
             let (shape, values) = tensors.bytes(&format!("{input}.segmentations"));
             let segmentations = Segmentations::new(&values, shape[1], shape[2]).unwrap();
-            let tensor = |name: &str| tensors.doubles(&format!("{key}.{name}")).1;
-            let integers = |name: &str| tensors.integers(&format!("{key}.{name}")).1;
-
             let places = training_places(&embeddings, &segmentations).unwrap();
-            let pairs = integers("train_chunk").into_iter().zip(integers("train_speaker"));
-            let expected: Vec<usize> = pairs
-                .map(|(chunk, speaker)| chunk as usize * shape[2] + speaker as usize)
-                .collect();
-            assert_eq!(places, expected, "{key}");
+            if let (Some((_, chunks)), Some((_, speakers))) = (find("train_chunk"), find("train_speaker")) {
+                let pairs = chunks.into_iter().zip(speakers);
+                let expected: Vec<usize> = pairs
+                    .map(|(chunk, speaker)| chunk as usize * shape[2] + speaker as usize)
+                    .collect();
+                assert_eq!(places, expected, "{key}");
+            }
 
             let settings = Agglomerative {
                 threshold: case["threshold"].as_f64().unwrap(),
@@ -179,28 +188,35 @@ mod tests {
                 .map(|&place| normalised(&embeddings.get(place).unwrap()))
                 .collect();
             let merges = centroid_linkage(&vectors).unwrap();
-            let dendrogram = tensor("dendrogram");
-            assert_eq!(merges.len() * 4, dendrogram.len(), "{key}");
-            for (merge, expected) in merges.iter().zip(dendrogram.chunks_exact(4)) {
-                // Distances of at most 2, by sums of f64; the original normalises in f32.
-                assert!(
-                    (merge.distance - expected[2]).abs() < 1e-6,
-                    "{key}: {merge:?}, not {expected:?}"
-                );
-                assert_eq!(merge.size as f64, expected[3], "{key}");
+            if let Some((_, dendrogram)) = find("dendrogram") {
+                assert_eq!(merges.len() * 4, dendrogram.len(), "{key}");
+                for (merge, expected) in merges.iter().zip(dendrogram.chunks_exact(4)) {
+                    // Distances of at most 2, by sums of f64; the original normalises in f32.
+                    assert!(
+                        (merge.distance - expected[2]).abs() < 1e-6,
+                        "{key}: {merge:?}, not {expected:?}"
+                    );
+                    assert_eq!(merge.size as f64, expected[3], "{key}");
+                }
             }
             let heights: Vec<f64> = merges.iter().map(|merge| merge.distance).collect();
             let flat: Vec<Option<usize>> = cut(&merges, &heights, settings.threshold)
                 .into_iter()
                 .map(Some)
                 .collect();
-            assert!(same_partition(&flat, &integers("flat")), "{key}");
+            let numbers = |values: Vec<f64>| -> Vec<i64> { values.into_iter().map(|value| value as i64).collect() };
+            if let Some((_, expected)) = find("flat") {
+                assert!(same_partition(&flat, &numbers(expected)), "{key}");
+            }
 
             let found = settings
                 .cluster(&embeddings, &places, &clusters(&case["arguments"]))
                 .unwrap();
-            assert!(same_partition(&found.clusters, &integers("hard")), "{key}");
-            let (shape, expected) = tensors.doubles(&format!("{key}.centroids"));
+            let (_, hard) = find("hard").unwrap_or_else(|| panic!("{key} has no clusters"));
+            assert!(same_partition(&found.clusters, &numbers(hard)), "{key}");
+            let Some((shape, expected)) = find("centroids") else {
+                continue;
+            };
             assert_eq!(found.centroids.len(), shape[0], "{key}");
             for centroid in expected.chunks_exact(shape[1]) {
                 // The numbers of clusters do not matter.
@@ -208,6 +224,10 @@ mod tests {
                 let close = |found: &Vec<f64>| found.iter().zip(centroid).all(|(a, b)| (a - b).abs() < 1e-5 * size);
                 assert!(found.centroids.iter().any(close), "{key}");
             }
+        }
+        assert!(!compared.is_empty());
+        for (name, _) in compared.iter().filter(|(_, cases)| **cases == 0) {
+            golden::not_compared(name, "no case has it");
         }
     }
 

@@ -212,6 +212,8 @@ impl Inference {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::super::plda::PldaParts;
     use super::super::tests::{clusters, same_partition};
     use super::super::{squared_distance, training_places};
@@ -233,8 +235,16 @@ mod tests {
     #[test]
     fn clusterings_are_those_of_the_original() {
         let tensors = golden::Tensors::load("f_vbx.safetensors");
+        let mut compared = BTreeMap::new();
         for case in golden::json("f_vbx.json").as_array().unwrap() {
             let key = case["key"].as_str().unwrap();
+            // What the original had no use for, as where a single embedding is clustered, the golden data have not.
+            let mut find = |name: &str| {
+                let full = format!("{key}.{name}");
+                let found = tensors.has(&full).then(|| tensors.doubles(&full));
+                *compared.entry(name.to_owned()).or_insert(0) += usize::from(found.is_some());
+                found
+            };
             let doubles = |name: &str| tensors.doubles(&format!("{key}.{name}"));
             let (shape, values) = tensors.floats(&format!("{key}.embeddings"));
             let embeddings = Embeddings::new(&values, shape[1], shape[2]).unwrap();
@@ -257,11 +267,12 @@ mod tests {
                 fb: hyper("Fb"),
             };
             let places = training_places(&embeddings, &segmentations).unwrap();
-            if tensors.has(&format!("{key}.gamma")) {
-                let vectors: Vec<Vec<f64>> = places.iter().map(|&place| embeddings.get(place).unwrap()).collect();
-                let features: Vec<Vec<f64>> = vectors.iter().map(|vector| plda.features(vector).unwrap()).collect();
-                assert_close(plda.phi(), &doubles("phi").1, 1e-7, key);
-                let (shape, expected) = doubles("features");
+            let vectors: Vec<Vec<f64>> = places.iter().map(|&place| embeddings.get(place).unwrap()).collect();
+            let features: Vec<Vec<f64>> = vectors.iter().map(|vector| plda.features(vector).unwrap()).collect();
+            if let Some((_, phi)) = find("phi") {
+                assert_close(plda.phi(), &phi, 1e-7, key);
+            }
+            if let Some((shape, expected)) = find("features") {
                 for column in 0..shape[1] {
                     let found: Vec<f64> = features.iter().map(|row| row[column]).collect();
                     let expected: Vec<f64> = expected.chunks_exact(shape[1]).map(|row| row[column]).collect();
@@ -271,26 +282,26 @@ mod tests {
                     // The original solves an eigenproblem for them: 4e-7 was measured, which is its rounding.
                     assert_close(&found, &expected, 1e-5, &format!("{key} feature {column}"));
                 }
-                let (_, first) = tensors.integers(&format!("{key}.ahc"));
+            }
+            if let Some((_, first)) = find("ahc") {
                 let first: Vec<usize> = first.iter().map(|&cluster| cluster as usize).collect();
                 let found = vbx.infer(&features, plda.phi(), &first).unwrap();
                 // The recommended tolerances: iterations carry differences of the features on.
-                assert_close(
-                    &found.gamma.concat(),
-                    &doubles("gamma").1,
-                    1e-6,
-                    &format!("{key} gamma"),
-                );
-                assert_close(&found.pi, &doubles("pi").1, 1e-6, &format!("{key} pi"));
-                assert_close(&found.bounds, &doubles("elbo").1, 1e-6, &format!("{key} bound"));
+                for (name, found) in [("gamma", found.gamma.concat()), ("pi", found.pi), ("elbo", found.bounds)] {
+                    if let Some((_, expected)) = find(name) {
+                        assert_close(&found, &expected, 1e-6, &format!("{key} {name}"));
+                    }
+                }
             }
             let wanted = clusters(&case["arguments"]);
             let found = vbx
                 .cluster(&embeddings, &segmentations, &places, &plda, &wanted)
                 .unwrap();
             let (_, hard) = tensors.integers(&format!("{key}.hard"));
-            let number = doubles("centroids").0[0];
-            assert_eq!(found.centroids.len(), number, "{key}");
+            let number = found.centroids.len();
+            if let Some((shape, _)) = find("centroids") {
+                assert_eq!(number, shape[0], "{key}");
+            }
             let mut same = true;
             if case["kmeans_used"].as_bool().unwrap() {
                 // The original's random starts differ: where they end in a worse partition than ours, the partitions
@@ -312,6 +323,10 @@ mod tests {
                 same = ours > theirs * (1.0 - 1e-9);
             }
             assert!(!same || same_partition(&found.clusters, &hard), "{key}");
+        }
+        assert!(!compared.is_empty());
+        for (name, _) in compared.iter().filter(|(_, cases)| **cases == 0) {
+            golden::not_compared(name, "no case has it");
         }
     }
 
