@@ -59,7 +59,13 @@ fn config(name: &str) -> Option<(PathBuf, Vec<u8>)> {
 fn corpus() -> Files {
     let shards = CORPUS.get_dir("shards").into_iter().flat_map(bundle::files);
     let below = |path: &Path| path.strip_prefix("shards").map(|path| Path::new("corpus").join(path));
+    // The corpus has some for tests: of an unfinished download, for example.
+    let is_temporary = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with('.') || name.ends_with(".tmp")
+    };
     shards
+        .filter(|file| !is_temporary(file.path()))
         .filter_map(|file| Some((below(file.path()).ok()?, file.contents().to_vec())))
         .chain([(PathBuf::from(".gitignore"), b".flow/\nwork/\n".to_vec())])
         .collect()
@@ -143,4 +149,21 @@ fn own_kind(source: Option<&Path>) -> Result<Files, Failure> {
         (".gitignore".into(), b".flow/\nwork/\ntarget/\n".to_vec()),
     ]);
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_temporary_file_of_the_corpus_is_copied() {
+        for files in [finetune(), manifest()] {
+            let names = files.iter().map(|(path, _)| path.to_string_lossy());
+            let shards = names.clone().filter(|name| name.ends_with(".parquet")).count();
+            let odd: Vec<_> = names
+                .filter(|name| name.contains("/.") || name.ends_with(".tmp") || name.ends_with('~'))
+                .collect();
+            assert!(shards > 20 && odd.is_empty(), "{shards} {odd:?}");
+        }
+    }
 }

@@ -112,7 +112,10 @@ impl PlanState {
         if let RegionKind::Log { log } = region.kind
             && self.nodes[log].all_settled
         {
-            region.nodes.iter().for_each(|node| self.nodes[*node].all_settled = true);
+            region
+                .nodes
+                .iter()
+                .for_each(|node| self.nodes[*node].all_settled = true);
         }
         Ok(verdicts)
     }

@@ -38,6 +38,11 @@ pub(super) fn run(
     run_counts.add(node, runs, 1 - runs);
     state.nodes[node].all_settled = true;
     if runs == 0 {
+        if state.selection.selected[node] {
+            let stage = &state.stage(node).name;
+            let message = format!("{stage}: its files stand unchanged in {}", folder.display());
+            state.events.send(Event::Note { message });
+        }
         return Ok(());
     }
     let Some(context) = state.context(node)?.filter(|_| state.is_settled_upstream(node)) else {
