@@ -29,8 +29,16 @@ pub fn new(arguments: &NewArguments, out: &mut dyn Write) -> Result<Exit, Failur
         Start::Manifest => manifest(),
         Start::OwnKind => own_kind(arguments.source.as_deref())?,
     };
-    for (path, contents) in &files {
-        bundle::write(&folder.join(path), contents).map_err(failed)?;
+    let is_new = !folder.exists();
+    let mut writes = files
+        .iter()
+        .map(|(path, contents)| bundle::write(&folder.join(path), contents));
+    if let Err(error) = writes.try_for_each(|written| written) {
+        if is_new {
+            // Half a project would be in the way of the next attempt. A failure to remove it is ignored.
+            let _ = fs::remove_dir_all(folder);
+        }
+        return Err(failed(error));
     }
     let run = match arguments.like {
         Start::OwnKind => "cargo run --release -- run pipeline.yaml",
@@ -154,6 +162,32 @@ fn own_kind(source: Option<&Path>) -> Result<Files, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_filled_is_not_left_behind() {
+        let below = tempfile::tempdir().unwrap();
+        let file = below.path().join("file");
+        fs::write(&file, b"").unwrap();
+        let new_in = |folder: PathBuf| {
+            let arguments = NewArguments {
+                folder,
+                like: Start::Manifest,
+                source: None,
+            };
+            new(&arguments, &mut Vec::new())
+        };
+        assert!(new_in(file.join("project")).is_err());
+        // Folders of the project can be made, its files cannot: their paths are too long.
+        let mut long = below.path().to_owned();
+        while long.as_os_str().len() < 4070 {
+            let rest = 4070 - long.as_os_str().len();
+            long.push("x".repeat(rest.saturating_sub(1).clamp(1, 200)));
+        }
+        assert!(new_in(long.clone()).is_err() && long.parent().unwrap().exists() && !long.exists());
+        let project = below.path().join("project");
+        new_in(project.clone()).unwrap();
+        assert!(project.join("pipeline.yaml").is_file() && new_in(project).is_err());
+    }
 
     #[test]
     fn no_temporary_file_of_the_corpus_is_copied() {
