@@ -8,7 +8,7 @@ use flow_runtime::StageError;
 use flow_runtime::escape::escape_lines;
 use flow_runtime::processes::JoinError;
 use flow_runtime::run::RunError;
-use flow_runtime::spec::{Checked, Diagnostics, Style};
+use flow_runtime::spec::{Checked, Diagnostic, Diagnostics, Style};
 use flow_runtime::store::StoreError;
 
 /// How a command ended.
@@ -107,6 +107,41 @@ impl Failure {
         }
     }
 
+    /// The same, of a pipeline that the user does not see: without its text, and with the options (parameter, option) that gave
+    /// the values.
+    pub fn by_options(self, options: &[(&str, &str)]) -> Self {
+        let found = match self {
+            Failure::Pipeline(Diagnostics(found)) => found,
+            Failure::Run { error, checked } => match diagnostic(&error, &checked.0) {
+                Some(found) => vec![found],
+                None => return Failure::Run { error, checked },
+            },
+            other => return other,
+        };
+        let told = found.into_iter().map(|mut found| {
+            let stage = found
+                .message
+                .strip_prefix("stage `")
+                .and_then(|rest| rest.split_once("`: "));
+            if let Some((_, message)) = stage {
+                found.message = message.to_owned();
+            }
+            let given = options.iter().find_map(|(param, option)| {
+                let help = found
+                    .help
+                    .as_ref()
+                    .filter(|help| help.contains(&format!("(--set {param}=")))?;
+                // Behind what the setting itself has to say.
+                let own = &help[..help.find(&format!("`${{{param}}}` is "))?];
+                Some(format!("{own}given by {option}"))
+            });
+            found.help = given.or(found.help);
+            found.place = None;
+            found
+        });
+        Failure::Pipeline(Diagnostics(told.collect()))
+    }
+
     pub fn exit(&self) -> Exit {
         match self {
             Failure::Pipeline(_) | Failure::Usage { .. } | Failure::Join(JoinError::Refused { .. }) => Exit::Usage,
@@ -159,21 +194,25 @@ fn store_exit(error: &StoreError) -> Exit {
 }
 
 fn render_run(error: &RunError, checked: &Checked, style: Style) -> String {
+    match (diagnostic(error, checked), error) {
+        (Some(found), _) => found.render(style),
+        (None, RunError::Internal { message }) => with_help(&format!("this is a bug in flow: {message}"), None),
+        (None, error) => with_help(&error.to_string(), error.help().as_deref()),
+    }
+}
+
+/// An error of the pipeline, with its place there; failures while running have none.
+fn diagnostic(error: &RunError, checked: &Checked) -> Option<Diagnostic> {
     match error {
-        // Errors of the pipeline are shown in its text; failures while running have no place there.
         RunError::Stage {
             stage,
             error: wrong @ (StageError::Setting { .. } | StageError::Input { .. } | StageError::Refused { .. }),
             ..
         } => {
             let name = stage.split(':').next().unwrap_or(stage);
-            match checked.position(name) {
-                Some(position) => checked.diagnose(position, wrong).render(style),
-                None => with_help(&error.to_string(), None),
-            }
+            Some(checked.diagnose(checked.position(name)?, wrong))
         }
-        RunError::Internal { message } => with_help(&format!("this is a bug in flow: {message}"), None),
-        error => with_help(&error.to_string(), error.help().as_deref()),
+        _ => None,
     }
 }
 

@@ -297,6 +297,21 @@ fn rejects_status_and_log_of_a_run() {
             .1
             .contains("did you mean `positive`?")
     );
+    let (exit, said) = place.failure("rejects --reason negativ");
+    assert_eq!(exit, Exit::Usage);
+    assert!(
+        said.contains("no rejects with the reason `negativ`") && said.contains("did you mean `negative`?"),
+        "{said}"
+    );
+    assert!(
+        place
+            .failure("rejects --stage numbers --reason negative")
+            .1
+            .contains("no rejects of stage `numbers`")
+    );
+    let away = place.path("none/rejects.parquet");
+    let (_, said) = place.failure(&format!("rejects --export {}", away.display()));
+    assert!(said.contains(&format!("cannot write {}: ", away.display())), "{said}");
     assert!(place.failure("rejects q.yaml").1.contains("there is no run of `q`"));
     let status = place.done("status");
     assert!(

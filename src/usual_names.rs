@@ -8,10 +8,24 @@ const STEPS: &[&str] = &["max_steps"];
 const WARMUP: &[&str] = &["warmup", "warmup_steps", "phase2_warmup"];
 const VALIDATE: &[&str] = &["eval_every"];
 const SAVE: &[&str] = &["checkpoint_every"];
+const VALIDATION: &[&str] = &["val_percent", "val_per_language"];
+const TRAIN_DATA: &[&str] = &["train_manifest", "shards"];
 const MODEL: &[&str] = &["init", "model"];
 
+const ADAPTERS: &str = "there are no adapters: all weights learn, those of the encoder from a step on";
+const NO_NOISE: &str = "training adds no noise to recordings, but changes their speed and masks features";
+const FIGURES: &str =
+    "each step's figures go to metrics.jsonl and to TensorBoard's event files, in the folder of the checkpoints";
+const NO_STOP: &str = "training does not stop early, but can give the best checkpoint of its evaluations";
+const RESUMED: &str = "the next run goes on from the last checkpoint by itself";
+const THREADS: &str = "`flow run --workers` sets how many threads work";
+const ANY_RATE: &str = "recordings of any sample rate are taken";
+
+/// What parameters of other programs are called here.
+pub const USUAL_NAMES: UsualNames = UsualNames { same: SAME, near: NEAR };
+
 /// The usual name of a parameter, and the last parts of the names that it has here.
-pub const USUAL_NAMES: UsualNames = &[
+const SAME: &[(&str, &[&str])] = &[
     ("lr", RATE),
     ("learning_rate", RATE),
     ("max_lr", RATE),
@@ -29,34 +43,144 @@ pub const USUAL_NAMES: UsualNames = &[
     ("warmup", WARMUP),
     ("warmup_steps", WARMUP),
     ("num_warmup_steps", WARMUP),
+    ("scheduler", &["schedule"]),
+    ("sched", &["schedule"]),
+    ("lr_scheduler", &["schedule"]),
+    ("lr_scheduler_type", &["schedule"]),
+    ("optim", &["optimizer"]),
+    ("wd", &["weight_decay"]),
     ("eval_steps", VALIDATE),
     ("val_check_interval", VALIDATE),
     ("save_steps", SAVE),
     ("every_n_train_steps", SAVE),
     ("save_total_limit", &["keep_checkpoints"]),
     ("save_top_k", &["keep_checkpoints"]),
+    ("load_best_model_at_end", &["model_from"]),
     ("max_grad_norm", &["clip"]),
     ("gradient_clip_val", &["clip"]),
+    ("grad_clip", &["clip"]),
+    ("ema", &["average_decay"]),
     ("ema_decay", &["average_decay"]),
     ("gpus", &["ranks", "device"]),
     ("devices", &["ranks", "device"]),
     ("num_gpus", &["ranks", "device"]),
+    ("num_nodes", &["ranks"]),
+    ("world_size", &["ranks"]),
+    ("nproc_per_node", &["ranks"]),
     ("bf16", &["precision"]),
+    ("fp16", &["precision"]),
+    ("amp", &["precision"]),
+    ("mixed_precision", &["precision"]),
+    ("dtype", &["precision"]),
+    ("torch_dtype", &["precision"]),
     ("allow_tf32", &["tf32"]),
     ("float32_matmul_precision", &["tf32"]),
     ("gradient_checkpointing", &["recompute"]),
+    ("activation_checkpointing", &["recompute"]),
+    ("freeze_encoder", &["unfreeze_step"]),
+    ("freeze_feature_encoder", &["unfreeze_step"]),
+    ("freeze_steps", &["unfreeze_step"]),
+    ("specaugment", &["spec_augment"]),
+    ("specaug", &["spec_augment"]),
+    ("freq_masks", &["frequency_masks"]),
+    ("freq_width", &["frequency_width"]),
+    ("speed", &["speeds"]),
+    ("speed_perturb", &["speeds"]),
+    ("speed_perturbation", &["speeds"]),
     ("init_from_nemo_model", MODEL),
     ("init_from_pretrained_model", MODEL),
     ("pretrained_model", MODEL),
     ("model_name_or_path", MODEL),
+    ("model_path", MODEL),
+    ("base_model", MODEL),
+    ("restore_from", MODEL),
+    ("checkpoint", MODEL),
+    ("ckpt", MODEL),
+    ("ckpt_path", MODEL),
+    ("dataset", TRAIN_DATA),
+    ("data", TRAIN_DATA),
+    ("data_dir", TRAIN_DATA),
+    ("train_data", TRAIN_DATA),
     ("train_ds", &["train_manifest"]),
     ("train_file", &["train_manifest"]),
     ("validation_ds", &["val_manifest"]),
     ("validation_file", &["val_manifest"]),
+    ("eval_dataset", &["val_manifest"]),
+    ("dev_manifest", &["val_manifest"]),
     ("manifest_filepath", &["manifest", "train_manifest", "val_manifest"]),
+    ("val_split", VALIDATION),
+    ("validation_split", VALIDATION),
+    ("test_size", VALIDATION),
+    ("language", &["lang"]),
+    ("max_length", &["max_tokens"]),
+    ("max_label_length", &["max_tokens"]),
+    ("max_duration_in_seconds", &["max_duration"]),
+    ("min_duration_in_seconds", &["min_duration"]),
+    ("vocabulary_size", &["vocab_size"]),
     ("output_dir", &["checkpoints", "model_out"]),
     ("exp_dir", &["checkpoints", "model_out"]),
     ("random_seed", &["seed"]),
+    ("token", &["hub_token"]),
+    ("hf_token", &["hub_token"]),
+    ("beam_size", &["beam"]),
+    ("num_beams", &["beam"]),
+    ("kenlm_model", &["lm"]),
+    ("hotwords", &["boost"]),
+    ("lowercase", &["normalize"]),
+];
+
+/// The usual name of a parameter that has none here, why, and the last parts of the names of what comes nearest.
+const NEAR: &[(&str, &str, &[&str])] = &[
+    ("patience", NO_STOP, &["model_from", "eval_every"]),
+    ("early_stopping", NO_STOP, &["model_from", "eval_every"]),
+    ("early_stopping_patience", NO_STOP, &["model_from", "eval_every"]),
+    ("lora", ADAPTERS, &["unfreeze_step"]),
+    ("lora_r", ADAPTERS, &["unfreeze_step"]),
+    ("lora_rank", ADAPTERS, &["unfreeze_step"]),
+    ("lora_alpha", ADAPTERS, &["unfreeze_step"]),
+    ("peft", ADAPTERS, &["unfreeze_step"]),
+    ("adapter", ADAPTERS, &["unfreeze_step"]),
+    ("adapters", ADAPTERS, &["unfreeze_step"]),
+    ("noise", NO_NOISE, &["speeds", "spec_augment"]),
+    ("noise_manifest", NO_NOISE, &["speeds", "spec_augment"]),
+    ("noise_prob", NO_NOISE, &["speeds", "spec_augment"]),
+    ("snr", NO_NOISE, &["speeds", "spec_augment"]),
+    ("musan", NO_NOISE, &["speeds", "spec_augment"]),
+    ("rir", NO_NOISE, &["speeds", "spec_augment"]),
+    ("augment", NO_NOISE, &["speeds", "spec_augment"]),
+    ("augmentor", NO_NOISE, &["speeds", "spec_augment"]),
+    ("augmentation", NO_NOISE, &["speeds", "spec_augment"]),
+    ("wandb", FIGURES, &["checkpoints"]),
+    ("wandb_project", FIGURES, &["checkpoints"]),
+    ("create_wandb_logger", FIGURES, &["checkpoints"]),
+    ("mlflow", FIGURES, &["checkpoints"]),
+    ("report_to", FIGURES, &["checkpoints"]),
+    ("logger", FIGURES, &["checkpoints"]),
+    ("logging_dir", FIGURES, &["checkpoints"]),
+    ("logging_steps", FIGURES, &["checkpoints"]),
+    ("log_every_n_steps", FIGURES, &["checkpoints"]),
+    ("tensorboard", FIGURES, &["checkpoints"]),
+    ("create_tensorboard_logger", FIGURES, &["checkpoints"]),
+    ("resume", RESUMED, &["on_change", "checkpoints"]),
+    ("resume_if_exists", RESUMED, &["on_change", "checkpoints"]),
+    ("resume_from_checkpoint", RESUMED, &["on_change", "checkpoints"]),
+    (
+        "deepspeed",
+        "ranks share the state of the optimizer",
+        &["ranks", "offload"],
+    ),
+    ("fsdp", "ranks share the state of the optimizer", &["ranks", "offload"]),
+    (
+        "strategy",
+        "ranks share the state of the optimizer",
+        &["ranks", "offload"],
+    ),
+    ("num_workers", THREADS, &[]),
+    ("dataloader_num_workers", THREADS, &[]),
+    ("workers", THREADS, &[]),
+    ("threads", THREADS, &[]),
+    ("sample_rate", ANY_RATE, &[]),
+    ("sampling_rate", ANY_RATE, &[]),
 ];
 
 #[cfg(test)]
@@ -83,14 +207,18 @@ mod tests {
             known.extend(pipeline.params.iter().map(|param| last(&param.name)));
         }
         let mut seen = BTreeSet::new();
-        for (name, targets) in USUAL_NAMES {
+        assert!(SAME.iter().all(|(_, targets)| !targets.is_empty()));
+        let near = NEAR.iter().map(|(name, _, targets)| (name, targets));
+        for (name, targets) in SAME.iter().map(|(name, targets)| (name, targets)).chain(near) {
             assert!(seen.insert(name), "{name} stands twice");
             assert_eq!(*name, name.to_lowercase());
-            assert!(!targets.is_empty());
             for target in *targets {
                 assert!(known.contains(*target), "{name}: no parameter is called {target}");
             }
         }
+        // Options that are named, too.
+        let run = ["flow", "run", "p.yaml", "--workers", "2"];
+        assert!(THREADS.contains(&format!("`flow run {}`", run[3])) && crate::arguments::parse(run).is_ok());
     }
 
     #[test]
@@ -106,6 +234,12 @@ mod tests {
             ("train.epochs=3", &["train.max_steps"]),
             ("train.num_epochs=3", &["train.max_steps"]),
             ("epochs=3", &["train.max_steps"]),
+            ("patience=3", &["train.model_from", "train.eval_every"]),
+            ("train.patience=3", &["train.model_from", "train.eval_every"]),
+            ("lora=true", &["train.unfreeze_step"]),
+            ("train.noise=0.1", &["train.speeds", "train.spec_augment"]),
+            ("wandb=my-project", &["checkpoints"]),
+            ("hf_token=abc", &["hub_token"]),
         ] {
             let overrides = Overrides {
                 set: vec![set.to_string()],

@@ -1,6 +1,6 @@
 //! Arguments of the commands about past runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -40,11 +40,31 @@ pub struct RejectsArguments {
 }
 
 #[derive(Args, Clone, Debug)]
+#[command(allow_missing_positional = true)]
 pub struct LineageArguments {
-    /// The segment: SEGMENT, LANG/SHARD/SEGMENT, the path of its recording, TAR::MEMBER, or FILE:LINE of a manifest
-    pub segment: String,
     #[command(flatten)]
     pub look: LookArguments,
+    /// The segment: SEGMENT, LANG/SHARD/SEGMENT, the path of its recording, TAR::MEMBER, or FILE:LINE of a manifest
+    pub segment: String,
+}
+
+impl LineageArguments {
+    /// The same, where the pipeline was given after the segment.
+    pub fn in_order(mut self) -> Self {
+        let is_pipeline = |text: &Path| {
+            text.extension()
+                .is_some_and(|ending| ending == "yaml" || ending == "yml")
+        };
+        if let Some(first) = self
+            .look
+            .pipeline
+            .take_if(|first| !is_pipeline(first) && is_pipeline(Path::new(&self.segment)))
+        {
+            let pipeline = std::mem::replace(&mut self.segment, first.to_string_lossy().into_owned());
+            self.look.pipeline = Some(PathBuf::from(pipeline));
+        }
+        self
+    }
 }
 
 #[derive(Args, Debug)]
@@ -54,4 +74,30 @@ pub struct LogArguments {
     /// The events as JSON lines, as they were written
     #[arg(long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::{Command, parse};
+
+    #[test]
+    fn lineage_takes_the_pipeline_first_as_other_commands_do() {
+        for (words, pipeline, segment) in [
+            (&["p.yaml", "hi/s/rec"][..], Some("p.yaml"), "hi/s/rec"),
+            (&["hi/s/rec"], None, "hi/s/rec"),
+            (&["build", "rec", "--set", "a=1"], Some("build"), "rec"),
+            (&["rec", "p.yaml"], Some("p.yaml"), "rec"),
+            (&["p.yaml"], None, "p.yaml"),
+        ] {
+            let all = ["flow", "lineage"].iter().chain(words);
+            let Command::Lineage(arguments) = parse(all).unwrap().command else {
+                panic!("another command")
+            };
+            let arguments = arguments.in_order();
+            assert_eq!(arguments.look.pipeline.as_deref(), pipeline.map(Path::new), "{words:?}");
+            assert_eq!(arguments.segment, segment, "{words:?}");
+        }
+        assert!(parse(["flow", "lineage"]).is_err());
+    }
 }

@@ -177,7 +177,7 @@ pub struct MemoryArguments {
     #[arg(long, value_name = "N")]
     pub tokens_per_second: Option<f64>,
     /// Pieces of the vocabulary, where the pipeline makes its tokenizer itself or `init` is a model of the hub
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = vocabulary)]
     pub vocabulary: Option<usize>,
     /// The training stage, where a pipeline has several
     #[arg(long, value_name = "STAGE")]
@@ -202,6 +202,13 @@ pub struct MemoryArguments {
     pub micro_batch: Option<flow_training::memory::BatchShape>,
     #[command(flatten)]
     pub decoding: DecodingMemoryArguments,
+}
+
+fn vocabulary(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(pieces @ 2..=1_000_000) => Ok(pieces),
+        _ => Err("write a number of pieces, 2 to 1000000".into()),
+    }
 }
 
 #[derive(Args, Debug)]

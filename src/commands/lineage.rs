@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use flow_manifest::read::{ManifestLine, ReadSettings};
@@ -19,17 +19,7 @@ use crate::failure::{Exit, Failure};
 use crate::kinds::ID_COLUMN;
 
 pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let mut arguments = arguments.clone();
-    // Written with the pipeline first, as for the other commands.
-    if let Some(segment) = &arguments.look.pipeline
-        && Path::new(&arguments.segment)
-            .extension()
-            .is_some_and(|ending| ending == "yaml" || ending == "yml")
-    {
-        let pipeline = PathBuf::from(&arguments.segment);
-        arguments.segment = segment.to_string_lossy().into_owned();
-        arguments.look.pipeline = Some(pipeline);
-    }
+    let arguments = arguments.clone().in_order();
     let run = PastRun::find_planned(&arguments.look)?;
     run.announce();
     for step in steps(&run, &arguments.segment)? {

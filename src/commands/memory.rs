@@ -66,6 +66,18 @@ pub fn memory(arguments: &MemoryArguments, registry: &Registry, out: &mut dyn Wr
         longest: arguments.longest.unwrap_or(settings.max_duration),
         tokens_per_second: arguments.tokens_per_second.unwrap_or(TOKENS_PER_SECOND),
     };
+    // Beyond these the search for the largest batch would not end.
+    for (option, value, most) in [
+        ("--longest", assumed.longest, 86_400.0),
+        ("--tokens-per-second", assumed.tokens_per_second, 1000.0),
+    ] {
+        if !(value > 0.0 && value <= most) {
+            return Err(Failure::usage(
+                format!("`{option}` is {value}"),
+                format!("give a number above 0, at most {most}"),
+            ));
+        }
+    }
     if arguments.roofline {
         let shape = arguments.micro_batch.or_else(|| assumed.shapes(&settings).pop());
         let shape = shape.ok_or_else(|| Failure::unreadable("there is no micro-batch to look at"))?;

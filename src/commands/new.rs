@@ -29,8 +29,16 @@ pub fn new(arguments: &NewArguments, out: &mut dyn Write) -> Result<Exit, Failur
         Start::Manifest => manifest(),
         Start::OwnKind => own_kind(arguments.source.as_deref())?,
     };
-    for (path, contents) in &files {
-        bundle::write(&folder.join(path), contents).map_err(failed)?;
+    let is_new = !folder.exists();
+    let mut writes = files
+        .iter()
+        .map(|(path, contents)| bundle::write(&folder.join(path), contents));
+    if let Err(error) = writes.try_for_each(|written| written) {
+        if is_new {
+            // Half a project would be in the way of the next attempt. A failure to remove it is ignored.
+            let _ = fs::remove_dir_all(folder);
+        }
+        return Err(failed(error));
     }
     let run = match arguments.like {
         Start::OwnKind => "cargo run --release -- run pipeline.yaml",
@@ -59,7 +67,13 @@ fn config(name: &str) -> Option<(PathBuf, Vec<u8>)> {
 fn corpus() -> Files {
     let shards = CORPUS.get_dir("shards").into_iter().flat_map(bundle::files);
     let below = |path: &Path| path.strip_prefix("shards").map(|path| Path::new("corpus").join(path));
+    // The corpus has some for tests: of an unfinished download, for example.
+    let is_temporary = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with('.') || name.ends_with(".tmp")
+    };
     shards
+        .filter(|file| !is_temporary(file.path()))
         .filter_map(|file| Some((below(file.path()).ok()?, file.contents().to_vec())))
         .chain([(PathBuf::from(".gitignore"), b".flow/\nwork/\n".to_vec())])
         .collect()
@@ -143,4 +157,47 @@ fn own_kind(source: Option<&Path>) -> Result<Files, Failure> {
         (".gitignore".into(), b".flow/\nwork/\ntarget/\n".to_vec()),
     ]);
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_filled_is_not_left_behind() {
+        let below = tempfile::tempdir().unwrap();
+        let file = below.path().join("file");
+        fs::write(&file, b"").unwrap();
+        let new_in = |folder: PathBuf| {
+            let arguments = NewArguments {
+                folder,
+                like: Start::Manifest,
+                source: None,
+            };
+            new(&arguments, &mut Vec::new())
+        };
+        assert!(new_in(file.join("project")).is_err());
+        // Folders of the project can be made, its files cannot: their paths are too long.
+        let mut long = below.path().to_owned();
+        while long.as_os_str().len() < 4070 {
+            let rest = 4070 - long.as_os_str().len();
+            long.push("x".repeat(rest.saturating_sub(1).clamp(1, 200)));
+        }
+        assert!(new_in(long.clone()).is_err() && long.parent().unwrap().exists() && !long.exists());
+        let project = below.path().join("project");
+        new_in(project.clone()).unwrap();
+        assert!(project.join("pipeline.yaml").is_file() && new_in(project).is_err());
+    }
+
+    #[test]
+    fn no_temporary_file_of_the_corpus_is_copied() {
+        for files in [finetune(), manifest()] {
+            let names = files.iter().map(|(path, _)| path.to_string_lossy());
+            let shards = names.clone().filter(|name| name.ends_with(".parquet")).count();
+            let odd: Vec<_> = names
+                .filter(|name| name.contains("/.") || name.ends_with(".tmp") || name.ends_with('~'))
+                .collect();
+            assert!(shards > 20 && odd.is_empty(), "{shards} {odd:?}");
+        }
+    }
 }

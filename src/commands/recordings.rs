@@ -145,7 +145,9 @@ pub fn work(
         &run_arguments(arguments, pipeline, set, &state),
         registry,
         &mut io::sink(),
-    )?;
+    );
+    let options: Vec<_> = work.options.iter().copied().chain([("model", "--model")]).collect();
+    let outcome = outcome.map_err(|failure| failure.by_options(&options))?;
     if outcome != Exit::Done && outcome != Exit::Noted {
         return Ok(outcome);
     }

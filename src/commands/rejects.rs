@@ -1,6 +1,6 @@
 //! `flow rejects`: the rows that stages refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +26,24 @@ pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit
     }
     let set = of_run(&run, &plan, arguments.stage.as_deref())?;
     run.announce();
+    if let Some(reason) = &arguments.reason {
+        let counted = set.by_reason();
+        let known: BTreeSet<&str> = counted
+            .iter()
+            .flat_map(|(_, reasons)| reasons)
+            .map(|known| known.reason.as_str())
+            .collect();
+        if !known.contains(reason.as_str()) {
+            let of = arguments
+                .stage
+                .as_ref()
+                .map_or(String::new(), |stage| format!(" of stage `{stage}`"));
+            return Err(Failure::usage(
+                format!("run {} has no rejects{of} with the reason `{reason}`", run.id),
+                flow_runtime::spec::did_you_mean(reason, known, "reasons"),
+            ));
+        }
+    }
     if let Some(path) = &arguments.export {
         export(&set, arguments.reason.as_deref(), path)?;
     } else if arguments.stage.is_some() || arguments.reason.is_some() {
@@ -201,12 +219,12 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
         match std::fs::OpenOptions::new().write(true).create_new(true).open(&name) {
             Ok(_) => break PathBuf::from(name),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(unwritable(path, &error)),
         }
     };
     let temporary = temporary.as_path();
     let written = flow_manifest::write::write_rejects(&chosen, temporary).map_err(Failure::unreadable);
-    match written.and_then(|()| Ok(std::fs::rename(temporary, path)?)) {
+    match written.and_then(|()| std::fs::rename(temporary, path).map_err(|error| unwritable(path, &error))) {
         Ok(()) => Ok(()),
         Err(failure) => {
             // A failure to remove the file is ignored.
@@ -214,6 +232,10 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
             Err(failure)
         }
     }
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::unreadable(format!("cannot write {}: {error}", path.display()))
 }
 
 #[cfg(test)]

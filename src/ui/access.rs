@@ -78,14 +78,12 @@ impl Access {
                 "a request that changes something has to say which page it comes from",
             ));
         }
-        let given = uri
-            .query()
-            .unwrap_or_default()
-            .split('&')
-            .find_map(|pair| pair.strip_prefix("token="));
-        if let (Some(given), true, "/") = (given, is_read, uri.path()) {
+        let pairs = || uri.query().unwrap_or_default().split('&');
+        let given = pairs().find_map(|pair| pair.strip_prefix("token="));
+        if let (Some(given), true) = (given, is_read) {
+            let rest: Vec<&str> = pairs().filter(|pair| !pair.starts_with("token=")).collect();
             return match is_same(given, &self.token) {
-                true => Ok(Admission::Cookie),
+                true => Ok(Admission::Cookie(without_token(uri.path(), &rest.join("&")))),
                 false => Err(refused(
                     "the token in the address is not that of this server: it has another one each time it starts",
                 )),
@@ -107,8 +105,18 @@ impl Access {
 #[derive(Debug, PartialEq)]
 enum Admission {
     Page,
-    /// The token was in the URL: it is stored in a cookie, and the redirect removes it from the browser's history.
-    Cookie,
+    /// The token was in the URL: it is stored in a cookie, and the redirect to this address, which does not have it, removes
+    /// it from the browser's history.
+    Cookie(String),
+}
+
+/// An address of this server; two slashes at its beginning would make it one of another.
+fn without_token(path: &str, query: &str) -> String {
+    let path = path.trim_start_matches(['/', '\\']);
+    match query {
+        "" => format!("/{path}"),
+        query => format!("/{path}?{query}"),
+    }
 }
 
 /// Compares in a time that depends on the length alone.
@@ -128,16 +136,12 @@ pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> R
     let admission = app.access.check(request.method(), request.uri(), request.headers());
     let mut response = match admission {
         Ok(Admission::Page) => next.run(request).await,
-        Ok(Admission::Cookie) => {
+        Ok(Admission::Cookie(address)) => {
             let cookie = format!(
                 "{}={}; HttpOnly; SameSite=Strict; Path=/",
                 app.access.cookie, app.access.token
             );
-            (
-                StatusCode::SEE_OTHER,
-                [(LOCATION, "/".to_owned()), (SET_COOKIE, cookie)],
-            )
-                .into_response()
+            (StatusCode::SEE_OTHER, [(LOCATION, address), (SET_COOKIE, cookie)]).into_response()
         }
         Err(error) => error.into_response(),
     };
@@ -177,10 +181,19 @@ mod tests {
         let own = (HOST, "127.0.0.1:8001");
         let address = format!("/?token={}", access.token);
         assert_eq!(access.token.len(), 64);
-        assert_eq!(
-            check(&access, Method::GET, &address, std::slice::from_ref(&own)),
-            Ok(Admission::Cookie)
-        );
+        for (path, target) in [
+            (address.clone(), "/"),
+            (format!("/training{}", &address[1..]), "/training"),
+            (format!("/rows?a=1&token={}&b=2", access.token), "/rows?a=1&b=2"),
+            // Not to a page of another server.
+            (format!("//evil.example{}", &address[1..]), "/evil.example"),
+        ] {
+            assert_eq!(
+                check(&access, Method::GET, &path, std::slice::from_ref(&own)),
+                Ok(Admission::Cookie(target.into())),
+                "{path}"
+            );
+        }
         let cookie = format!("other=1; flow_ui_8001={}", access.token);
         let with = [own.clone(), (COOKIE, cookie.as_str())];
         assert_eq!(check(&access, Method::GET, "/runs/1", &with), Ok(Admission::Page));
@@ -188,8 +201,7 @@ mod tests {
             ("/", vec![own.clone()]),
             ("/?token=", vec![own.clone()]),
             (&address[..address.len() - 1], vec![own.clone()]),
-            // On another path the token would stay in the history.
-            (&format!("/runs/1{}", &address[1..]), vec![own.clone()]),
+            (&format!("/runs/1{}0", &address[1..]), vec![own.clone()]),
             ("/", vec![own.clone(), (COOKIE, "flow_ui_8001=")]),
             ("/", vec![own.clone(), (COOKIE, &cookie.replace("8001", "8002"))]),
             // DNS rebinding, and a page of another origin.

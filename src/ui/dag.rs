@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use flow_runtime::Role;
-use flow_runtime::spec::SwitchedOff;
 use flow_runtime::spec::yaml::{self, Value};
 use maud::{Markup, html};
 
@@ -35,7 +34,7 @@ pub struct Frozen {
 
 impl Frozen {
     /// Reads `spec.yaml` of a run; empty if it is not there or is none.
-    pub fn read(file: &Path, off: &[SwitchedOff]) -> Frozen {
+    pub fn read(file: &Path) -> Frozen {
         let is_small = file.metadata().is_ok_and(|metadata| metadata.len() <= MAX_SPEC);
         let text = if is_small {
             std::fs::read_to_string(file).ok()
@@ -53,7 +52,6 @@ impl Frozen {
             for (name, value) in entries(&written["with"]) {
                 frozen.settings.push((format!("{stage}.{name}"), in_words(value)));
             }
-            frozen.push_off(off);
             let mut inputs = Vec::new();
             for (_, edge) in entries(&written["from"]) {
                 let edge = edge.as_str().unwrap_or_default();
@@ -71,29 +69,36 @@ impl Frozen {
                 off: false,
             });
         }
-        frozen.push_off(off);
         frozen
-    }
-
-    /// Adds the switched-off stages that come next.
-    fn push_off(&mut self, off: &[SwitchedOff]) {
-        while let Some(next) = off.iter().find(|off| off.position == self.nodes.len()) {
-            let find = |name: &String| self.nodes.iter().position(|node| node.name == *name);
-            let inputs = next.from.iter().filter_map(|name| Some((find(name)?, None))).collect();
-            self.nodes.push(Node {
-                name: next.stage.clone(),
-                kind: next.uses.clone(),
-                role: Role::Local,
-                inputs,
-                off: true,
-            });
-        }
     }
 
     /// The value of a parameter.
     pub fn param(&self, name: &str) -> Option<&str> {
         let found = self.params.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
+    }
+
+    /// The stages of a kind.
+    pub fn stages_of(&self, kind: &str) -> impl Iterator<Item = &str> {
+        let of_kind = self.nodes.iter().filter(move |node| node.kind == kind);
+        of_kind.map(|node| node.name.as_str())
+    }
+
+    /// The settings of a stage, and the parameters of the pipeline that are not simply one of them.
+    pub fn settings_of(&self, stage: &str) -> Vec<(String, String)> {
+        let own = self.settings.iter().filter_map(|(name, value)| {
+            let setting = name.strip_prefix(stage)?.strip_prefix('.')?;
+            Some((setting.to_owned(), value.clone()))
+        });
+        let mut all: Vec<(String, String)> = own.collect();
+        let count = all.len();
+        for (name, value) in &self.params {
+            let last = name.rsplit('.').next().unwrap_or(name);
+            if !all[..count].iter().any(|(own, given)| own == last && given == value) {
+                all.push((name.clone(), value.clone()));
+            }
+        }
+        all
     }
 }
 
@@ -123,7 +128,7 @@ pub fn drawing(nodes: &[Node], state: impl Fn(&Node) -> State) -> Markup {
             svg.dag viewBox={ "0 0 " (short(width)) " " (short(height)) } width=(short(width)) height=(short(height)) role="img" aria-label="The stages, with what each reads" {
                 defs { marker #tip viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto" { path d="M0 0 8 4 0 8z" {} } }
                 @for edge in &layout.edges {
-                    path.edge.off[nodes[edge.consumer].off || nodes[edge.producer].off] d=(path(&edge.points)) marker-end="url(#tip)" {}
+                    path.edge d=(path(&edge.points)) marker-end="url(#tip)" {}
                 }
                 @for label in &layout.labels {
                     text.port x=(short(label.at.0)) y=(short(label.at.1)) { (label.text) }
@@ -151,39 +156,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_frozen_pipeline_is_drawn_with_what_is_switched_off() {
+    fn the_frozen_pipeline_is_drawn() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("spec.yaml");
         let text = "flow: 1\nparams: {shards: /data, n: 3}\nstages:\n  m/scan: {uses: manifest.scan, with: {shards: /data}}\n  split: {uses: manifest.split, from: {rows: m/scan}}\n  write: {uses: manifest.write, from: {train: split.train, val: split.val}}\n";
         std::fs::write(&file, text).unwrap();
-        let off = SwitchedOff {
-            stage: "<given>".into(),
-            uses: "manifest.read".into(),
-            reason: "no".into(),
-            position: 1,
-            from: vec!["m/scan".into()],
-        };
-        let frozen = Frozen::read(&file, &[off]);
+        let frozen = Frozen::read(&file);
         let names: Vec<&str> = frozen.nodes.iter().map(|node| node.name.as_str()).collect();
-        assert_eq!(names, ["m/scan", "<given>", "split", "write"]);
+        assert_eq!(names, ["m/scan", "split", "write"]);
         assert_eq!(
-            frozen.nodes[3].inputs,
-            [(2, Some("train".into())), (2, Some("val".into()))]
+            frozen.nodes[2].inputs,
+            [(1, Some("train".into())), (1, Some("val".into()))]
         );
         assert_eq!((frozen.param("shards"), frozen.param("n")), (Some("/data"), Some("3")));
-        let drawn = drawing(&frozen.nodes, |node| State {
-            class: if node.off { "off" } else { "done" },
-            text: "7 rows".into(),
+        assert_eq!(frozen.stages_of("manifest.split").collect::<Vec<_>>(), ["split"]);
+        // The parameter `shards` is the setting of that name.
+        let own = [("shards", "/data"), ("n", "3")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(frozen.settings_of("m/scan"), own);
+        let drawn = drawing(&frozen.nodes, |_| State {
+            class: "done",
+            text: "<7> rows".into(),
         });
         let drawn = drawn.into_string();
         assert!(
-            drawn.contains("&lt;given&gt;") && drawn.contains("7 rows") && drawn.contains("stage off"),
+            drawn.contains("&lt;7&gt; rows") && drawn.contains("stage done"),
             "{drawn}"
         );
         // Whatever stands there.
         for damaged in ["", "[", "stages: [1]", "stages: {a: {from: 7}}", "params: x"] {
             std::fs::write(&file, damaged).unwrap();
-            let _ = drawing(&Frozen::read(&file, &[]).nodes, |_| State {
+            let _ = drawing(&Frozen::read(&file).nodes, |_| State {
                 class: "",
                 text: String::new(),
             });

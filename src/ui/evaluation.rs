@@ -15,10 +15,12 @@ use flow_evaluation::wer::words;
 use flow_manifest::browse::{Filter, Group, PlacedRow, RowQuery, Test, Total};
 use maud::{Markup, html};
 
+use super::dag::Frozen;
+use super::differences::{Settings, differences, on_one_line};
 use super::filters::View;
 use super::layout::{Section, page, said};
 use super::rows::{TIME_LIMIT, place_of};
-use super::run_summary::{RunSummary, summary};
+use super::run_summary::{RunSummary, summary, titled};
 use super::runs::{store, when};
 use super::sound::Place;
 use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run, value_of};
@@ -104,11 +106,21 @@ fn evaluations(app: &App) -> Result<Vec<TableRef>, PageError> {
     Ok(found.chain(of_files(app).map(|(file, _)| file)).collect())
 }
 
-fn name(table: &TableRef) -> String {
+fn name(app: &App, table: &TableRef) -> String {
     match table.run() {
-        Some(run) => format!("{} of run {run}", table.title()),
+        Some(run) => titled(app, run, &table.title()),
         None => table.title(),
     }
+}
+
+/// Of each evaluation, in what its stage's settings and its pipeline's parameters differ from those of the others.
+fn differing(app: &App, tables: &[&TableRef]) -> Vec<Settings> {
+    let settings = |table: &&TableRef| {
+        let folder = store(app).ok()?.run_folder(table.run()?).ok()?;
+        Some(Frozen::read(&folder.join("spec.yaml")).settings_of(&table.stage()))
+    };
+    let all: Vec<Settings> = tables.iter().map(|table| settings(table).unwrap_or_default()).collect();
+    differences(&all)
 }
 
 pub fn show_address(table: &TableRef, other: Option<&TableRef>) -> String {
@@ -128,14 +140,15 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
         if only.is_none() {
             rows.extend(of_files(app).map(|(file, table)| (file, overall(&table, &[]).ok(), None)));
         }
+        let differ = differing(app, &rows.iter().map(|(table, ..)| table).collect::<Vec<_>>());
         let main = html! {
             @if rows.is_empty() { p { "No run kept transcripts of an evaluation: those have a stage " code { "evaluation.decode" } "." } }
             @else { div.scroll { table.rows {
                 thead { tr { th { "Evaluation" } th { "Pipeline" } th { "Started (UTC)" } th.n { "Time of the run" } th.n { "Utterances" } th.n { "Hours" } th.n { "Words" } th { "WER" } th.n { "CER" } } }
-                tbody { @for (table, rates, run) in &rows {
+                tbody { @for ((table, rates, run), differs) in rows.iter().zip(&differ) {
                     @let link = show_address(table, None);
                     tr data-href=(link) {
-                        td { a href=(link) { (name(table)) } }
+                        td { a href=(link) { (table.title()) } @if !differs.is_empty() { br; span.quiet dir="auto" { (on_one_line(differs)) } } }
                         @match run {
                             Some(run) => { td dir="auto" { (run.pipeline) } td.whole { (when(&run.started)) } td.n { (run.seconds.map_or("-".to_owned(), duration)) } }
                             None => { td {} td {} td {} }
@@ -245,20 +258,30 @@ pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
             None => HashMap::new(),
         };
         let candidates = evaluations(app)?;
+        let candidates: Vec<&TableRef> = candidates.iter().filter(|candidate| **candidate != reference).collect();
+        // The first is this one.
+        let with_own: Vec<&TableRef> = [&reference].into_iter().chain(candidates.iter().copied()).collect();
+        let differ = differing(app, &with_own);
+        let pair = other.as_ref().map(|(_, other)| differing(app, &[&reference, other]));
         let of_all = overall(&table, &view.filters)?;
         let main = html! {
             p { a href=(reference.address()) { "Rows" }
-                @if let Some((_, other)) = &other { " · beside " a href=(show_address(other, Some(&reference))) { (name(other)) } " · " a href=(show_address(&reference, None)) { "alone" } }
+                @if let Some((_, other)) = &other { " · beside " a href=(show_address(other, Some(&reference))) { (name(app, other)) } " · " a href=(show_address(&reference, None)) { "alone" } }
             }
             p { strong { "WER " (percent(of_all.wer())) } " · CER " (percent(of_all.cer())) " · " (plural(of_all.utterances, "utterance")) " · " (of_all.hours()) " hours" }
-            @if candidates.len() > 1 { details { summary { "Compare with another" }
-                ul { @for candidate in candidates.iter().filter(|candidate| **candidate != reference) { li { a href=(show_address(&reference, Some(candidate))) { (name(candidate)) } } } }
+            @if let Some(pair) = &pair { @for (of, settings) in ["This one", "The other"].iter().zip(pair) {
+                @if !settings.is_empty() { p.quiet dir="auto" { (of) ": " (on_one_line(settings)) } }
+            } }
+            @if !candidates.is_empty() { details { summary { "Compare with another" }
+                ul { @for (candidate, differs) in candidates.iter().zip(&differ[1..]) { li {
+                    a href=(show_address(&reference, Some(candidate))) { (name(app, candidate)) } " " span.quiet dir="auto" { (on_one_line(differs)) }
+                } } }
             } }
             @for table in &tables { (table) }
             (worst_section(&reference, &table, &worst, &beside, other.is_some()))
             (confusions(&worst))
         };
-        Ok(page(app, Section::Evaluation, &name(&reference), &main))
+        Ok(page(app, Section::Evaluation, &name(app, &reference), &main))
     })
     .await
 }

@@ -6,6 +6,7 @@
 mod access;
 mod corrections;
 mod dag;
+mod differences;
 mod evaluation;
 mod filters;
 mod follower;

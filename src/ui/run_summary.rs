@@ -9,7 +9,7 @@ use flow_runtime::event::Event;
 use super::App;
 use super::evaluation::{Rates, rates_of_run};
 use super::follower::{Follower, last_lines};
-use super::runs::{SHOWN, store};
+use super::runs::{SHOWN, store, when};
 use super::tables::TableRef;
 
 /// Of larger files of events only the beginning and the end are read, as bytes.
@@ -59,6 +59,12 @@ pub fn summary(app: &App, id: &str, figures: bool) -> Arc<RunSummary> {
         known.insert(id.to_owned(), Arc::clone(&summary));
     }
     summary
+}
+
+/// What a stage of a run is called beside those of others: `decode of finetune, 2026-01-01 12:00:00`.
+pub fn titled(app: &App, run: &str, stage: &str) -> String {
+    let run = summary(app, run, false);
+    format!("{stage} of {}, {}", run.pipeline, when(&run.started))
 }
 
 /// From all events.

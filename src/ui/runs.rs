@@ -11,6 +11,7 @@ use axum::response::sse::{Event as ServerSentEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use flow_evaluation::page::percent;
 use flow_runtime::event::{Event, StageOutcome};
+use flow_runtime::spec::SwitchedOff;
 use flow_runtime::store::{Access, Store};
 use flow_storage::is_url;
 use maud::{Markup, html};
@@ -144,7 +145,7 @@ pub async fn show(State(app): State<Shared>, InAddress(id): InAddress<String>) -
             let follower = follower.lock().unwrap_or_else(PoisonError::into_inner);
             (follower.pipeline.clone(), follower.started.clone(), follower.ended.is_some())
         };
-        let frozen = Frozen::read(&folder.join("spec.yaml"), &[]);
+        let frozen = Frozen::read(&folder.join("spec.yaml"));
         let ports = ports_of_run(app, &id);
         let main = html! {
             p.quiet { "Run " code { (id) } ", started " (started) }
@@ -187,14 +188,10 @@ fn live(app: &App, id: &str) -> Result<(Markup, bool), PageError> {
     let follower = follower(app, id)?;
     let run = follower.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = store(app)?.run_folder(id)?;
-    let frozen = Frozen::read(&folder.join("spec.yaml"), &run.switched_off);
+    let frozen = Frozen::read(&folder.join("spec.yaml"));
     let is_held = Store::holder(&app.settings.state).is_some_and(|holder| holder.run == id);
     let stage = |name: &str| run.progress.stages.iter().find(|stage| stage.name == name);
     let drawn = dag::drawing(&frozen.nodes, |node| {
-        if node.off {
-            let text = "switched off".to_owned();
-            return dag::State { class: "off", text };
-        }
         let at = stage(&node.name);
         let class = state_class(at, run.ended.is_some(), is_held);
         let text = at.map_or("not reached".to_owned(), |at| state_text(at, run.times.get(&node.name)));
@@ -210,6 +207,7 @@ fn live(app: &App, id: &str) -> Result<(Markup, bool), PageError> {
         }
         @for failure in &run.failures { p.failed dir="auto" { (failure) } }
         (drawn)
+        (switched_off(&run.switched_off))
         section {
             h2 { "Stages" }
             table.rows {
@@ -253,6 +251,15 @@ fn live(app: &App, id: &str) -> Result<(Markup, bool), PageError> {
         }
     };
     Ok((part, run.ended.is_some()))
+}
+
+/// Stages that take no part, folded: a pipeline for several uses has many.
+fn switched_off(off: &[SwitchedOff]) -> Markup {
+    html! { @if !off.is_empty() {
+        details { summary { (plural(off.len() as u64, "stage")) " switched off" }
+            table { tbody { @for off in off { tr { td { (off.stage) } td { code { (off.uses) } } td dir="auto" { (off.reason) } } } } }
+        }
+    } }
 }
 
 fn rejects(id: &str, run: &Follower) -> Markup {

@@ -201,7 +201,7 @@ fn opened(app: &App, table: &TableRef) -> Result<Table, PageError> {
     let shards = match (&app.settings.shards, table.run()) {
         (Some(shards), _) => Some(shards.clone()),
         (None, Some(run)) => {
-            let frozen = Frozen::read(&past_run(app, run)?.folder.join("spec.yaml"), &[]);
+            let frozen = Frozen::read(&past_run(app, run)?.folder.join("spec.yaml"));
             // That of the whole pipeline, or of a stage (an included pipeline has parameters of its own).
             let of_stage = || frozen.settings.iter().find(|(name, _)| name.ends_with(".shards"));
             frozen

@@ -14,8 +14,10 @@ use maud::{Markup, html};
 use serde_json::Value;
 
 use super::dag::Frozen;
+use super::differences::{Settings, differences, on_one_line};
 use super::follower::last_lines;
 use super::layout::{Section, address, page};
+use super::run_summary::titled;
 use super::runs::store;
 use super::tables::Pairs;
 use super::{App, PageError, Shared, answer};
@@ -29,11 +31,28 @@ const MAX_LINE: u64 = 1 << 20;
 const POINTS: usize = 4000;
 const PAUSE: Duration = Duration::from_secs(2);
 
+/// The kind of stage that trains.
+const KIND: &str = "training.train";
+
 /// A training, whose figures are beside its checkpoints.
 struct Training {
     run: String,
     stage: String,
     file: PathBuf,
+    /// Of its stage, and parameters of its pipeline.
+    settings: Settings,
+    title: String,
+}
+
+/// The trainings of a pipeline: stage, and file of figures.
+fn of_pipeline(frozen: &Frozen) -> Vec<(String, PathBuf)> {
+    let with_file = |stage: &str| {
+        let name = format!("{stage}.checkpoints");
+        let (_, folder) = frozen.settings.iter().find(|(known, _)| *known == name)?;
+        let folder = flow_training::checkpoint::bucket::local_folder(folder).ok()?;
+        Some((stage.to_owned(), folder.join("metrics.jsonl")))
+    };
+    frozen.stages_of(KIND).filter_map(with_file).collect()
 }
 
 fn trainings(app: &App) -> Result<Vec<Training>, PageError> {
@@ -42,20 +61,15 @@ fn trainings(app: &App) -> Result<Vec<Training>, PageError> {
     runs.reverse();
     let mut found: Vec<Training> = Vec::new();
     for run in runs.into_iter().take(RUNS) {
-        let frozen = Frozen::read(&store.run_folder(&run)?.join("spec.yaml"), &[]);
-        for (name, folder) in &frozen.settings {
-            let Some(stage) = name.strip_suffix(".checkpoints") else {
-                continue;
-            };
-            let Ok(folder) = flow_training::checkpoint::bucket::local_folder(folder) else {
-                continue;
-            };
-            let file = folder.join("metrics.jsonl");
+        let frozen = Frozen::read(&store.run_folder(&run)?.join("spec.yaml"));
+        for (stage, file) in of_pipeline(&frozen) {
             // Runs that continued the same training share the file.
             if file.is_file() && !found.iter().any(|known| known.file == file) {
                 found.push(Training {
+                    title: titled(app, &run, &stage),
+                    settings: frozen.settings_of(&stage),
                     run: run.clone(),
-                    stage: stage.to_owned(),
+                    stage,
                     file,
                 });
             }
@@ -152,14 +166,14 @@ fn key(training: &Training) -> String {
 }
 
 fn charts(trainings: &[&Training]) -> Markup {
-    let all: Vec<(String, std::io::Result<_>)> = trainings
+    let all: Vec<(&str, std::io::Result<_>)> = trainings
         .iter()
-        .map(|training| (key(training), curves(&training.file)))
+        .map(|training| (training.title.as_str(), curves(&training.file)))
         .collect();
     html! {
         @for (name, read) in &all { @if let Err(error) = read { p.failed dir="auto" { (name) ": " (error) } } }
         div.charts { @for (index, (_, _, title, is_share)) in CURVES.iter().enumerate() {
-            @let series: Vec<(&str, Points)> = all.iter().filter_map(|(name, curves)| Some((name.as_str(), curves.as_ref().ok()?[index].clone()))).filter(|(_, points)| !points.is_empty()).collect();
+            @let series: Vec<(&str, Points)> = all.iter().filter_map(|(name, curves)| Some((*name, curves.as_ref().ok()?[index].clone()))).filter(|(_, points)| !points.is_empty()).collect();
             @if !series.is_empty() { (chart::lines(title, &series, if *is_share { percent } else { short })) }
         } }
     }
@@ -179,14 +193,18 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
         let all = trainings(app)?;
         let drawn = chosen(&all, &pairs);
         let keys: Vec<String> = drawn.iter().map(|training| key(training)).collect();
+        let differ = differences(&all.iter().map(|training| training.settings.clone()).collect::<Vec<_>>());
         let live = address("/training/live", keys.iter().map(|key| ("of", key.as_str())));
         let main = html! {
             @if all.is_empty() { p { "No run of this state directory trained a model." } }
-            @if let [only] = all.as_slice() { p { a href={ "/runs/" (only.run) } { (key(only)) } " " span.quiet { (latest(&only.file)) } } }
+            @if let [only] = all.as_slice() { p { a href={ "/runs/" (only.run) } { (only.title) } " " span.quiet { (latest(&only.file)) } } }
             @if all.len() > 1 {
                 form.filters action="/training" method="get" {
                     fieldset { legend { "Trainings, " (DRAWN) " at most" }
-                        @for training in &all { @let key = key(training); label.check { input type="checkbox" name="of" value=(key) checked[keys.contains(&key)]; (key) " " span.quiet { (latest(&training.file)) } } }
+                        @for (training, differs) in all.iter().zip(&differ) { @let key = key(training);
+                            label.check { input type="checkbox" name="of" value=(key) checked[keys.contains(&key)];
+                                span { a href={ "/runs/" (training.run) } { (training.title) } " " (latest(&training.file)) @if !differs.is_empty() { br; span.quiet dir="auto" { (on_one_line(differs)) } } }
+                            } }
                     }
                     button { "Draw" }
                 }
@@ -227,6 +245,20 @@ pub async fn follow(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_training_is_the_stage_that_trains_and_no_other_with_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = folder.path().join("spec.yaml");
+        let text = "stages:\n  pieces: {uses: tokenizer.read, with: {checkpoints: /c}}\n  load: {uses: sampling.load, with: {checkpoints: /c}}\n  train: {uses: training.train, with: {checkpoints: /c}}\n  more/train: {uses: training.train, with: {checkpoints: /d}}\n";
+        std::fs::write(&spec, text).unwrap();
+        let found = of_pipeline(&Frozen::read(&spec));
+        let expected = [("train", "/c/metrics.jsonl"), ("more/train", "/d/metrics.jsonl")];
+        assert_eq!(
+            found,
+            expected.map(|(stage, file)| (stage.to_owned(), PathBuf::from(file)))
+        );
+    }
 
     #[test]
     fn curves_are_read_past_damage_and_thinned() {

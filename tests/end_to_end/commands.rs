@@ -128,6 +128,28 @@ fn the_version_has_the_commit_and_the_features() {
     }
 }
 
+/// The search for the largest batch would not end, or numbers would wrap around.
+#[test]
+fn memory_is_predicted_for_numbers_that_can_be() {
+    for (option, value) in [
+        ("--longest", "nan"),
+        ("--longest", "1e300"),
+        ("--longest", "0"),
+        ("--tokens-per-second", "inf"),
+        ("--vocabulary", "18446744073709551615"),
+        ("--vocabulary", "0"),
+        ("--set", "max_duration=1e300"),
+    ] {
+        let output = program()
+            .args(["memory", "pipelines/finetune.yaml", option, value])
+            .output()
+            .unwrap();
+        expect_code(&output, 2);
+        let name = if option == "--set" { "--longest" } else { option };
+        assert!(stderr(&output).contains(name), "{option} {value}: {}", stderr(&output));
+    }
+}
+
 /// `flow doctor` with a token, without the network.
 fn doctor(place: &Workplace, arguments: &[&str]) -> Output {
     let mut flow = program();

@@ -614,13 +614,14 @@ fn mistakes_on_the_command_line_are_told() {
     place.copy("rec_hi_0004_003.flac", "a.flac");
     for (arguments, said) in [
         (&["--format", "docx"][..], "`docx` is no format"),
-        (&["--model", "gone.nemo"], "gone.nemo"),
+        (&["--model", "gone.nemo"], "help: given by --model"),
         (&["--set", "max_window=0"], "max_window"),
         (&["--set", "vad=loud"], "vad"),
         (&["--window", "full", "--beam", "4"], "beam"),
         (&["--window", "chunked", "--set", "chunk=0"], "chunk"),
         (&["--set", "window=full"], "option of its own"),
-        (&["--device", "tpu"], "device"),
+        (&["--device", "tpu"], "help: given by --device"),
+        (&["--lm", "gone.arpa"], "help: given by --lm"),
         (&["--precision", "int4"], "int4"),
         (&["--precision", "int8", "--device", "cuda"], "is for the CPU"),
         (
@@ -631,6 +632,12 @@ fn mistakes_on_the_command_line_are_told() {
         let output = place.transcribe(arguments);
         expect_code(&output, 2);
         assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+        // The pipeline that the program carries is not the user's.
+        assert!(
+            !stderr(&output).contains("transcribe.yaml:"),
+            "{arguments:?}: {}",
+            stderr(&output)
+        );
     }
     let mut flow = place.command();
     flow.arg("nothing/*.wav");

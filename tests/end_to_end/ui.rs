@@ -396,7 +396,7 @@ fn evaluations_and_trainings_are_drawn() {
     std::fs::create_dir(&run).unwrap();
     std::fs::create_dir(&checkpoints).unwrap();
     let spec = format!(
-        "stages: {{train: {{uses: training.train, with: {{checkpoints: '{}'}}}}}}\n",
+        "stages: {{pieces: {{uses: tokenizer.read, with: {{checkpoints: '{0}'}}}}, train: {{uses: training.train, with: {{checkpoints: '{0}'}}}}}}\n",
         checkpoints.display()
     );
     std::fs::write(run.join("spec.yaml"), spec).unwrap();
@@ -454,6 +454,8 @@ fn evaluations_and_trainings_are_drawn() {
         "{drawn}"
     );
     assert!(drawn.contains("step 2"), "{drawn}");
+    // Not by another stage that looks into its folder.
+    assert!(drawn.contains(">train of ") && !drawn.contains("pieces"), "{drawn}");
     // A run that left nothing but that has a page.
     assert!(site.page("/runs/29990101T000000000Z-99-0000").contains("cut short"));
 }

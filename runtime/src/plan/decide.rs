@@ -108,6 +108,15 @@ impl PlanState {
             };
             verdicts.push(NodeVerdict { node, verdict });
         }
+        // What feeds a log that is finished does not run.
+        if let RegionKind::Log { log } = region.kind
+            && self.nodes[log].all_settled
+        {
+            region
+                .nodes
+                .iter()
+                .for_each(|node| self.nodes[*node].all_settled = true);
+        }
         Ok(verdicts)
     }
 
@@ -322,15 +331,20 @@ impl PlanState {
     }
 
     fn decide_export(&mut self, node: usize) -> Result<Verdict, RunError> {
+        let own_change = self.changed_since(node, 0);
+        // Not all inputs are known: it runs for certain only where it has changed itself.
+        let open = |folder: PathBuf, own_change: Option<String>, reason: String| Verdict::Export {
+            folder,
+            key: None,
+            action: match own_change {
+                Some(_) => Action::Run,
+                None => Action::IfChanged,
+            },
+            reason: own_change.unwrap_or(reason),
+        };
         let Some(context) = self.context(node)? else {
-            let waits_for = self.waits_for(node);
-            let reason = format!("if `{waits_for}` gives something else");
-            return Ok(Verdict::Export {
-                folder: PathBuf::new(),
-                key: None,
-                action: Action::IfChanged,
-                reason,
-            });
+            let reason = format!("if `{}` gives something else", self.waits_for(node));
+            return Ok(open(PathBuf::new(), own_change, reason));
         };
         let stage = &self.checked.stages[self.graph.nodes[node].stage];
         let (folder, manifest) = catch_panic(|| match stage.settings.open(&context)? {
@@ -341,13 +355,7 @@ impl PlanState {
         })
         .map_err(|error| self.failed(node, None, error))?;
         if !self.is_settled_upstream(node) {
-            let reason = "if the rejects before it change".to_string();
-            return Ok(Verdict::Export {
-                folder,
-                key: None,
-                action: Action::IfChanged,
-                reason,
-            });
+            return Ok(open(folder, own_change, "if the rejects before it change".to_string()));
         }
         let mut inputs = Vec::new();
         for input in self.graph.nodes[node].key_inputs.clone() {
@@ -362,7 +370,10 @@ impl PlanState {
             _ if self.selection.forced[node] => (Action::Run, "forced".to_string()),
             ExportStatus::Whole => (Action::Reuse, "unchanged".to_string()),
             ExportStatus::Missing => (Action::Run, format!("{} has no whole set of files", folder.display())),
-            ExportStatus::Outdated => (Action::Run, "its inputs changed".to_string()),
+            ExportStatus::Outdated => (
+                Action::Run,
+                own_change.unwrap_or_else(|| "its inputs changed".to_string()),
+            ),
             ExportStatus::Changed { file } => (
                 Action::Run,
                 format!("{file} in {} was changed or removed", folder.display()),

@@ -63,6 +63,14 @@ impl StageSelection {
             let kept: Vec<bool> = graph.nodes.iter().map(|node| only.contains(&node.stage)).collect();
             retain(&mut selected, &kept);
         }
+        if let (Some(from), Some(until), false) = (&options.from, &options.until, selected.contains(&true)) {
+            return Err((
+                format!("no stage is selected: `{until}` does not need `{from}`"),
+                "--from takes a stage and all that follow it, --until one and all that it needs; together they take what \
+                 is between them"
+                    .to_string(),
+            ));
+        }
         let (mut left_out, mut whole) = (vec![None; selected.len()], vec![false; selected.len()]);
         if is_partial {
             let mut parts = partitions::parts(checked, graph, &selected);

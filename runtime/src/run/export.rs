@@ -39,6 +39,11 @@ pub(super) fn run(
     state.nodes[node].all_settled = true;
     if runs == 0 {
         ExportSet::clean_up(&folder, run_id);
+        if state.selection.selected[node] {
+            let stage = &state.stage(node).name;
+            let message = format!("{stage}: its files stand unchanged in {}", folder.display());
+            state.events.send(Event::Note { message });
+        }
         return Ok(());
     }
     let Some(context) = state.context(node)?.filter(|_| state.is_settled_upstream(node)) else {

@@ -27,8 +27,14 @@ pub(super) use {fit::brief, fit::place_of_not_finite, resolve::Scope};
 pub type Environment = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// Names of parameters in other programs, without groups and in lower case, each with the last parts of our parameters'
-/// names that may be meant: `("learning_rate", &["lr", "phase1_lr"])`.
-pub type UsualNames = &'static [(&'static str, &'static [&'static str])];
+/// names.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UsualNames {
+    /// Those that mean the same: `("learning_rate", &["lr", "phase1_lr"])`.
+    pub same: &'static [(&'static str, &'static [&'static str])],
+    /// Those that mean what we do not have: what is different here, and our parameters that come nearest, if any.
+    pub near: &'static [(&'static str, &'static str, &'static [&'static str])],
+}
 
 /// What a user gives besides the pipeline file.
 #[derive(Clone)]
@@ -48,7 +54,7 @@ impl Default for Overrides {
             configs: Vec::new(),
             set: Vec::new(),
             environment: Arc::new(|name| std::env::var(name).ok()),
-            usual_names: &[],
+            usual_names: UsualNames::default(),
         }
     }
 }
@@ -390,7 +396,7 @@ impl Params {
                 match value {
                     Value::Mapping(inner) => self.give_below(&format!("{name}."), all, inner, &here, found),
                     other => {
-                        self.may_stand_in(source);
+                        self.may_stand_in_as(&name, source);
                         let place = Place::of(source, &here, Part::Value);
                         found.push(self.group_needs_members(&name, other).at(place));
                     }
@@ -433,7 +439,7 @@ impl Params {
             match self.give(&name, value, given) {
                 Ok(()) => {}
                 Err(Refusal::Unknown(help)) => {
-                    self.may_stand_in(source);
+                    self.may_stand_in_as(&name, source);
                     found.push(
                         Diagnostic::new(format!("unknown parameter `{name}`"))
                             .at(Place::of(source, &here, Part::Key))

@@ -254,10 +254,17 @@ impl Files {
             configs: configs.iter().map(|name| self.path(name)).collect(),
             set: set.iter().map(|text| text.to_string()).collect(),
             environment: Arc::new(|name| (name == "HOME").then(|| "/home/x".to_string())),
-            usual_names: &[
-                ("learning_rate", &["phase1_lr", "phase2_lr"]),
-                ("epochs", &["max_steps", "steps"]),
-            ],
+            usual_names: UsualNames {
+                same: &[
+                    ("learning_rate", &["phase1_lr", "phase2_lr"]),
+                    ("epochs", &["max_steps", "steps"]),
+                ],
+                near: &[
+                    ("patience", "training does not stop early", &["max_steps"]),
+                    ("workers", "`--workers` sets it", &[]),
+                    ("lora", "there are no adapters", &["unfreeze_step"]),
+                ],
+            },
         };
         load(&self.path("p.yaml"), &overrides, &registry())
     }

@@ -67,6 +67,31 @@ fn a_log_goes_on_where_it_stood() {
 }
 
 #[test]
+fn an_export_behind_a_finished_log_is_planned_as_it_runs() {
+    let place = Place::new();
+    let log = training(&place);
+    let exported = TRAINING.replace("  slow: 0\n", "  slow: 0\n  out: {required: true}\n  title: null\n");
+    place.pipeline(&format!(
+        "{exported}  out: {{uses: toy.write, from: after, with: {{folder: \"${{out}}\", title: \"${{title}}\"}}}}\n"
+    ));
+    place.run(&[&log]);
+    let plan = place.plan(&[&log]);
+    assert!(plan.is_empty(), "{:?}", stage(&plan, "out").reasons);
+    let renamed = |log: &str| {
+        let plan = place.plan(&[log, "title=b"]);
+        let others = plan.stages.iter().filter(|stage| stage.stage != "out");
+        let others: u64 = others.map(|stage| stage.run).sum();
+        (others, stage(&plan, "out").reasons.clone())
+    };
+    let changed = [(Action::Run, "setting `title` changed (none) -> b".to_string(), 1)];
+    assert_eq!(renamed(&log), (0, changed.to_vec()));
+    // Where the stages before it run, too.
+    let (others, reasons) = renamed(&format!("log={}", place.path("other.log").display()));
+    assert!(others > 0);
+    assert_eq!(reasons, changed);
+}
+
+#[test]
 fn a_log_that_fails_ends_the_run() {
     for workers in [1, 3] {
         let mut place = Place::new();

@@ -36,9 +36,21 @@ fn nothing_changed_runs_nothing() {
     assert_eq!(summary.reused, 0);
     let plan = place.plan(&[]);
     assert!(plan.is_empty(), "{:?}", counts(&plan));
-    let summary = place.run(&[]);
+    let events = Events::default();
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&notes);
+    events.listen(move |event| {
+        if let Event::Note { message } = event {
+            heard.lock().unwrap().push(message.clone());
+        }
+    });
+    fs::remove_file(place.path("work.log")).unwrap();
+    let summary = run(&place.checked(&[]), &place.options, &events).unwrap();
     assert_eq!(summary.ran, 0);
     assert_eq!(place.worked(), BTreeMap::new());
+    // Where its results are is told again.
+    let out = format!("out: its files stand unchanged in {}", place.path("out").display());
+    assert_eq!(*notes.lock().unwrap(), [out]);
     // Rows and rejects of reused partitions still count.
     let clean = summary.stages.iter().find(|stage| stage.stage == "clean").unwrap();
     assert_eq!((clean.rows_in, clean.reused), (220, 11));
@@ -248,7 +260,7 @@ fn only_from_until_and_force() {
         .lock()
         .unwrap()
         .iter()
-        .any(|event| matches!(event, Event::Warning { message, .. } if message.contains("as they stand")));
+        .any(|event| matches!(event, Event::Warning { message, .. } if message.contains("as it stands") || message.contains("as they stand")));
     assert!(warned);
     place.options.only = Vec::new();
     place.options.from = Some("clean".into());
@@ -263,6 +275,14 @@ fn only_from_until_and_force() {
     place.run(&[]);
     assert_eq!(place.worked()["probe"].len(), 11);
     assert_eq!(place.bytes().len(), before.len());
+    place.options.force = Vec::new();
+    (place.options.from, place.options.until) = (Some("dedup".into()), Some("clean".into()));
+    let error = place.try_run(&[]).unwrap_err();
+    assert_eq!(
+        (error.exit_code(), error.to_string().as_str()),
+        (2, "no stage is selected: `clean` does not need `dedup`")
+    );
+    (place.options.from, place.options.until) = (None, None);
     place.options.force = vec!["prob".into()];
     let error = plan(&place.checked(&[]), &place.options).unwrap_err();
     assert_eq!(error.exit_code(), 2);

@@ -224,10 +224,18 @@ fn where_a_secret_would_be_shown_it_is_refused() {
             vec!["site.password.x=hunter22".to_string()],
             "parameter `site.password.x`",
         ),
+        (vec!["site=hunter22".to_string()], "--set site=***"),
+        (vec!["wandb-api-key=hunter22".to_string()], "--set wandb-api-key=***"),
+        (vec!["hf_token=hunter22".to_string()], "--set hf_token=***"),
     ] {
         let error = refusal(&place, &set, None);
         assert!(error.contains(said), "{error}");
         assert!(!error.contains("=short") && !error.contains("hunter22"), "{error}");
+    }
+    // What is no secret, and is not like one, is shown.
+    for set in ["usr=ben", "site.url=x", "max_tokens=9", "user.name=ben"] {
+        let error = refusal(&place, &[set.to_string()], None);
+        assert!(error.contains(&format!("--set {set}: ")), "{set}: {error}");
     }
     for default in ["in the file", "'${env:PASSWORD:-in the file}'"] {
         place.pipeline(&LOGIN.replace("{secret: true,", &format!("{{default: {default}, secret: true,")));
@@ -342,9 +350,11 @@ fn messages_about_an_overlay_do_not_show_the_secrets_in_it() {
         }
     }
     // Where there is no secret, the line is shown.
-    let [plain, picture, _] = said("flow: 1\nparams: {user: [ben, ann]}\n");
-    for said in [plain, picture] {
-        assert!(said.contains("params: {user: [ben, ann]}"), "{said}");
+    for line in ["params: {user: [ben, ann]}", "params: {usr: ben}"] {
+        let [plain, picture, _] = said(&format!("flow: 1\n{line}\n"));
+        for said in [plain, picture] {
+            assert!(said.contains(line), "{said}");
+        }
     }
 }
 

@@ -18,6 +18,9 @@ pub struct Write_;
 pub struct WriteSettings {
     /// The folder.
     folder: PathBuf,
+    /// A word that its recipe contains.
+    #[serde(default)]
+    title: Option<String>,
 }
 
 struct WriteBody(PathBuf, Context);
@@ -40,8 +43,8 @@ impl Kind for Write_ {
         ))))
     }
 
-    fn identity(_: &WriteSettings) -> serde_json::Value {
-        serde_json::Value::Null
+    fn identity(settings: &WriteSettings) -> serde_json::Value {
+        serde_json::json!({"title": settings.title})
     }
 }
 

@@ -198,6 +198,7 @@ pub fn as_json(sets: &[SetFigures], normalizer: &Normalizer) -> Value {
         let mut value = json!({
             "utterances": score.utterances, "seconds": score.seconds, "words": edits(&score.words),
             "characters": edits(&score.characters), "tagged": score.tagged, "wrong_tags": score.wrong_tags,
+            "word_error_rate_interval": score.word_interval().map(|(low, high)| [low, high]),
         });
         if normalized {
             value["normalized_words"] = edits(&score.normalized_words);

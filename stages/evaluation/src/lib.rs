@@ -10,6 +10,7 @@ pub mod document;
 pub mod error;
 pub mod figures;
 pub mod hub_token;
+mod language_name;
 pub mod normalize;
 pub mod page;
 mod recordings;

@@ -7,8 +7,9 @@ use maud::{Markup, html};
 use crate::chart::{Points, columns, count, lines, pairs};
 use crate::document::document;
 use crate::figures::SetFigures;
+use crate::language_name::{language, language_name};
 use crate::normalize::Normalizer;
-use crate::set_section::set_section;
+use crate::set_section::{SINGLE, set_section};
 
 /// The content of the page.
 #[derive(Clone, Debug, Default)]
@@ -54,6 +55,8 @@ pub struct ModelFigures {
     pub digest: String,
     /// Description of the checkpoint; empty where there is none.
     pub which: String,
+    /// What training began from; none where that was nothing, or is not known.
+    pub init: Option<String>,
 }
 
 /// The curves of `metrics.jsonl`, over steps.
@@ -79,6 +82,8 @@ pub struct Curves {
     pub long_texts: u64,
     /// Whether these were learned up to the limit, and not left out.
     pub truncated: bool,
+    /// When the last figures were written, in seconds since 1970.
+    pub ended: Option<f64>,
 }
 
 /// Word error rates of one evaluation while training.
@@ -93,6 +98,8 @@ pub struct Evaluated {
     /// TDT loss; none in metrics of older versions, which did not compute it.
     pub loss: Option<f64>,
     pub languages: BTreeMap<String, f64>,
+    /// Languages of which there was one utterance.
+    pub single: BTreeSet<String>,
 }
 
 /// A change of the vocabulary at the beginning of training.
@@ -128,33 +135,90 @@ fn vocabulary_section(figures: &VocabularyFigures) -> Markup {
 }
 
 pub fn page(data: &PageData) -> String {
-    let title = if data.curves.loss.is_empty() {
-        "Evaluation report"
-    } else {
-        "Training report"
-    };
+    let title = title(data);
     let main = html! {
         h1 { (title) }
-        @if let Some(model) = &data.model {
-            p.quiet { code { (model.path) } ", step " (count(model.step.max(0) as u64)) ", model " code { (model.digest.chars().take(16).collect::<String>()) }
-                @if !model.which.is_empty() { ": the " (model.which) }
-            }
-        }
+        (about(data))
         @if let Some(vocabulary) = &data.curves.vocabulary { (vocabulary_section(vocabulary)) }
         (tiles(data))
+        (curves(&data.curves))
         (course(&data.curves.evaluations))
         @for set in &data.sets { (set_section(set, &data.normalizer)) }
-        (curves(&data.curves))
         (corpus(data))
         @if let Some(mixture) = &data.mixture { (mixture_section(mixture)) }
         (rejects(data))
     };
-    document(title, STYLE, &main, None)
+    document(&title, STYLE, &main, None)
+}
+
+fn title(data: &PageData) -> String {
+    let init = data.model.as_ref().and_then(|model| model.init.as_deref());
+    match init {
+        _ if data.curves.loss.is_empty() => "Evaluation report".into(),
+        // Of a path or an address the last part.
+        Some(init) => {
+            let name = init.trim_end_matches('/').rsplit('/').next().unwrap_or(init);
+            format!("Fine-tuning of {name}")
+        }
+        None => "Training report".into(),
+    }
+}
+
+/// What the figures are of: model, data and date.
+fn about(data: &PageData) -> Markup {
+    let date = data
+        .curves
+        .ended
+        .and_then(|at| chrono::DateTime::from_timestamp(at as i64, 0));
+    let seconds: f64 = data.languages.iter().map(|language| language.2).sum();
+    let utterances: u64 = data.languages.iter().map(|language| language.1).sum();
+    html! {
+        table.about {
+            @if let Some(model) = &data.model {
+                tr { th { "Model" } td {
+                    code { (model.path) } ", step " (count(model.step.max(0) as u64)) ", digest " code { (model.digest.chars().take(16).collect::<String>()) }
+                    @if !model.which.is_empty() { ": the " (model.which) }
+                    @if let Some(init) = &model.init { "; began from " code { (init) } }
+                } }
+            }
+            @if utterances > 0 {
+                tr { th { "Learned from" } td { (count(utterances)) " utterances, " (format!("{:.2} h", seconds / 3600.0)) " of speech in " (languages(data.languages.iter().map(|language| &*language.0))) } }
+            }
+            @for set in &data.sets {
+                @let all = &set.scores.overall;
+                tr { th { "Scored on" } td { (set.name) ": " (count(all.utterances)) " utterances, " (format!("{:.2} h", all.seconds / 3600.0)) " of speech in " (languages(set.scores.languages.keys().map(String::as_str))) } }
+            }
+            @if let Some(date) = date { tr { th { "Trained until" } td { (date.format("%-d %B %Y, %H:%M UTC").to_string()) } } }
+        }
+    }
+}
+
+/// The names of some languages, and how many there are.
+fn languages<'l>(codes: impl Iterator<Item = &'l str>) -> String {
+    const NAMED: usize = 3;
+    let names: Vec<String> = codes.map(language_name).collect();
+    match names.len() {
+        many if many > NAMED => format!("{many} languages"),
+        _ => names.join(", "),
+    }
+}
+
+/// The word error rates before training and of the model, where both were measured on the same rows.
+fn before_and_after(data: &PageData) -> Option<(f64, f64)> {
+    let evaluations = &data.curves.evaluations;
+    let before = evaluations.first().filter(|first| first.step == 0)?;
+    let step = data.model.as_ref().map(|model| model.step.max(0) as u64);
+    let of_model = evaluations.iter().rev().find(|one| Some(one.step) == step);
+    let after = of_model.or(evaluations.last()).filter(|after| after.step > 0)?;
+    Some((before.overall, after.overall))
 }
 
 fn tiles(data: &PageData) -> Markup {
     html! {
         div.tiles {
+            @if let Some((before, after)) = before_and_after(data) {
+                div.tile.first { b { (format!("{:.1} → ", 100.0 * before)) (percent(after)) } span { "word error rate before and after training, of the rows that it is checked on" } }
+            }
             @for set in &data.sets {
                 @let all = &set.scores.overall;
                 div.tile { b { (percent(all.words.rate())) } span { "word error rate, " (set.name) } }
@@ -232,7 +296,7 @@ fn course(evaluations: &[Evaluated]) -> Markup {
                 thead { tr { th { "Language" } @for e in &columns { th.n { (when(e)) } } } }
                 tbody {
                     @for lang in languages {
-                        tr { td { (lang) } @for e in &columns { td.n { (rate(e.languages.get(lang))) } } }
+                        tr.few[columns.iter().any(|e| e.single.contains(lang))] { td { (language(lang)) } @for e in &columns { td.n { (rate(e.languages.get(lang))) } } }
                     }
                     tr.total { td { "all" } @for e in &columns { td.n { (percent(e.overall)) } } }
                     @if columns.iter().any(|e| e.loss.is_some()) {
@@ -241,7 +305,10 @@ fn course(evaluations: &[Evaluated]) -> Markup {
                     tr { td.quiet { "encoder" } @for e in &columns { td.n.quiet { (match e.frozen { None => "", Some(true) => "frozen", Some(false) => "learned" }) } } }
                 }
             }
-            p.quiet { "Of the validation sample that training is evaluated on." }
+            p.quiet {
+                "Of the validation sample that training is evaluated on."
+                @if columns.iter().any(|e| !e.single.is_empty()) { " " (SINGLE) }
+            }
         }
     }
 }
@@ -285,7 +352,7 @@ fn corpus(data: &PageData) -> Markup {
                 thead { tr { th { "Language" } th.n { "Utterances" } th.n { "Minutes" } th.n { "Share of time" } } }
                 tbody {
                     @for (lang, n, s) in &data.languages {
-                        tr { td { (lang) } td.n { (count(*n)) } td.n { (format!("{:.1}", s / 60.0)) } td.n { span.meter style={ "width:" ((s / seconds.max(1e-9) * 60.0).round()) "px" } {} (percent(s / seconds.max(1e-9))) } }
+                        tr { td { (language(lang)) } td.n { (count(*n)) } td.n { (format!("{:.1}", s / 60.0)) } td.n { span.meter style={ "width:" ((s / seconds.max(1e-9) * 60.0).round()) "px" } {} (percent(s / seconds.max(1e-9))) } }
                     }
                     tr.total { td { "all" } td.n { (count(utterances)) } td.n { (format!("{:.1}", seconds / 60.0)) } td.n {} }
                 }
@@ -326,7 +393,7 @@ fn mixture_section(mixture: &Mixture) -> Markup {
             p.quiet {
                 @if mixture.balance == "quota" {
                     "Balance by quota: each language gets a share of the epoch's time proportional to its seconds to the power of " (mixture.temperature) ". "
-                    @if let Some(most) = most { "The rows of " (most.language) " come most often, " (format!("{:.1}", times(most))) " times on average. " }
+                    @if let Some(most) = most { "The rows of " (language_name(&most.language)) " come most often, " (format!("{:.1}", times(most))) " times on average. " }
                 } @else {
                     "Balance by order: every row comes once, and the temperature of " (mixture.temperature) " decides only which clips share a batch. What the manifest holds little of stays rare. "
                 }
@@ -382,6 +449,7 @@ tr:last-child td { border-bottom: 0; }
 .worst td:first-child { min-width: 130px; }
 .worst audio { display: block; height: 30px; width: 260px; margin-top: 6px; }
 .right { background: #eef4fb; }
+.few td { color: var(--quiet); } .about { width: auto; font-size: 14px; margin: 4px 0 18px; } .about th, .about td { border: 0; padding: 2px 14px 2px 0; text-align: start; vertical-align: top; } .tile.first b { white-space: nowrap; } .tile.first { grid-column: span 2; }
 .chip { display: inline-block; border: 1px solid var(--line); border-radius: 12px; padding: 1px 10px; margin: 0 6px 6px 0; font-size: 13px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 20px; margin-top: 8px; }
 figure { margin: 0; } figcaption { font-size: 13.5px; font-weight: 560; margin-bottom: 4px; }
@@ -455,7 +523,7 @@ mod tests {
             "40.0 %",
             "90.0 %",
             "60.0 %",
-            "rows of as",
+            "rows of Assamese",
             "4.0 times",
             "Epoch 3",
         ] {

@@ -1,7 +1,7 @@
 //! The kind `evaluation.report`: writes the report page of a training run.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray};
@@ -36,9 +36,10 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 ///
 /// Takes any number of inputs and identifies them by their columns: transcripts of `evaluation.decode`, the `model` of
 /// `training.train` (whose curves are read from `metrics.jsonl` beside the checkpoint), train rows with `text`,
-/// `duration` and `lang`, and the port `languages` of `sampling.plan`. The page `report.html` shows error rates by
-/// language, by duration and by source, the confusion of language tags, the worst utterances (with a player, where
-/// `evaluation.decode` kept their audio: it is in the page itself), the curves, language shares in an epoch and in the
+/// `duration` and `lang`, and the port `languages` of `sampling.plan`. The page `report.html` begins with the word error
+/// rate before and after training, and shows the curves and error rates by
+/// language (with a 95 % confidence interval, which takes utterances as independent), by duration and by source, the confusion of language tags, the worst utterances (with a player, where
+/// `evaluation.decode` kept their audio: it is in the page itself), language shares in an epoch and in the
 /// manifest, durations, padding, and the rejects by stage and reason. The short tables are also shown on the screen.
 /// `scores.json` beside the page holds all error rates for programs, and `transcripts.jsonl` the transcripts as NeMo
 /// writes them: `audio_filepath`, `duration`, `text` (the reference as it is scored), `pred_text`, `lang`,
@@ -131,7 +132,7 @@ pub struct EvaluationReport;
 
 impl Kind for EvaluationReport {
     const NAME: &'static str = "evaluation.report";
-    const VERSION: u32 = 5;
+    const VERSION: u32 = 6;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole(
             "transcripts",
@@ -290,6 +291,7 @@ pub(crate) fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, Stage
         };
         for row in 0..batch.num_rows() {
             last = Some(ModelFigures {
+                init: init_of(paths.value(row)),
                 path: paths.value(row).into(),
                 step: steps.value(row),
                 digest: digests.value(row).into(),
@@ -298,6 +300,16 @@ pub(crate) fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, Stage
         }
     }
     Ok(last)
+}
+
+/// What the training of a checkpoint began from, as it says itself.
+fn init_of(checkpoint: &str) -> Option<String> {
+    /// The largest file of a training's state that is read.
+    const LARGEST: u64 = 16 << 20;
+    let file = flow_runtime::open_regular_file(&Path::new(checkpoint).join("training.json")).ok()?;
+    let told: Value = serde_json::from_reader(BufReader::new(file.take(LARGEST))).ok()?;
+    let init = told["identity"]["init"].as_str()?;
+    (!init.is_empty() && init != "none").then(|| init.to_owned())
 }
 
 fn read_rows(input: &Artifact, data: &mut PageData) -> Result<(), StageError> {
@@ -386,6 +398,7 @@ fn read_curves(path: &Path) -> Curves {
             continue;
         };
         let Some(step) = value["step"].as_f64() else { continue };
+        curves.ended = value["time"].as_f64().or(curves.ended);
         let point = |name: &str| value[name].as_f64().map(|y| (step, y));
         match value["kind"].as_str() {
             Some("train") => {
@@ -406,6 +419,11 @@ fn read_curves(path: &Path) -> Curves {
                     frozen,
                     overall: value["wer"].as_f64().unwrap_or(f64::NAN),
                     loss: value["loss"].as_f64(),
+                    single: languages
+                        .clone()
+                        .filter(|(_, score)| score["utterances"] == 1)
+                        .map(|(lang, _)| lang.clone())
+                        .collect(),
                     languages: languages
                         .filter_map(|(lang, score)| Some((lang.clone(), score["wer"].as_f64()?)))
                         .collect(),

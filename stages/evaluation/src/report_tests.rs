@@ -69,7 +69,7 @@ fn what_an_epoch_emits_is_drawn_from_the_plan() {
     assert!(order.contains("every row comes once"));
     let quota = page(Balance::Quota);
     assert!(quota.contains("83.3 %") && quota.contains("50.0 %"));
-    assert!(quota.contains("The rows of as come most often, 3.0 times on average."));
+    assert!(quota.contains("The rows of Assamese come most often, 3.0 times on average."));
 }
 
 #[test]
@@ -117,6 +117,80 @@ fn the_course_of_training_is_told_from_before_the_first_step() {
         .collect();
     let steps: Vec<u64> = chosen(&many).iter().map(|e| e.step).collect();
     assert_eq!(steps, [0, 16, 33, 49, 66, 82, 99]);
+}
+
+#[test]
+fn the_page_begins_with_model_data_date_and_what_training_gained() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = folder.path().join("step-000000020");
+    std::fs::create_dir(&checkpoint).unwrap();
+    let told = json!({ "identity": { "init": "models/small.nemo" } });
+    std::fs::write(checkpoint.join("training.json"), told.to_string()).unwrap();
+    let evaluation = |step: u64, wer: f64| {
+        let languages = json!({ "hi": { "wer": wer, "utterances": 40 }, "ml": { "wer": 1.0, "utterances": 1 } });
+        json!({ "kind": "evaluation", "step": step, "wer": wer, "cer": 0.1, "languages": languages, "time": 1795860400.5 + step as f64 })
+    };
+    let lines = [
+        evaluation(0, 0.452),
+        json!({ "kind": "train", "step": 10, "loss": 1.0, "time": 1795860401.0 }),
+        evaluation(20, 0.097),
+        // Of another checkpoint than the one that is scored.
+        evaluation(30, 0.3),
+    ];
+    let text: Vec<String> = lines.iter().map(Value::to_string).collect();
+    std::fs::write(folder.path().join("metrics.jsonl"), text.join("\n")).unwrap();
+    let path = checkpoint.display().to_string();
+    let mut set = SetFigures {
+        name: "validation".into(),
+        ..Default::default()
+    };
+    for _ in 0..3 {
+        set.scores.add("hi", &crate::wer::score("a b c d", "a b c e"), 7200.0);
+    }
+    set.scores.add("ml", &crate::wer::score("a", "b"), 7200.0);
+    let mut data = PageData {
+        model: Some(ModelFigures {
+            init: init_of(&path),
+            path,
+            step: 20,
+            ..ModelFigures::default()
+        }),
+        sets: vec![set],
+        curves: read_curves(&folder.path().join("metrics.jsonl")),
+        languages: vec![("hi".into(), 430, 7000.0), ("ml".into(), 5, 200.0)],
+        ..PageData::default()
+    };
+    let made = page(&data);
+    let order = [
+        "<title>Fine-tuning of small.nemo</title>",
+        "began from <code>models/small.nemo</code>",
+        "435 utterances, 2.00 h of speech in Hindi, Malayalam",
+        "validation: 4 utterances, 8.00 h",
+        "28 November 2026, 10:07 UTC",
+        "45.2 → 9.7 %",
+        "Loss by optimizer step",
+        "Word error rate while training",
+        "Error rates: validation",
+    ];
+    let places: Vec<usize> = order
+        .iter()
+        .map(|part| made.find(part).unwrap_or_else(|| panic!("{part}: {made}")))
+        .collect();
+    assert!(places.is_sorted(), "{places:?}");
+    // Malayalam has one utterance in both tables.
+    assert_eq!(made.matches("<tr class=\"few\"><td>Malayalam").count(), 2, "{made}");
+    assert_eq!(made.matches("of one utterance alone").count(), 2);
+    assert!(!made.contains(">95 %<"), "four utterances give no interval");
+    for _ in 0..9 {
+        data.sets[0]
+            .scores
+            .add("hi", &crate::wer::score("a b c d", "a b c d"), 1.0);
+    }
+    // By hand: errors 1 of 4 in 3 utterances, 0 of 4 in 9, 1 of 1 in one; the rate is 4/49.
+    assert!(page(&data).contains(">0.8–15.6<"), "{}", page(&data));
+    // A damaged state says nothing.
+    std::fs::write(checkpoint.join("training.json"), "{").unwrap();
+    assert_eq!(init_of(&checkpoint.display().to_string()), None);
 }
 
 #[test]

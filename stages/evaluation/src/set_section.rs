@@ -6,6 +6,7 @@ use maud::{Markup, html};
 use crate::alignment::{Edit, align};
 use crate::chart::count;
 use crate::figures::{Confusion, SetFigures, confusion};
+use crate::language_name::language;
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::percent;
 use crate::wer::{Score, words};
@@ -16,7 +17,7 @@ const SOURCES: usize = 40;
 const TAGS: usize = 40;
 
 pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
-    let all = ("all", &set.scores.overall);
+    let all = (html! { "all" }, &set.scores.overall);
     let languages = set.scores.languages.iter().map(|(name, score)| (name.as_str(), score));
     let mut sources: Vec<(&str, &Score)> = set.sources.iter().map(|(name, score)| (name.as_str(), score)).collect();
     sources.sort_by(|a, b| b.1.words.units.cmp(&a.1.words.units).then_with(|| a.0.cmp(b.0)));
@@ -25,7 +26,7 @@ pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
     html! {
         section {
             h2 { "Error rates: " (set.name) }
-            (table("Language", languages.chain([all]), normalizer))
+            (table("Language", languages.map(|(code, score)| (language(code), score)).chain([all]), normalizer))
             p.quiet {
                 "Errors per word (WER) and per character (CER) of the reference, over all utterances, scored without the language tag, with no normalisation of case or punctuation."
                 @match normalizer.normalization {
@@ -41,17 +42,21 @@ pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
             }
             @if set.durations.len() > 1 {
                 h3 { "By duration" }
-                (table("Duration", set.durations.iter().map(|(name, score)| (name.as_str(), score)), normalizer))
+                (table("Duration", set.durations.iter().map(|(name, score)| plain((name.as_str(), score))), normalizer))
             }
             @if sources.len() > 1 {
                 h3 { "By " (set.source_kind) }
-                (table(if set.source_kind == "source" { "Source" } else { "Shard" }, sources.into_iter(), normalizer))
+                (table(if set.source_kind == "source" { "Source" } else { "Shard" }, sources.into_iter().map(plain), normalizer))
                 @if left_out > 0 { p.quiet { "Those with the most words; " (count(left_out as u64)) " more are in " code { "scores.json" } "." } }
             }
             (tags(set))
             (worst(set))
         }
     }
+}
+
+fn plain<'s>((name, score): (&str, &'s Score)) -> (Markup, &'s Score) {
+    (html! { (name) }, score)
 }
 
 fn options(normalizer: &Normalizer) -> String {
@@ -71,23 +76,30 @@ fn options(normalizer: &Normalizer) -> String {
     }
 }
 
-fn table<'a>(head: &str, scores: impl Iterator<Item = (&'a str, &'a Score)>, normalizer: &Normalizer) -> Markup {
+/// What is said below a table in which rates rest on one utterance.
+pub const SINGLE: &str = "Rates in grey are those of one utterance alone.";
+
+fn table<'a>(head: &str, scores: impl Iterator<Item = (Markup, &'a Score)>, normalizer: &Normalizer) -> Markup {
     let normalized = normalizer.normalization != Normalization::None;
+    let scores: Vec<(Markup, &Score)> = scores.collect();
+    let intervals = scores.iter().any(|(_, score)| score.word_interval().is_some());
     html! {
         table {
             thead { tr {
                 th { (head) } th.n { "Utterances" } th.n { "Minutes" } th.n { "Words" } th.n { "WER" }
+                @if intervals { th.n title="Confidence interval of the WER, utterances taken as independent" { "95 %" } }
                 @if normalized { th.n { "Normalised" } }
                 th.n { "Insertions" } th.n { "Deletions" } th.n { "Substitutions" } th.n { "CER" }
                 @if normalized { th.n { "Normalised" } }
                 th.n { "Wrong tag" }
             } }
-            tbody { @for (name, score) in scores { (row(name, score, normalized)) } }
+            tbody { @for (name, score) in &scores { (row(name, score, normalized, intervals)) } }
         }
+        @if scores.iter().any(|(_, score)| score.utterances == 1) { p.quiet { (SINGLE) } }
     }
 }
 
-fn row(name: &str, score: &Score, normalized: bool) -> Markup {
+fn row(name: &Markup, score: &Score, normalized: bool, intervals: bool) -> Markup {
     let rate = score.words.rate();
     let width = if rate.is_finite() {
         (rate.min(1.0) * 60.0).round()
@@ -95,12 +107,13 @@ fn row(name: &str, score: &Score, normalized: bool) -> Markup {
         0.0
     };
     html! {
-        tr.total[name == "all"] {
+        tr.total[name.0 == "all"] .few[score.utterances == 1] {
             td { (name) }
             td.n { (count(score.utterances)) }
             td.n { (format!("{:.1}", score.seconds / 60.0)) }
             td.n { (count(score.words.units)) }
             td.n { span.meter style={ "width:" (width) "px" } {} (percent(rate)) }
+            @if intervals { td.n { @if let Some((low, high)) = score.word_interval() { (format!("{:.1}–{:.1}", 100.0 * low, 100.0 * high)) } } }
             @if normalized { td.n { (percent(score.normalized_words.rate())) } }
             td.n { (count(score.words.insertions)) }
             td.n { (count(score.words.deletions)) }
@@ -146,7 +159,7 @@ fn worst(set: &SetFigures) -> Markup {
             thead { tr { th { "Segment" } th.n { "Errors" } th { "Reference, and what was heard" } } }
             tbody { @for worst in &set.worst {
                 tr {
-                    td { code { (worst.segment_id) } br; (worst.lang) }
+                    td { code { (worst.segment_id) } br; (language(&worst.lang)) }
                     td.n { (worst.words.errors()) " of " (worst.words.units) }
                     td {
                         (compared(&worst.reference, &worst.hypothesis))

@@ -178,6 +178,15 @@ pub struct Score {
     /// Utterances whose reference has a tag.
     pub tagged: u64,
     pub seconds: f64,
+    spread: Spread,
+}
+
+/// Sums over utterances, of errors and words of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Spread {
+    errors_squared: f64,
+    words_squared: f64,
+    errors_by_words: f64,
 }
 
 impl Score {
@@ -194,6 +203,31 @@ impl Score {
             self.wrong_tags += u64::from(utterance.tags.0 != utterance.tags.1);
         }
         self.seconds += seconds;
+        let (errors, words) = (utterance.words.errors() as f64, utterance.words.units as f64);
+        self.spread.errors_squared += errors * errors;
+        self.spread.words_squared += words * words;
+        self.spread.errors_by_words += errors * words;
+    }
+
+    /// The 95 % confidence interval of the word error rate, where utterances are independent: that of a ratio of sums, by
+    /// its linearisation. None for few utterances, and where there is no error: it says nothing there.
+    pub fn word_interval(&self) -> Option<(f64, f64)> {
+        const FEWEST: u64 = 10;
+        // Of the normal distribution.
+        const QUANTILE: f64 = 1.959_963_985;
+        if self.utterances < FEWEST || self.words.units == 0 || self.words.errors() == 0 {
+            return None;
+        }
+        let (count, rate) = (self.utterances as f64, self.words.rate());
+        let Spread {
+            errors_squared,
+            words_squared,
+            errors_by_words,
+        } = self.spread;
+        // Of what the errors of each utterance are beside the rate times its words.
+        let squares = (errors_squared - 2.0 * rate * errors_by_words + rate * rate * words_squared).max(0.0);
+        let half = QUANTILE * (squares * count / (count - 1.0)).sqrt() / self.words.units as f64;
+        Some(((rate - half).max(0.0), rate + half))
     }
 }
 
@@ -226,6 +260,67 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::Value;
+
+    #[test]
+    fn the_interval_is_that_of_resampled_utterances() {
+        let utterance = |words: u64, errors: u64| UtteranceScore {
+            words: EditCounts {
+                units: words,
+                substitutions: errors,
+                ..EditCounts::default()
+            },
+            characters: EditCounts::default(),
+            normalized: None,
+            tags: (None, None),
+        };
+        let mut random = flow_random::SplitMix64::new(7);
+        let of = |random: &mut flow_random::SplitMix64, below: u64| random.next_u64() % below;
+        // Half of the utterances have no error, others many.
+        let all: Vec<(u64, u64)> = (0..200)
+            .map(|_| {
+                let words = 1 + of(&mut random, 20);
+                (
+                    words,
+                    if of(&mut random, 2) == 0 {
+                        0
+                    } else {
+                        of(&mut random, words + 1)
+                    },
+                )
+            })
+            .collect();
+        let mut score = Score::default();
+        all.iter()
+            .for_each(|(words, errors)| score.add(&utterance(*words, *errors), 1.0));
+        let (low, high) = score.word_interval().unwrap();
+        let mut rates: Vec<f64> = (0..4000)
+            .map(|_| {
+                let drawn = (0..all.len()).map(|_| all[of(&mut random, 200) as usize]);
+                let (words, errors) = drawn.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+                errors as f64 / words as f64
+            })
+            .collect();
+        rates.sort_by(f64::total_cmp);
+        // A twentieth of its width, more than the chance in 4,000 drawings.
+        let near = |a: f64, b: f64| (a - b).abs() < (high - low) / 20.0;
+        assert!(
+            near(low, rates[100]) && near(high, rates[3899]),
+            "{low} {high} {} {}",
+            rates[100],
+            rates[3899]
+        );
+
+        let mut few = Score::default();
+        (0..9).for_each(|_| few.add(&utterance(5, 1), 1.0));
+        assert_eq!(few.word_interval(), None);
+        // All alike: no spread.
+        few.add(&utterance(5, 1), 1.0);
+        let (low, high) = few.word_interval().unwrap();
+        assert!((low - 0.2).abs() < 1e-9 && (high - 0.2).abs() < 1e-9);
+        let mut right = Score::default();
+        (0..20).for_each(|_| right.add(&utterance(5, 0), 1.0));
+        assert_eq!(right.word_interval(), None);
+    }
 
     fn golden() -> Value {
         let folder = std::env::var("FLOW_TEST_GOLDEN_MODEL")

@@ -15,18 +15,29 @@ impl Params {
         let is_in_group = |other: &&str| !group.is_empty() && other.starts_with(&prefix);
         let last_of = |other: &str| other.rsplit('.').next().unwrap_or_default().to_string();
         let usual = last.to_lowercase().replace('-', "_");
-        let usual = self.usual_names.iter().find(|(named, _)| *named == usual);
-        if let Some((_, targets)) = usual {
-            let meant = |target: &&str| {
+        // Parameters with these last parts.
+        let called = |targets: &[&str]| -> Vec<&str> {
+            let of = |target: &&str| {
                 names
                     .iter()
                     .copied()
-                    .filter(|other| last_of(other) == **target)
+                    .filter(|name| last_of(name) == **target)
                     .collect::<Vec<_>>()
             };
-            let meant: Vec<&str> = targets.iter().flat_map(meant).collect();
+            targets.iter().flat_map(of).collect()
+        };
+        if let Some((_, targets)) = self.usual_names.same.iter().find(|(named, _)| *named == usual) {
+            let meant = called(targets);
             if !meant.is_empty() {
                 return format!("here that is {}", quoted(&meant, " and "));
+            }
+        }
+        if let Some((_, why, targets)) = self.usual_names.near.iter().find(|(named, ..)| *named == usual) {
+            let meant = called(targets);
+            match (targets.is_empty(), meant.is_empty()) {
+                (true, _) => return why.to_string(),
+                (false, false) => return format!("{why}: see {}", quoted(&meant, " and ")),
+                (false, true) => {}
             }
         }
         let namesakes: Vec<&str> = names.iter().copied().filter(|other| last_of(other) == last).collect();
@@ -37,8 +48,9 @@ impl Params {
         if members.is_empty() {
             return did_you_mean(name, names, "parameters");
         }
-        if let Some(near) = nearest(name, members.iter().copied()) {
-            return format!("did you mean `{near}`?");
+        // By their last parts: what all have in common would make all similar.
+        if let Some(near) = nearest(last, members.iter().map(|member| &member[prefix.len()..])) {
+            return format!("did you mean `{prefix}{near}`?");
         }
         let first = nearest_first(name, members.iter().copied());
         let shown = &first[..first.len().min(NAMED)];

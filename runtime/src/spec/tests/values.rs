@@ -125,6 +125,12 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
             "here that is `train.phase1_lr` and `train.phase2_lr`",
         ),
         ("epochs=1", "here that is `train.max_steps`"),
+        ("patience=1", "training does not stop early: see `train.max_steps`"),
+        ("train.workers=1", "help: `--workers` sets it"),
+        // Where the pipeline has nothing of the kind.
+        ("train.lora=1", "the parameters in `train` are "),
+        // As similar as the name of the group alone makes it.
+        ("train.noise=1", "the parameters in `train` are "),
         // A parameter of that name in another group, or in none.
         ("max_steps=1", "did you mean `train.max_steps`?"),
         ("train.max_rows=1", "did you mean `max_rows`?"),

@@ -16,7 +16,9 @@ export async function request(path, options) {
   if (response.status === 401) {
     byId("key-form").hidden = false;
     byId("key").focus();
-    throw new Error(key === "" ? "The server asks for an API key." : "The server does not know this API key.");
+    const refused = new Error(key === "" ? "The server asks for an API key." : "The server does not know this API key.");
+    refused.lacksKey = key === "";
+    throw refused;
   }
   if (!response.ok) {
     const body = await response.json().catch(() => null);
