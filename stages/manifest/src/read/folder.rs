@@ -24,6 +24,8 @@ const COMMON_VOICE: [&str; 2] = ["validated.tsv", "train.tsv"];
 const OF_COMMON_VOICE: [&str; 4] = ["dev.tsv", "test.tsv", "other.tsv", "invalidated.tsv"];
 /// The folder of the split that is read of a folder of split folders, each with a table.
 const TRAIN: &str = "train";
+/// Extensions of transcripts that are not read.
+const OF_OTHER_PROGRAMS: [&str; 8] = ["srt", "vtt", "TextGrid", "textgrid", "eaf", "json", "ctm", "stm"];
 /// Names of a folder that an error shows.
 const SHOWN: usize = 10;
 
@@ -199,19 +201,21 @@ impl AudioFolder {
     fn text(&self, file: &str, place: &Transcript, lists: &BTreeMap<&Arc<Path>, Lines<'_>>) -> Result<String, Refusal> {
         match place {
             Transcript::Refused { reason, detail } => Err(refuse(reason, detail.clone())),
-            Transcript::Beside(extension) => {
-                transcript(&self.beside(file, extension)).map_err(|refusal| match &self.table {
-                    Some(table) if refusal.reason == "missing_text" => refuse(
-                        "missing_text",
-                        format!(
-                            "{}; {} is a table: name it in place of the folder",
-                            refusal.detail,
-                            table.display()
-                        ),
+            Transcript::Beside(extension) => transcript(&self.beside(file, extension)).map_err(|refusal| {
+                if refusal.reason != "missing_text" {
+                    return refusal;
+                }
+                let other = OF_OTHER_PROGRAMS.map(|extension| self.beside(file, extension));
+                let hint = match (&self.table, other.iter().find(|other| other.is_file())) {
+                    (Some(table), _) => format!("; {} is a table: name it in place of the folder", table.display()),
+                    (None, Some(other)) => format!(
+                        "; {} is not read: write a table or JSON lines with `start`, `end` and `text`",
+                        other.display()
                     ),
-                    _ => refusal,
-                })
-            }
+                    (None, None) => String::new(),
+                };
+                refuse("missing_text", refusal.detail + &hint)
+            }),
             Transcript::Line(list) => {
                 let found = lists.get(list).and_then(|lines| lines.get(stem(file))).cloned();
                 // It existed when the folder was listed.

@@ -1,6 +1,6 @@
 //! Folders as other systems leave them.
 
-use super::forms::{details, lay_out, with_lang};
+use super::forms::{details, extra_of, lay_out, with_lang};
 use super::*;
 use arrow::array::{ArrayRef, StructArray};
 
@@ -114,6 +114,30 @@ fn a_table_nearby_is_named_where_texts_are_missing() {
 }
 
 #[test]
+fn transcripts_of_other_programs_are_no_texts() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("a.wav", ""),
+            ("a.txt", "0.000000\t1.500000\tone\n\\\t100.0\t200.0\n1.500000\t2.250000\ttwo\n"),
+            ("b.wav", ""),
+            ("b.srt", "1\n00:00:00,000 --> 00:00:01,000\none\n"),
+            ("c.wav", ""),
+            // Numbers that are spoken.
+            ("c.txt", "1.5 2.5\n3\t4\n"),
+        ],
+    );
+    let output = run(with_lang(folder.path(), "en"));
+    assert_eq!(column(&output, "text"), ["1.5 2.5 3 4"]);
+    assert_eq!(reasons(&output), ["unread_time", "missing_text"]);
+    let said = details(&output).join("\n");
+    for expected in ["a.txt has labels with times", "b.srt is not read"] {
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+#[test]
 fn of_folders_of_splits_train_is_read_and_said() {
     let folder = tempfile::tempdir().unwrap();
     lay_out(
@@ -153,6 +177,10 @@ fn what_other_programs_write_is_read_or_named() {
         &[
             ("semicolons.csv", "path;text;lang\na.wav;\"one; two\";en\n"),
             ("tabs.csv", "path\ttext\na.wav\t\"he said \"\"hi\"\"\"\n"),
+            ("bars.csv", "path|text\na.wav|one, two\n"),
+            ("keys.jsonl", "{\"path\": \"a.wav\", \"sentence\": \"one\", \"locale\": \"de-DE\", \"speaker\": 7}\n"),
+            ("sentence.jsonl", "{\"audio_filepath\": \"a.wav\", \"sentence\": \"one\", \"up_votes\": 2}\n"),
+            ("array.json", "\u{feff}\n[{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}]\n"),
             ("kaldi/wav.scp", "a a.wav\n"),
             ("kaldi/text", "a one\n"),
             ("cuts.jsonl.gz", "\u{1f}"),
@@ -162,12 +190,23 @@ fn what_other_programs_write_is_read_or_named() {
         .encode_utf16()
         .flat_map(u16::to_le_bytes)
         .collect();
-    fs::write(at("excel.tsv"), utf_16).unwrap();
+    fs::write(at("excel.tsv"), &utf_16).unwrap();
+    fs::write(at("notepad.jsonl"), utf_16).unwrap();
+    fs::write(at("packed.jsonl"), [0x1f, 0x8b, 8, 0]).unwrap();
     let texts = |name: &str| column(&run(with_lang(&at(name), "en")), "text");
     assert_eq!(texts("semicolons.csv"), ["one; two"]);
     assert_eq!(texts("tabs.csv"), ["he said \"hi\""]);
+    assert_eq!(texts("bars.csv"), ["one, two"]);
+    assert_eq!(texts("sentence.jsonl"), ["one"]);
+    let output = run(settings(&at("keys.jsonl")));
+    assert_eq!((column(&output, "text"), column(&output, "lang")), (vec!["one".into()], vec!["de".into()]));
+    let extra = extra_of(&output).remove(0).unwrap();
+    assert!(extra.contains("\"speaker\":7") && !extra.contains("a.wav"), "{extra}");
     for (name, said) in [
         ("excel.tsv", "it is UTF-16"),
+        ("notepad.jsonl", "it is UTF-16"),
+        ("packed.jsonl", "it is compressed"),
+        ("array.json", "it is one JSON array"),
         ("kaldi", "a data folder of Kaldi"),
         ("cuts.jsonl.gz", "it is compressed"),
     ] {

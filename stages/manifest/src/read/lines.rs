@@ -17,7 +17,7 @@ use super::looks::{Chain, Eyes, FileLook};
 use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
-use super::text_tables::TEXT_COLUMNS;
+use super::text_tables::{FILE_COLUMNS, TEXT_COLUMNS};
 use super::times::{ENDS, TIME_KEYS, Times, Unit, UnitSample, is_unread, unread};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
@@ -29,10 +29,13 @@ const BLOCK_LINES: u64 = 8_192;
 const BLOCK_BYTES: u64 = 64 << 20;
 /// Longest line that is read.
 const LONGEST_LINE: u64 = 1 << 20;
+/// The byte order marks of UTF-16.
+const UTF_16: [[u8; 2]; 2] = [[0xff, 0xfe], [0xfe, 0xff]];
 
 /// Keys that name the language; the first that exists counts.
-const LANGUAGE_KEYS: [&str; 4] = ["lang", "language", "target_lang", "source_lang"];
-/// The key that names the recording in lines of Hugging Face's `metadata.jsonl`.
+const LANGUAGE_KEYS: [&str; 5] = ["lang", "language", "target_lang", "source_lang", "locale"];
+/// The key that names the recording, and the one in lines of Hugging Face's `metadata.jsonl`.
+const AUDIO_FILEPATH: &str = "audio_filepath";
 const FILE_NAME: &str = "file_name";
 
 /// Manifests of lines, cut into blocks.
@@ -61,7 +64,7 @@ struct Block {
 pub struct LineRules {
     pub places: Places,
     pub lang: String,
-    /// Of recordings that lines name by `file_name`.
+    /// Of recordings that lines name as tables do.
     pub folders: Arc<FolderLanguages>,
     pub source: String,
     /// Of `start` and `end`.
@@ -123,6 +126,7 @@ impl LineManifest {
         let tarred = !matches!(tars, Tars::None);
         let mut sample = UnitSample::default();
         for (file, (path, _)) in files.iter().enumerate() {
+            check_beginning(path)?;
             let label = label(file, path);
             let places = settings.places(path.parent().unwrap_or(Path::new("")));
             let add = |line: &[u8]| {
@@ -290,15 +294,38 @@ impl LineManifest {
     }
 }
 
-/// Adds the folder of a recording that a line names by `file_name` without naming a language.
+/// What no line of is read.
+///
+/// # Errors
+/// Names it.
+fn check_beginning(path: &Path) -> Result<(), ManifestError> {
+    let mut bytes = Vec::new();
+    let read = open_input_file(path).and_then(|file| file.take(1 << 10).read_to_end(&mut bytes));
+    read.map_err(|e| ManifestError::io(path, e))?;
+    let why = if UTF_16.iter().any(|mark| bytes.starts_with(mark)) {
+        "it is UTF-16; save it as UTF-8"
+    } else if bytes.starts_with(&[0x1f, 0x8b]) {
+        "it is compressed; unpack it"
+    } else if without_mark(&bytes, 0).trim_ascii_start().starts_with(b"[") {
+        "it is one JSON array; write one object to a line (`jq -c '.[]'` does)"
+    } else {
+        return Ok(());
+    };
+    Err(ManifestError::Manifest {
+        path: path.to_path_buf(),
+        why: why.into(),
+    })
+}
+
+/// Adds the folder of a recording that a line names as tables do, without naming a language.
 fn add_folder(line: &[u8], tarred: bool, folders: &mut FolderLanguages) {
     let Ok(line) = std::str::from_utf8(line) else { return };
-    if line.contains(FILE_NAME)
+    if (line.contains(FILE_NAME) || !line.contains(AUDIO_FILEPATH))
         && let Ok((Value::Object(fields), read)) = json_line::parse(line)
     {
         let fields = Fields::new(line, &read, fields);
-        if fields.names_file(tarred)
-            && let (Ok(None), Ok(Some(file))) = (fields.language(), fields.text(FILE_NAME))
+        if let Some(key) = fields.file_key(tarred)
+            && let (Ok(None), Ok(Some(file))) = (fields.language(), fields.text(key))
         {
             folders.add(file);
         }
@@ -313,11 +340,8 @@ fn add_times(line: &[u8], places: &Places, sample: &mut UnitSample) {
         && let Ok((Value::Object(fields), read)) = json_line::parse(line)
     {
         let fields = Fields::new(line, &read, fields);
-        let file = match fields.names_file(false) {
-            true => fields.text(FILE_NAME),
-            false => fields.text("audio_filepath"),
-        };
-        if let (Ok(times), Ok(Some(file))) = (fields.times(), file) {
+        let key = fields.file_key(false).unwrap_or(AUDIO_FILEPATH);
+        if let (Ok(times), Ok(Some(file))) = (fields.times(), fields.text(key)) {
             sample.add(&times, places.of_path(file).files);
         }
     }
@@ -387,18 +411,19 @@ pub fn row_of<'t>(
         Err(error) => return Err(bad_json(&error, number)),
     };
     let fields = Fields::new(line, &read, fields);
-    if fields.names_file(tarred) {
-        return row_of_file_name(&fields, rules, stem);
+    if let Some(key) = fields.file_key(tarred) {
+        return row_as_of_table(&fields, key, rules, stem);
     }
     let word = |key| Ok(fields.text(key)?.unwrap_or_default().to_string());
-    let text = fields.text("text")?.ok_or_else(|| fields.missing("text"))?.to_string();
+    let text_key = fields.text_key().ok_or_else(|| fields.missing("text"))?;
+    let text = fields.text(text_key)?.unwrap_or_default().to_string();
     let (start, duration) = fields.times()?.place(rules.unit)?;
     let shard = fields.shard()?;
     let said = fields.language()?;
     let lang_field = said.map_or("", |(key, _)| key);
     let lang = language(said.map(|(_, lang)| lang), &rules.lang, None, &text);
     let (tar_path, member) = (word("tar_path")?, word("tar_member_name")?);
-    let path = fields.text("audio_filepath")?.filter(|path| !path.is_empty());
+    let path = fields.text(AUDIO_FILEPATH)?.filter(|path| !path.is_empty());
     // As `manifest.write` writes rows in tars: NeMo's form, but with the tar.
     let is_member = path.is_some_and(|path| path == strip_dot_slash(&member) && !tar_path.is_empty());
     let tar_of_number = is_member.then(|| trailing_number(Path::new(&tar_path))).flatten();
@@ -418,7 +443,7 @@ pub fn row_of<'t>(
         lang_field,
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
-        extra: extra::of_line(fields.line, &fields.fields, &TIME_KEYS),
+        extra: extra::of_line(fields.line, &fields.fields, &[&[text_key][..], &TIME_KEYS].concat()),
         ..ManifestRow::default()
     };
     match path {
@@ -448,7 +473,7 @@ pub fn row_of<'t>(
         }
     }
     if path.is_none() && row.wanted.files.is_empty() {
-        return Err(fields.missing("audio_filepath"));
+        return Err(fields.missing(AUDIO_FILEPATH));
     }
     if row.segment_id.is_empty() {
         row.segment_id = file_stem(Path::new(path.unwrap_or(&row.tar_member_name)));
@@ -459,14 +484,19 @@ pub fn row_of<'t>(
     Ok(row)
 }
 
-/// The row of a line that names its recording by `file_name`, as Hugging Face's `metadata.jsonl` does: the text may
-/// have another key, and the duration is measured where the line has none.
-fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Result<ManifestRow, Refusal> {
-    let file = fields.text(FILE_NAME)?.filter(|file| !file.is_empty());
-    let file = file.ok_or_else(|| refuse("missing_field", FILE_NAME))?;
-    let key = TEXT_COLUMNS.into_iter().find(|key| fields.has(key));
+/// The row of a line that names its recording by a key as tables have it, such as `file_name` in Hugging Face's
+/// `metadata.jsonl`.
+fn row_as_of_table(
+    fields: &Fields<'_>,
+    file_key: &'static str,
+    rules: &LineRules,
+    stem: &str,
+) -> Result<ManifestRow, Refusal> {
+    let file = fields.text(file_key)?.filter(|file| !file.is_empty());
+    let file = file.ok_or_else(|| refuse("missing_field", file_key))?;
+    let key = fields.text_key();
     let key = key.ok_or_else(|| refuse("missing_field", format!("one of {}", TEXT_COLUMNS.join(", "))))?;
-    let text = fields.text(key)?.ok_or_else(|| refuse("missing_field", key))?;
+    let text = fields.text(key)?.unwrap_or_default();
     let (start, duration) = fields.times()?.place(rules.unit)?;
     let names = named(file, start);
     let id = fields.name("segment_id")?.filter(|id| !id.is_empty());
@@ -489,7 +519,7 @@ fn row_of_file_name(fields: &Fields<'_>, rules: &LineRules, stem: &str) -> Resul
         extra: extra::of_line(
             fields.line,
             &fields.fields,
-            &[&[FILE_NAME, key][..], &TIME_KEYS].concat(),
+            &[&[file_key, key][..], &TIME_KEYS].concat(),
         ),
         ..ManifestRow::default()
     })
@@ -521,9 +551,18 @@ impl<'l> Fields<'l> {
         self.fields.get(key).is_some_and(|value| !value.is_null())
     }
 
-    /// Whether the line names its recording by `file_name`.
-    fn names_file(&self, tarred: bool) -> bool {
-        !tarred && ["audio_filepath", "tar_path"].iter().all(|key| !self.has(key)) && self.has(FILE_NAME)
+    /// The key that names the recording, where it is one that tables have for that, and not NeMo's.
+    fn file_key(&self, tarred: bool) -> Option<&'static str> {
+        if tarred || [AUDIO_FILEPATH, "tar_path"].iter().any(|key| self.has(key)) {
+            return None;
+        }
+        let names_file = |key: &&str| *key == FILE_NAME && self.has(key) || self.fields.get(*key).is_some_and(Value::is_string);
+        FILE_COLUMNS.into_iter().find(names_file)
+    }
+
+    /// The key of the text.
+    fn text_key(&self) -> Option<&'static str> {
+        TEXT_COLUMNS.into_iter().find(|key| self.has(key))
     }
 
     /// What the line says of the row's place.

@@ -69,12 +69,13 @@ use rows::Rows;
 ///   shard is a partition, `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file. An
 ///   `extra` that is no JSON object is kept as the text of the key `extra`.
 /// - nemo: one JSON object to a line with `audio_filepath, duration, text`, a language (`lang`, `language`,
-///   `target_lang` or `source_lang`) and optionally times (below), `segment_id`, `shard_id`,
+///   `target_lang`, `source_lang` or `locale`) and optionally times (below), `segment_id`, `shard_id`,
 ///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` is relative to the
-///   manifest's folder, or else to the current one. With `tars` it is a member of a tar. A line with `file_name`
-///   instead, as Hugging Face has it, may call its text `text`, `transcription`, `transcript` or `sentence`. Numbers that JSON does not have (`NaN`, `Infinity`), as Python writes them, are null. 8,192
+///   manifest's folder, or else to the current one. With `tars` it is a member of a tar. File and text may have the keys that
+///   tables have for them, such as `file_name` and `transcription` in Hugging Face's `metadata.jsonl`. Numbers that JSON does not have (`NaN`, `Infinity`), as Python writes them, are null. 8,192
 ///   lines are a partition.
-/// - table: CSV (RFC 4180; with semicolons or tabs where its heading has no comma) or TSV (quotes are letters, as Common Voice writes it, or as in CSV, as pandas and Excel do:
+/// - table: CSV (RFC 4180; with semicolons, tabs or bars where its heading has no comma, and with semicolons perhaps decimal
+///   commas) or TSV (quotes are letters, as Common Voice writes it, or as in CSV, as pandas and Excel do:
 ///   `quoting`). The first line names a column for the file
 ///   (`audio_filepath, audio_path, audio, path, file, file_name, filename` or `wav`) and one for the text (`text, sentence,
 ///   transcript, transcription` or `normalized_text`), perhaps times (below), `lang` (or `language`,

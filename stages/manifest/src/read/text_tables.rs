@@ -96,6 +96,8 @@ struct Columns {
     source: Option<usize>,
     /// Further columns by name.
     further: BTreeMap<String, usize>,
+    /// Numbers may have a comma, as where semicolons stand between fields.
+    decimal_comma: bool,
 }
 
 impl TextTables {
@@ -208,12 +210,13 @@ impl Table {
         let mut walk = text.records(0..text.text.len(), layout);
         let heading = walk.next().map(|record| record.fields).unwrap_or_default();
         let heading = with_new_names(&heading, &settings.columns);
-        let columns = heading
+        let mut columns = heading
             .and_then(|(heading, kept)| Columns::of(&heading, &kept))
             .map_err(|why| ManifestError::Manifest {
                 path: path.clone(),
                 why,
             })?;
+        columns.decimal_comma = layout.separator == ';';
         let beside = path.parent().unwrap_or(Path::new(""));
         let clips = Some(beside.join("clips")).filter(|clips| clips.is_dir());
         let places = settings.places(beside);
@@ -449,6 +452,7 @@ impl Columns {
             shard: find(&["shard_id"]),
             source: find(&["source"]),
             further: BTreeMap::new(),
+            decimal_comma: false,
         };
         let used = [Some(columns.file), Some(columns.text)].into_iter().chain([
             columns.lang,
@@ -487,6 +491,13 @@ impl Columns {
         has(&STARTS[1..]) && has(&ENDS)
     }
 
+    fn number(&self, text: &str) -> Option<f64> {
+        match text.split_once(',') {
+            Some((whole, part)) if self.decimal_comma => format!("{whole}.{part}").parse().ok(),
+            _ => text.parse().ok(),
+        }
+    }
+
     /// What a row says of its place; of empty fields nothing.
     fn times(&self, record: &Record<'_>) -> Result<Times, Refusal> {
         Times::of(|name| {
@@ -494,9 +505,9 @@ impl Columns {
             let field = place.and_then(|(_, place)| record.fields.get(*place));
             match field.filter(|text| !text.is_empty()) {
                 None => Ok(None),
-                Some(text) => match text.trim().parse::<f64>() {
-                    Ok(seconds) => Ok(Some(seconds)),
-                    Err(_) => Err(refuse("bad_type", format!("{name} {text:?}"))),
+                Some(text) => match self.number(text.trim()) {
+                    Some(seconds) => Ok(Some(seconds)),
+                    None => Err(refuse("bad_type", format!("{name} {text:?} is no number"))),
                 },
             }
         })
@@ -504,14 +515,14 @@ impl Columns {
 }
 
 /// What separates the fields of a table: tabs, but in CSV commas, or where its heading has none, what spreadsheets of other
-/// countries write.
+/// countries and other programs write.
 fn separator(path: &Path, text: &str) -> char {
     let is_csv = path
         .extension()
         .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     let heading = text.trim_start().lines().next().unwrap_or_default();
     match is_csv {
-        true => [',', ';', '\t']
+        true => [',', ';', '\t', '|']
             .into_iter()
             .find(|found| heading.contains(*found))
             .unwrap_or(','),

@@ -271,3 +271,15 @@ fn quotes_of_tsv_are_taken_away_where_all_are_written_as_in_csv() {
     settings.quoting = Quoting::None;
     assert_eq!(column(&run(settings), "text"), ["\"he said \"\"hi\"\"\"", "plain"]);
 }
+
+#[test]
+fn numbers_beside_semicolons_may_have_a_comma() {
+    let table = "path;text;start;end\nlong.wav;one;0,5;2,5\nlong.wav;two;1.000,5;2\n";
+    let (_folder, settings) = place("t.csv", table);
+    let output = run(settings);
+    assert_eq!(starts_and_durations(&output), (vec![Some(0.5)], vec![Some(2.0)]));
+    assert_eq!(reasons(&output), ["bad_type"]);
+    // Elsewhere it may stand between thousands.
+    let (_folder, settings) = place("t.csv", "path,text,start,end\nlong.wav,one,0,\"1,500\"\n");
+    assert_eq!(reasons(&run(settings)), ["bad_type"]);
+}

@@ -39,7 +39,30 @@ pub fn transcript(path: &Path) -> Result<String, Refusal> {
         ));
     }
     let text = String::from_utf8(bytes).map_err(|error| refuse("not_utf8", error.to_string()))?;
-    Ok(spaced(text.trim_start_matches('\u{feff}')))
+    let text = text.trim_start_matches('\u{feff}');
+    if has_times(text) {
+        let why = format!(
+            "{} has labels with times, as Audacity writes them; a table with `start`, `end` and `text` is read",
+            path.display()
+        );
+        return Err(refuse("unread_time", why));
+    }
+    Ok(spaced(text))
+}
+
+/// Whether all lines of a transcript are labels of Audacity: beginning, end and text with tabs between them. (A second line may
+/// tell frequencies, and begins with a backslash.)
+fn has_times(text: &str) -> bool {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('\\')).peekable();
+    let is_time = |field: Option<&str>| {
+        let field = field.filter(|field| field.contains('.'));
+        field.is_some_and(|field| field.parse::<f64>().is_ok_and(f64::is_finite))
+    };
+    let is_label = |line: &str| {
+        let mut fields = line.split('\t');
+        is_time(fields.next()) && is_time(fields.next())
+    };
+    lines.peek().is_some() && lines.all(is_label)
 }
 
 fn spaced(text: &str) -> String {
