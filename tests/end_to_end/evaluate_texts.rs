@@ -34,12 +34,13 @@ fn texts_of_every_form_are_scored() {
         "both.json",
         "\u{feff}{\"audio_filepath\": \"a.wav\", \"duration\": NaN, \"text\": \"one two three\", \"pred_text\": \"one too three\", \"lang\": \"en\"}\n\
          {\"audio_filepath\": \"b.wav\", \"text\": \"eins zwei\", \"pred_text\": \"eins zwei drei\", \"lang\": \"de\"}\n\
-         {\"audio_filepath\": \"b.wav\", \"offset\": 2.5, \"text\": \"vier fünf\", \"pred_text\": \"vier\", \"lang\": \"de\"}\n",
+         {\"audio_filepath\": \"b.wav\", \"offset\": 2.5, \"text\": \"vier fünf\", \"pred_text\": \"vier\", \"lang\": \"DE-at\"}\n",
     );
     let expected = [1, 1, 1, 7];
     let both = scores(folder, &["both.json", "--worst", "1"]);
     assert_eq!(words(&both), expected);
     assert_eq!(both["languages"]["en"]["wer"]["substitutions"], 1);
+    assert_eq!(both["languages"]["de"]["utterances"], 2);
     assert_eq!(both["utterances"], 3);
     assert_eq!(both["worst"].as_array().unwrap().len(), 1);
     write(
@@ -108,6 +109,9 @@ fn what_cannot_be_paired_is_told() {
     );
     write("bad.ctm", "a 1 x 0.5 one\n");
     write("empty.txt", "");
+    write("table.csv", "audio_filepath,text\na.wav,one\n");
+    write("a.srt", "1\n00:00:00,000 --> 00:00:01,000\none\n");
+    write("array.json", "[{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}]");
     for (arguments, said) in [
         (
             &["two.txt", "one.txt"][..],
@@ -119,6 +123,9 @@ fn what_cannot_be_paired_is_told() {
         (&["a.jsonl", "twice.jsonl"], "two lines are of a.wav"),
         (&["a.jsonl", "bad.ctm"], "line 1: start is \"x\""),
         (&["empty.txt", "empty.txt"], "nothing to score"),
+        (&["table.csv", "table.csv"], "csv is not read here"),
+        (&["a.srt", "a.srt"], "srt is not read here"),
+        (&["array.json"], "line 1 is no JSON object"),
         (&["gone.txt", "one.txt"], "gone.txt"),
     ] {
         let output = evaluate(folder, arguments);

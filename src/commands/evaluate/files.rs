@@ -91,7 +91,7 @@ pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>
     let wrong = |error: &dyn Display| {
         Failure::usage(
             format!("{}: {error}", path.display()),
-            "see docs/speakers.md for the forms of files",
+            "`flow help evaluate` and docs/speakers.md tell the forms of files",
         )
     };
     let mut bytes = Vec::new();

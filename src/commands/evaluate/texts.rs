@@ -7,6 +7,7 @@ use std::io::{self, Write};
 
 use flow_audio::language_tag::tag_of;
 use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore, score_with};
+use flow_manifest::read::usual_language;
 use flow_runtime::escape::escape_line;
 use serde_json::{Value, json};
 
@@ -41,7 +42,8 @@ pub fn texts(arguments: &EvaluateTextsArguments, out: &mut dyn Write) -> Result<
     for pair in &paired.pairs {
         let score = score_with(&pair.reference, &pair.hypothesis, &normalizer);
         let lang = pair.lang.as_deref().or_else(|| tag_of(&pair.reference));
-        scores.add(lang.unwrap_or_default(), &score, pair.seconds);
+        let lang = lang.map(usual_language).unwrap_or_default();
+        scores.add(&lang, &score, pair.seconds);
         scored.push((pair, score));
     }
     scored.sort_by(|(_, one), (_, other)| other.words.errors().cmp(&one.words.errors()));

@@ -73,7 +73,10 @@ fn content(path: &Path, text: &str, ids: bool) -> Result<Content, String> {
         Some("trn") => named(text, trn_line).map(Content::Named),
         _ if !ids && text.trim_start().starts_with('{') => json(text),
         Some("jsonl" | "ndjson" | "json") => json(text),
-        Some("parquet") => Err("parquet is not read here; write the manifest as JSON lines (`jsonl: true`)".into()),
+        // As lines of text each of their lines would be an utterance.
+        Some(other @ ("parquet" | "csv" | "tsv" | "srt" | "vtt" | "rttm" | "textgrid" | "eaf")) => Err(format!(
+            "{other} is not read here; write JSON lines with `audio_filepath` and `text`, or CTM"
+        )),
         _ if ids => named(text, |line| {
             Some(line.split_once(char::is_whitespace).unwrap_or((line, "")))
         })

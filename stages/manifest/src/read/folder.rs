@@ -206,7 +206,14 @@ impl AudioFolder {
                     return refusal;
                 }
                 let other = OF_OTHER_PROGRAMS.map(|extension| self.beside(file, extension));
-                let hint = match (&self.table, other.iter().find(|other| other.is_file())) {
+                let above = Path::new(file).ancestors().skip(1);
+                let table = above
+                    .filter_map(|above| first_of(&self.root.join(above), &TABLES))
+                    .next();
+                let hint = match (
+                    table.as_ref().or(self.table.as_ref()),
+                    other.iter().find(|other| other.is_file()),
+                ) {
                     (Some(table), _) => format!("; {} is a table: name it in place of the folder", table.display()),
                     (None, Some(other)) => format!(
                         "; {} is not read: write a table or JSON lines with `start`, `end` and `text`",

@@ -120,19 +120,38 @@ fn transcripts_of_other_programs_are_no_texts() {
         folder.path(),
         &[
             ("a.wav", ""),
-            ("a.txt", "0.000000\t1.500000\tone\n\\\t100.0\t200.0\n1.500000\t2.250000\ttwo\n"),
+            (
+                "a.txt",
+                "0.000000\t1.500000\tone\n\\\t100.0\t200.0\n1.500000\t2.250000\ttwo\n",
+            ),
             ("b.wav", ""),
             ("b.srt", "1\n00:00:00,000 --> 00:00:01,000\none\n"),
             ("c.wav", ""),
             // Numbers that are spoken.
             ("c.txt", "1.5 2.5\n3\t4\n"),
+            ("data/DR1/SA1.wav", ""),
+            ("data/DR1/SA1.TXT", "0 46797 She had your dark suit\n"),
+            // Deeper than the folder of a split.
+            ("data/train/d.wav", ""),
+            (
+                "data/train/metadata.jsonl",
+                "{\"file_name\": \"d.wav\", \"text\": \"one\"}\n",
+            ),
         ],
     );
     let output = run(with_lang(folder.path(), "en"));
     assert_eq!(column(&output, "text"), ["1.5 2.5 3 4"]);
-    assert_eq!(reasons(&output), ["unread_time", "missing_text"]);
+    assert_eq!(
+        reasons(&output),
+        ["unread_time", "missing_text", "unread_time", "missing_text"]
+    );
     let said = details(&output).join("\n");
-    for expected in ["a.txt has labels with times", "b.srt is not read"] {
+    for expected in [
+        "a.txt has labels with times",
+        "b.srt is not read",
+        "SA1.TXT has labels with times",
+        "data/train/metadata.jsonl is a table",
+    ] {
         assert!(said.contains(expected), "{said}");
     }
 }
@@ -178,10 +197,20 @@ fn what_other_programs_write_is_read_or_named() {
             ("semicolons.csv", "path;text;lang\na.wav;\"one; two\";en\n"),
             ("tabs.csv", "path\ttext\na.wav\t\"he said \"\"hi\"\"\"\n"),
             ("bars.csv", "path|text\na.wav|one, two\n"),
-            ("keys.jsonl", "{\"path\": \"a.wav\", \"sentence\": \"one\", \"locale\": \"de-DE\", \"speaker\": 7}\n"),
-            ("sentence.jsonl", "{\"audio_filepath\": \"a.wav\", \"sentence\": \"one\", \"up_votes\": 2}\n"),
-            ("array.json", "\u{feff}\n[{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}]\n"),
+            (
+                "keys.jsonl",
+                "{\"path\": \"a.wav\", \"sentence\": \"one\", \"locale\": \"de-DE\", \"speaker\": 7}\n",
+            ),
+            (
+                "sentence.jsonl",
+                "{\"audio_filepath\": \"a.wav\", \"sentence\": \"one\", \"up_votes\": 2}\n",
+            ),
+            (
+                "array.json",
+                "\u{feff}\n[{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}]\n",
+            ),
             ("kaldi/wav.scp", "a a.wav\n"),
+            ("macos9.csv", "path,text\ra.wav,one\r"),
             ("kaldi/text", "a one\n"),
             ("cuts.jsonl.gz", "\u{1f}"),
         ],
@@ -199,7 +228,10 @@ fn what_other_programs_write_is_read_or_named() {
     assert_eq!(texts("bars.csv"), ["one, two"]);
     assert_eq!(texts("sentence.jsonl"), ["one"]);
     let output = run(settings(&at("keys.jsonl")));
-    assert_eq!((column(&output, "text"), column(&output, "lang")), (vec!["one".into()], vec!["de".into()]));
+    assert_eq!(
+        (column(&output, "text"), column(&output, "lang")),
+        (vec!["one".into()], vec!["de".into()])
+    );
     let extra = extra_of(&output).remove(0).unwrap();
     assert!(extra.contains("\"speaker\":7") && !extra.contains("a.wav"), "{extra}");
     for (name, said) in [
@@ -207,6 +239,7 @@ fn what_other_programs_write_is_read_or_named() {
         ("notepad.jsonl", "it is UTF-16"),
         ("packed.jsonl", "it is compressed"),
         ("array.json", "it is one JSON array"),
+        ("macos9.csv", "carriage returns alone"),
         ("kaldi", "a data folder of Kaldi"),
         ("cuts.jsonl.gz", "it is compressed"),
     ] {

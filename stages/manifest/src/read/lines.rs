@@ -18,7 +18,7 @@ use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::text_tables::{FILE_COLUMNS, TEXT_COLUMNS};
-use super::times::{ENDS, TIME_KEYS, Times, Unit, UnitSample, is_unread, unread};
+use super::times::{ENDS, TIME_KEYS, Times, Unit, UnitSample, unread, unread_among};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra;
@@ -556,7 +556,8 @@ impl<'l> Fields<'l> {
         if tarred || [AUDIO_FILEPATH, "tar_path"].iter().any(|key| self.has(key)) {
             return None;
         }
-        let names_file = |key: &&str| *key == FILE_NAME && self.has(key) || self.fields.get(*key).is_some_and(Value::is_string);
+        let names_file =
+            |key: &&str| *key == FILE_NAME && self.has(key) || self.fields.get(*key).is_some_and(Value::is_string);
         FILE_COLUMNS.into_iter().find(names_file)
     }
 
@@ -567,8 +568,15 @@ impl<'l> Fields<'l> {
 
     /// What the line says of the row's place.
     fn times(&self) -> Result<Times, Refusal> {
-        let mut numbers = self.fields.iter().filter(|(_, value)| value.is_number());
-        if let Some((name, _)) = numbers.find(|(name, _)| is_unread(name)) {
+        // Numbers, and clock times.
+        let is_time = |value: &Value| match value {
+            Value::String(text) => {
+                text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains(|c: char| c.is_alphabetic())
+            }
+            value => value.is_number(),
+        };
+        let names = self.fields.iter().filter(|(_, value)| is_time(value));
+        if let Some(name) = unread_among(names.map(|(name, _)| name.as_str())) {
             return Err(refuse("unread_time", unread(name)));
         }
         Times::of(|name| self.number(name))

@@ -45,7 +45,7 @@ pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
 pub use quoting::Quoting;
-pub use row_rules::Regions;
+pub use row_rules::{Regions, usual_language};
 pub use rows::read_schema;
 
 use crate::error::ManifestError;

@@ -75,6 +75,11 @@ impl RowRules {
     }
 }
 
+/// The one name of a language, as rows of manifests have it by default: `EN` and `en-US` are `en`.
+pub fn usual_language(tag: &str) -> String {
+    RowRules::default().language(tag.to_string())
+}
+
 /// A tag in the case that BCP 47 recommends, so that a language has one name: `en`, `zh-Hant-TW`, `sl-rozaj`. Its separators
 /// stay.
 fn in_usual_case(tag: &str) -> String {

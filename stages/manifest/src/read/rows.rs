@@ -352,9 +352,13 @@ impl<'a> Rows<'a> {
     /// What a person should know of rows that tell the same part of a recording in other words.
     pub fn told_twice(&self) -> Option<String> {
         let (rows, first) = self.told_twice.as_ref()?;
+        let rows = if *rows == 1 {
+            "1 row has".into()
+        } else {
+            format!("{rows} rows have")
+        };
         Some(format!(
-            "{rows} rows have another text than a row before them on exactly the same part of the same recording; the \
-             first: {first}"
+            "{rows} another text than a row before on exactly the same part of the same recording; the first: {first}"
         ))
     }
 

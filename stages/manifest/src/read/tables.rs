@@ -21,7 +21,7 @@ use super::places::{Places, shard_folders};
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, refuse};
 use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS};
-use super::times::{DURATION, ENDS, OFFSET, STARTS, Times, Unit, UnitSample, is_unread, unread};
+use super::times::{DURATION, ENDS, OFFSET, STARTS, Times, Unit, UnitSample, unread, unread_among};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra::{self, EXTRA};
@@ -328,11 +328,11 @@ impl Table {
                 STARTS.join(", ")
             )));
         }
-        let names = schema.fields().iter().filter(|field| field.data_type().is_numeric());
-        if let Some(field) = names.clone().find(|field| is_unread(field.name())) {
+        let names = schema.fields().iter().filter(|field| !field.data_type().is_nested());
+        if let Some(name) = unread_among(names.map(|field| field.name().as_str())) {
             return Err(table.wrong(format!(
                 "its column {}; rename the column, or leave it out of the file",
-                unread(field.name())
+                unread(name)
             )));
         }
         let times = [&starts[..], &ends].concat();

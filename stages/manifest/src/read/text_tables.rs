@@ -17,7 +17,7 @@ use super::places::Places;
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::table_text::{Layout, Record, line_ends};
-use super::times::{DURATION, ENDS, STARTS, Times, Unit, UnitSample, is_unread, unread};
+use super::times::{DURATION, ENDS, STARTS, Times, Unit, UnitSample, unread, unread_among};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra::{self, EXTRA};
@@ -206,6 +206,12 @@ impl Table {
     ) -> Result<(Table, Vec<Range<usize>>), ManifestError> {
         let look = FileLook::of(&path).map_err(|e| ManifestError::io(&path, e))?;
         let text = read_text(&path)?;
+        if text.text.trim_end().contains('\r') && !text.text.contains('\n') {
+            return Err(ManifestError::Manifest {
+                path,
+                why: "its lines end with carriage returns alone; save it with line feeds".into(),
+            });
+        }
         let (layout, told) = settings.quoting.layout(&text.text, separator(&path, &text.text));
         let mut walk = text.records(0..text.text.len(), layout);
         let heading = walk.next().map(|record| record.fields).unwrap_or_default();
@@ -299,7 +305,12 @@ impl Table {
             shard_id: shard.unwrap_or_else(|| self.stem.clone()),
             text: text.to_string(),
             duration,
-            lang: language(field(columns.lang), &tables.lang, tables.folders.language(file), text),
+            lang: language(
+                field(columns.lang).map(str::trim),
+                &tables.lang,
+                tables.folders.language(file),
+                text,
+            ),
             lang_field: field(columns.lang).map_or("", |_| columns.lang_name),
             source: field(columns.source).unwrap_or(&tables.source).to_string(),
             start,
@@ -462,14 +473,16 @@ impl Columns {
         ]);
         let times = columns.times.iter().map(|(_, place)| *place);
         let used: Vec<usize> = used.flatten().chain(times).collect();
+        let others = names.iter().enumerate();
+        let others = others.filter(|(place, _)| !used.contains(place) && !kept.contains(place));
+        if let Some(name) = unread_among(others.map(|(_, name)| *name)) {
+            return Err(format!(
+                "its column {}; `columns` gives it such a name ([{name}=start]), or leaves it out of account ([{name}=extra])",
+                unread(name)
+            ));
+        }
         for (place, name) in names.iter().enumerate() {
             if !used.contains(&place) && !name.is_empty() && !extra::has_column(name) {
-                if !kept.contains(&place) && is_unread(name) {
-                    return Err(format!(
-                        "its column {}; `columns` gives it such a name ([{name}=start]), or leaves it out of account ([{name}=extra])",
-                        unread(name)
-                    ));
-                }
                 // The first of several columns of one name counts, as above.
                 columns.further.entry(name.to_string()).or_insert(place);
             }

@@ -47,6 +47,9 @@ const BESIDE: [&str; 28] = [
     "frame",
 ];
 
+/// Names that say it where both are there.
+const PAIRS: [[&str; 2]; 3] = [["from", "to"], ["t0", "t1"], ["xmin", "xmax"]];
+
 /// Rows that are looked at to tell seconds from milliseconds.
 const MOST_SAMPLED: usize = 256;
 /// Times that end so many times later than their recordings cannot be seconds.
@@ -69,7 +72,7 @@ pub const TIME_KEYS: [&str; 8] = [
 
 /// Whether a name says where a row begins or ends in its recording, but is none of those that are read: `start_ms`,
 /// `segmentEnd`. With such a column left out, each row would be the whole recording.
-pub fn is_unread(name: &str) -> bool {
+fn is_unread(name: &str) -> bool {
     let is_read = |names: &[&str]| names.iter().any(|read| name.eq_ignore_ascii_case(read));
     if is_read(&STARTS) || is_read(&ENDS) {
         return false;
@@ -100,6 +103,14 @@ pub fn is_unread(name: &str) -> bool {
         && words
             .iter()
             .all(|word| is_place(word) || BESIDE.contains(&word.as_str()))
+}
+
+/// The first of the names beside those of a row that [`is_unread`].
+pub fn unread_among<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Option<&'n str> {
+    let has = |wanted: &&str| names.clone().any(|name| name.eq_ignore_ascii_case(wanted));
+    let pair = PAIRS.iter().find(|pair| pair.iter().all(has));
+    let is_of_pair = |name: &str| pair.is_some_and(|pair| pair.iter().any(|of| of.eq_ignore_ascii_case(name)));
+    names.clone().find(|name| is_unread(name) || is_of_pair(name))
 }
 
 /// What is wrong with a name of [`is_unread`].
@@ -339,6 +350,9 @@ mod tests {
         for name in others {
             assert!(!is_unread(name), "{name}");
         }
+        let among = |names: &[&'static str]| unread_among(names.iter().copied());
+        assert_eq!(among(&["speaker", "To", "From"]), Some("To"));
+        assert_eq!(among(&["from", "speaker", "xmin"]), None);
     }
 
     #[test]

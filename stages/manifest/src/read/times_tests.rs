@@ -204,14 +204,31 @@ fn times_under_names_that_are_not_read_are_an_error() {
             .contains(r#""start_ms":"2500""#)
     );
     let lines = r#"{"audio_filepath": "long.wav", "text": "one", "duration": 1.0, "segment_start": 2.5}
-{"audio_filepath": "long.wav", "text": "two", "duration": 1.0, "word_start": [0.1]}
+{"audio_filepath": "long.wav", "text": "two", "duration": 1.0, "word_start": [0.1], "from": "corpus", "end": null}
+{"audio_filepath": "long.wav", "text": "three", "duration": 1.0, "utt_start": "00:00:01.5"}
+{"audio_filepath": "long.wav", "text": "four", "from": 1.0, "to": 2.0}
 "#;
     let (_folder, settings) = place("m.jsonl", lines);
     let output = run(settings);
     assert_eq!(
         (column(&output, "text"), reasons(&output)),
-        (vec!["two".to_string()], vec!["unread_time"])
+        (vec!["two".to_string()], vec!["unread_time"; 3])
     );
+    // In Parquet as text, too.
+    let (folder, _) = place("none", "");
+    let texts = |values: [&str; 1]| -> ArrayRef { Arc::new(StringArray::from(values.to_vec())) };
+    let columns = [
+        ("audio_filepath", texts(["long.wav"])),
+        ("text", texts(["one"])),
+        ("segment_start", texts(["2.5"])),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let path = folder.path().join("m.parquet");
+    let mut writer = ArrowWriter::try_new(fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let said = failure(with_lang(&path, "en"));
+    assert!(said.contains("`segment_start` seems to say"), "{said}");
 }
 
 #[test]

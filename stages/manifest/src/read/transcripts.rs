@@ -42,7 +42,7 @@ pub fn transcript(path: &Path) -> Result<String, Refusal> {
     let text = text.trim_start_matches('\u{feff}');
     if has_times(text) {
         let why = format!(
-            "{} has labels with times, as Audacity writes them; a table with `start`, `end` and `text` is read",
+            "{} has labels with times, as Audacity and TIMIT have them; a table with `start`, `end` and `text` is read",
             path.display()
         );
         return Err(refuse("unread_time", why));
@@ -51,9 +51,12 @@ pub fn transcript(path: &Path) -> Result<String, Refusal> {
 }
 
 /// Whether all lines of a transcript are labels of Audacity: beginning, end and text with tabs between them. (A second line may
-/// tell frequencies, and begins with a backslash.)
+/// tell frequencies, and begins with a backslash.) Or it is one line of TIMIT's: 0, samples of the recording, and the text.
 fn has_times(text: &str) -> bool {
-    let mut lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('\\')).peekable();
+    let mut lines = text
+        .lines()
+        .filter(|line| !line.trim().is_empty() && !line.starts_with('\\'))
+        .peekable();
     let is_time = |field: Option<&str>| {
         let field = field.filter(|field| field.contains('.'));
         field.is_some_and(|field| field.parse::<f64>().is_ok_and(f64::is_finite))
@@ -62,7 +65,15 @@ fn has_times(text: &str) -> bool {
         let mut fields = line.split('\t');
         is_time(fields.next()) && is_time(fields.next())
     };
-    lines.peek().is_some() && lines.all(is_label)
+    let is_of_timit = |line: &str| {
+        let samples = line.strip_prefix("0 ").and_then(|rest| rest.split_once(' '));
+        samples.is_some_and(|(samples, _)| samples.len() >= 4 && samples.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    match lines.next() {
+        Some(only) if lines.peek().is_none() => is_label(only) || is_of_timit(only),
+        Some(first) => is_label(first) && lines.all(is_label),
+        None => false,
+    }
 }
 
 fn spaced(text: &str) -> String {

@@ -365,7 +365,7 @@ fn conversations_are_told_apart_nearly_as_well_as_offline() {
         let offline = &case["der_no_collar_with_overlap"]["diarization error rate"];
         let offline = offline.as_f64().unwrap();
         // At most twice the errors where there are few, and seven in a hundred more where there are many.
-        let most = (2.1 * offline).min(offline + 0.075).max(0.055);
+        let most = (2.1 * offline).min(offline + 0.07).max(0.055);
         assert!(counted.der() <= most, "{recording}: {}", counted.der());
         compared += 1;
     }
