@@ -6,6 +6,19 @@ use super::table_text::{Layout, Records};
 
 /// The byte-order mark of UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+/// Those of UTF-16.
+const OF_UTF_16: [[u8; 2]; 2] = [[0xff, 0xfe], [0xfe, 0xff]];
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// Why bytes that begin so are no text that is read.
+pub fn no_text(bytes: &[u8]) -> Option<&'static str> {
+    if OF_UTF_16.iter().any(|mark| bytes.starts_with(mark)) {
+        return Some("it is UTF-16; save it as UTF-8");
+    }
+    bytes
+        .starts_with(&GZIP)
+        .then_some("it is compressed by gzip; unpack it")
+}
 
 /// Text without a byte-order mark, in which U+FFFD replaces bytes that are not UTF-8. The file itself may contain
 /// U+FFFD, so replaced positions are recorded.

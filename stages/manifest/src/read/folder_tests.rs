@@ -221,7 +221,10 @@ fn what_other_programs_write_is_read_or_named() {
         .collect();
     fs::write(at("excel.tsv"), &utf_16).unwrap();
     fs::write(at("notepad.jsonl"), utf_16).unwrap();
-    fs::write(at("packed.jsonl"), [0x1f, 0x8b, 8, 0]).unwrap();
+    for name in ["packed.jsonl", "packed.csv"] {
+        fs::write(at(name), [0x1f, 0x8b, 8, 0]).unwrap();
+    }
+    fs::write(at("blank.jsonl"), "\u{feff}\n \n").unwrap();
     let texts = |name: &str| column(&run(with_lang(&at(name), "en")), "text");
     assert_eq!(texts("semicolons.csv"), ["one; two"]);
     assert_eq!(texts("tabs.csv"), ["he said \"hi\""]);
@@ -238,6 +241,8 @@ fn what_other_programs_write_is_read_or_named() {
         ("excel.tsv", "it is UTF-16"),
         ("notepad.jsonl", "it is UTF-16"),
         ("packed.jsonl", "it is compressed"),
+        ("packed.csv", "it is compressed"),
+        ("blank.jsonl", "there are no rows in it"),
         ("array.json", "it is one JSON array"),
         ("macos9.csv", "carriage returns alone"),
         ("kaldi", "a data folder of Kaldi"),

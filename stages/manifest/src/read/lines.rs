@@ -10,6 +10,7 @@ use flow_storage::InputFile;
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 
+use super::decoded_text::no_text;
 use super::files::{label, trailing_number};
 use super::folder_languages::FolderLanguages;
 use super::json_line;
@@ -29,8 +30,6 @@ const BLOCK_LINES: u64 = 8_192;
 const BLOCK_BYTES: u64 = 64 << 20;
 /// Longest line that is read.
 const LONGEST_LINE: u64 = 1 << 20;
-/// The byte order marks of UTF-16.
-const UTF_16: [[u8; 2]; 2] = [[0xff, 0xfe], [0xfe, 0xff]];
 
 /// Keys that name the language; the first that exists counts.
 const LANGUAGE_KEYS: [&str; 5] = ["lang", "language", "target_lang", "source_lang", "locale"];
@@ -302,13 +301,9 @@ fn check_beginning(path: &Path) -> Result<(), ManifestError> {
     let mut bytes = Vec::new();
     let read = open_input_file(path).and_then(|file| file.take(1 << 10).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
-    let why = if UTF_16.iter().any(|mark| bytes.starts_with(mark)) {
-        "it is UTF-16; save it as UTF-8"
-    } else if bytes.starts_with(&[0x1f, 0x8b]) {
-        "it is compressed; unpack it"
-    } else if without_mark(&bytes, 0).trim_ascii_start().starts_with(b"[") {
-        "it is one JSON array; write one object to a line (`jq -c '.[]'` does)"
-    } else {
+    let is_array = without_mark(&bytes, 0).trim_ascii_start().starts_with(b"[");
+    let array = is_array.then_some("it is one JSON array; write one object to a line (`jq -c '.[]'` does)");
+    let Some(why) = no_text(&bytes).or(array) else {
         return Ok(());
     };
     Err(ManifestError::Manifest {
@@ -347,16 +342,18 @@ fn add_times(line: &[u8], places: &Places, sample: &mut UnitSample) {
     }
 }
 
-/// Blocks of whole lines of a file. `each` is given all lines that are not too long.
+/// Blocks of whole lines of a file; none where all are blank. `each` is given all lines that are not too long.
 fn blocks_of(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<Vec<Block>> {
     let mut reader = BufReader::with_capacity(1 << 20, open_input_file(path)?);
     let (mut blocks, mut start, mut at, mut lines, mut first_line) = (Vec::new(), 0, 0, 0, 1);
-    let mut line = Vec::new();
+    let (mut line, mut has_rows) = (Vec::new(), false);
     loop {
         line.clear();
         let (length, whole) = read_line(&mut reader, &mut line)?;
+        let written = without_mark(&line, at);
+        has_rows |= !written.trim_ascii().is_empty();
         if whole {
-            each(without_mark(&line, at));
+            each(written);
         }
         if length > 0 {
             at += length;
@@ -372,7 +369,7 @@ fn blocks_of(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<Vec<Block>>
             (start, first_line, lines) = (at, first_line + lines, 0);
         }
         if length == 0 {
-            return Ok(blocks);
+            return Ok(if has_rows { blocks } else { Vec::new() });
         }
     }
 }

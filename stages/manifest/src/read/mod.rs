@@ -88,7 +88,8 @@ use rows::Rows;
 ///   mka, aiff, caf, mov and others) in it and below it, each with a `.txt` or `.lab` beside it (also in capitals), or a line
 ///   `<name> <text>` in a `.trans.txt` of its folder, as LibriSpeech has it. What macOS, archives, notebooks and file systems
 ///   add (`._*`, `__MACOSX`, `.ipynb_checkpoints`, `lost+found`) is passed over. A transcript beside recordings that belongs to none, a second line of one utterance and a name that
-///   is not UTF-8 are refused (`missing_audio`, `duplicate_utterance`, `unsafe_name`). Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
+///   is not UTF-8 are refused (`missing_audio`, `duplicate_utterance`, `unsafe_name`), and so are labels with times
+///   instead of a text, as Audacity and TIMIT have them (`unread_time`). Links to folders are followed, and a folder is read once. More than 64 folders in one another are an
 ///   error.
 ///
 /// Recordings of rows without a duration are decoded to measure it.
@@ -97,7 +98,7 @@ use rows::Rows;
 /// `stop`, or are `duration` long: in seconds. Where `start` and `end` are both given, and most of a sample of rows would end
 /// long after their recordings, by the headers of FLAC and WAV files, but not in milliseconds, they are milliseconds; the log
 /// says so. Times that contradict each other are refused. A column that seems to be such a time under another name
-/// (`start_ms`) is an error, in JSON lines a reject (`unread_time`): `columns: [start_ms=start]` has it read,
+/// (`start_ms`, or `from` beside `to`) is an error, in JSON lines a reject (`unread_time`): `columns: [start_ms=start]` has it read,
 /// `[start_ms=extra]` kept with the other columns. Rows with different texts on exactly the same part of the same
 /// recording are told in a warning.
 ///

@@ -317,6 +317,14 @@ impl Table {
         // A recording is measured where the row is told from its beginning on.
         let is_told = has(&DURATION) || names_files || !(starts.is_empty() || ends.is_empty());
         let lacking = lacking.or((!is_told).then_some(DURATION));
+        // Without names of files ids are needed; whoever has neither lacks the former.
+        let lacking = lacking.map(|name| {
+            if name == "segment_id" && !has_place {
+                "audio_filepath"
+            } else {
+                name
+            }
+        });
         if let Some(name) = lacking {
             let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
             let names = names.join(", ");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
 use rayon::prelude::*;
 
-use super::decoded_text::DecodedText;
+use super::decoded_text::{DecodedText, no_text};
 use super::files::label;
 use super::folder_languages::FolderLanguages;
 use super::looks::{Chain, Eyes, FileLook};
@@ -554,10 +554,10 @@ fn read_text(path: &Path) -> Result<DecodedText, ManifestError> {
             why: "it has more than 4 GiB; write it as JSON lines instead".into(),
         });
     }
-    if [[0xff, 0xfe], [0xfe, 0xff]].iter().any(|mark| bytes.starts_with(mark)) {
+    if let Some(why) = no_text(&bytes) {
         return Err(ManifestError::Manifest {
             path: path.to_path_buf(),
-            why: "it is UTF-16; save it as UTF-8".into(),
+            why: why.into(),
         });
     }
     Ok(DecodedText::of(bytes))

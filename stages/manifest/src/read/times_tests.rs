@@ -207,12 +207,13 @@ fn times_under_names_that_are_not_read_are_an_error() {
 {"audio_filepath": "long.wav", "text": "two", "duration": 1.0, "word_start": [0.1], "from": "corpus", "end": null}
 {"audio_filepath": "long.wav", "text": "three", "duration": 1.0, "utt_start": "00:00:01.5"}
 {"audio_filepath": "long.wav", "text": "four", "from": 1.0, "to": 2.0}
+{"audio_filepath": "long.wav", "text": "five", "Start": 1.0, "End": 2.0}
 "#;
     let (_folder, settings) = place("m.jsonl", lines);
     let output = run(settings);
     assert_eq!(
         (column(&output, "text"), reasons(&output)),
-        (vec!["two".to_string()], vec!["unread_time"; 3])
+        (vec!["two".to_string()], vec!["unread_time"; 4])
     );
     // In Parquet as text, too.
     let (folder, _) = place("none", "");
