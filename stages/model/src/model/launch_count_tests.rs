@@ -58,12 +58,16 @@ fn parts_of_a_step(
 #[test]
 fn a_step_launches_no_more_than_it_did() {
     let mut config = golden::model().0;
+    // The network that the numbers are of, whatever the golden one is.
+    config.encoder.n_layers = 2;
+    config.encoder.use_bias = false;
+    config.encoder.xscaling = false;
+    config.decoder.pred_rnn_layers = 2;
     config.encoder.dropout = 0.1;
     config.encoder.dropout_pre_encoder = 0.1;
     config.encoder.dropout_att = 0.1;
     config.decoder.dropout = 0.2;
     config.joint.dropout = 0.2;
-    assert_eq!((config.encoder.n_layers, config.decoder.pred_rnn_layers), (2, 2));
     let batch = MicroBatch {
         signals: vec![golden::wave("train", 0)[..8_000].to_vec(); 2],
         tokens: vec![vec![3, 5, 7]; 2],
@@ -144,9 +148,10 @@ fn what_is_frozen_is_not_computed() {
             (products(&frozen.0, prediction), frozen.0[&prediction][0].launches()),
             (0, 0)
         );
-        // Two products of each of two layers.
+        // Two products of each layer.
         let layers = PassPart::LayerBackward;
-        assert_eq!(products(&frozen.0, layers), products(&whole.0, layers) - 4);
+        let fewer = 2 * frozen.0[&layers].len();
+        assert_eq!(products(&frozen.0, layers), products(&whole.0, layers) - fewer);
         assert!(!of_device || whole.0[&prediction][0].launches() > 0);
     }
 }
