@@ -10,8 +10,11 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type, UInt64Type};
+use flow_audio::json_line;
 use flow_audio::listing::{Recording, has_ending_of_audio};
 use flow_audio::member_name::{is_unsafe, safe_components, strip_dot_slash};
+use flow_audio::part::TOLERANCE_SECONDS;
+use flow_audio::row_times::{ENDS, STARTS, unread, unread_among};
 use flow_audio::samples::Refusal;
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::store::ForeignParquet;
@@ -181,8 +184,8 @@ fn lines(path: &Path) -> io::Result<Vec<Line>> {
         let object = match std::str::from_utf8(bytes) {
             Err(error) => Err(refuse("not_utf8", error.to_string())),
             Ok(text) if text.trim().is_empty() => continue,
-            Ok(text) => match serde_json::from_str(text) {
-                Ok(Value::Object(values)) => Ok(values),
+            Ok(text) => match json_line::parse(text) {
+                Ok((Value::Object(values), _)) => Ok(values),
                 Ok(_) => Err(refuse("bad_json", "it is no JSON object")),
                 Err(error) => Err(refuse("bad_json", error.to_string())),
             },
@@ -351,8 +354,7 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     fn row(&mut self, mut values: Map<String, Value>) -> Result<Made, Refusal> {
-        let start = seconds(&values, "offset", "offset_invalid", 0.0)?;
-        let length = seconds(&values, "duration", "duration_invalid", f64::MIN_POSITIVE)?;
+        let (start, length) = place_of(&values)?;
         let part = (start.is_some_and(|start| start > 0.0) || length.is_some()).then(|| Part {
             start: start.unwrap_or(0.0),
             seconds: length,
@@ -513,6 +515,47 @@ fn whole(values: &Map<String, Value>, key: &str) -> Result<Option<u64>, Refusal>
     }
 }
 
+/// Where a row begins, and how long it is, in seconds, by any of the names that manifests have for that.
+fn place_of(values: &Map<String, Value>) -> Result<(Option<f64>, Option<f64>), Refusal> {
+    let numbers = values.iter().filter(|(_, value)| value.is_number());
+    if let Some(name) = unread_among(numbers.map(|(name, _)| name.as_str())) {
+        return Err(refuse("unread_time", unread(name)));
+    }
+    let agreed = |names: &[&str]| -> Result<Option<f64>, Refusal> {
+        let mut found = None;
+        for name in names {
+            let Some(time) = seconds(values, name, "offset_invalid", 0.0)? else {
+                continue;
+            };
+            if (*found.get_or_insert(time) - time).abs() > TOLERANCE_SECONDS {
+                return Err(refuse(
+                    "offset_invalid",
+                    format!("{name} is {time} s, and another key says otherwise"),
+                ));
+            }
+        }
+        Ok(found)
+    };
+    let (start, end) = (agreed(&STARTS)?, agreed(&ENDS)?);
+    let length = seconds(values, "duration", "duration_invalid", f64::MIN_POSITIVE)?;
+    let Some(end) = end else { return Ok((start, length)) };
+    let Some(begin) = start else {
+        return Err(refuse(
+            "missing_field",
+            format!("the row ends at {end} s, but nothing says where it begins"),
+        ));
+    };
+    let between = end - begin;
+    if between <= 0.0 || length.is_some_and(|length| (length - between).abs() > TOLERANCE_SECONDS) {
+        let why = match length {
+            Some(length) => format!("the row is from {begin} to {end} s, but its duration is {length} s"),
+            None => format!("the row is from {begin} to {end} s"),
+        };
+        return Err(refuse("duration_invalid", why));
+    }
+    Ok((start, length.or(Some(between))))
+}
+
 /// A number of seconds that is at least `least`.
 fn seconds(values: &Map<String, Value>, key: &str, reason: &'static str, least: f64) -> Result<Option<f64>, Refusal> {
     let number = match values.get(key) {
@@ -572,6 +615,35 @@ mod tests {
             }
         }
         assert!(errors > whole.len() / 4, "{errors} errors of {} bytes", whole.len());
+    }
+
+    #[test]
+    fn times_and_numbers_are_read_as_manifests_have_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let lines = r#"{"audio_filepath": "long.wav", "start": 2.5, "end": 4.0, "snr": NaN}
+{"audio_filepath": "long.wav", "begin": 4.0, "stop": 6.0, "duration": 2.0}
+{"audio_filepath": "long.wav", "offset": 6.0, "duration": 1.0}
+{"audio_filepath": "long.wav", "start": 7.0, "end": 8.0, "duration": 5.0}
+{"audio_filepath": "long.wav", "end": 8.0}
+{"audio_filepath": "long.wav", "start_ms": 7000}
+"#;
+        fs::write(&path, lines).unwrap();
+        let rows = rows(path.to_str().unwrap(), 0).unwrap();
+        let parts: Vec<Option<(f64, Option<f64>)>> = rows
+            .iter()
+            .map(|(_, row)| row.part.as_ref().map(|part| (part.start, part.seconds)))
+            .collect();
+        let refused: Vec<&str> = rows
+            .iter()
+            .filter_map(|(_, row)| row.refused.as_ref().map(|refused| refused.reason))
+            .collect();
+        assert_eq!(
+            parts[..3],
+            [Some((2.5, Some(1.5))), Some((4.0, Some(2.0))), Some((6.0, Some(1.0)))]
+        );
+        assert_eq!(rows[0].0.name, "m/long@2.5");
+        assert_eq!(refused, ["duration_invalid", "missing_field", "unread_time"]);
     }
 
     #[test]

@@ -5,7 +5,6 @@ mod files;
 mod folder;
 mod folder_languages;
 mod grouped;
-pub mod json_line;
 mod lines;
 mod listing;
 mod looks;
@@ -41,6 +40,7 @@ use serde::{Deserialize, Serialize};
 
 pub use files::Format;
 pub(crate) use files::trailing_number;
+pub use flow_audio::json_line;
 pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};

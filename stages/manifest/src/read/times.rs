@@ -3,53 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
+pub use flow_audio::row_times::{ENDS, OFFSET, STARTS, unread, unread_among};
 
 use super::rows::{Refusal, refuse};
 
-pub const OFFSET: &str = "offset";
 pub const DURATION: &str = "duration";
-/// Where a row begins and ends in its recording.
-pub const STARTS: [&str; 5] = [OFFSET, "start", "start_time", "begin", "begin_time"];
-pub const ENDS: [&str; 4] = ["end", "end_time", "stop", "stop_time"];
-
-/// Words of names that say where a row begins or ends, and words that may stand beside these.
-const OF_PLACES: [&str; 9] = [
-    "start", "begin", "beg", "onset", "end", "stop", "offset", "tmin", "tmax",
-];
-const BESIDE: [&str; 28] = [
-    "time",
-    "times",
-    "timestamp",
-    "ts",
-    "t",
-    "sec",
-    "secs",
-    "second",
-    "seconds",
-    "s",
-    "ms",
-    "msec",
-    "millis",
-    "milliseconds",
-    "pos",
-    "position",
-    "at",
-    "in",
-    "segment",
-    "seg",
-    "utterance",
-    "utt",
-    "clip",
-    "audio",
-    "speech",
-    "sample",
-    "samples",
-    "frame",
-];
-
-/// Names that say it where both are there.
-const PAIRS: [[&str; 2]; 3] = [["from", "to"], ["t0", "t1"], ["xmin", "xmax"]];
-
 /// Rows that are looked at to tell seconds from milliseconds.
 const MOST_SAMPLED: usize = 256;
 /// Times that end so many times later than their recordings cannot be seconds.
@@ -69,57 +27,6 @@ pub const TIME_KEYS: [&str; 8] = [
     "stop",
     "stop_time",
 ];
-
-/// Whether a name says where a row begins or ends in its recording, but is none of those that are read: `start_ms`,
-/// `segmentEnd`. With such a column left out, each row would be the whole recording.
-fn is_unread(name: &str) -> bool {
-    if STARTS.contains(&name) || ENDS.contains(&name) {
-        return false;
-    }
-    let mut words = vec![String::new()];
-    let mut small = false;
-    for letter in name.chars() {
-        if !letter.is_alphanumeric() || (letter.is_uppercase() && small) {
-            words.push(String::new());
-        }
-        small = letter.is_lowercase();
-        if let Some(word) = words.last_mut()
-            && letter.is_alphanumeric()
-        {
-            word.extend(letter.to_lowercase());
-        }
-    }
-    words.retain(|word| !word.is_empty());
-    // `starttime`
-    let is_place = |word: &str| {
-        let plain = word
-            .strip_suffix("time")
-            .filter(|plain| !plain.is_empty())
-            .unwrap_or(word);
-        OF_PLACES.contains(&plain)
-    };
-    words.iter().any(|word| is_place(word))
-        && words
-            .iter()
-            .all(|word| is_place(word) || BESIDE.contains(&word.as_str()))
-}
-
-/// The first of the names beside those of a row that [`is_unread`].
-pub fn unread_among<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Option<&'n str> {
-    let has = |wanted: &&str| names.clone().any(|name| name.eq_ignore_ascii_case(wanted));
-    let pair = PAIRS.iter().find(|pair| pair.iter().all(has));
-    let is_of_pair = |name: &str| pair.is_some_and(|pair| pair.iter().any(|of| of.eq_ignore_ascii_case(name)));
-    names.clone().find(|name| is_unread(name) || is_of_pair(name))
-}
-
-/// What is wrong with a name of [`is_unread`].
-pub fn unread(name: &str) -> String {
-    format!(
-        "`{name}` seems to say where a row begins or ends in its recording, but is not read: times are called {} and {}",
-        STARTS.join(", "),
-        ENDS.join(", ")
-    )
-}
 
 /// A time, and the key or column that gives it.
 pub type Named = (&'static str, f64);
@@ -311,49 +218,6 @@ mod tests {
         ] {
             assert_eq!(times(named).place(Unit::Seconds), Ok((start, duration)), "{named:?}");
         }
-    }
-
-    #[test]
-    fn names_of_times_that_are_not_read_are_told_from_others() {
-        for name in [
-            "start_ms",
-            "End (s)",
-            "segment_start",
-            "startTime",
-            "endtime",
-            "audio.offset",
-            "tmin",
-            "Start_Frame",
-            // Tables of text alone read names in other cases.
-            "End_Time",
-        ] {
-            assert!(is_unread(name), "{name}");
-        }
-        let others = [
-            "start",
-            "end_time",
-            "offset",
-            "duration",
-            "start_date",
-            "weekend",
-            "gender",
-            "endpoint",
-            "time",
-            "speaker",
-            "sentence",
-            "stops",
-            "",
-            "__",
-            "trend",
-            "audio",
-            "backend_time",
-        ];
-        for name in others {
-            assert!(!is_unread(name), "{name}");
-        }
-        let among = |names: &[&'static str]| unread_among(names.iter().copied());
-        assert_eq!(among(&["speaker", "To", "From"]), Some("To"));
-        assert_eq!(among(&["from", "speaker", "xmin"]), None);
     }
 
     #[test]
