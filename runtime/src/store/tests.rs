@@ -538,6 +538,14 @@ fn a_state_directory_is_opened_with_care() {
             Err(StoreError::Newer { found: 2, .. })
         ));
     }
+    // A state directory without it is refused, so that it is not to be removed.
+    std::fs::write(dir.join("FORMAT"), "{\"versinn\":1}").unwrap();
+    let damaged = Store::open(&dir, Access::Read).err().unwrap();
+    let help = damaged.help().unwrap();
+    let content = help.strip_prefix("if this version of flow wrote the state directory, put ");
+    let content = content.and_then(|rest| rest.split_once(" into ")).unwrap().0;
+    std::fs::write(dir.join("FORMAT"), content).unwrap();
+    Store::open(&dir, Access::Read).map(drop).unwrap();
     let home = root.path().join("home");
     std::fs::create_dir(&home).unwrap();
     std::fs::write(home.join("thesis.tex"), "").unwrap();
