@@ -248,8 +248,7 @@ pub(super) fn build<'scope>(
                     // where the run was asked to end.
                     if shared.gives_up() {
                         shared.give_up(ordinal);
-                        reader.todo.clear();
-                        capabilities = None;
+                        activator.activate();
                     } else if !shared.job.cancel.is_set() {
                         shared.fail_stage(reader.node, Some(partition), error);
                     }
