@@ -728,6 +728,15 @@ fn the_last_complete_run_is_kept_however_many_came_after_it() {
         .unwrap();
     assert_eq!(last.unwrap().keys.len(), 2);
     assert_eq!(store.records(&recipe(1)).unwrap().partitions().count(), 2);
+    // What a run had of which the notes are damaged is not known: all stays.
+    let snapshots = dir.path().join("runs/2/snapshots.jsonl");
+    let mut text = std::fs::read(&snapshots).unwrap();
+    let last = text.len() - 30;
+    text[last] ^= 1;
+    std::fs::write(&snapshots, text).unwrap();
+    let collected = store.collect_garbage(9, false).unwrap();
+    assert_eq!((collected.damaged, collected.partitions), (1, 0));
+    assert_eq!(store.records(&recipe(1)).unwrap().partitions().count(), 2);
 }
 
 #[test]
