@@ -113,6 +113,8 @@ fn damaged_notes_of_an_earlier_run_do_not_end_a_transcription() {
         bytes[30] ^= 1;
         std::fs::write(snapshot, bytes).unwrap();
     }
+    // What it noted of the files that it was writing.
+    std::fs::remove_dir_all(place.path("state/scratch")).unwrap();
     let (again, said) = transcribed();
     assert!(
         again == text && said.contains("is damaged") && said.contains("count as edited"),
