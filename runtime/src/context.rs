@@ -1,8 +1,9 @@
 //! What a body may know of the run it takes part in.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use crate::error::StageError;
 use crate::event::{Event, Events};
@@ -95,6 +96,13 @@ impl Context {
         copied.ok_or_else(|| StageError::failed("stopped"))
     }
 
+    /// Whether long work is to be given up: the run is being aborted, or was asked to end a moment ago. A body then returns
+    /// an error, whichever; if the run was asked to end, its partition is left to the next one.
+    pub fn gives_up(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static {
+        let (cancel, stop) = (self.cancel.clone(), self.stop.clone());
+        move || cancel.is_set() || stop.is_over()
+    }
+
     /// Sends figures of the stage (step, loss, ...) as an event to the screen and the event log.
     pub fn report(&self, figures: serde_json::Value) {
         self.events.send(Event::StageFigures {
@@ -118,14 +126,22 @@ impl Cancel {
     }
 }
 
-/// Whether the run was asked to end (Ctrl-C, SIGTERM). Partitions in work are completed, unless that may take long: see
-/// [`crate::Progress::GivenUp`].
+/// Whether the run was asked to end (Ctrl-C, SIGTERM).
 #[derive(Clone, Default)]
-pub struct StopAsked(pub(crate) Arc<AtomicUsize>);
+pub struct StopAsked {
+    /// Number of the signal; 0 for none.
+    pub(crate) signal: Arc<AtomicUsize>,
+    /// When somebody first looked after it came.
+    since: Arc<OnceLock<Instant>>,
+}
 
 impl StopAsked {
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire) != 0
+    /// Time for what is nearly done.
+    const GRACE: Duration = Duration::from_millis(300);
+
+    /// Whether what is still in work is to be given up.
+    pub fn is_over(&self) -> bool {
+        self.signal.load(Ordering::Acquire) != 0 && self.since.get_or_init(Instant::now).elapsed() > StopAsked::GRACE
     }
 }
 

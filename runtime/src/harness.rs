@@ -436,10 +436,8 @@ impl Run {
             out.of(partition);
             let progress = body.partition_complete(partition, &mut out)?;
             self.drain(&mut out)?;
-            match progress {
-                Progress::Done => self.finish(partition, false)?,
-                Progress::NotYet => {}
-                Progress::GivenUp => return Err(StageError::failed(format!("{partition} was given up"))),
+            if progress == Progress::Done {
+                self.finish(partition, false)?;
             }
             self.poll(body)?;
         }

@@ -248,9 +248,6 @@ pub enum Progress {
     Done,
     /// The body goes on with it on threads of its own; [`Operator::poll`] reports when it is done.
     NotYet,
-    /// The run was asked to end ([`crate::context::StopAsked`]), and the partition would take long: the next run computes
-    /// it.
-    GivenUp,
 }
 
 /// Computes partition by partition.

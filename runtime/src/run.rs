@@ -126,7 +126,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     });
     if let Some(processes) = &options.processes {
         processes.signals_to(SignalFlags {
-            stop: Arc::clone(&signals.stop),
+            stop: Arc::clone(&signals.stop.signal),
             checkpoint: Arc::clone(&signals.checkpoint),
         });
     }
@@ -134,6 +134,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         .signals
         .then(|| signals::SignalHandlers::install(&signals))
         .transpose()?;
+    let _announcing = options.signals.then(|| signals::announce(&signals, events));
     events.send(Event::RunStarted {
         version: EVENT_VERSION,
         run: id.clone(),
@@ -152,7 +153,13 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     let outcome = loop {
         let outcome = run_regions(checked, options, events, store.clone(), &mut running, &mut run_counts);
         let Err(error) = &outcome else { break outcome };
-        if running.processes() > 1 || !remove_damaged(&store, error, events, &mut removed) {
+        // Several processes would have to begin again together: the next run makes it.
+        let again = if running.processes() > 1 {
+            "the next run makes again what it held"
+        } else {
+            "what it held is made again"
+        };
+        if !remove_damaged(&store, error, events, &mut removed, again) || running.processes() > 1 {
             break outcome;
         }
         run_counts = RunCounts::default();
@@ -252,13 +259,19 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
 
 /// Removes the files of the state directory that a run failed of, so that the next try makes again what they held. Says
 /// whether there is a reason to try: none was among `removed` before.
-fn remove_damaged(store: &Store, error: &RunError, events: &Events, removed: &mut BTreeSet<PathBuf>) -> bool {
+fn remove_damaged(
+    store: &Store,
+    error: &RunError,
+    events: &Events,
+    removed: &mut BTreeSet<PathBuf>,
+    again: &str,
+) -> bool {
     let found = store.remove_damaged(&error.to_string());
     for path in &found {
         events.send(Event::Warning {
             stage: None,
             message: format!(
-                "{} was damaged (see to the disk): it is removed, and what it held is made again",
+                "{} was damaged (see to the disk): it is removed, and {again}",
                 path.display()
             ),
         });

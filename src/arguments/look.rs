@@ -40,28 +40,29 @@ pub struct RejectsArguments {
 }
 
 #[derive(Args, Clone, Debug)]
-#[command(allow_missing_positional = true)]
+#[command(override_usage = "flow lineage [OPTIONS] [PIPELINE] <SEGMENT>")]
 pub struct LineageArguments {
-    #[command(flatten)]
-    pub look: LookArguments,
     /// The segment: SEGMENT, LANG/SHARD/SEGMENT, the path of its recording, TAR::MEMBER, or FILE:LINE of a manifest
     pub segment: String,
+    #[command(flatten)]
+    pub look: LookArguments,
 }
 
 impl LineageArguments {
-    /// The same, where the pipeline was given after the segment.
+    /// Of two positional arguments clap takes the first one for the required one. It is the pipeline, unless the second
+    /// is one and the first is none.
     pub fn in_order(mut self) -> Self {
         let is_pipeline = |text: &Path| {
             text.extension()
                 .is_some_and(|ending| ending == "yaml" || ending == "yml")
         };
-        if let Some(first) = self
+        if let Some(second) = self
             .look
             .pipeline
-            .take_if(|first| !is_pipeline(first) && is_pipeline(Path::new(&self.segment)))
+            .take_if(|second| is_pipeline(Path::new(&self.segment)) || !is_pipeline(second))
         {
-            let pipeline = std::mem::replace(&mut self.segment, first.to_string_lossy().into_owned());
-            self.look.pipeline = Some(PathBuf::from(pipeline));
+            let first = std::mem::replace(&mut self.segment, second.to_string_lossy().into_owned());
+            self.look.pipeline = Some(PathBuf::from(first));
         }
         self
     }
@@ -89,6 +90,11 @@ mod tests {
             (&["build", "rec", "--set", "a=1"], Some("build"), "rec"),
             (&["rec", "p.yaml"], Some("p.yaml"), "rec"),
             (&["p.yaml"], None, "p.yaml"),
+            // Options may stand between them.
+            (&["p.yaml", "--state", "s", "rec"], Some("p.yaml"), "rec"),
+            (&["rec", "--run", "latest", "p.yaml"], Some("p.yaml"), "rec"),
+            (&["build", "--set", "a=1", "rec"], Some("build"), "rec"),
+            (&["hi.yml", "rec.yaml"], Some("hi.yml"), "rec.yaml"),
         ] {
             let all = ["flow", "lineage"].iter().chain(words);
             let Command::Lineage(arguments) = parse(all).unwrap().command else {

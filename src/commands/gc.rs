@@ -25,8 +25,12 @@ pub fn gc(arguments: &GcArguments, out: &mut dyn Write) -> Result<Exit, Failure>
 pub(super) fn collected(state: &Path, keep: u32, dry: bool) -> Result<String, Failure> {
     let store = Store::open(state, Access::Run { run_id: "gc".into() })?;
     let collected = store.collect_garbage(keep as usize, dry)?;
+    let passed_over = match collected.damaged {
+        0 => String::new(),
+        damaged => format!("; {} of runs that are damaged count as absent", plural(damaged, "file")),
+    };
     Ok(format!(
-        "{} {}, {} of others ({} MiB) and {} of runs; {} stay",
+        "{} {}, {} of others ({} MiB) and {} of runs; {} stay{passed_over}",
         if dry { "would remove" } else { "removed" },
         plural(collected.artifacts, "artifact"),
         plural(collected.partitions, "partition"),

@@ -14,7 +14,7 @@ use flow_audio::recording_reader::Channels;
 use flow_runtime::escape::escape_line;
 use flow_runtime::output_files::Notes;
 use flow_runtime::registry::Registry;
-use flow_runtime::store::{Access, Records, Store};
+use flow_runtime::store::{Access, Records, Store, StoreError};
 use flow_runtime::{Digest, StageError, read_regular_file};
 use flow_storage::{Location, Storage, is_file, is_url};
 use flow_transcription::channels::{ChannelUse, Listed, shared_listed};
@@ -372,7 +372,7 @@ fn standing_files(
         if standing.is_empty() {
             continue;
         }
-        let mut changed = leave_unwritten(stage, state, &mut standing)?;
+        let (mut changed, damage) = leave_unwritten(stage, state, &mut standing)?;
         // A killed run may have written files that no record names.
         if !standing.is_empty() || !changed.is_empty() {
             let notes = Notes::read(&state.join("scratch").join(stage));
@@ -380,6 +380,16 @@ fn standing_files(
             changed.retain(|path| !notes.hold(path));
         }
         edited.append(&mut changed);
+        if let (Some(damage), false) = (damage, standing.is_empty()) {
+            // The run makes it again.
+            writeln!(
+                io::stderr(),
+                "warning: {}: whether an earlier run wrote the files in {} is not known, so they count as edited",
+                escape_line(&damage),
+                folder.display()
+            )?;
+            edited.extend(std::mem::take(&mut standing).into_keys());
+        }
         if let Some(file) = standing.values().next() {
             return Err(Failure::usage(
                 format!(
@@ -395,35 +405,56 @@ fn standing_files(
 }
 
 /// Keeps the files that no run of the state directory has written, as far as known, and gives the others that changed since. Runs
-/// are searched from the last one back until no file is left: usually the last one has all.
+/// are searched from the last one back until no file is left: usually the last one has all. With what was damaged and could not
+/// tell, the first of it.
 fn leave_unwritten(
     stage: &str,
     state: &Path,
     files: &mut BTreeMap<PathBuf, String>,
-) -> Result<BTreeSet<PathBuf>, Failure> {
+) -> Result<(BTreeSet<PathBuf>, Option<String>), Failure> {
     let mut changed = BTreeSet::new();
+    let mut damage: Option<String> = None;
     if !state.join("FORMAT").is_file() {
-        return Ok(changed);
+        return Ok((changed, damage));
     }
     let store = Store::open(state, Access::Read)?;
     let mut records: BTreeMap<Digest, Records> = BTreeMap::new();
     // Runs share most records.
     let mut seen = BTreeSet::new();
     for id in store.runs()?.iter().rev() {
-        let Some(snapshots) = store.run_snapshots(id)? else {
-            continue;
+        let snapshots = match store.run_snapshots(id) {
+            Ok(Some(snapshots)) => snapshots,
+            Ok(None) => continue,
+            Err(error @ StoreError::Damaged { .. }) => {
+                damage.get_or_insert_with(|| error.to_string());
+                continue;
+            }
+            Err(error) => return Err(error.into()),
         };
         let Some(snapshot) = snapshots.of(stage) else { continue };
         let records = match records.entry(snapshot.recipe) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(unknown) => unknown.insert(store.records(&snapshot.recipe)?),
+            Entry::Vacant(unknown) => match store.records(&snapshot.recipe) {
+                Ok(records) => unknown.insert(records),
+                Err(error @ StoreError::Damaged { .. }) => {
+                    damage.get_or_insert_with(|| error.to_string());
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            },
         };
         for record in snapshot.among(records) {
             if !seen.insert((snapshot.recipe, record.partition.clone(), record.key)) {
                 continue;
             }
-            let rows = store.first_rows(&snapshot.recipe, &record, "files", usize::MAX);
-            for row in rows.map_err(Failure::unreadable)? {
+            let rows = match store.first_rows(&snapshot.recipe, &record, "files", usize::MAX) {
+                Ok(rows) => rows,
+                Err(error) => {
+                    damage.get_or_insert_with(|| error.to_string());
+                    continue;
+                }
+            };
+            for row in rows {
                 let text = |name: &str| {
                     let value = row.iter().find(|(of, _)| of == name)?;
                     serde_json::from_str::<String>(&value.1).ok()
@@ -442,11 +473,11 @@ fn leave_unwritten(
                 }
             }
             if files.is_empty() {
-                return Ok(changed);
+                return Ok((changed, damage));
             }
         }
     }
-    Ok(changed)
+    Ok((changed, damage))
 }
 
 /// The named recordings, with standard input as a file in `folder`.

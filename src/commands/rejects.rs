@@ -1,13 +1,15 @@
 //! `flow rejects`: the rows that stages refused.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flow_runtime::RejectSet;
 use flow_runtime::escape::escape_line;
 use flow_runtime::event::Event;
 use flow_runtime::plan::Plan;
+use flow_runtime::store::create_temporary_file;
 
 use super::past_run::PastRun;
 use crate::arguments::RejectsArguments;
@@ -207,31 +209,23 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
             RejectSet::in_memory(chosen)
         }
     };
-    // Written atomically. An existing file of the temporary name belongs to another program.
-    let mut numbers = 0u32..;
-    let temporary = loop {
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(
-            ".tmp-{}-{}",
-            std::process::id(),
-            numbers.next().unwrap_or_default()
-        ));
-        match std::fs::OpenOptions::new().write(true).create_new(true).open(&name) {
-            Ok(_) => break PathBuf::from(name),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(unwritable(path, &error)),
-        }
+    // Written atomically; what a command that was killed left is removed.
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
     };
-    let temporary = temporary.as_path();
-    let written = flow_manifest::write::write_rejects(&chosen, temporary).map_err(Failure::unreadable);
-    match written.and_then(|()| std::fs::rename(temporary, path).map_err(|error| unwritable(path, &error))) {
-        Ok(()) => Ok(()),
-        Err(failure) => {
-            // A failure to remove the file is ignored.
-            let _ = std::fs::remove_file(temporary);
-            Err(failure)
-        }
+    let (name, held) = File::open(folder)
+        .and_then(|opened| create_temporary_file(&opened, folder))
+        .map_err(|error| unwritable(path, &error))?;
+    let temporary = folder.join(name);
+    let written = flow_manifest::write::write_rejects(&chosen, &temporary).map_err(Failure::unreadable);
+    let placed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(|error| unwritable(path, &error)));
+    if placed.is_err() {
+        // A failure to remove the file is ignored.
+        let _ = std::fs::remove_file(&temporary);
     }
+    drop(held);
+    placed
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Failure {

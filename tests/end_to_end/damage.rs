@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use flow_random::SplitMix64;
 
-use crate::binary::{Workplace, copy_folder, expect_code, stderr};
+use crate::binary::{Workplace, copy_folder, expect_code, program, stderr};
+use crate::transcription::recording;
 
 fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
     let mut entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap()).collect();
@@ -78,4 +79,47 @@ fn a_flipped_bit_in_the_state_changes_no_row() {
     }
     println!("{flips} flips: {mended} mended with a warning, {refused} refused, the others in what was not read");
     assert!(mended > 0, "no damage was noticed");
+}
+
+/// `flow transcribe` asks earlier runs which files they wrote.
+#[test]
+fn damaged_notes_of_an_earlier_run_do_not_end_a_transcription() {
+    let place = Workplace::new("micro");
+    std::fs::create_dir(place.path("recordings")).unwrap();
+    std::fs::write(place.path("recordings/a.flac"), recording("rec_hi_0001_000.flac")).unwrap();
+    let transcribed = || {
+        let mut flow = program();
+        flow.current_dir(place.folder.path());
+        flow.args([
+            "transcribe",
+            "recordings",
+            "--out",
+            "texts",
+            "--format",
+            "txt",
+            "--state",
+            "state",
+        ]);
+        let output = flow.output().unwrap();
+        expect_code(&output, 0);
+        (std::fs::read(place.path("texts/a.txt")).unwrap(), stderr(&output))
+    };
+    let (text, _) = transcribed();
+    let mut snapshots = Vec::new();
+    files_below(&place.path("state/snapshots"), &mut snapshots);
+    assert!(!snapshots.is_empty());
+    for snapshot in snapshots {
+        let mut bytes = std::fs::read(&snapshot).unwrap();
+        bytes[30] ^= 1;
+        std::fs::write(snapshot, bytes).unwrap();
+    }
+    // What it noted of the files that it was writing.
+    std::fs::remove_dir_all(place.path("state/scratch")).unwrap();
+    let (again, said) = transcribed();
+    assert!(
+        again == text && said.contains("is damaged") && said.contains("count as edited"),
+        "{said}"
+    );
+    let (again, said) = transcribed();
+    assert!(again == text && !said.contains("damaged"), "{said}");
 }

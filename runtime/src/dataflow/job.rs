@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -128,7 +128,7 @@ impl NodeJob {
             scratch: self.scratch.clone(),
             events: job.events.clone(),
             cancel: job.cancel.clone(),
-            stop: StopAsked(Arc::clone(&job.signals.stop)),
+            stop: job.signals.stop.clone(),
             waker,
             processes: job.signals.processes.clone(),
             share: job.cluster.as_ref().and_then(|cluster| cluster.share()),
@@ -144,8 +144,8 @@ impl NodeJob {
 /// What may end a run from outside: the signals that came, as flags that a handler may set, and processes that are lost.
 #[derive(Default)]
 pub(crate) struct Signals {
-    /// Number of the signal that asks the run to end; 0 for none.
-    pub stop: Arc<AtomicUsize>,
+    /// The signal that asks the run to end.
+    pub stop: StopAsked,
     /// SIGUSR1 came.
     pub checkpoint: Arc<AtomicBool>,
     /// The other processes of the run.
@@ -154,7 +154,7 @@ pub(crate) struct Signals {
 
 impl Signals {
     pub fn stop_asked(&self) -> Option<i32> {
-        match self.stop.load(Ordering::Acquire) {
+        match self.stop.signal.load(Ordering::Acquire) {
             0 => None,
             signal => Some(signal as i32),
         }
@@ -162,7 +162,9 @@ impl Signals {
 
     /// As if the signal had come here.
     pub fn ask_to_stop(&self, signal: i32) {
-        self.stop.store(usize::try_from(signal).unwrap_or(0), Ordering::Release);
+        self.stop
+            .signal
+            .store(usize::try_from(signal).unwrap_or(0), Ordering::Release);
     }
 
     pub fn lost(&self) -> Option<Loss> {
@@ -311,6 +313,11 @@ impl RegionState {
     /// No new partitions are to be begun.
     pub fn stopping(&self) -> bool {
         self.job.signals.stop_asked().is_some()
+    }
+
+    /// Work that takes long is left to the next run.
+    pub fn gives_up(&self) -> bool {
+        self.job.signals.stop.is_over()
     }
 
     pub fn gave(&self, ordinal: u64) {

@@ -244,8 +244,12 @@ pub(super) fn build<'scope>(
                     session.give(routed);
                 };
                 if let Err(error) = reader.read(ordinal, partition, give) {
-                    // A body gives up with an error when the region is being left: that is no failure of its own.
-                    if !shared.job.cancel.is_set() {
+                    // A body gives up with an error when the region is being left: that is no failure of its own. Nor is it
+                    // where the run was asked to end.
+                    if shared.gives_up() {
+                        shared.give_up(ordinal);
+                        activator.activate();
+                    } else if !shared.job.cancel.is_set() {
                         shared.fail_stage(reader.node, Some(partition), error);
                     }
                     return;

@@ -175,23 +175,18 @@ impl NodeOperator {
             }
             self.in_hand(ordinal, &partition);
             let here = |error| (Some(ordinal), error);
-            let progress = self
-                .call(&partition, send, |work, out| work.partition_complete(&partition, out))
-                .map_err(here)?;
-            match progress {
+            let progress = self.call(&partition, send, |work, out| work.partition_complete(&partition, out));
+            if progress.is_err() && self.shared.gives_up() {
+                self.shared.give_up(ordinal);
+                self.in_hand.remove(&partition);
+                self.stopped = true;
+                self.advance();
+                continue;
+            }
+            match progress.map_err(here)? {
                 Progress::Done => {
                     self.finish(ordinal).map_err(here)?;
                     self.advance();
-                }
-                Progress::GivenUp if self.shared.stopping() => {
-                    self.shared.give_up(ordinal);
-                    self.in_hand.remove(&partition);
-                    self.stopped = true;
-                    self.advance();
-                }
-                Progress::GivenUp => {
-                    let message = "gave a partition up that it was not asked to leave: a fault of the stage";
-                    return Err(here(StageError::failed(message)));
                 }
                 Progress::NotYet => {
                     if let Some(hold) = &self.hold {

@@ -44,7 +44,7 @@ pub fn follow(
             Some(Outcome::Lost(loss)) => return Err(RunError::Process { message: loss.message }),
             None => {}
         }
-        match came.stop.swap(0, Ordering::AcqRel) {
+        match came.stop.signal.swap(0, Ordering::AcqRel) {
             0 => {}
             signal => processes.signal(signal as i32),
         }

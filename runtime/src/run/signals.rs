@@ -3,11 +3,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::{SigId, flag, low_level};
 
 use crate::dataflow::job::Signals;
+use crate::event::{Event, Events};
 use crate::run_error::RunError;
 
 /// The handlers, for as long as this lives.
@@ -27,7 +31,7 @@ impl SignalHandlers {
             let ids = [
                 flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed)).map_err(failed)?,
                 flag::register(signal, Arc::clone(&armed)).map_err(failed)?,
-                flag::register_usize(signal, Arc::clone(&signals.stop), signal as usize).map_err(failed)?,
+                flag::register_usize(signal, Arc::clone(&signals.stop.signal), signal as usize).map_err(failed)?,
             ];
             handlers.ids.extend(ids);
         }
@@ -36,13 +40,35 @@ impl SignalHandlers {
         if !is_ignored(SIGHUP) {
             handlers
                 .ids
-                .push(flag::register_usize(SIGHUP, Arc::clone(&signals.stop), SIGHUP as usize).map_err(failed)?);
+                .push(flag::register_usize(SIGHUP, Arc::clone(&signals.stop.signal), SIGHUP as usize).map_err(failed)?);
         }
         handlers
             .ids
             .push(flag::register(SIGUSR1, Arc::clone(&signals.checkpoint)).map_err(failed)?);
         Ok(handlers)
     }
+}
+
+/// Says that the run was asked to end, while what is in work is completed; until the sender is dropped.
+pub(super) fn announce(signals: &Arc<Signals>, events: &Events) -> Sender<()> {
+    const LOOK: Duration = Duration::from_millis(100);
+    let (run, ended) = channel();
+    let (signals, events) = (Arc::clone(signals), events.clone());
+    let watch = move || {
+        while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            if signals.stop_asked().is_some() {
+                // The time for what is in work begins.
+                signals.stop.is_over();
+                let message = "interrupted: what is nearly done is completed; a second Ctrl-C or SIGTERM ends at once";
+                return events.send(Event::Note {
+                    message: message.into(),
+                });
+            }
+        }
+    };
+    // Without a thread nothing is said.
+    let _ = thread::Builder::new().name("signals".into()).spawn(watch);
+    run
 }
 
 /// Whether the process was started with the signal ignored.

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use parquet::errors::ParquetError;
 
+use super::FORMAT;
 use crate::error::StageError;
 use crate::full_disk::full_disk;
 
@@ -179,6 +180,10 @@ impl StoreError {
                 )
             }
             StoreError::Newer { .. } => "use the flow that wrote it, or another state directory (--state)".to_string(),
+            // Without it the state directory is none.
+            StoreError::Damaged { path, .. } if path.file_name().is_some_and(|name| name == "FORMAT") => {
+                format!("if this version of flow wrote the state directory, put {{\"version\":{FORMAT}}} into {}", path.display())
+            }
             StoreError::Damaged { path, .. } => {
                 format!(
                     "remove {} and run again: what it held is made once more",

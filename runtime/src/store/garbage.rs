@@ -26,6 +26,8 @@ pub struct GarbageSummary {
     pub runs: u64,
     /// Artifacts that stay.
     pub kept: u64,
+    /// Files of runs that are damaged and count as absent.
+    pub damaged: u64,
 }
 
 /// The part of a run's plan that names the recipes of its stages.
@@ -84,16 +86,21 @@ impl Store {
                 path: self.inner.dir.clone(),
             });
         }
-        let (last, old) = self.last_runs(keep)?;
-        let needed = self.needed(&last)?;
+        let mut damaged = BTreeSet::new();
+        let (last, old) = self.last_runs(keep, &mut damaged)?;
+        let needed = self.needed(&last, &mut damaged)?;
         if needed.recipes.is_empty() {
-            return Ok(GarbageSummary::default());
+            return Ok(GarbageSummary {
+                damaged: damaged.len() as u64,
+                ..GarbageSummary::default()
+            });
         }
         let folders = self.artifact_folders()?;
         let wanted = wanted(&folders, &needed);
         let mut sum = GarbageSummary {
             runs: old.len() as u64,
             kept: wanted.len() as u64,
+            damaged: damaged.len() as u64,
             ..GarbageSummary::default()
         };
         for (name, folder) in &folders {
@@ -179,12 +186,16 @@ impl Store {
     }
 
     /// The last `keep` runs of each pipeline and the last that had all of some stage, and the others.
-    fn last_runs(&self, keep: usize) -> Result<(Vec<String>, Vec<String>), StoreError> {
+    fn last_runs(
+        &self,
+        keep: usize,
+        damaged: &mut BTreeSet<PathBuf>,
+    ) -> Result<(Vec<String>, Vec<String>), StoreError> {
         let mut of_pipeline: BTreeMap<Option<PathBuf>, (usize, bool)> = BTreeMap::new();
         let (mut last, mut old) = (Vec::new(), Vec::new());
         for run in self.runs()?.into_iter().rev() {
             // Runs of an unknown pipeline count as runs of one more pipeline.
-            let (pipeline, is_complete) = self.run_pipeline(&run)?.unzip();
+            let (pipeline, is_complete) = whole(self.run_pipeline(&run), damaged)?.unzip();
             let (before, had_complete) = of_pipeline.entry(pipeline).or_default();
             *before += 1;
             let is_last_complete = is_complete == Some(true) && !std::mem::replace(had_complete, true);
@@ -197,7 +208,7 @@ impl Store {
         Ok((last, old))
     }
 
-    fn needed(&self, runs: &[String]) -> Result<Needed, StoreError> {
+    fn needed(&self, runs: &[String], damaged: &mut BTreeSet<PathBuf>) -> Result<Needed, StoreError> {
         let mut needed = Needed::default();
         let mut planned: BTreeSet<(String, Digest)> = BTreeSet::new();
         let mut complete: BTreeSet<(String, Digest)> = BTreeSet::new();
@@ -211,7 +222,7 @@ impl Store {
                 needed.recipes.insert(stage.recipe);
                 planned.insert((stage.stage, stage.recipe));
             }
-            let snapshots = self.run_snapshots(run)?.unwrap_or_default();
+            let snapshots = whole(self.run_snapshots(run), damaged)?.unwrap_or_default();
             for snapshot in snapshots.stages {
                 needed.recipes.insert(snapshot.recipe);
                 if snapshot.complete {
@@ -222,7 +233,7 @@ impl Store {
                     .records
                     .extend(keys.map(|(partition, key)| (snapshot.recipe, partition, key)));
             }
-            let files = self.snapshots_of_run(run)?;
+            let files = whole(self.snapshots_of_run(run), damaged)?;
             needed
                 .snapshots
                 .extend(files.iter().map(|digest| self.snapshot_file(digest)));
@@ -263,6 +274,17 @@ impl Store {
             folders.insert(name, folder);
         }
         Ok(folders)
+    }
+}
+
+/// What was read, or nothing of it where the file is damaged.
+fn whole<T: Default>(read: Result<T, StoreError>, damaged: &mut BTreeSet<PathBuf>) -> Result<T, StoreError> {
+    match read {
+        Err(StoreError::Damaged { path, .. }) => {
+            damaged.insert(path);
+            Ok(T::default())
+        }
+        read => read,
     }
 }
 

@@ -12,9 +12,10 @@ use super::atomic::{self, Files};
 use super::error::{Holder, StoreError, found_damaged};
 use super::lease::{self, Lease};
 use super::lock::{self, Lock};
+use super::recipe_files::records_folder;
 use super::remote::{self, CopyLock, Remote};
 use super::sources::SourceDigests;
-use super::{Access, FORMAT, Inner, Store, recovery, versioned_json};
+use super::{Access, FORMAT, Inner, Store, recovery, run_name, temporary_file, versioned_json};
 
 #[derive(Serialize, Deserialize)]
 struct Format {
@@ -119,9 +120,7 @@ impl Store {
             (None, _) => files,
         };
         if lock.is_some() {
-            for name in atomic::list(dir)?.keys().filter(|name| recovery::is_temporary(name)) {
-                files.remove(&dir.join(name))?;
-            }
+            remove_temporary_files(&files, dir)?;
             if !has_format {
                 let path = dir.join("FORMAT");
                 files.replace(
@@ -232,6 +231,34 @@ impl Store {
 }
 
 /// The format of the state directory in a folder; none where there is none.
+/// Removes what a run that was killed left under temporary names. Those among the data of a recipe are left to its next
+/// writer: there may be millions of files there.
+fn remove_temporary_files(files: &Files, dir: &Path) -> Result<(), StoreError> {
+    let mut folders = vec![dir.to_path_buf(), dir.join("snapshots")];
+    let artifacts = std::fs::read_dir(dir.join("artifacts")).into_iter().flatten().flatten();
+    for recipe in artifacts.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        folders.push(records_folder(&recipe.path()));
+        folders.push(recipe.path());
+    }
+    // Several may have been killed one after the other.
+    const RUNS: usize = 20;
+    for run in run_name::runs_in(dir)?.iter().rev().take(RUNS) {
+        let folder = dir.join("runs").join(run);
+        // What cannot be removed does no harm.
+        let _ = temporary_file::remove_left(&folder);
+        folders.push(folder);
+    }
+    for folder in folders {
+        for name in atomic::list(&folder)?
+            .keys()
+            .filter(|name| recovery::is_temporary(name))
+        {
+            files.remove(&folder.join(name))?;
+        }
+    }
+    Ok(())
+}
+
 fn read_format(dir: &Path) -> Result<Option<Format>, StoreError> {
     let path = dir.join("FORMAT");
     match atomic::read(&path)? {

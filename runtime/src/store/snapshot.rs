@@ -9,6 +9,7 @@
 //! runs/<id>/committed.jsonl     what was committed since, of the stages that are not complete
 //! ```
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -165,7 +166,7 @@ impl SnapshotWriter {
         let keys = keys_of(records);
         let digest = digest_of(recipe, &keys);
         let path = self.store.snapshot_file(&digest);
-        if !path.exists() {
+        if !has_checksum(&path)? {
             let listed = Listed {
                 version: SNAPSHOT_VERSION,
                 recipe: *recipe,
@@ -349,8 +350,8 @@ impl Store {
     fn snapshot(&self, digest: &Digest, recipe: &Digest) -> Result<BTreeMap<Partition, Digest>, StoreError> {
         let path = self.snapshot_file(digest);
         let Some(bytes) = atomic::read(&path)? else {
-            let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
-            return Err(StoreError::io("read", &path, missing));
+            // It was removed because it was damaged.
+            return Err(StoreError::damaged(&path, "it is not there"));
         };
         let listed: Listed = versioned_json::from_json(&path, &bytes, SNAPSHOT_VERSION)?;
         if listed.recipe != *recipe || digest_of(recipe, &listed.keys) != *digest {
@@ -358,6 +359,12 @@ impl Store {
         }
         Ok(listed.keys)
     }
+}
+
+/// Whether a file is there and whole.
+fn has_checksum(path: &Path) -> Result<bool, StoreError> {
+    let bytes = atomic::read(path)?.unwrap_or_default();
+    Ok(matches!(versioned_json::checked(path, &bytes), Ok(Cow::Owned(_))))
 }
 
 struct Noted {
@@ -524,6 +531,21 @@ mod tests {
         bytes[digit] ^= 1;
         std::fs::write(&path, bytes).unwrap();
         assert_eq!(last(), ("1".to_string(), 1));
+        // A snapshot itself: the next run that has the same writes it again.
+        let listed = store.snapshot_files().unwrap();
+        for path in &listed {
+            let mut bytes = std::fs::read(path).unwrap();
+            bytes[20] ^= 1;
+            std::fs::write(path, bytes).unwrap();
+        }
+        store.create_run_folder("3").unwrap();
+        let writer = store.snapshot_writer("3", &pipeline).unwrap();
+        writer.note("a", "sql", &recipe, true, [&record("2", 1)]).unwrap();
+        assert_eq!(last(), ("2".to_string(), 0));
+        // One that was removed counts as absent, too.
+        listed.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        let last = store.last_complete_snapshot(&pipeline, "a", "sql", &mut |_| ());
+        assert!(last.unwrap().is_none());
     }
 
     #[test]

@@ -73,6 +73,11 @@ fn clean_up_once(folder: impl AsFd, path: &Path) {
     let _ = clean_up(folder, path);
 }
 
+/// Removes what processes that are no more left in a folder.
+pub(super) fn remove_left(folder: &Path) -> io::Result<()> {
+    clean_up(open_folder(folder)?, folder)
+}
+
 /// Removes temporary files of processes that are no more.
 fn clean_up(folder: impl AsFd, path: &Path) -> io::Result<()> {
     let locks_decide = is_of_one_machine(path);

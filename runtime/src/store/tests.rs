@@ -538,6 +538,14 @@ fn a_state_directory_is_opened_with_care() {
             Err(StoreError::Newer { found: 2, .. })
         ));
     }
+    // A state directory without it is refused, so that it is not to be removed.
+    std::fs::write(dir.join("FORMAT"), "{\"versinn\":1}").unwrap();
+    let damaged = Store::open(&dir, Access::Read).err().unwrap();
+    let help = damaged.help().unwrap();
+    let content = help.strip_prefix("if this version of flow wrote the state directory, put ");
+    let content = content.and_then(|rest| rest.split_once(" into ")).unwrap().0;
+    std::fs::write(dir.join("FORMAT"), content).unwrap();
+    Store::open(&dir, Access::Read).map(drop).unwrap();
     let home = root.path().join("home");
     std::fs::create_dir(&home).unwrap();
     std::fs::write(home.join("thesis.tex"), "").unwrap();
@@ -719,6 +727,15 @@ fn the_last_complete_run_is_kept_however_many_came_after_it() {
         .last_complete_snapshot(Path::new("/p.yaml"), "s", "toy", &mut |_| ())
         .unwrap();
     assert_eq!(last.unwrap().keys.len(), 2);
+    assert_eq!(store.records(&recipe(1)).unwrap().partitions().count(), 2);
+    // What a run had of which the notes are damaged is not known: all stays.
+    let snapshots = dir.path().join("runs/2/snapshots.jsonl");
+    let mut text = std::fs::read(&snapshots).unwrap();
+    let last = text.len() - 30;
+    text[last] ^= 1;
+    std::fs::write(&snapshots, text).unwrap();
+    let collected = store.collect_garbage(9, false).unwrap();
+    assert_eq!((collected.damaged, collected.partitions), (1, 0));
     assert_eq!(store.records(&recipe(1)).unwrap().partitions().count(), 2);
 }
 

@@ -245,6 +245,25 @@ fn sigterm_commits_what_is_in_hand() {
     the_rest_is_done_by_the_next_run(&place);
 }
 
+/// Of stages that work for long on one partition: SQL, long recordings.
+#[test]
+fn what_takes_long_is_left_to_the_next_run() {
+    let place = Place::new();
+    let endless = PIPELINE.replace(
+        "scan: {uses: toy.count, with: {",
+        "scan: {uses: toy.count, with: {slow: 86400000, ",
+    );
+    place.pipeline(&endless);
+    let mut child = child_of(&place, &[], None);
+    wait_until(|| place.path("work.log").exists());
+    signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    place.pipeline(PIPELINE);
+    place.run(&[]);
+    let rows = fs::read_to_string(place.path("out/rows.txt")).unwrap();
+    assert_eq!(rows, expected(&place, 3));
+}
+
 #[test]
 fn a_lost_terminal_ends_a_run_as_sigterm_does_and_nohup_keeps_it_going() {
     let slow = PIPELINE.replace(

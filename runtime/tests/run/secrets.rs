@@ -224,7 +224,7 @@ fn where_a_secret_would_be_shown_it_is_refused() {
             vec!["site.password.x=hunter22".to_string()],
             "parameter `site.password.x`",
         ),
-        (vec!["site=hunter22".to_string()], "--set site=***"),
+        (vec!["site=hunter22".to_string()], "`site` is a group of parameters"),
         (vec!["wandb-api-key=hunter22".to_string()], "--set wandb-api-key=***"),
         (vec!["hf_token=hunter22".to_string()], "--set hf_token=***"),
     ] {

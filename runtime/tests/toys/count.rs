@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use flow_runtime::{
     Body, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, RejectClass, Shape, Source,
@@ -22,7 +23,7 @@ pub struct CountSettings {
     /// Where to note work.
     #[serde(default)]
     noted: PathBuf,
-    /// Milliseconds to spend on a partition.
+    /// Milliseconds to spend on a partition, unless the run is ending.
     #[serde(default)]
     slow: u64,
 }
@@ -30,6 +31,7 @@ pub struct CountSettings {
 struct CountBody {
     settings: CountSettings,
     stage: String,
+    gives_up: Box<dyn Fn() -> bool>,
 }
 
 impl Kind for Count {
@@ -49,6 +51,7 @@ impl Kind for Count {
         Ok(Body::Source(Box::new(CountBody {
             settings: settings.clone(),
             stage: context.stage.clone(),
+            gives_up: Box::new(context.gives_up()),
         })))
     }
 
@@ -75,7 +78,13 @@ impl Source for CountBody {
 
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         note(&self.settings.noted, &self.stage, partition);
-        std::thread::sleep(std::time::Duration::from_millis(self.settings.slow));
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(self.settings.slow) {
+            if (self.gives_up)() {
+                return Err(StageError::failed("stopped"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let path = self.settings.folder.join(format!("{partition}.txt"));
         let text = fs::read_to_string(&path).map_err(StageError::failed)?;
         if text.starts_with("broken") {

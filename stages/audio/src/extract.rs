@@ -276,7 +276,7 @@ impl Operator for Extractor {
                 shard: &shard,
                 target,
                 settings: &self.settings,
-                is_stopped: &|| self.context.cancel.is_set(),
+                is_stopped: &self.context.gives_up(),
             };
             self.pool.install(|| place.all(&wanted.jobs)).map_err(cannot_write)?
         };

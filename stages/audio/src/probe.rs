@@ -368,8 +368,7 @@ impl Source for Prober {
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let shard = Shard::named(&self.settings.shards, partition.as_str())
             .ok_or_else(|| StageError::failed(format!("`{partition}` is not the name of a shard")))?;
-        let cancel = self.context.cancel.clone();
-        let stop = || cancel.is_set();
+        let stop = self.context.gives_up();
         let reads_tar = self.reads_tar(&shard)?;
         let examined = if reads_tar {
             if has_tombstone(&shard.tar()) {

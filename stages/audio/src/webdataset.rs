@@ -197,7 +197,7 @@ impl Source for Reader {
             out.reject_partition("tar_truncated", RejectClass::Fault, why);
         }
         let samples = sample::group(&listing.last_of_each_name());
-        let stop = || self.context.cancel.is_set();
+        let stop = self.context.gives_up();
         let look = |sample: &Sample<'_>| sample.judge(&file, &path, &self.settings);
         let judged = examine::each(&self.pool, &stop, &samples, look)
             .map_err(StageError::failed)?

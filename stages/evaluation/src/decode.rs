@@ -434,7 +434,7 @@ impl Source for DecodeBody {
                 message: note.clone(),
             });
         }
-        let cancel = self.context.cancel.clone();
+        let cancelled = self.context.gives_up();
         let count = self
             .settings
             .device_count(micro_batches(&rows.utterances, BATCH_SECONDS))?;
@@ -451,7 +451,7 @@ impl Source for DecodeBody {
             &rows.utterances,
             BATCH_SECONDS,
             &|indices| rows.signals(indices),
-            &|| cancel.is_set(),
+            &cancelled,
         )?;
         out.read(rows.utterances.len() as u64);
         for (row, (utterance, outcome)) in rows.utterances.iter().zip(&outcomes).enumerate() {

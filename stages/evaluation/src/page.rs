@@ -182,14 +182,21 @@ fn about(data: &PageData) -> Markup {
                 } }
             }
             @if utterances > 0 {
-                tr { th { "Learned from" } td { (count(utterances)) " utterances, " (format!("{:.2} h", seconds / 3600.0)) " of speech in " (languages(data.languages.iter().map(|language| &*language.0))) } }
+                tr { th { "Learned from" } td { (count(utterances)) " utterances, " (length(seconds)) " of speech in " (languages(data.languages.iter().map(|language| &*language.0))) } }
             }
             @for set in &data.sets {
                 @let all = &set.scores.overall;
-                tr { th { "Scored on" } td { (set.name) ": " (count(all.utterances)) " utterances, " (format!("{:.2} h", all.seconds / 3600.0)) " of speech in " (languages(set.scores.languages.keys().map(String::as_str))) } }
+                tr { th { "Scored on" } td { (set.name) ": " (count(all.utterances)) " utterances, " (length(all.seconds)) " of speech in " (languages(set.scores.languages.keys().map(String::as_str))) } }
             }
             @if let Some(date) = date { tr { th { "Trained until" } td { (date.format("%-d %B %Y, %H:%M UTC").to_string()) } } }
         }
+    }
+}
+
+fn length(seconds: f64) -> String {
+    match seconds < 3600.0 {
+        true => format!("{:.1} min", seconds / 60.0),
+        false => format!("{:.2} h", seconds / 3600.0),
     }
 }
 
@@ -233,7 +240,7 @@ fn tiles(data: &PageData) -> Markup {
             }
             @if !data.languages.is_empty() {
                 @let seconds: f64 = data.languages.iter().map(|l| l.2).sum();
-                div.tile { b { (format!("{:.2} h", seconds / 3600.0)) } span { "of speech to train on" } }
+                div.tile { b { (length(seconds)) } span { "of speech to train on" } }
             }
             @let rejected = count(data.rejects.iter().map(|r| r.3).sum());
             div.tile { b { a href="#rejected-on-the-way" { (rejected) } } span { "rows rejected on the way" } }

@@ -10,7 +10,6 @@ use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray, UInt
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::context::{Cancel, StopAsked};
 use flow_runtime::{
     Artifact, Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
     Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
@@ -187,8 +186,7 @@ impl Kind for Sql {
             plans: Arc::new(plans),
             thread: None,
             time_limit: settings.time_limit()?,
-            cancel: context.cancel.clone(),
-            stop: context.stop.clone(),
+            gives_up: Box::new(context.gives_up()),
             inputs: context.inputs.iter().map(|input| input.name.clone()).collect(),
             whole: settings.whole_rows(context)?,
             waiting: HashMap::new(),
@@ -565,8 +563,7 @@ struct Transformer {
     /// too long is left to itself.
     thread: Option<OwnThread>,
     time_limit: Option<Duration>,
-    cancel: Cancel,
-    stop: StopAsked,
+    gives_up: Box<dyn Fn() -> bool>,
     /// Their names.
     inputs: Vec<String>,
     /// By input, the rows of those that are read whole.
@@ -611,23 +608,14 @@ impl Operator for Transformer {
         let mut beside = out.beside();
         let thread = self.thread.take().map_or_else(OwnThread::start, Ok)?;
         let began = Instant::now();
-        let mut stopping_since = None;
         let done = thread.run(
             move || plans.run(inputs, &mut beside).map(|()| beside),
-            || {
-                let asked = self
-                    .stop
-                    .is_set()
-                    .then(|| *stopping_since.get_or_insert_with(Instant::now));
-                self.cancel.is_set()
-                    || asked.is_some_and(|since| since.elapsed() > GRACE)
-                    || self.time_limit.is_some_and(|limit| began.elapsed() > limit)
-            },
+            || (self.gives_up)() || self.time_limit.is_some_and(|limit| began.elapsed() > limit),
         );
         let Some((done, thread)) = done else {
             self.plans.given_up.store(true, Ordering::Release);
-            if self.stop.is_set() || self.cancel.is_set() {
-                return Ok(Progress::GivenUp);
+            if (self.gives_up)() {
+                return Err(StageError::failed("stopped"));
             }
             let limit = self.time_limit.unwrap_or_default().as_secs_f64();
             let message = format!("the SQL takes longer than `timeout`, {limit} s");
@@ -639,9 +627,6 @@ impl Operator for Transformer {
         Ok(Progress::Done)
     }
 }
-
-/// How long a query in work may take once the run was asked to end.
-const GRACE: Duration = Duration::from_millis(300);
 
 impl Plans {
     /// What becomes of the rows of one partition.

@@ -315,13 +315,13 @@ impl Transcriber {
         let mut first = recognizer.first_pass(&self.settings.recognition());
         let (max_duration, on_damage) = (self.settings.max_duration, self.settings.on_damage);
         let mut samples = 0;
-        let cancel = &self.context.cancel;
+        let cancelled = self.context.gives_up();
         let extent = recording.first_pass_with(&mut self.open, max_duration, on_damage, &mut |block| {
             samples += block.len() as u64;
             first.feed(block)?;
-            Ok(samples <= most && !cancel.is_set())
+            Ok(samples <= most && !cancelled())
         })?;
-        if self.context.cancel.is_set() {
+        if cancelled() {
             return Err(stopped());
         }
         Ok(extent.map(|extent| Prepared {
@@ -365,8 +365,7 @@ impl Transcriber {
                 others.push((partition, identity, next));
             }
         }
-        let cancel = self.context.cancel.clone();
-        let cancelled = || cancel.is_set();
+        let cancelled = self.context.gives_up();
         let begun = Instant::now();
         let Prepared { first, extent, seconds } = prepared;
         if others.is_empty() {
@@ -374,7 +373,7 @@ impl Transcriber {
             let recognized = recognizer
                 .transcribe_again(first, &recording, &settings, &cancelled)
                 .map_err(|error| error.of(&listed.recording.file))?;
-            // None: the run is being aborted.
+            // None: the run is ending.
             return Ok(Ok(Transcribed {
                 extent,
                 recognized: recognized.ok_or_else(stopped)?,

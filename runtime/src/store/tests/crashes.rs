@@ -186,6 +186,24 @@ fn a_new_writer_removes_what_a_crash_left() {
     // Looking removes nothing: a run may be going on.
     assert_eq!(standing(dir.path()).len(), 2);
     assert_eq!(names(dir.path()).len(), before.len() + 4);
+    // A run that reuses all opens no writer.
+    let snapshots = dir.path().join("snapshots");
+    let killed = dir.path().join("runs/20260102T030405678Z-1-ab12");
+    for folder in [&snapshots, &killed] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    std::fs::write(snapshots.join(".tmp-1-4"), "half").unwrap();
+    for left in [".tmp-1-5", ".flow-tmp-0123456789abcdef"] {
+        std::fs::write(killed.join(left), "half").unwrap();
+    }
+    let run = Access::Run { run_id: "t".into() };
+    drop(Store::open_with(dir.path(), run, unstopped()).unwrap());
+    assert_eq!((names(&snapshots).len(), names(&killed).len()), (0, 0));
+    std::fs::remove_dir_all(dir.path().join("runs")).unwrap();
+    std::fs::remove_dir(&snapshots).unwrap();
+    let among_data = |name: &&String| name.contains("/data/") && !before.contains(*name);
+    assert_eq!(names(dir.path()).iter().filter(among_data).count(), 2);
+    assert_eq!(names(dir.path()).len(), before.len() + 2);
     perform(dir.path(), &[], unstopped());
     assert_eq!(names(dir.path()), before);
     assert_eq!(standing(dir.path()).len(), 2);

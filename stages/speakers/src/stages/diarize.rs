@@ -332,9 +332,10 @@ impl Diarizing {
     fn pipeline(&mut self, again: bool) -> Result<Option<Arc<Pipeline>>, StageError> {
         if let (None, Some(model)) = (&self.pipeline, self.settings.model()) {
             let context = &self.context;
+            let gives_up = context.gives_up();
             let pipeline = found(model, again, &mut |line| {
                 context.report(json!({ "line": line }));
-                !context.cancel.is_set()
+                !gives_up()
             })?;
             self.pipeline = Some(pipeline.ok_or_else(stopped)?);
         }
@@ -352,8 +353,8 @@ impl Diarizing {
     /// The known speakers, if any are named.
     fn known(&mut self, diarizer: &Arc<LoadedDiarizer>) -> Result<Option<Arc<KnownSpeakers>>, StageError> {
         if let (None, Some(path)) = (&self.known, self.settings.known()) {
-            let cancel = &self.context.cancel;
-            let known = shared_known(path, self.settings.known_threshold, diarizer, &|| cancel.is_set())?;
+            let gives_up = self.context.gives_up();
+            let known = shared_known(path, self.settings.known_threshold, diarizer, &gives_up)?;
             self.known = Some(known.ok_or_else(stopped)?);
         }
         Ok(self.known.clone())
@@ -397,11 +398,11 @@ impl Source for Diarizing {
             Ok(place) => listed[place].clone(),
             Err(_) => return Err(StageError::failed(format!("there is no recording `{partition}`"))),
         };
-        let cancel = self.context.cancel.clone();
-        let Ok(_alone) = lock_if_long(&recording.path, &|| cancel.is_set()) else {
+        let gives_up = self.context.gives_up();
+        let Ok(_alone) = lock_if_long(&recording.path, &gives_up) else {
             return Err(stopped());
         };
-        if cancel.is_set() {
+        if gives_up() {
             return Err(stopped());
         }
         let found = samples_or_damage(
@@ -423,7 +424,7 @@ impl Source for Diarizing {
                 message: format!("{}: {note}", recording.file),
             });
         }
-        if cancel.is_set() {
+        if gives_up() {
             return Err(stopped());
         }
         let diarizer = self.diarizer()?;
@@ -431,8 +432,8 @@ impl Source for Diarizing {
         let known = self.known(&diarizer)?;
         let diarizing = Instant::now();
         let settings = self.settings.diarization(&diarizer.defaults);
-        let mut diarized = match diarizer.diarizer.diarize(&samples, &settings, &|| cancel.is_set()) {
-            // None: the run is being aborted.
+        let mut diarized = match diarizer.diarizer.diarize(&samples, &settings, &gives_up) {
+            // None: the run is ending.
             Ok(diarized) => diarized.ok_or_else(stopped)?,
             Err(error @ Error::Sample { .. }) => {
                 let detail = format!("{}: {error}", recording.path.display());
