@@ -10,7 +10,7 @@ pub mod stand_in;
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
@@ -25,12 +25,16 @@ use super::product::Placed;
 use super::{emulator, is_emulated};
 use crate::device::{PerDevice, tf32 as tf32_on};
 use crate::error::{Error, Result};
+use crate::timings;
 
 /// Where products may keep what they compute in parts.
 const WORKSPACE: usize = 32 << 20;
 
 /// Plans that are kept for a device, at most.
 const MOST_PLANS: usize = 4096;
+
+/// How many of the library's choices can be asked for.
+const MOST_CHOICES: usize = 8;
 
 /// The most that an address may be known to be a multiple of.
 const MOST_ALIGNED: u64 = 256;
@@ -47,6 +51,8 @@ struct Shape {
     aligned: [u32; 3],
     /// The same of the bias, if there is one: the library looks at its address when it chooses.
     bias: Option<u32>,
+    /// Which of the library's choices is taken, from 0 on.
+    choice: usize,
 }
 
 /// What the library is told of a product. It needs no device.
@@ -176,16 +182,17 @@ impl Handle {
             layouts,
             preference,
         } = described;
-        let mut chosen = Chosen {
+        let none = Chosen {
             algorithm: [0; 8],
             workspace: 0,
             state: NOT_SUPPORTED,
             waves: 0.0,
             reserved: [0; 4],
         };
+        let mut chosen = vec![none; shape.choice + 1];
         let mut found = 0;
         let [of_a, of_b, of_result] = layouts.each_ref().map(|layout| layout.raw);
-        // SAFETY: all of them were made and are not destroyed, and there is room for one answer.
+        // SAFETY: all of them were made and are not destroyed, and there is room for as many answers as are asked for.
         let status = unsafe {
             (library.choose)(
                 self.raw,
@@ -195,15 +202,18 @@ impl Handle {
                 of_result,
                 of_result,
                 preference.raw,
-                1,
-                &raw mut chosen,
+                chosen.len() as c_int,
+                chosen.as_mut_ptr(),
                 &raw mut found,
             )
         };
-        if status == NOT_SUPPORTED || status == SUCCESS && (found == 0 || chosen.state != SUCCESS) {
-            return Ok(None);
+        if status != NOT_SUPPORTED {
+            library.check("a choice", status)?;
         }
-        library.check("a choice", status)?;
+        let found = usize::try_from(found).unwrap_or(0).min(chosen.len());
+        let Some(chosen) = chosen[..found].last().filter(|last| last.state == SUCCESS) else {
+            return Ok(None);
+        };
         Ok(Some(Plan {
             descriptor,
             layouts,
@@ -267,6 +277,14 @@ impl Handle {
 static OFF: LazyLock<AtomicBool> =
     LazyLock::new(|| AtomicBool::new(std::env::var("FLOW_CUBLASLT").is_ok_and(|value| value == "off")));
 
+static CHOICE: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on products take this one of the library's choices, counted from 0, or the last where there are fewer; none: the first,
+/// which it thinks the fastest. For benchmarks.
+pub fn set_choice(choice: Option<usize>) {
+    CHOICE.store(choice.unwrap_or(0).min(MOST_CHOICES - 1), Ordering::Relaxed);
+}
+
 /// From now on cuBLASLt computes products, where it is there, or cuBLAS computes all of them.
 pub fn set_used(used: bool) {
     OFF.store(!used, Ordering::Relaxed);
@@ -321,10 +339,28 @@ pub(super) fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, bias: Option<&Tenso
         tf32: dtype == DType::F32 && tf32_on(out.device()),
         aligned: addresses.map(aligned),
         bias: of_bias.map(aligned),
+        choice: CHOICE.load(Ordering::Relaxed),
     };
     let stream = stream(out.device())?;
     let handle = HANDLES.get(out.device(), || Handle::new(library, out.device()))?;
-    handle.multiply(&shape, addresses, of_bias.unwrap_or(0), beta, stream)
+    let described = || described(out, a, b);
+    timings::around(out.device(), described, || {
+        handle.multiply(&shape, addresses, of_bias.unwrap_or(0), beta, stream)
+    })
+}
+
+/// A product, for its times.
+pub(super) fn described(out: &Tensor, a: &Tensor, b: &Tensor) -> timings::Described {
+    let (m, k, n) = (a.dims()[a.rank() - 2], a.dims()[a.rank() - 1], b.dims()[b.rank() - 1]);
+    let count = out.elem_count() / (m * n).max(1);
+    let times = if count > 1 {
+        format!("{count} x ")
+    } else {
+        String::new()
+    };
+    let name = format!("{times}{m} x {k} x {n} {}", a.dtype().as_str());
+    let bytes = [out, a, b].map(timings::bytes).iter().sum();
+    (name, bytes, 2 * (count * m * k * n) as u64)
 }
 
 /// The address of the first value of a tensor on a device.

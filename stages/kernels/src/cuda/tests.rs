@@ -58,11 +58,42 @@ pub(super) fn on_device<R>(run: impl Fn(Place) -> R) -> R {
 #[test]
 fn every_kernel_file_is_read() {
     let kernels = signature::all().unwrap();
-    let written: usize = super::FILES
-        .iter()
-        .map(|(_, source)| source.matches("KERNEL(").count())
-        .sum();
+    let sources = super::sources::sources().unwrap();
+    let written = |file: &super::sources::File| file.source.matches("KERNEL(").count();
+    let written: usize = sources.files.iter().map(written).sum();
     assert_eq!(kernels.len(), written);
+}
+
+#[test]
+fn kernel_files_of_a_folder_come_before_those_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path();
+    std::fs::write(
+        place.join("sums.cu"),
+        "\nKERNEL(only, (const float* x, float* y, int n)) {}\n",
+    )
+    .unwrap();
+    let sources = super::sources::read(Some(place), "TILE=64 FAST").unwrap();
+    assert_eq!(sources.defines, ["TILE=64", "FAST"]);
+    let kernels = signature::of(&sources).unwrap();
+    assert!(kernels.contains_key("only") && kernels.contains_key("adamw_f32") && !kernels.contains_key("column_sum"));
+    let own = |folder, defines| {
+        super::sources::read(folder, defines)
+            .unwrap()
+            .files
+            .iter()
+            .filter(|file| file.own)
+            .count()
+    };
+    let all = super::sources::read(None, "").unwrap().files.len();
+    assert_eq!([own(None, ""), own(None, "A"), own(Some(place), "")], [all, 0, all - 1]);
+    std::fs::write(place.join("prelude.cuh"), "").unwrap();
+    assert_eq!(own(Some(place), ""), 0);
+    let refused = |folder: &std::path::Path, defines| super::sources::read(Some(folder), defines).err().unwrap();
+    assert!(refused(place, "-o=x").contains("`-o=x` is not NAME=VALUE"));
+    std::fs::write(place.join("sum.cu"), "").unwrap();
+    assert!(refused(place, "").contains("sum.cu is not a kernel file"));
+    assert!(refused(&place.join("none"), "").starts_with("FLOW_KERNELS: "));
 }
 
 #[test]
