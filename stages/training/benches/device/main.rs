@@ -4,7 +4,7 @@
 //! `device parts CARD SHAPE...` (SHAPE: CLIPSxSECONDSxTOKENS; `-`: the card that the device is): time by part of a step of a model of the size of parakeet-tdt-0.6b-v3 with
 //! random weights, in bf16, beside the least time on a card (`flow memory --roofline`), and peak memory.
 //! `device kernels SHAPE[@STEPS]...`: times of all kernels and products in a step of it; with `@60` after 60 steps on one batch,
-//! where the lattices are as peaked as in fine-tuning.
+//! where the lattices are as peaked as in fine-tuning (one model takes all steps, so such a shape comes last).
 //! `device products SHAPE...`: the products of a step with each of cuBLASLt's first eight choices.
 //! `device ceilings`: what the card reaches in a copy and a large product, and what a launch costs.
 //! `device decode`: the same model's greedy decoding of clips one by one and together.
