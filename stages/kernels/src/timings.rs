@@ -107,3 +107,38 @@ pub(crate) fn around<R>(
 pub(crate) fn bytes(tensor: &Tensor) -> u64 {
     (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+    use crate::cuda::cublaslt::stand_in;
+    use crate::elementwise::add_in_place;
+    use crate::emulator;
+    use crate::product::product;
+
+    #[test]
+    fn launches_are_timed_by_name() {
+        let ones = |shape: &[usize]| Tensor::ones(shape, DType::F32, &Device::Cpu).unwrap();
+        let (a, b) = (ones(&[3, 5]), ones(&[5, 7]));
+        let work = || {
+            add_in_place(&ones(&[12]), &ones(&[12])).unwrap();
+            add_in_place(&ones(&[4]), &ones(&[4])).unwrap();
+            product(&a, &b).unwrap();
+        };
+        let emulated = || stand_in::with(|| emulator::with(true, || timed(work).unwrap().1));
+        let (mut found, again) = (emulated(), emulated());
+        found.sort_by(|a, b| b.name.cmp(&a.name));
+        assert!(found.iter().all(|timing| timing.seconds > 0.0), "{found:?}");
+        let shown: Vec<_> = found
+            .iter()
+            .map(|timing| (timing.name.as_str(), timing.launches, timing.bytes, timing.flops))
+            .collect();
+        let product = ("3 x 5 x 7 f32", 1, 4 * (15 + 35 + 21), 2 * 3 * 5 * 7);
+        assert_eq!(shown, [("add_in_place", 2, 4 * 2 * 16, 0), product]);
+        // The longest comes first, and nothing is kept from before.
+        assert!(again.len() == 2 && again[0].seconds >= again[1].seconds);
+        assert!(LAUNCHES.with_borrow(Option::is_none));
+    }
+}

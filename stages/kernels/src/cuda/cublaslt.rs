@@ -680,6 +680,7 @@ mod tests {
                     tf32: dtype == DType::F32,
                     aligned: [16, 2, 256],
                     bias,
+                    choice: 0,
                 };
                 let described = Described::new(library, &shape, 256, WORKSPACE).unwrap().unwrap();
                 assert!(described.layouts.iter().all(|layout| !layout.raw.is_null()));
