@@ -13,7 +13,8 @@
 //! `device variants`: that recomputed layers, folded updates and an offloaded optimizer end with the parameters of a plain
 //! training, to the bit; with eight-bit moments and a frozen encoder too.
 //!
-//! `FLOW_BENCH_DEVICE` names another device than `cuda`, `FLOW_BENCH_LAYERS` another number of layers than 24.
+//! `FLOW_BENCH_DEVICE` names another device than `cuda` (`emulated`: the processor runs the kernels), `FLOW_BENCH_LAYERS` another
+//! number of layers than 24.
 
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
@@ -467,7 +468,14 @@ fn main() -> Outcome<()> {
 }
 
 fn run() -> Outcome<()> {
-    let device = device_name().parse::<DeviceChoice>()?.open(0)?;
+    // To see that it runs: its times are those of the emulator.
+    if device_name() == "emulated" {
+        return flow_kernels::emulator::with(true, || run_on(&Device::Cpu));
+    }
+    run_on(&device_name().parse::<DeviceChoice>()?.open(0)?)
+}
+
+fn run_on(device: &Device) -> Outcome<()> {
     let arguments: Vec<String> = std::env::args()
         .skip(1)
         .filter(|argument| argument != "--bench")
@@ -476,22 +484,22 @@ fn run() -> Outcome<()> {
     match &arguments[..] {
         ["parts", card, shapes @ ..] => {
             let card = match *card {
-                "-" => flow_kernels::device::name(&device).and_then(|name| Card::of_device(&name)),
+                "-" => flow_kernels::device::name(device).and_then(|name| Card::of_device(&name)),
                 name => Card::named(name),
             };
             let card = card.ok_or("this card's rates are not known")?;
             let shapes = shapes.iter().map(|text| shape(text)).collect::<Outcome<Vec<_>>>()?;
-            by_parts(&device, card, &shapes)
+            by_parts(device, card, &shapes)
         }
-        ["kernels", shapes @ ..] => launches::kernels(&device, shapes),
-        ["products", shapes @ ..] => launches::products(&device, shapes),
-        ["ceilings"] => launches::ceilings(&device).map(|_| ()),
-        ["decode"] => decode(&device),
-        ["variants"] => match variants(&device)? {
+        ["kernels", shapes @ ..] => launches::kernels(device, shapes),
+        ["products", shapes @ ..] => launches::products(device, shapes),
+        ["ceilings"] => launches::ceilings(device).map(|_| ()),
+        ["decode"] => decode(device),
+        ["variants"] => match variants(device)? {
             true => Ok(()),
             false => Err("settings that save memory change what is learned".into()),
         },
-        ["agree"] => match agree(&device)? {
+        ["agree"] => match agree(device)? {
             true => Ok(()),
             false => Err("the device's numbers are too far from the CPU's, or differ from run to run".into()),
         },
