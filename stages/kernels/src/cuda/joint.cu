@@ -117,42 +117,72 @@ struct Hidden {
     const bf16* values_bf16;
 };
 
-// The gradient of a hidden value, where it is above zero.
+// The gradient of a hidden value, where it is above zero. Both are read before either is looked at.
 DEVICE float passed(const float* d_hidden, const Hidden& hidden, u64 place, float factor) {
-    bool passes = hidden.values ? hidden.values[place] > 0.0f : wide(hidden.values_bf16[place]) > 0.0f;
-    return passes ? d_hidden[place] * factor : 0.0f;
+    float value = hidden.values ? hidden.values[place] : wide(hidden.values_bf16[place]), slope = d_hidden[place];
+    return value > 0.0f ? slope * factor : 0.0f;
 }
 
 // Adds the gradients of hidden values to the rows that these were joined of, in the order of the cells: block (row, y) has 256
-// columns of a row of d_f for the first `frames` blocks, and of d_g for the others, whose threads look for the cells of 256
-// frames at a time.
+// columns of a row of d_f for the first `frames` blocks, and of d_g for the others. An utterance has `frames_each` rows of d_f
+// and `states_each` of d_g: the threads of a state's block look for its cells in 256 frames of its own utterance at a time.
 KERNEL(joint_hidden_sums, (const float* d_hidden, const float* values, const bf16* values_bf16, const u32* cells, float* d_f,
-                           float* d_g, int count, int frames, int width, float factor)) {
+                           float* d_g, int count, int frames, int frames_each, int states_each, int width,
+                           float factor)) {
     SHARED(int, places, THREADS);
+    SHARED(int, ends, THREADS);
     Hidden hidden = {values, values_bf16};
     int thread = threadIdx.x, column = blockIdx.y * THREADS + thread;
+    u32 begin = cells[0], end = cells[4 * (u64)(count - 1)] + 1;
+    // Cells that are asked for before the first is waited for.
+    enum { TOGETHER = 8 };
     if ((int)blockIdx.x < frames) {
         u32 frame = blockIdx.x;
-        u64 at = first_cell(cells, count, frame, 0);
-        if (column >= width || at >= (u64)count || cells[4 * at] != frame) return;
+        if (frame < begin || frame >= end) return;
+        int at = first_cell(cells, count, frame, 0), last = first_cell(cells, count, frame + 1, 0);
+        if (column >= width || at == last) return;
         float* sum = d_f + (u64)frame * width + column;
         float added = *sum;
-        for (; at < (u64)count && cells[4 * at] == frame; at++) added += passed(d_hidden, hidden, at * width + column, factor);
+        UNROLL(8)
+        for (; at < last; at++) added += passed(d_hidden, hidden, (u64)at * width + column, factor);
         *sum = added;
         return;
     }
-    u32 state = blockIdx.x - frames;
-    u64 last = cells[4 * (u64)(count - 1)];
+    u32 state = blockIdx.x - frames, own = state / (u32)states_each * (u32)frames_each;
+    if (own > begin) begin = own;
+    if (own + (u32)frames_each < end) end = own + (u32)frames_each;
+    if (begin >= end) return;
     float* sum = d_g + (u64)state * width + column;
     float added = column < width ? *sum : 0.0f;
-    for (u64 first = cells[0]; first <= last; first += THREADS) {
-        u64 own = first + thread;
-        places[thread] = own <= last ? first_cell(cells, count, (u32)own, state) : count;
+    for (u32 first = begin; first < end; first += THREADS) {
+        u32 frame = first + thread;
+        int place = frame < end ? first_cell(cells, count, frame, state) : count, last = place;
+        UNROLL(1)
+        while (last < count && cells[4 * (u64)last] == frame && cells[4 * (u64)last + 1] == state) last++;
+        places[thread] = place;
+        ends[thread] = last;
         BARRIER();
-        if (column < width)
-            for (int k = 0; k < THREADS && first + k <= last; k++)
-                for (u64 at = places[k]; at < (u64)count && cells[4 * at] == first + k && cells[4 * at + 1] == state; at++)
-                    added += passed(d_hidden, hidden, at * width + column, factor);
+        int here = end - first < THREADS ? end - first : THREADS;
+        for (int group = 0; column < width && group < here; group += TOGETHER) {
+            // The first cell of each frame; there is hardly ever another one.
+            float values[TOGETHER];
+            UNROLL(TOGETHER)
+            for (int k = 0; k < TOGETHER; k++) {
+                int at = group + k;
+                bool any = places[at] < ends[at];
+                float value = passed(d_hidden, hidden, any ? (u64)places[at] * width + column : column, factor);
+                values[k] = any ? value : 0.0f;
+            }
+            UNROLL(TOGETHER)
+            for (int k = 0; k < TOGETHER; k++) {
+                int at = group + k;
+                if (places[at] == ends[at]) continue;
+                added += values[k];
+                UNROLL(1)
+                for (int next = places[at] + 1; next < ends[at]; next++)
+                    added += passed(d_hidden, hidden, (u64)next * width + column, factor);
+            }
+        }
         BARRIER();
     }
     if (column < width) *sum = added;

@@ -172,8 +172,7 @@ impl Tables {
             Grid::rows(self.utterances),
             &[&tensors[..], &[Int(frames), Int(states)]].concat(),
         )?;
-        let within = [frames, states].map(|rows| self.utterances * rows);
-        Ok(CellList::in_order(list, cells, within))
+        Ok(CellList::in_order(list, cells, self.utterances, [frames, states]))
     }
 }
 

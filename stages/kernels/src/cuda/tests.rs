@@ -644,6 +644,37 @@ fn gradients_of_many_frames_are_summed_in_order() {
         joint::add_hidden_gradient(&on(&d), &on(&hidden), &cells, 1.0, &d_f, &d_g)?;
         Ok(vec![d_f, d_g])
     });
+    // A list that knows its utterances gives the same.
+    let listed = |cells: &[Cell], rows: usize, d: &Tensor, hidden: &Tensor| {
+        on_device(|on| -> Result<_> {
+            let d = on(d);
+            let list = super::numbers(
+                cells.iter().flat_map(|cell| [cell.frame, cell.state, 0, cell.index]),
+                d.device(),
+            )?;
+            let list = CellList::in_order(list, cells.len(), 2, [rows, states]);
+            let (d_f, d_g) = (on(&sums(2 * rows)).copy()?, on(&sums(2 * states)).copy()?);
+            list.add_hidden_gradient(&d, &on(hidden), 1.0, (&d_f, &d_g))?;
+            Ok([values(&d_f), values(&d_g)])
+        })
+        .unwrap()
+    };
+    let (d_f, d_g) = (sums(2 * frames), sums(2 * states));
+    joint::add_hidden_gradient(&d, &hidden, &cells, 1.0, &d_f, &d_g).unwrap();
+    assert_eq!(listed(&cells, frames, &d, &hidden), [values(&d_f), values(&d_g)]);
+    // A state looks at the frames of its own utterance and no others, so that a batch of twice the utterances is twice the work:
+    // a cell that joins it with a frame of the other one, as no lattice has, is not found.
+    let own = Cell {
+        frame: 1,
+        state: 2,
+        label: None,
+        index: 0,
+    };
+    let strange = Cell { frame: 5, ..own };
+    let ones = Tensor::ones((2, width), DType::F32, &Device::Cpu).unwrap();
+    let [d_f, d_g] = listed(&[own, strange], 4, &ones, &ones);
+    assert_eq!(d_f[5 * width], 1.0);
+    assert_eq!(d_g[2 * width], 1.0);
     let mut turned = cells.clone();
     turned.reverse();
     let refused = on_device(|on| joint::add_hidden_gradient(&on(&d), &on(&hidden), &turned, 1.0, &d, &d));
