@@ -84,11 +84,28 @@ DEVICE bool is_finite(float value) { return (bits_of(value) & 0x7f800000u) != 0x
 DEVICE float wide(bf16 value) { return float_of((u32)value << 16); }
 DEVICE float wide(float value) { return value; }
 
-// The nearest number in bf16, of two the even one.
+// The nearest number in bf16, of two the even one. What is not a number stays so, with bits that a device chooses.
 DEVICE bf16 rounded(float value) {
+#ifdef __CUDACC__
+    bf16 out;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(value));
+    return out;
+#else
     u32 bits = bits_of(value);
     if (value != value) return (bf16)((bits >> 16) | 0x40);
     return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+}
+
+// Two of them, the first in the lower bits.
+DEVICE u32 rounded_pair(float low, float high) {
+#ifdef __CUDACC__
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    return (u32)rounded(low) | (u32)rounded(high) << 16;
+#endif
 }
 
 // A result that is a factor of a product with a weight is written in the weight's type: to one of two places, of which the
