@@ -16,7 +16,7 @@ use crate::loss::TdtLoss;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 use crate::pending_sums::PendingSums;
 use crate::{Error, Result};
-use lattices::{Lattices, LogitGradients};
+use lattices::{Lattices, LogitGradients, negligible};
 
 /// Cells whose logits are computed at once.
 const CHUNK: usize = 512;
@@ -340,7 +340,7 @@ impl Joint {
         gradients: &mut Gradients,
     ) -> Result<()> {
         let d_logits = saved.lattices.gradients(settings, factors);
-        let active: Vec<Cell> = d_logits.active().into_iter().map(|cell| saved.cells[cell]).collect();
+        let active: Vec<Cell> = d_logits.active(negligible(DType::F32)).into_iter().map(|cell| saved.cells[cell]).collect();
         let before = |index: usize| active.partition_point(|cell| cell.index < index);
         let mut kept_until = 0;
         for (number, logits) in saved.kept.iter().enumerate() {

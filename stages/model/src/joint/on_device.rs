@@ -8,8 +8,7 @@ use flow_kernels::column_sums::ColumnSums;
 use flow_kernels::product::{StackedProducts, add_product_in, product_in};
 use flow_kernels::tdt::{Aligned, BiasSums, Extents, Lattices, LogitGradient, Rules, doubles};
 
-use super::lattices::NEGLIGIBLE;
-use super::{Joint, Rows};
+use super::{Joint, Rows, negligible};
 use crate::error::Result;
 use crate::loss::TdtLoss;
 use crate::parameters::{Gradients, Parameters};
@@ -94,7 +93,7 @@ impl Joint {
         let aligned = lattices.align(&Rules {
             sigma: settings.sigma,
             label_factor: settings.label_factor(),
-            negligible: NEGLIGIBLE,
+            negligible: negligible(self.factors),
             rnnt: settings.rnnt,
         })?;
         let losses = aligned.losses.clone();

@@ -86,7 +86,7 @@ fn of_logits_on_device(
         .align(&tdt::Rules {
             sigma: settings.sigma,
             label_factor: settings.label_factor(),
-            negligible: lattices::NEGLIGIBLE,
+            negligible: negligible(DType::F32),
             rnnt: settings.rnnt,
         })
         .unwrap();
