@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Argument::{Float, Int, Long, Read, ReadIf, Write};
+use super::Argument::{Float, Int, Read, ReadIf, Write};
 use super::{Grid, THREADS, alike, fresh_in, in_either, launch, mask_arguments, numbers, read_in_either};
 use crate::device::to_host;
 use crate::error::{Error, Result};
@@ -130,11 +130,11 @@ impl CellList {
                 "rows of {width} and {of_g} values, or their biases, do not fit"
             )));
         }
-        let n = self.count * width;
+        let n = self.count * width.div_ceil(4);
         let out = fresh_in(dtype, (self.count, width), f.device())?;
         let [keep, key, threshold] = mask_arguments(mask, 1.0);
         let inputs = [Read(f), Read(g), ReadIf(biases[0]), ReadIf(biases[1]), Read(&self.list)];
-        let rest = [Long(n as u64), Int(width), keep, key, threshold];
+        let rest = [Int(n), Int(width), keep, key, threshold];
         launch(
             "joint_hidden",
             Grid::elements(n),

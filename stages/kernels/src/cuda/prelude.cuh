@@ -129,8 +129,35 @@ DEVICE void read_four(const float* from, float* into) {
     for (int i = 0; i < 4; i++) into[i] = from[i];
 #endif
 }
+DEVICE void write_four(float* to, const float* values) {
+#ifdef __CUDACC__
+    *(float4*)to = make_float4(values[0], values[1], values[2], values[3]);
+#else
+    for (int i = 0; i < 4; i++) to[i] = values[i];
+#endif
+}
+// The same in bf16, of which the first lies at a multiple of 8 bytes.
+DEVICE void write_four(bf16* to, const float* values) {
+#ifdef __CUDACC__
+    *(uint2*)to = make_uint2(rounded_pair(values[0], values[1]), rounded_pair(values[2], values[3]));
+#else
+    for (int i = 0; i < 4; i++) to[i] = rounded(values[i]);
+#endif
+}
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// 1 / x, on a device within a unit in the last place (of a subnormal result 0), where a division takes ten times the
+// instructions.
+DEVICE float reciprocal(float x) {
+#ifdef __CUDACC__
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return 1.0f / x;
+#endif
+}
+
+DEVICE float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
 
 // Derivative of x * sigmoid(x).
 DEVICE float silu_slope(float x) {
