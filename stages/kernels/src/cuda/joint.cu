@@ -18,8 +18,7 @@ KERNEL(joint_hidden, (const float* f, const float* g, const float* f_bias, const
         return keeps(key, threshold, index + at) ? value * factor : 0.0f;
     };
     u64 place = (u64)row * width + j;
-    // Rows of a multiple of four numbers; tensors begin at multiples of 16 bytes.
-    bool aligned = (((u64)f | (u64)g | (u64)f_bias | (u64)g_bias | (u64)out) % 16 | (u64)out_bf16 % 8) == 0;
+    bool aligned = by_fours(f) && by_fours(g) && by_fours(f_bias) && by_fours(g_bias) && by_fours(out) && by_fours(out_bf16);
     if (width % 4 == 0 && aligned) {
         float from_f[4], from_g[4], more_f[4] = {0, 0, 0, 0}, more_g[4] = {0, 0, 0, 0}, values[4];
         read_four(of_f, from_f);

@@ -129,6 +129,18 @@ DEVICE void read_four(const float* from, float* into) {
     for (int i = 0; i < 4; i++) into[i] = from[i];
 #endif
 }
+// The same in bf16, of which the first lies at a multiple of 8 bytes.
+DEVICE void read_four(const bf16* from, float* into) {
+#ifdef __CUDACC__
+    uint2 four = *(const uint2*)from;
+    into[0] = float_of(four.x << 16);
+    into[1] = float_of(four.x & 0xffff0000u);
+    into[2] = float_of(four.y << 16);
+    into[3] = float_of(four.y & 0xffff0000u);
+#else
+    for (int i = 0; i < 4; i++) into[i] = wide(from[i]);
+#endif
+}
 DEVICE void write_four(float* to, const float* values) {
 #ifdef __CUDACC__
     *(float4*)to = make_float4(values[0], values[1], values[2], values[3]);
@@ -136,13 +148,27 @@ DEVICE void write_four(float* to, const float* values) {
     for (int i = 0; i < 4; i++) to[i] = values[i];
 #endif
 }
-// The same in bf16, of which the first lies at a multiple of 8 bytes.
 DEVICE void write_four(bf16* to, const float* values) {
 #ifdef __CUDACC__
     *(uint2*)to = make_uint2(rounded_pair(values[0], values[1]), rounded_pair(values[2], values[3]));
 #else
     for (int i = 0; i < 4; i++) to[i] = rounded(values[i]);
 #endif
+}
+
+// A tensor out of a table of pointers, which the compiler does not know to lie in the device's memory.
+template <class T>
+DEVICE T* tensor_at(T* tensor) {
+#ifdef __CUDACC__
+    __builtin_assume(__isGlobal(tensor));
+#endif
+    return tensor;
+}
+
+// Whether every multiple of four numbers of a tensor may be read and written so.
+template <class T>
+DEVICE bool by_fours(const T* tensor) {
+    return (u64)tensor % (4 * sizeof(T)) == 0;
 }
 
 // 1 / x, on a device within a unit in the last place (of a subnormal result 0), where a division takes ten times the

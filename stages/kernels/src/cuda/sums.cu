@@ -80,9 +80,27 @@ KERNEL(totals, (const float* partial0, const float* partial1, const float* parti
 KERNEL(sum_of_squares, (const float* const* tensors, const u64* plan, double* partial, int count, int chunk)) {
     SHARED(double, scratch, THREADS + 16);
     Part part = part_of(plan, 2, count, chunk);
-    const float* x = tensors[part.tensor];
+    const float* x = tensor_at(tensors[part.tensor]);
     double sum = 0;
-    for (u64 i = part.first + threadIdx.x; i < part.end; i += THREADS) sum += (double)x[i] * (double)x[i];
+    u64 i = part.first + threadIdx.x;
+    if (by_fours(x)) {
+        enum { TOGETHER = 4 };
+        for (u64 quad = part.first + 4 * threadIdx.x; quad < part.end; quad += TOGETHER * 4 * THREADS) {
+            float values[TOGETHER][4];
+            UNROLL(TOGETHER)
+            for (int at = 0; at < TOGETHER; at++) {
+                u64 place = quad + at * 4 * THREADS;
+                read_four(x + (place + 4 <= part.end ? place : part.first), values[at]);
+            }
+            UNROLL(TOGETHER)
+            for (int at = 0; at < TOGETHER; at++)
+                for (int of = 0; of < 4 && quad + at * 4 * THREADS + 4 <= part.end; of++)
+                    sum += (double)values[at][of] * (double)values[at][of];
+        }
+        // Those behind the last four.
+        i = part.end - (part.end - part.first) % 4 + threadIdx.x;
+    }
+    for (; i < part.end; i += THREADS) sum += (double)x[i] * (double)x[i];
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }

@@ -216,6 +216,8 @@ fn elements() {
     for (rows, width) in [(1, 1), (7, 13), (50, 33)] {
         let (x, y) = (random(&[rows, width], &mut noise), random(&[rows, width], &mut noise));
         let offset = random(&[width], &mut noise);
+        let long = random(&[9001], &mut noise);
+        let [narrow, narrow_long] = [&x, &long].map(|x| x.to_dtype(DType::BF16).unwrap());
         let in_place = |on: Place, change: &dyn Fn(&Tensor) -> Result<()>| {
             let sum = on(&x).copy()?;
             change(&sum)?;
@@ -229,6 +231,18 @@ fn elements() {
         });
         same("blend", 0.0, |on| {
             in_place(on, &|sum| elementwise::blend_in_place(sum, &on(&y), 0.3))
+        });
+        // Tensors of both types, one of several blocks; one begins where four numbers are not read at once.
+        same("blend of many", 0.0, |on| {
+            let sums = [&x, &y, &long, &long, &long].map(|sum| on(sum).copy());
+            let sums = sums.into_iter().collect::<candle_core::Result<Vec<_>>>()?;
+            let short = on(&long).narrow(0, 1, long.elem_count() - 2)?;
+            let others = [on(&y), on(&narrow), on(&long), on(&narrow_long), short];
+            let mut pairs: Vec<_> = sums.iter().zip(&others).collect();
+            let within = sums[4].narrow(0, 1, long.elem_count() - 2)?;
+            pairs[4].0 = &within;
+            elementwise::blend_all_in_place(&pairs, 0.3)?;
+            Ok(sums)
         });
         same("bias", 0.0, |on| in_place(on, &|y| bias::add_bias(y, &on(&offset))));
         same("column sum", BOUND, |on| Ok(vec![bias::column_sum(&on(&x))?]));
