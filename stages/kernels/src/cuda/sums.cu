@@ -105,21 +105,16 @@ KERNEL(sum_of_squares, (const float* const* tensors, const u64* plan, double* pa
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// out[rows[i]] += x[i] for each row `i` of `x` whose place is below `most`, in order: block (i, y) has 256 columns of the place
-// that row `i` is the first one for.
-KERNEL(add_listed_rows, (const float* x, const u32* rows, float* out, int count, int most, int width)) {
-    SHARED(int, scratch, THREADS + 16);
-    int own = blockIdx.x;
-    u32 row = rows[own];
-    if (row >= (u32)most) return;
-    int earlier = 0;
-    for (int at = threadIdx.x; at < own; at += THREADS) earlier += rows[at] == row;
-    if (block_sum(earlier, scratch) > 0) return;
+// out[rows[i]] += x[i] for each row `i` of `x` whose place is below `most`, in order. `order` has the numbers of the rows of `x`,
+// sorted by place and then by number: block (n, y) has 256 columns of the place that the n-th of them is the first one for.
+KERNEL(add_listed_rows, (const float* x, const u32* rows, const u32* order, float* out, int count, int most, int width)) {
+    int first = blockIdx.x;
+    u32 row = rows[order[first]];
+    if (row >= (u32)most || (first > 0 && rows[order[first - 1]] == row)) return;
     int column = blockIdx.y * THREADS + threadIdx.x;
     if (column >= width) return;
     float* sum = out + (u64)row * width + column;
     float added = *sum;
-    for (int at = own; at < count; at++)
-        if (rows[at] == row) added += x[(u64)at * width + column];
+    for (int at = first; at < count && rows[order[at]] == row; at++) added += x[(u64)order[at] * width + column];
     *sum = added;
 }
