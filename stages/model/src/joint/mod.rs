@@ -229,6 +229,17 @@ impl Joint {
         Ok(JointLoss { losses, cells, rows })
     }
 
+    /// Operations of the products of the backward pass that it leaves out on a device: the two of the last layer for each cell
+    /// that does not count.
+    pub fn flops_left_out(&self, loss: &JointLoss) -> f64 {
+        let left_out = match &loss.cells {
+            CellSums::Host(_) => 0,
+            CellSums::Device(cells) => cells.left_out(),
+        };
+        let width = loss.rows.f.dim(1).unwrap_or(0);
+        2.0 * 2.0 * left_out as f64 * (width * (self.tokens + self.durations)) as f64
+    }
+
     fn loss_on_host(
         &self,
         parameters: &Parameters,

@@ -44,6 +44,13 @@ pub(super) struct DeviceCells {
     weight: Tensor,
 }
 
+impl DeviceCells {
+    /// Cells that do not count.
+    pub fn left_out(&self) -> usize {
+        self.lattices.cells().len() - self.aligned.active
+    }
+}
+
 /// The parts of a range, of one size but for the last.
 fn parts(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
