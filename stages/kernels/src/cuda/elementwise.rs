@@ -67,7 +67,7 @@ pub fn silu(dtype: DType, h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> 
     let (n, out) = (h.elem_count(), fresh_in(dtype, h.shape(), h.device())?);
     let ([wide, narrow], [keep, key, threshold]) = (in_either(&out), mask_arguments(mask, 1.0));
     let arguments = [Read(&h), wide, narrow, keep, key, threshold, Long(n as u64)];
-    launch("silu", Grid::elements(n), &arguments)?;
+    launch("silu", Grid::elements(n.div_ceil(4)), &arguments)?;
     Ok(out)
 }
 
@@ -77,7 +77,7 @@ pub fn silu_backward(dtype: DType, h: &Tensor, dy: &Tensor, mask: Option<DropMas
     let (n, out) = (h.elem_count(), fresh_in(dtype, h.shape(), h.device())?);
     let ([wide, narrow], [keep, key, threshold]) = (in_either(&out), mask_arguments(mask, 1.0));
     let arguments = [Read(&h), Read(&dy), wide, narrow, keep, key, threshold, Long(n as u64)];
-    launch("silu_backward", Grid::elements(n), &arguments)?;
+    launch("silu_backward", Grid::elements(n.div_ceil(4)), &arguments)?;
     Ok(out)
 }
 
