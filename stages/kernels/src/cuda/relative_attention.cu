@@ -336,11 +336,12 @@ DEVICE void attend(const Problem& of, float* out, bf16* out_bf16, float* logs) {
 }
 
 // Gradients: of queries, keys and values behind each other in rows of 3 H k; of both biases over a tile of queries, rows of
-// `biases` (B tiles, 2 H k); of the positions by sequence, (B, 2 reach + 1, H k).
+// `biases` (B tiles, 2 H k); of the positions over each `together` sequences, (groups of sequences, 2 reach + 1, H k).
 struct Results {
     float* projections;
     bf16* projections_bf16;
     float *biases, *positions;
+    int together;
 };
 
 template <class T, int TILE>
@@ -370,12 +371,23 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
 
     int tiles = (of.time + TILE - 1) / TILE;
     int head = blockIdx.x % of.heads, number = blockIdx.x / of.heads, b = blockIdx.y;
-    int length = of.length(b), k = of.k, depth = of.depth(), column0 = head * k, width = of.width();
-    u64 start = (u64)b * of.time;
-    const float *queries = of.query + start * of.step + column0, *keys = of.key + start * of.step + column0;
-    const float *values = of.value + start * of.step + column0, *d_rows = d_context + start * width + column0;
-    const float* logs_here = logs + (u64)(head * of.batch + b) * of.time;
+    int k = of.k, depth = of.depth(), column0 = head * k, width = of.width();
     int i = threadIdx.x / TILE, j = threadIdx.x % TILE;
+    // What is of a sequence.
+    int length;
+    u64 start;
+    const float *queries, *keys, *values, *d_rows, *logs_here;
+    auto go_to = [&](int sequence) {
+        b = sequence;
+        length = of.length(b);
+        start = (u64)b * of.time;
+        queries = of.query + start * of.step + column0;
+        keys = of.key + start * of.step + column0;
+        values = of.value + start * of.step + column0;
+        d_rows = d_context + start * width + column0;
+        logs_here = logs + (u64)(head * of.batch + b) * of.time;
+    };
+    go_to(b);
 
     auto load_queries = [&](T* tile, int first, const float* bias) {
         load<TILE>(tile, queries, of.step, first, of.time, k, depth, bias + column0);
@@ -560,60 +572,67 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         return;
     }
     number -= tiles;
-    // A tile of distances: tile0 are the positions, tile1 the queries with the bias v, tile2 those with u, tile3 the keys that
-    // are at these distances from the queries; `of_context` is the gradient of the queries' context, `far` the values.
+    int group = b;
+    if (group * to.together >= of.batch) return;
+    // A tile of distances of some sequences: tile0 are the positions, tile1 the queries with the bias v, tile2 those with u,
+    // tile3 the keys that are at these distances from the queries; `of_context` is the gradient of the queries' context, `far`
+    // the values.
     int r0 = number * TILE;
     T *of_context = ONCE ? tile5 : tile2, *far = ONCE ? tile4 : tile3;
     load<TILE>(tile0, positions, width, r0, span, k, depth, nullptr);
     Sum<T, TILE> sum;
     sum.clear();
     float* d_weights = wide_words;
-    int from = of.reach - r0 - TILE + 1, end = length + of.reach - r0 < length ? length + of.reach - r0 : length;
-    for (int i0 = from > 0 ? from / TILE * TILE : 0; i0 < end; i0 += TILE) {
-        int j0 = i0 + r0 - of.reach;
-        Rows<TILE> query_rows, slope_rows;
-        Rows<2 * TILE> key_rows, value_rows;
-        auto fetch_others = [&]() {
-            slope_rows.fetch(d_rows, width, i0, of.time, k);
-            value_rows.fetch(values, of.step, j0, of.time, k);
-        };
-        auto put_others = [&]() {
-            slope_rows.put(of_context, i0, of.time, k, depth, nullptr);
-            value_rows.put(far, j0, of.time, k, depth, nullptr);
-        };
-        query_rows.fetch(queries, of.step, i0, of.time, k);
-        key_rows.fetch(keys, of.step, j0, of.time, k);
-        if (ONCE) fetch_others();
-        BARRIER();
-        query_rows.put(tile1, i0, of.time, k, depth, of.bias_v + column0);
-        query_rows.put(tile2, i0, of.time, k, depth, of.bias_u + column0);
-        key_rows.put(tile3, j0, of.time, k, depth, nullptr);
-        if (ONCE) put_others();
-        find_along(i0);
-        product<T>(rows1, rows0, TILE, TILE, depth, 0, 2,
-                   [&](int row, int at, float value) { square[row * (TILE + 1) + at] = value; });
-        product<T>(rows2, rows3, TILE, 2 * TILE, depth, 2, ATTENTION_WARPS - 2,
-                   [&](int row, int column, float value) { scores[row * SPAN + column] = value; });
-        if (!ONCE) {
+    int last = (group + 1) * to.together < of.batch ? (group + 1) * to.together : of.batch;
+    for (int sequence = group * to.together; sequence < last; sequence++) {
+        go_to(sequence);
+        int from = of.reach - r0 - TILE + 1, end = length + of.reach - r0 < length ? length + of.reach - r0 : length;
+        for (int i0 = from > 0 ? from / TILE * TILE : 0; i0 < end; i0 += TILE) {
+            int j0 = i0 + r0 - of.reach;
+            Rows<TILE> query_rows, slope_rows;
+            Rows<2 * TILE> key_rows, value_rows;
+            auto fetch_others = [&]() {
+                slope_rows.fetch(d_rows, width, i0, of.time, k);
+                value_rows.fetch(values, of.step, j0, of.time, k);
+            };
+            auto put_others = [&]() {
+                slope_rows.put(of_context, i0, of.time, k, depth, nullptr);
+                value_rows.put(far, j0, of.time, k, depth, nullptr);
+            };
+            query_rows.fetch(queries, of.step, i0, of.time, k);
+            key_rows.fetch(keys, of.step, j0, of.time, k);
+            if (ONCE) fetch_others();
             BARRIER();
-            fetch_others();
-            put_others();
+            query_rows.put(tile1, i0, of.time, k, depth, of.bias_v + column0);
+            query_rows.put(tile2, i0, of.time, k, depth, of.bias_u + column0);
+            key_rows.put(tile3, j0, of.time, k, depth, nullptr);
+            if (ONCE) put_others();
+            find_along(i0);
+            product<T>(rows1, rows0, TILE, TILE, depth, 0, 2,
+                       [&](int row, int at, float value) { square[row * (TILE + 1) + at] = value; });
+            product<T>(rows2, rows3, TILE, 2 * TILE, depth, 2, ATTENTION_WARPS - 2,
+                       [&](int row, int column, float value) { scores[row * SPAN + column] = value; });
+            if (!ONCE) {
+                BARRIER();
+                fetch_others();
+                put_others();
+                BARRIER();
+            }
+            product<T>(ByRows<T>{of_context, STEP}, ByRows<T>{far, STEP}, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
+                       [&](int row, int column, float value) { d_weights[row * SPAN + column] = value; });
             BARRIER();
+            // This thread's j is a distance here.
+            float dropped, score = scores[i * SPAN + i + j] + square[i * (TILE + 1) + j];
+            bool there = r0 + j < span;
+            float slope = there ? slope_of(i0, j0 + i + j, score, d_weights[i * SPAN + i + j], &dropped) : 0.0f;
+            narrow(slopes[i * WEIGHTS + j], slope);
+            BARRIER();
+            sum.add(ByColumns<T>{slopes, WEIGHTS}, ByColumns<T>{tile1, STEP}, depth, TILE);
         }
-        product<T>(ByRows<T>{of_context, STEP}, ByRows<T>{far, STEP}, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
-                   [&](int row, int column, float value) { d_weights[row * SPAN + column] = value; });
-        BARRIER();
-        // This thread's j is a distance here.
-        float dropped, score = scores[i * SPAN + i + j] + square[i * (TILE + 1) + j];
-        bool there = r0 + j < span;
-        float slope = there ? slope_of(i0, j0 + i + j, score, d_weights[i * SPAN + i + j], &dropped) : 0.0f;
-        narrow(slopes[i * WEIGHTS + j], slope);
-        BARRIER();
-        sum.add(ByColumns<T>{slopes, WEIGHTS}, ByColumns<T>{tile1, STEP}, depth, TILE);
     }
     sum.elements(depth, [&](int row, int column, float value) {
         if (r0 + row < span && column < k)
-            to.positions[((u64)b * span + r0 + row) * width + column0 + column] = value;
+            to.positions[((u64)group * span + r0 + row) * width + column0 + column] = value;
     });
 }
 
@@ -654,10 +673,10 @@ KERNEL(relative_attention_backward_f32, (const float* query, const float* key, c
                                          const u32* lengths, const u64* masks, const float* context,
                                          const bf16* context_bf16, const float* logs, const float* d_context,
                                          float* d_projections, bf16* d_projections_bf16, float* d_biases,
-                                         float* d_positions, int batch, int time, int heads, int k, int band, int reach,
+                                         float* d_positions, int together, int batch, int time, int heads, int k, int band, int reach,
                                          int block, float scale, float factor, u64 mask, u64 threshold)) {
     Problem of = PROBLEM;
-    Results to = {d_projections, d_projections_bf16, d_biases, d_positions};
+    Results to = {d_projections, d_projections_bf16, d_biases, d_positions, together};
     attend_backward<float, 16>(of, context, context_bf16, logs, d_context, to);
 }
 
@@ -666,9 +685,9 @@ KERNEL(relative_attention_backward_bf16, (const float* query, const float* key, 
                                           const u32* lengths, const u64* masks, const float* context,
                                           const bf16* context_bf16, const float* logs, const float* d_context,
                                           float* d_projections, bf16* d_projections_bf16, float* d_biases,
-                                          float* d_positions, int batch, int time, int heads, int k, int band, int reach,
+                                          float* d_positions, int together, int batch, int time, int heads, int k, int band, int reach,
                                           int block, float scale, float factor, u64 mask, u64 threshold)) {
     Problem of = PROBLEM;
-    Results to = {d_projections, d_projections_bf16, d_biases, d_positions};
+    Results to = {d_projections, d_projections_bf16, d_biases, d_positions, together};
     attend_backward<bf16, 16>(of, context, context_bf16, logs, d_context, to);
 }
