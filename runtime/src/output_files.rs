@@ -349,7 +349,10 @@ mod tests {
         let files = [file("a.txt"), file("b.txt")];
         let rows = write_all_but(&kept, &files, place.path(), Path::new("")).unwrap();
         let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
-        assert_eq!((read("a.txt"), read("b.txt")), ("edited\n".to_owned(), "new\n".to_owned()));
+        assert_eq!(
+            (read("a.txt"), read("b.txt")),
+            ("edited\n".to_owned(), "new\n".to_owned())
+        );
         let partitions = vec![(Partition::new("x"), vec![rows])];
         let committed = Artifact::in_memory(schema(place.path()), partitions).unwrap();
         assert!(missing_but(&kept, &committed, place.path(), 1).unwrap().is_empty());

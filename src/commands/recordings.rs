@@ -133,7 +133,10 @@ pub fn work(
     if arguments.overwrite {
         edited.clear();
     }
-    let kept: Vec<String> = edited.iter().filter_map(|path| Some(path.to_str()?.to_owned())).collect();
+    let kept: Vec<String> = edited
+        .iter()
+        .filter_map(|path| Some(path.to_str()?.to_owned()))
+        .collect();
     let mut set = vec![
         format!("input={}", json(&input)),
         format!("out={}", json(&[out_folder.to_owned()])[0]),

@@ -175,12 +175,15 @@ fn frame(bytes: &[u8]) -> Option<(Format, usize)> {
             let (version, padding) = ((second >> 3) & 3, usize::from((third >> 1) & 1));
             let is_first = version == 3;
             // Versions 2 and 2.5 have a half and a quarter of the rate, and half as many samples.
-            let rate = RATES.get(usize::from((third >> 2) & 3))? >> match version {
-                3 => 0,
-                2 => 1,
-                _ => 2,
-            };
-            let kilobits = KILOBITS[usize::from(is_first)].get(usize::from(third >> 4)).filter(|kilobits| **kilobits > 0)?;
+            let rate = RATES.get(usize::from((third >> 2) & 3))?
+                >> match version {
+                    3 => 0,
+                    2 => 1,
+                    _ => 2,
+                };
+            let kilobits = KILOBITS[usize::from(is_first)]
+                .get(usize::from(third >> 4))
+                .filter(|kilobits| **kilobits > 0)?;
             (if is_first { 144_000 } else { 72_000 }) * kilobits / rate + padding
         }
     };
@@ -204,7 +207,11 @@ pub(crate) fn stated_id3_length(bytes: &[u8]) -> usize {
 fn ogg(bytes: &[u8]) -> Result<Format, &'static str> {
     let mut rest = bytes;
     let mut found = "an Ogg file without Vorbis or Opus";
-    while rest.starts_with(b"OggS") && rest.get(5).is_some_and(|flags| flags & 2 != 0 || rest.len() == bytes.len()) {
+    while rest.starts_with(b"OggS")
+        && rest
+            .get(5)
+            .is_some_and(|flags| flags & 2 != 0 || rest.len() == bytes.len())
+    {
         let segments = rest.get(26).map_or(0, |&count| usize::from(count));
         let packet = rest.get(27 + segments..).unwrap_or_default();
         if packet.starts_with(b"\x01vorbis") {

@@ -153,7 +153,9 @@ pub fn left_out(input: &[String]) -> BTreeMap<String, u64> {
         };
         for (file, _) in files.iter().filter(|(file, _)| !has_ending_of_audio(file)) {
             let ending = Path::new(file).extension();
-            let ending = ending.map(|ending| ending.to_string_lossy().to_lowercase()).unwrap_or_default();
+            let ending = ending
+                .map(|ending| ending.to_string_lossy().to_lowercase())
+                .unwrap_or_default();
             if !ENDINGS_OF_RESULTS.contains(&ending.as_str()) {
                 *endings.entry(ending).or_default() += 1;
             }

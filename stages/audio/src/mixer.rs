@@ -223,14 +223,20 @@ mod tests {
         type Frame = fn(i32) -> Vec<i32>;
         let all: [(&str, Frame); 6] = [
             ("one speaker for each", |at| {
-                if at % 4_000 < 2_000 { vec![tone(at), 0] } else { vec![0, tone(2 * at)] }
+                if at % 4_000 < 2_000 {
+                    vec![tone(at), 0]
+                } else {
+                    vec![0, tone(2 * at)]
+                }
             }),
             ("the same", |at| vec![tone(at); 2]),
             ("a quieter one with another sign", |at| vec![tone(at), -tone(at) / 2]),
             ("one of eight", |at| vec![0, 0, 0, 0, 0, 0, tone(at), 0]),
             ("silence", |_| vec![0, 0]),
             // What comes later decides nothing: it is one way for the whole recording.
-            ("later", |at| vec![tone(at), if at < 9_000 { tone(at) } else { -tone(at) }]),
+            ("later", |at| {
+                vec![tone(at), if at < 9_000 { tone(at) } else { -tone(at) }]
+            }),
         ];
         for (name, frame) in all {
             let channels = frame(0).len();

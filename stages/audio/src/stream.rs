@@ -172,7 +172,9 @@ pub(crate) fn one_track(number: Option<u32>) -> Result<(), Fault> {
 
 fn no_such_track(count: usize, number: u32) -> Fault {
     let tracks = if count == 1 { "track" } else { "tracks" };
-    broken(format!("it has {count} audio {tracks}, and none of the number {number}"))
+    broken(format!(
+        "it has {count} audio {tracks}, and none of the number {number}"
+    ))
 }
 
 /// What the reader and the container say of the codec of a track; none where it is none of sound.

@@ -235,7 +235,12 @@ fn recordings_of_all_endings_are_seen() {
     put(
         temp.path(),
         "a.tar",
-        &tar_of(&[("a.opus", &good), ("a.txt", b"one"), ("b.webm", b"junk"), ("b.txt", b"two")]),
+        &tar_of(&[
+            ("a.opus", &good),
+            ("a.txt", b"one"),
+            ("b.webm", b"junk"),
+            ("b.txt", b"two"),
+        ]),
     );
     let output = read(WebDatasetSettings {
         lang: "en".into(),
@@ -244,6 +249,10 @@ fn recordings_of_all_endings_are_seen() {
     let rows = output.all_rows("rows");
     let members = rows.column_by_name("tar_member_name").unwrap().as_string::<i32>();
     assert_eq!(members.iter().flatten().collect::<Vec<_>>(), ["a.opus"]);
-    let reasons: Vec<&str> = output.rejects().iter().map(|(_, reject)| reject.reason.as_str()).collect();
+    let reasons: Vec<&str> = output
+        .rejects()
+        .iter()
+        .map(|(_, reject)| reject.reason.as_str())
+        .collect();
     assert_eq!(reasons, ["not_flac"]);
 }

@@ -221,7 +221,10 @@ mod tests {
                 }),
             };
             let Some(samples) = samples else {
-                golden::not_compared(&format!("{file}, {name}"), "no recording of the folder has these features");
+                golden::not_compared(
+                    &format!("{file}, {name}"),
+                    "no recording of the folder has these features",
+                );
                 continue;
             };
             compare(&tensors, name, fbank, &samples);

@@ -154,7 +154,9 @@ mod tests {
         let (shape, scores) = tensors.floats("logprob");
         let (speakers, hard) = tensors.bytes("hard");
         let of_size = |largest| Powerset::new(speakers[2], largest).unwrap();
-        let powerset = (1..=speakers[2]).map(of_size).find(|of_size| of_size.sets() == shape[2]);
+        let powerset = (1..=speakers[2])
+            .map(of_size)
+            .find(|of_size| of_size.sets() == shape[2]);
         let powerset = powerset.expect("a size of sets");
         assert_eq!(powerset.decode(&scores).unwrap(), hard);
         let (_, soft) = tensors.floats("soft");

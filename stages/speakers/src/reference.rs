@@ -52,7 +52,10 @@ fn turns_and_error_rates_are_those_of_the_reference() {
                 voted.active.iter().zip(&all.active).all(|(voted, all)| voted <= all),
                 "{key}"
             );
-            assert!(wanted.number.is_some_and(|number| number < heard) || voted == all, "{key}");
+            assert!(
+                wanted.number.is_some_and(|number| number < heard) || voted == all,
+                "{key}"
+            );
             all.turns(&geometry, &Thresholds::default()).unwrap()
         };
         assert_turns(&found_turns(1), &case["exclusive_turns"], key);

@@ -56,10 +56,12 @@ fn stages_are_those_of_the_original() {
     let network = network();
     let (_, embedding) = tensors.floats("stage.embedding");
     // Of the seven tenths of a second that these stages are of.
-    let features = golden::parts(11_200, 5_000).map(|samples| features(&samples)).find(|features| {
-        let found = network.embedding(features).unwrap();
-        golden::alike(&found, &embedding, EMBEDDINGS)
-    });
+    let features = golden::parts(11_200, 5_000)
+        .map(|samples| features(&samples))
+        .find(|features| {
+            let found = network.embedding(features).unwrap();
+            golden::alike(&found, &embedding, EMBEDDINGS)
+        });
     let Some(features) = features else {
         golden::not_compared("stages of WeSpeaker", "no recording of the folder has this embedding");
         return;

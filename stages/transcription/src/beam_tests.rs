@@ -64,6 +64,7 @@ fn settings(config: &Value, golden: &Value, vocabulary: usize) -> DecodingSettin
             Some("no_score") => BlankScore::NoScore,
             _ => BlankScore::LmWeightedFull,
         },
+        notes: Vec::new(),
     }
 }
 

@@ -183,7 +183,10 @@ mod tests {
         let split = shared_listed(&input, ChannelUse::Split, None).unwrap();
         let mix = shared_listed(&input, ChannelUse::Mix, None).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(Arc::ptr_eq(&split, &shared_listed(&input, ChannelUse::Split, None).unwrap()));
+        assert!(Arc::ptr_eq(
+            &split,
+            &shared_listed(&input, ChannelUse::Split, None).unwrap()
+        ));
         assert!(!Arc::ptr_eq(&split, &mix));
         drop((split, mix));
         assert!(shared_listed(&input, ChannelUse::Mix, None).is_err());

@@ -192,7 +192,8 @@ impl StreamedRecording {
     /// one that is damaged, too.
     fn alone(&self) -> Option<Vec<f32>> {
         let Part { start, seconds } = self.part?;
-        let seconds = seconds.filter(|seconds| *seconds <= IN_MEMORY && self.channels == Channels::Mix && self.track.is_none())?;
+        let seconds = seconds
+            .filter(|seconds| *seconds <= IN_MEMORY && self.channels == Channels::Mix && self.track.is_none())?;
         if is_decoded_from_the_beginning(&self.path, self.range) {
             return None;
         }

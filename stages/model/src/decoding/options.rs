@@ -117,7 +117,9 @@ impl DecodingOptions {
 fn left_out(path: &Path, phrases: &[(usize, String)]) -> Option<String> {
     const MOST_NAMED: usize = 5;
     let named = phrases.iter().take(MOST_NAMED);
-    let named: Vec<String> = named.map(|(line, phrase)| format!("`{phrase}` (line {line})")).collect();
+    let named: Vec<String> = named
+        .map(|(line, phrase)| format!("`{phrase}` (line {line})"))
+        .collect();
     let more = phrases.len().saturating_sub(MOST_NAMED);
     let more = (more > 0).then(|| format!(" and {more} more")).unwrap_or_default();
     (!named.is_empty()).then(|| {

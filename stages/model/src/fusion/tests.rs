@@ -358,7 +358,10 @@ fn phrases_are_read_with_their_scores() {
             .contains("line 2: `much` is no score")
     );
     let some = read("want\n\u{4e2d}\ntrain").unwrap();
-    assert_eq!((some.phrases.len(), some.left_out), (2, vec![(2, "\u{4e2d}".to_owned())]));
+    assert_eq!(
+        (some.phrases.len(), some.left_out),
+        (2, vec![(2, "\u{4e2d}".to_owned())])
+    );
     assert!(
         read("\n\u{4e2d}")
             .unwrap_err()

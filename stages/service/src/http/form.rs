@@ -208,12 +208,10 @@ impl Reading {
         S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
     {
         match part.name.as_str() {
-            "model" => {
-                match given("model", form).await? {
-                    Some(name) => once("model", &mut self.model, name),
-                    None => Ok(()),
-                }
-            }
+            "model" => match given("model", form).await? {
+                Some(name) => once("model", &mut self.model, name),
+                None => Ok(()),
+            },
             "response_format" => {
                 let Some(name) = given("response_format", form).await? else {
                     return Ok(());

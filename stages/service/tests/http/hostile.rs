@@ -110,7 +110,10 @@ fn fields_without_a_value_are_not_given() {
     ];
     let empty = service.transcribe(Some(&audio), &names.map(|name| (name, "")));
     assert_eq!(empty.status, 200, "{}", empty.text);
-    assert_eq!(empty.json()["text"], service.transcribe(Some(&audio), &[]).json()["text"]);
+    assert_eq!(
+        empty.json()["text"],
+        service.transcribe(Some(&audio), &[]).json()["text"]
+    );
 }
 
 #[test]
@@ -119,7 +122,10 @@ fn a_compressed_body_is_refused_by_its_encoding() {
     let whole = form(Some(&recording("eval0_en-us.wav")), &[]);
     let send = |encoding| service.post(PATH, &content_type(), &whole, &[("Content-Encoding", encoding)]);
     let answer = send("gzip");
-    assert_eq!((answer.status, answer.error().0.as_str()), (415, "unsupported_encoding"));
+    assert_eq!(
+        (answer.status, answer.error().0.as_str()),
+        (415, "unsupported_encoding")
+    );
     assert_eq!(send("identity").status, 200);
 }
 

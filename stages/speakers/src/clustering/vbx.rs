@@ -287,7 +287,11 @@ mod tests {
                 let first: Vec<usize> = first.iter().map(|&cluster| cluster as usize).collect();
                 let found = vbx.infer(&features, plda.phi(), &first).unwrap();
                 // The recommended tolerances: iterations carry differences of the features on.
-                for (name, found) in [("gamma", found.gamma.concat()), ("pi", found.pi), ("elbo", found.bounds)] {
+                for (name, found) in [
+                    ("gamma", found.gamma.concat()),
+                    ("pi", found.pi),
+                    ("elbo", found.bounds),
+                ] {
                     if let Some((_, expected)) = find(name) {
                         assert_close(&found, &expected, 1e-6, &format!("{key} {name}"));
                     }

@@ -5,7 +5,6 @@ use super::*;
 use crate::error_rate::{Scoring, errors};
 use crate::fbank::Fbank;
 use crate::golden;
-use crate::rttm::read_rttm;
 
 /// Frequencies of the voices: at most one is heard at a time.
 const TONES: [f64; 3] = [500.0, 1_200.0, 3_000.0];

@@ -7,7 +7,6 @@ use crate::clustering::tests::clusters;
 use crate::error_rate::{Scoring, errors};
 use crate::fbank::Fbank;
 use crate::golden;
-use crate::rttm::read_rttm;
 use crate::turns::tests::assert_turns;
 
 const NEVER: &dyn Fn() -> bool = &|| false;

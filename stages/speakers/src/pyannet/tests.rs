@@ -217,7 +217,9 @@ fn the_bundled_network_says_what_the_original_says() {
         // A name reads `conv2.logprob_chunks_0_1_last`.
         let listed = format!("{name}.logprob_chunks_");
         for full in tensors.names() {
-            let Some(chunks) = full.strip_prefix(&listed) else { continue };
+            let Some(chunks) = full.strip_prefix(&listed) else {
+                continue;
+            };
             let chunk = |chunk: &str| match chunk {
                 "last" => found.len() - 1,
                 number => number.parse().unwrap(),

@@ -167,7 +167,9 @@ fn turns_are_pyannotes_from_the_samples_on() {
     let mut compared: Vec<&str> = Vec::new();
     for case in cases.as_array().unwrap() {
         let (key, kind) = (case["key"].as_str().unwrap(), case["clustering"].as_str().unwrap());
-        let of_case = recordings.iter().find(|(name, _)| case["conversation"] == name.as_str());
+        let of_case = recordings
+            .iter()
+            .find(|(name, _)| case["conversation"] == name.as_str());
         let Some((_, samples)) = of_case.filter(|_| !compared.contains(&kind)) else {
             continue;
         };

@@ -81,7 +81,7 @@ fn silence_has_the_limit_of_decoding_too() {
     };
     let (engine, gate) = gated(settings);
     gate.open();
-    let failed = wait(engine.submit(request(&wav(&[0; 16_000 * 100]))).unwrap().finish());
+    let failed = wait(engine.submit(request(&wav(&[0.0; 16_000 * 100]))).unwrap().finish());
     assert_eq!(failed.unwrap_err(), EngineError::Timeout(1e-9));
     assert_eq!(engine.queued(), 0);
 }
