@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Argument::{Double, Float, Int, Read, ReadIf, Write, WriteIf};
+use super::Argument::{Double, Float, Int, Read, Write, WriteIf};
 pub use super::joint::CellList;
 use super::{Grid, THREADS, fresh_in, fresh_of, in_either, launch, numbers};
 use crate::column_sums::ColumnSums;
