@@ -47,9 +47,9 @@ def step(clips, seconds, tokens):
     x0, x1, x2 = (clips * t * bands * 256 * 4e-6 for t, bands in ((half(mel), 64), (half(half(mel)), 32), (time, 16)))
     kernel("features", "kernels", 1, 1.2e-3 * clips / 60 + 1e-4)
     kernel("features", "samples to page-locked memory", 1, *((2.5e-3, 0.8e-3) if clips > 1 else (0.5e-3, 0.2e-3)))
-    passes("sub-sampling", "convolutions, forward", 1, 2 * x0 + 2 * x1 + x2, 2.2)
-    passes("sub-sampling", "bias and ReLU, both ways", 1, 3 * x1 + 6 * x2, 2.0)
-    passes("sub-sampling", "gradients of convolutions", 1, 4 * x0 + 6 * x1 + 2 * x2, 1.65)
+    passes("sub-sampling", "convolutions, forward", 1, 2 * x0 + 2 * x1 + x2, 2.2, 2.6)
+    passes("sub-sampling", "bias and ReLU, both ways", 1, 3 * x1 + 6 * x2, 2.0, 2.7)
+    passes("sub-sampling", "gradients of convolutions", 1, 4 * x0 + 6 * x1 + 2 * x2, 1.65, 2.0)
     # In f32 on CUDA cores, or in TF32 on tensor cores.
     for m, n, k in ((x1 / 1024e-6, 256, 256), (x2 / 1024e-6, 256, 256), (rows, D, 4096)):
         product("sub-sampling", f"product of {m:.0f}", 3, m, n, k, 30, 250, factor=4)

@@ -50,31 +50,6 @@ KERNEL(residual, (const float* x, const float* y, float* out, float factor, u64 
     out[i] = x ? x[i] + kept : kept;
 }
 
-// Writes the elements that `values(i, four)` finds for four from `i` on, which a thread has.
-template <class Values>
-DEVICE void write_elements(float* out, bf16* out_bf16, u64 n, Values values) {
-    u64 i = 4 * element();
-    if (i >= n) return;
-    float four[4];
-    values(i, four);
-    if (i + 4 <= n && by_fours(out) && by_fours(out_bf16)) {
-        if (out_bf16)
-            write_four(out_bf16 + i, four);
-        else
-            write_four(out + i, four);
-        return;
-    }
-    for (int at = 0; at < 4 && i + at < n; at++) put(out, out_bf16, i + at, four[at]);
-}
-
-// Four elements from `i` on, or as many as there are.
-DEVICE void read_elements(const float* x, u64 i, u64 n, float* four) {
-    if (i + 4 <= n && by_fours(x))
-        read_four(x + i, four);
-    else
-        for (int at = 0; at < 4; at++) four[at] = i + at < n ? x[i + at] : 0.0f;
-}
-
 KERNEL(silu, (const float* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n)) {
     write_elements(out, out_bf16, n, [=](u64 i, float* four) {
         float x[4];
