@@ -711,7 +711,7 @@ fn close(what: &str, bound: f64, expected: &[f64], found: &[f64]) {
 fn sums_of_squares_and_of_rows() {
     let mut noise = Noise::new(8);
     let tensors = [
-        random(&[50_000], &mut noise),
+        random(&[150_001], &mut noise),
         random(&[0], &mut noise),
         random(&[3, 7], &mut noise),
     ];
