@@ -31,8 +31,9 @@ impl MovingAverage {
     /// weights are soon forgotten.
     pub fn update(&mut self, parameters: &Parameters, step: u64) -> Result<(), TrainingError> {
         let decay = self.decay.min((1 + step) as f64 / (10 + step) as f64);
-        let (floats, whole): (Vec<_>, Vec<_>) =
-            parameters.iter().partition(|(_, parameter)| parameter.tensor.dtype().is_float());
+        let (floats, whole): (Vec<_>, Vec<_>) = parameters
+            .iter()
+            .partition(|(_, parameter)| parameter.tensor.dtype().is_float());
         for (id, parameter) in whole {
             self.parameters.set(id, parameter.tensor.copy()?)?;
         }

@@ -41,7 +41,10 @@ pub fn blend_all_in_place(pairs: &[(&Tensor, &Tensor)], share: f64) -> Result<()
         let rest = [Int(sums.len()), Int(CHUNK), Float(share)];
         launch(name, Grid::rows(blocks), &[&tables[..], &rest].concat())?;
     }
-    match pairs.iter().find(|(_, x)| !matches!(x.dtype(), DType::F32 | DType::BF16)) {
+    match pairs
+        .iter()
+        .find(|(_, x)| !matches!(x.dtype(), DType::F32 | DType::BF16))
+    {
         Some((_, x)) => Err(Error::Input(format!("a blend of {} on a device", x.dtype().as_str()))),
         None => Ok(()),
     }

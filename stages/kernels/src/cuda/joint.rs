@@ -178,7 +178,14 @@ impl CellList {
         launch(
             "joint_hidden_sums",
             Grid::of(frames + states, width.div_ceil(THREADS)),
-            &[&[Read(d_hidden)][..], &read_in_either(hidden), &outputs, &sizes, &[Float(keep_factor)]].concat(),
+            &[
+                &[Read(d_hidden)][..],
+                &read_in_either(hidden),
+                &outputs,
+                &sizes,
+                &[Float(keep_factor)],
+            ]
+            .concat(),
         )
     }
 }

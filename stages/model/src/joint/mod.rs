@@ -351,7 +351,11 @@ impl Joint {
         gradients: &mut Gradients,
     ) -> Result<()> {
         let d_logits = saved.lattices.gradients(settings, factors);
-        let active: Vec<Cell> = d_logits.active(negligible(DType::F32)).into_iter().map(|cell| saved.cells[cell]).collect();
+        let active: Vec<Cell> = d_logits
+            .active(negligible(DType::F32))
+            .into_iter()
+            .map(|cell| saved.cells[cell])
+            .collect();
         let before = |index: usize| active.partition_point(|cell| cell.index < index);
         let mut kept_until = 0;
         for (number, logits) in saved.kept.iter().enumerate() {

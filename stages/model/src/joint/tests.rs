@@ -461,7 +461,10 @@ fn chunks_on_a_device_agree_with_the_cpu() {
         // Cells that do not count, by the operations that a device leaves out.
         let left_out = match &saved.cells {
             CellSums::Host(host) => {
-                let active = host.lattices.gradients(&settings, &factors).active(negligible(DType::F32));
+                let active = host
+                    .lattices
+                    .gradients(&settings, &factors)
+                    .active(negligible(DType::F32));
                 (host.cells.len() - active.len()) as f64
             }
             CellSums::Device(_) => joint.flops_left_out(&saved) / f64::from(4 * 16 * (301 + 3)),

@@ -92,10 +92,12 @@ impl Session {
                 reserved >> 20
             )
         });
-        let of_peak = utilisation.zip(utilisation_done).map_or(String::new(), |(share, done)| {
-            let [share, done] = [share, done].map(|share| 100.0 * share);
-            format!(", {share:.1} % of the device's arithmetic ({done:.1} % without cells that are left out)")
-        });
+        let of_peak = utilisation
+            .zip(utilisation_done)
+            .map_or(String::new(), |(share, done)| {
+                let [share, done] = [share, done].map(|share| 100.0 * share);
+                format!(", {share:.1} % of the device's arithmetic ({done:.1} % without cells that are left out)")
+            });
         // The most important figures come first: a narrow screen cuts off the end.
         let line = format!(
             "step {} of {}, {}:{:02} left, {}epoch {}, loss {}, rate {:.2e}, gradient {}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %{of_peak}, {} MiB{on_device}, {} micro-batches, {} tokens",
