@@ -9,6 +9,7 @@ mod library;
 pub mod stand_in;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -145,8 +146,43 @@ struct Handle {
     raw: Raw,
     /// One is enough: products on a device come one after another.
     workspace: Tensor,
+    plans: Mutex<Plans>,
+}
+
+/// Plans by what they are for; at most [`MOST_PLANS`].
+#[derive(Default)]
+struct Plans {
+    by_shape: HashMap<Shape, Known>,
+    /// How often one was asked for.
+    asked: u64,
+}
+
+struct Known {
     /// None for what the library does not take.
-    plans: Mutex<HashMap<Shape, Option<Plan>>>,
+    plan: Option<Plan>,
+    /// When it was asked for last.
+    last: u64,
+}
+
+impl Plans {
+    /// That of a shape, which `make` makes if there is none; the one that was not asked for the longest then gives way where there are
+    /// too many.
+    fn get(&mut self, shape: &Shape, make: impl FnOnce() -> Result<Option<Plan>>) -> Result<&mut Option<Plan>> {
+        self.asked += 1;
+        let last = self.asked;
+        if !self.by_shape.contains_key(shape) && self.by_shape.len() >= MOST_PLANS {
+            let oldest = self.by_shape.iter().min_by_key(|(_, known)| known.last);
+            if let Some(oldest) = oldest.map(|(&shape, _)| shape) {
+                self.by_shape.remove(&oldest);
+            }
+        }
+        let known = match self.by_shape.entry(*shape) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Known { plan: make()?, last }),
+        };
+        known.last = last;
+        Ok(&mut known.plan)
+    }
 }
 
 // SAFETY: the library's functions may be called by any thread, several at a time also with one handle. What describes a product
@@ -226,14 +262,8 @@ impl Handle {
         let library = self.library;
         // Plans are inserted whole.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if !plans.contains_key(shape) {
-            if plans.len() >= MOST_PLANS {
-                plans.clear();
-            }
-            let plan = self.plan(shape, bias)?;
-            plans.insert(*shape, plan);
-        }
-        let Some(Some(plan)) = plans.get(shape) else {
+        let known = plans.get(shape, || self.plan(shape, bias))?;
+        let Some(plan) = known else {
             return Ok(false);
         };
         if shape.bias.is_some() {
@@ -266,7 +296,7 @@ impl Handle {
         };
         if status == NOT_SUPPORTED {
             // Nothing was started, and others take it from now on.
-            plans.insert(*shape, None);
+            *known = None;
             return Ok(false);
         }
         library.check("a matrix product", status)?;
@@ -567,6 +597,10 @@ mod tests {
             assert!(made > MOST_PLANS as u64, "{made}");
             let alive = count(Counted::Alive);
             assert!(alive <= 4 * MOST_PLANS as u64, "{alive}");
+            // The oldest have gone, one by one.
+            let (a, b) = few(900);
+            assert_eq!(choices(&|| drop(product(&a.narrow(0, 0, 4).unwrap(), &b).unwrap())), 0);
+            assert_eq!(choices(&|| sum_of(1)), 1);
         });
     }
 
