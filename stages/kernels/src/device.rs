@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Instant;
 
 use candle_core::{Device, Tensor, WithDType};
 
@@ -270,6 +271,56 @@ pub fn forget_peak_memory(device: &Device) {
         pool::forget_peak(device);
     }
     let _ = device;
+}
+
+/// A point in the work that a device was given: on a GPU an event in its stream, elsewhere the time.
+#[derive(Debug)]
+pub struct Moment(At);
+
+#[derive(Debug)]
+enum At {
+    Host(Instant),
+    #[cfg(feature = "cuda")]
+    Device(candle_core::cuda_backend::cudarc::driver::CudaEvent),
+}
+
+impl Moment {
+    /// That behind everything that the device was given before.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn of(device: &Device) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = device {
+            use candle_core::cuda_backend::cudarc::driver::sys::CUevent_flags;
+            let event = device.cuda_stream().record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+            return match event {
+                Ok(event) => Ok(Self(At::Device(event))),
+                Err(error) => Err(Error::Input(format!("an event of the CUDA device: {error}"))),
+            };
+        }
+        let _ = device;
+        Ok(Self(At::Host(Instant::now())))
+    }
+
+    /// Seconds from an earlier moment to this one. Waits until a device has come here.
+    ///
+    /// # Errors
+    /// If the device fails, or the moments are of different devices.
+    pub fn since(&self, earlier: &Self) -> Result<f64> {
+        match (&self.0, &earlier.0) {
+            (At::Host(now), At::Host(then)) => Ok(now.saturating_duration_since(*then).as_secs_f64()),
+            #[cfg(feature = "cuda")]
+            (At::Device(now), At::Device(then)) => match then.elapsed_ms(now) {
+                Ok(milliseconds) => Ok(f64::from(milliseconds) / 1e3),
+                Err(error) => Err(Error::Input(format!(
+                    "the time between events of CUDA devices: {error}"
+                ))),
+            },
+            #[cfg(feature = "cuda")]
+            _ => Err(Error::Input("moments of different devices".into())),
+        }
+    }
 }
 
 /// What the driver calls a device; none for the CPU.

@@ -44,7 +44,7 @@ pub fn scale_in_place(x: &Tensor, factor: f64) -> Result<()> {
 
 /// `sum += share * (x - sum)`, in place.
 pub fn blend_in_place(sum: &Tensor, x: &Tensor, share: f64) -> Result<()> {
-    on_gpu!(sum, elementwise::blend_in_place(sum, x, share));
+    on_gpu!(sum, elementwise::blend_all_in_place(&[(sum, x)], share));
     let x = x.contiguous()?;
     dispatch!(sum.dtype(), T => {
         let x = slice::<T>(&x)?;
@@ -60,6 +60,17 @@ pub fn blend_in_place(sum: &Tensor, x: &Tensor, share: f64) -> Result<()> {
                 });
         })
     })
+}
+
+/// The same of many tensors, on one device, with `x` in the type of its sum or in bf16: one launch for each type on a GPU.
+pub fn blend_all_in_place(pairs: &[(&Tensor, &Tensor)], share: f64) -> Result<()> {
+    if pairs.first().is_some_and(|(sum, _)| super::is_gpu(sum.device())) {
+        return super::cuda::elementwise::blend_all_in_place(pairs, share);
+    }
+    for (sum, x) in pairs {
+        blend_in_place(sum, &x.to_dtype(sum.dtype())?, share)?;
+    }
+    Ok(())
 }
 
 /// `factor * drop(y)` of one element.

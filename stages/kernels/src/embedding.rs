@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 
 use super::{dispatch, modify, on_gpu, slice};
+pub use crate::cuda::sums::ListedRows;
 use crate::error::Result;
 
 /// `sum[rows[i]] += x[i]`, in place, for every row `i` of `x` (N, C) that has a place in `sum` (.., C), in order.
@@ -21,14 +22,6 @@ pub fn add_to_rows(sum: &Tensor, x: &Tensor, rows: &[Option<usize>]) -> Result<(
             }
         })
     })
-}
-
-/// [`add_to_rows`] on a device, where `rows` lies too, in u32: those from `most` on have no place.
-///
-/// # Errors
-/// Where shapes do not fit.
-pub fn add_to_listed_rows(sum: &Tensor, x: &Tensor, rows: &Tensor, most: usize) -> Result<()> {
-    crate::cuda::sums::add_to_listed_rows(sum, x, rows, most)
 }
 
 #[cfg(test)]

@@ -36,6 +36,7 @@ pub mod subnormals;
 pub mod subsample;
 pub mod testing;
 pub mod threads;
+pub mod timings;
 pub mod upload;
 mod vectors;
 

@@ -2,9 +2,8 @@
 
 use candle_core::{Device, Tensor};
 use flow_kernels::column_sums::totals;
-use flow_kernels::device::to_device;
 use flow_kernels::elementwise::drop_scaled;
-use flow_kernels::embedding::{add_to_listed_rows, add_to_rows};
+use flow_kernels::embedding::{ListedRows, add_to_rows};
 use flow_kernels::greedy::Search;
 use flow_kernels::lstm::{LstmSaved, LstmWeights, lstm, lstm_backward, lstm_step, replace_rows};
 use flow_kernels::noise::DropMask;
@@ -58,7 +57,7 @@ pub struct PredictionSaved {
 enum Tokens {
     Host(Vec<Option<u32>>),
     /// As rows of the embedding on a device: that of blank for none.
-    Device(Tensor),
+    Device(ListedRows),
 }
 
 /// State of the LSTM between two steps of decoding, one row per utterance.
@@ -168,7 +167,7 @@ impl Prediction {
         };
         let x = match &tokens {
             Tokens::Host(tokens) => self.embed(parameters, tokens)?,
-            Tokens::Device(rows) => parameters.get(self.embedding).index_select(rows, 0)?,
+            Tokens::Device(rows) => parameters.get(self.embedding).index_select(rows.rows(), 0)?,
         };
         let mut x = x.reshape((steps, batch, self.width))?;
         let (mut layers, mut masks) = (Vec::new(), Vec::new());
@@ -282,7 +281,7 @@ impl Prediction {
         let table = parameters.get(self.embedding);
         let width = self.width;
         if is_gpu(table.device()) {
-            return Ok(table.index_select(&self.listed(tokens, table.device())?, 0)?);
+            return Ok(table.index_select(self.listed(tokens, table.device())?.rows(), 0)?);
         }
         dispatch!(table.dtype(), T => {
             let table = slice::<T>(table)?;
@@ -310,10 +309,10 @@ impl Prediction {
     }
 
     /// The rows of the embedding on a device.
-    fn listed(&self, tokens: &[Option<u32>], device: &Device) -> Result<Tensor> {
-        let row = |token: &Option<u32>| token.unwrap_or(self.vocabulary as u32);
-        let rows: Vec<u32> = tokens.iter().map(row).collect();
-        Ok(to_device(&Tensor::from_vec(rows, tokens.len(), &Device::Cpu)?, device)?)
+    fn listed(&self, tokens: &[Option<u32>], device: &Device) -> Result<ListedRows> {
+        let row = |token: &Option<u32>| token.map_or(self.vocabulary, |token| token as usize);
+        let rows: Vec<usize> = tokens.iter().map(row).collect();
+        Ok(ListedRows::copied(&rows, device)?)
     }
 
     /// Sums of the rows of `dx` per token. That of blank is never learned, as in NeMo, so its sum stays zero.
@@ -326,8 +325,8 @@ impl Prediction {
                 add_to_rows(&sums, &dx, &rows)?;
             }
             Tokens::Device(rows) => {
-                let dx = dx.reshape((rows.elem_count(), self.width))?;
-                add_to_listed_rows(&sums, &dx, rows, self.vocabulary)?;
+                let dx = dx.reshape((rows.rows().elem_count(), self.width))?;
+                rows.add_to(&sums, &dx, self.vocabulary)?;
             }
         }
         Ok(sums)

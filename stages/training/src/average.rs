@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flow_kernels::elementwise::blend_in_place;
+use flow_kernels::elementwise::blend_all_in_place;
 use flow_model::Parameters;
 use flow_model::checkpoint::{read_safetensors, write_safetensors};
 use flow_model::model::TdtModel;
@@ -31,15 +31,17 @@ impl MovingAverage {
     /// weights are soon forgotten.
     pub fn update(&mut self, parameters: &Parameters, step: u64) -> Result<(), TrainingError> {
         let decay = self.decay.min((1 + step) as f64 / (10 + step) as f64);
-        for (id, parameter) in parameters.iter() {
-            if parameter.tensor.dtype().is_float() {
-                let average = self.parameters.get(id);
-                blend_in_place(average, &parameter.tensor.to_dtype(average.dtype())?, 1.0 - decay)?;
-            } else {
-                self.parameters.set(id, parameter.tensor.copy()?)?;
-            }
+        let (floats, whole): (Vec<_>, Vec<_>) = parameters
+            .iter()
+            .partition(|(_, parameter)| parameter.tensor.dtype().is_float());
+        for (id, parameter) in whole {
+            self.parameters.set(id, parameter.tensor.copy()?)?;
         }
-        Ok(())
+        let pairs: Vec<_> = floats
+            .into_iter()
+            .map(|(id, parameter)| (self.parameters.get(id), &parameter.tensor))
+            .collect();
+        Ok(blend_all_in_place(&pairs, 1.0 - decay)?)
     }
 
     /// The averaged weights in the types in which `parameters` are stored, to compute with. Where these are the same, no

@@ -123,7 +123,7 @@ impl ResolvedSettings {
             return refuse("rank_timeout", "it must be a number of seconds above 0");
         }
         let device = self.device()?;
-        if self.tf32 && device == DeviceChoice::Cpu {
+        if self.tf32 == Some(true) && device == DeviceChoice::Cpu {
             return refuse(
                 "tf32",
                 "TF32 is a number type of GPUs; with `device: cpu` leave `tf32` out",

@@ -158,9 +158,10 @@ pub struct TrainSettings {
     /// How weights are stored.
     pub precision: Precision,
     /// On a CUDA device, products of factors in f32 may round these to TF32, which has 10 bits of a fraction (`tf32: true` in Hugging
-    /// Face's `TrainingArguments`): eight times the operations per second on an H100, sums in f32. With `precision: bf16` that is left to
-    /// few products. May be changed between runs.
-    pub tf32: bool,
+    /// Face's `TrainingArguments`): eight times the operations per second on an H100, sums in f32. `null`: they do so with `precision:
+    /// bf16`, which leaves few products in f32 (of the sub-sampling and the LSTM), and has factors of 7 bits elsewhere; not with
+    /// `precision: f32`. May be changed between runs.
+    pub tf32: Option<bool>,
     /// With `precision: bf16`, keep the weights in f32 too, with the optimizer's state, and update those: 4 bytes more for each
     /// weight of a matrix, shared out over the ranks as the optimizer's state is. Without, an updated weight is rounded to bf16
     /// at random.
@@ -257,7 +258,7 @@ impl Default for TrainSettings {
             warn_empty_texts: 0.01,
             optimizer: Optimizer::Adamw,
             precision: Precision::F32,
-            tf32: false,
+            tf32: None,
             master_weights: false,
             recompute: false,
             fold_update: false,
@@ -505,7 +506,9 @@ impl TrainSettings {
             rank_timeout: Duration::from_secs_f64(self.rank_timeout),
             // `validate` has read it.
             device: self.device().unwrap_or_default(),
-            tf32: self.tf32,
+            tf32: self
+                .tf32
+                .unwrap_or(self.precision == Precision::Bf16 && self.separate_memory()),
             recompute: self.recompute,
             batch_norm: self.batch_norm.into(),
             reduce_dtype: self.reduce_dtype,
@@ -550,6 +553,22 @@ mod tests {
         // In the middle of a run, and where nothing is left to do.
         assert_eq!(settings.rate_after_end(100, 50, 144), None);
         assert_eq!(settings.rate_after_end(200, 200, 144), None);
+    }
+
+    #[test]
+    fn tf32_is_for_trainings_in_bf16_unless_it_is_said() {
+        let used = |device: &str, precision: Precision, tf32: Option<bool>| {
+            let settings = TrainSettings {
+                device: device.into(),
+                precision,
+                tf32,
+                ..TrainSettings::default()
+            };
+            settings.trainer_config(144).tf32
+        };
+        assert!(used("cuda", Precision::Bf16, None) && used("cuda", Precision::F32, Some(true)));
+        assert!(!used("cuda", Precision::Bf16, Some(false)) && !used("cuda", Precision::F32, None));
+        assert!(!used("cpu", Precision::Bf16, None));
     }
 
     #[test]

@@ -122,7 +122,7 @@ fn scalars(line: &Value) -> Vec<(String, f64)> {
                     "device_memory_peak_mib",
                     "device_memory_reserved_mib",
                 ])
-                .chain(["flop_utilisation"])
+                .chain(["flop_utilisation", "flop_utilisation_done"])
             {
                 add(format!("train/{name}"), &line[name]);
             }

@@ -125,6 +125,8 @@ pub struct StepReport {
     pub audio_samples: u64,
     pub padded_seconds: f64,
     pub tokens: u64,
+    /// Operations that the backward pass left out, on all ranks.
+    pub flops_left_out: f64,
     pub epoch: u64,
     pub encoder_frozen: bool,
     /// Where a loss or the gradient was not finite, or no micro-batch was received, so that the step changed nothing:
@@ -361,6 +363,7 @@ impl Trainer {
             audio_samples: 0,
             padded_seconds: 0.0,
             tokens: 0,
+            flops_left_out: 0.0,
             epoch: 0,
             encoder_frozen: self.config.recipe.encoder_frozen(step),
             waited: vec![0.0; self.others.len() + 1],
@@ -386,6 +389,7 @@ impl Trainer {
             audio_samples: all.iter().map(|batch| batch.audio_samples).sum(),
             padded_seconds: all.iter().map(|batch| batch.padded_seconds).sum(),
             tokens: ranks.iter().map(|rank| rank.tokens).sum(),
+            flops_left_out: ranks.iter().map(|rank| rank.flops_left_out).sum(),
             epoch: all.iter().map(|batch| batch.epoch).max().unwrap_or(0),
             encoder_frozen: self.config.recipe.encoder_frozen(plan.step),
             waited: ranks.iter().map(|rank| rank.wait_seconds).collect(),

@@ -15,6 +15,8 @@ pub struct Window {
     pub tokens: u64,
     /// Operations of the model's products, where the card is known.
     pub flops: f64,
+    /// Those of them that the backward pass left out.
+    pub flops_left_out: f64,
     /// Seconds without data to work on.
     pub waited_for_data: f64,
     /// Seconds that each rank waited for the others.
@@ -32,6 +34,7 @@ impl Window {
             padded_seconds: 0.0,
             tokens: 0,
             flops: 0.0,
+            flops_left_out: 0.0,
             waited_for_data: 0.0,
             waited: Vec::new(),
         }
@@ -46,10 +49,16 @@ impl Window {
         self.seconds += step.seconds();
         self.padded_seconds += step.padded_seconds;
         self.tokens += step.tokens;
+        self.flops_left_out += step.flops_left_out;
         self.waited.resize(step.waited.len(), 0.0);
         for (sum, waited) in self.waited.iter_mut().zip(&step.waited) {
             *sum += waited;
         }
+    }
+
+    /// Operations of the model's products that were done.
+    pub fn flops_done(&self) -> f64 {
+        (self.flops - self.flops_left_out).max(0.0)
     }
 
     /// Share of the time without data to work on.

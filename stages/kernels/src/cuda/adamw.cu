@@ -19,16 +19,20 @@ DEVICE Rates rates_of(const Part& part) {
     return rates;
 }
 
-// Stores a weight. One in bf16 is rounded up or down at random, in proportion.
-DEVICE void store(float* place, float value, u64 seed, u64 index) { *place = value; }
-DEVICE void store(bf16* place, float value, u64 seed, u64 index) {
+// A weight as it is stored, in 32 bits: one in bf16 is rounded up or down at random, in proportion.
+DEVICE float stored(const float*, float value, u64 seed, u64 index) { return value; }
+DEVICE float stored(const bf16*, float value, u64 seed, u64 index) {
     u32 bits = bits_of(value);
     if (is_finite(value))
         bits += (u32)(mix((seed ^ index) + 0x9E3779B97F4A7C15ull) & 0xffff);
     else if (value != value)
         bits |= 0x400000u;
-    *place = (bf16)(bits >> 16);
+    return float_of(bits & 0xffff0000u);
 }
+
+// A weight that is one of its type.
+DEVICE void store(float* place, float value) { *place = value; }
+DEVICE void store(bf16* place, float value) { *place = (bf16)(bits_of(value) >> 16); }
 
 template <class P>
 DEVICE void update(P* const* parameters, const float* const* gradients, float* const* firsts, float* const* seconds,
@@ -36,17 +40,38 @@ DEVICE void update(P* const* parameters, const float* const* gradients, float* c
     Part part = part_of(plan, WORDS, count, chunk);
     Rates r = rates_of(part);
     u64 seed = part.entry[2];
-    P* parameter = parameters[part.tensor];
-    const float* gradient = gradients[part.tensor];
-    float *first = firsts[part.tensor], *second = seconds[part.tensor];
-    for (u64 i = part.first + threadIdx.x; i < part.end; i += THREADS) {
-        float g = gradient[i] * r.scale;
-        float m = first[i] + r.rest1 * (g - first[i]);
-        float v = r.beta2 * second[i] + r.rest2 * g * g;
+    P* parameter = tensor_at(parameters[part.tensor]);
+    const float* gradient = tensor_at(gradients[part.tensor]);
+    float *first = tensor_at(firsts[part.tensor]), *second = tensor_at(seconds[part.tensor]);
+    auto change = [&](float& p, float& m, float& v, float g, u64 i) {
+        g *= r.scale;
+        m = m + r.rest1 * (g - m);
+        v = r.beta2 * v + r.rest2 * g * g;
+        p = stored(parameter, r.keep * p - r.step_size * (m / (sqrtf(v) / r.root_correction + r.epsilon)), seed, i);
+    };
+    u64 i = part.first + threadIdx.x;
+    if (by_fours(parameter) && by_fours(gradient) && by_fours(first) && by_fours(second)) {
+        u64 quad = part.first + 4 * threadIdx.x;
+        for (; quad + 4 <= part.end; quad += 4 * THREADS) {
+            float p[4], m[4], v[4], g[4];
+            read_four(gradient + quad, g);
+            read_four(first + quad, m);
+            read_four(second + quad, v);
+            read_four(parameter + quad, p);
+            for (int at = 0; at < 4; at++) change(p[at], m[at], v[at], g[at], quad + at);
+            write_four(first + quad, m);
+            write_four(second + quad, v);
+            write_four(parameter + quad, p);
+        }
+        // Those behind the last four.
+        i = part.end - (part.end - part.first) % 4 + threadIdx.x;
+    }
+    for (; i < part.end; i += THREADS) {
+        float p = wide(parameter[i]), m = first[i], v = second[i];
+        change(p, m, v, gradient[i], i);
         first[i] = m;
         second[i] = v;
-        store(parameter + i,
-              r.keep * wide(parameter[i]) - r.step_size * (m / (sqrtf(v) / r.root_correction + r.epsilon)), seed, i);
+        store(parameter + i, p);
     }
 }
 
@@ -93,7 +118,8 @@ DEVICE void update_coded(P* const* parameters, const float* const* gradients, u8
             v = values[256 + second[i]] * *scale2;
             m = m * r.beta1 + r.rest1 * g;
             v = v * r.beta2 + r.rest2 * (g * g);
-            store(parameter + i, wide(parameter[i]) * r.keep - r.step_size * (m / (sqrtf(v) + r.epsilon)), seed, i);
+            float p = wide(parameter[i]) * r.keep - r.step_size * (m / (sqrtf(v) + r.epsilon));
+            store(parameter + i, stored(parameter, p, seed, i));
         }
         // Largest magnitudes, and whether all are finite. The barriers within also part the reads of the scales from the
         // writes.

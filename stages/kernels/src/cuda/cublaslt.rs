@@ -9,8 +9,9 @@ mod library;
 pub mod stand_in;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
@@ -25,12 +26,16 @@ use super::product::Placed;
 use super::{emulator, is_emulated};
 use crate::device::{PerDevice, tf32 as tf32_on};
 use crate::error::{Error, Result};
+use crate::timings;
 
 /// Where products may keep what they compute in parts.
 const WORKSPACE: usize = 32 << 20;
 
 /// Plans that are kept for a device, at most.
 const MOST_PLANS: usize = 4096;
+
+/// How many of the library's choices can be asked for.
+const MOST_CHOICES: usize = 8;
 
 /// The most that an address may be known to be a multiple of.
 const MOST_ALIGNED: u64 = 256;
@@ -47,6 +52,8 @@ struct Shape {
     aligned: [u32; 3],
     /// The same of the bias, if there is one: the library looks at its address when it chooses.
     bias: Option<u32>,
+    /// Which of the library's choices is taken, from 0 on.
+    choice: usize,
 }
 
 /// What the library is told of a product. It needs no device.
@@ -139,8 +146,43 @@ struct Handle {
     raw: Raw,
     /// One is enough: products on a device come one after another.
     workspace: Tensor,
+    plans: Mutex<Plans>,
+}
+
+/// Plans by what they are for; at most [`MOST_PLANS`].
+#[derive(Default)]
+struct Plans {
+    by_shape: HashMap<Shape, Known>,
+    /// How often one was asked for.
+    asked: u64,
+}
+
+struct Known {
     /// None for what the library does not take.
-    plans: Mutex<HashMap<Shape, Option<Plan>>>,
+    plan: Option<Plan>,
+    /// When it was asked for last.
+    last: u64,
+}
+
+impl Plans {
+    /// That of a shape, which `make` makes if there is none; the one that was not asked for the longest then gives way where there are
+    /// too many.
+    fn get(&mut self, shape: &Shape, make: impl FnOnce() -> Result<Option<Plan>>) -> Result<&mut Option<Plan>> {
+        self.asked += 1;
+        let last = self.asked;
+        if !self.by_shape.contains_key(shape) && self.by_shape.len() >= MOST_PLANS {
+            let oldest = self.by_shape.iter().min_by_key(|(_, known)| known.last);
+            if let Some(oldest) = oldest.map(|(&shape, _)| shape) {
+                self.by_shape.remove(&oldest);
+            }
+        }
+        let known = match self.by_shape.entry(*shape) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Known { plan: make()?, last }),
+        };
+        known.last = last;
+        Ok(&mut known.plan)
+    }
 }
 
 // SAFETY: the library's functions may be called by any thread, several at a time also with one handle. What describes a product
@@ -176,16 +218,17 @@ impl Handle {
             layouts,
             preference,
         } = described;
-        let mut chosen = Chosen {
+        let none = Chosen {
             algorithm: [0; 8],
             workspace: 0,
             state: NOT_SUPPORTED,
             waves: 0.0,
             reserved: [0; 4],
         };
+        let mut chosen = vec![none; shape.choice + 1];
         let mut found = 0;
         let [of_a, of_b, of_result] = layouts.each_ref().map(|layout| layout.raw);
-        // SAFETY: all of them were made and are not destroyed, and there is room for one answer.
+        // SAFETY: all of them were made and are not destroyed, and there is room for as many answers as are asked for.
         let status = unsafe {
             (library.choose)(
                 self.raw,
@@ -195,15 +238,18 @@ impl Handle {
                 of_result,
                 of_result,
                 preference.raw,
-                1,
-                &raw mut chosen,
+                chosen.len() as c_int,
+                chosen.as_mut_ptr(),
                 &raw mut found,
             )
         };
-        if status == NOT_SUPPORTED || status == SUCCESS && (found == 0 || chosen.state != SUCCESS) {
-            return Ok(None);
+        if status != NOT_SUPPORTED {
+            library.check("a choice", status)?;
         }
-        library.check("a choice", status)?;
+        let found = usize::try_from(found).unwrap_or(0).min(chosen.len());
+        let Some(chosen) = chosen[..found].last().filter(|last| last.state == SUCCESS) else {
+            return Ok(None);
+        };
         Ok(Some(Plan {
             descriptor,
             layouts,
@@ -216,14 +262,8 @@ impl Handle {
         let library = self.library;
         // Plans are inserted whole.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if !plans.contains_key(shape) {
-            if plans.len() >= MOST_PLANS {
-                plans.clear();
-            }
-            let plan = self.plan(shape, bias)?;
-            plans.insert(*shape, plan);
-        }
-        let Some(Some(plan)) = plans.get(shape) else {
+        let known = plans.get(shape, || self.plan(shape, bias))?;
+        let Some(plan) = known else {
             return Ok(false);
         };
         if shape.bias.is_some() {
@@ -256,7 +296,7 @@ impl Handle {
         };
         if status == NOT_SUPPORTED {
             // Nothing was started, and others take it from now on.
-            plans.insert(*shape, None);
+            *known = None;
             return Ok(false);
         }
         library.check("a matrix product", status)?;
@@ -266,6 +306,14 @@ impl Handle {
 
 static OFF: LazyLock<AtomicBool> =
     LazyLock::new(|| AtomicBool::new(std::env::var("FLOW_CUBLASLT").is_ok_and(|value| value == "off")));
+
+static CHOICE: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on products take this one of the library's choices, counted from 0, or the last where there are fewer; none: the first,
+/// which it thinks the fastest. For benchmarks.
+pub fn set_choice(choice: Option<usize>) {
+    CHOICE.store(choice.unwrap_or(0).min(MOST_CHOICES - 1), Ordering::Relaxed);
+}
 
 /// From now on cuBLASLt computes products, where it is there, or cuBLAS computes all of them.
 pub fn set_used(used: bool) {
@@ -321,10 +369,28 @@ pub(super) fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, bias: Option<&Tenso
         tf32: dtype == DType::F32 && tf32_on(out.device()),
         aligned: addresses.map(aligned),
         bias: of_bias.map(aligned),
+        choice: CHOICE.load(Ordering::Relaxed),
     };
     let stream = stream(out.device())?;
     let handle = HANDLES.get(out.device(), || Handle::new(library, out.device()))?;
-    handle.multiply(&shape, addresses, of_bias.unwrap_or(0), beta, stream)
+    let described = || described(out, a, b);
+    timings::around(out.device(), described, || {
+        handle.multiply(&shape, addresses, of_bias.unwrap_or(0), beta, stream)
+    })
+}
+
+/// A product, for its times.
+pub(super) fn described(out: &Tensor, a: &Tensor, b: &Tensor) -> timings::Described {
+    let (m, k, n) = (a.dims()[a.rank() - 2], a.dims()[a.rank() - 1], b.dims()[b.rank() - 1]);
+    let count = out.elem_count() / (m * n).max(1);
+    let times = if count > 1 {
+        format!("{count} x ")
+    } else {
+        String::new()
+    };
+    let name = format!("{times}{m} x {k} x {n} {}", a.dtype().as_str());
+    let bytes = [out, a, b].map(timings::bytes).iter().sum();
+    (name, bytes, 2 * (count * m * k * n) as u64)
 }
 
 /// The address of the first value of a tensor on a device.
@@ -531,6 +597,10 @@ mod tests {
             assert!(made > MOST_PLANS as u64, "{made}");
             let alive = count(Counted::Alive);
             assert!(alive <= 4 * MOST_PLANS as u64, "{alive}");
+            // The oldest have gone, one by one.
+            let (a, b) = few(900);
+            assert_eq!(choices(&|| drop(product(&a.narrow(0, 0, 4).unwrap(), &b).unwrap())), 0);
+            assert_eq!(choices(&|| sum_of(1)), 1);
         });
     }
 
@@ -644,6 +714,7 @@ mod tests {
                     tf32: dtype == DType::F32,
                     aligned: [16, 2, 256],
                     bias,
+                    choice: 0,
                 };
                 let described = Described::new(library, &shape, 256, WORKSPACE).unwrap().unwrap();
                 assert!(described.layouts.iter().all(|layout| !layout.raw.is_null()));

@@ -1,23 +1,21 @@
-//! Compiles kernels and launches them on a device.
+//! Launches kernels on a device.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::cuda_backend::cudarc::cublas::result::gemm_ex;
 use candle_core::cuda_backend::cudarc::cublas::sys as blas;
 use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg};
-use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
 use candle_core::cuda_backend::{CudaDevice, CudaStorageSlice};
 use candle_core::{DType, Device, Storage, Tensor};
 
+use super::compiled::function;
 use super::product::Placed;
 use super::signature::Kernel;
-use super::{Argument, FILES, PRELUDE, THREADS};
+use super::{Argument, THREADS};
 use crate::device::tf32;
 use crate::error::{Error, Result};
-use crate::subnormals::kept;
 
 /// How many multiprocessors a device has.
 const PROCESSORS: CUdevice_attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
@@ -79,11 +77,7 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
             *value = Value::Pointer(start + (at * size_of::<u64>()) as u64);
         }
     }
-    // The compiler computes constants as the device does, with subnormal numbers.
-    let function = kept(|| -> Result<_> {
-        let ptx = compiled(kernel.file, &stream)?;
-        Ok(device.get_or_load_custom_func(kernel.name, FILES[kernel.file].0, &ptx)?)
-    })?;
+    let function = function(kernel, &stream)?;
     let mut x = blocks[0];
     if kernel.cooperative {
         let of_each = function.occupancy_max_active_blocks_per_multiprocessor(THREADS as u32, 0, None);
@@ -94,7 +88,7 @@ pub fn launch(kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Resu
         let at_once = of_each.map_err(|error| failed(kernel.name, error))? * processors.unsigned_abs();
         x = x.min(at_once.max(1));
     }
-    let mut builder = function.builder();
+    let mut builder = stream.launch_builder(&function);
     for value in &values {
         match value {
             Value::Pointer(value) | Value::Long(value) => builder.arg(value),
@@ -257,39 +251,4 @@ pub fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, beta: f32) -> Result<()> {
         )
     }
     .map_err(|error| failed(PRODUCT, error))
-}
-
-/// Compiled files, by index and compute capability.
-type Compiled = HashMap<(usize, (i32, i32)), Arc<str>>;
-
-/// A kernel file as PTX for the device of a stream, compiled once in a process.
-fn compiled(file: usize, stream: &Arc<CudaStream>) -> Result<Arc<str>> {
-    static COMPILED: Mutex<Option<Compiled>> = Mutex::new(None);
-    let (name, source) = FILES[file];
-    let wrong = |error: &dyn std::fmt::Display| Error::Input(format!("CUDA kernels of {name}.cu: {error}"));
-    let capability = stream.context().compute_capability().map_err(|error| wrong(&error))?;
-    // The map is valid after a panic: each change is one insertion.
-    let mut all = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = all.get_or_insert_default();
-    if let Some(ptx) = all.get(&(file, capability)) {
-        return Ok(ptx.clone());
-    }
-    let (major, minor) = capability;
-    let options = CompileOptions {
-        // No contraction to fused operations: results are those that the emulator computes.
-        fmad: Some(false),
-        options: vec![
-            format!("--gpu-architecture=compute_{major}{minor}"),
-            "--std=c++17".into(),
-        ],
-        name: Some(format!("{name}.cu")),
-        ..CompileOptions::default()
-    };
-    let ptx = compile_ptx_with_opts(format!("{PRELUDE}\n{source}"), options).map_err(|error| match error {
-        CompileError::CompileError { log, .. } => wrong(&log.to_string_lossy()),
-        other => wrong(&other),
-    })?;
-    let ptx: Arc<str> = ptx.to_src().into();
-    all.insert((file, capability), ptx.clone());
-    Ok(ptx)
 }

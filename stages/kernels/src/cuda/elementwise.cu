@@ -10,9 +10,36 @@ KERNEL(scale_in_place, (float* x, float factor, u64 n)) {
     if (i < n) x[i] *= factor;
 }
 
-KERNEL(blend_in_place, (float* sum, const float* x, float share, u64 n)) {
-    u64 i = element();
-    if (i < n) sum[i] += share * (x[i] - sum[i]);
+// sum += share * (x - sum) of many tensors, each block for a chunk of one. Entries of `plan` are of two words.
+template <class T>
+DEVICE void blend(float* const* sums, const T* const* tensors, const u64* plan, int count, int chunk, float share) {
+    Part part = part_of(plan, 2, count, chunk);
+    float* sum = tensor_at(sums[part.tensor]);
+    const T* x = tensor_at(tensors[part.tensor]);
+    u64 i = part.first + threadIdx.x;
+    if (by_fours(sum) && by_fours(x)) {
+        UNROLL(4)
+        for (u64 quad = part.first + 4 * threadIdx.x; quad + 4 <= part.end; quad += 4 * THREADS) {
+            float was[4], now[4];
+            read_four(sum + quad, was);
+            read_four(x + quad, now);
+            for (int at = 0; at < 4; at++) was[at] += share * (now[at] - was[at]);
+            write_four(sum + quad, was);
+        }
+        // Those behind the last four.
+        i = part.end - (part.end - part.first) % 4 + threadIdx.x;
+    }
+    for (; i < part.end; i += THREADS) sum[i] += share * (wide(x[i]) - sum[i]);
+}
+
+KERNEL(blend_all_f32, (float* const* sums, const float* const* tensors, const u64* plan, int count, int chunk,
+                       float share)) {
+    blend(sums, tensors, plan, count, chunk, share);
+}
+
+KERNEL(blend_all_bf16, (float* const* sums, const bf16* const* tensors, const u64* plan, int count, int chunk,
+                        float share)) {
+    blend(sums, tensors, plan, count, chunk, share);
 }
 
 // x + factor * drop(y); without x, factor * drop(y).
@@ -24,14 +51,23 @@ KERNEL(residual, (const float* x, const float* y, float* out, float factor, u64 
 }
 
 KERNEL(silu, (const float* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n)) {
-    u64 i = element();
-    if (i < n) put(out, out_bf16, i, keeps(key, threshold, i) ? h[i] * sigmoid(h[i]) * factor : 0.0f);
+    write_elements(out, out_bf16, n, [=](u64 i, float* four) {
+        float x[4];
+        read_elements(h, i, n, x);
+        for (int at = 0; at < 4; at++)
+            four[at] = keeps(key, threshold, i + at) ? x[at] * sigmoid(x[at]) * factor : 0.0f;
+    });
 }
 
 KERNEL(silu_backward, (const float* h, const float* dy, float* out, bf16* out_bf16, float factor, u64 key,
                        u64 threshold, u64 n)) {
-    u64 i = element();
-    if (i < n) put(out, out_bf16, i, keeps(key, threshold, i) ? dy[i] * silu_slope(h[i]) * factor : 0.0f);
+    write_elements(out, out_bf16, n, [=](u64 i, float* four) {
+        float x[4], slope[4];
+        read_elements(h, i, n, x);
+        read_elements(dy, i, n, slope);
+        for (int at = 0; at < 4; at++)
+            four[at] = keeps(key, threshold, i + at) ? slope[at] * silu_slope(x[at]) * factor : 0.0f;
+    });
 }
 
 // y[.., c] += bias[c].

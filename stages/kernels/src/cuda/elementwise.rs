@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Tensor};
 
-use super::Argument::{Float, Int, Long, Read, ReadIf, Write};
-use super::{Grid, alike, fresh, fresh_in, in_either, launch, mask_arguments};
-use crate::error::Result;
+use super::Argument::{Float, Int, Long, Longs, Read, ReadAll, ReadIf, Write, WriteAll};
+use super::{Grid, THREADS, alike, fresh, fresh_in, in_either, launch, mask_arguments};
+use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::noise::DropMask;
 
@@ -21,11 +21,33 @@ pub fn scale_in_place(x: &Tensor, factor: f64) -> Result<()> {
     launch("scale_in_place", Grid::elements(n), &arguments)
 }
 
-pub fn blend_in_place(sum: &Tensor, x: &Tensor, share: f64) -> Result<()> {
-    let (x, n) = (x.contiguous()?, sum.elem_count());
-    alike("blend", sum, &x)?;
-    let arguments = [Write(sum), Read(&x), Float(share), Long(n as u64)];
-    launch("blend_in_place", Grid::elements(n), &arguments)
+/// Elements that one block blends.
+const CHUNK: usize = 16 * THREADS;
+
+pub fn blend_all_in_place(pairs: &[(&Tensor, &Tensor)], share: f64) -> Result<()> {
+    for (dtype, name) in [(DType::F32, "blend_all_f32"), (DType::BF16, "blend_all_bf16")] {
+        let (mut sums, mut tensors, mut plan, mut blocks) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        for (sum, x) in pairs.iter().filter(|(_, x)| x.dtype() == dtype) {
+            alike("blend", sum, x)?;
+            plan.extend([blocks as u64, sum.elem_count() as u64]);
+            blocks += sum.elem_count().div_ceil(CHUNK);
+            sums.push((*sum).clone());
+            tensors.push(x.contiguous()?);
+        }
+        if blocks == 0 {
+            continue;
+        }
+        let tables = [WriteAll(&sums), ReadAll(&tensors), Longs(&plan)];
+        let rest = [Int(sums.len()), Int(CHUNK), Float(share)];
+        launch(name, Grid::rows(blocks), &[&tables[..], &rest].concat())?;
+    }
+    match pairs
+        .iter()
+        .find(|(_, x)| !matches!(x.dtype(), DType::F32 | DType::BF16))
+    {
+        Some((_, x)) => Err(Error::Input(format!("a blend of {} on a device", x.dtype().as_str()))),
+        None => Ok(()),
+    }
 }
 
 /// `x + factor * drop(y)`, or that without `x`.
@@ -48,7 +70,7 @@ pub fn silu(dtype: DType, h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> 
     let (n, out) = (h.elem_count(), fresh_in(dtype, h.shape(), h.device())?);
     let ([wide, narrow], [keep, key, threshold]) = (in_either(&out), mask_arguments(mask, 1.0));
     let arguments = [Read(&h), wide, narrow, keep, key, threshold, Long(n as u64)];
-    launch("silu", Grid::elements(n), &arguments)?;
+    launch("silu", Grid::elements(n.div_ceil(4)), &arguments)?;
     Ok(out)
 }
 
@@ -58,7 +80,7 @@ pub fn silu_backward(dtype: DType, h: &Tensor, dy: &Tensor, mask: Option<DropMas
     let (n, out) = (h.elem_count(), fresh_in(dtype, h.shape(), h.device())?);
     let ([wide, narrow], [keep, key, threshold]) = (in_either(&out), mask_arguments(mask, 1.0));
     let arguments = [Read(&h), Read(&dy), wide, narrow, keep, key, threshold, Long(n as u64)];
-    launch("silu_backward", Grid::elements(n), &arguments)?;
+    launch("silu_backward", Grid::elements(n.div_ceil(4)), &arguments)?;
     Ok(out)
 }
 

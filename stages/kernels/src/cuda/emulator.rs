@@ -19,7 +19,8 @@ use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor};
 use half::bf16;
 
 use super::signature::Kernel;
-use super::{Argument, FILES, PRELUDE, THREADS};
+use super::sources::sources;
+use super::{Argument, THREADS};
 use crate::device::OUT_OF_MEMORY;
 use crate::error::{Error, Result};
 
@@ -133,8 +134,13 @@ pub(super) fn compiled(name: &str, text: &str) -> Library {
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let mut text = format!("{}\n{PRELUDE}\n", include_str!("emulator.h"));
-        FILES.iter().for_each(|(_, source)| text.push_str(source));
+        let sources = sources().unwrap();
+        let mut text = String::new();
+        for define in &sources.defines {
+            text.push_str(&format!("#define {}\n", define.replacen('=', " ", 1)));
+        }
+        text.push_str(&format!("{}\n{}\n", include_str!("emulator.h"), sources.prelude));
+        sources.files.iter().for_each(|file| text.push_str(file.source));
         text.push_str(include_str!("faults.cu"));
         compiled("kernels", &text)
     })
@@ -168,22 +174,10 @@ pub(super) fn launch(kernel: &Kernel, mut blocks: [u32; 2], arguments: &[Argumen
     Ok(())
 }
 
-/// The tensors of an argument.
-fn tensors<'a>(argument: &Argument<'a>) -> &'a [Tensor] {
-    match *argument {
-        Argument::Read(tensor)
-        | Argument::Write(tensor)
-        | Argument::ReadIf(Some(tensor))
-        | Argument::WriteIf(Some(tensor)) => std::slice::from_ref(tensor),
-        Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => tensors,
-        _ => &[],
-    }
-}
-
-/// Those that a kernel writes.
+/// The tensors of an argument that a kernel writes.
 fn written<'a>(argument: &Argument<'a>) -> &'a [Tensor] {
     match argument {
-        Argument::Write(_) | Argument::WriteIf(_) | Argument::WriteAll(_) => tensors(argument),
+        Argument::Write(_) | Argument::WriteIf(_) | Argument::WriteAll(_) => argument.tensors(),
         _ => &[],
     }
 }
@@ -200,7 +194,8 @@ fn run(
     let mut tables: Vec<Guarded> = Vec::new();
     let mut values: Vec<u64> = Vec::with_capacity(arguments.len());
     for argument in arguments {
-        let memory = tensors(argument)
+        let memory = argument
+            .tensors()
             .iter()
             .map(|tensor| Ok(Guarded::new(&bytes_of(tensor)?, falling)))
             .collect::<Result<Vec<_>>>()?;

@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use super::relative_attention::backward_of;
 use super::tests::{on_device, random, same};
 use crate::batch_norm::Gather;
 use crate::column_sums::{ColumnSums, add_together, totals};
@@ -248,7 +249,8 @@ fn attention_in_bf16_is_that_in_f32() {
         let zeros = Tensor::zeros((heads, k), DType::F32, &Device::Cpu).unwrap();
         let d_context = exact(&[batch * time, d], &mut noise);
         let masks = [DropMask::draw(0.2, &mut noise)];
-        let run = |factors: DType| {
+        // Gradients of positions are those of each sequence, or of both of them.
+        let run = |factors: DType, sequences: usize| {
             on_device(|on| -> Result<Vec<Tensor>> {
                 let projections = Projections::Together(on(&together));
                 let (projected, zeros) = (on(&projected), on(&zeros));
@@ -268,13 +270,14 @@ fn attention_in_bf16_is_that_in_f32() {
                     factors,
                 };
                 let (context, logs) = relative_attention::forward(factors, &projections, positions, &attention)?;
-                let found = relative_attention::backward(
+                let found = backward_of(
                     factors,
                     &projections,
                     positions,
                     &attention,
                     (&context, &logs),
                     &on(&d_context),
+                    sequences,
                 )?;
                 Ok(vec![
                     context,
@@ -285,7 +288,7 @@ fn attention_in_bf16_is_that_in_f32() {
             })
             .unwrap()
         };
-        for (number, (wide, narrow)) in run(DType::F32).iter().zip(run(DType::BF16)).enumerate() {
+        for (number, (wide, narrow)) in run(DType::F32, 1).iter().zip(run(DType::BF16, 2)).enumerate() {
             let (wide, narrow) = (values(wide), values(&narrow));
             let largest = wide.iter().fold(1e-6f64, |largest, value| largest.max(value.abs()));
             for (wide, narrow) in wide.iter().zip(&narrow) {

@@ -9,6 +9,8 @@
 // Kernels of up to so many taps find their input in shared memory.
 #define MOST_TAPS 65
 #define LANES (THREADS / 32)
+// Rows that a thread asks for before it waits for the first.
+#define ROWS_TOGETHER 4
 
 struct Chunk {
     int sequence, first, channel, lane;
@@ -25,9 +27,11 @@ DEVICE Chunk chunk_of(int time) {
 
 // The gated value of a frame; 0 outside of the sequence's valid frames.
 DEVICE float gated(const float* h, int channels, u64 row, int channel, int t, int length) {
-    if (t < 0 || t >= length) return 0.0f;
-    const float* here = h + (row + t) * 2 * channels + channel;
-    return here[0] * sigmoid(here[channels]);
+    bool inside = t >= 0 && t < length;
+    // Read in any case, so that the frames before and behind it need not wait.
+    const float* here = h + (row + (inside ? t : 0)) * 2 * channels + channel;
+    float value = here[0], gate = here[channels];
+    return inside ? value * sigmoid(gate) : 0.0f;
 }
 
 // Sum over the lanes of a channel, given to all of them.
@@ -51,6 +55,7 @@ KERNEL(gated_convolution, (const float* h, const u32* lengths, const float* weig
     bool inside = at.channel < channels;
     auto value = [=](int t) { return gated(h, channels, at.row, at.channel, t, length); };
     if (taps <= MOST_TAPS) {
+        UNROLL(4)
         for (int frame = at.lane; frame < FRAMES + taps - 1; frame += LANES)
             tile[frame * 32 + threadIdx.x % 32] = inside ? value(before + frame) : 0.0f;
         BARRIER();
@@ -126,11 +131,17 @@ KERNEL(normalise_batch, (const float* x, const double* moments, const float* run
         }
     }
     Affine by = affine_of(centre, scale, weight[channel], bias[channel]);
-    u64 first = (u64)blockIdx.y * per_block;
-    for (u64 row = first + lane; row < first + per_block && row < (u64)rows; row += LANES) {
-        u64 at = row * channels + channel;
-        float z = x[at] * by.factor + by.offset;
-        put(out, out_bf16, at, z * sigmoid(z));
+    u64 first = (u64)blockIdx.y * per_block, end = first + per_block < (u64)rows ? first + per_block : rows;
+    for (u64 row = first + lane; row < end; row += ROWS_TOGETHER * LANES) {
+        float here[ROWS_TOGETHER];
+        UNROLL(ROWS_TOGETHER)
+        for (int i = 0; i < ROWS_TOGETHER; i++)
+            here[i] = row + i * LANES < end ? x[(row + i * LANES) * channels + channel] : 0.0f;
+        UNROLL(ROWS_TOGETHER)
+        for (int i = 0; i < ROWS_TOGETHER; i++) {
+            float z = here[i] * by.factor + by.offset;
+            if (row + i * LANES < end) put(out, out_bf16, (row + i * LANES) * channels + channel, z * sigmoid(z));
+        }
     }
 }
 
@@ -146,12 +157,23 @@ KERNEL(normalise_batch_sums, (const float* x, const float* mean, const float* in
     if (inside) {
         float centre = mean[channel];
         Affine by = affine_of(centre, inverse[channel], weight[channel], bias[channel]);
-        u64 first = (u64)blockIdx.y * per_block;
-        for (u64 row = first + lane; row < first + per_block && row < (u64)rows; row += LANES) {
-            u64 at = row * channels + channel;
-            float dz = dy[at] * silu_slope(x[at] * by.factor + by.offset);
-            along += dz * (x[at] - centre);
-            sum += dz;
+        u64 first = (u64)blockIdx.y * per_block, end = first + per_block < (u64)rows ? first + per_block : rows;
+        for (u64 row = first + lane; row < end; row += ROWS_TOGETHER * LANES) {
+            float here[ROWS_TOGETHER], slope[ROWS_TOGETHER];
+            UNROLL(ROWS_TOGETHER)
+            for (int i = 0; i < ROWS_TOGETHER; i++) {
+                bool there = row + i * LANES < end;
+                u64 at = (there ? row + i * LANES : row) * channels + channel;
+                here[i] = x[at];
+                slope[i] = there ? dy[at] : 0.0f;
+            }
+            UNROLL(ROWS_TOGETHER)
+            for (int i = 0; i < ROWS_TOGETHER; i++) {
+                if (row + i * LANES >= end) break;
+                float dz = slope[i] * silu_slope(here[i] * by.factor + by.offset);
+                along += dz * (here[i] - centre);
+                sum += dz;
+            }
         }
     }
     double all_along = lanes_sum((double)along, scratch), all = lanes_sum((double)sum, scratch);
@@ -191,13 +213,14 @@ KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const fl
     auto value = [=](int t) { return gated(h, channels, at.row, channel, t, length); };
     // Gradient of the convolution's result at a frame.
     auto slope = [=](int t) {
-        if (t < 0 || t >= time) return 0.0f;
-        u64 place = (at.row + t) * channels + channel;
-        float dz = dy[place] * silu_slope(x[place] * by.factor + by.offset);
-        return by.factor * (dz - level - (x[place] - centre) * tilt);
+        bool there = t >= 0 && t < time;
+        u64 place = (at.row + (there ? t : 0)) * channels + channel;
+        float here = x[place], dz = dy[place] * silu_slope(here * by.factor + by.offset);
+        return there ? by.factor * (dz - level - (here - centre) * tilt) : 0.0f;
     };
     bool kept = taps <= MOST_TAPS;
     if (kept) {
+        UNROLL(4)
         for (int frame = at.lane; frame < FRAMES + taps - 1; frame += LANES) {
             values[frame * 32 + column] = inside ? value(before + frame) : 0.0f;
             slopes[frame * 32 + column] = inside ? slope(before + frame) : 0.0f;

@@ -1,42 +1,102 @@
 // Element-wise parts of the joint network and its loss. `cells` has four numbers for each cell: row of the encoder's
 // part, row of the prediction network's part, label (the largest number for none), place among all cells.
 
-// Rows of the two parts are without their biases where these are given.
+// Rows of the two parts are without their biases where these are given. A thread has four columns of a cell, of which there are
+// `n` all in all.
 KERNEL(joint_hidden, (const float* f, const float* g, const float* f_bias, const float* g_bias, const u32* cells, float* out,
-                      bf16* out_bf16, u64 n, int width, float factor, u64 key, u64 threshold)) {
+                      bf16* out_bf16, int n, int width, float factor, u64 key, u64 threshold)) {
     u64 i = element();
-    if (i >= n) return;
-    const u32* cell = cells + i / width * 4;
-    u64 j = i % width;
-    float of_f = f[(u64)cell[0] * width + j], of_g = g[(u64)cell[1] * width + j];
-    if (f_bias) of_f += f_bias[j];
-    if (g_bias) of_g += g_bias[j];
-    float sum = of_f + of_g;
-    // Written so that NaN stays NaN.
-    float value = sum <= 0.0f ? 0.0f : sum;
-    put(out, out_bf16, i, keeps(key, threshold, (u64)cell[3] * width + j) ? value * factor : 0.0f);
+    if (i >= (u64)n) return;
+    u32 quads = ((u32)width + 3) / 4, row = (u32)i / quads, j = ((u32)i - row * quads) * 4;
+    const u32* cell = cells + 4 * (u64)row;
+    const float *of_f = f + (u64)cell[0] * width + j, *of_g = g + (u64)cell[1] * width + j;
+    u64 index = (u64)cell[3] * width + j;
+    auto hidden = [=](float from_f, float from_g, int at) {
+        float sum = from_f + from_g;
+        // Written so that NaN stays NaN.
+        float value = sum <= 0.0f ? 0.0f : sum;
+        return keeps(key, threshold, index + at) ? value * factor : 0.0f;
+    };
+    u64 place = (u64)row * width + j;
+    bool aligned = by_fours(f) && by_fours(g) && by_fours(f_bias) && by_fours(g_bias) && by_fours(out) && by_fours(out_bf16);
+    if (width % 4 == 0 && aligned) {
+        float from_f[4], from_g[4], more_f[4] = {0, 0, 0, 0}, more_g[4] = {0, 0, 0, 0}, values[4];
+        read_four(of_f, from_f);
+        read_four(of_g, from_g);
+        if (f_bias) read_four(f_bias + j, more_f);
+        if (g_bias) read_four(g_bias + j, more_g);
+        for (int at = 0; at < 4; at++) values[at] = hidden(from_f[at] + more_f[at], from_g[at] + more_g[at], at);
+        if (out_bf16)
+            write_four(out_bf16 + place, values);
+        else
+            write_four(out + place, values);
+        return;
+    }
+    for (int at = 0; at < 4 && (int)j + at < width; at++) {
+        float from_f = of_f[at] + (f_bias ? f_bias[j + at] : 0.0f), from_g = of_g[at] + (g_bias ? g_bias[j + at] : 0.0f);
+        put(out, out_bf16, place + at, hidden(from_f, from_g, at));
+    }
 }
 
-// Lists the cells of lattices in rising order of frame and state, one block for each utterance. An entry of `lattices` has
-// four numbers: an utterance's first cell among all, its frames, its states, and the place of its first token in `targets`.
-// `frames` and `states` are the rows that an utterance has of the two parts. With `active`, which has a number for each cell,
-// only those that count are listed; `counted` is how many of each utterance they are.
-KERNEL(list_cells, (const u32* lattices, const u32* targets, const u8* active, const double* counted, u32* cells, int frames,
-                    int states)) {
+// An utterance's lattice: its first cell among all, its frames, its states, and the place of its first token in `targets`.
+// `frames` and `states` are the rows that an utterance has of the two parts.
+struct Extent {
+    u32 first, frames, states, target;
+};
+
+DEVICE Extent extent_of(const u32* lattices, u32 utterance) {
+    const u32* entry = lattices + 4 * (u64)utterance;
+    return {entry[0], entry[1], entry[2], entry[3]};
+}
+
+// The label of a state, of which the last has none.
+DEVICE u32 label_of(const Extent& of, const u32* targets, u32 state) {
+    return state + 1 < of.states ? targets[of.target + state] : 0xffffffffu;
+}
+
+// Lists all cells of lattices in rising order of frame and state: block (x, utterance) has 256 of them.
+KERNEL(list_cells, (const u32* lattices, const u32* targets, u32* cells, int frames, int states)) {
+    Extent of = extent_of(lattices, blockIdx.y);
+    u64 place = element();
+    if (place >= (u64)of.frames * of.states) return;
+    u32 frame = (u32)place / of.states, state = (u32)place - frame * of.states;
+    u32* cell = cells + 4 * (of.first + place);
+    cell[0] = blockIdx.y * (u32)frames + frame;
+    cell[1] = blockIdx.y * (u32)states + state;
+    cell[2] = label_of(of, targets, state);
+    cell[3] = of.first + (u32)place;
+}
+
+// Lists the cells that count, one block for each utterance. `active` has a number for each cell, `counted` how many of each
+// utterance count. A thread looks at some cells beside each other at a time.
+KERNEL(list_active_cells, (const u32* lattices, const u32* targets, const u8* active, const double* counted, u32* cells,
+                           int frames, int states)) {
+    enum { CELLS = 16 };
     SHARED(u32, flags, THREADS);
     SHARED(u32, parts, 16);
     int thread = threadIdx.x;
-    const u32* lattice = lattices + 4 * (u64)blockIdx.x;
-    u32 first = lattice[0], width = lattice[2], count = lattice[1] * width;
-    u64 next = first;
-    if (active) {
-        next = 0;
-        for (u32 before = 0; before < blockIdx.x; before++) next += (u64)counted[before];
-    }
-    for (u32 start = 0; start < count; start += THREADS) {
-        u32 place = start + thread;
-        bool listed = place < count && (!active || active[first + place]);
-        flags[thread] = listed;
+    Extent of = extent_of(lattices, blockIdx.x);
+    u32 count = of.frames * of.states;
+    u64 next = 0;
+    for (u32 before = 0; before < blockIdx.x; before++) next += (u64)counted[before];
+    for (u32 start = 0; start < count; start += CELLS * THREADS) {
+        u32 own = start + CELLS * thread, listed = 0, some = 0, labels[CELLS];
+        u8 counts[CELLS];
+        UNROLL(CELLS)
+        for (int i = 0; i < CELLS; i++) counts[i] = active[of.first + (own + i < count ? own + i : 0)];
+        UNROLL(CELLS)
+        for (int i = 0; i < CELLS; i++) {
+            u32 flag = own + i < count && counts[i];
+            listed |= flag << i;
+            some += flag;
+        }
+        u32 frame = own / of.states, first_state = own - frame * of.states, state = first_state;
+        UNROLL(CELLS)
+        for (int i = 0; i < CELLS; i++) {
+            labels[i] = listed >> i & 1 ? label_of(of, targets, state) : 0;
+            if (++state == of.states) state = 0;
+        }
+        flags[thread] = some;
         BARRIER();
         if (thread < 16) {
             u32 sum = 0;
@@ -50,13 +110,21 @@ KERNEL(list_cells, (const u32* lattices, const u32* targets, const u8* active, c
             all += parts[part];
         }
         for (int i = thread / 16 * 16; i < thread; i++) before += flags[i];
-        if (listed) {
-            u32* cell = cells + 4 * (next + before);
-            u32 state = place % width;
-            cell[0] = blockIdx.x * (u32)frames + place / width;
-            cell[1] = blockIdx.x * (u32)states + state;
-            cell[2] = state + 1 < width ? targets[lattice[3] + state] : 0xffffffffu;
-            cell[3] = first + place;
+        u32* cell = cells + 4 * (next + before);
+        state = first_state;
+        UNROLL(CELLS)
+        for (int i = 0; i < CELLS; i++) {
+            if (listed >> i & 1) {
+                cell[0] = blockIdx.x * (u32)frames + frame;
+                cell[1] = blockIdx.x * (u32)states + state;
+                cell[2] = labels[i];
+                cell[3] = of.first + own + i;
+                cell += 4;
+            }
+            if (++state == of.states) {
+                state = 0;
+                frame++;
+            }
         }
         next += all;
         BARRIER();
@@ -117,42 +185,72 @@ struct Hidden {
     const bf16* values_bf16;
 };
 
-// The gradient of a hidden value, where it is above zero.
+// The gradient of a hidden value, where it is above zero. Both are read before either is looked at.
 DEVICE float passed(const float* d_hidden, const Hidden& hidden, u64 place, float factor) {
-    bool passes = hidden.values ? hidden.values[place] > 0.0f : wide(hidden.values_bf16[place]) > 0.0f;
-    return passes ? d_hidden[place] * factor : 0.0f;
+    float value = hidden.values ? hidden.values[place] : wide(hidden.values_bf16[place]), slope = d_hidden[place];
+    return value > 0.0f ? slope * factor : 0.0f;
 }
 
 // Adds the gradients of hidden values to the rows that these were joined of, in the order of the cells: block (row, y) has 256
-// columns of a row of d_f for the first `frames` blocks, and of d_g for the others, whose threads look for the cells of 256
-// frames at a time.
+// columns of a row of d_f for the first `frames` blocks, and of d_g for the others. An utterance has `frames_each` rows of d_f
+// and `states_each` of d_g: the threads of a state's block look for its cells in 256 frames of its own utterance at a time.
 KERNEL(joint_hidden_sums, (const float* d_hidden, const float* values, const bf16* values_bf16, const u32* cells, float* d_f,
-                           float* d_g, int count, int frames, int width, float factor)) {
+                           float* d_g, int count, int frames, int frames_each, int states_each, int width,
+                           float factor)) {
     SHARED(int, places, THREADS);
+    SHARED(int, ends, THREADS);
     Hidden hidden = {values, values_bf16};
     int thread = threadIdx.x, column = blockIdx.y * THREADS + thread;
+    u32 begin = cells[0], end = cells[4 * (u64)(count - 1)] + 1;
+    // Cells that are asked for before the first is waited for.
+    enum { TOGETHER = 8 };
     if ((int)blockIdx.x < frames) {
         u32 frame = blockIdx.x;
-        u64 at = first_cell(cells, count, frame, 0);
-        if (column >= width || at >= (u64)count || cells[4 * at] != frame) return;
+        if (frame < begin || frame >= end) return;
+        int at = first_cell(cells, count, frame, 0), last = first_cell(cells, count, frame + 1, 0);
+        if (column >= width || at == last) return;
         float* sum = d_f + (u64)frame * width + column;
         float added = *sum;
-        for (; at < (u64)count && cells[4 * at] == frame; at++) added += passed(d_hidden, hidden, at * width + column, factor);
+        UNROLL(8)
+        for (; at < last; at++) added += passed(d_hidden, hidden, (u64)at * width + column, factor);
         *sum = added;
         return;
     }
-    u32 state = blockIdx.x - frames;
-    u64 last = cells[4 * (u64)(count - 1)];
+    u32 state = blockIdx.x - frames, own = state / (u32)states_each * (u32)frames_each;
+    if (own > begin) begin = own;
+    if (own + (u32)frames_each < end) end = own + (u32)frames_each;
+    if (begin >= end) return;
     float* sum = d_g + (u64)state * width + column;
     float added = column < width ? *sum : 0.0f;
-    for (u64 first = cells[0]; first <= last; first += THREADS) {
-        u64 own = first + thread;
-        places[thread] = own <= last ? first_cell(cells, count, (u32)own, state) : count;
+    for (u32 first = begin; first < end; first += THREADS) {
+        u32 frame = first + thread;
+        int place = frame < end ? first_cell(cells, count, frame, state) : count, last = place;
+        UNROLL(1)
+        while (last < count && cells[4 * (u64)last] == frame && cells[4 * (u64)last + 1] == state) last++;
+        places[thread] = place;
+        ends[thread] = last;
         BARRIER();
-        if (column < width)
-            for (int k = 0; k < THREADS && first + k <= last; k++)
-                for (u64 at = places[k]; at < (u64)count && cells[4 * at] == first + k && cells[4 * at + 1] == state; at++)
-                    added += passed(d_hidden, hidden, at * width + column, factor);
+        int here = end - first < THREADS ? end - first : THREADS;
+        for (int group = 0; column < width && group < here; group += TOGETHER) {
+            // The first cell of each frame; there is hardly ever another one.
+            float values[TOGETHER];
+            UNROLL(TOGETHER)
+            for (int k = 0; k < TOGETHER; k++) {
+                int at = group + k;
+                bool any = places[at] < ends[at];
+                float value = passed(d_hidden, hidden, any ? (u64)places[at] * width + column : column, factor);
+                values[k] = any ? value : 0.0f;
+            }
+            UNROLL(TOGETHER)
+            for (int k = 0; k < TOGETHER; k++) {
+                int at = group + k;
+                if (places[at] == ends[at]) continue;
+                added += values[k];
+                UNROLL(1)
+                for (int next = places[at] + 1; next < ends[at]; next++)
+                    added += passed(d_hidden, hidden, (u64)next * width + column, factor);
+            }
+        }
         BARRIER();
     }
     if (column < width) *sum = added;

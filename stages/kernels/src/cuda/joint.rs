@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Argument::{Float, Int, Long, Read, ReadIf, Write};
+use super::Argument::{Float, Int, Read, ReadIf, Write};
 use super::{Grid, THREADS, alike, fresh_in, in_either, launch, mask_arguments, numbers, read_in_either};
 use crate::device::to_host;
 use crate::error::{Error, Result};
@@ -20,6 +20,9 @@ pub struct CellList {
     count: usize,
     /// Rows of the two parts that they lie within.
     within: [usize; 2],
+    /// Rows of the two parts that each utterance has: a cell joins rows of one utterance. All of them are one's where it is not
+    /// known.
+    each: [usize; 2],
     /// In rising order of frame and state.
     in_order: bool,
 }
@@ -39,20 +42,23 @@ impl CellList {
             ]
         };
         let end = |row: fn(&Cell) -> usize| cells.iter().map(|cell| row(cell) + 1).max().unwrap_or(0);
+        let within = [end(|cell| cell.frame), end(|cell| cell.state)];
         Ok(Self {
             list: numbers(cells.iter().flat_map(numbers_of), device)?,
             count: cells.len(),
-            within: [end(|cell| cell.frame), end(|cell| cell.state)],
+            within,
+            each: within,
             in_order: cells.is_sorted_by_key(|cell| (cell.frame, cell.state)),
         })
     }
 
-    /// As many cells in order that `list` has, four numbers for each.
-    pub(super) fn in_order(list: Tensor, count: usize, within: [usize; 2]) -> Self {
+    /// As many cells in order that `list` has, four numbers for each, of utterances with `each` rows of the two parts.
+    pub(super) fn in_order(list: Tensor, count: usize, utterances: usize, each: [usize; 2]) -> Self {
         Self {
             list,
             count,
-            within,
+            within: each.map(|rows| utterances * rows),
+            each,
             in_order: true,
         }
     }
@@ -124,11 +130,11 @@ impl CellList {
                 "rows of {width} and {of_g} values, or their biases, do not fit"
             )));
         }
-        let n = self.count * width;
+        let n = self.count * width.div_ceil(4);
         let out = fresh_in(dtype, (self.count, width), f.device())?;
         let [keep, key, threshold] = mask_arguments(mask, 1.0);
         let inputs = [Read(f), Read(g), ReadIf(biases[0]), ReadIf(biases[1]), Read(&self.list)];
-        let rest = [Long(n as u64), Int(width), keep, key, threshold];
+        let rest = [Int(n), Int(width), keep, key, threshold];
         launch(
             "joint_hidden",
             Grid::elements(n),
@@ -167,11 +173,19 @@ impl CellList {
             return Ok(());
         }
         let outputs = [Read(&self.list), Write(d_f), Write(d_g)];
-        let rest = [Int(count), Int(frames), Int(width), Float(keep_factor)];
+        let [frames_each, states_each] = self.each;
+        let sizes = [count, frames, frames_each, states_each, width].map(Int);
         launch(
             "joint_hidden_sums",
             Grid::of(frames + states, width.div_ceil(THREADS)),
-            &[&[Read(d_hidden)][..], &read_in_either(hidden), &outputs, &rest].concat(),
+            &[
+                &[Read(d_hidden)][..],
+                &read_in_either(hidden),
+                &outputs,
+                &sizes,
+                &[Float(keep_factor)],
+            ]
+            .concat(),
         )
     }
 }

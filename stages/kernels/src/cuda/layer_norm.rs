@@ -93,10 +93,10 @@ pub fn add_and_norm_twice(
     })
 }
 
-/// Rows of a block, and how many blocks there are: as many as keep a device busy, and few enough rows that those which a block
-/// reads twice are still in its cache then.
+/// Rows of a block, and how many blocks there are: three, which run at once, for each of the 132 multiprocessors of an H100, with so few rows that those
+/// which a block reads twice are still in its cache then. Sums over rows depend on it, so it is the same on all devices.
 fn blocks_of(rows: usize) -> (usize, usize) {
-    let chunk = rows.div_ceil(256).max(8);
+    let chunk = rows.div_ceil(3 * 132).max(4);
     (chunk, rows.div_ceil(chunk))
 }
 

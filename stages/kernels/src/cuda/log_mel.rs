@@ -4,6 +4,7 @@ use std::f64::consts::TAU;
 use std::ops::Range;
 
 use candle_core::{Device, Tensor};
+use rayon::prelude::*;
 
 use super::Argument::{Float, Int, Read, Write};
 use super::{Grid, THREADS, fresh, launch, numbers};
@@ -145,6 +146,7 @@ impl FrontEnd {
         let fill = |out: &mut [u32]| {
             let (table, samples) = out.split_at_mut(table);
             let (mut place, mut rest) = (table.len(), samples);
+            let mut copies = Vec::with_capacity(utterances);
             for (at, (entry, signal)) in table.chunks_exact_mut(words).zip(signals).enumerate() {
                 let key = keys.get(at).copied().unwrap_or(0);
                 let Masked { frames, bands } = masked.get(at).copied().unwrap_or_default();
@@ -158,9 +160,13 @@ impl FrontEnd {
                     *to = from;
                 }
                 let (samples, after) = rest.split_at_mut(signal.len());
-                samples.copy_from_slice(bytemuck::cast_slice(signal));
+                copies.push((samples, signal));
                 (place, rest) = (place + signal.len(), after);
             }
+            // The device waits for it at the begin of a step.
+            copies
+                .into_par_iter()
+                .for_each(|(samples, signal)| samples.copy_from_slice(bytemuck::cast_slice(signal)));
         };
         let device = self.window.device();
         self.upload.with(device, table + count, fill, |table| {

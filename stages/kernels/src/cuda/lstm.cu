@@ -76,7 +76,6 @@ struct LayerWeights {
         if (are_kept) {
             UNROLL(KEPT)
             for (int part = 0; part < KEPT; part++) {
-                if (part * lanes >= depth) continue;
                 int k = part * lanes + lane < depth ? part * lanes + lane : depth - 1;
                 float x[4];
                 for (int b = 0; b < 4; b++) x[b] = with[b][k];

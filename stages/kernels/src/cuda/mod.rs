@@ -1,6 +1,7 @@
 //! Kernels for CUDA devices: the functions of the modules beside this folder, for f32 tensors on a device.
 //!
-//! Each `.cu` file is compiled by NVRTC when a kernel of it is first used. What is launched, with which arguments and on
+//! Each `.cu` file is compiled by the build script for the cards that are common, and otherwise by NVRTC when a kernel of it is first
+//! used (`compiled.rs`). What is launched, with which arguments and on
 //! how many blocks is decided here once; [`launch`] then goes to the device or, in tests, to an emulator that runs the
 //! same kernels on the processor, thread by thread (`emulator.rs`). There the tensors lie on the CPU.
 //!
@@ -10,6 +11,8 @@
 pub mod adamw;
 pub mod attention;
 pub mod batch_norm;
+#[cfg(feature = "cuda")]
+mod compiled;
 pub mod cublaslt;
 pub mod depthwise;
 #[cfg(feature = "cuda")]
@@ -27,6 +30,7 @@ pub mod lstm;
 pub mod product;
 pub mod relative_attention;
 mod signature;
+mod sources;
 pub mod subsample;
 pub mod sums;
 pub mod tdt;
@@ -41,32 +45,11 @@ use crate::counts::{copied_to_device, launched};
 use crate::device::to_device;
 use crate::error::{Error, Result};
 use crate::noise::DropMask;
+use crate::timings;
 use signature::{Kernel, Parameter};
 
 /// Threads of every block; as in `prelude.cuh`.
 pub(crate) const THREADS: usize = 256;
-
-/// Code that is put before each kernel file.
-const PRELUDE: &str = include_str!("prelude.cuh");
-
-/// The kernel files, by name.
-const FILES: [(&str, &str); 15] = [
-    ("adamw", include_str!("adamw.cu")),
-    ("attention", include_str!("attention.cu")),
-    ("batch_norm", include_str!("batch_norm.cu")),
-    ("depthwise", include_str!("depthwise.cu")),
-    ("elementwise", include_str!("elementwise.cu")),
-    ("gated_convolution", include_str!("gated_convolution.cu")),
-    ("greedy", include_str!("greedy.cu")),
-    ("joint", include_str!("joint.cu")),
-    ("layer_norm", include_str!("layer_norm.cu")),
-    ("log_mel", include_str!("log_mel.cu")),
-    ("lstm", include_str!("lstm.cu")),
-    ("relative_attention", include_str!("relative_attention.cu")),
-    ("subsample", include_str!("subsample.cu")),
-    ("sums", include_str!("sums.cu")),
-    ("tdt", include_str!("tdt.cu")),
-];
 
 /// Whether the kernels of this module are for this tensor.
 pub fn holds(tensor: &Tensor) -> bool {
@@ -137,7 +120,19 @@ pub enum Argument<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Grid([usize; 2]);
 
-impl Argument<'_> {
+impl<'a> Argument<'a> {
+    /// The tensors that it is.
+    fn tensors(&self) -> &'a [Tensor] {
+        match *self {
+            Argument::Read(tensor)
+            | Argument::Write(tensor)
+            | Argument::ReadIf(Some(tensor))
+            | Argument::WriteIf(Some(tensor)) => std::slice::from_ref(tensor),
+            Argument::ReadAll(tensors) | Argument::WriteAll(tensors) => tensors,
+            _ => &[],
+        }
+    }
+
     /// Entries of the table that is copied to the device for it.
     fn table_len(&self) -> usize {
         match self {
@@ -189,10 +184,13 @@ pub fn launch(name: &str, grid: Grid, arguments: &[Argument]) -> Result<()> {
     if entries > 0 {
         copied_to_device(entries * size_of::<u64>());
     }
-    if let Some(launcher) = LAUNCHER.get() {
-        return launcher(kernel, blocks, arguments);
-    }
-    on_device(kernel, blocks, arguments)
+    let tensors = || arguments.iter().flat_map(Argument::tensors);
+    let device = tensors().next().map_or(&Device::Cpu, Tensor::device);
+    let described = || (kernel.name.to_owned(), tensors().map(timings::bytes).sum(), 0);
+    timings::around(device, described, || match LAUNCHER.get() {
+        Some(launcher) => launcher(kernel, blocks, arguments),
+        None => on_device(kernel, blocks, arguments),
+    })
 }
 
 #[cfg(feature = "cuda")]

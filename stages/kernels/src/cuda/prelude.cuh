@@ -84,11 +84,28 @@ DEVICE bool is_finite(float value) { return (bits_of(value) & 0x7f800000u) != 0x
 DEVICE float wide(bf16 value) { return float_of((u32)value << 16); }
 DEVICE float wide(float value) { return value; }
 
-// The nearest number in bf16, of two the even one.
+// The nearest number in bf16, of two the even one. What is not a number stays so, with bits that a device chooses.
 DEVICE bf16 rounded(float value) {
+#ifdef __CUDACC__
+    bf16 out;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(value));
+    return out;
+#else
     u32 bits = bits_of(value);
     if (value != value) return (bf16)((bits >> 16) | 0x40);
     return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+}
+
+// Two of them, the first in the lower bits.
+DEVICE u32 rounded_pair(float low, float high) {
+#ifdef __CUDACC__
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    return (u32)rounded(low) | (u32)rounded(high) << 16;
+#endif
 }
 
 // A result that is a factor of a product with a weight is written in the weight's type: to one of two places, of which the
@@ -112,8 +129,86 @@ DEVICE void read_four(const float* from, float* into) {
     for (int i = 0; i < 4; i++) into[i] = from[i];
 #endif
 }
+// The same in bf16, of which the first lies at a multiple of 8 bytes.
+DEVICE void read_four(const bf16* from, float* into) {
+#ifdef __CUDACC__
+    uint2 four = *(const uint2*)from;
+    into[0] = float_of(four.x << 16);
+    into[1] = float_of(four.x & 0xffff0000u);
+    into[2] = float_of(four.y << 16);
+    into[3] = float_of(four.y & 0xffff0000u);
+#else
+    for (int i = 0; i < 4; i++) into[i] = wide(from[i]);
+#endif
+}
+DEVICE void write_four(float* to, const float* values) {
+#ifdef __CUDACC__
+    *(float4*)to = make_float4(values[0], values[1], values[2], values[3]);
+#else
+    for (int i = 0; i < 4; i++) to[i] = values[i];
+#endif
+}
+DEVICE void write_four(bf16* to, const float* values) {
+#ifdef __CUDACC__
+    *(uint2*)to = make_uint2(rounded_pair(values[0], values[1]), rounded_pair(values[2], values[3]));
+#else
+    for (int i = 0; i < 4; i++) to[i] = rounded(values[i]);
+#endif
+}
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// A tensor out of a table of pointers, which the compiler does not know to lie in the device's memory.
+template <class T>
+DEVICE T* tensor_at(T* tensor) {
+#ifdef __CUDACC__
+    __builtin_assume(__isGlobal(tensor));
+#endif
+    return tensor;
+}
+
+// Whether every multiple of four numbers of a tensor may be read and written so.
+template <class T>
+DEVICE bool by_fours(const T* tensor) {
+    return (u64)tensor % (4 * sizeof(T)) == 0;
+}
+
+// Writes the elements that `values(i, four)` finds for four from `i` on, which a thread has.
+template <class Values>
+DEVICE void write_elements(float* out, bf16* out_bf16, u64 n, Values values) {
+    u64 i = 4 * element();
+    if (i >= n) return;
+    float four[4];
+    values(i, four);
+    if (i + 4 <= n && by_fours(out) && by_fours(out_bf16)) {
+        if (out_bf16)
+            write_four(out_bf16 + i, four);
+        else
+            write_four(out + i, four);
+        return;
+    }
+    for (int at = 0; at < 4 && i + at < n; at++) put(out, out_bf16, i + at, four[at]);
+}
+
+// Four elements from `i` on, or as many as there are.
+DEVICE void read_elements(const float* x, u64 i, u64 n, float* four) {
+    if (i + 4 <= n && by_fours(x))
+        read_four(x + i, four);
+    else
+        for (int at = 0; at < 4; at++) four[at] = i + at < n ? x[i + at] : 0.0f;
+}
+
+// 1 / x, on a device within a unit in the last place (of a subnormal result 0), where a division takes ten times the
+// instructions.
+DEVICE float reciprocal(float x) {
+#ifdef __CUDACC__
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return 1.0f / x;
+#endif
+}
+
+DEVICE float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
 
 // Derivative of x * sigmoid(x).
 DEVICE float silu_slope(float x) {

@@ -148,7 +148,8 @@ fn emulated(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 #[cfg(feature = "cuda")]
 fn by_cublas(out: &Tensor, a: &Tensor, b: &Tensor, beta: f32) -> Result<()> {
-    super::device::multiply(out, a, b, beta)
+    let described = || cublaslt::described(out, a, b);
+    crate::timings::around(out.device(), described, || super::device::multiply(out, a, b, beta))
 }
 
 #[cfg(not(feature = "cuda"))]

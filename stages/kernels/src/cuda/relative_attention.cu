@@ -182,42 +182,60 @@ DEVICE void narrow_pair(float* place, float left, float right) {
     place[0] = left;
     place[1] = right;
 }
-DEVICE void narrow_pair(bf16* place, float left, float right) {
-    *(u32*)place = (u32)rounded(left) | (u32)rounded(right) << 16;
-}
+DEVICE void narrow_pair(bf16* place, float left, float right) { *(u32*)place = rounded_pair(left, right); }
 
-// Rows `first` to `first + HEIGHT` of a matrix, each the columns of one head, plus a bias where given. Rows outside of 0 to
-// `end` are zeros, and so are columns from k on. A thread has four neighbours of some rows; it asks for all that it loads
-// before it waits for the first.
+// Rows `first` to `first + HEIGHT` of a matrix, each the columns of one head. A thread has four neighbours of some rows: all of
+// them are asked for by `fetch`, and waited for by `put`.
+template <int HEIGHT>
+struct Rows {
+    enum { QUADS = HEAD / 4, APART = THREADS / QUADS, PARTS = HEIGHT / APART };
+    float values[PARTS][4];
+
+    // Rows outside of 0 to `end` are not read, nor are columns from k on.
+    DEVICE_MEMBER void fetch(const float* from, u64 step, int first, int end, int k) {
+        int column = threadIdx.x % QUADS * 4, row0 = first + (int)threadIdx.x / QUADS;
+        // There is a row 0, and a whole one begins at a multiple of 16 bytes.
+        if (column + 4 <= k && (step % 4 | (u64)from % 16) == 0) {
+            UNROLL(PARTS)
+            for (int part = 0; part < PARTS; part++) {
+                int row = row0 + part * APART;
+                read_four(from + (u64)(row >= 0 && row < end ? row : 0) * step + column, values[part]);
+            }
+            return;
+        }
+        UNROLL(PARTS)
+        for (int part = 0; part < PARTS; part++) {
+            int row = row0 + part * APART;
+            const float* place = from + (u64)(row >= 0 && row < end ? row : 0) * step + column;
+            for (int i = 0; i < 4; i++) values[part][i] = column + i < k ? place[i] : 0.0f;
+        }
+    }
+
+    // Rounded to T, plus a bias where given. Rows outside of 0 to `end` are zeros, and so are columns from k on.
+    template <class T>
+    DEVICE_MEMBER void put(T* tile, int first, int end, int k, int depth, const float* bias) const {
+        int column = threadIdx.x % QUADS * 4, row0 = threadIdx.x / QUADS;
+        float added[4] = {0, 0, 0, 0};
+        if (bias)
+            for (int i = 0; i < 4; i++) added[i] = column + i < k ? bias[column + i] : 0.0f;
+        if (column >= depth) return;
+        UNROLL(PARTS)
+        for (int part = 0; part < PARTS; part++) {
+            int row = part * APART + row0;
+            bool there = first + row >= 0 && first + row < end;
+            const float* v = values[part];
+            T* place = tile + row * Row<T>::STEP + column;
+            narrow_pair(place, there ? v[0] + added[0] : 0.0f, there ? v[1] + added[1] : 0.0f);
+            narrow_pair(place + 2, there ? v[2] + added[2] : 0.0f, there ? v[3] + added[3] : 0.0f);
+        }
+    }
+};
+
 template <int HEIGHT, class T>
 DEVICE void load(T* tile, const float* from, u64 step, int first, int end, int k, int depth, const float* bias) {
-    enum { QUADS = HEAD / 4, APART = THREADS / QUADS, PARTS = HEIGHT / APART };
-    int column = threadIdx.x % QUADS * 4, row0 = threadIdx.x / QUADS;
-    bool whole = column + 4 <= k && (step % 4 | (u64)from % 16) == 0;
-    float values[PARTS][4];
-    UNROLL(PARTS)
-    for (int part = 0; part < PARTS; part++) {
-        int row = first + part * APART + row0;
-        bool there = row >= 0 && row < end;
-        const float* place = from + (u64)(there ? row : 0) * step + column;
-        if (there && whole)
-            read_four(place, values[part]);
-        else
-            for (int i = 0; i < 4; i++) values[part][i] = there && column + i < k ? place[i] : 0.0f;
-    }
-    float added[4] = {0, 0, 0, 0};
-    if (bias)
-        for (int i = 0; i < 4; i++) added[i] = column + i < k ? bias[column + i] : 0.0f;
-    if (column >= depth) return;
-    UNROLL(PARTS)
-    for (int part = 0; part < PARTS; part++) {
-        int row = part * APART + row0;
-        bool there = first + row >= 0 && first + row < end;
-        const float* v = values[part];
-        T* place = tile + row * Row<T>::STEP + column;
-        narrow_pair(place, there ? v[0] + added[0] : 0.0f, there ? v[1] + added[1] : 0.0f);
-        narrow_pair(place + 2, there ? v[2] + added[2] : 0.0f, there ? v[3] + added[3] : 0.0f);
-    }
+    Rows<HEIGHT> rows;
+    rows.fetch(from, step, first, end, k);
+    rows.put(tile, first, end, k, depth, bias);
 }
 
 template <class T, int TILE>
@@ -318,11 +336,12 @@ DEVICE void attend(const Problem& of, float* out, bf16* out_bf16, float* logs) {
 }
 
 // Gradients: of queries, keys and values behind each other in rows of 3 H k; of both biases over a tile of queries, rows of
-// `biases` (B tiles, 2 H k); of the positions by sequence, (B, 2 reach + 1, H k).
+// `biases` (B tiles, 2 H k); of the positions over each `together` sequences, (groups of sequences, 2 reach + 1, H k).
 struct Results {
     float* projections;
     bf16* projections_bf16;
     float *biases, *positions;
+    int together;
 };
 
 template <class T, int TILE>
@@ -340,6 +359,11 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
     SHARED(float, scores, TILE * SPAN);
     SHARED(float, square, TILE * (TILE + 1));
     SHARED(float, along, TILE);
+    // In bf16 there is room for all that an iteration reads, so that it waits for memory once.
+    enum { ONCE = sizeof(T) == 2, MORE = ONCE ? TILE * STEP * (int)sizeof(T) / 4 : 1 };
+    SHARED(u32, words4, 2 * MORE);
+    SHARED(u32, words5, MORE);
+    T *tile4 = ONCE ? (T*)words4 : nullptr, *tile5 = ONCE ? (T*)words5 : nullptr;
     T *tile0 = (T*)words0, *tile1 = (T*)words1, *tile2 = (T*)words2, *tile3 = (T*)words3;
     T *slopes = (T*)slopes_words, *second = (T*)wide_words;
     ByRows<T> rows0{tile0, STEP}, rows1{tile1, STEP}, rows2{tile2, STEP}, rows3{tile3, STEP};
@@ -347,32 +371,49 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
 
     int tiles = (of.time + TILE - 1) / TILE;
     int head = blockIdx.x % of.heads, number = blockIdx.x / of.heads, b = blockIdx.y;
-    int length = of.length(b), k = of.k, depth = of.depth(), column0 = head * k, width = of.width();
-    u64 start = (u64)b * of.time;
-    const float *queries = of.query + start * of.step + column0, *keys = of.key + start * of.step + column0;
-    const float *values = of.value + start * of.step + column0, *d_rows = d_context + start * width + column0;
-    const float* logs_here = logs + (u64)(head * of.batch + b) * of.time;
+    int k = of.k, depth = of.depth(), column0 = head * k, width = of.width();
     int i = threadIdx.x / TILE, j = threadIdx.x % TILE;
+    // What is of a sequence.
+    int length;
+    u64 start;
+    const float *queries, *keys, *values, *d_rows, *logs_here;
+    auto go_to = [&](int sequence) {
+        b = sequence;
+        length = of.length(b);
+        start = (u64)b * of.time;
+        queries = of.query + start * of.step + column0;
+        keys = of.key + start * of.step + column0;
+        values = of.value + start * of.step + column0;
+        d_rows = d_context + start * width + column0;
+        logs_here = logs + (u64)(head * of.batch + b) * of.time;
+    };
+    go_to(b);
 
     auto load_queries = [&](T* tile, int first, const float* bias) {
         load<TILE>(tile, queries, of.step, first, of.time, k, depth, bias + column0);
     };
     const float* positions = of.positions + column0;
-    auto load_positions = [&](T* tile, int first) {
-        load<2 * TILE>(tile, positions, width, first, 2 * of.reach + 1, k, depth, nullptr);
-    };
+    int span = 2 * of.reach + 1;
     auto load_slopes = [&](T* tile, int first) { load<TILE>(tile, d_rows, width, first, of.time, k, depth, nullptr); };
-    // For each query of a tile the product of its context and that's gradient. Ends with a barrier.
+    // Logarithm of the sum of the weights of this thread's query of a tile.
+    float own_log = 0;
+    // For each query of a tile the product of its context and that's gradient, and its logarithm. Ends with a barrier.
     auto find_along = [&](int first) {
         enum { PARTS = HEAD / TILE };
-        float sum = 0;
+        float slopes_of[PARTS], context_of[PARTS];
+        bool there = first + i < of.time;
+        own_log = logs_here[there ? first + i : 0];
         UNROLL(PARTS)
         for (int part = 0; part < PARTS; part++) {
             int column = part * TILE + j;
-            if (column >= k || first + i >= of.time) continue;
-            u64 at = (u64)(first + i) * width + column, place = start * width + column0 + at;
-            sum += d_rows[at] * (context_bf16 ? wide(context_bf16[place]) : context[place]);
+            u64 at = there && column < k ? (u64)(first + i) * width + column : 0, place = start * width + column0 + at;
+            slopes_of[part] = d_rows[at];
+            context_of[part] = context_bf16 ? wide(context_bf16[place]) : context[place];
         }
+        float sum = 0;
+        UNROLL(PARTS)
+        for (int part = 0; part < PARTS; part++)
+            if (there && part * TILE + j < k) sum += slopes_of[part] * context_of[part];
         square[i * (TILE + 1) + j] = sum;
         BARRIER();
         if (j == 0) {
@@ -386,14 +427,16 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
     auto slope_of = [&](int i0, int key, float score, float d_weight, float* dropped) {
         *dropped = 0;
         if (!of.sees(i0 + i, key, length)) return 0.0f;
-        float weight = expf(score * of.scale - logs_here[i0 + i]), kept = of.kept(head, b, i0 + i, key);
+        float weight = expf(score * of.scale - own_log), kept = of.kept(head, b, i0 + i, key);
         *dropped = kept * weight;
         return weight * (kept * d_weight - along[i]) * of.scale;
     };
 
     if (number < tiles) {
-        // A tile of queries: tile0 and tile1 are the queries with both biases, tile2 the gradient of their context.
+        // A tile of queries: tile0 and tile1 are the queries with both biases, tile2 the gradient of their context, tile3 keys
+        // and values, `near` the positions.
         int i0 = number * TILE;
+        T* near = ONCE ? tile4 : tile3;
         load_queries(tile0, i0, of.bias_u);
         load_queries(tile1, i0, of.bias_v);
         load_slopes(tile2, i0);
@@ -404,15 +447,30 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         int end = i0 < length ? of.seen_to(i0 + TILE - 1 < length ? i0 + TILE - 1 : length - 1, length) : 0;
         for (int j0 = of.seen_from(i0) / TILE * TILE; j0 < end; j0 += TILE) {
             int distance = j0 - i0 - TILE + 1 + of.reach;
+            Rows<2 * TILE> near_rows;
+            Rows<TILE> key_rows, value_rows;
+            auto fetch_keys_and_values = [&]() {
+                key_rows.fetch(keys, of.step, j0, of.time, k);
+                value_rows.fetch(values, of.step, j0, of.time, k);
+            };
+            auto put_keys_and_values = [&]() {
+                key_rows.put(tile3, j0, of.time, k, depth, nullptr);
+                value_rows.put(tile3 + TILE * STEP, j0, of.time, k, depth, nullptr);
+            };
+            near_rows.fetch(positions, width, distance, span, k);
+            if (ONCE) fetch_keys_and_values();
             BARRIER();
-            load_positions(tile3, distance);
+            near_rows.put(near, distance, span, k, depth, nullptr);
+            if (ONCE) put_keys_and_values();
             BARRIER();
-            product<T>(rows1, rows3, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
+            product<T>(rows1, ByRows<T>{near, STEP}, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
                        [&](int row, int at, float value) { scores[row * SPAN + at] = value; });
             BARRIER();
-            load<TILE>(tile3, keys, of.step, j0, of.time, k, depth, nullptr);
-            load<TILE>(tile3 + TILE * STEP, values, of.step, j0, of.time, k, depth, nullptr);
-            BARRIER();
+            if (!ONCE) {
+                fetch_keys_and_values();
+                put_keys_and_values();
+                BARRIER();
+            }
             product<T>(rows0, rows3, TILE, TILE, depth, 0, 4,
                        [&](int row, int column, float value) { scores[row * SPAN + column - row + TILE - 1] += value; });
             product<T>(rows2, rows4, TILE, TILE, depth, 4, 4,
@@ -426,10 +484,12 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
             narrow(second[i * SHIFTED + (shift + TILE) % (2 * TILE)], 0.0f);
             BARRIER();
             by_content.add(ByRows<T>{slopes, WEIGHTS}, ByColumns<T>{tile3, STEP}, depth, TILE);
-            BARRIER();
-            load_positions(tile3, distance);
-            BARRIER();
-            by_position.add(ByRows<T>{second, SHIFTED}, ByColumns<T>{tile3, STEP}, depth, 2 * TILE);
+            if (!ONCE) {
+                BARRIER();
+                load<2 * TILE>(near, positions, width, distance, span, k, depth, nullptr);
+                BARRIER();
+            }
+            by_position.add(ByRows<T>{second, SHIFTED}, ByColumns<T>{near, STEP}, depth, 2 * TILE);
         }
         float* whole = (float*)words3;
         for (int which = 0; which < 2; which++) {
@@ -453,9 +513,10 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
     }
     number -= tiles;
     if (number < tiles) {
-        // A tile of keys: tile0 are the keys, tile1 the values, tile2 the queries with one bias and then the other, and
-        // tile3 positions and then the gradient of the context.
+        // A tile of keys: tile0 are the keys, tile1 the values, tile2 the queries with the bias v and tile3 positions; `with_u`
+        // are the queries with the other bias, `of_context` the gradient of their context.
         int j0 = number * TILE;
+        T *with_u = ONCE ? tile4 : tile2, *of_context = ONCE ? tile4 + TILE * STEP : tile3;
         load<TILE>(tile0, keys, of.step, j0, of.time, k, depth, nullptr);
         load<TILE>(tile1, values, of.step, j0, of.time, k, depth, nullptr);
         Sum<T, TILE> d_keys, d_values;
@@ -463,19 +524,32 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         d_values.clear();
         int end = j0 < length ? of.seen_to(j0 + TILE - 1 < length ? j0 + TILE - 1 : length - 1, length) : 0;
         for (int i0 = of.seen_from(j0) / TILE * TILE; i0 < end; i0 += TILE) {
+            int distance = j0 - i0 - TILE + 1 + of.reach;
+            Rows<TILE> query_rows, slope_rows;
+            Rows<2 * TILE> near_rows;
+            query_rows.fetch(queries, of.step, i0, of.time, k);
+            near_rows.fetch(positions, width, distance, span, k);
+            if (ONCE) slope_rows.fetch(d_rows, width, i0, of.time, k);
+            auto put_others = [&]() {
+                query_rows.put(with_u, i0, of.time, k, depth, of.bias_u + column0);
+                slope_rows.put(of_context, i0, of.time, k, depth, nullptr);
+            };
             BARRIER();
-            load_queries(tile2, i0, of.bias_v);
-            load_positions(tile3, j0 - i0 - TILE + 1 + of.reach);
+            query_rows.put(tile2, i0, of.time, k, depth, of.bias_v + column0);
+            near_rows.put(tile3, distance, span, k, depth, nullptr);
+            if (ONCE) put_others();
             find_along(i0);
             product<T>(rows2, rows3, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
                        [&](int row, int at, float value) { scores[row * SPAN + at] = value; });
             BARRIER();
-            load_queries(tile2, i0, of.bias_u);
-            load_slopes(tile3, i0);
-            BARRIER();
-            product<T>(rows2, rows0, TILE, TILE, depth, 0, 4,
+            if (!ONCE) {
+                slope_rows.fetch(d_rows, width, i0, of.time, k);
+                put_others();
+                BARRIER();
+            }
+            product<T>(ByRows<T>{with_u, STEP}, rows0, TILE, TILE, depth, 0, 4,
                        [&](int row, int column, float value) { scores[row * SPAN + column - row + TILE - 1] += value; });
-            product<T>(rows3, rows1, TILE, TILE, depth, 4, 4,
+            product<T>(ByRows<T>{of_context, STEP}, rows1, TILE, TILE, depth, 4, 4,
                        [&](int row, int column, float value) { square[row * (TILE + 1) + column] = value; });
             BARRIER();
             float dropped;
@@ -484,8 +558,8 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
             narrow(slopes[i * WEIGHTS + j], slope);
             narrow(second[i * SHIFTED + j], dropped);
             BARRIER();
-            d_keys.add(ByColumns<T>{slopes, WEIGHTS}, ByColumns<T>{tile2, STEP}, depth, TILE);
-            d_values.add(ByColumns<T>{second, SHIFTED}, ByColumns<T>{tile3, STEP}, depth, TILE);
+            d_keys.add(ByColumns<T>{slopes, WEIGHTS}, ByColumns<T>{with_u, STEP}, depth, TILE);
+            d_values.add(ByColumns<T>{second, SHIFTED}, ByColumns<T>{of_context, STEP}, depth, TILE);
         }
         for (int which = 0; which < 2; which++) {
             auto& sum = which == 0 ? d_keys : d_values;
@@ -498,43 +572,67 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         return;
     }
     number -= tiles;
-    // A tile of distances: tile0 are the positions, tile1 the queries with the bias v, tile2 those with u and then the
-    // gradient of their context, tile3 the keys and then the values that are at these distances from the queries.
+    int group = b;
+    if (group * to.together >= of.batch) return;
+    // A tile of distances of some sequences: tile0 are the positions, tile1 the queries with the bias v, tile2 those with u,
+    // tile3 the keys that are at these distances from the queries; `of_context` is the gradient of the queries' context, `far`
+    // the values.
     int r0 = number * TILE;
-    load<TILE>(tile0, positions, width, r0, 2 * of.reach + 1, k, depth, nullptr);
+    T *of_context = ONCE ? tile5 : tile2, *far = ONCE ? tile4 : tile3;
+    load<TILE>(tile0, positions, width, r0, span, k, depth, nullptr);
     Sum<T, TILE> sum;
     sum.clear();
     float* d_weights = wide_words;
-    int from = of.reach - r0 - TILE + 1, end = length + of.reach - r0 < length ? length + of.reach - r0 : length;
-    for (int i0 = from > 0 ? from / TILE * TILE : 0; i0 < end; i0 += TILE) {
-        int j0 = i0 + r0 - of.reach;
-        BARRIER();
-        load_queries(tile1, i0, of.bias_v);
-        load_queries(tile2, i0, of.bias_u);
-        load<2 * TILE>(tile3, keys, of.step, j0, of.time, k, depth, nullptr);
-        find_along(i0);
-        product<T>(rows1, rows0, TILE, TILE, depth, 0, 2,
-                   [&](int row, int at, float value) { square[row * (TILE + 1) + at] = value; });
-        product<T>(rows2, rows3, TILE, 2 * TILE, depth, 2, ATTENTION_WARPS - 2,
-                   [&](int row, int column, float value) { scores[row * SPAN + column] = value; });
-        BARRIER();
-        load_slopes(tile2, i0);
-        load<2 * TILE>(tile3, values, of.step, j0, of.time, k, depth, nullptr);
-        BARRIER();
-        product<T>(rows2, rows3, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
-                   [&](int row, int column, float value) { d_weights[row * SPAN + column] = value; });
-        BARRIER();
-        // This thread's j is a distance here.
-        float dropped, score = scores[i * SPAN + i + j] + square[i * (TILE + 1) + j];
-        bool there = r0 + j < 2 * of.reach + 1;
-        float slope = there ? slope_of(i0, j0 + i + j, score, d_weights[i * SPAN + i + j], &dropped) : 0.0f;
-        narrow(slopes[i * WEIGHTS + j], slope);
-        BARRIER();
-        sum.add(ByColumns<T>{slopes, WEIGHTS}, ByColumns<T>{tile1, STEP}, depth, TILE);
+    int last = (group + 1) * to.together < of.batch ? (group + 1) * to.together : of.batch;
+    for (int sequence = group * to.together; sequence < last; sequence++) {
+        go_to(sequence);
+        int from = of.reach - r0 - TILE + 1, end = length + of.reach - r0 < length ? length + of.reach - r0 : length;
+        for (int i0 = from > 0 ? from / TILE * TILE : 0; i0 < end; i0 += TILE) {
+            int j0 = i0 + r0 - of.reach;
+            Rows<TILE> query_rows, slope_rows;
+            Rows<2 * TILE> key_rows, value_rows;
+            auto fetch_others = [&]() {
+                slope_rows.fetch(d_rows, width, i0, of.time, k);
+                value_rows.fetch(values, of.step, j0, of.time, k);
+            };
+            auto put_others = [&]() {
+                slope_rows.put(of_context, i0, of.time, k, depth, nullptr);
+                value_rows.put(far, j0, of.time, k, depth, nullptr);
+            };
+            query_rows.fetch(queries, of.step, i0, of.time, k);
+            key_rows.fetch(keys, of.step, j0, of.time, k);
+            if (ONCE) fetch_others();
+            BARRIER();
+            query_rows.put(tile1, i0, of.time, k, depth, of.bias_v + column0);
+            query_rows.put(tile2, i0, of.time, k, depth, of.bias_u + column0);
+            key_rows.put(tile3, j0, of.time, k, depth, nullptr);
+            if (ONCE) put_others();
+            find_along(i0);
+            product<T>(rows1, rows0, TILE, TILE, depth, 0, 2,
+                       [&](int row, int at, float value) { square[row * (TILE + 1) + at] = value; });
+            product<T>(rows2, rows3, TILE, 2 * TILE, depth, 2, ATTENTION_WARPS - 2,
+                       [&](int row, int column, float value) { scores[row * SPAN + column] = value; });
+            if (!ONCE) {
+                BARRIER();
+                fetch_others();
+                put_others();
+                BARRIER();
+            }
+            product<T>(ByRows<T>{of_context, STEP}, ByRows<T>{far, STEP}, TILE, 2 * TILE, depth, 0, ATTENTION_WARPS,
+                       [&](int row, int column, float value) { d_weights[row * SPAN + column] = value; });
+            BARRIER();
+            // This thread's j is a distance here.
+            float dropped, score = scores[i * SPAN + i + j] + square[i * (TILE + 1) + j];
+            bool there = r0 + j < span;
+            float slope = there ? slope_of(i0, j0 + i + j, score, d_weights[i * SPAN + i + j], &dropped) : 0.0f;
+            narrow(slopes[i * WEIGHTS + j], slope);
+            BARRIER();
+            sum.add(ByColumns<T>{slopes, WEIGHTS}, ByColumns<T>{tile1, STEP}, depth, TILE);
+        }
     }
     sum.elements(depth, [&](int row, int column, float value) {
-        if (r0 + row < 2 * of.reach + 1 && column < k)
-            to.positions[((u64)b * (2 * of.reach + 1) + r0 + row) * width + column0 + column] = value;
+        if (r0 + row < span && column < k)
+            to.positions[((u64)group * span + r0 + row) * width + column0 + column] = value;
     });
 }
 
@@ -575,10 +673,10 @@ KERNEL(relative_attention_backward_f32, (const float* query, const float* key, c
                                          const u32* lengths, const u64* masks, const float* context,
                                          const bf16* context_bf16, const float* logs, const float* d_context,
                                          float* d_projections, bf16* d_projections_bf16, float* d_biases,
-                                         float* d_positions, int batch, int time, int heads, int k, int band, int reach,
+                                         float* d_positions, int together, int batch, int time, int heads, int k, int band, int reach,
                                          int block, float scale, float factor, u64 mask, u64 threshold)) {
     Problem of = PROBLEM;
-    Results to = {d_projections, d_projections_bf16, d_biases, d_positions};
+    Results to = {d_projections, d_projections_bf16, d_biases, d_positions, together};
     attend_backward<float, 16>(of, context, context_bf16, logs, d_context, to);
 }
 
@@ -587,9 +685,9 @@ KERNEL(relative_attention_backward_bf16, (const float* query, const float* key, 
                                           const u32* lengths, const u64* masks, const float* context,
                                           const bf16* context_bf16, const float* logs, const float* d_context,
                                           float* d_projections, bf16* d_projections_bf16, float* d_biases,
-                                          float* d_positions, int batch, int time, int heads, int k, int band, int reach,
+                                          float* d_positions, int together, int batch, int time, int heads, int k, int band, int reach,
                                           int block, float scale, float factor, u64 mask, u64 threshold)) {
     Problem of = PROBLEM;
-    Results to = {d_projections, d_projections_bf16, d_biases, d_positions};
+    Results to = {d_projections, d_projections_bf16, d_biases, d_positions, together};
     attend_backward<bf16, 16>(of, context, context_bf16, logs, d_context, to);
 }

@@ -14,6 +14,10 @@ use crate::noise::DropMask;
 /// The widest head that [`forward`] takes.
 pub const MOST_HEAD: usize = 128;
 
+/// Sums of gradients of positions over some sequences each, at most, unless those of one group are more: 16 MB. Sums depend on it, so it
+/// is the same on all devices.
+const SUMS_OF_POSITIONS: usize = 4 << 20;
+
 /// Queries, keys and values, (B T, H k) each in f32.
 #[derive(Clone, Debug)]
 pub enum Projections {
@@ -221,8 +225,23 @@ pub fn backward(
     projections: &Projections,
     positions: Positions,
     attention: &Attention,
+    forward: (&Tensor, &Tensor),
+    d_context: &Tensor,
+) -> Result<AttentionGradients> {
+    let sums = (SUMS_OF_POSITIONS / positions.projected.elem_count().max(1)).max(1);
+    let together = attention.lengths.len().div_ceil(sums);
+    backward_of(dtype, projections, positions, attention, forward, d_context, together)
+}
+
+/// The same with gradients of positions that are added up over so many sequences by one block.
+pub(super) fn backward_of(
+    dtype: DType,
+    projections: &Projections,
+    positions: Positions,
+    attention: &Attention,
     (context, logs): (&Tensor, &Tensor),
     d_context: &Tensor,
+    together: usize,
 ) -> Result<AttentionGradients> {
     let problem = Problem::new(projections, positions, attention)?;
     let d_context = d_context.contiguous()?;
@@ -240,7 +259,8 @@ pub fn backward(
     let tiles = attention.time.div_ceil(size);
     let d_projections = fresh_in(dtype, (rows, 3 * d), device)?;
     let d_biases = fresh((batch * tiles, 2 * d), problem.like)?;
-    let d_positions = fresh((batch, span * d), problem.like)?;
+    let together = together.clamp(1, batch.max(1));
+    let d_positions = fresh((batch.div_ceil(together), span * d), problem.like)?;
     let lengths = attention.lengths.on_device(batch, device)?;
     let of = |dtype: DType| ReadIf(Some(context).filter(|context| context.dtype() == dtype));
     let inputs = [
@@ -258,7 +278,7 @@ pub fn backward(
             &problem.inputs[..],
             &inputs,
             &in_either(&d_projections),
-            &[Write(&d_biases), Write(&d_positions)],
+            &[Write(&d_biases), Write(&d_positions), Int(together)],
             &problem.sizes,
             &problem.rest,
         ]

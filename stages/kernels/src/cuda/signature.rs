@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use candle_core::DType;
 
-use super::FILES;
+use super::sources::{Sources, sources};
 use crate::error::{Error, Result};
 
 /// A kernel and its file.
@@ -49,22 +49,27 @@ pub fn kernel(name: &str) -> Result<&'static Kernel> {
 /// All kernels by name.
 pub fn all() -> Result<&'static HashMap<&'static str, Kernel>> {
     static KERNELS: OnceLock<std::result::Result<HashMap<&'static str, Kernel>, String>> = OnceLock::new();
-    let kernels = KERNELS.get_or_init(|| {
-        let mut kernels = HashMap::new();
-        for (file, (name, source)) in FILES.iter().enumerate() {
-            for (_, text) in source
-                .match_indices("\nKERNEL(")
-                .map(|(at, open)| source.split_at(at + open.len()))
-            {
-                let kernel = read(text, file).ok_or_else(|| format!("{name}.cu: a kernel cannot be read"))?;
-                if kernels.insert(kernel.name, kernel).is_some() {
-                    return Err(format!("{name}.cu: a kernel stands there twice"));
-                }
+    let sources = sources()?;
+    let kernels = KERNELS.get_or_init(|| of(sources));
+    kernels.as_ref().map_err(|message| Error::Input(message.clone()))
+}
+
+/// The kernels of these files by name.
+pub(super) fn of(sources: &Sources) -> std::result::Result<HashMap<&'static str, Kernel>, String> {
+    let mut kernels = HashMap::new();
+    for (number, file) in sources.files.iter().enumerate() {
+        for (_, text) in file
+            .source
+            .match_indices("\nKERNEL(")
+            .map(|(at, open)| file.source.split_at(at + open.len()))
+        {
+            let kernel = read(text, number).ok_or_else(|| format!("{}.cu: a kernel cannot be read", file.name))?;
+            if kernels.insert(kernel.name, kernel).is_some() {
+                return Err(format!("{}.cu: a kernel is defined twice", file.name));
             }
         }
-        Ok(kernels)
-    });
-    kernels.as_ref().map_err(|message| Error::Input(message.clone()))
+    }
+    Ok(kernels)
 }
 
 /// `name, (type name, ...)) {`

@@ -127,13 +127,18 @@ KERNEL(subsample_depthwise, (const float* x, const float* weight, const float* b
     }
     for (int f = strip.first; f < strip.end; f++, at += channels) {
         float sum = offset;
+        bool last = 2 * f + 1 < bands;
+        // All are asked for before the first is waited for; in place of a frame that is not there, the middle one, which is.
         for (int kt = 0; kt < 3; kt++) {
-            if (!frames[kt]) continue;
+            const float* frame = frames[kt] ? frames[kt] : frames[1];
             float* taps = inputs + 3 * kt;
-            bool last = 2 * f + 1 < bands;
             taps[0] = taps[2];
-            taps[1] = frames[kt][(u64)(2 * f) * channels];
-            taps[2] = last ? frames[kt][(u64)(2 * f + 1) * channels] : 0.0f;
+            taps[1] = frame[(u64)(2 * f) * channels];
+            taps[2] = frame[(u64)(last ? 2 * f + 1 : 2 * f) * channels];
+        }
+        for (int kt = 0; kt < 3; kt++) {
+            const float* taps = inputs + 3 * kt;
+            if (!frames[kt]) continue;
             if (f > 0) sum = fmaf(weights[3 * kt], taps[0], sum);
             sum = fmaf(weights[3 * kt + 1], taps[1], sum);
             if (last) sum = fmaf(weights[3 * kt + 2], taps[2], sum);
@@ -161,19 +166,23 @@ KERNEL(subsample_depthwise_dx, (const float* x, const float* weight, const float
     }
     // It begins with an even band.
     for (int f = strip.first; f < strip.end; f += 2) {
-        bool more = f / 2 + 1 < bands_out;
+        bool more = f / 2 + 1 < bands_out, two = f + 1 < strip.end;
         float even = 0.0f, odd = 0.0f;
+        // All are asked for before the first is waited for.
+        float lower = x[at], upper = x[two ? at + channels : at];
+        for (int kt = 0; kt < 3; kt++) {
+            below[kt] = above[kt];
+            above[kt] = frames[kt] && more ? frames[kt][(u64)(f / 2 + 1) * channels] : 0.0f;
+        }
         for (int kt = 0; kt < 3; kt++) {
             if (!frames[kt]) continue;
-            below[kt] = above[kt];
-            above[kt] = more ? frames[kt][(u64)(f / 2 + 1) * channels] : 0.0f;
             even = fmaf(weights[3 * kt + 1], below[kt], even);
             if (more) odd = fmaf(weights[3 * kt], above[kt], odd);
             odd = fmaf(weights[3 * kt + 2], below[kt], odd);
         }
-        out[at] = x[at] > 0.0f ? even : 0.0f;
+        out[at] = lower > 0.0f ? even : 0.0f;
         at += channels;
-        if (f + 1 < strip.end) out[at] = x[at] > 0.0f ? odd : 0.0f;
+        if (two) out[at] = upper > 0.0f ? odd : 0.0f;
         at += channels;
     }
 }
@@ -194,15 +203,45 @@ KERNEL(subsample_depthwise_weights, (const float* x, const float* dy, float* par
     });
 }
 
+// A number of z (B, T, F * C), which has `n` of them: whether it is within its sequence's length, and its channel.
+struct Spot {
+    bool valid;
+    u32 channel;
+};
+
+DEVICE Spot spot_of(u64 i, const u32* lengths, u64 n, int time, int row, int channels) {
+    // Divisions in 32 bits take a fifth of the instructions.
+    if (n >> 32) {
+        u64 frame = i / row;
+        return {frame % time < lengths[frame / time], (u32)(i % channels)};
+    }
+    u32 frame = (u32)i / (u32)row, b = frame / (u32)time;
+    return {frame - b * (u32)time < lengths[b], (u32)i % (u32)channels};
+}
+
 // relu(z + bias) in place for z (B, T, F * C), zero at or past each length.
 KERNEL(bias_relu, (float* z, const float* bias, const u32* lengths, u64 n, int time, int row, int channels)) {
-    u64 i = element();
-    if (i >= n) return;
-    u64 frame = i / row;
-    z[i] = frame % time < lengths[frame / time] ? relu(z[i] + bias[i % channels]) : 0.0f;
+    write_elements(z, nullptr, n, [=](u64 i, float* four) {
+        read_elements(z, i, n, four);
+        if (channels % 4 == 0) {
+            // All four are of one frame, in channels beside each other.
+            Spot spot = spot_of(i, lengths, n, time, row, channels);
+            for (int at = 0; at < 4; at++) four[at] = spot.valid ? relu(four[at] + bias[spot.channel + at]) : 0.0f;
+            return;
+        }
+        for (int at = 0; at < 4; at++) {
+            if (i + at >= n) continue;
+            Spot spot = spot_of(i + at, lengths, n, time, row, channels);
+            four[at] = spot.valid ? relu(four[at] + bias[spot.channel]) : 0.0f;
+        }
+    });
 }
 
 KERNEL(relu_backward, (const float* y, const float* dy, float* out, u64 n)) {
-    u64 i = element();
-    if (i < n) out[i] = y[i] <= 0.0f ? 0.0f : dy[i];
+    write_elements(out, nullptr, n, [=](u64 i, float* four) {
+        float result[4];
+        read_elements(y, i, n, result);
+        read_elements(dy, i, n, four);
+        for (int at = 0; at < 4; at++) four[at] = result[at] <= 0.0f ? 0.0f : four[at];
+    });
 }

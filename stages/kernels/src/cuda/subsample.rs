@@ -105,7 +105,11 @@ pub fn bias_relu(z: &Tensor, bias: &Tensor, lengths: &Lengths) -> Result<()> {
     let lengths = lengths.on_device(batch, z.device())?;
     let tensors = [Write(z), Read(bias), Read(&lengths), Long(n as u64)];
     let sizes = [time, bands * channels, channels].map(Int);
-    launch("bias_relu", Grid::elements(n), &[&tensors[..], &sizes].concat())
+    launch(
+        "bias_relu",
+        Grid::elements(n.div_ceil(4)),
+        &[&tensors[..], &sizes].concat(),
+    )
 }
 
 pub fn relu_backward(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
@@ -113,6 +117,6 @@ pub fn relu_backward(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
     alike("relu", &y, &dy)?;
     let (n, out) = (y.elem_count(), fresh(y.shape(), &y)?);
     let arguments = [Read(&y), Read(&dy), Write(&out), Long(n as u64)];
-    launch("relu_backward", Grid::elements(n), &arguments)?;
+    launch("relu_backward", Grid::elements(n.div_ceil(4)), &arguments)?;
     Ok(out)
 }

@@ -80,28 +80,43 @@ KERNEL(totals, (const float* partial0, const float* partial1, const float* parti
 KERNEL(sum_of_squares, (const float* const* tensors, const u64* plan, double* partial, int count, int chunk)) {
     SHARED(double, scratch, THREADS + 16);
     Part part = part_of(plan, 2, count, chunk);
-    const float* x = tensors[part.tensor];
+    const float* x = tensor_at(tensors[part.tensor]);
     double sum = 0;
-    for (u64 i = part.first + threadIdx.x; i < part.end; i += THREADS) sum += (double)x[i] * (double)x[i];
+    // A thread has the same numbers wherever the tensor begins, as their order is that of the sum.
+    bool whole = by_fours(x);
+    enum { TOGETHER = 4 };
+    for (u64 quad = part.first + 4 * threadIdx.x; quad + 4 <= part.end; quad += TOGETHER * 4 * THREADS) {
+        float values[TOGETHER][4];
+        UNROLL(TOGETHER)
+        for (int at = 0; at < TOGETHER; at++) {
+            u64 place = quad + at * 4 * THREADS + 4 <= part.end ? quad + at * 4 * THREADS : quad;
+            if (whole)
+                read_four(x + place, values[at]);
+            else
+                for (int of = 0; of < 4; of++) values[at][of] = x[place + of];
+        }
+        UNROLL(TOGETHER)
+        for (int at = 0; at < TOGETHER; at++)
+            for (int of = 0; of < 4 && quad + at * 4 * THREADS + 4 <= part.end; of++)
+                sum += (double)values[at][of] * (double)values[at][of];
+    }
+    // Those behind the last four.
+    u64 rest = part.end - (part.end - part.first) % 4 + threadIdx.x;
+    if (rest < part.end) sum += (double)x[rest] * (double)x[rest];
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// out[rows[i]] += x[i] for each row `i` of `x` whose place is below `most`, in order: block (i, y) has 256 columns of the place
-// that row `i` is the first one for.
-KERNEL(add_listed_rows, (const float* x, const u32* rows, float* out, int count, int most, int width)) {
-    SHARED(int, scratch, THREADS + 16);
-    int own = blockIdx.x;
-    u32 row = rows[own];
-    if (row >= (u32)most) return;
-    int earlier = 0;
-    for (int at = threadIdx.x; at < own; at += THREADS) earlier += rows[at] == row;
-    if (block_sum(earlier, scratch) > 0) return;
+// out[rows[i]] += x[i] for each row `i` of `x` whose place is below `most`, in order. `order` has the numbers of the rows of `x`,
+// sorted by place and then by number: block (n, y) has 256 columns of the place that the n-th of them is the first one for.
+KERNEL(add_listed_rows, (const float* x, const u32* rows, const u32* order, float* out, int count, int most, int width)) {
+    int first = blockIdx.x;
+    u32 row = rows[order[first]];
+    if (row >= (u32)most || (first > 0 && rows[order[first - 1]] == row)) return;
     int column = blockIdx.y * THREADS + threadIdx.x;
     if (column >= width) return;
     float* sum = out + (u64)row * width + column;
     float added = *sum;
-    for (int at = own; at < count; at++)
-        if (rows[at] == row) added += x[(u64)at * width + column];
+    for (int at = first; at < count && rows[order[at]] == row; at++) added += x[(u64)order[at] * width + column];
     *sum = added;
 }

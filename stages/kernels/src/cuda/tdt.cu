@@ -3,7 +3,7 @@
 // (t + d, u + 1); a blank that lands on the number of frames ends the utterance, in the last state.
 //
 // `terms` has 3 + durations numbers for each cell, as `cell_terms` writes them; `advances` the frames of each duration;
-// `lattices` is as `list_cells` has it.
+// `lattices` has for each utterance its first cell among all, its frames, its states, and the place of its first target.
 
 // One utterance's lattice; state minor.
 struct Lattice {
@@ -186,6 +186,9 @@ KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* c
     SHARED(float, occupancies, GRADIENT_ROWS);
     SHARED(float, blanks, GRADIENT_ROWS);
     SHARED(float, labelleds, GRADIENT_ROWS);
+    // Columns of durations are found some at a time.
+    enum { SOME = 8 };
+    SHARED(float, found, GRADIENT_ROWS * SOME);
     int first = blockIdx.y * GRADIENT_ROWS, thread = threadIdx.x;
     int count = rows - first < GRADIENT_ROWS ? rows - first : GRADIENT_ROWS;
     if (thread < count) {
@@ -207,8 +210,31 @@ KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* c
         labelleds[thread] = labelled;
     }
     BARRIER();
-    int width = tokens + durations, j = blockIdx.x * THREADS + thread;
-    if (j >= stride) return;
+    int width = tokens + durations, start = blockIdx.x * THREADS, j = start + thread;
+    // Columns of durations are shared out among all threads of the block, and added up as those of tokens are.
+    int last = start + THREADS < width ? start + THREADS : width;
+    for (int column = start > tokens ? start : tokens; column < last; column += SOME) {
+        int columns = last - column < SOME ? last - column : SOME;
+        for (int item = thread; item < count * columns; item += THREADS) {
+            int row = item / columns, at = column + item % columns;
+            const double* own = arcs + (u64)places[row] * (2 + durations);
+            double total = 0;
+            for (int of = 0; of < durations; of++) total += own[2 + of];
+            double log = terms[(u64)places[row] * (3 + durations) + 3 + at - tokens];
+            float d = (float)((total * exp(log) - own[2 + at - tokens]) * wholes[row]);
+            put(out, out_bf16, (u64)(first + row) * stride + at, d);
+            found[item] = d;
+        }
+        BARRIER();
+        if (sums && j >= column && j < column + columns) {
+            float sum = 0.0f;
+            for (int row = 0; row < count; row++) sum += found[row * columns + j - column];
+            float* to = sums + (u64)blockIdx.y * width + j;
+            *to = accumulate ? *to + sum : sum;
+        }
+        BARRIER();
+    }
+    if (j >= stride || (j >= tokens && j < width)) return;
     if (j >= width) {
         for (int row = 0; row < count; row++) put(out, out_bf16, (u64)(first + row) * stride + j, 0.0f);
         return;
@@ -220,24 +246,15 @@ KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* c
         float here[TOGETHER];
         UNROLL(TOGETHER)
         for (int i = 0; i < TOGETHER; i++)
-            here[i] = begin + i < count && j < tokens ? logits[(u64)(first + begin + i) * stride + j] : 0.0f;
+            here[i] = begin + i < count ? logits[(u64)(first + begin + i) * stride + j] : 0.0f;
         UNROLL(TOGETHER)
         for (int i = 0; i < TOGETHER; i++) {
             int row = begin + i;
             if (row >= count) continue;
-            float d;
-            if (j < tokens) {
-                d = expf(here[i] + offset - normalisers[row]) * occupancies[row];
-                if (j == tokens - 1) d -= blanks[row];
-                if ((u32)j == labels[row]) d -= labelleds[row];
-                if (clamp > 0.0f) d = (d > clamp ? clamp : d < -clamp ? -clamp : d) * (float)wholes[row];
-            } else {
-                const double* own = arcs + (u64)places[row] * (2 + durations);
-                double total = 0;
-                for (int of = 0; of < durations; of++) total += own[2 + of];
-                double log = terms[(u64)places[row] * (3 + durations) + 3 + j - tokens];
-                d = (float)((total * exp(log) - own[2 + j - tokens]) * wholes[row]);
-            }
+            float d = expf(here[i] + offset - normalisers[row]) * occupancies[row];
+            if (j == tokens - 1) d -= blanks[row];
+            if ((u32)j == labels[row]) d -= labelleds[row];
+            if (clamp > 0.0f) d = (d > clamp ? clamp : d < -clamp ? -clamp : d) * (float)wholes[row];
             put(out, out_bf16, (u64)(first + row) * stride + j, d);
             sum += d;
         }

@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::Argument::{Double, Float, Int, Read, ReadIf, Write, WriteIf};
+use super::Argument::{Double, Float, Int, Read, Write, WriteIf};
 pub use super::joint::CellList;
 use super::{Grid, THREADS, fresh_in, fresh_of, in_either, launch, numbers};
 use crate::column_sums::ColumnSums;
@@ -158,22 +158,22 @@ impl Tables {
     /// Lists cells: all, or those that count.
     fn list(&self, cells: usize, active: Option<(&Tensor, &Tensor)>) -> Result<CellList> {
         let list = fresh_of(DType::U32, 4 * cells.max(1), self.lattices.device())?;
-        let (flags, counted) = active.unzip();
         let (frames, states) = self.padded;
-        let tensors = [
-            Read(&self.lattices),
-            Read(&self.targets),
-            ReadIf(flags),
-            ReadIf(counted),
-            Write(&list),
-        ];
-        launch(
-            "list_cells",
-            Grid::rows(self.utterances),
-            &[&tensors[..], &[Int(frames), Int(states)]].concat(),
-        )?;
-        let within = [frames, states].map(|rows| self.utterances * rows);
-        Ok(CellList::in_order(list, cells, within))
+        let tables = [Read(&self.lattices), Read(&self.targets)];
+        let rest = [Write(&list), Int(frames), Int(states)];
+        match active {
+            None => launch(
+                "list_cells",
+                Grid::of((frames * states).div_ceil(THREADS), self.utterances),
+                &[&tables[..], &rest].concat(),
+            )?,
+            Some((active, counted)) => launch(
+                "list_active_cells",
+                Grid::rows(self.utterances),
+                &[&tables[..], &[Read(active), Read(counted)], &rest].concat(),
+            )?,
+        }
+        Ok(CellList::in_order(list, cells, self.utterances, [frames, states]))
     }
 }
 

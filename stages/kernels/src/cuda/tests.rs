@@ -58,11 +58,42 @@ pub(super) fn on_device<R>(run: impl Fn(Place) -> R) -> R {
 #[test]
 fn every_kernel_file_is_read() {
     let kernels = signature::all().unwrap();
-    let written: usize = super::FILES
-        .iter()
-        .map(|(_, source)| source.matches("KERNEL(").count())
-        .sum();
+    let sources = super::sources::sources().unwrap();
+    let written = |file: &super::sources::File| file.source.matches("KERNEL(").count();
+    let written: usize = sources.files.iter().map(written).sum();
     assert_eq!(kernels.len(), written);
+}
+
+#[test]
+fn kernel_files_of_a_folder_come_before_those_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path();
+    std::fs::write(
+        place.join("sums.cu"),
+        "\nKERNEL(only, (const float* x, float* y, int n)) {}\n",
+    )
+    .unwrap();
+    let sources = super::sources::read(Some(place), "TILE=64 FAST").unwrap();
+    assert_eq!(sources.defines, ["TILE=64", "FAST"]);
+    let kernels = signature::of(&sources).unwrap();
+    assert!(kernels.contains_key("only") && kernels.contains_key("adamw_f32") && !kernels.contains_key("column_sum"));
+    let own = |folder, defines| {
+        super::sources::read(folder, defines)
+            .unwrap()
+            .files
+            .iter()
+            .filter(|file| file.own)
+            .count()
+    };
+    let all = super::sources::read(None, "").unwrap().files.len();
+    assert_eq!([own(None, ""), own(None, "A"), own(Some(place), "")], [all, 0, all - 1]);
+    std::fs::write(place.join("prelude.cuh"), "").unwrap();
+    assert_eq!(own(Some(place), ""), 0);
+    let refused = |folder: &std::path::Path, defines| super::sources::read(Some(folder), defines).err().unwrap();
+    assert!(refused(place, "-o=x").contains("`-o=x` is not NAME=VALUE"));
+    std::fs::write(place.join("sum.cu"), "").unwrap();
+    assert!(refused(place, "").contains("sum.cu is not a kernel file"));
+    assert!(refused(&place.join("none"), "").starts_with("FLOW_KERNELS: "));
 }
 
 #[test]
@@ -216,6 +247,8 @@ fn elements() {
     for (rows, width) in [(1, 1), (7, 13), (50, 33)] {
         let (x, y) = (random(&[rows, width], &mut noise), random(&[rows, width], &mut noise));
         let offset = random(&[width], &mut noise);
+        let long = random(&[9001], &mut noise);
+        let [narrow, narrow_long] = [&x, &long].map(|x| x.to_dtype(DType::BF16).unwrap());
         let in_place = |on: Place, change: &dyn Fn(&Tensor) -> Result<()>| {
             let sum = on(&x).copy()?;
             change(&sum)?;
@@ -229,6 +262,18 @@ fn elements() {
         });
         same("blend", 0.0, |on| {
             in_place(on, &|sum| elementwise::blend_in_place(sum, &on(&y), 0.3))
+        });
+        // Tensors of both types, one of several blocks; one begins where four numbers are not read at once.
+        same("blend of many", 0.0, |on| {
+            let sums = [&x, &y, &long, &long, &long].map(|sum| on(sum).copy());
+            let sums = sums.into_iter().collect::<candle_core::Result<Vec<_>>>()?;
+            let short = on(&long).narrow(0, 1, long.elem_count() - 2)?;
+            let others = [on(&y), on(&narrow), on(&long), on(&narrow_long), short];
+            let mut pairs: Vec<_> = sums.iter().zip(&others).collect();
+            let within = sums[4].narrow(0, 1, long.elem_count() - 2)?;
+            pairs[4].0 = &within;
+            elementwise::blend_all_in_place(&pairs, 0.3)?;
+            Ok(sums)
         });
         same("bias", 0.0, |on| in_place(on, &|y| bias::add_bias(y, &on(&offset))));
         same("column sum", BOUND, |on| Ok(vec![bias::column_sum(&on(&x))?]));
@@ -644,6 +689,37 @@ fn gradients_of_many_frames_are_summed_in_order() {
         joint::add_hidden_gradient(&on(&d), &on(&hidden), &cells, 1.0, &d_f, &d_g)?;
         Ok(vec![d_f, d_g])
     });
+    // A list that knows its utterances gives the same.
+    let listed = |cells: &[Cell], rows: usize, d: &Tensor, hidden: &Tensor| {
+        on_device(|on| -> Result<_> {
+            let d = on(d);
+            let list = super::numbers(
+                cells.iter().flat_map(|cell| [cell.frame, cell.state, 0, cell.index]),
+                d.device(),
+            )?;
+            let list = CellList::in_order(list, cells.len(), 2, [rows, states]);
+            let (d_f, d_g) = (on(&sums(2 * rows)).copy()?, on(&sums(2 * states)).copy()?);
+            list.add_hidden_gradient(&d, &on(hidden), 1.0, (&d_f, &d_g))?;
+            Ok([values(&d_f), values(&d_g)])
+        })
+        .unwrap()
+    };
+    let (d_f, d_g) = (sums(2 * frames), sums(2 * states));
+    joint::add_hidden_gradient(&d, &hidden, &cells, 1.0, &d_f, &d_g).unwrap();
+    assert_eq!(listed(&cells, frames, &d, &hidden), [values(&d_f), values(&d_g)]);
+    // A state looks at the frames of its own utterance and no others, so that a batch of twice the utterances is twice the work:
+    // a cell that joins it with a frame of the other one, as no lattice has, is not found.
+    let own = Cell {
+        frame: 1,
+        state: 2,
+        label: None,
+        index: 0,
+    };
+    let strange = Cell { frame: 5, ..own };
+    let ones = Tensor::ones((2, width), DType::F32, &Device::Cpu).unwrap();
+    let [d_f, d_g] = listed(&[own, strange], 4, &ones, &ones);
+    assert_eq!(d_f[5 * width], 1.0);
+    assert_eq!(d_g[2 * width], 1.0);
     let mut turned = cells.clone();
     turned.reverse();
     let refused = on_device(|on| joint::add_hidden_gradient(&on(&d), &on(&hidden), &turned, 1.0, &d, &d));
@@ -666,7 +742,7 @@ fn close(what: &str, bound: f64, expected: &[f64], found: &[f64]) {
 fn sums_of_squares_and_of_rows() {
     let mut noise = Noise::new(8);
     let tensors = [
-        random(&[50_000], &mut noise),
+        random(&[150_001], &mut noise),
         random(&[0], &mut noise),
         random(&[3, 7], &mut noise),
     ];

@@ -16,7 +16,7 @@ use crate::loss::TdtLoss;
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 use crate::pending_sums::PendingSums;
 use crate::{Error, Result};
-use lattices::{Lattices, LogitGradients};
+use lattices::{Lattices, LogitGradients, negligible};
 
 /// Cells whose logits are computed at once.
 const CHUNK: usize = 512;
@@ -229,6 +229,17 @@ impl Joint {
         Ok(JointLoss { losses, cells, rows })
     }
 
+    /// Operations of the products of the backward pass that it leaves out on a device: the two of the last layer for each cell
+    /// that does not count.
+    pub fn flops_left_out(&self, loss: &JointLoss) -> f64 {
+        let left_out = match &loss.cells {
+            CellSums::Host(_) => 0,
+            CellSums::Device(cells) => cells.left_out(),
+        };
+        let width = loss.rows.f.dim(1).unwrap_or(0);
+        2.0 * 2.0 * left_out as f64 * (width * (self.tokens + self.durations)) as f64
+    }
+
     fn loss_on_host(
         &self,
         parameters: &Parameters,
@@ -340,7 +351,11 @@ impl Joint {
         gradients: &mut Gradients,
     ) -> Result<()> {
         let d_logits = saved.lattices.gradients(settings, factors);
-        let active: Vec<Cell> = d_logits.active().into_iter().map(|cell| saved.cells[cell]).collect();
+        let active: Vec<Cell> = d_logits
+            .active(negligible(DType::F32))
+            .into_iter()
+            .map(|cell| saved.cells[cell])
+            .collect();
         let before = |index: usize| active.partition_point(|cell| cell.index < index);
         let mut kept_until = 0;
         for (number, logits) in saved.kept.iter().enumerate() {

@@ -8,8 +8,7 @@ use flow_kernels::column_sums::ColumnSums;
 use flow_kernels::product::{StackedProducts, add_product_in, product_in};
 use flow_kernels::tdt::{Aligned, BiasSums, Extents, Lattices, LogitGradient, Rules, doubles};
 
-use super::lattices::NEGLIGIBLE;
-use super::{Joint, Rows};
+use super::{Joint, Rows, negligible};
 use crate::error::Result;
 use crate::loss::TdtLoss;
 use crate::parameters::{Gradients, Parameters};
@@ -43,6 +42,13 @@ pub(super) struct DeviceCells {
     aligned: Aligned,
     /// The last layer's weight, as products of training take it: with rows of zeros behind the outputs'.
     weight: Tensor,
+}
+
+impl DeviceCells {
+    /// Cells that do not count.
+    pub fn left_out(&self) -> usize {
+        self.lattices.cells().len() - self.aligned.active
+    }
 }
 
 /// The parts of a range, of one size but for the last.
@@ -94,7 +100,7 @@ impl Joint {
         let aligned = lattices.align(&Rules {
             sigma: settings.sigma,
             label_factor: settings.label_factor(),
-            negligible: NEGLIGIBLE,
+            negligible: negligible(self.factors),
             rnnt: settings.rnnt,
         })?;
         let losses = aligned.losses.clone();

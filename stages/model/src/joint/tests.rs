@@ -86,7 +86,7 @@ fn of_logits_on_device(
         .align(&tdt::Rules {
             sigma: settings.sigma,
             label_factor: settings.label_factor(),
-            negligible: lattices::NEGLIGIBLE,
+            negligible: negligible(DType::F32),
             rnnt: settings.rnnt,
         })
         .unwrap();
@@ -458,12 +458,26 @@ fn chunks_on_a_device_agree_with_the_cpu() {
         let mut all = vec![d.0.unwrap(), d.1];
         all.extend(gradients.iter().map(|(_, gradient)| gradient.clone()));
         let all: Vec<Vec<f64>> = all.iter().map(values).collect();
-        (saved.losses, all)
+        // Cells that do not count, by the operations that a device leaves out.
+        let left_out = match &saved.cells {
+            CellSums::Host(host) => {
+                let active = host
+                    .lattices
+                    .gradients(&settings, &factors)
+                    .active(negligible(DType::F32));
+                (host.cells.len() - active.len()) as f64
+            }
+            CellSums::Device(_) => joint.flops_left_out(&saved) / f64::from(4 * 16 * (301 + 3)),
+        };
+        (saved.losses, all, left_out)
     };
-    let (losses, expected) = run(None, &Device::Cpu);
+    let (losses, expected, left_out) = run(None, &Device::Cpu);
+    // Those of the utterance that cannot be aligned at least.
+    assert!(left_out >= 10.0);
     assert!(losses[0].is_finite() && losses[2] == 0.0 && losses[3] == f64::INFINITY);
     for chunk in [None, Some(64), Some(200)] {
-        let (found_losses, found) = DeviceUnderTest::get().run(|device| run(chunk, device));
+        let (found_losses, found, found_left_out) = DeviceUnderTest::get().run(|device| run(chunk, device));
+        assert_eq!(found_left_out, left_out);
         for (found, expected) in found_losses.iter().zip(&losses) {
             assert!(found == expected || (found - expected).abs() <= 1e-6 * expected);
         }

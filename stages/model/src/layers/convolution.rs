@@ -146,7 +146,7 @@ impl Convolution {
             norm.updates.push(self.running_mean, moved_mean);
             norm.updates.push(self.running_variance, moved_variance);
             let batches = parameters.get(self.batches);
-            norm.updates.push(self.batches, (batches + batches.ones_like()?)?);
+            norm.updates.push(self.batches, (batches + 1.0)?);
         }
         let saved = Saved {
             x: x.clone(),

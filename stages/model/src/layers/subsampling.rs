@@ -48,6 +48,8 @@ pub struct Saved {
     filtered: [Tensor; 2],
     /// Output of the last pointwise convolution, after ReLU.
     last: Tensor,
+    /// On a device, the linear layer's weight in our order.
+    out_weight: Option<Tensor>,
 }
 
 /// Valid frames after sub-sampling: three times half, rounded up.
@@ -136,6 +138,7 @@ impl Subsampling {
             inputs: [x0, x1],
             filtered: [filtered0, filtered1],
             last,
+            out_weight: Some(weight).filter(|weight| is_gpu(weight.device())),
         };
         Ok((y, time_out, valid, saved))
     }
@@ -199,7 +202,11 @@ impl Subsampling {
             gradients.add(self.out_weight, gradient)?;
         }
         sums.add(&[self.out_bias], column_sums(dy)?);
-        let d_last = product(dy, &self.out_weight(parameters)?)?.reshape(saved.last.dims())?;
+        let weight = match &saved.out_weight {
+            Some(weight) => weight.clone(),
+            None => self.out_weight(parameters)?,
+        };
+        let d_last = product(dy, &weight)?.reshape(saved.last.dims())?;
         // Also zero in padding, since the ReLU's result is zero there.
         let mut dz = relu_backward(&saved.last, &d_last)?;
         for stage in [1, 0] {

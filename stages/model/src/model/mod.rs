@@ -98,6 +98,8 @@ pub struct MicroBatchOutput {
     pub padded_frames: usize,
     /// Target tokens of all utterances.
     pub tokens: usize,
+    /// Operations of matrix products that the backward pass leaves out on a device, since cells of the lattices do not count.
+    pub flops_left_out: f64,
 }
 
 /// A Parakeet TDT model: front end, FastConformer encoder, prediction network and joint network.
@@ -390,6 +392,7 @@ impl TdtModel {
             Mode::Train(&mut dropout),
         )?;
         let (mut output, factors) = self.output(batch, options.part, &encoded, loss.losses.clone())?;
+        output.flops_left_out = self.joint.flops_left_out(&loss);
         if !output.loss.is_finite() {
             return Ok(output);
         }
@@ -696,6 +699,7 @@ impl TdtModel {
             frames: encoded.lengths.clone(),
             padded_frames: utterances * frames,
             tokens: target_lengths.iter().sum(),
+            flops_left_out: 0.0,
         };
         Ok((output, factors))
     }

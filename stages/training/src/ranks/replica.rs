@@ -49,6 +49,8 @@ pub struct RankReport {
     pub bad_segments: Vec<String>,
     /// Target tokens of this rank.
     pub tokens: u64,
+    /// Operations that the backward pass of this rank's micro-batches left out.
+    pub flops_left_out: f64,
     /// Seconds that this rank waited for others.
     pub wait_seconds: f64,
     /// Micro-batches for which the device had no memory left.
@@ -245,6 +247,7 @@ impl Replica {
             };
             loss += output.loss / plan.received as f64;
             report.tokens += output.tokens as u64;
+            report.flops_left_out += output.flops_left_out;
             if let Some(loaded) = loaded.filter(|_| !output.loss.is_finite()) {
                 report.bad_segments.extend(not_finite_segments(loaded, &output.losses));
             }

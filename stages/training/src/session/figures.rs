@@ -65,6 +65,7 @@ impl Session {
             "rank_waits": if window.waited.len() > 1 { json!(window.waited) } else { Value::Null },
             "memory_mib": resident_mib(),
             "flop_utilisation": self.device.utilisation(&self.settings, window.flops, seconds),
+            "flop_utilisation_done": self.device.utilisation(&self.settings, window.flops_done(), seconds),
         });
         if let Value::Object(line) = &mut line {
             line.extend(memory_figures(self.device.memory(true)));
@@ -80,7 +81,8 @@ impl Session {
         let left = self.settings.max_steps.saturating_sub(self.record.step);
         let eta = self.began.elapsed().as_secs_f64() / done.max(1) as f64 * left as f64;
         let memory = self.device.memory(false);
-        let utilisation = self.device.utilisation(&self.settings, window.flops, elapsed);
+        let of_flops = |flops: f64| self.device.utilisation(&self.settings, flops, elapsed);
+        let (utilisation, utilisation_done) = (of_flops(window.flops), of_flops(window.flops_done()));
         let on_device = memory.map_or(String::new(), |memory| {
             let DeviceMemory { used, peak, reserved } = memory;
             format!(
@@ -90,9 +92,12 @@ impl Session {
                 reserved >> 20
             )
         });
-        let of_peak = utilisation.map_or(String::new(), |share| {
-            format!(", {:.1} % of the device's arithmetic", 100.0 * share)
-        });
+        let of_peak = utilisation
+            .zip(utilisation_done)
+            .map_or(String::new(), |(share, done)| {
+                let [share, done] = [share, done].map(|share| 100.0 * share);
+                format!(", {share:.1} % of the device's arithmetic ({done:.1} % without cells that are left out)")
+            });
         // The most important figures come first: a narrow screen cuts off the end.
         let line = format!(
             "step {} of {}, {}:{:02} left, {}epoch {}, loss {}, rate {:.2e}, gradient {}, encoder {}, {:.1} s of audio a step, {:.0} s/s, padding {:.0} %, waits for data {:.0} %{of_peak}, {} MiB{on_device}, {} micro-batches, {} tokens",
@@ -134,6 +139,7 @@ impl Session {
             "skipped_steps": self.record.skipped_steps,
             "memory_mib": resident_mib(),
             "flop_utilisation": utilisation.map(|share| round(share, 4)),
+            "flop_utilisation_done": utilisation_done.map(|share| round(share, 4)),
             "eta_s": round(eta, 0),
         });
         if let Value::Object(figures) = &mut figures {

@@ -180,6 +180,7 @@ impl Message {
             skipped,
             bad_segments,
             tokens,
+            flops_left_out,
             wait_seconds,
             out_of_memory,
         } = report;
@@ -189,6 +190,7 @@ impl Message {
         self.count(bad_segments.len());
         bad_segments.iter().for_each(|segment| self.text(segment));
         self.u64(*tokens);
+        self.f64(*flops_left_out);
         self.f64(*wait_seconds);
         self.count(out_of_memory.len());
         for event in out_of_memory {

@@ -196,6 +196,7 @@ impl<'a> MessageReader<'a> {
             skipped: self.bool()?,
             bad_segments: self.list(MessageReader::text)?,
             tokens: self.u64()?,
+            flops_left_out: self.f64()?,
             wait_seconds: self.f64()?,
             out_of_memory: self.list(|reader| {
                 Ok(OutOfMemory {

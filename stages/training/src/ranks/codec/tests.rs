@@ -72,6 +72,7 @@ fn report() -> RankReport {
         skipped: true,
         bad_segments: vec!["b".into()],
         tokens: 12,
+        flops_left_out: 2.5e9,
         wait_seconds: 0.5,
         out_of_memory: vec![OutOfMemory {
             segments: vec!["f".into(), "g".into()],

@@ -1,15 +1,20 @@
 //! What a training step and decoding take on a device, and how far its numbers are from the CPU's. `.ci/gpu run` runs it
 //! where a GPU is; tables are in Markdown, for docs/gpu.md.
 //!
-//! `device parts CARD CLIPSxSECONDSxTOKENS...`: time by part of a step of a model of the size of parakeet-tdt-0.6b-v3 with
+//! `device parts CARD SHAPE...` (SHAPE: CLIPSxSECONDSxTOKENS; `-`: the card that the device is): time by part of a step of a model of the size of parakeet-tdt-0.6b-v3 with
 //! random weights, in bf16, beside the least time on a card (`flow memory --roofline`), and peak memory.
+//! `device kernels SHAPE[@STEPS]...`: times of all kernels and products in a step of it; with `@60` after 60 steps on one batch,
+//! where the lattices are as peaked as in fine-tuning (one model takes all steps, so such a shape comes last).
+//! `device products SHAPE...`: the products of a step with each of cuBLASLt's first eight choices.
+//! `device ceilings`: what the card reaches in a copy and a large product, and what a launch costs.
 //! `device decode`: the same model's greedy decoding of clips one by one and together.
 //! `device agree`: losses of 50 steps of a small model on the CPU, on the device in f32 and in bf16; and whether two runs on
 //! the device are equal to the bit.
 //! `device variants`: that recomputed layers, folded updates and an offloaded optimizer end with the parameters of a plain
 //! training, to the bit; with eight-bit moments and a frozen encoder too.
 //!
-//! `FLOW_BENCH_DEVICE` names another device than `cuda`, `FLOW_BENCH_LAYERS` another number of layers than 24.
+//! `FLOW_BENCH_DEVICE` names another device than `cuda` (`emulated`: the processor runs the kernels), `FLOW_BENCH_LAYERS` another
+//! number of layers than 24.
 
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
@@ -18,7 +23,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use flow_kernels::device::{DeviceChoice, forget_peak_memory, peak_memory, set_tf32};
+use flow_kernels::device::{DeviceChoice, Moment, forget_peak_memory, peak_memory, set_tf32};
 use flow_kernels::{Noise, cublaslt};
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::pass_parts::{PartObserver, PassPart};
@@ -29,6 +34,8 @@ use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::roofline::{Arithmetic, Card, parts};
 use flow_training::settings::{Optimizer, Precision, TrainSettings};
 use flow_training::trainer::{LoadedBatch, Trainer};
+
+mod launches;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -61,11 +68,15 @@ fn full_size() -> Outcome<ModelConfig> {
 fn clips(shape: BatchShape, vocabulary: usize, seed: u64) -> MicroBatch {
     let mut noise = Noise::new(seed);
     let samples = (shape.seconds * 16_000.0) as usize;
-    let mut signal = || (0..samples).map(|_| 0.1 * noise.normal() as f32).collect();
-    MicroBatch {
-        signals: (0..shape.utterances).map(|_| signal()).collect(),
-        tokens: vec![(0..shape.tokens).map(|n| (n * 37 % vocabulary) as u32).collect(); shape.utterances],
-    }
+    let signals = (0..shape.utterances)
+        .map(|_| (0..samples).map(|_| 0.1 * noise.normal() as f32).collect())
+        .collect();
+    // Of a text nearly all tokens differ, and so do texts.
+    let mut token = || (noise.bits() % vocabulary as u64) as u32;
+    let tokens = (0..shape.utterances)
+        .map(|_| (0..shape.tokens).map(|_| token()).collect())
+        .collect();
+    MicroBatch { signals, tokens }
 }
 
 fn shape(text: &str) -> Outcome<BatchShape> {
@@ -85,6 +96,8 @@ struct Training {
     optimizer: AdamW,
     gradients: Gradients,
     steps: u64,
+    /// Operations that the last step left out, of cells of lattices that do not count.
+    flops_left_out: f64,
 }
 
 impl Training {
@@ -94,6 +107,7 @@ impl Training {
             optimizer: AdamW::new(AdamWConfig::default()),
             model,
             steps: 0,
+            flops_left_out: 0.0,
         }
     }
 
@@ -110,12 +124,26 @@ impl Training {
         let output = self
             .model
             .train_micro_batch_observed(batch, &options, &mut self.gradients, &mut observer)?;
+        self.flops_left_out = output.flops_left_out;
         let norm = squared_norm(&self.model.parameters, &self.gradients)?.sqrt();
         let scale = clip_factor(norm, 1.0);
         self.optimizer
             .step(&self.model.parameters, &self.gradients, 1e-3, scale)?;
         Ok(output.loss)
     }
+}
+
+/// A model of full size in bf16.
+fn full_training(device: &Device) -> Outcome<Training> {
+    let made = Instant::now();
+    let model = TdtModel::new(full_size()?, None, 1, DType::F32, &Device::Cpu)?.stored_as(DType::BF16)?;
+    let training = Training::new(moved(model, device)?);
+    println!(
+        "{} parameters, made in {:.0} s\n",
+        training.model.parameters.count_trainable(),
+        made.elapsed().as_secs_f64()
+    );
+    Ok(training)
 }
 
 /// The part of the roofline that a part of a pass belongs to. An encoder layer has three of them.
@@ -148,14 +176,7 @@ fn rows() -> [(&'static str, &'static [PassPart], &'static [&'static str]); 6] {
 
 fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> {
     let config = full_size()?;
-    let made = Instant::now();
-    let model = TdtModel::new(config.clone(), None, 1, DType::F32, &Device::Cpu)?.stored_as(DType::BF16)?;
-    let mut training = Training::new(moved(model, device)?);
-    println!(
-        "{} parameters, made in {:.0} s\n",
-        training.model.parameters.count_trainable(),
-        made.elapsed().as_secs_f64()
-    );
+    let mut training = full_training(device)?;
     let settings = ResolvedSettings::from(TrainSettings {
         precision: Precision::Bf16,
         ..TrainSettings::default()
@@ -190,19 +211,23 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
         }
         device.synchronize()?;
         let whole = begun.elapsed().as_secs_f64() / TIMED as f64;
-        // Once more, waiting for the device after each part.
-        let mut times: BTreeMap<PassPart, f64> = BTreeMap::new();
-        let mut update = 0.0;
+        // Once more, with an event behind each part.
+        let mut borders: Vec<(Option<PassPart>, Moment)> = Vec::new();
+        let mut launching = 0.0;
         for _ in 0..TIMED {
-            let mut since = Instant::now();
+            borders.push((None, Moment::of(device)?));
+            let begun = Instant::now();
             training.step(&batch, |part| {
-                // A device that failed says so at the next step.
-                let _ = device.synchronize();
-                *times.entry(part).or_default() += since.elapsed().as_secs_f64() / TIMED as f64;
-                since = Instant::now();
+                // A device that failed says so at the end.
+                borders.extend(Moment::of(device).ok().map(|now| (Some(part), now)));
             })?;
-            device.synchronize()?;
-            update += since.elapsed().as_secs_f64() / TIMED as f64;
+            launching += begun.elapsed().as_secs_f64() / TIMED as f64;
+        }
+        borders.push((None, Moment::of(device)?));
+        let mut times: BTreeMap<Option<PassPart>, f64> = BTreeMap::new();
+        for pair in borders.windows(2) {
+            // What comes before the first border of a step is the optimizer of the one before.
+            *times.entry(pair[1].0).or_default() += pair[1].1.since(&pair[0].1)? / TIMED as f64;
         }
         let work = parts(&config, &settings, shape, true);
         println!(
@@ -215,8 +240,8 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
         );
         for (name, passes, names) in rows() {
             let seconds = match name {
-                "optimizer" => update,
-                _ => passes.iter().filter_map(|part| times.get(part)).sum::<f64>(),
+                "optimizer" => times.get(&None).copied().unwrap_or(0.0),
+                _ => passes.iter().filter_map(|part| times.get(&Some(*part))).sum::<f64>(),
             };
             let own = work.iter().filter(|part| names.contains(&part.name));
             let (mut least, mut flops) = (0.0, 0.0);
@@ -242,11 +267,13 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
             least * 1e3,
             flops / whole / 1e12
         );
+        println!("the host gives a step to the device in {:.1} ms\n", launching * 1e3);
         let audio = shape.utterances as f64 * shape.seconds;
         println!(
-            "model FLOP utilisation {:.2} % of {:.1} TFLOP/s; {:.0} times real time; peak memory {}\n",
+            "model FLOP utilisation {:.2} % of {:.1} TFLOP/s, {:.2} % without the cells that are left out; {:.0} times real time; peak memory {}\n",
             100.0 * flops / whole / card.bf16,
             card.bf16 / 1e12,
+            100.0 * (flops - training.flops_left_out) / whole / card.bf16,
             audio / whole,
             peak_memory(device).map_or("not told".into(), |bytes| format!("{:.2} GB", bytes as f64 / 1e9))
         );
@@ -446,7 +473,14 @@ fn main() -> Outcome<()> {
 }
 
 fn run() -> Outcome<()> {
-    let device = device_name().parse::<DeviceChoice>()?.open(0)?;
+    // To see that it runs: its times are those of the emulator.
+    if device_name() == "emulated" {
+        return flow_kernels::emulator::with(true, || run_on(&Device::Cpu));
+    }
+    run_on(&device_name().parse::<DeviceChoice>()?.open(0)?)
+}
+
+fn run_on(device: &Device) -> Outcome<()> {
     let arguments: Vec<String> = std::env::args()
         .skip(1)
         .filter(|argument| argument != "--bench")
@@ -454,21 +488,30 @@ fn run() -> Outcome<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match &arguments[..] {
         ["parts", card, shapes @ ..] => {
-            let card = Card::named(card).ok_or("this card's rates are not known")?;
+            let card = match *card {
+                "-" => flow_kernels::device::name(device).and_then(|name| Card::of_device(&name)),
+                name => Card::named(name),
+            };
+            let card = card.ok_or("this card's rates are not known")?;
             let shapes = shapes.iter().map(|text| shape(text)).collect::<Outcome<Vec<_>>>()?;
-            by_parts(&device, card, &shapes)
+            by_parts(device, card, &shapes)
         }
-        ["decode"] => decode(&device),
-        ["variants"] => match variants(&device)? {
+        ["kernels", shapes @ ..] => launches::kernels(device, shapes),
+        ["products", shapes @ ..] => launches::products(device, shapes),
+        ["ceilings"] => launches::ceilings(device).map(|_| ()),
+        ["decode"] => decode(device),
+        ["variants"] => match variants(device)? {
             true => Ok(()),
             false => Err("settings that save memory change what is learned".into()),
         },
-        ["agree"] => match agree(&device)? {
+        ["agree"] => match agree(device)? {
             true => Ok(()),
             false => Err("the device's numbers are too far from the CPU's, or differ from run to run".into()),
         },
         _ => {
-            println!("device parts CARD CLIPSxSECONDSxTOKENS... | device decode | device variants | device agree");
+            println!(
+                "device parts CARD|- CLIPSxSECONDSxTOKENS... | device kernels SHAPE[@STEPS]... | device products SHAPE... | device ceilings | device decode | device variants | device agree"
+            );
             Ok(())
         }
     }

@@ -1,0 +1,109 @@
+//! The kernel files: those in the program, and over them those of a folder that `FLOW_KERNELS` names.
+//!
+//! `FLOW_KERNEL_DEFINES="TILE=64 STAGES=3"` defines macros for all of them. So a variant of a kernel is a file of a few kilobytes
+//! that a program measures beside its own.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use crate::error::{Error, Result};
+
+/// Code that is put before each kernel file.
+const PRELUDE: &str = include_str!("prelude.cuh");
+
+/// The kernel files in the program, by name.
+const FILES: [(&str, &str); 15] = [
+    ("adamw", include_str!("adamw.cu")),
+    ("attention", include_str!("attention.cu")),
+    ("batch_norm", include_str!("batch_norm.cu")),
+    ("depthwise", include_str!("depthwise.cu")),
+    ("elementwise", include_str!("elementwise.cu")),
+    ("gated_convolution", include_str!("gated_convolution.cu")),
+    ("greedy", include_str!("greedy.cu")),
+    ("joint", include_str!("joint.cu")),
+    ("layer_norm", include_str!("layer_norm.cu")),
+    ("log_mel", include_str!("log_mel.cu")),
+    ("lstm", include_str!("lstm.cu")),
+    ("relative_attention", include_str!("relative_attention.cu")),
+    ("subsample", include_str!("subsample.cu")),
+    ("sums", include_str!("sums.cu")),
+    ("tdt", include_str!("tdt.cu")),
+];
+
+/// A kernel file.
+pub(super) struct File {
+    pub name: &'static str,
+    /// Without the prelude.
+    pub source: &'static str,
+    /// Whether its code is the program's own: file, prelude and macros.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub own: bool,
+}
+
+pub(super) struct Sources {
+    pub prelude: &'static str,
+    pub files: Vec<File>,
+    /// `NAME=VALUE` or `NAME`.
+    pub defines: Vec<String>,
+}
+
+/// The kernel files of this process.
+///
+/// # Errors
+/// If `FLOW_KERNELS` names no folder, or one with a file that is no kernel file; if `FLOW_KERNEL_DEFINES` defines no macros.
+pub(super) fn sources() -> Result<&'static Sources> {
+    static SOURCES: OnceLock<std::result::Result<Sources, String>> = OnceLock::new();
+    let sources = SOURCES.get_or_init(|| {
+        let folder = std::env::var_os("FLOW_KERNELS").filter(|folder| !folder.is_empty());
+        let defines = std::env::var("FLOW_KERNEL_DEFINES").unwrap_or_default();
+        read(folder.as_deref().map(Path::new), &defines)
+    });
+    sources.as_ref().map_err(|message| Error::Input(message.clone()))
+}
+
+/// The program's files, over them those of a folder. What is read lives as long as the process.
+pub(super) fn read(folder: Option<&Path>, defines: &str) -> std::result::Result<Sources, String> {
+    let defines: Vec<String> = defines.split_whitespace().map(str::to_owned).collect();
+    for define in &defines {
+        let name = define.split('=').next().unwrap_or_default();
+        let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !is_name {
+            return Err(format!("FLOW_KERNEL_DEFINES: `{define}` is not NAME=VALUE"));
+        }
+    }
+    let mut sources = Sources {
+        prelude: PRELUDE,
+        files: FILES
+            .map(|(name, source)| File {
+                name,
+                source,
+                own: defines.is_empty(),
+            })
+            .into(),
+        defines,
+    };
+    let Some(folder) = folder else { return Ok(sources) };
+    let wrong = |error: &dyn std::fmt::Display| format!("FLOW_KERNELS: {}: {error}", folder.display());
+    for entry in std::fs::read_dir(folder).map_err(|error| wrong(&error))? {
+        let path = entry.map_err(|error| wrong(&error))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let text = || -> std::result::Result<&'static str, String> {
+            Ok(std::fs::read_to_string(&path)
+                .map_err(|error| format!("FLOW_KERNELS: {}: {error}", path.display()))?
+                .leak())
+        };
+        if name == "prelude.cuh" {
+            sources.prelude = text()?;
+            sources.files.iter_mut().for_each(|file| file.own = false);
+            continue;
+        }
+        let place = sources
+            .files
+            .iter_mut()
+            .find(|file| name.strip_suffix(".cu") == Some(file.name));
+        let file = place.ok_or_else(|| wrong(&format!("{name} is not a kernel file")))?;
+        (file.source, file.own) = (text()?, false);
+    }
+    Ok(sources)
+}
