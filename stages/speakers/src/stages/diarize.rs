@@ -441,7 +441,7 @@ impl Source for Diarizing {
             let tenths = (10.0 * heard / duration) as u32;
             if duration >= TOLD_FROM && tenths > told.replace(tenths) && tenths < 10 {
                 let (of, all) = (heard / 60.0, duration / 60.0);
-                let line = format!("{}: {of:.0} of {all:.0} minutes", recording.file);
+                let line = format!("{}: {of:.1} of {all:.1} minutes", recording.file);
                 self.context.report(json!({ "line": line }));
             }
             cancel.is_set()
