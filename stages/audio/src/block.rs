@@ -9,6 +9,10 @@ use crate::recording::{MOST_CHANNELS, broken};
 /// The longest padding at the end of an MP3, in frames: its number has 12 bits.
 const MOST_PADDING: usize = 4_095;
 
+/// Larger samples are no sound that was recorded too loud: some programs write integers as floating-point numbers, and clipped they
+/// would be noise.
+const LOUDEST: f64 = 128.0;
+
 /// Leaves out of an MP3 what its encoder added at the beginning and, after the length that its header says, at the end. Where more
 /// comes than an encoder adds, the length is wrong, and that of the first of several recordings that were joined.
 #[derive(Default)]
@@ -74,6 +78,11 @@ pub(crate) fn left_justified(
         for &value in &*floats {
             if !value.is_finite() {
                 return Err(broken("samples that are no numbers"));
+            }
+            if value.abs() > LOUDEST {
+                return Err(broken(format!(
+                    "a sample of {value}, where 1 is full scale: integers were written as floating-point numbers"
+                )));
             }
             samples.push(whole(value, bits));
         }

@@ -381,6 +381,11 @@ fn element(id: &[u8], content: &[u8]) -> Vec<u8> {
 /// A Matroska file of tracks of 16-bit samples (whether a track is flagged as default), with blocks of 1,000 of them: track, time in
 /// milliseconds, samples.
 fn matroska(tracks: &[Option<u8>], blocks: &[(u8, u64, &[i16])]) -> Vec<u8> {
+    matroska_with(&[], tracks, blocks)
+}
+
+/// With another element in the description of the first track.
+fn matroska_with(more: &[u8], tracks: &[Option<u8>], blocks: &[(u8, u64, &[i16])]) -> Vec<u8> {
     let head = element(&[0x1a, 0x45, 0xdf, 0xa3], &element(&[0x42, 0x82], b"matroska"));
     let scale = element(&[0x2a, 0xd7, 0xb1], &1_000_000u32.to_be_bytes());
     let programs = [element(&[0x4d, 0x80], b"a"), element(&[0x57, 0x41], b"a")].concat();
@@ -402,6 +407,7 @@ fn matroska(tracks: &[Option<u8>], blocks: &[(u8, u64, &[i16])]) -> Vec<u8> {
         ]
         .concat();
         entry.extend(default.iter().flat_map(|default| element(&[0x88], &[*default])));
+        entry.extend(more.iter().filter(|_| place == 0));
         entries.extend(element(&[0xae], &entry));
     }
     let tracks = element(&[0x16, 0x54, 0xae, 0x6b], &entries);
@@ -444,6 +450,37 @@ fn of_several_tracks_the_default_one_is_decoded() {
     assert_eq!((alone.samples, alone.note), (plain(&one), None));
 }
 
+/// mkvmerge's option `--compression`: the reader gives compressed packets to the decoder, of which noise comes.
+#[test]
+fn a_compressed_track_is_refused() {
+    let encodings = element(&[0x6d, 0x80], &element(&[0x62, 0x40], &element(&[0x50, 0x34], &[])));
+    let samples = sound(1_000);
+    let tracks = [Some(1), Some(1)];
+    let film = matroska_with(&encodings, &tracks[..1], &[(1, 0, &samples)]);
+    let refused = read(&film).map(|read| read.samples).unwrap_err().to_string();
+    assert!(refused.contains("ContentEncodings"), "{refused}");
+    // Another track is there.
+    let film = matroska_with(&encodings, &tracks, &[(1, 0, &[7; 500]), (2, 0, &samples)]);
+    assert_eq!(read(&film).unwrap().samples, plain(&samples));
+}
+
+/// As some programs write them that take integers for floating-point numbers of the same scale.
+#[test]
+fn integers_as_floating_point_numbers_are_no_sound() {
+    let wav = |values: [f32; 2]| {
+        let data: Vec<u8> = values
+            .iter()
+            .cycle()
+            .take(4_000)
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        raw_wav(RATE, 1, 3, 32, &data)
+    };
+    assert!(whole(&wav([2.0, -0.5]))[0] > 0.999);
+    let refused = decode(&wav([20_000.0, -300.0]), 10.0).unwrap_err().to_string();
+    assert!(refused.contains("20000, where 1 is full scale"), "{refused}");
+}
+
 #[test]
 fn the_track_that_is_asked_for_is_decoded() {
     let folder = tempfile::tempdir().unwrap();
@@ -477,7 +514,16 @@ fn the_track_that_is_asked_for_is_decoded() {
 #[test]
 fn an_mp3_or_aac_that_begins_before_a_frame_is_decoded_from_there() {
     for name in ["tone.mp3", "tone.aac"] {
-        let bytes = crate::test_data::tone(name);
+        let mut bytes = crate::test_data::tone(name);
+        if name == "tone.mp3" {
+            // Without the frame that says its length, which is lost with the beginning.
+            let mut frames = bytes
+                .windows(4)
+                .enumerate()
+                .filter(|(_, head)| head.starts_with(&[0xff, 0xf3, 0x88]));
+            let second = frames.nth(1).unwrap().0;
+            bytes.drain(..second);
+        }
         let right = whole(&bytes);
         for zeros in [1, 100, 70_000] {
             let shifted = [&vec![0; zeros][..], &bytes].concat();
@@ -486,7 +532,7 @@ fn an_mp3_or_aac_that_begins_before_a_frame_is_decoded_from_there() {
         // The rest of a frame: what follows is decoded, but for the frames that need it.
         let cut = whole(&bytes[700..]);
         assert!(
-            cut.len() > right.len() * 3 / 4 && cut.len() < right.len(),
+            cut.len() > right.len() / 2 && cut.len() < right.len(),
             "{name}: {} of {}",
             cut.len(),
             right.len()

@@ -5,7 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 use symphonia::core::io::MediaSource;
 
-use crate::matroska_tracks::default_tracks;
+use crate::matroska_tracks::{AudioTracks, audio_tracks};
 use crate::movie::Movie;
 
 /// More bytes than any file has.
@@ -171,7 +171,7 @@ pub(crate) struct Matroska {
     pub source: Box<dyn Read + Send + Sync>,
     pub end: SegmentEnd,
     /// The audio tracks that are flagged as those to play.
-    pub default_tracks: Vec<u32>,
+    pub tracks: AudioTracks,
 }
 
 /// What a Matroska file says of its end.
@@ -212,9 +212,9 @@ impl Matroska {
                 }
             }
         }
-        let default_tracks = match tracks {
-            Some(at) => default_tracks(&mut *source, at)?,
-            None => Vec::new(),
+        let tracks = match tracks {
+            Some(at) => audio_tracks(&mut *source, at)?,
+            None => AudioTracks::default(),
         };
         source.rewind()?;
         let without_chapters = WithoutChapters {
@@ -223,11 +223,7 @@ impl Matroska {
             chapters,
         };
         let source = Box::new(without_chapters.take(most));
-        Ok(Matroska {
-            source,
-            end,
-            default_tracks,
-        })
+        Ok(Matroska { source, end, tracks })
     }
 }
 

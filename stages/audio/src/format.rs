@@ -95,7 +95,33 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
     if bytes.starts_with(&[0x1a, 0x45, 0xdf, 0xa3]) {
         return Ok(Format::Mkv);
     }
-    mpeg(&bytes[first_frame(bytes)..])
+    mpeg(&bytes[first_frame(bytes)..]).map_err(|error| another(bytes).unwrap_or(error))
+}
+
+/// What users have that cannot be decoded.
+fn another(bytes: &[u8]) -> Option<&'static str> {
+    let names: [(&[u8], &str); 12] = [
+        (b"RIFX", "a big-endian WAV (RIFX)"),
+        (b"riff\x2e\x91\xcf\x11", "Sony Wave64"),
+        (b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", "Windows Media (ASF)"),
+        (b".snd", "a Sun audio file (.au)"),
+        (b"#!AMR", "AMR"),
+        (b"wvpk", "WavPack"),
+        (b"MAC ", "Monkey's Audio"),
+        (b"\x0b\x77", "AC-3"),
+        (b"FLV\x01", "Flash video"),
+        (b"NIST_1A", "NIST SPHERE"),
+        (b"<!DOCTYPE", "a web page"),
+        (b"<html", "a web page"),
+    ];
+    if bytes.first() == Some(&0x47) && bytes.get(188) == Some(&0x47) {
+        return Some("an MPEG transport stream");
+    }
+    if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"AVI ") {
+        return Some("an AVI film");
+    }
+    let known = names.into_iter().find(|(start, _)| bytes.starts_with(start));
+    known.map(|(_, name)| name)
 }
 
 /// Bytes of the beginning of a recording that are enough for [`recognise`], unless it begins with an ID3v2 tag.
@@ -245,6 +271,7 @@ pub(crate) fn mpeg(bytes: &[u8]) -> Result<Format, &'static str> {
         // Reserved values: no frame begins like this.
         0 => Err("no known audio format"),
         _ if version == 1 || third >> 4 == 15 || (third >> 2) & 3 == 3 => Err("no known audio format"),
+        1 if third >> 4 == 0 => Err("an MP3 of free format"),
         1 => Ok(Format::Mp3),
         _ => Err("MPEG audio of layer I or II"),
     }
@@ -261,7 +288,13 @@ mod tests {
         for (bytes, expected) in [
             (&b"fLaC"[..], Ok(Format::Flac)),
             (b"RIFF\x01\x02\x03\x04WAVEfmt ", Ok(Format::Wav)),
-            (b"RIFF\x01\x02\x03\x04AVI ", Err("no known audio format")),
+            (b"RIFF\x01\x02\x03\x04AVI ", Err("an AVI film")),
+            (b"NIST_1A\n   1024\n", Err("NIST SPHERE")),
+            (
+                &[&[0x47; 1][..], &[0; 187], &[0x47]].concat(),
+                Err("an MPEG transport stream"),
+            ),
+            (&[0xff, 0xfb, 0x04, 0xc0], Err("an MP3 of free format")),
             (b"\0\0\0\x1cftypisom", Ok(Format::M4a)),
             (&ogg(b"\x01vorbis"), Ok(Format::Ogg)),
             (&[0xff, 0xf3, 0x88, 0xc0], Ok(Format::Mp3)),

@@ -1,4 +1,4 @@
-//! Which audio tracks of a Matroska file are to be played where nobody chooses.
+//! What the description of audio tracks in a Matroska file says beside what its reader tells.
 
 use std::io;
 
@@ -14,33 +14,51 @@ const NUMBER: u64 = 0xd7;
 const KIND: u64 = 0x83;
 const ENABLED: u64 = 0xb9;
 const DEFAULT: u64 = 0x88;
+const ENCODINGS: u64 = 0x6d80;
 /// The kind of audio.
 const AUDIO: u64 = 2;
 
-/// The numbers of the audio tracks that are flagged as default, which a track is that does not say that it is not. `at` is where the
-/// descriptions of tracks are.
+/// Numbers of audio tracks.
+#[derive(Debug, Default)]
+pub(crate) struct AudioTracks {
+    /// Those that are played where nobody chooses: flagged as default, which a track is that does not say that it is not.
+    pub default: Vec<u32>,
+    /// Those whose packets are compressed or encrypted, which the reader passes over.
+    pub encoded: Vec<u32>,
+}
+
+/// The audio tracks that are described at a place.
 ///
 /// # Errors
 /// Where the file cannot be read.
-pub(crate) fn default_tracks(matroska: &mut dyn MediaSource, at: u64) -> io::Result<Vec<u32>> {
+pub(crate) fn audio_tracks(matroska: &mut dyn MediaSource, at: u64) -> io::Result<AudioTracks> {
+    let mut found = AudioTracks::default();
     let Some((_, Some(size), of_head)) = element_at(matroska, at)? else {
-        return Ok(Vec::new());
+        return Ok(found);
     };
     let mut tracks = vec![0; size.min(MOST_BYTES) as usize];
     let read = read_at(matroska, at + of_head, &mut tracks)?;
-    let entries = elements(&tracks[..read]).filter(|(id, _)| *id == ENTRY);
-    Ok(entries.filter_map(|(_, entry)| default_track(entry)).collect())
+    for (_, entry) in elements(&tracks[..read]).filter(|(id, _)| *id == ENTRY) {
+        found.add(entry);
+    }
+    Ok(found)
 }
 
-fn default_track(entry: &[u8]) -> Option<u32> {
-    let value = |wanted: u64| {
-        let (_, bytes) = elements(entry).find(|(id, _)| *id == wanted)?;
-        let bytes = bytes.get(..bytes.len().min(8))?;
-        Some(bytes.iter().fold(0u64, |value, byte| value << 8 | u64::from(*byte)))
-    };
-    let is_played = value(DEFAULT) != Some(0) && value(ENABLED) != Some(0);
-    let number = value(NUMBER).and_then(|number| u32::try_from(number).ok());
-    number.filter(|_| is_played && value(KIND) == Some(AUDIO))
+impl AudioTracks {
+    fn add(&mut self, entry: &[u8]) -> Option<()> {
+        let value = |wanted: u64| {
+            let (_, bytes) = elements(entry).find(|(id, _)| *id == wanted)?;
+            let bytes = bytes.get(..bytes.len().min(8))?;
+            Some(bytes.iter().fold(0u64, |value, byte| value << 8 | u64::from(*byte)))
+        };
+        let number = value(NUMBER).and_then(|number| u32::try_from(number).ok())?;
+        if value(KIND) == Some(AUDIO) {
+            let is_played = value(DEFAULT) != Some(0) && value(ENABLED) != Some(0);
+            self.default.extend(is_played.then_some(number));
+            self.encoded.extend(value(ENCODINGS).map(|_| number));
+        }
+        Some(())
+    }
 }
 
 /// Identifiers and contents of whole elements.

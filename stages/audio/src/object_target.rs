@@ -135,7 +135,7 @@ mod tests {
         );
         assert_eq!(other.read(&name).unwrap().as_deref(), Some(&b"samples"[..]));
         // Names that no URL could have.
-        for name in ["what?.flac", "a#1.flac", ".."] {
+        for name in [".", ".."] {
             let error = target.place(&["hi", name], Content::Bytes(b"")).unwrap_err();
             assert!(matches!(error, AudioError::UnsafePath { .. }), "{name}: {error}");
         }

@@ -15,6 +15,16 @@ enum Decoder {
     Multistream(Box<OpusMSDecoder>),
 }
 
+/// What a header begins with.
+pub(crate) const MAGIC: &[u8] = b"OpusHead";
+
+/// The header that a CAF without one stands for, as ffmpeg and Apple's programs write it: nothing is said but the channels.
+pub(crate) fn usual_head(channels: usize) -> Vec<u8> {
+    let channels = u8::try_from(channels).unwrap_or(u8::MAX);
+    let rate = RATE.to_le_bytes();
+    [MAGIC, &[1, channels, 0, 0], &rate, &[0, 0, 0]].concat()
+}
+
 /// Of a header from an MP4, whose numbers are big-endian (`dOps`, "Encapsulation of Opus in ISO Base Media File Format"), one as in Ogg.
 pub(crate) fn to_little_endian(head: &mut [u8]) {
     // Delay of the encoder, rate of what it got, gain.
@@ -40,7 +50,7 @@ impl OpusPackets {
     /// `head` is the packet `OpusHead`, which all containers keep.
     pub fn open(head: &[u8]) -> Result<OpusPackets, Fault> {
         let unsupported = |what: &str| flac::fault(Status::UnsupportedFormat, what);
-        let Some(head) = head.strip_prefix(b"OpusHead") else {
+        let Some(head) = head.strip_prefix(MAGIC) else {
             return Err(broken("Opus without its header"));
         };
         let Some(

@@ -105,15 +105,18 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
 /// streams one after the other in a file are read to the end. Since M4A 2 and Matroska 2, HE-AAC is decoded, a cut file is damaged
 /// from there on, Opus in MP4 begins at its beginning, and a Matroska file need not say where it ends. Since M4A 3 and Matroska 3,
 /// holes and a late beginning are silence, the track that is flagged as default is decoded, of M4A only what its edit list presents,
-/// and of QuickTime big-endian samples, ALAC, A-law, mu-law and IMA4.
+/// and of QuickTime big-endian samples, ALAC, A-law, mu-law and IMA4. Since MP3 3 and AAC 2, zeros or the rest of a frame may come first;
+/// since Ogg Vorbis 4 and Opus 3 a film, and a damaged page before the last one is damage; since CAF 2 Opus may lack its header.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
         Format::Wav => "wav 5",
-        Format::Mp3 => "mp3 2",
-        Format::Ogg => "ogg 3",
-        Format::Opus => "opus 2",
+        Format::Mp3 => "mp3 3",
+        Format::Ogg => "ogg 4",
+        Format::Opus => "opus 3",
         Format::M4a => "m4a 3",
         Format::Mkv => "mkv 3",
+        Format::Caf => "caf 2",
+        Format::Aac => "aac 2",
         other => other.as_str(),
     };
     in_order.iter().map(name).collect()

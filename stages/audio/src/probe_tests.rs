@@ -334,7 +334,7 @@ fn another_way_to_read_a_format_moves_only_those_who_read_it() {
             serde_json::from_str(&format!("{{\"shards\": \"s\", \"formats\": {formats}}}")).unwrap();
         Probe::identity(&settings)["formats"].to_string()
     };
-    assert_eq!(identity(r#"["opus", "flac"]"#), r#"["flac","opus 2"]"#);
-    assert_eq!(identity(r#"["ogg", "flac"]"#), r#"["flac","ogg 3"]"#);
-    assert_eq!(identity(r#"["mp3", "wav", "flac"]"#), r#"["flac","wav 5","mp3 2"]"#);
+    assert_eq!(identity(r#"["opus", "flac"]"#), r#"["flac","opus 3"]"#);
+    assert_eq!(identity(r#"["ogg", "flac"]"#), r#"["flac","ogg 4"]"#);
+    assert_eq!(identity(r#"["mp3", "wav", "flac"]"#), r#"["flac","wav 5","mp3 3"]"#);
 }

@@ -238,7 +238,7 @@ impl Blocks {
                     fault_at_end = Some(LONGER_THAN_ITS_HEADER_SAYS);
                 }
                 segment_end = Some(file.end);
-                container.preferred = Some(file.default_tracks);
+                (container.preferred, container.encoded) = (Some(file.tracks.default), file.tracks.encoded);
                 Box::new(ReadOnlySource::new(file.source))
             }
             Format::M4a => {
@@ -534,6 +534,10 @@ impl Blocks {
         self.last = None;
         if let Some(fault) = self.fault_at_end {
             return Err(broken(fault));
+        }
+        if self.promised.is_none() && matches!(self.format, Format::Ogg | Format::Opus) {
+            // The reader looked for the last page, and stopped at a damaged one before it.
+            return Err(broken("a page is missing or damaged"));
         }
         if self.promised.is_none() && self.gaps.as_mut().is_some_and(|gaps| !gaps.ends()) {
             return Err(broken(format!(

@@ -384,6 +384,32 @@ fn what_is_before_the_damage_is_kept() {
     assert!(matches!(read.end, Progress::Damaged(_)), "{:?}", read.end);
     assert!((16_000..48_000).contains(&read.samples.len()), "{}", read.samples.len());
     assert_eq!(bits(&read.samples[..16_000]), bits(&whole[..16_000]));
+    // The one before the last, where the reader looks for the end and gives up.
+    let mut pages = bytes.windows(4).enumerate().filter(|(_, head)| head == b"OggS").rev();
+    let mut damaged = bytes.clone();
+    damaged[pages.nth(1).unwrap().0 + 500] ^= 1;
+    let read = self::read(&damaged);
+    assert!(matches!(read.end, Progress::Damaged(_)), "{:?}", read.end);
+}
+
+/// As ffmpeg writes it, and telephones.
+#[test]
+fn opus_in_a_caf_without_its_header_is_decoded() {
+    let chunk = |name: &[u8; 4], content: &[u8]| [name, &(content.len() as u64).to_be_bytes()[..], content].concat();
+    let numbers = |numbers: &[u32]| -> Vec<u8> { numbers.iter().flat_map(|number| number.to_be_bytes()).collect() };
+    let description = [&48_000f64.to_be_bytes()[..], b"opus", &numbers(&[0, 0, 960, 1, 0])].concat();
+    // Packets, frames, frames at the beginning and at the end that do not count, and the lengths of packets.
+    let packets = [numbers(&[0, 50, 0, 48_000, 0, 0]), vec![3; 50]].concat();
+    let data = [numbers(&[0]), [0xf8, 0xff, 0xfe].repeat(50)].concat();
+    let bytes = [
+        &b"caff\0\x01\0\0"[..],
+        &chunk(b"desc", &description),
+        &chunk(b"pakt", &packets),
+        &chunk(b"data", &data),
+    ]
+    .concat();
+    let read = read(&bytes);
+    assert_eq!((read.end, read.samples.len()), (Progress::End, 16_000));
 }
 
 /// An Ogg page of whole packets.

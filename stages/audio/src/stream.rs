@@ -53,6 +53,8 @@ pub(crate) struct Container {
     pub movie: Option<Movie>,
     /// The tracks that are played where nobody chooses; none where the reader knows.
     pub preferred: Option<Vec<u32>>,
+    /// Tracks whose packets are compressed or encrypted.
+    pub encoded: Vec<u32>,
 }
 
 impl Stream {
@@ -105,6 +107,10 @@ impl Stream {
         if parameters.codec == CODEC_ID_NULL_AUDIO {
             return Err(no_track());
         }
+        if container.encoded.contains(&track_id) {
+            let detail = "the packets of its track are compressed or encrypted (ContentEncodings)";
+            return Err(flac::fault(Status::UnsupportedFormat, detail));
+        }
         let codec = parameters.codec;
         let only = match format {
             Format::Mp3 => Some((CODEC_ID_MP3, "MPEG layer III")),
@@ -128,6 +134,9 @@ impl Stream {
             let mut head = parameters.extra_data.as_deref().unwrap_or_default().to_vec();
             if format == Format::M4a {
                 opus::to_little_endian(&mut head);
+            }
+            if format == Format::Caf && !head.starts_with(opus::MAGIC) {
+                head = opus::usual_head(channels);
             }
             let opus = OpusPackets::open(&head)?;
             if format == Format::Opus {

@@ -13,6 +13,9 @@ const LEAST_UNKNOWN: u32 = 0x7fff_f000;
 /// Names of chunks that may come right after one of an odd length that is not filled up.
 const NAMES: [&[u8; 4]; 6] = [b"data", b"fmt ", b"fact", b"LIST", b"bext", b"cue "];
 
+/// A-law and mu-law.
+const COMPANDED: [[u8; 2]; 2] = [[6, 0], [7, 0]];
+
 /// A header that was mended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Header {
@@ -26,7 +29,7 @@ pub(crate) struct Header {
 /// The header of a WAV up to its samples, with the sizes that it should have. `bytes` are those of the recording, `size` is how many
 /// there are. A header without sizes has 0xFFFFFFFF or 0x7FFFF000 and more for that of the samples; or 0, and for that of the whole 0,
 /// 0xFFFFFFFF or the length of the header alone. Others have a size of the whole that is too small for the samples, or a chunk of an
-/// odd length that is not filled up. None where the header is right, is incomplete, or the recording is larger than a WAV can be (4 GiB).
+/// odd length that is not filled up, or a format of A-law or mu-law without its last field. None where the header is right, is incomplete, or the recording is larger than a WAV can be (4 GiB).
 pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Header> {
     let mut header = Vec::new();
     // "RIFF", the size of what follows, "WAVE".
@@ -75,6 +78,13 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Heade
             return None;
         }
         take(&mut bytes, length.into(), &mut header)?;
+        let format = header.get(chunk + 8..chunk + 10).map(|tag| [tag[0], tag[1]]);
+        if length == 16 && header[chunk..].starts_with(b"fmt ") && format.is_some_and(|tag| COMPANDED.contains(&tag)) {
+            // GStreamer leaves out the length of what it does not add, which the reader asks for.
+            header[chunk + 4] = 18;
+            header.extend([0; 2]);
+            added += 2;
+        }
     }
 }
 
@@ -167,7 +177,7 @@ mod tests {
     use crate::part::stated_seconds;
     use crate::part::tests::decode_part;
     use crate::recording::probe;
-    use crate::test_data::wav;
+    use crate::test_data::{raw_wav, wav};
 
     const LIST: &[u8] = b"LIST\x1a\0\0\0INFOISFT\x0d\0\0\0Lavf61.7.100\0\0";
 
@@ -213,7 +223,8 @@ mod tests {
             assert_eq!(stated_seconds(&path, range), Some(seconds));
             let part = decode_part(&path, range, 0.5, 0.25, 10.0).unwrap();
             assert_eq!(part.signal, decode(&whole, 10.0).unwrap()[8_000..12_000]);
-            assert!(part.decoded_frames.is_some_and(|frames| frames < 16_000));
+            // Of two channels the beginning is decoded, too: it decides whether they are mixed.
+            assert!(channels == 2 || part.decoded_frames.is_some_and(|frames| frames < 16_000));
         }
         // The first size is known, as some write it; a frame that was cut off does not count.
         let whole = wav(16_000, 1, &samples);
@@ -250,6 +261,24 @@ mod tests {
         assert_eq!(size as usize + 8, followed.len());
         assert_eq!(header(&followed), None);
         assert!(probe(&followed, &Format::ALL).is_err());
+    }
+
+    #[test]
+    fn a_format_that_is_too_short_for_telephony_is_mended() {
+        for tag in [6, 7] {
+            let data: Vec<u8> = (0..4_000).map(|at| (at * 37 % 251) as u8).collect();
+            let short = raw_wav(8_000, 1, tag, 8, &data);
+            assert_eq!(short[16], 16);
+            let mut right = short.clone();
+            right[16] = 18;
+            right.splice(36..36, [0, 0]);
+            right[4] += 2;
+            assert_eq!(
+                probe(&short, &Format::ALL).unwrap(),
+                probe(&right, &Format::ALL).unwrap()
+            );
+            assert_eq!(decode(&short, 1.0).unwrap(), decode(&right, 1.0).unwrap());
+        }
     }
 
     /// What other programs write, and read.

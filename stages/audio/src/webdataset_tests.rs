@@ -223,7 +223,7 @@ fn version_guards_the_output() {
             WebDataset::VERSION,
             flow_runtime::Digest::of(text.as_bytes()).short().to_string()
         ),
-        (1, "aca213eed018aba8".to_string())
+        (2, "aca213eed018aba8".to_string())
     );
 }
 

@@ -174,6 +174,20 @@ impl Diarizer {
         settings: &DiarizationSettings,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Diarized>> {
+        self.diarize_watched(samples, settings, &|_| cancelled())
+    }
+
+    /// [`diarize`](Self::diarize), where `cancelled` is told how many seconds of the recording the networks have heard: they take
+    /// nearly all of the time.
+    ///
+    /// # Errors
+    /// As [`diarize`](Self::diarize).
+    pub fn diarize_watched(
+        &self,
+        samples: &[f32],
+        settings: &DiarizationSettings,
+        cancelled: &dyn Fn(f64) -> bool,
+    ) -> Result<Option<Diarized>> {
         self.diarize_by(&self.steps, samples, settings, cancelled)
     }
 
@@ -182,7 +196,7 @@ impl Diarizer {
         steps: &Steps,
         samples: &[f32],
         settings: &DiarizationSettings,
-        cancelled: &dyn Fn() -> bool,
+        cancelled: &dyn Fn(f64) -> bool,
     ) -> Result<Option<Diarized>> {
         settings.check()?;
         let Some((activities, embeddings)) = self.networks(samples, cancelled)? else {
@@ -192,10 +206,10 @@ impl Diarizer {
         let segmentations = Segmentations::new(&activities, frames, speakers)?;
         let embeddings = Embeddings::new(&embeddings, speakers, self.embedding.dimension())?;
         let mut found = install(|| steps.apply(&segmentations, &embeddings, settings))?;
-        if cancelled() {
+        let duration = samples.len() as f64 / f64::from(SAMPLE_RATE);
+        if cancelled(duration) {
             return Ok(None);
         }
-        let duration = samples.len() as f64 / f64::from(SAMPLE_RATE);
         for turns in [&mut found.turns, &mut found.exclusive] {
             // The last chunk may be filled up with zeros.
             turns.retain(|turn| turn.start < duration);
@@ -222,7 +236,7 @@ impl Diarizer {
             as_pyannote: false,
             ..self.steps.clone()
         };
-        let Some(diarized) = self.diarize_by(&steps, samples, &settings, cancelled)? else {
+        let Some(diarized) = self.diarize_by(&steps, samples, &settings, &|_| cancelled())? else {
             return Ok(None);
         };
         let voice = diarized.speakers.into_iter().next().map(|speaker| speaker.embedding);
@@ -236,7 +250,7 @@ impl Diarizer {
 
     /// The activity of each chunk, (chunks, frames, speakers), 0 or 1, and the embeddings, (chunks, speakers,
     /// dimension), NaN where there is none.
-    fn networks(&self, samples: &[f32], cancelled: &dyn Fn() -> bool) -> Result<Option<(Vec<u8>, Vec<f32>)>> {
+    fn networks(&self, samples: &[f32], cancelled: &dyn Fn(f64) -> bool) -> Result<Option<(Vec<u8>, Vec<f32>)>> {
         let (frames, speakers) = (self.segmentation.frames(), self.segmentation.speakers());
         let chunks = GEOMETRY.chunks(samples.len() as f64 / f64::from(SAMPLE_RATE));
         let mut activities = Vec::with_capacity(chunks * frames * speakers);
@@ -247,7 +261,7 @@ impl Diarizer {
         for first in (0..chunks).step_by(together) {
             let start = activities.len();
             for _ in first..chunks.min(first + together) {
-                if cancelled() {
+                if cancelled((first * CHUNK_STEP) as f64 / f64::from(SAMPLE_RATE)) {
                     return Ok(None);
                 }
                 let chunk = segmented.next().transpose()?.unwrap_or_default();

@@ -1,5 +1,6 @@
 //! The kind `speakers.diarize`: recordings to turns of speakers.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
@@ -315,6 +316,9 @@ struct Diarizing {
     known: Option<Arc<KnownSpeakers>>,
 }
 
+/// Of recordings from so many seconds on it is told how far they are.
+const TOLD_FROM: f64 = 300.0;
+
 fn stopped() -> StageError {
     StageError::failed("stopped")
 }
@@ -432,7 +436,18 @@ impl Source for Diarizing {
         let known = self.known(&diarizer)?;
         let diarizing = Instant::now();
         let settings = self.settings.diarization(&diarizer.defaults);
-        let mut diarized = match diarizer.diarizer.diarize(&samples, &settings, &gives_up) {
+        let duration = samples.len() as f64 / f64::from(SAMPLE_RATE);
+        let told = Cell::new(0);
+        let watch = |heard: f64| {
+            let tenths = (10.0 * heard / duration) as u32;
+            if duration >= TOLD_FROM && tenths > told.replace(tenths) && tenths < 10 {
+                let (of, all) = (heard / 60.0, duration / 60.0);
+                let line = format!("{}: {of:.1} of {all:.1} minutes", recording.file);
+                self.context.report(json!({ "line": line }));
+            }
+            gives_up()
+        };
+        let mut diarized = match diarizer.diarizer.diarize_watched(&samples, &settings, &watch) {
             // None: the run is ending.
             Ok(diarized) => diarized.ok_or_else(stopped)?,
             Err(error @ Error::Sample { .. }) => {
@@ -447,7 +462,6 @@ impl Source for Diarizing {
             named.map_err(|error| StageError::setting("known_speakers", error))?;
         }
         let diarization = diarizing.elapsed().as_secs_f64();
-        let duration = samples.len() as f64 / f64::from(SAMPLE_RATE);
         out.read(1);
         out.send(0, turns_batch(&diarized.turns)?);
         out.send(1, turns_batch(&diarized.exclusive)?);
