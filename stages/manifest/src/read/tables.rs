@@ -292,7 +292,7 @@ impl Table {
         let has_place = ["audio_path", "audio_filepath", "tar_path"].iter().any(has);
         let stand_ins: Vec<(&'static str, &'static str)> = STAND_INS
             .into_iter()
-            .filter(|(ours, _)| !has(ours) && !(*ours == "audio_filepath" && has_place))
+            .filter(|(ours, _)| !(has(ours) || *ours == "audio_filepath" && has_place))
             .filter_map(|(ours, names)| {
                 let is_text = |name: &&&str| {
                     schema
@@ -313,7 +313,7 @@ impl Table {
         }
         let lacking = REQUIRED
             .into_iter()
-            .find(|name| !has_ours(name) && !(*name == "segment_id" && names_files));
+            .find(|name| !(has_ours(name) || *name == "segment_id" && names_files));
         // A recording is measured where the row is told from its beginning on.
         let is_told = has(&DURATION) || names_files || !(starts.is_empty() || ends.is_empty());
         let lacking = lacking.or((!is_told).then_some(DURATION));

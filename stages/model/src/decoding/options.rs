@@ -121,7 +121,11 @@ fn left_out(path: &Path, phrases: &[(usize, String)]) -> Option<String> {
         .map(|(line, phrase)| format!("`{phrase}` (line {line})"))
         .collect();
     let more = phrases.len().saturating_sub(MOST_NAMED);
-    let more = (more > 0).then(|| format!(" and {more} more")).unwrap_or_default();
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
     (!named.is_empty()).then(|| {
         format!(
             "{}: not boosted, as the model's tokenizer does not know all of their characters: {}{more}",

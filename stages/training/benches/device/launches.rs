@@ -39,7 +39,7 @@ pub fn ceilings(device: &Device) -> Outcome<Ceilings> {
     };
     let bytes = if is_cpu { 1 << 24 } else { 1 << 31 };
     let large = Tensor::zeros(bytes / 4, DType::F32, device)?;
-    let copy = 2.0 * bytes as f64 / best(&|| Ok(drop(large.copy()?)))?;
+    let copy = 2.0 * bytes as f64 / best(&|| large.copy().map(|_| ()).map_err(Into::into))?;
     let cached = Tensor::zeros(4 << 20, DType::F32, device)?;
     let repeats = 16;
     let from_cache = 2.0 * f64::from(repeats * (16 << 20))
@@ -51,7 +51,8 @@ pub fn ceilings(device: &Device) -> Outcome<Ceilings> {
         })?;
     let (side, dtype) = if is_cpu { (256, DType::F32) } else { (8192, DType::BF16) };
     let square = Tensor::zeros((side, side), dtype, device)?;
-    let product = 2.0 * (side as f64).powi(3) / best(&|| Ok(drop(product_in(DType::F32, &square, &square)?)))?;
+    let product = 2.0 * (side as f64).powi(3)
+        / best(&|| product_in(DType::F32, &square, &square).map(|_| ()).map_err(Into::into))?;
     let one = [0; 2].map(|_| Tensor::zeros(1, DType::F32, device));
     let [one, other] = one;
     let (one, other) = (one?, other?);
