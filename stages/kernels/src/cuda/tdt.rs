@@ -245,21 +245,71 @@ impl Lattices {
     /// If the device fails.
     pub fn align(&self, rules: &Rules) -> Result<Aligned> {
         let Tables {
-            durations, utterances, ..
+            ref advances,
+            ref lattices,
+            durations,
+            utterances,
+            padded,
+            ..
         } = self.tables;
         let (cells, device) = (self.cells.len().max(1), self.terms.device());
-        let of_cells = |width: usize| fresh_of(DType::F64, (cells, width), device);
-        let (beta, posterior, arcs) = (of_cells(1)?, of_cells(1)?, of_cells(2 + durations)?);
+        if u32::try_from(cells * 2 * (1 + durations)).is_err() {
+            return Err(Error::Input(format!("{cells} cells with {durations} durations")));
+        }
+        let of_cells = |dtype: DType, width: usize| fresh_of(dtype, (width, cells), device);
+        // Numbers and powers of two: of arcs, blanks and labels; and of cells, to the end and from the begin.
+        let arcs_of_cell = 2 * if rules.rnnt { 1 } else { durations };
+        let arc_weights = [of_cells(DType::F64, arcs_of_cell)?, of_cells(DType::U32, arcs_of_cell)?];
+        let sums = [of_cells(DType::F64, 2)?, of_cells(DType::U32, 2)?];
         let results = fresh_of(DType::F64, 2 * utterances.max(1), device)?;
-        let active_cells = fresh_of(DType::U8, cells, device)?;
-        let read = [&self.terms, &self.tables.advances, &self.tables.lattices].map(Read);
-        let written = [&beta, &posterior, &arcs, &results, &active_cells].map(Write);
-        let sizes = [Int(durations), Int(usize::from(rules.rnnt))];
-        let factors = [rules.sigma, rules.label_factor, rules.negligible].map(Double);
+        let sizes = [cells, durations, usize::from(rules.rnnt)].map(Int);
+        let parts = (padded.0 * padded.1).div_ceil(THREADS);
+        let by_cells = Grid::of(parts, utterances);
+        launch(
+            "tdt_arcs",
+            by_cells,
+            &[
+                &[Read(&self.terms), Read(lattices)],
+                &arc_weights.each_ref().map(Write)[..],
+                &sizes[1..],
+                &[Double(rules.sigma)],
+            ]
+            .concat(),
+        )?;
         launch(
             "tdt_align",
+            Grid::of(utterances, 2),
+            &[
+                &arc_weights.each_ref().map(Read)[..],
+                &[Read(advances), Read(lattices)],
+                &sums.each_ref().map(Write),
+                &[Write(&results)],
+                &sizes,
+                &[Double(rules.label_factor)],
+            ]
+            .concat(),
+        )?;
+        let arcs = fresh_of(DType::F64, (cells, 2 + durations), device)?;
+        let active_cells = fresh_of(DType::U8, cells, device)?;
+        let counts = fresh_of(DType::F64, (utterances.max(1), parts.max(1)), device)?;
+        launch(
+            "tdt_posteriors",
+            by_cells,
+            &[
+                &arc_weights.each_ref().map(Read)[..],
+                &sums.each_ref().map(Read),
+                &[Read(advances), Read(lattices)],
+                &[&arcs, &counts, &active_cells].map(Write),
+                &sizes,
+                &[Double(rules.label_factor), Double(rules.negligible)],
+            ]
+            .concat(),
+        )?;
+        let counted = results.narrow(0, utterances, utterances)?;
+        launch(
+            "tdt_counts",
             Grid::rows(utterances),
-            &[&read[..], &written, &sizes, &factors].concat(),
+            &[Read(&counts), Write(&counted), Int(parts)],
         )?;
         let mut losses = match utterances {
             0 => Vec::new(),
@@ -271,7 +321,7 @@ impl Lattices {
             // Sums of ones, which are exact.
             active: counts.iter().sum::<f64>() as usize,
             active_cells,
-            counted: results.narrow(0, utterances, utterances)?,
+            counted,
             arcs,
             label_factor: rules.label_factor,
         })
