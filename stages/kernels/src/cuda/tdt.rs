@@ -395,3 +395,76 @@ pub fn doubles(values: Vec<f64>, device: &Device) -> Result<Tensor> {
     let len = values.len();
     to_device(&Tensor::from_vec(values, len, &Device::Cpu)?, device)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Noise;
+    use crate::testing::{DeviceUnderTest, normal, values};
+
+    /// The logarithm of the sum over all alignments, cell by cell from the end.
+    fn log_sum(terms: &[f64], frames: usize, states: usize, durations: &[usize]) -> f64 {
+        let mut ending = vec![f64::NEG_INFINITY; frames * states];
+        for cell in (0..frames * states).rev() {
+            let (t, u) = (cell / states, cell % states);
+            let own = &terms[cell * (3 + durations.len())..];
+            let mut logs = Vec::new();
+            for (d, advance) in durations.iter().enumerate() {
+                let next = cell + advance * states;
+                if *advance > 0 && t + advance < frames {
+                    logs.push(own[1] + own[3 + d] + ending[next]);
+                } else if *advance > 0 && t + advance == frames && u + 1 == states {
+                    logs.push(own[1] + own[3 + d]);
+                }
+                if t + advance < frames && u + 1 < states {
+                    logs.push(own[2] + own[3 + d] + ending[next + 1]);
+                }
+            }
+            let top = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            if top > f64::NEG_INFINITY {
+                ending[cell] = top + logs.iter().map(|log| (log - top).exp()).sum::<f64>().ln();
+            }
+        }
+        ending[0]
+    }
+
+    /// Diagonals have more cells than a block has threads. An alignment has all labels, and as many frames as there are.
+    #[test]
+    fn long_diagonals() {
+        let (frames, states, durations) = (300, 270, [0, 1, 2, 4]);
+        let targets = vec![vec![1; states - 1]];
+        let terms = (normal(&[frames * states, 3 + durations.len()], &mut Noise::new(3)) - 2.0).unwrap();
+        let (losses, arcs) = DeviceUnderTest::get().run(|device| {
+            let extents = Extents {
+                padded: (frames, states),
+                frames: &[frames],
+                targets: &targets,
+                durations: &durations,
+            };
+            let mut lattices = Lattices::new(&extents, device).unwrap();
+            lattices.terms = terms.to_device(device).unwrap();
+            let rules = Rules {
+                sigma: 0.0,
+                label_factor: 1.0,
+                negligible: 1e-20,
+                rnnt: false,
+            };
+            let aligned = lattices.align(&rules).unwrap();
+            (aligned.losses, values(&aligned.arcs))
+        });
+        let expected = -log_sum(&values(&terms), frames, states, &durations);
+        assert!(
+            (losses[0] - expected).abs() < 1e-9 * expected.abs(),
+            "{losses:?} {expected}"
+        );
+        let width = 2 + durations.len();
+        let sum = |column: usize| arcs.iter().skip(column).step_by(width).sum::<f64>();
+        assert!((sum(1) - (states - 1) as f64).abs() < 1e-8, "{}", sum(1));
+        let passed: f64 = durations
+            .iter()
+            .enumerate()
+            .map(|(d, of)| *of as f64 * sum(2 + d))
+            .sum();
+        assert!((passed - frames as f64).abs() < 1e-8, "{passed}");
+    }
+}
