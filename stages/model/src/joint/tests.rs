@@ -247,18 +247,18 @@ fn golden_cases() {
     }
 }
 
-/// Lattices with diagonals of more cells than a block has threads, with more arcs than a thread keeps weights of, with diagonals
-/// that shared memory does not hold, and with log probabilities below those whose exponential 64 bits can hold.
+/// Lattices with more arcs than a thread keeps weights of, with diagonals that shared memory does not hold, and with log
+/// probabilities below those whose exponential 64 bits can hold.
 #[test]
-fn wide_lattices_on_a_device() {
-    for (durations, scale, rnnt) in [
-        (vec![0, 1, 2, 3, 4], 1.0, false),
-        (vec![4, 0, 1, 2, 3, 9, 5], 1.0, false),
-        (vec![0, 15, 1], 1.0, false),
-        (vec![0, 1, 1000], 900.0, false),
-        (vec![0, 1], 1.0, true),
+fn unusual_lattices_on_a_device() {
+    for (durations, states, scale, rnnt) in [
+        (vec![0, 1, 2, 3, 4], 40, 1.0, false),
+        (vec![4, 0, 1, 2, 3, 9, 5], 40, 1.0, false),
+        (vec![0, 15, 1], 230, 1.0, false),
+        (vec![0, 1, 1000], 40, 900.0, false),
+        (vec![0, 1], 40, 1.0, true),
     ] {
-        let (frames, states, tokens) = (30, 290, 4);
+        let (frames, tokens) = (20, 4);
         let settings = TdtLoss {
             sigma: 0.05,
             rnnt,
