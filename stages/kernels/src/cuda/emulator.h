@@ -226,3 +226,15 @@ DEVICE float float_of(unsigned bits) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
+
+DEVICE unsigned long long bits_of(double value) {
+    unsigned long long bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+DEVICE double double_of(unsigned long long bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}

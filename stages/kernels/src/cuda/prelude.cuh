@@ -27,6 +27,8 @@ typedef unsigned long long u64;
 #define UNROLL(count) PRAGMA(unroll count)
 DEVICE u32 bits_of(float value) { return __float_as_uint(value); }
 DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+DEVICE u64 bits_of(double value) { return (u64)__double_as_longlong(value); }
+DEVICE double double_of(u64 bits) { return __longlong_as_double((long long)bits); }
 #endif
 
 // Threads of every block.

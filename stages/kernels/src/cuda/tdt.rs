@@ -245,21 +245,71 @@ impl Lattices {
     /// If the device fails.
     pub fn align(&self, rules: &Rules) -> Result<Aligned> {
         let Tables {
-            durations, utterances, ..
+            ref advances,
+            ref lattices,
+            durations,
+            utterances,
+            padded,
+            ..
         } = self.tables;
         let (cells, device) = (self.cells.len().max(1), self.terms.device());
-        let of_cells = |width: usize| fresh_of(DType::F64, (cells, width), device);
-        let (beta, posterior, arcs) = (of_cells(1)?, of_cells(1)?, of_cells(2 + durations)?);
+        if u32::try_from(cells * 2 * (1 + durations)).is_err() {
+            return Err(Error::Input(format!("{cells} cells with {durations} durations")));
+        }
+        let of_cells = |dtype: DType, width: usize| fresh_of(dtype, (width, cells), device);
+        // Numbers and powers of two: of arcs, blanks and labels; and of cells, to the end and from the begin.
+        let arcs_of_cell = 2 * if rules.rnnt { 1 } else { durations };
+        let arc_weights = [of_cells(DType::F64, arcs_of_cell)?, of_cells(DType::U32, arcs_of_cell)?];
+        let sums = [of_cells(DType::F64, 2)?, of_cells(DType::U32, 2)?];
         let results = fresh_of(DType::F64, 2 * utterances.max(1), device)?;
-        let active_cells = fresh_of(DType::U8, cells, device)?;
-        let read = [&self.terms, &self.tables.advances, &self.tables.lattices].map(Read);
-        let written = [&beta, &posterior, &arcs, &results, &active_cells].map(Write);
-        let sizes = [Int(durations), Int(usize::from(rules.rnnt))];
-        let factors = [rules.sigma, rules.label_factor, rules.negligible].map(Double);
+        let sizes = [cells, durations, usize::from(rules.rnnt)].map(Int);
+        let parts = (padded.0 * padded.1).div_ceil(THREADS);
+        let by_cells = Grid::of(parts, utterances);
+        launch(
+            "tdt_arcs",
+            by_cells,
+            &[
+                &[Read(&self.terms), Read(lattices)],
+                &arc_weights.each_ref().map(Write)[..],
+                &sizes[1..],
+                &[Double(rules.sigma)],
+            ]
+            .concat(),
+        )?;
         launch(
             "tdt_align",
+            Grid::of(utterances, 2),
+            &[
+                &arc_weights.each_ref().map(Read)[..],
+                &[Read(advances), Read(lattices)],
+                &sums.each_ref().map(Write),
+                &[Write(&results)],
+                &sizes,
+                &[Double(rules.label_factor)],
+            ]
+            .concat(),
+        )?;
+        let arcs = fresh_of(DType::F64, (cells, 2 + durations), device)?;
+        let active_cells = fresh_of(DType::U8, cells, device)?;
+        let counts = fresh_of(DType::F64, (utterances.max(1), parts.max(1)), device)?;
+        launch(
+            "tdt_posteriors",
+            by_cells,
+            &[
+                &arc_weights.each_ref().map(Read)[..],
+                &sums.each_ref().map(Read),
+                &[Read(advances), Read(lattices)],
+                &[&arcs, &counts, &active_cells].map(Write),
+                &sizes,
+                &[Double(rules.label_factor), Double(rules.negligible)],
+            ]
+            .concat(),
+        )?;
+        let counted = results.narrow(0, utterances, utterances)?;
+        launch(
+            "tdt_counts",
             Grid::rows(utterances),
-            &[&read[..], &written, &sizes, &factors].concat(),
+            &[Read(&counts), Write(&counted), Int(parts)],
         )?;
         let mut losses = match utterances {
             0 => Vec::new(),
@@ -271,7 +321,7 @@ impl Lattices {
             // Sums of ones, which are exact.
             active: counts.iter().sum::<f64>() as usize,
             active_cells,
-            counted: results.narrow(0, utterances, utterances)?,
+            counted,
             arcs,
             label_factor: rules.label_factor,
         })
@@ -344,4 +394,77 @@ impl Lattices {
 pub fn doubles(values: Vec<f64>, device: &Device) -> Result<Tensor> {
     let len = values.len();
     to_device(&Tensor::from_vec(values, len, &Device::Cpu)?, device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Noise;
+    use crate::testing::{DeviceUnderTest, normal, values};
+
+    /// The logarithm of the sum over all alignments, cell by cell from the end.
+    fn log_sum(terms: &[f64], frames: usize, states: usize, durations: &[usize]) -> f64 {
+        let mut ending = vec![f64::NEG_INFINITY; frames * states];
+        for cell in (0..frames * states).rev() {
+            let (t, u) = (cell / states, cell % states);
+            let own = &terms[cell * (3 + durations.len())..];
+            let mut logs = Vec::new();
+            for (d, advance) in durations.iter().enumerate() {
+                let next = cell + advance * states;
+                if *advance > 0 && t + advance < frames {
+                    logs.push(own[1] + own[3 + d] + ending[next]);
+                } else if *advance > 0 && t + advance == frames && u + 1 == states {
+                    logs.push(own[1] + own[3 + d]);
+                }
+                if t + advance < frames && u + 1 < states {
+                    logs.push(own[2] + own[3 + d] + ending[next + 1]);
+                }
+            }
+            let top = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            if top > f64::NEG_INFINITY {
+                ending[cell] = top + logs.iter().map(|log| (log - top).exp()).sum::<f64>().ln();
+            }
+        }
+        ending[0]
+    }
+
+    /// Diagonals have more cells than a block has threads. An alignment has all labels, and as many frames as there are.
+    #[test]
+    fn long_diagonals() {
+        let (frames, states, durations) = (300, 270, [0, 1, 2, 4]);
+        let targets = vec![vec![1; states - 1]];
+        let terms = (normal(&[frames * states, 3 + durations.len()], &mut Noise::new(3)) - 2.0).unwrap();
+        let (losses, arcs) = DeviceUnderTest::get().run(|device| {
+            let extents = Extents {
+                padded: (frames, states),
+                frames: &[frames],
+                targets: &targets,
+                durations: &durations,
+            };
+            let mut lattices = Lattices::new(&extents, device).unwrap();
+            lattices.terms = terms.to_device(device).unwrap();
+            let rules = Rules {
+                sigma: 0.0,
+                label_factor: 1.0,
+                negligible: 1e-20,
+                rnnt: false,
+            };
+            let aligned = lattices.align(&rules).unwrap();
+            (aligned.losses, values(&aligned.arcs))
+        });
+        let expected = -log_sum(&values(&terms), frames, states, &durations);
+        assert!(
+            (losses[0] - expected).abs() < 1e-9 * expected.abs(),
+            "{losses:?} {expected}"
+        );
+        let width = 2 + durations.len();
+        let sum = |column: usize| arcs.iter().skip(column).step_by(width).sum::<f64>();
+        assert!((sum(1) - (states - 1) as f64).abs() < 1e-8, "{}", sum(1));
+        let passed: f64 = durations
+            .iter()
+            .enumerate()
+            .map(|(d, of)| *of as f64 * sum(2 + d))
+            .sum();
+        assert!((passed - frames as f64).abs() < 1e-8, "{passed}");
+    }
 }

@@ -247,6 +247,53 @@ fn golden_cases() {
     }
 }
 
+/// Lattices with more arcs than a thread keeps weights of, with diagonals that shared memory does not hold, and with log
+/// probabilities below those whose exponential 64 bits can hold.
+#[test]
+fn unusual_lattices_on_a_device() {
+    for (durations, states, scale, rnnt) in [
+        (vec![0, 1, 2, 3, 4], 40, 1.0, false),
+        (vec![4, 0, 1, 2, 3, 9, 5], 40, 1.0, false),
+        (vec![0, 15, 1], 230, 1.0, false),
+        (vec![0, 1, 1000], 40, 900.0, false),
+        (vec![0, 1], 40, 1.0, true),
+    ] {
+        let (frames, tokens) = (20, 4);
+        let settings = TdtLoss {
+            sigma: 0.05,
+            rnnt,
+            ..settings(durations.clone())
+        };
+        let mut noise = Noise::new(5);
+        let targets: Vec<Vec<u32>> = [states - 1, 7]
+            .iter()
+            .map(|len| (0..*len).map(|_| (noise.bits() % (tokens - 1)) as u32).collect())
+            .collect();
+        let shape = [2, frames, states, tokens as usize + durations.len()];
+        let logits = (normal(&shape, &mut noise) * scale)
+            .unwrap()
+            .to_dtype(DType::F32)
+            .unwrap();
+        let lengths = [frames, frames - 1];
+        let (found, gradient) = DeviceUnderTest::get()
+            .run(|device| loss_of_logits(&settings, &logits.to_device(device).unwrap(), &lengths, &targets));
+        let exact = logits.to_dtype(DType::F64).unwrap();
+        let (expected, expected_gradient) = loss_of_logits(&settings, &exact, &lengths, &targets);
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(expected.is_finite());
+            assert!(
+                (found - expected).abs() <= 1e-6 * expected,
+                "{durations:?}: {found} {expected}"
+            );
+        }
+        let difference = max_difference(&gradient, &expected_gradient);
+        assert!(
+            difference <= 2e-5 * scale,
+            "{durations:?}: gradient differs by {difference}"
+        );
+    }
+}
+
 fn small_joint(sizes: &JointSizes, seed: u64) -> (Joint, Parameters) {
     let mut builder = ParameterBuilder::random(DType::F64, Device::Cpu, seed);
     let joint = Joint::new(sizes, "joint", &mut builder).unwrap();

@@ -25,9 +25,9 @@ const MOST: [(PassPart, [usize; 3]); 8] = [
     (PassPart::LayerForward, [10, 0, 0]),
     // For each layer one for all steps, and one.
     (PassPart::PredictionForward, [4, 1, 0]),
-    // With one chunk of cells: 1 for each chunk forward, and 1 backward; for some chunks 1 forward and 2 backward; 6 beside. Tables
+    // With one chunk of cells: 1 for each chunk forward, and 1 backward; for some chunks 1 forward and 2 backward; 9 beside. Tables
     // of lattices, and factors of the losses; losses, with how many cells count.
-    (PassPart::JointAndLoss, [11, 2, 1]),
+    (PassPart::JointAndLoss, [14, 2, 1]),
     (PassPart::PredictionBackward, [8, 0, 0]),
     (PassPart::LayerBackward, [11, 0, 0]),
     (PassPart::SubsamplingBackward, [11, 0, 0]),
