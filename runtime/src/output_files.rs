@@ -59,10 +59,10 @@ pub fn write(files: &[OutputFile], out: &Path, scratch: &Path) -> Result<RecordB
     write_all_but(&[], files, out, scratch)
 }
 
-/// [`write`], but for files of `kept`, which somebody has edited: these get a row alone.
+/// [`write()`], but for files of `kept`, which somebody has edited: these get a row alone.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_all_but(
     kept: &[PathBuf],
     files: &[OutputFile],

@@ -46,7 +46,7 @@ pub fn texts(arguments: &EvaluateTextsArguments, out: &mut dyn Write) -> Result<
         scores.add(&lang, &score, pair.seconds);
         scored.push((pair, score));
     }
-    scored.sort_by(|(_, one), (_, other)| other.words.errors().cmp(&one.words.errors()));
+    scored.sort_by_key(|(_, other)| std::cmp::Reverse(other.words.errors()));
     let worst = &scored[..scored.len().min(arguments.worst)];
     if arguments.json {
         writeln!(out, "{}", document(&scores, worst))?;

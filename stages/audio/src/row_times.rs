@@ -78,7 +78,7 @@ fn is_unread(name: &str) -> bool {
             .all(|word| is_place(word) || BESIDE.contains(&word.as_str()))
 }
 
-/// The first of the names beside those of a row that [`is_unread`].
+/// The first of the names beside those of a row that nothing reads.
 pub fn unread_among<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Option<&'n str> {
     let has = |wanted: &&str| names.clone().any(|name| name.eq_ignore_ascii_case(wanted));
     let pair = PAIRS.iter().find(|pair| pair.iter().all(has));
@@ -86,7 +86,7 @@ pub fn unread_among<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Option<
     names.clone().find(|name| is_unread(name) || is_of_pair(name))
 }
 
-/// What is wrong with a name of [`is_unread`].
+/// What is wrong with such a name.
 pub fn unread(name: &str) -> String {
     format!(
         "`{name}` seems to say where a row begins or ends in its recording, but is not read: times are called {} and {}",

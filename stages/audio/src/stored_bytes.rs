@@ -90,11 +90,19 @@ impl StoredBytes {
         Ok(if start > tag { mpeg(&self.head(start)?) } else { found })
     }
 
-    /// Where the frames of MPEG audio begin: after tags, zeros, and the rest of a frame.
+    /// As [`first_frame`](crate::format::first_frame).
     fn first_frame(&self) -> io::Result<u64> {
         let tag = self.id3_length();
-        let zeros = if tag > 0 { 0 } else { self.zeros(0) };
-        Ok(tag + zeros + before_first_frame(&self.head(tag + zeros)?) as u64)
+        if mpeg(&self.head(tag)?).is_ok() {
+            return Ok(tag);
+        }
+        let zeros = self.zeros(tag);
+        let head = self.head(tag + zeros)?;
+        let more = match mpeg(&head) {
+            Ok(_) => Some(0),
+            Err(_) => Some(before_first_frame(&head)).filter(|more| *more > 0),
+        };
+        Ok(more.map_or(tag, |more| tag + zeros + more as u64))
     }
 
     fn head(&self, at: u64) -> io::Result<Vec<u8>> {
