@@ -15,7 +15,7 @@ pub fn parse(line: &str) -> Result<(Value, Cow<'_, str>), serde_json::Error> {
         Ok(value) => return Ok((value, Cow::Borrowed(line))),
         Err(error) => error,
     };
-    let Some(changed) = with_nulls(line) else {
+    let Some(changed) = with(line, |_| "null".to_owned()) else {
         return Err(error);
     };
     match serde_json::from_str(&changed) {
@@ -24,8 +24,21 @@ pub fn parse(line: &str) -> Result<(Value, Cow<'_, str>), serde_json::Error> {
     }
 }
 
-/// The line with null for each number that JSON does not have; none where there is no such number.
-fn with_nulls(line: &str) -> Option<String> {
+/// Parses a line, in which numbers that JSON does not have are read as text: `"NaN"`.
+///
+/// # Errors
+/// Where the line is no JSON even so; the error is that of the line as it is.
+pub fn parse_with_words(line: &str) -> Result<Value, serde_json::Error> {
+    serde_json::from_str(line).or_else(|error| {
+        let changed = with(line, |word| format!("\"{word}\"")).ok_or(());
+        changed
+            .and_then(|changed| serde_json::from_str(&changed).map_err(|_| ()))
+            .map_err(|()| error)
+    })
+}
+
+/// The line with something else for each number that JSON does not have; none where there is no such number.
+fn with(line: &str, instead: impl Fn(&str) -> String) -> Option<String> {
     let bytes = line.as_bytes();
     let (mut changed, mut copied, mut at) = (String::new(), 0, 0);
     // Whether a value may begin here.
@@ -49,7 +62,7 @@ fn with_nulls(line: &str) -> Option<String> {
                 if let Some(word) = found {
                     // The word is ASCII, so both ends are those of letters.
                     changed.push_str(line.get(copied..at)?);
-                    changed.push_str("null");
+                    changed.push_str(&instead(word));
                     at += word.len();
                     copied = at;
                     continue;
@@ -87,6 +100,9 @@ mod tests {
         ] {
             assert_eq!(changed(line).as_deref(), Some(read));
         }
+        let read = parse_with_words(r#"{"a": [NaN, 1], "b": -Infinity}"#).unwrap();
+        assert_eq!(read, serde_json::json!({"a": ["NaN", 1], "b": "-Infinity"}));
+        assert!(parse_with_words(r#"{"a": -NaN}"#).is_err());
         for line in [
             r#"{"a": NaNa}"#,
             r#"{NaN: 1}"#,

@@ -184,8 +184,8 @@ fn lines(path: &Path) -> io::Result<Vec<Line>> {
         let object = match std::str::from_utf8(bytes) {
             Err(error) => Err(refuse("not_utf8", error.to_string())),
             Ok(text) if text.trim().is_empty() => continue,
-            Ok(text) => match json_line::parse(text) {
-                Ok((Value::Object(values), _)) => Ok(values),
+            Ok(text) => match json_line::parse_with_words(text) {
+                Ok(Value::Object(values)) => Ok(values),
                 Ok(_) => Err(refuse("bad_json", "it is no JSON object")),
                 Err(error) => Err(refuse("bad_json", error.to_string())),
             },
@@ -561,7 +561,7 @@ fn seconds(values: &Map<String, Value>, key: &str, reason: &'static str, least: 
     let number = match values.get(key) {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::Number(number)) => number.as_f64(),
-        // As numbers of a parquet file that JSON does not have are given.
+        // As numbers that JSON does not have are given, of its lines and of parquet files.
         Some(Value::String(text)) => text.parse().ok().filter(|number: &f64| !number.is_finite()),
         Some(_) => None,
     };

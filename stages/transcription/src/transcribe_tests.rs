@@ -204,7 +204,7 @@ fn rows_of_a_manifest_get_what_their_parts_get_alone() {
     assert_eq!(row["audio_filepath"], path.to_str().unwrap());
     for (name, reason) in [
         ("line 6", "offset_invalid"),
-        ("line 7", "bad_json"),
+        ("line 7", "offset_invalid"),
         ("line 8", "bad_type"),
         ("line 9", "duration_invalid"),
         ("gone", "missing_file"),
