@@ -12,6 +12,20 @@ pub enum EvaluateCommand {
     Texts(EvaluateTextsArguments),
 }
 
+// How words are compared. (A doc comment would become that of the commands.)
+#[derive(Args, Debug)]
+pub struct NormalizationArguments {
+    /// Normalisation of words before they are compared, as in evaluation.report; by `texts` beside the plain comparison
+    #[arg(long, value_name = "HOW", default_value = "none")]
+    pub normalize: Normalize,
+    /// With `--normalize whisper_basic`: drop diacritics
+    #[arg(long)]
+    pub remove_diacritics: bool,
+    /// With `--normalize`: a space between any two letters
+    #[arg(long)]
+    pub split_letters: bool,
+}
+
 #[derive(Args, Debug)]
 pub struct EvaluateTextsArguments {
     /// The reference: a NeMo manifest (JSON lines), a file of lines, STM, CTM, TRN or the output of `flow transcribe --format
@@ -24,15 +38,8 @@ pub struct EvaluateTextsArguments {
     /// Lines of text begin with the name of their utterance, as in Kaldi's `text`
     #[arg(long)]
     pub ids: bool,
-    /// Normalisation of words before they are compared, beside the plain comparison, as in evaluation.report
-    #[arg(long, value_name = "HOW", default_value = "none")]
-    pub normalize: Normalize,
-    /// With `--normalize whisper_basic`: drop diacritics
-    #[arg(long)]
-    pub remove_diacritics: bool,
-    /// With `--normalize`: a space between any two letters
-    #[arg(long)]
-    pub split_letters: bool,
+    #[command(flatten)]
+    pub normalization: NormalizationArguments,
     /// Show so many utterances with the most errors
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub worst: usize,
@@ -60,15 +67,8 @@ pub struct EvaluateDiarizationArguments {
     /// Leave out where speakers of the reference overlap
     #[arg(long)]
     pub skip_overlap: bool,
-    /// Normalisation of words before they are compared, as in evaluation.report
-    #[arg(long, value_name = "HOW", default_value = "none")]
-    pub normalize: Normalize,
-    /// With `--normalize whisper_basic`: drop diacritics
-    #[arg(long)]
-    pub remove_diacritics: bool,
-    /// With `--normalize`: a space between any two letters
-    #[arg(long)]
-    pub split_letters: bool,
+    #[command(flatten)]
+    pub normalization: NormalizationArguments,
     /// Write an HTML page with timelines of speakers and errors
     #[arg(long, value_name = "FILE.html")]
     pub page: Option<PathBuf>,

@@ -17,7 +17,9 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use flow_kernels::device::DeviceChoice;
 
-pub use evaluate::{EvaluateCommand, EvaluateDiarizationArguments, EvaluateTextsArguments, Normalize};
+pub use evaluate::{
+    EvaluateCommand, EvaluateDiarizationArguments, EvaluateTextsArguments, NormalizationArguments, Normalize,
+};
 pub use look::{LineageArguments, LogArguments, LookArguments, RejectsArguments};
 pub use model::{
     LmBuildArguments, LmCommand, ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat,

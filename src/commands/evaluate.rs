@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use self::files::{Recordings, Side, read};
 use self::page::{PageData, check_page, write_page};
 use self::words::WordErrors;
-use crate::arguments::{EvaluateCommand, EvaluateDiarizationArguments, Normalize};
+use crate::arguments::{EvaluateCommand, EvaluateDiarizationArguments, NormalizationArguments, Normalize};
 use crate::failure::{Exit, Failure};
 use crate::table::{count, lines, plural};
 
@@ -37,11 +37,7 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
         let message = format!("--collar is {}", arguments.collar);
         return Err(Failure::usage(message, "give a number of seconds, 0 or more"));
     }
-    let normalizer = normalizer(
-        arguments.normalize,
-        arguments.remove_diacritics,
-        arguments.split_letters,
-    )?;
+    let normalizer = normalizer(&arguments.normalization)?;
     if let Some(page) = &arguments.page {
         check_page(page, arguments)?;
     }
@@ -128,16 +124,16 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
 }
 
 /// The normalisation of words by the options.
-fn normalizer(normalize: Normalize, remove_diacritics: bool, split_letters: bool) -> Result<Normalizer, Failure> {
-    let normalization = match normalize {
+fn normalizer(arguments: &NormalizationArguments) -> Result<Normalizer, Failure> {
+    let normalization = match arguments.normalize {
         Normalize::None => Normalization::None,
         Normalize::WhisperBasic => Normalization::WhisperBasic,
         Normalize::KeepMarks => Normalization::KeepMarks,
     };
     let normalizer = Normalizer {
         normalization,
-        remove_diacritics,
-        split_letters,
+        remove_diacritics: arguments.remove_diacritics,
+        split_letters: arguments.split_letters,
     };
     normalizer.check().map_err(|(option, needed)| {
         let option = option.replace('_', "-");

@@ -230,7 +230,6 @@ impl Store {
     }
 }
 
-/// The format of the state directory in a folder; none where there is none.
 /// Removes what a run that was killed left under temporary names. Those among the data of a recipe are left to its next
 /// writer: there may be millions of files there.
 fn remove_temporary_files(files: &Files, dir: &Path) -> Result<(), StoreError> {
@@ -259,6 +258,7 @@ fn remove_temporary_files(files: &Files, dir: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// The format of the state directory in a folder; none where there is none.
 fn read_format(dir: &Path) -> Result<Option<Format>, StoreError> {
     let path = dir.join("FORMAT");
     match atomic::read(&path)? {

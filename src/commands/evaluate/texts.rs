@@ -22,11 +22,7 @@ use crate::table::{count, lines};
 const NAMED: usize = 5;
 
 pub fn texts(arguments: &EvaluateTextsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let normalizer = normalizer(
-        arguments.normalize,
-        arguments.remove_diacritics,
-        arguments.split_letters,
-    )?;
+    let normalizer = normalizer(&arguments.normalization)?;
     let form = |path| Form::read(path, arguments.ids);
     let reference = form(&arguments.reference)?;
     let hypothesis = arguments.hypothesis.as_deref().map(form).transpose()?;
@@ -52,7 +48,7 @@ pub fn texts(arguments: &EvaluateTextsArguments, out: &mut dyn Write) -> Result<
         writeln!(out, "{}", document(&scores, worst))?;
         return Ok(Exit::Done);
     }
-    let is_normalized = arguments.normalize != Normalize::None;
+    let is_normalized = arguments.normalization.normalize != Normalize::None;
     let mut head = HEAD.to_vec();
     if is_normalized {
         head.extend(HEAD_OF_NORMALIZED);

@@ -50,6 +50,15 @@ fn is_unread(name: &str) -> bool {
     if STARTS.contains(&name) || ENDS.contains(&name) {
         return false;
     }
+    // Asked of every key of every line, of which hardly any is one.
+    let holds = |word: &&str| {
+        name.as_bytes()
+            .windows(word.len())
+            .any(|part| part.eq_ignore_ascii_case(word.as_bytes()))
+    };
+    if !OF_PLACES.iter().any(|word| holds(&word)) {
+        return false;
+    }
     let mut words = vec![String::new()];
     let mut small = false;
     for letter in name.chars() {

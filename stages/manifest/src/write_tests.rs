@@ -312,22 +312,6 @@ fn an_empty_set_is_written_only_where_it_is_allowed() {
     assert!(matches!(write("", &[]), (Ok(()), true)));
 }
 
-/// A tar of one file.
-fn tar_of(name: &str, bytes: &[u8]) -> Vec<u8> {
-    let mut header = [0u8; 512];
-    header[..name.len()].copy_from_slice(name.as_bytes());
-    header[100..108].copy_from_slice(b"0000644\0");
-    header[124..136].copy_from_slice(format!("{:011o}\0", bytes.len()).as_bytes());
-    header[148..156].fill(b' ');
-    header[156] = b'0';
-    header[257..263].copy_from_slice(b"ustar\0");
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    let mut tar = [&header[..], bytes].concat();
-    tar.resize(tar.len().next_multiple_of(512) + 1024, 0);
-    tar
-}
-
 /// Rows of `audio.webdataset`: the member in its tar, as NeMo's tarred manifests have it, which is read again as the same row.
 #[test]
 fn rows_in_tars_are_written_as_nemo_reads_tars() {
@@ -335,7 +319,7 @@ fn rows_in_tars_are_written_as_nemo_reads_tars() {
     let tar = folder.path().join("wds/part/audio_3.tar");
     fs::create_dir_all(tar.parent().unwrap()).unwrap();
     let recording = b"fLaC not looked into";
-    fs::write(&tar, tar_of("x/0001.flac", recording)).unwrap();
+    fs::write(&tar, tar_of(&[("x/0001.flac", &recording.to_vec())])).unwrap();
     // A file of the same name beside the manifest is another one.
     let out = folder.path().join("out");
     fs::create_dir_all(out.join("x")).unwrap();

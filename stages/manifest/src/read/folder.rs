@@ -1,6 +1,7 @@
 //! A folder of recordings with transcripts: in files beside them, or in LibriSpeech's lists.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -205,21 +206,19 @@ impl AudioFolder {
                 if refusal.reason != "missing_text" {
                     return refusal;
                 }
-                let other = OF_OTHER_PROGRAMS.map(|extension| self.beside(file, extension));
                 let above = Path::new(file).ancestors().skip(1);
                 let table = above
                     .filter_map(|above| first_of(&self.root.join(above), &TABLES))
                     .next();
-                let hint = match (
-                    table.as_ref().or(self.table.as_ref()),
-                    other.iter().find(|other| other.is_file()),
-                ) {
-                    (Some(table), _) => format!("; {} is a table: name it in place of the folder", table.display()),
-                    (None, Some(other)) => format!(
-                        "; {} is not read: write a table or JSON lines with `start`, `end` and `text`",
-                        other.display()
-                    ),
-                    (None, None) => String::new(),
+                let mut others = OF_OTHER_PROGRAMS.iter().map(|extension| self.beside(file, extension));
+                let hint = match table.as_ref().or(self.table.as_ref()) {
+                    Some(table) => format!("; {} is a table: name it in place of the folder", table.display()),
+                    None => others.find(|other| other.is_file()).map_or_else(String::new, |other| {
+                        format!(
+                            "; {} is not read: write a table or JSON lines with `start`, `end` and `text`",
+                            other.display()
+                        )
+                    }),
                 };
                 refuse("missing_text", refusal.detail + &hint)
             }),
@@ -259,7 +258,12 @@ impl AudioFolder {
 /// The folders in a folder, in their order.
 fn folders_of(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut folders: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    // A folder may hold a million files: only links are looked up.
+    let is_folder = |entry: &DirEntry| match entry.file_type() {
+        Ok(kind) if kind.is_symlink() => entry.path().is_dir(),
+        kind => kind.is_ok_and(|kind| kind.is_dir()),
+    };
+    let mut folders: Vec<PathBuf> = entries.filter(is_folder).map(|entry| entry.path()).collect();
     folders.sort();
     folders
 }

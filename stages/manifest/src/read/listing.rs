@@ -1,5 +1,6 @@
 //! Recordings below a folder, and where their transcripts are.
 
+use std::cell::LazyCell;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -228,7 +229,9 @@ impl Contents {
         }
         if !self.recordings.is_empty() {
             let texts = self.texts.iter().filter(|name| !name.ends_with(LIST));
-            let by_form: HashMap<String, &str> = stems.iter().map(|stem| (composed(stem), *stem)).collect();
+            // Hardly ever needed.
+            let by_form: LazyCell<HashMap<String, &str>, _> =
+                LazyCell::new(|| stems.iter().map(|stem| (composed(stem), *stem)).collect());
             for text in texts.filter(|name| !stems.contains(stem(name))) {
                 let other = match (by_form.get(&composed(stem(text))), self.others.get(stem(text))) {
                     (Some(recording), _) => format!(

@@ -94,8 +94,8 @@ use rows::Rows;
 ///
 /// Recordings of rows without a duration are decoded to measure it.
 ///
-/// Rows that are parts of longer recordings begin at `offset`, `start`, `start_time` or `begin`, and end at `end`, `end_time` or
-/// `stop`, or are `duration` long: in seconds. Where `start` and `end` are both given, and most of a sample of rows would end
+/// Rows that are parts of longer recordings begin at `offset`, `start`, `start_time`, `begin` or `begin_time`, and end at `end`,
+/// `end_time`, `stop` or `stop_time`, or are `duration` long: in seconds. Where `start` and `end` are both given, and most of a sample of rows would end
 /// long after their recordings, by the headers of FLAC and WAV files, but not in milliseconds, they are milliseconds; the log
 /// says so. Times that contradict each other are refused. A column that seems to be such a time under another name
 /// (`start_ms`, or `from` beside `to`) is an error, in JSON lines a reject (`unread_time`): `columns: [start_ms=start]` has it read,
@@ -422,4 +422,4 @@ impl Source for Reader {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -37,12 +37,14 @@ impl Quoting {
 }
 
 /// Whether all quotes of a table are written as CSV has them: each opens or closes a field, or is doubled within one; and
-/// fields stand in quotes where they must, or in the heading, too.
+/// fields stand in quotes where they must, or in the heading, too. Rows in which a quotation begins and ends look like one record
+/// of several lines, too, but the first and the last of them have all fields.
 fn is_quoted(text: &str, separator: char) -> bool {
     if !text.contains('"') {
         return false;
     }
     let (mut heading, mut found) = (None, false);
+    let has_all = |line: &str, columns: usize| line.split(separator).count() == columns;
     for record in records(
         text,
         Layout {
@@ -54,7 +56,16 @@ fn is_quoted(text: &str, separator: char) -> bool {
             return false;
         }
         let is_in_quotes = |field: &Cow<'_, str>| matches!(field, Cow::Owned(_));
-        let all = *heading.get_or_insert_with(|| record.fields.iter().all(is_in_quotes));
+        let (all, columns) =
+            *heading.get_or_insert_with(|| (record.fields.iter().all(is_in_quotes), record.fields.len()));
+        let mut lines = record.line.trim_end_matches(['\n', '\r']).split('\n');
+        let are_rows = match (lines.next(), lines.next_back()) {
+            (Some(first), Some(last)) => has_all(first, columns) && has_all(last, columns),
+            _ => false,
+        };
+        if are_rows {
+            return false;
+        }
         for field in &record.fields {
             let is_as_written = match is_in_quotes(field) {
                 true => all || field.contains([separator, '"', '\n', '\r']),
@@ -102,6 +113,17 @@ mod tests {
             ("path\ttext\na.wav\t\"\"Ja\"\" und \"nein\"\n", false, true),
             ("path\ttext\na.wav\t12\" vinyl\nb.wav\t\"a \"\"b\"\"\"\n", false, true),
             ("path\ttext\na.wav\tone\n", false, false),
+            // A quotation over two rows of it.
+            (
+                "path\ttext\tlang\na\t\"Come here.\ten\nb\tGo away.\"\ten\n",
+                false,
+                false,
+            ),
+            (
+                "path\tlang\ttext\na\ten\t\"Come here.\nb\ten\tGo away.\"\n",
+                false,
+                false,
+            ),
         ] {
             let (layout, said) = Quoting::Auto.layout(table, '\t');
             assert_eq!((layout.quoted, said.is_some()), (quoted, told), "{table}: {said:?}");

@@ -117,15 +117,6 @@ impl Recordings {
             }
         }
         let mut tried: Vec<String> = wanted.files.iter().map(|file| file.display().to_string()).collect();
-        if let Some(other) = wanted.files.iter().find_map(|file| in_other_form(file)) {
-            let why = format!(
-                "; {} is there, whose name is written in another form of Unicode",
-                other.display()
-            );
-            if let Some(last) = tried.last_mut() {
-                last.push_str(&why);
-            }
-        }
         if let Some((tar, member)) = &wanted.member {
             match self.members(tar)? {
                 Ok(members) => match members.find(member) {
@@ -133,6 +124,16 @@ impl Recordings {
                     None => tried.push(format!("{member:?} in {}", tar.display())),
                 },
                 Err(why) => tried.push(format!("{member:?} in {} ({why})", tar.display())),
+            }
+        }
+        // Behind the files, whose names come first.
+        if let Some(other) = wanted.files.iter().find_map(|file| in_other_form(file)) {
+            let why = format!(
+                "; {} is there, whose name is written in another form of Unicode",
+                other.display()
+            );
+            if let Some(last) = tried.get_mut(wanted.files.len() - 1) {
+                last.push_str(&why);
             }
         }
         Ok(Err(match tried.as_slice() {

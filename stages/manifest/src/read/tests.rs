@@ -245,7 +245,7 @@ fn members_of_tars_are_found_by_name() {
     }
 }
 
-fn tar_of(members: &[(&str, &Vec<u8>)]) -> Vec<u8> {
+pub(crate) fn tar_of(members: &[(&str, &Vec<u8>)]) -> Vec<u8> {
     let mut tar = Vec::new();
     for (name, bytes) in members {
         let mut header = [0u8; 512];
