@@ -128,7 +128,7 @@ pub fn work(
     let state = state(arguments, &target)?;
     let mut edited = BTreeSet::new();
     if let Ok(listed) = &listed {
-        edited = standing_files(work, &state.state, listed, &folder, &real)?;
+        edited = standing_files(work, &state.state, listed, &folder, &real, arguments.overwrite)?;
     }
     if arguments.overwrite {
         edited.clear();
@@ -331,6 +331,7 @@ fn standing_files(
     listed: &[Listed],
     folder: &Path,
     real: &Path,
+    overwrite: bool,
 ) -> Result<BTreeSet<PathBuf>, Failure> {
     let mut edited = BTreeSet::new();
     if let Ok(Location::Object(url)) = Location::of_path(real) {
@@ -372,7 +373,7 @@ fn standing_files(
         if standing.is_empty() {
             continue;
         }
-        let (mut changed, damage) = leave_unwritten(stage, state, &mut standing)?;
+        let (mut changed, damage) = leave_unwritten(stage, state, &mut standing, overwrite)?;
         // A killed run may have written files that no record names.
         if !standing.is_empty() || !changed.is_empty() {
             let notes = Notes::read(&state.join("scratch").join(stage));
@@ -380,7 +381,8 @@ fn standing_files(
             changed.retain(|path| !notes.hold(path));
         }
         edited.append(&mut changed);
-        if let (Some(damage), false) = (damage, standing.is_empty()) {
+        // Objects are not kept.
+        if let (Some(damage), false) = (damage, standing.is_empty() || is_url(real)) {
             // The run makes it again.
             writeln!(
                 io::stderr(),
@@ -404,13 +406,14 @@ fn standing_files(
     Ok(edited)
 }
 
-/// Keeps the files that no run of the state directory has written, as far as known, and gives the others that changed since. Runs
+/// Keeps the files that no run of the state directory has written, as far as known, and gives the others that changed since, but with `overwrite` none. Runs
 /// are searched from the last one back until no file is left: usually the last one has all. With what was damaged and could not
 /// tell, the first of it.
 fn leave_unwritten(
     stage: &str,
     state: &Path,
     files: &mut BTreeMap<PathBuf, String>,
+    overwrite: bool,
 ) -> Result<(BTreeSet<PathBuf>, Option<String>), Failure> {
     let mut changed = BTreeSet::new();
     let mut damage: Option<String> = None;
@@ -466,7 +469,7 @@ fn leave_unwritten(
                 let path = std::iter::once(path)
                     .chain(real)
                     .find(|path| files.remove(path).is_some());
-                if let Some(path) = path.filter(|path| !is_url(path))
+                if let Some(path) = path.filter(|path| !overwrite && !is_url(path))
                     && read_regular_file(&path).is_ok_and(|bytes| Digest::of(&bytes).to_hex() != digest)
                 {
                     changed.insert(path);

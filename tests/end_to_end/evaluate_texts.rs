@@ -68,8 +68,17 @@ fn texts_of_every_form_are_scored() {
         "h.ctm",
         "a 1 0.1 0.5 one 0.9\na 1 1.0 0.5 too\na 1 2.0 0.5 three\nb 1 1.9 0.5 drei\nb 1 0 0.5 eins\nb 1 0.6 0.5 zwei\nb 1 2.6 0.3 vier\n",
     );
+    // Whose rows are not in the order of time.
+    write(
+        "mixed.jsonl",
+        "{\"path\": \"b.wav\", \"start\": 2.5, \"sentence\": \"vier fünf\"}\n{\"path\": \"b.wav\", \"sentence\": \"eins zwei\"}\n\
+         {\"path\": \"a.wav\", \"sentence\": \"one two three\"}\n",
+    );
     for arguments in [
         &["reference.jsonl", "heard.jsonl"][..],
+        &["mixed.jsonl", "heard.jsonl"],
+        &["mixed.jsonl", "h.ctm"],
+        &["r.stm", "heard.jsonl"],
         &["reference.txt", "heard.txt"],
         &["reference.jsonl", "heard.txt"],
         &["--ids", "text", "heard"],
@@ -108,6 +117,11 @@ fn what_cannot_be_paired_is_told() {
         "{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}\n{\"audio_filepath\": \"a.wav\", \"text\": \"two\"}\n",
     );
     write("bad.ctm", "a 1 x 0.5 one\n");
+    write("channels.ctm", ";; a comment\na 1 0 0.5 one\na 2 0 0.5 two\n");
+    write("channels.stm", "a A x 0 3 one\na B x 0 3 two\n");
+    write("r.stm", "r 1 x 0 3 one\nr 1 x 3 4 two\n");
+    write("h.ctm", "h 1 0 0.5 one\nh 1 1 0.5 two\n");
+    write("nameless.jsonl", "{\"text\": \"one\"}\n");
     write("empty.txt", "");
     write("table.csv", "audio_filepath,text\na.wav,one\n");
     write("a.srt", "1\n00:00:00,000 --> 00:00:01,000\none\n");
@@ -122,6 +136,14 @@ fn what_cannot_be_paired_is_told() {
         (&["a.jsonl", "c.jsonl"], "no utterance has the same name"),
         (&["a.jsonl", "twice.jsonl"], "two lines are of a.wav"),
         (&["a.jsonl", "bad.ctm"], "line 1: start is \"x\""),
+        (&["a.jsonl", "channels.ctm"], "a has the channels 1 and 2"),
+        (&["channels.stm", "h.ctm"], "a has the channels A and B"),
+        (&["r.stm", "h.ctm"], "no utterance has the same name"),
+        (
+            &["nameless.jsonl", "a.jsonl"],
+            "line 1 names neither its recording nor itself",
+        ),
+        (&["h.ctm", "twice.jsonl"], "two lines are of a.wav"),
         (&["empty.txt", "empty.txt"], "nothing to score"),
         (&["table.csv", "table.csv"], "csv is not read here"),
         (&["a.srt", "a.srt"], "srt is not read here"),

@@ -178,9 +178,6 @@ impl NodeOperator {
             let progress = self.call(&partition, send, |work, out| work.partition_complete(&partition, out));
             if progress.is_err() && self.shared.gives_up() {
                 self.shared.give_up(ordinal);
-                self.in_hand.remove(&partition);
-                self.stopped = true;
-                self.advance();
                 continue;
             }
             match progress.map_err(here)? {

@@ -184,6 +184,7 @@ impl StoreError {
             StoreError::Damaged { path, .. } if path.file_name().is_some_and(|name| name == "FORMAT") => {
                 format!("if this version of flow wrote the state directory, put {{\"version\":{FORMAT}}} into {}", path.display())
             }
+            StoreError::Damaged { path, .. } if !path.exists() => "run again: what it held is made once more".to_string(),
             StoreError::Damaged { path, .. } => {
                 format!(
                     "remove {} and run again: what it held is made once more",
@@ -215,6 +216,12 @@ impl StoreError {
     pub fn is_held(&self) -> bool {
         matches!(self, StoreError::Held { .. })
     }
+}
+
+/// A file that was found damaged was written anew.
+pub(super) fn mended(path: &Path) {
+    let mut found = FOUND_DAMAGED.lock().unwrap_or_else(PoisonError::into_inner);
+    found.remove(path);
 }
 
 /// The files below the folder `dir` that were found damaged and that `message` names.

@@ -212,17 +212,22 @@ impl Store {
         let mut needed = Needed::default();
         let mut planned: BTreeSet<(String, Digest)> = BTreeSet::new();
         let mut complete: BTreeSet<(String, Digest)> = BTreeSet::new();
+        // Of runs whose notes are damaged: which records they had is not known.
+        let mut unknown: BTreeSet<Digest> = BTreeSet::new();
         for run in runs {
             let path = self.run_folder(run)?.join("plan.json");
             // A run that ended before it had a plan.
             let Some(bytes) = atomic::read(&path)? else { continue };
             let plan: Planned = serde_json::from_slice(&bytes)
                 .map_err(|error| StoreError::io("read the plan", &path, std::io::Error::other(error)))?;
-            for stage in plan.stages {
-                needed.recipes.insert(stage.recipe);
-                planned.insert((stage.stage, stage.recipe));
+            let recipes: BTreeSet<Digest> = plan.stages.iter().map(|stage| stage.recipe).collect();
+            needed.recipes.extend(&recipes);
+            planned.extend(plan.stages.into_iter().map(|stage| (stage.stage, stage.recipe)));
+            let snapshots = self.run_snapshots(run);
+            if matches!(snapshots, Err(StoreError::Damaged { .. })) {
+                unknown.extend(recipes);
             }
-            let snapshots = whole(self.run_snapshots(run), damaged)?.unwrap_or_default();
+            let snapshots = whole(snapshots, damaged)?.unwrap_or_default();
             for snapshot in snapshots.stages {
                 needed.recipes.insert(snapshot.recipe);
                 if snapshot.complete {
@@ -242,6 +247,7 @@ impl Store {
         for (_, recipe) in planned.difference(&complete) {
             needed.known.remove(recipe);
         }
+        needed.known.retain(|recipe| !unknown.contains(recipe));
         Ok(needed)
     }
 

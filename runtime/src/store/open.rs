@@ -248,10 +248,10 @@ fn remove_temporary_files(files: &Files, dir: &Path) -> Result<(), StoreError> {
         folders.push(folder);
     }
     for folder in folders {
-        for name in atomic::list(&folder)?
-            .keys()
-            .filter(|name| recovery::is_temporary(name))
-        {
+        // Names alone: a folder may hold the records of many partitions.
+        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        for name in names.filter(|name| recovery::is_temporary(name)) {
             files.remove(&folder.join(name))?;
         }
     }

@@ -7,7 +7,7 @@ use chrono::Utc;
 use super::StoreError;
 use crate::digest::Digest;
 
-/// No state directory has so many runs: a name with such a number is none of ours.
+/// No state directory has so many runs: a name with such a number is none of ours, nor is one that it would follow.
 const MOST: u64 = 1 << 48;
 
 /// A name after those of all runs in the state directory `dir`, a folder.
@@ -51,7 +51,7 @@ pub(crate) fn is_after(name: &str, other: &str) -> bool {
 fn number_of(name: &str) -> u64 {
     let mut parts = name.split('-').skip(1);
     match (parts.next(), parts.next(), parts.next()) {
-        (Some(number), Some(_), None) => number.parse().ok().filter(|number| *number < MOST).unwrap_or(0),
+        (Some(number), Some(_), None) => number.parse().ok().filter(|number| *number < MOST - 1).unwrap_or(0),
         _ => 0,
     }
 }
@@ -76,8 +76,12 @@ mod tests {
         begun("19700101T000000000Z-2-ffff");
         begun("20260102T030405678Z-9-0000");
         begun("20260101T030405678Z-10-0000");
+        // Numbers that no run has count as none.
+        let strange = format!("x-{}-y", MOST - 1);
+        std::fs::create_dir(dir.path().join("runs").join(&strange)).unwrap();
         let last = next(dir.path()).unwrap();
         assert_eq!(number_of(&last), 11);
+        std::fs::remove_dir(dir.path().join("runs").join(strange)).unwrap();
         begun(&last);
     }
 }

@@ -69,7 +69,7 @@ fn clean_up_once(folder: impl AsFd, path: &Path) {
             return;
         }
     }
-    // Whoever writes next tries again.
+    // The next process tries again.
     let _ = clean_up(folder, path);
 }
 
@@ -97,8 +97,9 @@ fn clean_up(folder: impl AsFd, path: &Path) -> io::Result<()> {
             Err(TryLockError::WouldBlock) => false,
             _ => is_old(&file),
         };
-        if is_left && file.metadata()?.is_file() {
-            rustix::fs::unlinkat(&folder, name, AtFlags::empty())?;
+        if is_left && file.metadata().is_ok_and(|about| about.is_file()) {
+            // One that is another user's, or gone meanwhile, keeps no other one.
+            let _ = rustix::fs::unlinkat(&folder, name, AtFlags::empty());
         }
     }
     Ok(())

@@ -44,11 +44,11 @@ pub fn texts(arguments: &EvaluateTextsArguments, out: &mut dyn Write) -> Result<
     }
     scored.sort_by_key(|(_, other)| std::cmp::Reverse(other.words.errors()));
     let worst = &scored[..scored.len().min(arguments.worst)];
+    let is_normalized = arguments.normalization.normalize != Normalize::None;
     if arguments.json {
-        writeln!(out, "{}", document(&scores, worst))?;
+        writeln!(out, "{}", document(&scores, worst, is_normalized))?;
         return Ok(Exit::Done);
     }
-    let is_normalized = arguments.normalization.normalize != Normalize::None;
     let mut head = HEAD.to_vec();
     if is_normalized {
         head.extend(HEAD_OF_NORMALIZED);
@@ -133,7 +133,7 @@ fn cells(name: &str, score: &Score, is_normalized: bool) -> Vec<String> {
     cells
 }
 
-fn figures(score: &Score) -> Value {
+fn figures(score: &Score, is_normalized: bool) -> Value {
     let edits = |edits: &EditCounts| {
         json!({
             "rate": Some(edits.rate()).filter(|rate| rate.is_finite()),
@@ -151,17 +151,17 @@ fn figures(score: &Score) -> Value {
     if score.tagged > 0 {
         figures["wrong_tags"] = score.wrong_tags.into();
     }
-    if score.normalized_characters.units > 0 {
+    if is_normalized {
         figures["normalized_wer"] = edits(&score.normalized_words);
         figures["normalized_cer"] = edits(&score.normalized_characters);
     }
     figures
 }
 
-fn document(scores: &Scores, worst: &[(&Pair, UtteranceScore)]) -> Value {
-    let mut document = figures(&scores.overall);
+fn document(scores: &Scores, worst: &[(&Pair, UtteranceScore)], is_normalized: bool) -> Value {
+    let mut document = figures(&scores.overall, is_normalized);
     let languages = scores.languages.iter().filter(|(lang, _)| !lang.is_empty());
-    let languages = languages.map(|(lang, score)| (lang.clone(), figures(score)));
+    let languages = languages.map(|(lang, score)| (lang.clone(), figures(score, is_normalized)));
     document["languages"] = Value::Object(languages.collect());
     let worst = worst.iter().map(|(pair, score)| {
         json!({

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use flow_audio::row_times::STARTS;
 use flow_evaluation::speaker_transcripts::read_stm;
 use flow_evaluation::utterance::Utterance;
-use flow_manifest::read::json_line;
+use flow_manifest::read::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_KEYS, TEXT_COLUMNS, json_line};
 use flow_speakers::stages::recording_name;
 use flow_speakers::turns::Turn;
 use flow_transcription::Transcript;
@@ -14,9 +15,7 @@ use serde_json::{Map, Value};
 use super::super::files::read;
 use crate::failure::Failure;
 
-/// Keys of a manifest line that name its language, and keys of its text.
-const LANGUAGES: [&str; 4] = ["lang", "language", "target_lang", "source_lang"];
-const TEXTS: [&str; 4] = ["text", "transcription", "transcript", "sentence"];
+/// Keys of a manifest line for what a system heard.
 const HYPOTHESES: [&str; 2] = ["pred_text", "hypothesis"];
 
 /// A file with texts.
@@ -34,13 +33,15 @@ pub enum Content {
     Lines(Vec<String>),
     /// By the names of utterances.
     Named(BTreeMap<String, String>),
-    /// By recording, each text with its time: utterances, or single words.
+    /// By recording, each text with its time, in its order: utterances, or single words.
     Timed(BTreeMap<String, Vec<Utterance>>),
 }
 
 /// A line of a manifest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
+    /// Whether the line names its recording or itself; else its names are its number.
+    pub is_named: bool,
     /// Its recording, and where in it.
     pub name: String,
     /// The same with the name of the file in place of its path.
@@ -51,13 +52,20 @@ pub struct Row {
     /// What a system heard.
     pub heard: Option<String>,
     pub lang: Option<String>,
+    /// Where it begins in its recording.
+    pub offset: f64,
     pub seconds: f64,
 }
 
 impl Form {
     /// Reads a file. `ids`: lines of text begin with the name of their utterance.
     pub fn read(path: &Path, ids: bool) -> Result<Form, Failure> {
-        let content = read(path, |text| content(path, text, ids))?;
+        let mut content = read(path, |text| content(path, text, ids))?;
+        if let Content::Timed(recordings) = &mut content {
+            for texts in recordings.values_mut() {
+                texts.sort_by(|one, other| one.turn.start.total_cmp(&other.turn.start));
+            }
+        }
         Ok(Form {
             path: path.to_path_buf(),
             content,
@@ -68,8 +76,14 @@ impl Form {
 fn content(path: &Path, text: &str, ids: bool) -> Result<Content, String> {
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
     match ending.as_deref() {
-        Some("stm") => read_stm(text).map(Content::Timed).map_err(|error| error.to_string()),
-        Some("ctm") => ctm(text).map(Content::Timed),
+        Some("stm") => {
+            one_channel(text)?;
+            read_stm(text).map(Content::Timed).map_err(|error| error.to_string())
+        }
+        Some("ctm") => {
+            one_channel(text)?;
+            ctm(text).map(Content::Timed)
+        }
         Some("trn") => named(text, trn_line).map(Content::Named),
         _ if !ids && text.trim_start().starts_with('{') => json(text),
         Some("jsonl" | "ndjson" | "json") => json(text),
@@ -106,6 +120,23 @@ fn named(text: &str, split: impl Fn(&str) -> Option<(&str, &str)>) -> Result<BTr
     Ok(utterances)
 }
 
+/// Refuses a CTM or STM with several channels of a recording: their texts would be mixed.
+fn one_channel(text: &str) -> Result<(), String> {
+    let mut channels = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.trim_start().starts_with(';')) {
+        let mut fields = line.split_whitespace();
+        if let (Some(recording), Some(channel)) = (fields.next(), fields.next()) {
+            let first = *channels.entry(recording).or_insert(channel);
+            if first != channel {
+                return Err(format!(
+                    "{recording} has the channels {first} and {channel}; give each channel's recording a name of its own"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Words with their times: `recording channel start duration word`, and perhaps more. Comments begin with `;;`.
 fn ctm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>, String> {
     let mut recordings: BTreeMap<String, Vec<Utterance>> = BTreeMap::new();
@@ -134,9 +165,6 @@ fn ctm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>, String> {
             },
             text: word.to_owned(),
         });
-    }
-    for words in recordings.values_mut() {
-        words.sort_by(|one, other| one.turn.start.total_cmp(&other.turn.start));
     }
     Ok(recordings)
 }
@@ -174,31 +202,29 @@ fn json(text: &str) -> Result<Content, String> {
 
 fn row(fields: &Map<String, Value>, number: usize) -> Row {
     let text = |keys: &[&str]| keys.iter().find_map(|key| Some(fields.get(*key)?.as_str()?.to_owned()));
-    let path = text(&["audio_filepath", "file_name", "audio"]);
-    let id = text(&["segment_id", "id"]);
-    let offset = fields
-        .get("offset")
-        .and_then(Value::as_f64)
-        .filter(|offset| *offset > 0.0);
+    let path = text(&FILE_COLUMNS);
+    let id = text(&ID_COLUMNS);
+    let offset = STARTS.iter().find_map(|key| fields.get(*key)?.as_f64());
     let in_tar = fields.get("tar_offset").and_then(Value::as_u64);
-    let name = path
-        .clone()
-        .or_else(|| id.clone())
-        .unwrap_or_else(|| format!("line {number}"));
-    let named = |name: String| match (offset, in_tar, &id) {
+    let is_named = path.is_some() || id.is_some();
+    let name = path.or_else(|| id.clone()).unwrap_or_else(|| format!("line {number}"));
+    let offset = offset.unwrap_or_default();
+    let named = |name: String| match (in_tar, &id) {
         // Of a tar the name of the row tells more.
-        (_, Some(_), Some(id)) => id.clone(),
-        (Some(offset), ..) => format!("{name} at {offset} s"),
+        (Some(_), Some(id)) => id.clone(),
+        _ if offset > 0.0 => format!("{name} at {offset} s"),
         _ => name,
     };
     let recording = recording_name(&name);
     Row {
+        is_named,
         short: named(recording.clone()),
         recording,
         name: named(name),
-        text: text(&TEXTS),
+        text: text(&TEXT_COLUMNS),
         heard: text(&HYPOTHESES),
-        lang: text(&LANGUAGES).filter(|lang| !lang.is_empty()),
+        lang: text(&LANGUAGE_KEYS).filter(|lang| !lang.is_empty()),
+        offset,
         seconds: fields.get("duration").and_then(Value::as_f64).unwrap_or_default(),
     }
 }

@@ -20,6 +20,8 @@ pub struct Pair {
 #[derive(Debug, Default, PartialEq)]
 pub struct Paired {
     pub pairs: Vec<Pair>,
+    /// Names that both sides have.
+    pub matched: usize,
     /// Names that the hypothesis does not have.
     pub missing: Vec<String>,
     /// Names that the reference does not have.
@@ -60,12 +62,9 @@ pub fn paired(reference: Form, hypothesis: Option<Form>) -> Result<Paired, Failu
         (Content::Lines(_), _) | (_, Content::Lines(_)) => {
             Err("lines without names can be paired with lines alone".into())
         }
-        (said, Content::Manifest(heard)) => by_name(
-            heard
-                .into_iter()
-                .map(|row| (row.recording, row.heard.or(row.text).unwrap_or_default())),
-        )
-        .and_then(|heard| by_names(from_named(in_one(said)), heard)),
+        (said, Content::Manifest(heard)) => {
+            heard_by_recording(heard).and_then(|heard| by_names(from_named(in_one(said)), heard))
+        }
         (said, heard) => by_names(from_named(in_one(said)), in_one(heard)),
     };
     let help = "files of lines need as many lines; with --ids each line begins with the name of its utterance";
@@ -73,12 +72,10 @@ pub fn paired(reference: Form, hypothesis: Option<Form>) -> Result<Paired, Failu
     if paired.pairs.is_empty() {
         return Err(wrong("there is nothing to score".into(), help));
     }
-    if paired.missing.len() == paired.pairs.len() && !paired.left_out.is_empty() {
-        let names = [&paired.missing[0], &paired.left_out[0]];
-        let why = format!(
-            "no utterance has the same name on both sides: {} and {}",
-            names[0], names[1]
-        );
+    if paired.matched == 0
+        && let (Some(missing), Some(left_out)) = (paired.missing.first(), paired.left_out.first())
+    {
+        let why = format!("no utterance has the same name on both sides: {missing} and {left_out}");
         return Err(wrong(why, help));
     }
     Ok(paired)
@@ -96,14 +93,18 @@ fn of_one_manifest(rows: Vec<Row>) -> Result<Paired, String> {
         (None, _) => Err(format!("{}: there is no `text`", row.name)),
         (_, None) => Err(format!("{}: there is no `pred_text`", row.name)),
     };
+    let pairs: Vec<Pair> = rows.into_iter().map(pair).collect::<Result<_, _>>()?;
     Ok(Paired {
-        pairs: rows.into_iter().map(pair).collect::<Result<_, _>>()?,
+        matched: pairs.len(),
+        pairs,
         ..Paired::default()
     })
 }
 
 /// Rows of the same recordings, named by their whole paths, or where these differ throughout, by the names of the files.
 fn of_two_manifests(mut said: Vec<Row>, mut heard: Vec<Row>) -> Result<Paired, String> {
+    check_names(&said)?;
+    check_names(&heard)?;
     let names: HashSet<&str> = heard.iter().map(|row| row.name.as_str()).collect();
     if !said.iter().any(|row| names.contains(row.name.as_str())) {
         for row in said.iter_mut().chain(&mut heard) {
@@ -134,8 +135,35 @@ fn from_rows(rows: Vec<Row>) -> Result<Vec<Pair>, String> {
     rows.into_iter().map(pair).collect()
 }
 
-/// The same, named and joined by recording, as CTM and STM have it.
-fn from_rows_by_recording(rows: Vec<Row>) -> Result<Vec<Pair>, String> {
+/// Refuses a manifest in which a line has no name, or two have the same.
+fn check_names(rows: &[Row]) -> Result<(), String> {
+    if let Some(row) = rows.iter().find(|row| !row.is_named) {
+        return Err(format!("{} names neither its recording nor itself", row.name));
+    }
+    by_name(rows.iter().map(|row| (row.name.clone(), ()))).map(drop)
+}
+
+/// What was heard of each recording, in the order of time.
+fn heard_by_recording(mut rows: Vec<Row>) -> Result<BTreeMap<String, String>, String> {
+    check_names(&rows)?;
+    rows.sort_by(|one, other| one.offset.total_cmp(&other.offset));
+    let mut heard: BTreeMap<String, String> = BTreeMap::new();
+    for row in rows {
+        let text = row.heard.or(row.text).unwrap_or_default();
+        match heard.get_mut(&row.recording) {
+            None => {
+                heard.insert(row.recording, text);
+            }
+            Some(whole) => *whole = format!("{whole} {text}"),
+        }
+    }
+    Ok(heard)
+}
+
+/// The same, named and joined by recording, in the order of time, as CTM and STM have it.
+fn from_rows_by_recording(mut rows: Vec<Row>) -> Result<Vec<Pair>, String> {
+    check_names(&rows)?;
+    rows.sort_by(|one, other| one.offset.total_cmp(&other.offset));
     let mut by_recording: BTreeMap<String, Pair> = BTreeMap::new();
     for row in rows {
         let recording = row.recording.clone();
@@ -213,6 +241,7 @@ fn by_names(mut pairs: Vec<Pair>, mut heard: BTreeMap<String, String>) -> Result
         }
     }
     Ok(Paired {
+        matched: pairs.len() - missing.len(),
         pairs,
         missing,
         left_out: heard.into_keys().collect(),
@@ -231,6 +260,7 @@ fn by_lines(mut pairs: Vec<Pair>, heard: Vec<String>) -> Result<Paired, String> 
         pair.hypothesis = text;
     }
     Ok(Paired {
+        matched: pairs.len(),
         pairs,
         ..Paired::default()
     })
@@ -240,17 +270,17 @@ fn by_lines(mut pairs: Vec<Pair>, heard: Vec<String>) -> Result<Paired, String> 
 /// texts of a recording are compared as one.
 fn by_times(said: BTreeMap<String, Vec<Utterance>>, mut heard: BTreeMap<String, Vec<Utterance>>) -> Paired {
     let mut paired = Paired::default();
-    for (recording, mut utterances) in said {
+    for (recording, utterances) in said {
         let heard = heard.remove(&recording);
-        if heard.is_none() {
-            paired.missing.push(recording.clone());
+        match heard {
+            None => paired.missing.push(recording.clone()),
+            Some(_) => paired.matched += 1,
         }
         let heard = heard.unwrap_or_default();
         let is_words = heard
             .iter()
             .all(|heard| !heard.text.trim().contains(char::is_whitespace));
         if !is_words {
-            utterances.sort_by(|one, other| one.turn.start.total_cmp(&other.turn.start));
             paired.pairs.push(Pair {
                 name: recording,
                 reference: joined(&utterances),

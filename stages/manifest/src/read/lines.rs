@@ -32,7 +32,7 @@ const BLOCK_BYTES: u64 = 64 << 20;
 const LONGEST_LINE: u64 = 1 << 20;
 
 /// Keys that name the language; the first that exists counts.
-const LANGUAGE_KEYS: [&str; 5] = ["lang", "language", "target_lang", "source_lang", "locale"];
+pub const LANGUAGE_KEYS: [&str; 5] = ["lang", "language", "target_lang", "source_lang", "locale"];
 /// The key that names the recording, and the one in lines of Hugging Face's `metadata.jsonl`.
 const AUDIO_FILEPATH: &str = "audio_filepath";
 const FILE_NAME: &str = "file_name";

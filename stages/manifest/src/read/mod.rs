@@ -41,12 +41,14 @@ use serde::{Deserialize, Serialize};
 pub use files::Format;
 pub(crate) use files::trailing_number;
 pub use flow_audio::json_line;
+pub use lines::LANGUAGE_KEYS;
 pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
 pub use quoting::Quoting;
 pub use row_rules::{Regions, usual_language};
 pub use rows::read_schema;
+pub use text_tables::{FILE_COLUMNS, ID_COLUMNS, TEXT_COLUMNS};
 
 use crate::error::ManifestError;
 use files::expand;
