@@ -37,14 +37,6 @@ pub const STORE: [&str; 7] = [
     EXPORT_DONE,
 ];
 
-/// Some rows of the process's partitions are on their way to the reducers of a decision.
-pub const ROWS_SHUFFLED: &str = "rows-shuffled";
-/// The reducer of the process has decided, and told the next one.
-pub const ROWS_REDUCED: &str = "rows-reduced";
-
-/// The points of a decision that is made group by group.
-pub const DECISION: [&str; 2] = [ROWS_SHUFFLED, ROWS_REDUCED];
-
 /// Called with the name of each point that is passed, and the numbers that go with it (rank and step, say).
 type Hook = Box<dyn Fn(&str, &[u64]) + Send + Sync>;
 

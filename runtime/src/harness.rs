@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -22,11 +22,10 @@ use crate::context::{Cancel, Context, ProcessShare, StopAsked, Waker};
 use crate::dataflow::partition_output::{PartitionOutput, drain};
 use crate::dataflow::port_buffer::PortBuffer;
 use crate::dataflow::work::apply;
+use crate::decision::{self, Decision, Ended, Resources, decide_generations};
 use crate::digest::Digest;
 use crate::error::StageError;
 use crate::event::{Event, Events};
-use crate::grouped_decision::{self, Decided, GroupedDecision, Shuffle, Stopped, Task};
-use crate::incremental_decision::{IncrementalDecision, decide_generations};
 use crate::inputs::{self, InputPort, Inputs, Offered, Reads};
 use crate::kind::{Body, Export, Global, Kind, Log, LogPosition, Operator, Progress, Shape, Source};
 use crate::out::Out;
@@ -71,6 +70,9 @@ pub fn joined_processes(count: usize) -> Vec<Arc<Processes>> {
         .map(|thread| thread.join().expect("no panic"))
         .collect()
 }
+
+/// Bytes for key rows.
+const HARNESS_MEMORY: u64 = 1 << 26;
 
 /// A kind with its settings and inputs.
 pub struct Harness<K: Kind> {
@@ -293,7 +295,7 @@ impl<K: Kind> Harness<K> {
                 body.complete()?;
             }
             Body::Log(body) => run.log(&self.inputs, body)?,
-            Body::Global(body) => run.global(&self.inputs, body)?,
+            Body::Global(body) => run.global(&self.inputs, body, &context)?,
             Body::Export(body) => self.export(body)?,
         }
         drop(context);
@@ -485,7 +487,7 @@ impl Run {
         Ok(())
     }
 
-    fn global(&mut self, inputs: &[Fed], mut body: Box<dyn Global>) -> Result<(), StageError> {
+    fn global(&mut self, inputs: &[Fed], mut body: Box<dyn Global>, context: &Context) -> Result<(), StageError> {
         let position = self
             .streamed
             .iter()
@@ -502,7 +504,13 @@ impl Run {
             }
             key_rows.push((partition.clone(), in_row_order(&key_schema, keys)?));
         }
-        let decided = body.decide(&Artifact::in_memory(key_schema, key_rows)?)?;
+        let decision = body.decision();
+        let keys = Artifact::in_memory(key_schema, key_rows)?;
+        let (decided, classes) = decide(&decision, &keys, HARNESS_MEMORY, &context.scratch)?;
+        match &decision {
+            Decision::Groups(groups) => groups.complete(context, &decided)?,
+            Decision::Choice(choice) => choice.complete(context, &classes)?,
+        }
         let mut decisions: BTreeMap<Partition, Vec<RecordBatch>> = BTreeMap::new();
         for (partition, batch) in decided {
             decisions.entry(partition).or_default().push(batch);
@@ -613,49 +621,21 @@ pub fn stored_decisions(
     Ok(partitions.map(|name| (name.clone(), decisions.of(name))).collect())
 }
 
-/// Decides about `keys` group by group, in so many passes of each round, on `processes` ([`joined_processes`]; none: in this
-/// process alone): the decisions, and what the last reducer left.
+/// Decides about `keys` with so many bytes of memory for them: the decisions, and of a choice rows in all and chosen rows by
+/// class.
 ///
 /// # Errors
 /// Those of the stage.
-pub fn decide_by_groups(
-    grouped: &dyn GroupedDecision,
-    keys: &Artifact,
-    passes: u64,
-    processes: &[Arc<Processes>],
-) -> Result<(Vec<(Partition, RecordBatch)>, serde_json::Value), StageError> {
-    let partitions: Arc<[Partition]> = keys.partitions().cloned().collect();
-    let decide = |shuffle: Shuffle| {
-        grouped_decision::run(&Task {
-            grouped,
-            keys,
-            partitions: &partitions,
-            shuffle: &shuffle,
-            passes: &|_, _| passes,
-        })
+pub fn decide(decision: &Decision, keys: &Artifact, memory: u64, scratch: &Path) -> Result<OfGeneration, StageError> {
+    let resources = Resources {
+        memory,
+        scratch: scratch.to_path_buf(),
+        stop: Box::new(|| None),
     };
-    let done = match processes.first() {
-        None => decide(Shuffle::alone(|| None)),
-        Some(first) => {
-            // Above the topics of stages and of a run's invitations.
-            let topic = (1 << 31) + 2 + first.new_session();
-            let decide = &decide;
-            // What becomes of the others is told to the first.
-            std::thread::scope(|scope| {
-                for process in &processes[1..] {
-                    scope.spawn(move || decide(Shuffle::among(process, topic, || None)));
-                }
-                decide(Shuffle::among(first, topic, || None))
-            })
-        }
-    };
-    match done {
-        Ok(Some(Decided { carried, decisions })) => Ok((decisions, carried)),
-        Err(Stopped::Stage(error) | Stopped::Elsewhere(Some(error))) => Err(error),
-        other => Err(StageError::failed(format!(
-            "it did not decide: {:?}",
-            other.map(|decided| decided.is_some())
-        ))),
+    match decision::decide(decision, keys, &resources) {
+        Ok(decided) => Ok((decided.decisions, decided.classes)),
+        Err(Ended::Stage(error)) => Err(error),
+        Err(Ended::Signal(signal)) => Err(StageError::failed(format!("signal {signal}"))),
     }
 }
 
@@ -666,10 +646,7 @@ pub type OfGeneration = (Vec<(Partition, RecordBatch)>, BTreeMap<String, (u64, u
 ///
 /// # Errors
 /// Those of the stage.
-pub fn decide_incrementally(
-    decision: &IncrementalDecision,
-    generations: &[Artifact],
-) -> Result<Vec<OfGeneration>, StageError> {
+pub fn decide_incrementally(decision: &Decision, generations: &[Artifact]) -> Result<Vec<OfGeneration>, StageError> {
     let decided = decide_generations(decision, generations)?.into_iter();
     Ok(decided.map(|decided| (decided.decisions, decided.classes)).collect())
 }

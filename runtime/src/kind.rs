@@ -13,9 +13,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::context::Context;
+use crate::decision::Decision;
 use crate::error::StageError;
-use crate::grouped_decision::GroupedDecision;
-use crate::incremental_decision::IncrementalDecision;
 use crate::inputs::{Input, InputPort, Inputs, OutputPort, Reads};
 use crate::out::Out;
 use crate::partition::Partition;
@@ -302,21 +301,10 @@ pub trait Global {
         None
     }
     /// Projects rows to key rows: one for each row, in their order. Local. Where the stage takes rows from another global
-    /// one, rows that do not come through that one are projected, too; `decide` is not shown them.
+    /// one, rows that do not come through that one are projected, too; the decision is not shown them.
     fn keys(&mut self, partition: &Partition, batch: &RecordBatch) -> Result<RecordBatch, StageError>;
-    /// Decisions for every partition of `keys`, sorted by `_row`. Rows without a decision may be left out. All columns
-    /// of the key rows together may not fit in memory: read only the columns that are needed.
-    fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError>;
-    /// Another way to the same decisions, group by group, for several processes and for one whose memory does not suffice for
-    /// `decide`. None: `decide` is the only one.
-    fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {
-        None
-    }
-    /// A third way to the same decisions, by changes of the key rows since the last time, for a process that stays alive over
-    /// many runs. None: a change costs as much as the whole.
-    fn incrementally(&self) -> Option<IncrementalDecision> {
-        None
-    }
+    /// How it decides about the key rows of all partitions. Rows without a decision are left out.
+    fn decision(&self) -> Decision;
     /// Applies the decisions of one partition: one outcome for each row, by its `_row`, ascending. Local.
     fn apply(
         &mut self,

@@ -4,6 +4,7 @@
 mod available_memory;
 pub mod context;
 pub mod dataflow;
+mod decision;
 pub mod digest;
 pub mod error;
 pub mod escape;
@@ -11,10 +12,8 @@ pub mod event;
 pub mod failpoints;
 mod full_disk;
 pub mod glob;
-mod grouped_decision;
 pub mod harness;
 mod host;
-mod incremental_decision;
 pub mod inputs;
 pub mod kind;
 mod local_copy;
@@ -40,17 +39,15 @@ pub mod spec;
 pub mod store;
 mod suggest;
 mod switched_off;
+mod unlinked_file;
 mod url_use;
 
 pub use available_memory::available_memory;
 pub use context::{Context, ProcessShare};
+pub use decision::{ChoiceRows, Decision, GroupChoice, GroupDecision, GroupKey, GroupRows, StandingDecisions};
 pub use digest::Digest;
 pub use error::StageError;
 pub use full_disk::full_disk;
-pub use grouped_decision::{GroupedDecision, MappedRows, Reducer, ShuffledRows};
-pub use incremental_decision::{
-    ChoiceRows, GroupChoice, GroupDecision, GroupRows, IncrementalDecision, StandingDecisions,
-};
 pub use inputs::{ColumnType, Input, InputCount, InputPort, Inputs, OutputPort, Reads};
 pub use kind::{
     Body, Conservation, Export, Global, Kind, Log, LogPosition, Operator, Port, Progress, Role, RowOutcome, Shape,
@@ -67,4 +64,5 @@ pub use run_error::RunError;
 pub use secret::Secret;
 pub use shared::Shared;
 pub use store::{Artifact, ExportFile, ExportSet, FileRange, PartOfRejects, RejectSet};
+pub use unlinked_file::unlinked_file;
 pub use url_use::{NO_URL_HELP, UrlUse, no_url, url_scheme};

@@ -1,6 +1,5 @@
 //! Stage kinds whose rows cost next to nothing, in the roles of those of `pipelines/build_manifest_v2.yaml`.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,8 +7,9 @@ use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type};
 use flow_runtime::registry::{AnyKind, kind};
 use flow_runtime::{
-    Artifact, Body, Conservation, Context, Export, ExportSet, Global, InputCount, InputPort, Inputs, Kind, Operator,
-    Out, OutputPort, Partition, Port, Progress, RejectClass, RowOutcome, Shape, Source, SourcePartition, StageError,
+    Artifact, Body, Conservation, Context, Decision, Export, ExportSet, Global, GroupDecision, GroupRows, InputCount,
+    InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RowOutcome, Shape,
+    Source, SourcePartition, StageError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -230,6 +230,7 @@ impl Operator for PassBody {
 pub struct NoSettings {}
 
 /// One row in `every` is decided, by its value.
+#[derive(Clone, Copy)]
 struct Decider {
     every: i64,
     refuses: bool,
@@ -237,6 +238,34 @@ struct Decider {
 
 fn value_schema() -> SchemaRef {
     schema_of("value")
+}
+
+impl GroupDecision for Decider {
+    fn rows(&self, partition: &Partition, keys: &Artifact) -> Result<GroupRows, StageError> {
+        let batch = keys.read_whole(partition, None)?;
+        let rows = batch.column(0).as_primitive::<UInt32Type>().values().iter();
+        let values = batch.column(1).as_primitive::<Int64Type>().values();
+        let decided = rows.zip(values).filter(|(_, value)| value.rem_euclid(self.every) == 0);
+        let (rows, values): (Vec<u32>, Vec<i64>) = decided.unzip();
+        let columns: Vec<ArrayRef> = vec![Arc::new(UInt32Array::from(rows)), Arc::new(Int64Array::from(values))];
+        Ok(GroupRows {
+            hashes: Vec::new(),
+            places: Vec::new(),
+            decisions: Some(RecordBatch::try_new(value_schema(), columns)?),
+        })
+    }
+
+    fn whole(&self, _: &Partition, _: &Artifact, _: &[u32]) -> Result<RecordBatch, StageError> {
+        Err(StageError::failed("no row is in a group"))
+    }
+
+    fn decide(&self, _: &[(Partition, Vec<RecordBatch>)]) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+        Ok(Vec::new())
+    }
+
+    fn complete(&self, _: &Context, _: &[(Partition, RecordBatch)]) -> Result<(), StageError> {
+        Ok(())
+    }
 }
 
 impl Global for Decider {
@@ -252,25 +281,8 @@ impl Global for Decider {
         Ok(batch.clone())
     }
 
-    fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
-        let mut decided: BTreeMap<Partition, (Vec<u32>, Vec<i64>)> = BTreeMap::new();
-        for batch in keys.batches(None) {
-            let (partition, batch) = batch?;
-            let rows = batch.column(0).as_primitive::<UInt32Type>();
-            let values = batch.column(1).as_primitive::<Int64Type>();
-            for (row, value) in rows.values().iter().zip(values.values()) {
-                if value.rem_euclid(self.every) == 0 {
-                    let of = decided.entry(partition.clone()).or_default();
-                    of.0.push(*row);
-                    of.1.push(*value);
-                }
-            }
-        }
-        let batch = |(partition, (rows, values)): (Partition, (Vec<u32>, Vec<i64>))| {
-            let columns: Vec<ArrayRef> = vec![Arc::new(UInt32Array::from(rows)), Arc::new(Int64Array::from(values))];
-            Ok((partition, RecordBatch::try_new(value_schema(), columns)?))
-        };
-        decided.into_iter().map(batch).collect()
+    fn decision(&self) -> Decision {
+        Decision::Groups(Arc::new(*self))
     }
 
     fn apply(

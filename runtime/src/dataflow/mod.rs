@@ -1,4 +1,4 @@
-//! Runs a region of the plan as one timely dataflow. Beside `incremental_decision` the only module that names timely.
+//! Runs a region of the plan as one timely dataflow. Beside `decision` the only module that names timely.
 //!
 //! Time is the ordinal of a partition. Partition p is worked on by worker p modulo workers, of all processes, from its
 //! source to its record; only the batches of a log stage go to worker 0. A node holds a capability for each of its

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::decision::StandingDecisions;
 use crate::digest::Digest;
-use crate::incremental_decision::StandingDecisions;
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::processes::Processes;
@@ -58,7 +58,7 @@ pub struct Options {
     /// Bytes in flight at most (the two oldest partitions are read whatever their size); none: an eighth of the memory that
     /// is available, and for what does not feed a log no more than 256 MiB for each worker.
     pub in_flight_bytes: Option<u64>,
-    /// Bytes of key rows that a process holds at most while a global stage decides group by group; none: half of the memory
+    /// Bytes of key rows that are held at most while a global stage decides: more are sorted on disk. None: half of the memory
     /// that is available, shared by the processes of the run on one machine.
     pub decide_bytes: Option<u64>,
     /// Of a process that stays alive over many runs: what its global stages decide by changes.

@@ -10,10 +10,10 @@ use super::Running;
 use super::counts::RunCounts;
 use super::node::{commit_one, started};
 use crate::context::Context;
+use crate::decision::{self, Decided, Decision, Ended, Resources, StandingDecisions, has_room_for};
+use crate::digest::Digest;
 use crate::error::StageError;
 use crate::event::Event;
-use crate::grouped_decision::{self, Budget, Decided, Shuffle, Stopped, Task, fits_in_one_pass};
-use crate::incremental_decision::{StandingDecisions, has_room_for};
 use crate::kind::{Body, Global};
 use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
@@ -137,13 +137,8 @@ pub(super) fn open(state: &PlanState, node: usize, context: &Context) -> Result<
     opened.map_err(|error| state.failed(node, None, error))
 }
 
-/// The schema of the decisions, and the decisions. There are three ways to the same decisions:
-///
-/// 1. By changes, in a process that stays alive over many runs (`--watch`), once a dataflow holds the key rows: after the first
-///    run, where the kind can, and the memory suffices.
-/// 2. Group by group, where the kind can and there are several processes, or one whose memory does not suffice for all key rows
-///    at once.
-/// 3. At once, all else.
+/// The schema of the decisions, and the decisions: by what changed, in a process that stays alive over many runs (`--watch`), once a
+/// dataflow holds the key rows; otherwise over all key rows.
 fn decide(
     state: &PlanState,
     node: usize,
@@ -152,39 +147,69 @@ fn decide(
     running: &Running,
 ) -> Result<(SchemaRef, Vec<(Partition, RecordBatch)>), RunError> {
     let failed = |error| state.failed(node, None, error);
-    let mut body = open(state, node, context)?;
-    let standing = state.options.standing.as_ref().filter(|_| running.spread.is_none());
-    if let Some(standing) = standing
-        && let Some(incremental) = catch_panic(|| Ok(body.incrementally())).map_err(failed)?
-    {
-        let recipe = &state.graph.nodes[node].recipe;
-        let begun = Instant::now();
-        match standing.decide(recipe, &incremental, keys) {
-            Ok(Some(decided)) => {
-                let message = format!(
-                    "{} decided by changes in {} ms",
-                    context.stage,
-                    begun.elapsed().as_millis()
-                );
-                state.events.send(Event::Note { message });
-                catch_panic(|| incremental.complete(context, &decided)).map_err(failed)?;
-                return Ok((body.decision_schema(), decided.decisions));
-            }
-            Ok(None) => {}
-            Err(error) => {
-                let message = format!(
-                    "{} decides about all key rows, as by changes it failed: {error}",
-                    context.stage
-                );
-                state.events.send(Event::Note { message });
-            }
+    let body = open(state, node, context)?;
+    let described = catch_panic(|| Ok((body.decision_schema(), body.decision())));
+    let (schema, decision) = described.map_err(failed)?;
+    let standing = state.options.standing.as_ref();
+    let standing = standing.filter(|_| running.spread.is_none() && decision.can_be_held());
+    let recipe = &state.graph.nodes[node].recipe;
+    let held = match standing {
+        Some(standing) => by_changes(state, context, &decision, keys, standing, recipe),
+        None => None,
+    };
+    let is_held = held.is_some();
+    let decided = match held {
+        Some(decided) => decided,
+        None => {
+            let signals = Arc::clone(&running.signals);
+            let resources = Resources {
+                memory: Resources::memory(state.options.decide_bytes, state.options.processes.as_deref()),
+                scratch: context.scratch.clone(),
+                stop: Box::new(move || signals.stop_asked()),
+            };
+            decision::decide(&decision, keys, &resources).map_err(|ended| match ended {
+                Ended::Stage(error) => failed(error),
+                Ended::Signal(signal) => RunError::Interrupted { signal },
+            })?
         }
-        let decided = decide_from_nothing(state, node, context, keys, running, &mut body)?;
+    };
+    catch_panic(|| decision.complete(context, &decided)).map_err(failed)?;
+    if let (Some(standing), false) = (standing, is_held) {
         // While the rest of the run goes on.
-        standing.load(recipe, &incremental, keys);
-        return Ok(decided);
+        standing.load(recipe, &decision, keys);
     }
-    decide_from_nothing(state, node, context, keys, running, &mut body)
+    Ok((schema, decided.decisions))
+}
+
+/// None where no dataflow holds the key rows, or it failed.
+fn by_changes(
+    state: &PlanState,
+    context: &Context,
+    decision: &Decision,
+    keys: &Artifact,
+    standing: &StandingDecisions,
+    recipe: &Digest,
+) -> Option<Decided> {
+    let begun = Instant::now();
+    let (decided, message) = match standing.decide(recipe, decision, keys) {
+        Ok(None) => return None,
+        Ok(Some(decided)) => {
+            let took = begun.elapsed().as_millis();
+            (
+                Some(decided),
+                format!("{} decided by changes in {took} ms", context.stage),
+            )
+        }
+        Err(error) => (
+            None,
+            format!(
+                "{} decides about all key rows, as by changes it failed: {error}",
+                context.stage
+            ),
+        ),
+    };
+    state.events.send(Event::Note { message });
+    decided
 }
 
 /// In a process that stays alive: loads the key rows that a decision is about which stands. Where they cannot be loaded the next
@@ -215,72 +240,11 @@ fn load_keys(state: &mut PlanState, node: usize, standing: &StandingDecisions) -
         return Ok(());
     };
     let body = open(state, node, &context)?;
-    let incremental = catch_panic(|| Ok(body.incrementally())).map_err(|error| state.failed(node, None, error))?;
-    let Some(incremental) = incremental else { return Ok(()) };
-    let keys = keys_of(state, node)?;
-    standing.load(&state.graph.nodes[node].recipe, &incremental, &keys);
-    Ok(())
-}
-
-/// Decides without what was known before.
-fn decide_from_nothing(
-    state: &PlanState,
-    node: usize,
-    context: &Context,
-    keys: &Artifact,
-    running: &Running,
-    body: &mut Box<dyn Global>,
-) -> Result<(SchemaRef, Vec<(Partition, RecordBatch)>), RunError> {
-    let failed = |error| state.failed(node, None, error);
-    let (schema, grouped) = catch_panic(|| Ok((body.decision_schema(), body.by_groups()))).map_err(failed)?;
-    let at_once = |body: &mut Box<dyn Global>| catch_panic(|| body.decide(keys)).map_err(failed);
-    let Some(grouped) = grouped else {
-        return Ok((schema, at_once(body)?));
-    };
-    let spread = running.spread.as_ref().filter(|_| keys.partitions().len() > 1);
-    let budget = Budget::new(state.options.decide_bytes, state.options.processes.as_deref());
-    if spread.is_none() && fits_in_one_pass(grouped.as_ref(), keys.rows(), budget) {
-        return Ok((schema, at_once(body)?));
+    let decision = catch_panic(|| Ok(body.decision())).map_err(|error| state.failed(node, None, error))?;
+    if !decision.can_be_held() {
+        return Ok(());
     }
-    let partitions: Arc<[Partition]> = keys.partitions().cloned().collect();
-    let signals = Arc::clone(&running.signals);
-    let stop = move || signals.stop_asked();
-    let shuffle = match spread {
-        Some(spread) => spread.begin_decide(state, node, &partitions, stop)?,
-        None => Shuffle::alone(stop),
-    };
-    let passes = |round: usize, replied: u64| {
-        let bytes = grouped.bytes(round, keys.rows(), replied);
-        let passes = budget.passes(bytes, shuffle.processes());
-        if passes > 1 {
-            state.events.send(Event::Note {
-                message: format!(
-                    "{} decides in up to {passes} passes over its key rows, as they do not fit into memory at once",
-                    context.stage
-                ),
-            });
-        }
-        passes
-    };
-    let decided = grouped_decision::run(&Task {
-        grouped: grouped.as_ref(),
-        keys,
-        partitions: &partitions,
-        shuffle: &shuffle,
-        passes: &passes,
-    });
-    let fault = |message: &str| RunError::Internal {
-        message: message.to_owned(),
-    };
-    let decided = decided.map_err(|why| match why {
-        Stopped::Stage(error) | Stopped::Elsewhere(Some(error)) => failed(error),
-        Stopped::Elsewhere(None) => fault("another process left a decision without a reason"),
-        Stopped::Lost(message) => RunError::Process { message },
-        Stopped::Signal(signal) => RunError::Interrupted { signal },
-    })?;
-    let Some(Decided { carried, decisions }) = decided else {
-        return Err(fault("process 0 was given no decisions"));
-    };
-    catch_panic(|| grouped.complete(context, &carried, &decisions)).map_err(failed)?;
-    Ok((schema, decisions))
+    let keys = keys_of(state, node)?;
+    standing.load(&state.graph.nodes[node].recipe, &decision, &keys);
+    Ok(())
 }

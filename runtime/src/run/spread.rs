@@ -14,12 +14,11 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 
 pub(super) use self::follower::Follower;
 use self::message::{
-    Answer, DecideMessage, Invitation, KeyOfPartition, LogMessage, LogNodeMessage, NodeMessage, RegionMessage,
-    SettledNode, StoredInput,
+    Answer, Invitation, KeyOfPartition, LogMessage, LogNodeMessage, NodeMessage, RegionMessage, SettledNode,
+    StoredInput,
 };
 use crate::dataflow::cluster::{Cluster, Dataflows};
 use crate::dataflow::job::{NodeJob, Signals};
-use crate::grouped_decision::Shuffle;
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::plan::graph::Flow;
@@ -232,36 +231,6 @@ impl Spread {
         Ok(Some(Arc::new(cluster)))
     }
 
-    /// Begins a decision over the key rows of `partitions` on all processes. `stop`: the signal that asks the run to end.
-    ///
-    /// # Errors
-    /// As [`Spread::begin`].
-    pub fn begin_decide(
-        &self,
-        state: &PlanState,
-        node: usize,
-        partitions: &[Partition],
-        stop: impl Fn() -> Option<i32> + Send + Sync + 'static,
-    ) -> Result<Shuffle, RunError> {
-        let session = self.processes.new_session();
-        let processes = self.processes.count();
-        let mut messages = Vec::with_capacity(processes - 1);
-        for process in 1..processes {
-            let own: Vec<&Partition> = partitions.iter().skip(process).step_by(processes).collect();
-            messages.push(encode(&Invitation::Decide(Box::new(DecideMessage {
-                session,
-                node,
-                recipe: state.graph.nodes[node].recipe,
-                settled: decided_about(state, node, &own),
-            })))?);
-        }
-        let topics = RegionTopics::of_session(session);
-        // Listens before anybody begins: what nobody listens to has less room.
-        let shuffle = Shuffle::among(&self.processes, topics.batches, stop);
-        self.begin_together(partitions, messages)?;
-        Ok(shuffle)
-    }
-
     /// Sends the partitions of a region, the invitations to it, and its begin if all agree.
     fn begin_together(&self, partitions: &[Partition], invitations: Vec<Vec<u8>>) -> Result<(), RunError> {
         let all = Arc::new(encode(&Invitation::Partitions(partitions.to_vec()))?);
@@ -403,17 +372,6 @@ fn settled_node(state: &PlanState, node: usize, own: Option<&Vec<&Partition>>) -
             .unwrap_or(state.graph.nodes[node].recipe),
         records,
     }
-}
-
-/// The records that a node which decides reads of these partitions, and all of what its stage reads as a whole.
-fn decided_about(state: &PlanState, node: usize, own: &Vec<&Partition>) -> Vec<SettledNode> {
-    // By node, whether it is read as a whole.
-    let mut read: BTreeMap<usize, bool> = BTreeMap::new();
-    for input in &state.graph.nodes[node].inputs {
-        *read.entry(input.node).or_default() |= input.position.is_some() && input.flow == Flow::Whole;
-    }
-    let of_node = |(node, whole): (usize, bool)| settled_node(state, node, (!whole).then_some(own));
-    read.into_iter().map(of_node).collect()
 }
 
 #[cfg(test)]

@@ -145,11 +145,6 @@ fn several_processes_give_the_bytes_of_one_and_each_does_its_share() {
                 assert!(worked.contains_key(stage), "{count} {workers}: {elsewhere:?}");
             }
         }
-        // Each process maps its partitions, and reduces its groups in both rounds.
-        for worked in elsewhere.iter().chain([&place.worked()]) {
-            assert_eq!(worked["reduce"], ["round-0", "round-1"], "{count} {workers}");
-            assert!(worked["map"].len() < 2 * 11, "{count} {workers}: {worked:?}");
-        }
         // No partition twice, and none forgotten.
         let here = place.worked();
         let mut scanned: Vec<&String> = here["scan"].iter().collect();
@@ -166,7 +161,7 @@ fn several_processes_give_the_bytes_of_one_and_each_does_its_share() {
     }
 }
 
-/// The second global stage decides about rows that came through the first, in passes or in one.
+/// The second global stage decides about rows that came through the first, in much memory or little.
 #[test]
 fn several_processes_decide_one_stage_behind_another() {
     let one = Place::new();
@@ -479,10 +474,7 @@ fn a_process_that_is_killed_is_named_and_the_next_run_goes_on() {
     let mut kills = 0;
     let store = ["data-written", "data-renamed"];
     let store = store.into_iter().flat_map(|point| [(point, 1), (point, 3), (point, 6)]);
-    // One decision of two rounds.
-    let decision = ["rows-shuffled", "rows-reduced"];
-    let decision = decision.into_iter().flat_map(|point| [(point, 1), (point, 2)]);
-    for (point, pass) in store.chain(decision) {
+    for (point, pass) in store {
         let place = Place::new();
         let port = free_port();
         let mut child = killed::child_process(&place, 1, 2, port, Some(&format!("{point}:{pass}")));
@@ -509,7 +501,7 @@ fn a_process_that_is_killed_is_named_and_the_next_run_goes_on() {
         assert_eq!(place.bytes(), bytes, "{point}:{pass}");
         assert!(place.plan(&[]).is_empty(), "{point}:{pass}");
     }
-    assert!(kills >= 8, "only {kills} of 10 runs lost their process");
+    assert!(kills >= 5, "only {kills} of 6 runs lost their process");
 }
 
 /// Process 0, which alone commits, is killed at any point of that: the other one names it, and the next run gives the same

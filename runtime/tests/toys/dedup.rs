@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array};
+use arrow::compute::take_record_batch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
 use flow_runtime::{
-    Artifact, Body, Context, Global, GroupedDecision, IncrementalDecision, InputPort, Inputs, Kind, MappedRows,
-    OutputPort, Partition, Reducer, RejectClass, RowOutcome, Shape, ShuffledRows, StageError,
+    Artifact, Body, Context, Decision, Global, GroupDecision, GroupRows, InputPort, Inputs, Kind, OutputPort,
+    Partition, RejectClass, RowOutcome, Shape, StageError,
 };
 use serde::{Deserialize, Serialize};
 
-use super::{each, note, port, rows, rows_schema};
+use super::{each, note, port, rows_schema};
 
 pub struct Dedup;
 
@@ -30,8 +31,8 @@ pub struct DedupSettings {
     lossy: bool,
     /// A value that nothing can be decided about.
     refuse: Option<i64>,
-    /// Fails to say how it decides by changes.
-    unheld: bool,
+    /// Fails to say how it decides.
+    undecided: bool,
 }
 
 struct DedupBody {
@@ -105,111 +106,38 @@ impl DedupSettings {
     }
 }
 
-/// Round 1 finds the rows whose value comes more than once, round 2 decides about these alone.
-impl GroupedDecision for DedupSettings {
-    fn rounds(&self) -> usize {
-        2
-    }
-
-    fn bytes(&self, _round: usize, key_rows: u64, _replied: u64) -> u64 {
-        key_rows * 24
-    }
-
-    fn map(
-        &self,
-        round: usize,
-        partition: &Partition,
-        keys: &Artifact,
-        replies: &[RecordBatch],
-    ) -> Result<MappedRows, StageError> {
-        note(&self.noted, "map", partition);
+/// Rows are in one group whose values count as the same.
+impl GroupDecision for DedupSettings {
+    fn rows(&self, partition: &Partition, keys: &Artifact) -> Result<GroupRows, StageError> {
         let batch = keys.read_whole(partition, None)?;
         self.check(&batch)?;
-        let replied: BTreeSet<u32> = replies.iter().flat_map(each).map(|(row, _)| row).collect();
-        let mut given = each(&batch);
-        given.retain(|(row, _)| round == 0 || replied.contains(row));
-        let (numbers, values): (Vec<u32>, Vec<i64>) = given.into_iter().unzip();
-        let hash = |value: &i64| (self.same(*value) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        Ok(MappedRows {
-            hashes: values.iter().map(hash).collect(),
-            rows: rows(&numbers, &values),
+        let hash = |value: i64| (self.same(value) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let values = each(&batch).into_iter();
+        let hashes: Vec<u64> = values.map(|(_, value)| hash(value)).collect();
+        Ok(GroupRows {
+            places: (0..hashes.len() as u32).collect(),
+            hashes,
             decisions: None,
         })
     }
 
-    fn reducer(&self, round: usize, partitions: &Arc<[Partition]>) -> Box<dyn Reducer> {
-        Box::new(DedupReducer {
-            settings: self.clone(),
-            round,
-            partitions: Arc::clone(partitions),
-            rows: Vec::new(),
-        })
+    fn whole(&self, partition: &Partition, keys: &Artifact, places: &[u32]) -> Result<RecordBatch, StageError> {
+        note(&self.noted, "whole", partition);
+        let rows = keys.read_whole(partition, None)?;
+        Ok(take_record_batch(&rows, &UInt32Array::from(places.to_vec()))?)
     }
 
-    fn complete(
-        &self,
-        _: &Context,
-        carried: &serde_json::Value,
-        decisions: &[(Partition, RecordBatch)],
-    ) -> Result<(), StageError> {
-        let rows: usize = decisions.iter().map(|(_, rows)| rows.num_rows()).sum();
-        match carried.as_u64() {
-            Some(carried) if carried == rows as u64 => Ok(()),
-            other => Err(StageError::failed(format!(
-                "{rows} decisions, but {other:?} were carried"
-            ))),
+    fn decide(&self, rows: &[(Partition, Vec<RecordBatch>)]) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+        let mut all: BTreeSet<(i64, Partition, u32)> = BTreeSet::new();
+        for (partition, batches) in rows {
+            let rows = batches.iter().flat_map(each);
+            all.extend(rows.map(|(row, value)| (self.same(value), partition.clone(), row)));
         }
+        Ok(self.originals(all).into_iter().collect())
     }
-}
 
-struct DedupReducer {
-    settings: DedupSettings,
-    round: usize,
-    partitions: Arc<[Partition]>,
-    /// Value as it counts, place of the partition, row.
-    rows: Vec<(i64, u32, u32)>,
-}
-
-impl Reducer for DedupReducer {
-    fn add(&mut self, rows: ShuffledRows) -> Result<(), StageError> {
-        for (place, rows) in rows.by_partition() {
-            let settings = &self.settings;
-            let rows = each(&rows).into_iter();
-            self.rows
-                .extend(rows.map(|(row, value)| (settings.same(value), place, row)));
-        }
+    fn complete(&self, _: &Context, _: &[(Partition, RecordBatch)]) -> Result<(), StageError> {
         Ok(())
-    }
-
-    fn sort(&mut self) -> Result<(), StageError> {
-        self.rows.sort_unstable();
-        Ok(())
-    }
-
-    fn reduce(self: Box<Self>, carried: &mut serde_json::Value) -> Result<Vec<(u32, RecordBatch)>, StageError> {
-        note(
-            &self.settings.noted,
-            "reduce",
-            &Partition::new(format!("round-{}", self.round)),
-        );
-        if self.round == 0 {
-            let alike = self.rows.chunk_by(|a, b| a.0 == b.0).filter(|alike| alike.len() > 1);
-            return Ok(alike
-                .flatten()
-                .map(|(value, place, row)| (*place, rows(&[*row], &[*value])))
-                .collect());
-        }
-        let name = |place: u32| self.partitions[place as usize].clone();
-        let all = self.rows.iter().map(|(value, place, row)| (*value, name(*place), *row));
-        let originals = self.settings.originals(all.collect());
-        let before = carried.as_u64().unwrap_or(0);
-        let own: usize = originals.values().map(RecordBatch::num_rows).sum();
-        *carried = (before + own as u64).into();
-        let place = |partition: &Partition| self.partitions.binary_search(partition).unwrap() as u32;
-        Ok(originals
-            .into_iter()
-            .map(|(partition, rows)| (place(&partition), rows))
-            .collect())
     }
 }
 
@@ -234,27 +162,9 @@ impl Global for DedupBody {
         Ok(batch.slice(0, batch.num_rows() - usize::from(self.settings.lossy)))
     }
 
-    fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
-        let mut all: BTreeSet<(i64, Partition, u32)> = BTreeSet::new();
-        for batch in keys.batches(None) {
-            let (partition, batch) = batch?;
-            self.settings.check(&batch)?;
-            all.extend(
-                each(&batch)
-                    .into_iter()
-                    .map(|(row, value)| (self.settings.same(value), partition.clone(), row)),
-            );
-        }
-        Ok(self.settings.originals(all).into_iter().collect())
-    }
-
-    fn incrementally(&self) -> Option<IncrementalDecision> {
-        assert!(!self.settings.unheld, "nothing can be held");
-        None
-    }
-
-    fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {
-        Some(Box::new(self.settings.clone()))
+    fn decision(&self) -> Decision {
+        assert!(!self.settings.undecided, "nothing can be decided");
+        Decision::Groups(Arc::new(self.settings.clone()))
     }
 
     fn apply(

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use arrow::array::{Array, RecordBatch, StringArray, UInt8Array, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Global, GroupedDecision, IncrementalDecision, InputPort, Inputs, Kind,
-    OutputPort, Partition, Port, ROW, RejectClass, RowOutcome, Shape, StageError,
+    Body, ColumnType, Context, Decision, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW,
+    RejectClass, RowOutcome, Shape, StageError,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns;
-use crate::duplicates::{Duplicate, candidates, decide_duplicates, decision_schema, key_schema};
-use crate::duplicates_by_group::DuplicatesByGroup;
+use crate::duplicates::{Duplicate, Duplicates, decision_schema, key_schema};
 use crate::keys::{keys_of, marks_of};
 
 /// Keeps one row of each segment and of each recording.
@@ -90,17 +89,15 @@ impl Kind for Dedup {
         Ok(Shape::global(outputs))
     }
 
-    fn open(settings: &DedupSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &DedupSettings, _: &Context) -> Result<Body, StageError> {
         Ok(Body::Global(Box::new(Deduplicator {
             settings: settings.clone(),
-            context: context.clone(),
         })))
     }
 }
 
 struct Deduplicator {
     settings: DedupSettings,
-    context: Context,
 }
 
 impl Global for Deduplicator {
@@ -144,18 +141,8 @@ impl Global for Deduplicator {
         Ok(keys)
     }
 
-    fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
-        let decisions = decide_duplicates(&candidates(keys)?)?;
-        report(&self.context, &decisions)?;
-        Ok(decisions)
-    }
-
-    fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {
-        Some(Box::new(DuplicatesByGroup))
-    }
-
-    fn incrementally(&self) -> Option<IncrementalDecision> {
-        Some(IncrementalDecision::Groups(Arc::new(DuplicatesByGroup)))
+    fn decision(&self) -> Decision {
+        Decision::Groups(Arc::new(Duplicates))
     }
 
     fn apply(

@@ -11,14 +11,15 @@ use std::sync::Arc;
 
 use arrow::array::{
     Array, FixedSizeBinaryArray, Float64Array, RecordBatch, StringArray, StringBuilder, UInt8Array, UInt32Array,
-    UInt64Array,
+    UInt64Array, new_null_array,
 };
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{Artifact, Partition, ROW, StageError};
+use flow_runtime::{Artifact, Context, GroupDecision, GroupRows, Partition, ROW, StageError};
 use rayon::prelude::*;
 
 use crate::columns;
+use crate::dedup::report;
 use crate::error::ManifestError;
 use crate::keys::{Key, halves, key_at, keys, lang_and_shard, partition_order};
 
@@ -75,83 +76,8 @@ pub fn decision_schema() -> SchemaRef {
     ]))
 }
 
-/// The key rows of `keys` ([`key_schema`]) that share their segment id with another row of their partition, or (by the
-/// first half of the key) their audio with any other row: no other row can be a duplicate, or have one. Partitions
-/// without such a row are included without rows. [`decide_duplicates`] gives the same decisions for these rows as for
-/// all; but these are few, while all rows with their ids and names may not fit in memory.
-///
-/// # Errors
-/// When key rows cannot be read or have other columns, a row comes twice, or there are more than fit in 32 bits.
-pub fn candidates(keys: &Artifact) -> Result<Vec<(Partition, Vec<RecordBatch>)>, StageError> {
-    /// In place of a row without a key.
-    const NONE: u128 = u128::MAX;
-
-    let mut partitions: Vec<&Partition> = keys.partitions().collect();
-    partitions.sort_by(|a, b| partition_order(a, b));
-    number(partitions.len())?;
-    // The first half of each key, and behind it the numbers of partition and place. (Of zeros the allocator clears no page before it
-    // is used, which is by all threads.)
-    let mut by_audio = vec![0u128; usize::try_from(keys.rows()).unwrap_or_default()];
-    let mut rest = by_audio.as_mut_slice();
-    let mut parts = Vec::with_capacity(partitions.len());
-    for (partition, name) in (0u128..).zip(&partitions) {
-        let rows = usize::try_from(keys.rows_of(name).unwrap_or_default()).unwrap_or_default();
-        let (part, after) = rest.split_at_mut(rows);
-        parts.push((partition, name, part));
-        rest = after;
-    }
-    let read = |(partition, name, part): (u128, &&Partition, &mut [u128])| -> Result<bool, StageError> {
-        let batch = keys.read_whole(name, Some(&["audio_hash"]))?;
-        let audio = crate::keys::keys(&batch, "audio_hash")?;
-        number(audio.len())?;
-        if audio.len() != part.len() {
-            return Err(StageError::failed(format!(
-                "{} key rows of {name} were read, and {} are counted",
-                audio.len(),
-                part.len()
-            )));
-        }
-        for (place, row) in part.iter_mut().enumerate() {
-            *row = match audio.is_valid(place) {
-                true => u128::from(halves(key_at(audio, place))[0]) << 64 | partition << 32 | place as u128,
-                false => NONE,
-            };
-        }
-        Ok(audio.null_count() > 0)
-    };
-    let without: Vec<bool> = parts.into_par_iter().map(read).collect::<Result<_, _>>()?;
-    if without.contains(&true) {
-        by_audio.retain(|row| *row != NONE);
-    }
-    by_audio.par_sort_unstable();
-    let mut alike: Vec<Vec<u32>> = vec![Vec::new(); partitions.len()];
-    for same in by_audio
-        .chunk_by(|a, b| a >> 64 == b >> 64)
-        .filter(|same| same.len() > 1)
-    {
-        for row in same {
-            // Both numbers have 32 bits.
-            alike[(row >> 32) as u32 as usize].push(*row as u32);
-        }
-    }
-    drop(by_audio);
-    partitions
-        .into_par_iter()
-        .zip(alike)
-        .map(|(partition, mut places)| {
-            let batch = keys.read_whole(partition, None)?;
-            each_once(partition, columns::rows(&batch)?)?;
-            places.extend(same_id(columns::text(&batch, "segment_id")?)?);
-            places.sort_unstable();
-            places.dedup();
-            let rows = take_record_batch(&batch, &UInt32Array::from(places))?;
-            Ok((partition.clone(), vec![rows]))
-        })
-        .collect()
-}
-
 /// Checks that no row number comes twice.
-pub(crate) fn each_once(partition: &Partition, rows: &UInt32Array) -> Result<(), ManifestError> {
+fn each_once(partition: &Partition, rows: &UInt32Array) -> Result<(), ManifestError> {
     // Key rows are stored in ascending order.
     if rows.values().is_sorted_by(|a, b| a < b) {
         return Ok(());
@@ -172,7 +98,7 @@ fn ascend(ids: &StringArray) -> bool {
 }
 
 /// The places of ids that come more than once.
-pub(crate) fn same_id(ids: &StringArray) -> Result<Vec<u32>, ManifestError> {
+fn same_id(ids: &StringArray) -> Result<Vec<u32>, ManifestError> {
     number(ids.len())?;
     if ascend(ids) {
         return Ok(Vec::new());
@@ -264,7 +190,7 @@ struct Gone {
     kept: At,
 }
 
-pub(crate) fn number(count: usize) -> Result<u32, ManifestError> {
+fn number(count: usize) -> Result<u32, ManifestError> {
     u32::try_from(count).map_err(|_| ManifestError::Rows {
         message: "more partitions, or more rows of one, than fit in 32 bits".into(),
         row: None,
@@ -428,6 +354,81 @@ impl AllKeys {
     }
 }
 
+/// Duplicates as a decision of groups that share the first half of their audio key. Rows that share a segment id are decided about in
+/// their partition alone; of the others few share a half, and only these are read whole.
+pub(crate) struct Duplicates;
+
+impl GroupDecision for Duplicates {
+    fn rows(&self, partition: &Partition, all: &Artifact) -> Result<GroupRows, StageError> {
+        let batch = all.read_whole(partition, Some(&[ROW, "segment_id", "audio_hash"]))?;
+        let rows = columns::rows(&batch)?;
+        each_once(partition, rows)?;
+        let same = same_id(columns::text(&batch, "segment_id")?)?;
+        let decisions = match same.is_empty() {
+            true => None,
+            false => Some(by_segment_id(all, partition, same)?),
+        };
+        let gone: HashSet<u32> = match &decisions {
+            Some(decisions) => columns::rows(decisions)?.values().iter().copied().collect(),
+            None => HashSet::new(),
+        };
+        let audio = keys(&batch, "audio_hash")?;
+        let is_left = |place: &u32| {
+            let at = *place as usize;
+            audio.is_valid(at) && (gone.is_empty() || !gone.contains(&rows.value(at)))
+        };
+        let places: Vec<u32> = (0..number(audio.len())?).filter(is_left).collect();
+        let hash = |place: &u32| hash_of(halves(key_at(audio, *place as usize))[0]);
+        Ok(GroupRows {
+            hashes: places.iter().map(hash).collect(),
+            places,
+            decisions,
+        })
+    }
+
+    fn whole(&self, partition: &Partition, keys: &Artifact, places: &[u32]) -> Result<RecordBatch, StageError> {
+        let Some(last) = places.last() else {
+            return Ok(RecordBatch::new_empty(key_schema()));
+        };
+        let whole = keys.read_whole(partition, None)?;
+        if *last as usize >= whole.num_rows() {
+            return Err(StageError::failed(format!(
+                "{partition} has fewer rows than were decided on"
+            )));
+        }
+        Ok(take_record_batch(&whole, &UInt32Array::from(places.to_vec()))?)
+    }
+
+    fn decide(&self, rows: &[(Partition, Vec<RecordBatch>)]) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
+        Ok(decide_duplicates(rows)?)
+    }
+
+    fn complete(&self, context: &Context, decisions: &[(Partition, RecordBatch)]) -> Result<(), StageError> {
+        report(context, decisions)
+    }
+}
+
+/// Keys are those of the data, which need not be spread evenly.
+fn hash_of(half: u64) -> u64 {
+    let product = half.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (product ^ (product >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// The decisions on rows that share their segment id with another row of the partition, whatever their audio.
+fn by_segment_id(keys: &Artifact, partition: &Partition, mut places: Vec<u32>) -> Result<RecordBatch, StageError> {
+    places.sort_unstable();
+    places.dedup();
+    let whole = keys.read_whole(partition, None)?;
+    let rows = take_record_batch(&whole, &UInt32Array::from(places))?;
+    let (schema, mut columns, _) = rows.into_parts();
+    let audio = schema.index_of("audio_hash").map_err(StageError::from)?;
+    columns[audio] = new_null_array(columns[audio].data_type(), columns[audio].len());
+    let rows = RecordBatch::try_new(schema, columns)?;
+    let decided = decide_duplicates(&[(partition.clone(), vec![rows])])?;
+    let decisions = decided.into_iter().next().map(|(_, decisions)| decisions);
+    decisions.ok_or_else(|| StageError::failed(format!("nothing was decided about {partition}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -554,9 +555,6 @@ mod tests {
                 keys.reverse();
             }
             let decided = decide_duplicates(&keys).unwrap();
-            // All rows, or those alone that may be duplicates: the same decisions.
-            let stored = Artifact::in_memory(key_schema(), keys).unwrap();
-            prop_assert_eq!(&decided, &decide_duplicates(&candidates(&stored).unwrap()).unwrap());
             let mut gone = Vec::new();
             for (partition, decisions) in decided {
                 let numbers = columns::rows(&decisions).unwrap().clone();

@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use arrow::array::{Array, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBatch, StringArray, UInt64Array};
-use flow_runtime::{Artifact, Partition, StageError};
-use rayon::prelude::*;
+use flow_runtime::Partition;
 use twox_hash::XxHash64;
 
 use crate::error::ManifestError;
@@ -123,17 +122,6 @@ pub fn partition_order(a: &Partition, b: &Partition) -> Ordering {
 /// Language and shard id of a partition `<lang>/<shard_id>`.
 pub fn lang_and_shard(partition: &Partition) -> (&str, &str) {
     partition.as_str().split_once('/').unwrap_or(("", partition.as_str()))
-}
-
-/// All key rows, partitions in [`partition_order`]; read on all cores.
-///
-/// # Errors
-/// When they cannot be read.
-pub fn key_rows(keys: &Artifact) -> Result<Vec<(Partition, Vec<RecordBatch>)>, StageError> {
-    let mut partitions: Vec<&Partition> = keys.partitions().collect();
-    partitions.sort_by(|a, b| partition_order(a, b));
-    let read = |partition: &Partition| Ok((partition.clone(), vec![keys.read_whole(partition, None)?]));
-    partitions.into_par_iter().map(read).collect()
 }
 
 #[cfg(test)]

@@ -5,13 +5,12 @@
 //! functions; [`scan`], [`mod@read`], [`table`], [`sql`], [`dedup`], [`split`], [`disjoint`] and [`mod@write`] are the stage kinds over them.
 
 pub mod browse;
-#[cfg(test)]
-mod by_group_tests;
 pub mod columns;
+#[cfg(test)]
+mod decision_tests;
 pub mod dedup;
 pub mod disjoint;
 pub mod duplicates;
-mod duplicates_by_group;
 mod error;
 pub mod extra;
 pub mod identify;
@@ -29,7 +28,6 @@ pub mod scan;
 pub mod session;
 pub mod shard;
 pub mod split;
-mod split_by_group;
 pub mod sql;
 pub mod statistics;
 pub mod table;

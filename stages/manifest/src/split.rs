@@ -1,12 +1,12 @@
 //! The kind `manifest.split`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
 use flow_runtime::{
-    Artifact, Body, ColumnType, Context, Global, GroupedDecision, IncrementalDecision, InputPort, Inputs, Kind,
+    Artifact, Body, ChoiceRows, ColumnType, Context, Decision, Global, GroupChoice, GroupKey, InputPort, Inputs, Kind,
     OutputPort, Partition, Port, ROW, RejectSet, RowOutcome, Shape, StageError,
 };
 use schemars::JsonSchema;
@@ -14,9 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::columns;
-use crate::keys::{key_rows, keys_of};
-use crate::split_by_group::SplitByGroup;
-use crate::validation::{Quota, SplitBy, decide_split, decision_schema, group_keys, key_schema, words};
+use crate::keys::{Key, halves, key_at, keys, keys_of};
+use crate::validation::{Quota, SplitBy, decision_schema, group_key, group_keys, key_schema, words};
 
 /// Divides rows into training and validation.
 ///
@@ -97,7 +96,7 @@ impl SplitSettings {
     }
 
     /// Refuses key rows without a language.
-    pub(crate) fn check_languages(&self, partition: &Partition, keys: &RecordBatch) -> Result<(), StageError> {
+    fn check_languages(&self, partition: &Partition, keys: &RecordBatch) -> Result<(), StageError> {
         let lang = columns::text(keys, "lang")?;
         let Some(place) = (0..lang.len()).find(|&place| lang.is_null(place)) else {
             return Ok(());
@@ -110,7 +109,7 @@ impl SplitSettings {
 
     /// Refuses a split that has fewer rows for validation than are asked for. `languages`: rows in all and for validation.
     /// `rejects`: of the stages before.
-    pub(crate) fn check_rows(
+    fn check_rows(
         &self,
         languages: &BTreeMap<String, (u64, u64)>,
         quota: Quota,
@@ -181,7 +180,7 @@ fn totals(languages: &BTreeMap<String, (u64, u64)>) -> (u64, u64) {
 }
 
 /// What the screen shows of a split, and with a table the page of the run, too.
-pub(crate) fn figures(languages: &BTreeMap<String, (u64, u64)>, with_table: bool) -> serde_json::Value {
+fn figures(languages: &BTreeMap<String, (u64, u64)>, with_table: bool) -> serde_json::Value {
     let (all, chosen) = totals(languages);
     let line = format!("{chosen} of {all} rows for validation");
     let by_language = languages.iter();
@@ -244,17 +243,15 @@ impl Kind for Split {
         Ok(Shape::global(outputs.to_vec()))
     }
 
-    fn open(settings: &SplitSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &SplitSettings, _: &Context) -> Result<Body, StageError> {
         Ok(Body::Global(Box::new(Splitter {
             settings: settings.clone(),
-            context: context.clone(),
         })))
     }
 }
 
 struct Splitter {
     settings: SplitSettings,
-    context: Context,
 }
 
 impl Global for Splitter {
@@ -302,32 +299,8 @@ impl Global for Splitter {
         Ok(RecordBatch::try_new(self.key_schema(), columns)?)
     }
 
-    fn decide(&mut self, keys: &Artifact) -> Result<Vec<(Partition, RecordBatch)>, StageError> {
-        let settings = &self.settings;
-        let quota = settings.quota();
-        let keys = key_rows(keys)?;
-        for (partition, batch) in keys
-            .iter()
-            .flat_map(|(partition, batches)| batches.iter().map(move |batch| (partition, batch)))
-        {
-            settings.check_languages(partition, batch)?;
-        }
-        let split = decide_split(&keys, settings.split_by, quota, settings.split_seed)?;
-        settings.check_rows(&split.languages, quota, &self.context.rejects)?;
-        self.context
-            .report(figures(&split.languages, settings.min_val_rows > 0));
-        Ok(split.validation)
-    }
-
-    fn by_groups(&self) -> Option<Box<dyn GroupedDecision>> {
-        // By recording a group is a chain of rows: no hash of a row tells it.
-        let by_text = self.settings.split_by == SplitBy::Text;
-        by_text.then(|| Box::new(SplitByGroup::new(&self.settings)) as Box<dyn GroupedDecision>)
-    }
-
-    fn incrementally(&self) -> Option<IncrementalDecision> {
-        let by_text = self.settings.split_by == SplitBy::Text;
-        by_text.then(|| IncrementalDecision::Choice(Arc::new(SplitByGroup::new(&self.settings))))
+    fn decision(&self) -> Decision {
+        Decision::Choice(Arc::new(ValidationChoice(self.settings.clone())))
     }
 
     fn apply(
@@ -351,6 +324,96 @@ impl Global for Splitter {
             )));
         }
         Ok(outcomes)
+    }
+}
+
+/// The choice of rows for validation: languages are the classes. By text the words are the key of a group. By recording they are its
+/// name, and recordings (and segments) are ties.
+pub(crate) struct ValidationChoice(pub SplitSettings);
+
+fn group_key_of(key: Key) -> GroupKey {
+    halves(key).into()
+}
+
+impl GroupChoice for ValidationChoice {
+    fn rows(&self, partition: &Partition, all: &Artifact) -> Result<ChoiceRows, StageError> {
+        let ValidationChoice(settings) = self;
+        let batch = all.read_whole(partition, None)?;
+        settings.check_languages(partition, &batch)?;
+        let mut ties = Vec::new();
+        let words = match settings.split_by {
+            SplitBy::Text => keys(&batch, "words")?.clone(),
+            SplitBy::Recording => {
+                for column in ["recording", "segment"].into_iter().take(self.ties()) {
+                    let tie = keys(&batch, column)?;
+                    let at = |place: usize| tie.is_valid(place).then(|| group_key_of(key_at(tie, place)));
+                    ties.push((0..tie.len()).map(at).collect());
+                }
+                group_keys(settings.split_seed, columns::text(&batch, "norm")?)
+            }
+        };
+        let mut rows = ChoiceRows {
+            keys: (0..words.len())
+                .map(|place| group_key_of(key_at(&words, place)))
+                .collect(),
+            classes: Vec::with_capacity(words.len()),
+            names: Vec::new(),
+            numbers: columns::rows(&batch)?.values().to_vec(),
+            ties,
+        };
+        let mut numbers: HashMap<&str, u32> = HashMap::new();
+        let mut before: Option<(&str, u32)> = None;
+        for lang in columns::text(&batch, "lang")?.iter().flatten() {
+            let number = match before {
+                // Rows of a language mostly come together.
+                Some((last, number)) if last == lang => number,
+                _ => {
+                    let next = crate::validation::small(rows.names.len())?;
+                    let number = *numbers.entry(lang).or_insert(next);
+                    if number == next {
+                        rows.names.push(lang.to_owned());
+                    }
+                    number
+                }
+            };
+            before = Some((lang, number));
+            rows.classes.push(number);
+        }
+        Ok(rows)
+    }
+
+    fn ties(&self) -> usize {
+        match self.0.split_by {
+            SplitBy::Text => 0,
+            SplitBy::Recording => 1 + usize::from(self.0.segment_column().is_some()),
+        }
+    }
+
+    fn names(&self, partition: &Partition, keys: &Artifact) -> Result<StringArray, StageError> {
+        let batch = keys.read_whole(partition, Some(&["norm"]))?;
+        Ok(columns::text(&batch, "norm")?.clone())
+    }
+
+    fn key_of(&self, name: &str) -> GroupKey {
+        group_key_of(group_key(self.0.split_seed, name))
+    }
+
+    fn quota(&self, rows: u64) -> u64 {
+        self.0.quota().target(rows)
+    }
+
+    fn decisions(&self, chosen: Vec<u32>) -> Result<RecordBatch, StageError> {
+        Ok(RecordBatch::try_new(
+            decision_schema(),
+            vec![Arc::new(UInt32Array::from(chosen))],
+        )?)
+    }
+
+    fn complete(&self, context: &Context, languages: &BTreeMap<String, (u64, u64)>) -> Result<(), StageError> {
+        let ValidationChoice(settings) = self;
+        settings.check_rows(languages, settings.quota(), &context.rejects)?;
+        context.report(figures(languages, settings.min_val_rows > 0));
+        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! At every process but 0: its share of the regions and decisions of the run.
+//! At every process but 0: its share of the regions of the run.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,23 +7,21 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, unbounded};
 
-use super::message::{Answer, DecideMessage, Invitation, LogMessage, NodeMessage, RegionMessage, SettledNode};
+use super::message::{Answer, Invitation, LogMessage, NodeMessage, RegionMessage, SettledNode};
 use crate::dataflow::cluster::{Cluster, Dataflows};
 use crate::dataflow::job::{NodeJob, RegionJob, Signals};
 use crate::dataflow::run_region;
 use crate::digest::Digest;
 use crate::event::{Event, Events};
-use crate::grouped_decision::{self, GroupedDecision, Shuffle, Task};
 use crate::partition::Partition;
 use crate::plan::Options;
 use crate::plan::graph::Node;
 use crate::plan::state::PlanState;
 use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
-use crate::run::global;
 use crate::run::job::{node_job, region_job};
 use crate::run_error::RunError;
 use crate::spec::Checked;
-use crate::store::{Access, Artifact, ArtifactWriter, Store};
+use crate::store::{Access, ArtifactWriter, Store};
 
 /// Takes part in the regions of a run, on a thread of its own.
 pub(in crate::run) struct Follower {
@@ -31,20 +29,6 @@ pub(in crate::run) struct Follower {
     checked: Arc<Checked>,
     options: Options,
     store: Option<Store>,
-}
-
-/// What begins when all have agreed.
-enum Ready {
-    Region(Share),
-    Decision(DecisionShare),
-}
-
-/// A decision over the key rows of the process's own partitions.
-struct DecisionShare {
-    grouped: Box<dyn GroupedDecision>,
-    keys: Artifact,
-    partitions: Arc<[Partition]>,
-    shuffle: Shuffle,
 }
 
 /// A region that is ready to run. The writers of its recipes are held as long as it is there.
@@ -82,7 +66,7 @@ impl Follower {
     }
 
     fn follow(&mut self, invitations: &Receiver<Vec<u8>>) {
-        let mut ready: Option<Ready> = None;
+        let mut ready: Option<Share> = None;
         let mut partitions = Vec::new();
         while let Ok(message) = invitations.recv() {
             match serde_json::from_slice(&message) {
@@ -94,37 +78,19 @@ impl Follower {
                 Ok(Invitation::Region(region)) => {
                     let share = self.share(*region, std::mem::take(&mut partitions));
                     let share = share.map_err(|error| error.to_string());
-                    let answer = share.map(|share| ready = Some(Ready::Region(share)));
+                    let answer = share.map(|share| ready = Some(share));
                     self.answer(answer);
                 }
                 Ok(Invitation::Log(log)) => {
                     let share = self.log(*log, std::mem::take(&mut partitions));
                     let share = share.map_err(|error| error.to_string());
-                    let answer = share.map(|share| ready = Some(Ready::Region(share)));
-                    self.answer(answer);
-                }
-                Ok(Invitation::Decide(decide)) => {
-                    let share = self.decision(*decide, std::mem::take(&mut partitions));
-                    let share = share.map_err(|error| error.to_string());
-                    let answer = share.map(|share| ready = Some(Ready::Decision(share)));
+                    let answer = share.map(|share| ready = Some(share));
                     self.answer(answer);
                 }
                 Ok(Invitation::Begin) => match ready.take() {
-                    Some(Ready::Region(Share { job, _writers })) => {
+                    Some(Share { job, _writers }) => {
                         // Commits and failures were reported to process 0.
                         run_region(job);
-                    }
-                    Some(Ready::Decision(share)) => {
-                        let task = Task {
-                            grouped: share.grouped.as_ref(),
-                            keys: &share.keys,
-                            partitions: &share.partitions,
-                            shuffle: &share.shuffle,
-                            // Process 0 says how many.
-                            passes: &|_, _| 1,
-                        };
-                        // Process 0 was told of failures, and has the decisions.
-                        let _ = grouped_decision::run(&task);
                     }
                     None => return self.processes.cut(),
                 },
@@ -226,25 +192,6 @@ impl Follower {
         }
         let job = self.job(&state, partitions, jobs, region.workers, cluster);
         Ok(Share { job, _writers: writers })
-    }
-
-    fn decision(&self, decide: DecideMessage, partitions: Vec<Partition>) -> Result<DecisionShare, RunError> {
-        // Only process 0 reports figures of a decision.
-        let mut state = self.known(None, decide.settled)?;
-        let described = same_node(&state, decide.node, &decide.recipe)?;
-        let unknown = || RunError::Internal {
-            message: format!("`{}` cannot be decided by groups here", described.name),
-        };
-        let context = state.context(decide.node)?.ok_or_else(unknown)?;
-        let body = global::open(&state, decide.node, &context)?;
-        let topics = RegionTopics::of_session(decide.session);
-        Ok(DecisionShare {
-            grouped: body.by_groups().ok_or_else(unknown)?,
-            keys: global::keys_of(&mut state, decide.node)?,
-            partitions: partitions.into(),
-            // Process 0 ends the decision where a signal comes.
-            shuffle: Shuffle::among(&self.processes, topics.batches, || None),
-        })
     }
 
     /// A log and the stages that feed it, of which nothing is recorded.

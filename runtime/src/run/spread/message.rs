@@ -24,8 +24,6 @@ pub(super) enum Invitation {
     Region(Box<RegionMessage>),
     /// To run a log, and the stages that feed it, beside process 0. Begins with [`Invitation::Begin`], too.
     Log(Box<LogMessage>),
-    /// To decide about key rows together. Begins with [`Invitation::Begin`], too.
-    Decide(Box<DecideMessage>),
     Begin,
     Cancel,
 }
@@ -65,17 +63,6 @@ pub(super) struct LogNodeMessage {
     pub recipe: Digest,
     /// Places among the partitions, which are the steps that are left, of those that it does not have.
     pub idle: Vec<usize>,
-}
-
-/// A decision of a global stage, made group by group.
-#[derive(Serialize, Deserialize)]
-pub(super) struct DecideMessage {
-    pub session: u32,
-    /// Its place in the graph, which follows from the pipeline.
-    pub node: usize,
-    pub recipe: Digest,
-    /// Of the key rows and what they are chosen by, the process's own partitions.
-    pub settled: Vec<SettledNode>,
 }
 
 /// What the process is to do of a node. Ordinals are places among the partitions of the region, of the process's own ones.

@@ -1,14 +1,14 @@
 //! Rows of a file grouped by shard, in one pass over it and in bounded memory.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrow::array::{RecordBatch, UInt64Array};
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
+use flow_runtime::unlinked_file;
 
 use crate::error::ManifestError;
 
@@ -17,7 +17,6 @@ const HELD_BYTES: usize = 64 << 20;
 
 /// Takes the rows of a file in their order.
 pub struct Grouping {
-    scratch: PathBuf,
     held: Vec<RecordBatch>,
     /// Of each held row.
     shards: Vec<u32>,
@@ -28,8 +27,10 @@ pub struct Grouping {
 
 /// Rows by shard, each shard's in the order of the file.
 pub struct Grouped {
-    /// Rows that did not fit in memory: an unlinked temporary file.
-    file: Option<(PathBuf, File)>,
+    /// The folder of the file.
+    scratch: PathBuf,
+    /// Rows that did not fit in memory.
+    file: Option<File>,
     length: u64,
     /// By shard.
     pieces: Vec<Vec<Piece>>,
@@ -49,12 +50,12 @@ impl Grouping {
 
     fn with(scratch: &Path, shards: usize, most: usize) -> Self {
         Grouping {
-            scratch: scratch.to_path_buf(),
             held: Vec::new(),
             shards: Vec::new(),
             bytes: 0,
             most,
             done: Grouped {
+                scratch: scratch.to_path_buf(),
                 file: None,
                 length: 0,
                 pieces: (0..shards).map(|_| Vec::new()).collect(),
@@ -109,14 +110,13 @@ impl Grouping {
         let mut writer = StreamWriter::try_new(Vec::new(), piece.schema_ref())?;
         writer.write(piece)?;
         let bytes = writer.into_inner()?;
-        if self.done.file.is_none() {
-            let path = &self.scratch;
-            self.done.file = Some(nameless_file(path).map_err(|e| ManifestError::io(path, e))?);
-        }
+        let path = &self.done.scratch;
+        let file = match &mut self.done.file {
+            Some(file) => file,
+            none => none.insert(unlinked_file(path).map_err(|e| ManifestError::io(path, e))?),
+        };
         let at = self.done.length;
-        if let Some((path, file)) = &self.done.file {
-            file.write_all_at(&bytes, at).map_err(|e| ManifestError::io(path, e))?;
-        }
+        file.write_all_at(&bytes, at).map_err(|e| ManifestError::io(path, e))?;
         self.done.length += bytes.len() as u64;
         Ok(Piece::Put(at, bytes.len()))
     }
@@ -132,10 +132,10 @@ impl Grouped {
         for piece in self.pieces.get(shard).into_iter().flatten() {
             match (piece, &self.file) {
                 (Piece::Held(batch), _) => batches.push(batch.clone()),
-                (Piece::Put(at, length), Some((path, file))) => {
+                (Piece::Put(at, length), Some(file)) => {
                     let mut bytes = vec![0; *length];
                     file.read_exact_at(&mut bytes, *at)
-                        .map_err(|e| ManifestError::io(path, e))?;
+                        .map_err(|e| ManifestError::io(&self.scratch, e))?;
                     for batch in StreamReader::try_new(bytes.as_slice(), None)? {
                         batches.push(batch?);
                     }
@@ -145,18 +145,6 @@ impl Grouped {
         }
         Ok(batches)
     }
-}
-
-/// An unlinked file, which is deleted when it is closed, also after a crash.
-fn nameless_file(folder: &Path) -> std::io::Result<(PathBuf, File)> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    std::fs::create_dir_all(folder)?;
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path = folder.join(format!("grouped-{}-{number}", std::process::id()));
-    let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(true).open(&path)?;
-    std::fs::remove_file(&path)?;
-    Ok((path, file))
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use timely::dataflow::operators::probe::Handle;
 use timely::worker::Worker;
 
 use super::partition_versions::PartitionVersions;
-use super::{Decided, GroupDecision, GroupRows};
+use crate::decision::groups::rows_of;
+use crate::decision::{Decided, GroupDecision, GroupRows};
 use crate::error::StageError;
 use crate::partition::Partition;
 use crate::row_number::{ROW, row_numbers};
@@ -285,19 +286,6 @@ fn rows_at(whole: &HashMap<u32, Whole>, version: u32, places: &BTreeSet<u32>) ->
         &whole.rows,
         &UInt32Array::from(at.ok_or_else(lacks)?),
     )?)
-}
-
-/// The rows of a partition that are in groups.
-fn rows_of(decision: &dyn GroupDecision, partition: &Partition, keys: &Artifact) -> Result<GroupRows, StageError> {
-    let rows = decision.rows(partition, keys)?;
-    match rows.hashes.len() == rows.places.len() {
-        true => Ok(rows),
-        false => Err(StageError::failed(format!(
-            "it gave {} hashes for {} rows of {partition}",
-            rows.hashes.len(),
-            rows.places.len()
-        ))),
-    }
 }
 
 /// The decisions but those about these key rows.

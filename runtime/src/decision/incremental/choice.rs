@@ -17,7 +17,7 @@ use timely::dataflow::operators::probe::Handle;
 use timely::worker::Worker;
 
 use super::partition_versions::{Changes, PartitionVersions};
-use super::{ChoiceRows, Decided, GroupChoice};
+use crate::decision::{ChoiceRows, Decided, GroupChoice};
 use crate::error::StageError;
 use crate::partition::Partition;
 use crate::store::Artifact;
@@ -455,6 +455,7 @@ mod tests {
                 classes: vec![0; keys.len()],
                 names: vec!["only".into()],
                 numbers: (0u32..).zip(keys).map(|(number, _)| number).collect(),
+                ties: Vec::new(),
             })
         }
 

@@ -1,27 +1,29 @@
-//! Decisions that are made group by group, in several passes and processes, and those that are made by changes are those that
-//! are made at once.
+//! Decisions in little memory and by changes are those over all rows.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use arrow::array::{Array, FixedSizeBinaryBuilder, Float64Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
-use flow_runtime::harness::{decide_by_groups, decide_incrementally, joined_processes, stored_decisions};
-use flow_runtime::processes::Processes;
-use flow_runtime::{Artifact, IncrementalDecision, Partition};
+use flow_runtime::harness::{OfGeneration, decide, decide_incrementally, stored_decisions};
+use flow_runtime::{Artifact, Decision, Partition, StageError};
 use proptest::prelude::*;
 
-use crate::duplicates::{self, candidates, decide_duplicates};
-use crate::duplicates_by_group::DuplicatesByGroup;
-use crate::keys::key_rows;
-use crate::split::SplitSettings;
-use crate::split_by_group::SplitByGroup;
-use crate::validation::{self, SplitBy, decide_split, group_key};
+use crate::duplicates::{self, Duplicates, decide_duplicates};
+use crate::split::{SplitSettings, ValidationChoice};
+use crate::validation::{self, SplitBy, group_key};
 
 /// Names whose order differs from that of their components; some partitions stay empty.
 const PARTITIONS: [&str; 5] = ["a-b/x", "a/x", "b/x", "b/y", "c"];
 
-/// One process alone, two and three.
-static PROCESSES: LazyLock<[Vec<Arc<Processes>>; 3]> =
-    LazyLock::new(|| [Vec::new(), joined_processes(2), joined_processes(3)]);
+fn decide_in(decision: &Decision, keys: &Artifact, memory: u64) -> Result<OfGeneration, StageError> {
+    let scratch = tempfile::tempdir().unwrap();
+    decide(decision, keys, memory, scratch.path())
+}
+
+/// Of all key rows, by the plain function.
+fn all_duplicates(keys: &Artifact) -> Vec<(Partition, RecordBatch)> {
+    let rows = |name: &Partition| (name.clone(), vec![keys.read_whole(name, None).unwrap()]);
+    decide_duplicates(&keys.partitions().map(rows).collect::<Vec<_>>()).unwrap()
+}
 
 fn artifact(schema: &arrow::datatypes::SchemaRef, columns_of: impl Fn(usize) -> Vec<Arc<dyn Array>>) -> Artifact {
     let partition = |(number, name): (usize, &&str)| {
@@ -120,40 +122,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn duplicates_are_the_same(
+    fn duplicates_are_the_same_in_whatever_memory(
         rows in prop::collection::vec((0..5usize, prop::bool::weighted(0.9), segment()), 0..60),
-        passes in 1..6u64, processes in 0..3usize,
+        memory in 0..4_000u64,
     ) {
         let keys = segment_keys(&rows);
         let schema = duplicates::decision_schema();
-        let at_once = decide_duplicates(&candidates(&keys).unwrap()).unwrap();
-        let (by_groups, _) = decide_by_groups(&DuplicatesByGroup, &keys, passes, &PROCESSES[processes]).unwrap();
+        let (decided, _) = decide_in(&Decision::Groups(Arc::new(Duplicates)), &keys, memory).unwrap();
         prop_assert_eq!(
-            stored_decisions(&schema, by_groups).unwrap(),
-            stored_decisions(&schema, at_once).unwrap()
+            stored_decisions(&schema, decided).unwrap(),
+            stored_decisions(&schema, all_duplicates(&keys)).unwrap()
         );
-    }
-
-    #[test]
-    fn splits_by_text_are_the_same(
-        rows in prop::collection::vec((0..5usize, prop::bool::weighted(0.9), (0..24u8, 0..3u8)), 0..80),
-        val_per_language in 0..9u64, val_percent in 0..100u32, passes in 1..6u64, processes in 0..3usize,
-    ) {
-        let settings = SplitSettings {
-            val_per_language,
-            val_percent: f64::from(val_percent),
-            ..SplitSettings::default()
-        };
-        let keys = sentence_keys(&rows, settings.split_seed);
-        let schema = validation::decision_schema();
-        let at_once = decide_split(&key_rows(&keys).unwrap(), SplitBy::Text, settings.quota(), settings.split_seed).unwrap();
-        let grouped = SplitByGroup::new(&settings);
-        let (by_groups, carried) = decide_by_groups(&grouped, &keys, passes, &PROCESSES[processes]).unwrap();
-        prop_assert_eq!(
-            stored_decisions(&schema, by_groups).unwrap(),
-            stored_decisions(&schema, at_once.validation).unwrap()
-        );
-        prop_assert_eq!(crate::split_by_group::counts(&carried).unwrap(), at_once.languages);
     }
 }
 
@@ -183,14 +162,13 @@ proptest! {
     fn duplicates_after_any_changes_are_the_same(generations in generations(segment().boxed())) {
         let keys: Vec<Artifact> = generations.iter().map(|rows| segment_keys(rows)).collect();
         let schema = duplicates::decision_schema();
-        let incremental = IncrementalDecision::Groups(Arc::new(DuplicatesByGroup));
+        let incremental = Decision::Groups(Arc::new(Duplicates));
         let decided = decide_incrementally(&incremental, &keys).unwrap();
         prop_assert_eq!(decided.len(), keys.len());
         for (keys, (by_changes, _)) in keys.iter().zip(decided) {
-            let at_once = decide_duplicates(&candidates(keys).unwrap()).unwrap();
             prop_assert_eq!(
                 stored_decisions(&schema, by_changes).unwrap(),
-                stored_decisions(&schema, at_once).unwrap()
+                stored_decisions(&schema, all_duplicates(keys)).unwrap()
             );
         }
     }
@@ -207,36 +185,16 @@ proptest! {
         };
         let keys: Vec<Artifact> = generations.iter().map(|rows| sentence_keys(rows, settings.split_seed)).collect();
         let schema = validation::decision_schema();
-        let incremental = IncrementalDecision::Choice(Arc::new(SplitByGroup::new(&settings)));
+        let incremental = Decision::Choice(Arc::new(ValidationChoice(settings)));
         let decided = decide_incrementally(&incremental, &keys).unwrap();
         prop_assert_eq!(decided.len(), keys.len());
         for (keys, (by_changes, languages)) in keys.iter().zip(decided) {
-            let at_once = decide_split(&key_rows(keys).unwrap(), SplitBy::Text, settings.quota(), settings.split_seed).unwrap();
+            let (at_once, of_all) = decide_in(&incremental, keys, 1 << 20).unwrap();
             prop_assert_eq!(
                 stored_decisions(&schema, by_changes).unwrap(),
-                stored_decisions(&schema, at_once.validation).unwrap()
+                stored_decisions(&schema, at_once).unwrap()
             );
-            prop_assert_eq!(languages, at_once.languages);
+            prop_assert_eq!(languages, of_all);
         }
-    }
-}
-
-#[test]
-fn a_row_without_a_language_is_named_whichever_process_has_it() {
-    let schema = validation::key_schema(SplitBy::Text, false);
-    let keys = artifact(&schema, |partition| {
-        let lang = (partition != 3).then_some("de");
-        let mut words = FixedSizeBinaryBuilder::new(16);
-        words.append_value(group_key(1, "w")).unwrap();
-        vec![
-            Arc::new(UInt32Array::from(vec![7])),
-            Arc::new(StringArray::from(vec![lang])),
-            Arc::new(words.finish()),
-        ]
-    });
-    for processes in PROCESSES.iter() {
-        let grouped = SplitByGroup::new(&SplitSettings::default());
-        let error = decide_by_groups(&grouped, &keys, 2, processes).unwrap_err();
-        assert!(error.to_string().contains("`lang` of row 7 of b/y is null"), "{error}");
     }
 }

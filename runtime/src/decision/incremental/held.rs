@@ -6,14 +6,14 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::choice::Choice;
 use super::groups::Groups;
-use super::{Decided, IncrementalDecision};
+use crate::decision::{Decided, Decision};
 use crate::error::StageError;
 use crate::panic_guard::catch_panic;
 use crate::store::Artifact;
 
 /// Key rows to take over.
 struct Generation {
-    decision: IncrementalDecision,
+    decision: Decision,
     keys: Artifact,
     decided: Sender<Result<Decided, StageError>>,
 }
@@ -27,7 +27,7 @@ pub(super) struct Held {
 
 impl Held {
     /// Starts a dataflow, which begins to take over `keys`. None if there is no thread for it.
-    pub fn load(decision: &IncrementalDecision, keys: &Artifact) -> Option<Held> {
+    pub fn load(decision: &Decision, keys: &Artifact) -> Option<Held> {
         let (generations, given) = bounded(1);
         let builder = thread::Builder::new().name("decisions".into());
         builder.spawn(move || run(given)).ok()?;
@@ -45,7 +45,7 @@ impl Held {
     ///
     /// # Errors
     /// When the dataflow failed: it is of no more use.
-    pub fn decide(&mut self, decision: &IncrementalDecision, keys: &Artifact) -> Result<Option<Decided>, StageError> {
+    pub fn decide(&mut self, decision: &Decision, keys: &Artifact) -> Result<Option<Decided>, StageError> {
         if let Some(loading) = &self.loading {
             match loading.try_recv() {
                 Ok(loaded) => drop(loaded?),
@@ -65,7 +65,7 @@ fn ended() -> StageError {
 
 fn send(
     to: &Sender<Generation>,
-    decision: &IncrementalDecision,
+    decision: &Decision,
     keys: &Artifact,
 ) -> Result<Receiver<Result<Decided, StageError>>, StageError> {
     let (decided, receiver) = bounded(1);
@@ -84,8 +84,8 @@ fn run(given: Receiver<Generation>) {
     timely::execute_directly(move |worker| {
         let Ok(first) = given.recv() else { return };
         let mut flow = match &first.decision {
-            IncrementalDecision::Groups(_) => Flow::Groups(Box::new(Groups::new(worker))),
-            IncrementalDecision::Choice(_) => Flow::Choice(Box::new(Choice::new(worker))),
+            Decision::Groups(_) => Flow::Groups(Box::new(Groups::new(worker))),
+            Decision::Choice(_) => Flow::Choice(Box::new(Choice::new(worker))),
         };
         let mut next = Some(first);
         while let Some(Generation {
@@ -95,12 +95,8 @@ fn run(given: Receiver<Generation>) {
         }) = next.take().or_else(|| given.recv().ok())
         {
             let outcome = catch_panic(|| match (&mut flow, &decision) {
-                (Flow::Groups(flow), IncrementalDecision::Groups(groups)) => {
-                    flow.decide(worker, groups.as_ref(), &keys)
-                }
-                (Flow::Choice(flow), IncrementalDecision::Choice(choice)) => {
-                    flow.decide(worker, choice.as_ref(), &keys)
-                }
+                (Flow::Groups(flow), Decision::Groups(groups)) => flow.decide(worker, groups.as_ref(), &keys),
+                (Flow::Choice(flow), Decision::Choice(choice)) => flow.decide(worker, choice.as_ref(), &keys),
                 _ => Err(StageError::failed("the kind decides in another way than before")),
             });
             let failed = outcome.is_err();
