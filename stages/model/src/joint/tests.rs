@@ -290,10 +290,7 @@ fn unusual_lattices_on_a_device() {
         // exponent of a share is the difference of two numbers of 2e-4 in the last place each, but few shares are not 0 or 1 then.
         let bound = if scale > 1.0 { 1e-5 } else { 5e-7 };
         let difference = max_difference(&gradient, &expected_gradient);
-        assert!(
-            difference <= bound,
-            "{durations:?}: gradient differs by {difference}"
-        );
+        assert!(difference <= bound, "{durations:?}: gradient differs by {difference}");
     }
 }
 

@@ -221,7 +221,13 @@ fn bytes_on_a_device_are_those_of_its_kernels() {
     let joint = |omega: f64| {
         let mut config = config();
         config.loss.omega = omega;
-        let all = of(&config, Precision::Bf16, shape(80.0, 400), "joint network and loss", true);
+        let all = of(
+            &config,
+            Precision::Bf16,
+            shape(80.0, 400),
+            "joint network and loss",
+            true,
+        );
         all.bytes / (4.0 * 1000.0 * 401.0)
     };
     let weights = |omega| joint(0.0) - joint(omega);
