@@ -107,11 +107,12 @@ def step(clips, seconds, tokens):
     walk = [all_frames + cells * counts[0] * JOINT * 12e-12, cells * counts[1] * JOINT * 12e-12 / 2 + chunks / 5 * 4e-5]
     kernel("joint and loss", "sums of hidden gradients", 1, *walk)
     # A block of the recursion: 500 instructions for 32 cells, one in two cycles of each of four schedulers, and no less than 1000 cycles
-    # and a barrier for each diagonal. Beside it weights of arcs (64 bytes in, 120 out for a cell) and posteriors.
+    # and a barrier for each diagonal; both read weights of arcs and write sums, 264 bytes a cell. Beside it weights of arcs (64 bytes
+    # in, 120 out for a cell) and posteriors (144 in, 57 out): 585 bytes in all, and 65 where terms are written and cells are listed.
     diagonals = valid + states - 1
     turns = valid * states / 32 + diagonals / 2
     blocks = math.ceil(2 * clips / SMS) * (max(turns * 500 / 4 / 0.5, diagonals * 1000) + diagonals * 200) / 1.7e9
-    alignment = blocks + cells * (184 + 204) / 2e12 + 1e-5
+    alignment = max(blocks, cells * 264 / 2.6e12) + cells * (184 + 201) / 2e12 + 1e-5
     kernel("joint and loss", "alignment", 1, (0.0033 if clips > 10 else 0.0029) if clips > 1 else 0.045, alignment)
     scan = 2 * math.ceil(valid * states / 256) * 0.6e-6
     kernel("joint and loss", "lists of cells", 1, scan, math.ceil(valid * states / 4096) * 2e-6 + 2e-5)

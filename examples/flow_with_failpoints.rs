@@ -17,7 +17,7 @@ mod process;
 
 fn main() -> ExitCode {
     process::set_up();
-    let points = [&failpoints::STORE[..], &failpoints::REMOTE, &failpoints::DECISION].concat();
+    let points = [&failpoints::STORE[..], &failpoints::REMOTE, &[failpoints::DECIDED]].concat();
     let kill = variable("FLOW_KILL_AT").map(|value| hooks::kill_at(&value, &points));
     if variable("FLOW_STAND_IN_NCCL").is_some() {
         flow_training::ranks::nccl::stand_in::use_everywhere();

@@ -37,6 +37,9 @@ pub const STORE: [&str; 7] = [
     EXPORT_DONE,
 ];
 
+/// A decision over all rows is made, and not committed.
+pub const DECIDED: &str = "decided";
+
 /// Called with the name of each point that is passed, and the numbers that go with it (rank and step, say).
 type Hook = Box<dyn Fn(&str, &[u64]) + Send + Sync>;
 

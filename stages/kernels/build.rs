@@ -1,8 +1,9 @@
 //! Compiles the kernel files with nvcc for the cards that are common, so that no process has to wait for NVRTC.
 //!
 //! Only with the feature `cuda`. `FLOW_KERNEL_ARCHITECTURES` names other compute capabilities than 80, 89 and 90; the code of the
-//! largest one is added as PTX, which drivers compile for later cards. Without nvcc there is no compiled code, and NVRTC compiles at
-//! run time (`src/cuda/compiled.rs`).
+//! largest one is added as PTX, which drivers compile for later cards. nvcc is what `NVCC` names, or the one in the path, in
+//! `$CUDA_HOME/bin` or in `/usr/local/cuda/bin`. Without it there is no compiled code, and NVRTC compiles at run time
+//! (`src/cuda/compiled.rs`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,13 +60,30 @@ fn kernel_files() -> Vec<(String, String)> {
     files
 }
 
+/// The first of the places for nvcc where a program is.
+fn nvcc() -> Option<PathBuf> {
+    let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let places = match of("NVCC") {
+        Some(named) => vec![PathBuf::from(named)],
+        None => [PathBuf::from("nvcc")]
+            .into_iter()
+            .chain(of("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc")))
+            .chain([PathBuf::from("/usr/local/cuda/bin/nvcc")])
+            .collect(),
+    };
+    places
+        .into_iter()
+        .find(|place| Command::new(place).arg("--version").output().is_ok())
+}
+
 /// Compiles the files into the folder, some at a time; false if there is no nvcc.
 fn compile(files: &[(String, String)], folder: &Path) -> bool {
-    let nvcc = std::env::var("NVCC").unwrap_or_else(|_| "nvcc".into());
-    if Command::new(&nvcc).arg("--version").output().is_err() {
-        println!("cargo::warning=there is no nvcc: kernels are compiled by NVRTC at run time");
+    let Some(nvcc) = nvcc() else {
+        println!(
+            "cargo::warning=there is no nvcc in the path, in $CUDA_HOME/bin or in /usr/local/cuda/bin: kernels are compiled by NVRTC at run time"
+        );
         return false;
-    }
+    };
     let named = std::env::var("FLOW_KERNEL_ARCHITECTURES").unwrap_or_else(|_| "80,89,90".into());
     let architectures: Vec<u32> = named
         .split(',')
@@ -101,7 +119,7 @@ fn compile(files: &[(String, String)], folder: &Path) -> bool {
                         .arg(source.with_extension("fatbin"))
                         .arg(&source)
                         .output()
-                        .unwrap_or_else(|error| panic!("{nvcc}: {error}"));
+                        .unwrap_or_else(|error| panic!("{}: {error}", nvcc.display()));
                     assert!(
                         output.status.success(),
                         "{name}.cu: {}",

@@ -597,10 +597,9 @@ fn manifests_of_several_processes_are_those_of_one() {
         // Process 0 alone writes records.
         (0, "record-written:2"),
         (0, "record-linked:2"),
-        // Duplicates have two rounds, the split follows.
-        (2, "rows-shuffled:1"),
-        (1, "rows-reduced:2"),
-        (0, "rows-reduced:3"),
+        // Duplicates, then the split.
+        (0, "decided:1"),
+        (0, "decided:2"),
     ] {
         let place = Workplace::new("mini");
         let mut commands: Vec<Command> = manifests_by(&place, 3, 2).iter().map(with_failpoints).collect();

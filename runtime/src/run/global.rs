@@ -14,6 +14,7 @@ use crate::decision::{self, Decided, Decision, Ended, Resources, StandingDecisio
 use crate::digest::Digest;
 use crate::error::StageError;
 use crate::event::Event;
+use crate::failpoints;
 use crate::kind::{Body, Global};
 use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
@@ -60,6 +61,7 @@ pub(super) fn run(
     };
     let keys = keys_of(state, node)?;
     let (schema, decided) = decide(state, node, &context, &keys, running)?;
+    failpoints::hit(failpoints::DECIDED, &[]);
     let stored = catch_panic(|| {
         let decisions = Decisions::new(schema.clone(), decided)?;
         if let Some(partition) = decisions

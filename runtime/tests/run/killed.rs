@@ -12,8 +12,8 @@ fn child() {
         return;
     };
     if let Ok(at) = std::env::var("FLOW_TEST_CHILD_KILL_AT") {
-        use flow_runtime::failpoints::{REMOTE, STORE};
-        let kill = failpoints::kill_at(&at, &[&STORE[..], &REMOTE].concat());
+        use flow_runtime::failpoints::{DECIDED, REMOTE, STORE};
+        let kill = failpoints::kill_at(&at, &[&STORE[..], &REMOTE, &[DECIDED]].concat());
         flow_runtime::failpoints::set(move |point, _| kill(point));
     }
     let folder = PathBuf::from(folder);

@@ -551,7 +551,7 @@ fn processes_share_a_state_directory_in_object_storage() {
         Some((1, "data-written:1")),
         Some((1, "data-uploaded:1")),
         Some((1, "data-renamed:3")),
-        Some((1, "rows-shuffled:1")),
+        Some((0, "decided:1")),
         Some((0, "data-uploaded:2")),
         Some((0, "record-written:2")),
         Some((0, "record-created:2")),

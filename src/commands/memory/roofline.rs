@@ -70,9 +70,10 @@ pub fn write(
     writeln!(out)?;
     let now = Arithmetic {
         matrices_in_bf16,
-        tf32: false,
+        tf32: settings.tf32_on_gpus(),
     };
-    let tf32 = Arithmetic { tf32: true, ..now };
+    let other = Arithmetic { tf32: !now.tf32, ..now };
+    let with_other = if other.tf32 { "with TF32" } else { "without TF32" };
     let parts = parts(config, settings, shape, true);
     let least = |arithmetic: Arithmetic| {
         parts
@@ -80,42 +81,41 @@ pub fn write(
             .map(|part| card.least_time(&part.work, arithmetic).seconds)
             .sum::<f64>()
     };
-    for line in table::lines(&rows(&parts, card, now, tf32)) {
+    for line in table::lines(&rows(&parts, card, now, (other, with_other))) {
         writeln!(out, "{line}")?;
     }
     writeln!(out)?;
     let model: f64 = parts.iter().map(|part| part.work.model.all()).sum();
-    let peak = if matrices_in_bf16 { card.bf16 } else { card.f32 };
-    let used = |arithmetic: Arithmetic, peak: f64| format!("{:.1} %", 100.0 * model / (least(arithmetic) * peak));
-    writeln!(
-        out,
-        "model FLOP utilisation at the least time: {} of {} TFLOP/s",
-        used(now, peak),
-        rate(peak)
-    )?;
-    let peak = if matrices_in_bf16 { card.bf16 } else { card.tf32 };
-    writeln!(
-        out,
-        "with TF32 for products in f32: {} of {} TFLOP/s",
-        used(tf32, peak),
-        rate(peak)
-    )
+    let used = |arithmetic: Arithmetic| {
+        let peak = match arithmetic {
+            Arithmetic {
+                matrices_in_bf16: true, ..
+            } => card.bf16,
+            Arithmetic { tf32: true, .. } => card.tf32,
+            _ => card.f32,
+        };
+        let share = 100.0 * model / (least(arithmetic) * peak);
+        format!("{share:.1} % of {} TFLOP/s", rate(peak))
+    };
+    writeln!(out, "model FLOP utilisation at the least time: {}", used(now))?;
+    writeln!(out, "{with_other} for products in f32: {}", used(other))
 }
 
-fn rows(parts: &[Part], card: &Card, now: Arithmetic, tf32: Arithmetic) -> Vec<Vec<String>> {
-    let head = ["part", "GFLOP", "again", "GB", "least ms", "bound by", "ms with TF32"];
+fn rows(parts: &[Part], card: &Card, now: Arithmetic, (other, with_other): (Arithmetic, &str)) -> Vec<Vec<String>> {
+    let head = ["part", "GFLOP", "again", "GB", "least ms", "bound by"];
     let mut rows = vec![head.map(String::from).to_vec()];
+    rows[0].push(format!("ms {with_other}"));
     let giga = |number: f64| format!("{:.1}", number / 1e9);
     let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
     let row = |name: &str, work: &Work, seconds: [f64; 2], bound: &str| {
         let numbers = [work.model.all(), work.again.all(), work.bytes + work.exchanged].map(giga);
         let [flops, again, bytes] = numbers;
-        let [now, tf32] = seconds.map(milliseconds);
-        vec![name.to_string(), flops, again, bytes, now, bound.to_string(), tf32]
+        let [now, other] = seconds.map(milliseconds);
+        vec![name.to_string(), flops, again, bytes, now, bound.to_string(), other]
     };
     let (mut all, mut sums) = (Work::default(), [0.0; 2]);
     for Part { name, work } in parts {
-        let [first, second] = [now, tf32].map(|arithmetic| card.least_time(work, arithmetic));
+        let [first, second] = [now, other].map(|arithmetic| card.least_time(work, arithmetic));
         let bound = match first.bound {
             Bound::Arithmetic => "arithmetic",
             Bound::Memory => "memory",

@@ -2,6 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use flow_kernels::column_sums::totals;
+use flow_kernels::device::to_device;
 use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::embedding::{ListedRows, add_to_rows};
 use flow_kernels::greedy::Search;
@@ -281,7 +282,9 @@ impl Prediction {
         let table = parameters.get(self.embedding);
         let width = self.width;
         if is_gpu(table.device()) {
-            return Ok(table.index_select(self.listed(tokens, table.device())?.rows(), 0)?);
+            let rows = tokens.iter().map(|token| token.unwrap_or(self.vocabulary as u32));
+            let rows = Tensor::from_iter(rows, &Device::Cpu)?;
+            return Ok(table.index_select(&to_device(&rows, table.device())?, 0)?);
         }
         dispatch!(table.dtype(), T => {
             let table = slice::<T>(table)?;
@@ -308,7 +311,7 @@ impl Prediction {
         Ok(())
     }
 
-    /// The rows of the embedding on a device.
+    /// The rows of the embedding on a device, in an order in which their gradients can be added up.
     fn listed(&self, tokens: &[Option<u32>], device: &Device) -> Result<ListedRows> {
         let row = |token: &Option<u32>| token.map_or(self.vocabulary, |token| token as usize);
         let rows: Vec<usize> = tokens.iter().map(row).collect();

@@ -73,6 +73,7 @@ impl DeviceFigures {
 fn utilisation(card: &Card, settings: &ResolvedSettings, flops: f64, seconds: f64) -> Option<f64> {
     let rate = match settings.precision {
         Precision::Bf16 => card.bf16,
+        Precision::F32 if settings.uses_tf32() => card.tf32,
         Precision::F32 => card.f32,
     };
     let most = rate * seconds * f64::from(settings.ranks.max(1));
@@ -169,6 +170,12 @@ mod tests {
         assert!((elsewhere - 4.0 * one).abs() < 1e-9 * four);
         let share = known.utilisation(&settings, 989.5e12, 1.0).unwrap();
         assert!((share - 0.5).abs() < 1e-12, "{share}");
+        let rounded = ResolvedSettings::from(TrainSettings {
+            device: "cuda".into(),
+            tf32: Some(true),
+            ..TrainSettings::default()
+        });
+        assert_eq!(known.utilisation(&rounded, 494.5e12, 1.0), Some(1.0));
         let unknown = DeviceFigures::of(&Device::Cpu);
         assert_eq!(unknown.flops(both, &[loaded(1)], &[], false), 0.0);
         assert_eq!(unknown.utilisation(&settings, 1.0, 1.0), None);

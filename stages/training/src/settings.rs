@@ -486,6 +486,16 @@ impl TrainSettings {
         self.device().is_ok_and(|device| device != DeviceChoice::Cpu)
     }
 
+    /// Whether factors in f32 are rounded to TF32, where the training is on a GPU.
+    pub fn tf32_on_gpus(&self) -> bool {
+        self.tf32.unwrap_or(self.precision == Precision::Bf16)
+    }
+
+    /// Whether factors in f32 are rounded to TF32.
+    pub fn uses_tf32(&self) -> bool {
+        self.separate_memory() && self.tf32_on_gpus()
+    }
+
     pub fn adamw(&self) -> AdamWConfig {
         AdamWConfig {
             betas: self.betas,
@@ -506,9 +516,7 @@ impl TrainSettings {
             rank_timeout: Duration::from_secs_f64(self.rank_timeout),
             // `validate` has read it.
             device: self.device().unwrap_or_default(),
-            tf32: self
-                .tf32
-                .unwrap_or(self.precision == Precision::Bf16 && self.separate_memory()),
+            tf32: self.uses_tf32(),
             recompute: self.recompute,
             batch_norm: self.batch_norm.into(),
             reduce_dtype: self.reduce_dtype,
@@ -532,7 +540,10 @@ impl TrainSettings {
 
 #[cfg(test)]
 mod tests {
+    use flow_runtime::Kind;
+
     use super::*;
+    use crate::train::TrainingTrain;
 
     /// Where a finished schedule is extended, the rate rises again from its final value.
     #[test]
@@ -564,7 +575,10 @@ mod tests {
                 tf32,
                 ..TrainSettings::default()
             };
-            settings.trainer_config(144).tf32
+            let used = settings.trainer_config(144).tf32;
+            // What was trained before it became the default is trained again.
+            assert_eq!(TrainingTrain::identity(&settings)["tf32"], used);
+            used
         };
         assert!(used("cuda", Precision::Bf16, None) && used("cuda", Precision::F32, Some(true)));
         assert!(!used("cuda", Precision::Bf16, Some(false)) && !used("cuda", Precision::F32, None));

@@ -1,7 +1,7 @@
 //! Kernels as functions on a device.
 //!
-//! The program holds the compiled code of its kernel files (`build.rs`). What it does not hold (other files or macros, a card older
-//! than compute capability 8.0, a build without nvcc) NVRTC compiles when it is first used, and the user's cache keeps:
+//! The program holds the compiled code of its kernel files (`build.rs`). What it does not hold (other files or macros, an architecture
+//! or a driver that its code is not for, a build without nvcc) NVRTC compiles when it is first used, and the user's cache keeps:
 //! `$XDG_CACHE_HOME/flow/kernels` or `~/.cache/flow/kernels`, by the hash of the code, the options and the architecture.
 
 use std::collections::HashMap;
@@ -10,7 +10,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaModule, CudaStream};
+use candle_core::cuda_backend::cudarc::driver::sys::CUresult;
+use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError};
 use candle_core::cuda_backend::cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 
 use super::signature::Kernel;
@@ -57,17 +58,34 @@ fn wrong(what: &str, error: &dyn std::fmt::Display) -> Error {
     Error::Input(format!("CUDA kernels of {what}: {error}"))
 }
 
+/// Code on a device. None if it is for other architectures, or for a later driver.
+fn loaded(file: &File, code: &[u8], context: &Arc<CudaContext>) -> Result<Option<Arc<CudaModule>>> {
+    match context.load_module(Ptx::from_binary(code.to_vec())) {
+        Ok(module) => Ok(Some(module)),
+        Err(DriverError(
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
+            | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+            | CUresult::CUDA_ERROR_INVALID_PTX,
+        )) => Ok(None),
+        Err(error) => Err(wrong(file.name, &error)),
+    }
+}
+
 fn module(file: &File, stream: &Arc<CudaStream>) -> Result<Arc<CudaModule>> {
     let context = stream.context();
-    let load = |code: &[u8]| context.load_module(Ptx::from_binary(code.to_vec()));
+    let (major, minor) = context.compute_capability().map_err(|error| wrong(file.name, &error))?;
+    if major < 8 {
+        let message = format!("the GPU has compute capability {major}.{minor}; kernels need 8.0 or newer");
+        return Err(wrong(file.name, &message));
+    }
     let binary = BINARIES
         .iter()
         .find(|(name, code)| file.own && *name == file.name && !code.is_empty());
-    // A driver may be too old for the code.
-    if let Some(Ok(module)) = binary.map(|(_, code)| load(code)) {
+    if let Some((_, code)) = binary
+        && let Some(module) = loaded(file, code, context)?
+    {
         return Ok(module);
     }
-    let (major, minor) = context.compute_capability().map_err(|error| wrong(file.name, &error))?;
     let sources = sources()?;
     let options: Vec<String> = OPTIONS
         .iter()
@@ -80,7 +98,9 @@ fn module(file: &File, stream: &Arc<CudaStream>) -> Result<Arc<CudaModule>> {
         let hash = blake3::hash(format!("{}\0{source}", options.join("\0")).as_bytes());
         folder.join(format!("{}-{}.cubin", file.name, hash.to_hex()))
     });
-    if let Some(Ok(module)) = kept_at.as_deref().and_then(read).map(|code| load(&code)) {
+    if let Some(code) = kept_at.as_deref().and_then(read)
+        && let Some(module) = loaded(file, &code, context)?
+    {
         return Ok(module);
     }
     // The compiler computes constants as the device does, with subnormal numbers.
@@ -89,7 +109,8 @@ fn module(file: &File, stream: &Arc<CudaStream>) -> Result<Arc<CudaModule>> {
         // Without a cache the next process compiles again.
         let _ = keep(&path, &code);
     }
-    load(&code).map_err(|error| wrong(file.name, &error))
+    let module = loaded(file, &code, context)?;
+    module.ok_or_else(|| wrong(file.name, &"NVRTC compiled for another architecture than the GPU's"))
 }
 
 fn compile(name: &str, source: &str, options: &[String]) -> Result<Vec<u8>> {

@@ -282,15 +282,15 @@ fn unusual_lattices_on_a_device() {
         for (found, expected) in found.iter().zip(&expected) {
             assert!(expected.is_finite());
             assert!(
-                (found - expected).abs() <= 1e-6 * expected,
+                (found - expected).abs() <= 1e-7 * expected,
                 "{durations:?}: {found} {expected}"
             );
         }
+        // Posteriors are of 64 bits, shares of tokens in them of 32: a few of their last places. With logits in the thousands the
+        // exponent of a share is the difference of two numbers of 2e-4 in the last place each, but few shares are not 0 or 1 then.
+        let bound = if scale > 1.0 { 1e-5 } else { 5e-7 };
         let difference = max_difference(&gradient, &expected_gradient);
-        assert!(
-            difference <= 2e-5 * scale,
-            "{durations:?}: gradient differs by {difference}"
-        );
+        assert!(difference <= bound, "{durations:?}: gradient differs by {difference}");
     }
 }
 

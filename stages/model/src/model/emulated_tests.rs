@@ -172,6 +172,26 @@ fn a_hybrid_model_with_limited_attention_trains() {
     same_gradients(&model.parameters, &expected_gradients, &gradients);
 }
 
+/// There is no backward pass then, which could leave something out.
+#[test]
+fn a_loss_that_is_not_finite_leaves_nothing_out() {
+    let (output, gradients) = on_device(|device| {
+        let mut model = TdtModel::load(&golden::file("model.nemo"), DType::F32, device).unwrap();
+        let mut gradients = Gradients::new(&model.parameters);
+        let mut signal = golden::wave("train", 0);
+        let middle = signal.len() / 2;
+        signal[middle] = f32::NAN;
+        let batch = MicroBatch {
+            signals: vec![signal],
+            tokens: vec![vec![3, 5]],
+        };
+        let output = model.train_micro_batch(&batch, &TrainOptions::default(), &mut gradients);
+        (output.unwrap(), gradients.iter().count())
+    });
+    assert!(!output.loss.is_finite());
+    assert_eq!((output.flops_left_out, gradients), (0.0, 0));
+}
+
 /// With matrices in bf16 the products of linear layers, that of the joint network's last one too, are in bf16. The loss and
 /// the gradients move by what 8 bits of a factor make of them.
 #[test]

@@ -392,10 +392,10 @@ impl TdtModel {
             Mode::Train(&mut dropout),
         )?;
         let (mut output, factors) = self.output(batch, options.part, &encoded, loss.losses.clone())?;
-        output.flops_left_out = self.joint.flops_left_out(&loss);
         if !output.loss.is_finite() {
             return Ok(output);
         }
+        output.flops_left_out = self.joint.flops_left_out(&loss);
         let ctc_weight = self.config.ctc_weight.unwrap_or(0.0);
         let factors: Vec<f64> = factors
             .iter()

@@ -133,8 +133,9 @@ impl Training {
     }
 }
 
-/// A model of full size in bf16.
+/// A model of full size in bf16; with TF32, the default of such a training.
 fn full_training(device: &Device) -> Outcome<Training> {
+    set_tf32(device, true);
     let made = Instant::now();
     let model = TdtModel::new(full_size()?, None, 1, DType::F32, &Device::Cpu)?.stored_as(DType::BF16)?;
     let training = Training::new(moved(model, device)?);
@@ -186,12 +187,12 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
         Ok(()) => println!("products by cuBLASLt\n"),
         Err(reason) => println!("products by cuBLAS: {reason}\n"),
     }
-    // All as it is, and the first of them with products in f32 rounded to TF32, and with products by cuBLAS.
-    let runs = shapes.iter().map(|&shape| (shape, false, true));
+    // All as trainings in bf16 are, and the first of them without TF32, and with products by cuBLAS.
+    let runs = shapes.iter().map(|&shape| (shape, true, true));
     let others = shapes
         .iter()
         .take(1)
-        .flat_map(|&shape| [(shape, true, true), (shape, false, false)]);
+        .flat_map(|&shape| [(shape, false, true), (shape, true, false)]);
     for (shape, tf32, by_cublaslt) in runs.chain(others) {
         set_tf32(device, tf32);
         cublaslt::set_used(by_cublaslt && cublaslt_is_there);
@@ -235,7 +236,7 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
             shape.utterances,
             shape.seconds,
             shape.tokens,
-            if tf32 { ", TF32" } else { "" },
+            if tf32 { "" } else { ", without TF32" },
             if by_cublaslt { "" } else { ", by cuBLAS" }
         );
         for (name, passes, names) in rows() {
@@ -278,7 +279,6 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
             peak_memory(device).map_or("not told".into(), |bytes| format!("{:.2} GB", bytes as f64 / 1e9))
         );
     }
-    set_tf32(device, false);
     cublaslt::set_used(cublaslt_is_there);
     Ok(())
 }
@@ -441,9 +441,10 @@ fn agree(device: &Device) -> Outcome<bool> {
     let (cpu, _) = losses(&Device::Cpu, DType::F32)?;
     let (single, digest) = losses(device, DType::F32)?;
     let (again, digest_again) = losses(device, DType::F32)?;
-    let (short, _) = losses(device, DType::BF16)?;
     set_tf32(device, true);
     let (tf32, _) = losses(device, DType::F32)?;
+    // As trainings in bf16 are by default.
+    let (short, _) = losses(device, DType::BF16)?;
     set_tf32(device, false);
     println!("| step | CPU, f32 | device, f32 | device, TF32 | device, bf16 |\n| --- | --- | --- | --- | --- |");
     for step in [0, 1, 4, 9, 19, 29, 39, AGREED_STEPS - 1] {

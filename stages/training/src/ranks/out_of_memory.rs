@@ -175,11 +175,21 @@ pub(super) fn train_in_parts<O: PassObserver + Send>(
     whole.ok_or_else(|| flow_model::Error::Input("a micro-batch has no parts".into()))
 }
 
-fn join(whole: &mut MicroBatchOutput, part: MicroBatchOutput) {
-    whole.loss += part.loss;
-    whole.losses.extend(part.losses);
-    whole.ctc_loss = whole.ctc_loss.zip(part.ctc_loss).map(|(whole, part)| whole + part);
-    whole.frames.extend(part.frames);
-    whole.padded_frames += part.padded_frames;
-    whole.tokens += part.tokens;
+pub(super) fn join(whole: &mut MicroBatchOutput, part: MicroBatchOutput) {
+    let MicroBatchOutput {
+        loss,
+        losses,
+        ctc_loss,
+        frames,
+        padded_frames,
+        tokens,
+        flops_left_out,
+    } = part;
+    whole.loss += loss;
+    whole.losses.extend(losses);
+    whole.ctc_loss = whole.ctc_loss.zip(ctc_loss).map(|(whole, part)| whole + part);
+    whole.frames.extend(frames);
+    whole.padded_frames += padded_frames;
+    whole.tokens += tokens;
+    whole.flops_left_out += flops_left_out;
 }

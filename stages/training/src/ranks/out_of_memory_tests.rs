@@ -8,11 +8,11 @@ use flow_kernels::device::DeviceChoice;
 use flow_kernels::emulator::{self, with_allocations};
 use flow_model::config::Reduction;
 use flow_model::layers::convolution::BatchNorm;
-use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
+use flow_model::model::{MicroBatch, MicroBatchOutput, TdtModel, TrainOptions};
 use flow_model::testing::unpacked_copy;
 use flow_model::{Gradients, ParameterGroup, Parameters};
 
-use super::out_of_memory::{self, Remedies, train_in_parts};
+use super::out_of_memory::{self, Remedies, join, train_in_parts};
 use super::{OutOfMemory, RankReport, Replica, StepPlan, local_group, parameter_owners};
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, AdamWConfig};
@@ -319,4 +319,20 @@ fn parts_have_the_gradient_of_the_whole() {
             }
         }
     }
+}
+
+#[test]
+fn all_figures_of_the_parts_are_joined() {
+    let output = |times: usize| MicroBatchOutput {
+        loss: 1.5 * times as f64,
+        losses: vec![2.5; times],
+        ctc_loss: Some(3.5 * times as f64),
+        frames: vec![4; times],
+        padded_frames: 5 * times,
+        tokens: 6 * times,
+        flops_left_out: 7.0 * times as f64,
+    };
+    let mut whole = output(1);
+    join(&mut whole, output(2));
+    assert_eq!(whole, output(3));
 }

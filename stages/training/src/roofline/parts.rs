@@ -370,9 +370,13 @@ fn joint(sizes: &Sizes, on_device: bool) -> Work {
     let durations = config.loss.durations.len() as f64;
     let (terms, arcs) = (2.0 * WIDE * (3.0 + durations), 2.0 * WIDE * (2.0 + durations));
     work.bytes += cells * (WIDE * outputs + terms);
-    // The recursions over the lattices, backwards and forwards: terms are read by each, and of each cell the log probability of
-    // ending from it and its posterior are written and read; then posteriors of its arcs, and whether it counts.
-    work.bytes += cells * (2.0 * terms + 2.0 * 2.0 * 2.0 * WIDE + arcs + 1.0);
+    // The sums over alignments, in numbers of 64 bits with an exponent of 32. Weights of arcs, a blank and a label for each duration,
+    // are made of the terms, and read by the recursion from each end and for the posteriors; an RNN-T has one of each. The sums of
+    // both recursions are written and read; posteriors are written, and whether the cell counts is written and read.
+    let scaled = 3.0 * WIDE;
+    let omega = config.loss.omega;
+    let arcs_of_cell = 2.0 * (omega + (1.0 - omega) * durations);
+    work.bytes += cells * (terms + 4.0 * arcs_of_cell * scaled + 2.0 * 2.0 * scaled + arcs + 2.0);
     // Gradients of logits, and their sums for the bias.
     work.bytes += cells * (WIDE * outputs + terms + arcs + factor * outputs);
     // The gradient of the weight, to which each chunk adds; and of the hidden values.

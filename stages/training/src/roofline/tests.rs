@@ -216,4 +216,20 @@ fn bytes_on_a_device_are_those_of_its_kernels() {
         let each = (joint(&wide).bytes - joint(&config()).bytes) / (cells * 2000.0);
         assert!((each - bytes).abs() < 0.2, "{precision:?}: {each} {bytes}");
     }
+
+    // Weights of the arcs of a cell: of five durations, or of one.
+    let joint = |omega: f64| {
+        let mut config = config();
+        config.loss.omega = omega;
+        let all = of(
+            &config,
+            Precision::Bf16,
+            shape(80.0, 400),
+            "joint network and loss",
+            true,
+        );
+        all.bytes / (4.0 * 1000.0 * 401.0)
+    };
+    let weights = |omega| joint(0.0) - joint(omega);
+    assert!((weights(1.0) - 4.0 * 96.0).abs() < 1e-6 && (weights(0.25) - 96.0).abs() < 1e-6);
 }
