@@ -63,8 +63,8 @@ mod versioned_json;
 mod writer;
 
 pub use artifact::{Artifact, Batches};
-pub use atomic::write_atomically;
 pub(crate) use atomic::write_json_atomically;
+pub use atomic::{write_atomically, write_atomically_with};
 pub use counted_rows::CountedRows;
 pub(crate) use data_file_writer::DataFileWriter;
 pub use digested_file::{DigestedFile, OpeningFile};

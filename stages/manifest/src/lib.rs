@@ -2,12 +2,14 @@
 //! written.
 //!
 //! The modules [`text`], [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
-//! functions; [`scan`], [`mod@read`], [`table`], [`sql`], [`dedup`], [`split`], [`disjoint`] and [`mod@write`] are the stage kinds over them.
+//! functions; [`scan`], [`mod@read`], [`table`], [`sql`], [`correct`], [`dedup`], [`split`],
+//! [`disjoint`] and [`mod@write`] are the stage kinds over them.
 
 pub mod browse;
 #[cfg(test)]
 mod by_group_tests;
 pub mod columns;
+pub mod correct;
 pub mod dedup;
 pub mod disjoint;
 pub mod duplicates;
