@@ -12,6 +12,8 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_manifest::read::Read>(),
         kind::<flow_manifest::table::Table>(),
         kind::<flow_manifest::sql::Sql>(),
+        kind::<flow_manifest::correct::MatchCorrections>(),
+        kind::<flow_manifest::correct::Correct>(),
         kind::<flow_manifest::dedup::Dedup>(),
         kind::<flow_manifest::split::Split>(),
         kind::<flow_manifest::disjoint::Disjoint>(),

@@ -56,7 +56,7 @@ pub fn schema(out: &Path) -> SchemaRef {
 /// # Errors
 /// When a path is not UTF-8, or a file or a folder above it cannot be written.
 pub fn write(files: &[OutputFile], out: &Path, scratch: &Path) -> Result<RecordBatch, StageError> {
-    write_all_but(&[], files, out, scratch)
+    write_all_but(&BTreeSet::new(), files, out, scratch)
 }
 
 /// [`write()`], but for files of `kept`, which somebody has edited: these get a row alone.
@@ -64,7 +64,7 @@ pub fn write(files: &[OutputFile], out: &Path, scratch: &Path) -> Result<RecordB
 /// # Errors
 /// As [`write()`].
 pub fn write_all_but(
-    kept: &[PathBuf],
+    kept: &BTreeSet<PathBuf>,
     files: &[OutputFile],
     out: &Path,
     scratch: &Path,
@@ -190,7 +190,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
 /// # Errors
 /// When the rows cannot be read, or object storage cannot be listed.
 pub fn missing(committed: &Artifact, out: &Path, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
-    missing_but(&[], committed, out, threads)
+    missing_but(&BTreeSet::new(), committed, out, threads)
 }
 
 /// [`missing`], without files of `kept`.
@@ -198,7 +198,7 @@ pub fn missing(committed: &Artifact, out: &Path, threads: usize) -> Result<BTree
 /// # Errors
 /// As [`missing`].
 pub fn missing_but(
-    kept: &[PathBuf],
+    kept: &BTreeSet<PathBuf>,
     committed: &Artifact,
     out: &Path,
     threads: usize,
@@ -281,10 +281,10 @@ impl Objects {
 /// # Errors
 /// When it has others.
 pub fn missing_file(files: &RecordBatch) -> Result<Option<String>, StageError> {
-    missing_file_but(&[], files)
+    missing_file_but(&BTreeSet::new(), files)
 }
 
-fn missing_file_but(kept: &[PathBuf], files: &RecordBatch) -> Result<Option<String>, StageError> {
+fn missing_file_but(kept: &BTreeSet<PathBuf>, files: &RecordBatch) -> Result<Option<String>, StageError> {
     let texts = |name: &str| {
         files
             .column_by_name(name)
@@ -294,7 +294,7 @@ fn missing_file_but(kept: &[PathBuf], files: &RecordBatch) -> Result<Option<Stri
         return Err(StageError::failed("the rows of written files have other columns"));
     };
     let files = paths.iter().zip(digests).filter_map(|(path, digest)| path.zip(digest));
-    let mut files = files.filter(|(path, _)| !kept.iter().any(|kept| kept == Path::new(path)));
+    let mut files = files.filter(|(path, _)| !kept.contains(Path::new(path)));
     Ok(files.find_map(|(path, digest)| match std::fs::read(path) {
         Ok(text) if Digest::of(&text).to_hex() == digest => None,
         Ok(_) => Some(format!("{path} is another than the one that was written")),
@@ -344,8 +344,9 @@ mod tests {
             path: place.path().join(name),
             bytes: b"new\n".to_vec(),
         };
-        let kept = [place.path().join("a.txt")];
-        std::fs::write(&kept[0], "edited\n").unwrap();
+        let edited = place.path().join("a.txt");
+        std::fs::write(&edited, "edited\n").unwrap();
+        let kept = BTreeSet::from([edited]);
         let files = [file("a.txt"), file("b.txt")];
         let rows = write_all_but(&kept, &files, place.path(), Path::new("")).unwrap();
         let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();

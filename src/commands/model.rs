@@ -8,6 +8,7 @@ use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
 use flow_model::config::AttentionContext;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::{ModelConfig, Weights, vocabulary};
+use flow_runtime::store::remove_left;
 
 use super::fetch::{local_model, tokenizer_of_file};
 use crate::arguments::{
@@ -186,6 +187,9 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
             "give another name, or `--force` to replace it",
         ));
     }
+    // What a process that was killed left there; what cannot be removed does no harm.
+    let folder = arguments.to.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let _ = remove_left(folder.unwrap_or(Path::new(".")));
     let mut model = open(&arguments.from)?;
     for note in &model.notes {
         writeln!(out, "note: {note}")?;

@@ -1,7 +1,6 @@
 //! `flow rejects`: the rows that stages refused.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
@@ -9,7 +8,7 @@ use flow_runtime::RejectSet;
 use flow_runtime::escape::escape_line;
 use flow_runtime::event::Event;
 use flow_runtime::plan::Plan;
-use flow_runtime::store::create_temporary_file;
+use flow_runtime::store::write_atomically_with;
 
 use super::past_run::PastRun;
 use crate::arguments::RejectsArguments;
@@ -209,27 +208,8 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
             RejectSet::in_memory(chosen)
         }
     };
-    // Written atomically; what a command that was killed left is removed.
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let (name, held) = File::open(folder)
-        .and_then(|opened| create_temporary_file(&opened, folder))
-        .map_err(|error| unwritable(path, &error))?;
-    let temporary = folder.join(name);
-    let written = flow_manifest::write::write_rejects(&chosen, &temporary).map_err(Failure::unreadable);
-    let placed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(|error| unwritable(path, &error)));
-    if placed.is_err() {
-        // A failure to remove the file is ignored.
-        let _ = std::fs::remove_file(&temporary);
-    }
-    drop(held);
-    placed
-}
-
-fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::unreadable(format!("cannot write {}: {error}", path.display()))
+    write_atomically_with(path, |file| flow_manifest::write::write_rejects(&chosen, path, file))
+        .map_err(Failure::unreadable)
 }
 
 #[cfg(test)]

@@ -96,6 +96,15 @@ impl Workplace {
         flow
     }
 
+    /// `flow transcribe` of the folder `recordings` into `texts`.
+    pub fn transcribe_command(&self, formats: &str) -> Command {
+        let mut flow = program();
+        flow.current_dir(self.folder.path());
+        flow.args(["transcribe", "recordings", "--out", "texts", "--state", "state"]);
+        flow.args(["--format", formats, "--progress", "plain"]);
+        flow
+    }
+
     pub fn build_manifests(&self, settings: &[&str]) -> Output {
         let output = self.manifest_command("run", settings).output().unwrap();
         expect_code(&output, 0);

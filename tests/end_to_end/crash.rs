@@ -210,20 +210,7 @@ const JOBS: [Job; 4] = [
         name: "transcribe",
         command: |place| {
             with_recordings(place);
-            let mut flow = program();
-            flow.current_dir(place.folder.path());
-            flow.args([
-                "transcribe",
-                "recordings",
-                "--out",
-                "texts",
-                "--format",
-                "txt,srt",
-                "--progress",
-                "plain",
-            ]);
-            flow.args(["--state", "state"]);
-            flow
+            place.transcribe_command("txt,srt")
         },
         compared: &[".txt", ".srt"],
     },

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flow_random::SplitMix64;
 
-use crate::binary::{Workplace, copy_folder, expect_code, program, stderr};
+use crate::binary::{Workplace, copy_folder, expect_code, stderr};
 use crate::transcription::recording;
 
 fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -88,19 +88,7 @@ fn damaged_notes_of_an_earlier_run_do_not_end_a_transcription() {
     std::fs::create_dir(place.path("recordings")).unwrap();
     std::fs::write(place.path("recordings/a.flac"), recording("rec_hi_0001_000.flac")).unwrap();
     let transcribed = || {
-        let mut flow = program();
-        flow.current_dir(place.folder.path());
-        flow.args([
-            "transcribe",
-            "recordings",
-            "--out",
-            "texts",
-            "--format",
-            "txt",
-            "--state",
-            "state",
-        ]);
-        let output = flow.output().unwrap();
+        let output = place.transcribe_command("txt").output().unwrap();
         expect_code(&output, 0);
         (std::fs::read(place.path("texts/a.txt")).unwrap(), stderr(&output))
     };

@@ -70,18 +70,22 @@ impl Listeners {
 }
 
 fn bind_once_free(join: &Join, port: u16, until: Instant, tell: &dyn Fn(JoinMessage)) -> io::Result<Vec<TcpListener>> {
-    let mut bound = bind(join, port, tell);
-    if matches!(&bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse) {
+    let mut is_first = true;
+    loop {
+        // Later tries have nothing new to tell.
+        let tell: &dyn Fn(JoinMessage) = if is_first { tell } else { &|_| {} };
+        let bound = bind(join, port, tell);
+        let is_taken = matches!(&bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
+        if !is_taken || Instant::now() >= until {
+            return bound;
+        }
         tell(JoinMessage::Note(format!(
             "port {port}, at which process {} is to listen, is taken: waiting for it",
             join.process
         )));
-        while matches!(&bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse) && Instant::now() < until {
-            thread::sleep(AGAIN);
-            bound = bind(join, port, &|_| {});
-        }
+        is_first = false;
+        thread::sleep(AGAIN);
     }
-    bound
 }
 
 fn bind(join: &Join, port: u16, tell: &dyn Fn(JoinMessage)) -> io::Result<Vec<TcpListener>> {

@@ -39,23 +39,36 @@ pub(crate) struct Files {
 /// Writes `bytes` as the file `path`, replacing an existing one atomically: readers see the old file or the new one,
 /// also after a crash. The folder may be the user's: what a process that was killed left there, the next one removes.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    write_atomically_with(path, |file| {
+        file.write_all(bytes).map_err(|e| StoreError::io("write", path, e))
+    })
+}
+
+/// As [`write_atomically`], with what `write` writes: for files that need not be in memory as a whole.
+///
+/// # Errors
+/// Those of `write`, and where the file cannot be written.
+pub fn write_atomically_with<E: From<StoreError>>(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> Result<(), E>,
+) -> Result<(), E> {
     let folder = folder_of(path);
     let created = temporary_file::open_folder(folder)
         .and_then(|opened| temporary_file::create_temporary_file(opened, folder))
         .map_err(|e| StoreError::io("create a file in", folder, e));
     let (name, mut file) = created?;
     let temporary = folder.join(name);
-    let written = file.write_all(bytes).and_then(|()| file.sync_all());
-    let placed = written
-        .map_err(|e| StoreError::io("write", path, e))
-        .and_then(|()| Files::default().rename(&temporary, path));
+    let placed = write(&mut file).and_then(|()| {
+        let synced = file.sync_all().map_err(|e| StoreError::io("write", path, e));
+        Ok(synced.and_then(|()| Files::default().rename(&temporary, path))?)
+    });
     if let Err(error) = placed {
         let _ = std::fs::remove_file(&temporary);
         return Err(error);
     }
     // Until here it was known as one that is being written.
     drop(file);
-    Files::default().sync_folder(folder)
+    Ok(Files::default().sync_folder(folder)?)
 }
 
 /// Writes a value as the file `path`, as JSON on one line, replacing an existing one atomically.

@@ -63,8 +63,8 @@ mod versioned_json;
 mod writer;
 
 pub use artifact::{Artifact, Batches};
-pub use atomic::write_atomically;
 pub(crate) use atomic::write_json_atomically;
+pub use atomic::{write_atomically, write_atomically_with};
 pub use counted_rows::CountedRows;
 pub(crate) use data_file_writer::DataFileWriter;
 pub use digested_file::{DigestedFile, OpeningFile};
@@ -86,7 +86,7 @@ pub(crate) use snapshot::SnapshotWriter;
 pub use snapshot::{RunSnapshots, StageSnapshot};
 pub(crate) use sources::NotedFile;
 pub use sources::{FileRange, SourceDigests, is_fault_of_the_file, on_threads};
-pub use temporary_file::{TEMPORARY_PREFIX, create_temporary_file};
+pub use temporary_file::{TEMPORARY_PREFIX, create_temporary_file, remove_left};
 pub use tombstone::{TOMBSTONE_SUFFIX, has_tombstone, remove_source};
 pub use versioned_json::{checked as checked_json, read_note, sealed as sealed_json, write_note};
 pub use writer::{ArtifactWriter, Pending, PortRows};

@@ -74,7 +74,10 @@ fn clean_up_once(folder: impl AsFd, path: &Path) {
 }
 
 /// Removes what processes that are no more left in a folder.
-pub(super) fn remove_left(folder: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn remove_left(folder: &Path) -> io::Result<()> {
     clean_up(open_folder(folder)?, folder)
 }
 

@@ -2,10 +2,12 @@
 //! written.
 //!
 //! The modules [`text`], [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
-//! functions; [`scan`], [`mod@read`], [`table`], [`sql`], [`dedup`], [`split`], [`disjoint`] and [`mod@write`] are the stage kinds over them.
+//! functions; [`scan`], [`mod@read`], [`table`], [`sql`], [`correct`], [`dedup`], [`split`],
+//! [`disjoint`] and [`mod@write`] are the stage kinds over them.
 
 pub mod browse;
 pub mod columns;
+pub mod correct;
 #[cfg(test)]
 mod decision_tests;
 pub mod dedup;

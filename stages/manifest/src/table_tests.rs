@@ -323,3 +323,27 @@ fn what_decides_the_rows_is_told_apart() {
     assert_ne!(identity(""), identity("columns: {a: text, b: int64}"));
     assert_ne!(identity(""), identity("format: tsv"));
 }
+
+/// The names of R's and other tables in quotes are read, also where a row below them makes quotes letters.
+#[test]
+fn a_heading_in_quotes_stands_above_any_rows() {
+    let table = "\"path\"\t\"text\"\na.wav\t12\" vinyl\n";
+    for columns in ["", "columns: {path: text, text: text}"] {
+        let output = run("t.tsv", table, columns).unwrap();
+        assert_eq!(names(&output), ["_row", "path", "text"]);
+        assert_eq!(shown(&output), [["0", "a.wav", "12\" vinyl"]]);
+    }
+}
+
+#[test]
+fn files_that_are_no_text_are_said_to_be_none() {
+    let folder = tempfile::tempdir().unwrap();
+    for (bytes, said) in [(&b"\xff\xfea\0"[..], "UTF-16"), (&b"\x1f\x8b\x08"[..], "gzip")] {
+        for name in ["t.csv", "t.tsv", "t.jsonl"] {
+            for columns in ["", "columns: {a: text}"] {
+                let error = harness(&folder, name, bytes, columns).run().unwrap_err().to_string();
+                assert!(error.contains(said), "{name}: {error}");
+            }
+        }
+    }
+}

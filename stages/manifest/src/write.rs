@@ -18,7 +18,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns::{self, MANIFEST_COLUMNS, constant, manifest_schema};
-use crate::error::ManifestError;
 use crate::extra::EXTRA;
 use crate::keys::partition_order;
 use crate::parquet_file::{ROW_GROUP, encoder_digest};
@@ -57,7 +56,7 @@ const STATISTICS: &str = "statistics.json";
 /// `sql`: their manifests have `audio_filepath` (of a row whose recording is a file; else its tar and member say where it is) and
 /// `offset` (seconds into the recording, where it is not 0), in parquet as two more columns. A column `extra` is written, too: its keys
 /// become keys of the JSON line, but those that the line has anyway. A row without any place of its recording is an
-/// error.
+/// error, and so is a row of `audio.webdataset` whose tar is not there, with and without `jsonl`.
 ///
 /// `rejects.parquet` holds the rejects of all stages before this one: `partition, row, segment_id, stage, reason, class, detail`,
 /// and the row's `values` as JSON. `statistics.json` holds, for each manifest, `all` of it and each of its `languages`, `rows`, `hours`, and
@@ -68,7 +67,8 @@ const STATISTICS: &str = "statistics.json";
 /// recording; it is relative to `out` where `audio` (or `shards`) is relative. Of rows whose recordings lie in tars and are not
 /// extracted (`audio` is empty, and `offset` and `size` say where in the tar, as rows of `audio.webdataset` do), it is the name
 /// of the member, and `shard_id` the number that the tar's name ends with: NeMo's tarred form, for tars called
-/// `audio_0.tar, audio_1.tar, ...`, and `manifest.read` finds them by `tar_path`. That these tars are there is checked.
+/// `audio_0.tar, audio_1.tar, ...`, and `manifest.read` finds them by `tar_path`. Where keys of `extra` could be taken for where a
+/// row begins (`start_ms`), its line has an `offset` of 0, too.
 ///
 /// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
 /// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see
@@ -563,9 +563,8 @@ fn rejects_schema() -> SchemaRef {
 ///
 /// # Errors
 /// When rejects cannot be read, or the file cannot be written.
-pub fn write_rejects(rejects: &RejectSet, path: &Path) -> Result<(), StageError> {
-    let file = std::fs::File::create(path).map_err(|e| ManifestError::io(path, e))?;
-    write_rejects_of_set(rejects, Digest::of(b""), &Standing::default(), path, file).map(|_| ())
+pub fn write_rejects(rejects: &RejectSet, path: &Path, to: impl io::Write + Send) -> Result<(), StageError> {
+    write_rejects_of_set(rejects, Digest::of(b""), &Standing::default(), path, to).map(|_| ())
 }
 
 /// The same for a set, where one stands perhaps. Gives `to`, and where the row groups lie.

@@ -18,6 +18,7 @@ use crate::extra::{self, EXTRA};
 use crate::names::strip_dot_slash;
 use crate::pieces::{Piece, Standing, Taken, inputs_of, runs};
 use crate::place_columns::{Places, columns_of, with_extra};
+use crate::read::times::{TIME_KEYS, unread_among};
 use crate::read::{leads_through_link, shard_folders, trailing_number};
 use crate::write::{Recipe, WriteSettings, parts_of};
 use crate::write_parts::check_rows;
@@ -249,6 +250,19 @@ impl Lines<'_> {
                 let shard = is_tarred
                     .then(|| trailing_number(Path::new(&*place.tar_path)))
                     .flatten();
+                let extra = extras.filter(|extras| extras.is_valid(row) && !extras.value(row).is_empty());
+                let mut others = match extra.map(|extras| extra::members(extras.value(row))).transpose() {
+                    Ok(others) => others.unwrap_or_default(),
+                    Err(error) => {
+                        let id = ids.value(row);
+                        let message = format!("{partition}: `{EXTRA}` of {id} is no JSON object: {error}");
+                        return Err(StageError::failed(message));
+                    }
+                };
+                others.extend(columns.iter().filter_map(|(name, values)| {
+                    let value = values.is_valid(row).then(|| values.value(row))?;
+                    Some(((*name).clone(), value))
+                }));
                 let line = Line {
                     audio_filepath: match place.file {
                         Some(file) => file,
@@ -256,7 +270,8 @@ impl Lines<'_> {
                         None if is_tarred => strip_dot_slash(members.value(row)).to_string(),
                         None => self.extracted.path(&place.tar_path, members.value(row))?,
                     },
-                    offset: place.offset,
+                    // Where other keys could be taken for where the row begins, the line says it.
+                    offset: place.offset.or_else(|| has_times(&others).then_some(0.0)),
                     duration: durations.value(row),
                     text: texts.value(row),
                     lang: langs.value(row),
@@ -273,23 +288,7 @@ impl Lines<'_> {
                     }
                 }
                 let mut text = serde_json::to_vec(&line).map_err(StageError::failed)?;
-                let extra = extras
-                    .filter(|extras| extras.is_valid(row))
-                    .map(|extras| extras.value(row));
-                let own = columns.iter().filter_map(|(name, values)| {
-                    let value = values.is_valid(row).then(|| values.value(row))?;
-                    Some(((*name).clone(), value))
-                });
-                let own: BTreeMap<String, &str> = own.collect();
-                let extra = extra.filter(|extra| !extra.is_empty());
-                if extra.is_some() || !own.is_empty() {
-                    add_members(&mut text, extra.unwrap_or("{}"), own).map_err(|error| {
-                        StageError::failed(format!(
-                            "{partition}: `{EXTRA}` of {} is no JSON object: {error}",
-                            line.segment_id
-                        ))
-                    })?;
-                }
+                add_members(&mut text, &others);
                 text.push(b'\n');
                 write(&text)?;
                 written += 1;
@@ -324,18 +323,21 @@ fn as_json(batch: &RecordBatch, name: &str) -> Result<StringArray, StageError> {
     texts.iter().map(|text| text.map(json).transpose()).collect()
 }
 
-/// Puts what `extra` says into the JSON object `line`, but what the line says already, and `own` values, which come first.
-fn add_members(line: &mut Vec<u8>, extra: &str, own: BTreeMap<String, &str>) -> Result<(), serde_json::Error> {
-    let mut members = extra::members(extra)?;
-    members.extend(own);
+/// Whether a reader could take one of these keys for where the row begins or ends.
+fn has_times(members: &BTreeMap<String, &str>) -> bool {
+    let names = members.keys().map(String::as_str);
+    names.clone().any(|name| TIME_KEYS.contains(&name)) || unread_among(names).is_some()
+}
+
+/// Puts members into the JSON object `line`.
+fn add_members(line: &mut Vec<u8>, members: &BTreeMap<String, &str>) {
     if !members.is_empty() {
         line.pop();
         line.push(b',');
         // Line breaks can only occur between values.
-        let text = extra::object(&members).replace(['\n', '\r'], " ");
+        let text = extra::object(members).replace(['\n', '\r'], " ");
         line.extend_from_slice(&text.as_bytes()[1..]);
     }
-    Ok(())
 }
 
 #[cfg(test)]

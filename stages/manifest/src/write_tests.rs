@@ -387,3 +387,32 @@ fn rows_in_tars_are_written_as_nemo_reads_tars() {
     let rows = Harness::<Read>::new(settings).run().unwrap().all_rows("rows");
     assert_eq!(columns::whole(&rows, "offset").unwrap().value(0), 512);
 }
+
+/// Columns that were kept beside rows are none of the times of the rows that were written.
+#[test]
+fn times_of_others_come_through_a_written_manifest() {
+    let folder = tempfile::tempdir().unwrap();
+    manifest(folder.path());
+    let table = folder.path().join("table.csv");
+    let text = "path,text,lang,duration,start_ms,start\nclips/a.wav,one,en,1.5,250,2020-01-01\n";
+    fs::write(&table, text).unwrap();
+    let settings = ReadSettings {
+        manifest: table.to_str().unwrap().into(),
+        columns: vec!["start_ms=extra".into(), "start=extra".into()],
+        ..ReadSettings::default()
+    };
+    let rows = Harness::<Read>::new(settings).run().unwrap();
+    let out = folder.path().join("out");
+    write(&rows, &out).unwrap();
+    let before = rows.all_rows("rows");
+    for name in ["train_manifest_v2.jsonl", "train_manifest_v2.parquet"] {
+        let after = read(&out.join(name)).all_rows("rows");
+        for column in ["start", "duration", "text", EXTRA] {
+            assert_eq!(
+                after.column_by_name(column),
+                before.column_by_name(column),
+                "{name}: {column}"
+            );
+        }
+    }
+}

@@ -24,15 +24,19 @@ pub(crate) fn readable_keys(answer: &[u8], left_out: &mut dyn FnMut(&str)) -> Ve
     while let Some((begin, length, key)) = next_entry(rest) {
         let (before, entry) = rest[..begin + length].split_at(begin);
         readable.push_str(before);
-        match Key::parse(&key) {
-            // Of `/a` it would make `a`, another key.
-            Ok(_) if !key.starts_with('/') => readable.push_str(entry),
-            _ => left_out(&key),
+        match can_name(&key) {
+            true => readable.push_str(entry),
+            false => left_out(&key),
         }
         rest = &rest[begin + length..];
     }
     readable.push_str(rest);
     readable.into_bytes()
+}
+
+/// Whether the client can name an object: of `/a` it would make `a`, another key.
+fn can_name(key: &str) -> bool {
+    !key.starts_with('/') && Key::parse(key).is_ok()
 }
 
 /// An entry without a key, which the client judges, has an empty one here.
@@ -60,46 +64,9 @@ fn within<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     content.find(&format!("</{name}>")).map(|end| &content[..end])
 }
 
+/// What is no reference to a letter stays as it is.
 fn unescaped(text: &str) -> Cow<'_, str> {
-    if !text.contains('&') {
-        return Cow::Borrowed(text);
-    }
-    let mut plain = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('&') {
-        plain.push_str(before);
-        let reference = after
-            .split_once(';')
-            .and_then(|(name, after)| Some((letter_of(name)?, after)));
-        match reference {
-            Some((letter, after)) => {
-                plain.push(letter);
-                rest = after;
-            }
-            None => {
-                plain.push('&');
-                rest = after;
-            }
-        }
-    }
-    plain.push_str(rest);
-    Cow::Owned(plain)
-}
-
-fn letter_of(name: &str) -> Option<char> {
-    let number = match name {
-        "amp" => return Some('&'),
-        "lt" => return Some('<'),
-        "gt" => return Some('>'),
-        "quot" => return Some('"'),
-        "apos" => return Some('\''),
-        _ => name.strip_prefix('#')?,
-    };
-    let number = match number.strip_prefix(['x', 'X']) {
-        Some(digits) => u32::from_str_radix(digits, 16).ok()?,
-        None => number.parse().ok()?,
-    };
-    char::from_u32(number)
+    quick_xml::escape::unescape(text).unwrap_or(Cow::Borrowed(text))
 }
 
 #[cfg(test)]

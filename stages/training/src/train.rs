@@ -447,7 +447,9 @@ impl Log for TrainBody {
     }
 
     fn result(&mut self) -> Result<RecordBatch, StageError> {
-        let folder = checkpoint::current(&self.settings.checkpoint_root()?)?;
+        let root = self.settings.checkpoint_root()?;
+        checkpoint::remove_left(&root);
+        let folder = checkpoint::current(&root)?;
         let chosen = chosen(&folder, self.settings.model_from)?;
         Ok(RecordBatch::try_new(
             model_schema(),

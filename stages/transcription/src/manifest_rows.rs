@@ -14,7 +14,7 @@ use flow_audio::json_line;
 use flow_audio::listing::{Recording, has_ending_of_audio};
 use flow_audio::member_name::{is_unsafe, safe_components, strip_dot_slash};
 use flow_audio::part::TOLERANCE_SECONDS;
-use flow_audio::row_times::{ENDS, STARTS, unread, unread_among};
+use flow_audio::row_times::{ENDS, OFFSET, STARTS, unread, unread_among};
 use flow_audio::samples::Refusal;
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::store::ForeignParquet;
@@ -517,13 +517,17 @@ fn whole(values: &Map<String, Value>, key: &str) -> Result<Option<u64>, Refusal>
 
 /// Where a row begins, and how long it is, in seconds, by any of the names that manifests have for that.
 fn place_of(values: &Map<String, Value>) -> Result<(Option<f64>, Option<f64>), Refusal> {
+    let is_number = |name: &&str| values.get(*name).is_some_and(Value::is_number);
+    let is_placed = STARTS.iter().any(is_number) && ENDS.iter().chain([&"duration"]).any(is_number);
     let numbers = values.iter().filter(|(_, value)| value.is_number());
-    if let Some(name) = unread_among(numbers.map(|(name, _)| name.as_str())) {
+    if let (false, Some(name)) = (is_placed, unread_among(numbers.map(|(name, _)| name.as_str()))) {
         return Err(refuse("unread_time", unread(name)));
     }
+    // A text says something else where numbers say where the row is.
+    let is_beside = |name: &str| is_placed && name != OFFSET && values.get(name).is_some_and(Value::is_string);
     let agreed = |names: &[&str]| -> Result<Option<f64>, Refusal> {
         let mut found = None;
-        for name in names {
+        for name in names.iter().filter(|name| !is_beside(name)) {
             let Some(time) = seconds(values, name, "offset_invalid", 0.0)? else {
                 continue;
             };
@@ -627,6 +631,7 @@ mod tests {
 {"audio_filepath": "long.wav", "start": 7.0, "end": 8.0, "duration": 5.0}
 {"audio_filepath": "long.wav", "end": 8.0}
 {"audio_filepath": "long.wav", "start_ms": 7000}
+{"audio_filepath": "long.wav", "offset": 8.0, "duration": 1.0, "start_ms": 7000, "start": "2020-01-01"}
 "#;
         fs::write(&path, lines).unwrap();
         let rows = rows(path.to_str().unwrap(), 0).unwrap();
@@ -643,6 +648,7 @@ mod tests {
             [Some((2.5, Some(1.5))), Some((4.0, Some(2.0))), Some((6.0, Some(1.0)))]
         );
         assert_eq!(rows[0].0.name, "m/long@2.5");
+        assert_eq!(parts[6], Some((8.0, Some(1.0))));
         assert_eq!(refused, ["duration_invalid", "missing_field", "unread_time"]);
     }
 

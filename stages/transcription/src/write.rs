@@ -1,6 +1,6 @@
 //! The kind `transcription.write`: transcripts to files.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use arrow::array::RecordBatch;
@@ -61,7 +61,7 @@ pub struct WriteSettings {
     /// Files below `out` that are left as they are, though they would be written: `flow transcribe` and `flow diarize` name those that
     /// were edited.
     #[serde(default)]
-    pub keep: Vec<PathBuf>,
+    pub keep: BTreeSet<PathBuf>,
 }
 
 /// Usual of subtitles, and what whisperX and broadcasters ask for.

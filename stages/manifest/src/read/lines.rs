@@ -18,11 +18,11 @@ use super::looks::{Chain, Eyes, FileLook};
 use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
-use super::text_tables::{FILE_COLUMNS, TEXT_COLUMNS};
-use super::times::{ENDS, TIME_KEYS, Times, Unit, UnitSample, unread, unread_among};
+use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, TEXT_COLUMNS, names_like, renamed};
+use super::times::{DURATION, ENDS, STARTS, TIME_KEYS, Times, Unit, UnitSample, unread, unread_among};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
-use crate::extra;
+use crate::extra::{self, EXTRA};
 use crate::names::strip_dot_slash;
 
 /// Lines that make a partition, and bytes that end one sooner.
@@ -68,6 +68,23 @@ pub struct LineRules {
     pub source: String,
     /// Of `start` and `end`.
     pub unit: Unit,
+    /// Keys of other names, each with that of ours.
+    pub names: NewNames,
+}
+
+/// Pairs of the setting `columns`: a key of lines, and ours.
+pub type NewNames = Arc<[(String, &'static str)]>;
+
+/// The setting `columns`, for lines: one name of ours for each field that is read by one alone.
+fn new_names(settings: &ReadSettings) -> NewNames {
+    // Invalid ones were refused when the settings were checked.
+    let pairs = renamed(&settings.columns).unwrap_or_default().into_iter();
+    let known = pairs.filter_map(|(theirs, ours)| {
+        let ours = names_like(ours)?.iter().find(|name| **name == ours)?;
+        let ours = if ID_COLUMNS.contains(ours) { ID_COLUMNS[0] } else { ours };
+        Some((theirs.to_string(), ours))
+    });
+    known.collect()
 }
 
 /// The tars of a tarred manifest.
@@ -123,6 +140,7 @@ impl LineManifest {
         let (mut blocks, mut folders) = (Vec::new(), FolderLanguages::default());
         let decide = !names_all(&settings.lang);
         let tarred = !matches!(tars, Tars::None);
+        let names = new_names(settings);
         let mut sample = UnitSample::default();
         for (file, (path, _)) in files.iter().enumerate() {
             check_beginning(path)?;
@@ -130,10 +148,10 @@ impl LineManifest {
             let places = settings.places(path.parent().unwrap_or(Path::new("")));
             let add = |line: &[u8]| {
                 if decide {
-                    add_folder(line, tarred, &mut folders);
+                    add_folder(line, &names, tarred, &mut folders);
                 }
                 if settings.check_audio && !tarred {
-                    add_times(line, &places, &mut sample);
+                    add_times(line, &names, &places, &mut sample);
                 }
             };
             let found = blocks_of(path, add).map_err(|e| ManifestError::io(path, e))?;
@@ -154,6 +172,7 @@ impl LineManifest {
             folders: Arc::new(folders),
             source: settings.source.clone(),
             unit: sample.unit(),
+            names,
         };
         Ok(LineManifest {
             files,
@@ -313,12 +332,12 @@ fn check_beginning(path: &Path) -> Result<(), ManifestError> {
 }
 
 /// Adds the folder of a recording that a line names as tables do, without naming a language.
-fn add_folder(line: &[u8], tarred: bool, folders: &mut FolderLanguages) {
+fn add_folder(line: &[u8], names: &NewNames, tarred: bool, folders: &mut FolderLanguages) {
     let Ok(line) = std::str::from_utf8(line) else { return };
     if (line.contains(FILE_NAME) || !line.contains(AUDIO_FILEPATH))
         && let Ok((Value::Object(fields), read)) = json_line::parse(line)
     {
-        let fields = Fields::new(line, &read, fields);
+        let fields = Fields::new(line, &read, fields, names);
         if let Some(key) = fields.file_key(tarred)
             && let (Ok(None), Ok(Some(file))) = (fields.language(), fields.text(key))
         {
@@ -328,13 +347,13 @@ fn add_folder(line: &[u8], tarred: bool, folders: &mut FolderLanguages) {
 }
 
 /// Adds the times of a line that says where its row begins and ends, if it is one of those that are looked at.
-fn add_times(line: &[u8], places: &Places, sample: &mut UnitSample) {
+fn add_times(line: &[u8], names: &NewNames, places: &Places, sample: &mut UnitSample) {
     let Ok(line) = std::str::from_utf8(line) else { return };
-    if ENDS.iter().any(|name| line.contains(name))
+    if (!names.is_empty() || ENDS.iter().any(|name| line.contains(name)))
         && sample.is_due()
         && let Ok((Value::Object(fields), read)) = json_line::parse(line)
     {
-        let fields = Fields::new(line, &read, fields);
+        let fields = Fields::new(line, &read, fields, names);
         let key = fields.file_key(false).unwrap_or(AUDIO_FILEPATH);
         if let (Ok(times), Ok(Some(file))) = (fields.times(), fields.text(key)) {
             sample.add(&times, places.of_path(file).files);
@@ -407,7 +426,7 @@ pub fn row_of<'t>(
         Ok(_) => return Err(refuse("bad_json", format!("line {number} is no JSON object"))),
         Err(error) => return Err(bad_json(&error, number)),
     };
-    let fields = Fields::new(line, &read, fields);
+    let fields = Fields::new(line, &read, fields, &rules.names);
     if let Some(key) = fields.file_key(tarred) {
         return row_as_of_table(&fields, key, rules, stem);
     }
@@ -440,7 +459,7 @@ pub fn row_of<'t>(
         lang_field,
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
-        extra: extra::of_line(fields.line, &fields.fields, &[&[text_key][..], &TIME_KEYS].concat()),
+        extra: fields.extra(&[text_key]),
         ..ManifestRow::default()
     };
     match path {
@@ -513,11 +532,7 @@ fn row_as_of_table(
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
         wanted: rules.places.of_path(file),
-        extra: extra::of_line(
-            fields.line,
-            &fields.fields,
-            &[&[file_key, key][..], &TIME_KEYS].concat(),
-        ),
+        extra: fields.extra(&[file_key, key]),
         ..ManifestRow::default()
     })
 }
@@ -536,16 +551,61 @@ struct Fields<'l> {
     written: &'l str,
     line: &'l str,
     fields: Map<String, Value>,
+    names: &'l [(String, &'static str)],
 }
 
 impl<'l> Fields<'l> {
-    fn new(written: &'l str, line: &'l str, fields: Map<String, Value>) -> Self {
-        Fields { written, line, fields }
+    fn new(written: &'l str, line: &'l str, fields: Map<String, Value>, names: &'l [(String, &'static str)]) -> Self {
+        Fields {
+            written,
+            line,
+            fields,
+            names,
+        }
+    }
+
+    /// What the line calls one of our keys; none where it has another meaning there, or another key stands for its field.
+    fn written_key<'k>(&'k self, ours: &'k str) -> Option<&'k str> {
+        if let Some((theirs, _)) = self.names.iter().find(|(_, name)| *name == ours) {
+            return Some(theirs);
+        }
+        let is_taken = |(theirs, name): &(String, &'static str)| {
+            theirs == ours || *name != EXTRA && names_like(name).is_some_and(|names| names.contains(&ours))
+        };
+        (!self.names.iter().any(is_taken)).then_some(ours)
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.fields.get(self.written_key(key)?)
     }
 
     /// Whether there is such a key, with a value other than null.
     fn has(&self, key: &str) -> bool {
-        self.fields.get(key).is_some_and(|value| !value.is_null())
+        self.get(key).is_some_and(|value| !value.is_null())
+    }
+
+    /// What the line says beside its row, whose file and text have the keys `used`.
+    fn extra(&self, used: &[&'static str]) -> Option<String> {
+        let times = TIME_KEYS.into_iter().filter(|key| !self.is_beside(key));
+        let used = used
+            .iter()
+            .copied()
+            .chain(times)
+            .filter_map(|key| self.written_key(key));
+        let renamed = self.names.iter().filter(|(_, name)| *name != EXTRA);
+        let used: Vec<&str> = used.chain(renamed.map(|(theirs, _)| theirs.as_str())).collect();
+        extra::of_line(self.line, &self.fields, &used)
+    }
+
+    /// Whether the line says in numbers where its row begins, and where it ends or how long it is.
+    fn is_placed(&self) -> bool {
+        let is_number = |key: &&str| self.get(key).is_some_and(Value::is_number);
+        STARTS.iter().any(is_number) && ENDS.iter().chain([&DURATION]).any(is_number)
+    }
+
+    /// Whether a key that times have holds a text, which says something else where other keys say where the row is.
+    fn is_beside(&self, key: &str) -> bool {
+        TIME_KEYS.contains(&key) && self.get(key).is_some_and(Value::is_string) && self.is_placed()
     }
 
     /// The key that names the recording, where it is one that tables have for that, and not NeMo's.
@@ -553,8 +613,7 @@ impl<'l> Fields<'l> {
         if tarred || [AUDIO_FILEPATH, "tar_path"].iter().any(|key| self.has(key)) {
             return None;
         }
-        let names_file =
-            |key: &&str| *key == FILE_NAME && self.has(key) || self.fields.get(*key).is_some_and(Value::is_string);
+        let names_file = |key: &&str| *key == FILE_NAME && self.has(key) || self.get(key).is_some_and(Value::is_string);
         FILE_COLUMNS.into_iter().find(names_file)
     }
 
@@ -572,11 +631,22 @@ impl<'l> Fields<'l> {
             }
             value => value.is_number(),
         };
-        let names = self.fields.iter().filter(|(_, value)| is_time(value));
-        if let Some(name) = unread_among(names.map(|(name, _)| name.as_str())) {
-            return Err(refuse("unread_time", unread(name)));
+        let is_named = |name: &str| self.names.iter().any(|(theirs, _)| theirs == name);
+        let others = self
+            .fields
+            .iter()
+            .filter(|(name, value)| is_time(value) && !is_named(name));
+        if let (false, Some(name)) = (self.is_placed(), unread_among(others.map(|(name, _)| name.as_str()))) {
+            let why = format!(
+                "{}; `columns` gives it such a name ([{name}=start]), or keeps it beside the row ([{name}=extra])",
+                unread(name)
+            );
+            return Err(refuse("unread_time", why));
         }
-        Times::of(|name| self.number(name))
+        Times::of(|name| match self.is_beside(name) {
+            true => Ok(None),
+            false => self.number(name),
+        })
     }
 
     /// A key that a row needs is not there.
@@ -596,9 +666,10 @@ impl<'l> Fields<'l> {
 
     /// A name, given by a text or a number.
     fn name(&self, key: &str) -> Result<Option<String>, Refusal> {
-        Ok(match self.fields.get(key) {
+        Ok(match self.get(key) {
             Some(Value::Number(number)) => {
-                let written = written_value(self.line, key).map(str::to_string);
+                let written = self.written_key(key).and_then(|key| written_value(self.line, key));
+                let written = written.map(str::to_string);
                 Some(written.unwrap_or_else(|| number.to_string()))
             }
             _ => self.text(key)?.map(str::to_string),
@@ -621,7 +692,7 @@ impl<'l> Fields<'l> {
     }
 
     fn text(&self, key: &str) -> Result<Option<&str>, Refusal> {
-        match self.fields.get(key) {
+        match self.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(refuse("bad_type", format!("`{key}` is {}, not text", kind_of(other)))),
@@ -633,16 +704,19 @@ impl<'l> Fields<'l> {
         if std::ptr::eq(self.written.as_ptr(), self.line.as_ptr()) {
             return None;
         }
-        let number = written_value(self.written, key)?.parse::<f64>().ok()?;
+        let number = written_value(self.written, self.written_key(key)?)?
+            .parse::<f64>()
+            .ok()?;
         (!number.is_finite()).then_some(number)
     }
 
     /// Parses the number from its text: the JSON reader may be wrong in the last bit.
     fn number(&self, key: &str) -> Result<Option<f64>, Refusal> {
-        match self.fields.get(key) {
+        match self.get(key) {
             None | Some(Value::Null) => Ok(self.not_finite(key)),
             Some(Value::Number(number)) => {
-                let written = written_value(self.line, key).and_then(|written| written.parse().ok());
+                let written = self.written_key(key).and_then(|key| written_value(self.line, key));
+                let written = written.and_then(|written| written.parse().ok());
                 Ok(written.or_else(|| number.as_f64()))
             }
             Some(other) => Err(refuse(

@@ -21,7 +21,7 @@ pub(crate) mod table_text;
 pub(crate) mod tables;
 mod text_tables;
 pub mod texts;
-mod times;
+pub(crate) mod times;
 mod transcripts;
 mod whole;
 
@@ -100,8 +100,8 @@ use rows::Rows;
 /// `end_time`, `stop` or `stop_time`, or are `duration` long: in seconds. Where `start` and `end` are both given, and most of a sample of rows would end
 /// long after their recordings, by the headers of FLAC and WAV files, but not in milliseconds, they are milliseconds; the log
 /// says so. Times that contradict each other are refused. A column that seems to be such a time under another name
-/// (`start_ms`, or `from` beside `to`) is an error, in JSON lines a reject (`unread_time`): `columns: [start_ms=start]` has it read,
-/// `[start_ms=extra]` kept with the other columns. Rows with different texts on exactly the same part of the same
+/// (`start_ms`, or `from` beside `to`) is an error, in JSON lines a reject (`unread_time`), unless others say where the row begins
+/// and how long it is: `columns: [start_ms=start]` has it read, `[start_ms=extra]` kept with the other columns. Rows with different texts on exactly the same part of the same
 /// recording are told in a warning.
 ///
 /// A row without a language gets `lang`; else, in tables and folders, the first folder of its path, if those of all such rows
@@ -167,8 +167,9 @@ pub struct ReadSettings {
     pub tars: String,
     /// Language of rows without one; `und` means undetermined, for rows without a language in folder or tag.
     pub lang: String,
-    /// Columns of tables with other names, each as `THEIRS=OURS`: `[wav_file=audio_filepath, words=text]`. `THEIRS=extra` puts
-    /// one into `extra`, whatever it is called.
+    /// Columns and keys of JSON lines with other names, each as `THEIRS=OURS`: `[wav_file=audio_filepath, words=text]`.
+    /// `THEIRS=extra` puts one into `extra`, whatever it is called; of parquet it is left out, as other columns are. A table of
+    /// text must have the columns that are named.
     pub columns: Vec<String>,
     /// Whether fields of CSV and TSV may stand in double quotes.
     pub quoting: Quoting,

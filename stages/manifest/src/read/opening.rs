@@ -112,15 +112,15 @@ impl ReadSettings {
                 why: "`tars` belongs to manifests of JSON lines".into(),
             });
         }
-        let is_table = match (format, files.as_slice()) {
-            (Format::Table, _) => true,
-            (Format::Folder, [root]) => table_of(root)?.is_some_and(|table| format_of(&table) == Some(Format::Table)),
-            _ => false,
+        let has_columns = match (format, files.as_slice()) {
+            (Format::Folder, [root]) => table_of(root)?.is_some(),
+            _ => true,
         };
-        if !self.columns.is_empty() && !is_table {
+        if !self.columns.is_empty() && !has_columns {
             return Err(ManifestError::Manifest {
                 path: self.manifest.clone().into(),
-                why: "`columns` belongs to CSV and TSV".into(),
+                why: "`columns` belongs to manifests with columns, and this is a folder of recordings with their texts"
+                    .into(),
             });
         }
         match (format, files.as_slice()) {

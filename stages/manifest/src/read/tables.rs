@@ -20,7 +20,7 @@ use super::naming::{language, named};
 use super::places::{Places, shard_folders};
 use super::recordings::Wanted;
 use super::rows::{ManifestRow, Refusal, Rows, refuse};
-use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS};
+use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, new_heading};
 use super::times::{DURATION, ENDS, OFFSET, STARTS, Times, Unit, UnitSample, unread, unread_among};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
@@ -82,8 +82,8 @@ struct Table {
     look: FileLook,
     /// Where rows lie in their recordings, and what else the manifest says, where it has columns for that.
     further: Vec<&'static str>,
-    /// Columns of other names that stand in for ours: theirs, and ours.
-    stand_ins: Vec<(&'static str, &'static str)>,
+    /// Columns of other names that stand in for ours: theirs, and ours (empty: it is not read).
+    stand_ins: Vec<(String, String)>,
     has_id: bool,
     /// If not, recordings are measured.
     has_duration: bool,
@@ -283,14 +283,15 @@ impl Table {
             unit: Unit::Seconds,
             reading: Mutex::default(),
         };
-        let schema = table.metadata.schema();
+        let (schema, renamed) =
+            with_new_names(table.metadata.schema(), &settings.columns).map_err(|why| table.wrong(why))?;
         let has = |name: &&str| schema.field_with_name(name).is_ok();
         // With a column `size` (bytes in a tar), `offset` is in bytes: these are rows of `manifest.read` itself.
         let starts = if has(&"size") { &STARTS[1..2] } else { &STARTS[..] };
         let [starts, ends] = [starts, &ENDS[..]].map(|names| names.iter().copied().filter(|name| has(name)));
         let (starts, ends): (Vec<&'static str>, Vec<&'static str>) = (starts.collect(), ends.collect());
         let has_place = ["audio_path", "audio_filepath", "tar_path"].iter().any(has);
-        let stand_ins: Vec<(&'static str, &'static str)> = STAND_INS
+        let stand_ins: Vec<(&str, &str)> = STAND_INS
             .into_iter()
             .filter(|(ours, _)| !(has(ours) || *ours == "audio_filepath" && has_place))
             .filter_map(|(ours, names)| {
@@ -337,9 +338,10 @@ impl Table {
             )));
         }
         let names = schema.fields().iter().filter(|field| !field.data_type().is_nested());
-        if let Some(name) = unread_among(names.map(|field| field.name().as_str())) {
+        let is_placed = !starts.is_empty() && (has(&DURATION) || !ends.is_empty());
+        if let (false, Some(name)) = (is_placed, unread_among(names.map(|field| field.name().as_str()))) {
             return Err(table.wrong(format!(
-                "its column {}; rename the column, or leave it out of the file",
+                "its column {}; `columns` gives it such a name ([{name}=start]), or leaves it out of account ([{name}=extra])",
                 unread(name)
             )));
         }
@@ -365,7 +367,24 @@ impl Table {
         table.has_id = has_ours("segment_id");
         table.has_duration = has(&DURATION);
         table.further = further;
-        table.stand_ins = stand_ins;
+        let of_ours = |name: &str| {
+            stand_ins
+                .iter()
+                .find(|(theirs, _)| *theirs == name)
+                .map(|(_, ours)| *ours)
+        };
+        let both = renamed
+            .iter()
+            .map(|(theirs, ours)| (theirs.as_str(), of_ours(ours).unwrap_or(ours)));
+        let others = stand_ins
+            .iter()
+            .copied()
+            .filter(|(theirs, _)| !renamed.iter().any(|(name, _)| name == theirs));
+        let both: Vec<(&str, &str)> = both.chain(others).collect();
+        table.stand_ins = both
+            .into_iter()
+            .map(|(theirs, ours)| (theirs.into(), ours.into()))
+            .collect();
         if is_sampled {
             table.unit = sheltered(path, || table.sampled_unit())?;
         }
@@ -481,8 +500,8 @@ impl Table {
     }
 
     /// The name that we have for a column of the file.
-    fn our_name<'n>(&self, theirs: &'n str) -> &'n str {
-        let ours = self.stand_ins.iter().find(|(name, _)| *name == theirs);
+    fn our_name<'n>(&'n self, theirs: &'n str) -> &'n str {
+        let ours = self.stand_ins.iter().find(|(name, _)| name == theirs);
         ours.map_or(theirs, |(_, ours)| ours)
     }
 
@@ -557,6 +576,29 @@ impl Table {
             .collect();
         looks_of(&wanted)
     }
+}
+
+/// The columns of a file that count, with the names that the setting `columns` gives them, and the columns that it concerns:
+/// theirs, and ours (empty: it is not read). Pairs for columns of other files are passed over.
+fn with_new_names(schema: &Schema, columns: &[String]) -> Result<(Schema, Vec<(String, String)>), String> {
+    let theirs: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+    let is_there = |pair: &&String| {
+        let named = pair.rsplit_once('=').map_or("", |(name, _)| name.trim());
+        theirs.iter().any(|name| name.eq_ignore_ascii_case(named))
+    };
+    let columns: Vec<String> = columns.iter().filter(is_there).cloned().collect();
+    let (names, kept) = new_heading(&theirs, &columns)?;
+    let (mut fields, mut renamed) = (Vec::new(), Vec::new());
+    for (place, (field, name)) in schema.fields().iter().zip(names).enumerate() {
+        let name = if kept.contains(&place) { String::new() } else { name };
+        if *field.name() != name {
+            renamed.push((field.name().clone(), name.clone()));
+        }
+        if !name.is_empty() {
+            fields.push(field.as_ref().clone().with_name(name));
+        }
+    }
+    Ok((Schema::new(fields), renamed))
 }
 
 /// Whether a column of this type can be read as numbers or as text; whole numbers and decimals are read as either.

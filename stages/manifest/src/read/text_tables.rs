@@ -215,7 +215,7 @@ impl Table {
         let (layout, told) = settings.quoting.layout(&text.text, separator(&path, &text.text));
         let mut walk = text.records(0..text.text.len(), layout);
         let heading = walk.next().map(|record| record.fields).unwrap_or_default();
-        let heading = with_new_names(&heading, &settings.columns);
+        let heading = new_heading(&heading, &settings.columns);
         let mut columns = heading
             .and_then(|(heading, kept)| Columns::of(&heading, &kept))
             .map_err(|why| ManifestError::Manifest {
@@ -390,13 +390,13 @@ pub fn renamed(columns: &[String]) -> Result<Vec<(&str, &str)>, String> {
     Ok(pairs)
 }
 
-fn names_like(ours: &str) -> Option<&'static [&'static str]> {
+pub fn names_like(ours: &str) -> Option<&'static [&'static str]> {
     NAMES.into_iter().find(|names| names.contains(&ours))
 }
 
 /// A heading with the names that the setting `columns` gives, and the places of columns that it puts into `extra`. Other columns
 /// of a field that it names do not count.
-fn with_new_names<T: AsRef<str>>(heading: &[T], columns: &[String]) -> Result<(Vec<String>, Vec<usize>), String> {
+pub fn new_heading<T: AsRef<str>>(heading: &[T], columns: &[String]) -> Result<(Vec<String>, Vec<usize>), String> {
     let pairs = renamed(columns)?;
     let mut names: Vec<String> = heading.iter().map(|name| name.as_ref().trim().to_string()).collect();
     let mut places = Vec::new();
@@ -475,9 +475,11 @@ impl Columns {
         let used: Vec<usize> = used.flatten().chain(times).collect();
         let others = names.iter().enumerate();
         let others = others.filter(|(place, _)| !used.contains(place) && !kept.contains(place));
-        if let Some(name) = unread_among(others.map(|(_, name)| *name)) {
+        let first = |of: &[&str]| columns.times.iter().find(|(name, _)| of.contains(name));
+        let is_placed = first(&STARTS).is_some() && (first(&ENDS).is_some() || first(&[DURATION]).is_some());
+        if let (false, Some(name)) = (is_placed, unread_among(others.map(|(_, name)| *name))) {
             return Err(format!(
-                "its column {}; `columns` gives it such a name ([{name}=start]), or leaves it out of account ([{name}=extra])",
+                "its column {}; `columns` gives it such a name ([{name}=start]), or keeps it beside the rows ([{name}=extra])",
                 unread(name)
             ));
         }

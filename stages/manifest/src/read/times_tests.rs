@@ -215,6 +215,37 @@ fn times_under_names_that_are_not_read_are_an_error() {
         (column(&output, "text"), reasons(&output)),
         (vec!["two".to_string()], vec!["unread_time"; 4])
     );
+    // Keys of lines are read or kept as columns are.
+    let (_folder, mut settings) = place("m.jsonl", lines);
+    settings.columns = [
+        "segment_start=start",
+        "utt_start=extra",
+        "from=extra",
+        "to=extra",
+        "Start=extra",
+        "End=extra",
+    ]
+    .map(String::from)
+    .to_vec();
+    let output = run(settings);
+    assert_eq!(
+        starts_and_durations(&output),
+        (
+            vec![Some(2.5), None, None, None, None],
+            vec![Some(1.0), Some(1.0), Some(1.0), Some(10.0), Some(10.0)]
+        )
+    );
+    let extra = extra_of(&output);
+    assert_eq!(extra[0], None);
+    assert_eq!(extra[2].as_deref(), Some(r#"{"utt_start":"00:00:01.5"}"#));
+    assert_eq!(extra[3].as_deref(), Some(r#"{"from":1.0,"to":2.0}"#));
+    // Where a row begins and how long it is counts, and no other key.
+    let placed =
+        r#"{"audio_filepath": "long.wav", "text": "one", "offset": 2, "duration": 1, "start_ms": 5, "start": "x"}"#;
+    let (_folder, settings) = place("m.jsonl", placed);
+    let output = run(settings);
+    assert_eq!(starts_and_durations(&output), (vec![Some(2.0)], vec![Some(1.0)]));
+    assert_eq!(extra_of(&output)[0].as_deref(), Some(r#"{"start":"x","start_ms":5}"#));
     // In Parquet as text, too.
     let (folder, _) = place("none", "");
     let texts = |values: [&str; 1]| -> ArrayRef { Arc::new(StringArray::from(values.to_vec())) };
@@ -228,8 +259,35 @@ fn times_under_names_that_are_not_read_are_an_error() {
     let mut writer = ArrowWriter::try_new(fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
     writer.write(&batch).unwrap();
     writer.close().unwrap();
-    let said = failure(with_lang(&path, "en"));
+    let mut settings = with_lang(&path, "en");
+    let said = failure(settings.clone());
     assert!(said.contains("`segment_start` seems to say"), "{said}");
+    // A pair for a column that this file has not is for another one.
+    settings.columns = vec!["segment_start=extra".into(), "secs=duration".into()];
+    assert_eq!(starts_and_durations(&run(settings)), (vec![None], vec![Some(10.0)]));
+    let columns = [
+        ("wav_file", texts(["long.wav"])),
+        ("text", texts(["raw"])),
+        ("words", texts(["one"])),
+        ("segment_start", Arc::new(Float64Array::from(vec![2.5])) as ArrayRef),
+        ("secs", Arc::new(Float64Array::from(vec![1.5])) as ArrayRef),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let mut settings = with_lang(&path, "en");
+    settings.columns = [
+        "wav_file=path",
+        "words=sentence",
+        "segment_start=offset",
+        "secs=duration",
+    ]
+    .map(String::from)
+    .to_vec();
+    let output = run(settings);
+    assert_eq!(starts_and_durations(&output), (vec![Some(2.5)], vec![Some(1.5)]));
+    assert_eq!(column(&output, "text"), ["one"]);
 }
 
 #[test]

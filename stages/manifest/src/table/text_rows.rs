@@ -10,11 +10,11 @@ use serde_json::Value;
 use super::cells::{Cell, Rows, of_json, of_text, type_of};
 use super::{CellType, Columns, TableFormat, check_taken, lacks, send, too_many_rows, wrong};
 use crate::error::ManifestError;
-use crate::read::decoded_text::DecodedText;
+use crate::read::decoded_text::{DecodedText, no_text};
 use crate::read::json_line;
 use crate::read::quoting::Quoting;
 use crate::read::rows::line_values;
-use crate::read::table_text::{Record, records};
+use crate::read::table_text::{Layout, Record, records};
 
 /// Most bytes of a file.
 const LARGEST: u64 = 1 << 30;
@@ -31,6 +31,9 @@ fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> 
     let mut bytes = Vec::new();
     let file = open_input_file(path).map_err(of_path)?;
     file.take(most).read_to_end(&mut bytes).map_err(of_path)?;
+    if let Some(why) = no_text(&bytes) {
+        return Err(wrong(path, why));
+    }
     let size = bytes.len() as u64;
     Ok((DecodedText::of(bytes), size))
 }
@@ -43,6 +46,9 @@ fn first_line(path: &Path) -> Result<String, ManifestError> {
         let mut line = Vec::new();
         if reader.read_until(b'\n', &mut line).map_err(of_path)? == 0 {
             return Err(wrong(path, "it has no rows from which its columns could be told"));
+        }
+        if let Some(why) = no_text(&line) {
+            return Err(wrong(path, why));
         }
         let line = DecodedText::of(line).text;
         if !line.trim().is_empty() {
@@ -69,16 +75,20 @@ pub(super) fn columns(path: &Path, format: TableFormat, quoting: Quoting) -> Res
         return Ok(columns);
     }
     let head = text_of(path, LARGEST_HEAD)?.0.text;
-    // The end of the head may lie within a field. Of the first line alone it shows whether all fields stand in quotes.
-    let first = head.trim_start().lines().next().unwrap_or_default();
-    let (layout, _) = quoting.layout(first, separator(format));
-    let names = heading(path, records(&head, layout).next())?;
+    let names = heading(path, &head, layout_of_heading(&head, format, quoting))?;
     Ok(names.into_iter().map(|name| (name, CellType::Text)).collect())
 }
 
+/// How the heading of a text is written, by its first line alone: names may stand in quotes where fields below them hold quotes
+/// as letters, and the end of a text may lie within a field.
+fn layout_of_heading(text: &str, format: TableFormat, quoting: Quoting) -> Layout {
+    let first = text.trim_start().lines().next().unwrap_or_default();
+    quoting.layout(first, separator(format)).0
+}
+
 /// The names of a heading.
-fn heading(path: &Path, heading: Option<Record<'_>>) -> Result<Vec<String>, ManifestError> {
-    let Some(heading) = heading else {
+fn heading(path: &Path, text: &str, layout: Layout) -> Result<Vec<String>, ManifestError> {
+    let Some(heading) = records(text, layout).next() else {
         return Err(wrong(path, "it has no heading"));
     };
     if let Some((_, why)) = heading.broken {
@@ -154,7 +164,12 @@ pub(super) fn read(
         let (layout, of_quotes) = quoting.layout(&text.text, separator(format));
         told = of_quotes;
         let mut records = text.records(0..text.text.len(), layout);
-        let names = heading(path, records.next())?;
+        records.next();
+        let of_heading = match layout.quoted {
+            true => layout,
+            false => layout_of_heading(&text.text, format, quoting),
+        };
+        let names = heading(path, &text.text, of_heading)?;
         let mut places = Vec::with_capacity(columns.len());
         for (column, cell) in columns {
             let place = names.iter().position(|name| name == column).ok_or_else(|| {

@@ -1,6 +1,7 @@
 //! Reads small files whole, and writes files and folders atomically.
 
 use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 
 use super::{MAX_CONFIG, MAX_SMALL_FILE, broken};
@@ -50,10 +51,15 @@ fn make_beside<T>(
     }
 }
 
-/// Writes a file under a temporary name, flushes and renames it.
+/// Writes a file under a temporary name, flushes and renames it. Name and lock are those of temporary files of the runtime, which
+/// removes what a process that was killed left.
 pub(super) fn write_renamed(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    let create = |path: &Path| File::options().write(true).create_new(true).open(path);
-    let (temporary, mut file) = make_beside(path, ".tmp", create).map_err(|error| broken(path, error))?;
+    let token = RandomState::new().build_hasher().finish();
+    let temporary = path.with_file_name(format!(".flow-tmp-{token:016x}"));
+    let created = File::options().write(true).create_new(true).open(&temporary);
+    let mut file = created.map_err(|error| broken(path, error))?;
+    // Without locks the file counts as left after a day.
+    let _ = file.lock();
     let written = write(&mut file)
         .and_then(|()| file.sync_all().map_err(|error| broken(path, error)))
         .and_then(|()| fs::rename(&temporary, path).map_err(|error| broken(path, error)));

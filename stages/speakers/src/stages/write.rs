@@ -1,6 +1,6 @@
 //! The kind `speakers.write`: diarizations to files.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
@@ -75,7 +75,7 @@ pub struct WriteSettings {
     /// Files below `out` that are left as they are, though they would be written: `flow transcribe` and `flow diarize` name those that
     /// were edited.
     #[serde(default)]
-    pub keep: Vec<PathBuf>,
+    pub keep: BTreeSet<PathBuf>,
 }
 
 fn only_rttm() -> Vec<Format> {

@@ -23,4 +23,4 @@ pub(crate) use record::LIVE;
 pub use record::{CHECKPOINT_VERSION, CheckpointRecord, FileDigest, Identity, read_record};
 pub use resume::{read_average, read_optimizer};
 pub use verify::verify;
-pub use writing::{CheckpointFolder, FolderLock, lock};
+pub use writing::{CheckpointFolder, FolderLock, lock, remove_left};

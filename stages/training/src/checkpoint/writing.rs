@@ -38,6 +38,16 @@ pub fn lock(root: &Path) -> Result<FolderLock, TrainingError> {
     })
 }
 
+/// Removes what a process left that was killed once its last step was written: nobody would lock the folder again. One that is
+/// held, or that cannot be written, stays as it is.
+pub fn remove_left(root: &Path) {
+    if root.join(LOCK).exists()
+        && let Ok(lock) = lock(root)
+    {
+        let _ = lock.remove_left();
+    }
+}
+
 fn refused(error: StoreError) -> TrainingError {
     match error {
         StoreError::Held { path, holder, .. } => TrainingError::Locked {

@@ -444,6 +444,16 @@ fn old_checkpoints_are_removed_and_half_written_ones_ignored() {
         assert!(folder.path().join(name).join("model.safetensors").exists(), "{name}");
     }
     assert!(!folder.path().join("lock").exists());
+    // The next run has nothing to train where the last step is written.
+    std::fs::write(folder.path().join("lock"), lock.to_string()).expect("file");
+    std::fs::create_dir(folder.path().join(ours[0])).expect("folder");
+    checkpoint::remove_left(folder.path());
+    assert!(!folder.path().join(ours[0]).exists() && !folder.path().join("lock").exists());
+    // Whoever trains there now is not disturbed.
+    let held = checkpoint::lock(folder.path()).expect("the lock");
+    checkpoint::remove_left(folder.path());
+    assert!(folder.path().join("lock").exists());
+    drop(held);
 }
 
 #[test]
