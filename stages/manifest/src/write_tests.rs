@@ -319,7 +319,11 @@ fn rows_in_tars_are_written_as_nemo_reads_tars() {
     let tar = folder.path().join("wds/part/audio_3.tar");
     fs::create_dir_all(tar.parent().unwrap()).unwrap();
     let recording = b"fLaC not looked into";
-    fs::write(&tar, crate::read::tests::tar_of(&[("x/0001.flac", &recording.to_vec())])).unwrap();
+    fs::write(
+        &tar,
+        crate::read::tests::tar_of(&[("x/0001.flac", &recording.to_vec())]),
+    )
+    .unwrap();
     // A file of the same name beside the manifest is another one.
     let out = folder.path().join("out");
     fs::create_dir_all(out.join("x")).unwrap();

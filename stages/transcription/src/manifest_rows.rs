@@ -14,7 +14,7 @@ use flow_audio::json_line;
 use flow_audio::listing::{Recording, has_ending_of_audio};
 use flow_audio::member_name::{is_unsafe, safe_components, strip_dot_slash};
 use flow_audio::part::TOLERANCE_SECONDS;
-use flow_audio::row_times::{ENDS, STARTS, unread, unread_among};
+use flow_audio::row_times::{ENDS, STARTS, is_time, unread, unread_among};
 use flow_audio::samples::Refusal;
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::store::ForeignParquet;
@@ -517,8 +517,8 @@ fn whole(values: &Map<String, Value>, key: &str) -> Result<Option<u64>, Refusal>
 
 /// Where a row begins, and how long it is, in seconds, by any of the names that manifests have for that.
 fn place_of(values: &Map<String, Value>) -> Result<(Option<f64>, Option<f64>), Refusal> {
-    let numbers = values.iter().filter(|(_, value)| value.is_number());
-    if let Some(name) = unread_among(numbers.map(|(name, _)| name.as_str())) {
+    let times = values.iter().filter(|(_, value)| is_time(value));
+    if let Some(name) = unread_among(times.map(|(name, _)| name.as_str())) {
         return Err(refuse("unread_time", unread(name)));
     }
     let agreed = |names: &[&str]| -> Result<Option<f64>, Refusal> {

@@ -19,7 +19,7 @@ use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::text_tables::{FILE_COLUMNS, TEXT_COLUMNS};
-use super::times::{ENDS, TIME_KEYS, Times, Unit, UnitSample, unread, unread_among};
+use super::times::{ENDS, TIME_KEYS, Times, Unit, UnitSample, is_time, unread, unread_among};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra;
@@ -565,13 +565,6 @@ impl<'l> Fields<'l> {
 
     /// What the line says of the row's place.
     fn times(&self) -> Result<Times, Refusal> {
-        // Numbers, and clock times.
-        let is_time = |value: &Value| match value {
-            Value::String(text) => {
-                text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains(|c: char| c.is_alphabetic())
-            }
-            value => value.is_number(),
-        };
         let names = self.fields.iter().filter(|(_, value)| is_time(value));
         if let Some(name) = unread_among(names.map(|(name, _)| name.as_str())) {
             return Err(refuse("unread_time", unread(name)));
