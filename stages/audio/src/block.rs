@@ -9,8 +9,8 @@ use crate::recording::{MOST_CHANNELS, broken};
 /// The longest padding at the end of an MP3, in frames: its number has 12 bits.
 const MOST_PADDING: usize = 4_095;
 
-/// Larger samples are no sound that was recorded too loud: some programs write integers as floating-point numbers, and clipped they
-/// would be noise.
+/// Larger samples are no sound that was recorded too loud: some programs write integers as floating-point numbers, damaged packets of
+/// lossy codecs have any value, and clipped they would be noise.
 const LOUDEST: f64 = 128.0;
 
 /// Leaves out of an MP3 what its encoder added at the beginning and, after the length that its header says, at the end. Where more
@@ -65,10 +65,11 @@ pub(crate) fn accept(layout: &mut Option<StreamInfo>, here: StreamInfo) -> Resul
     Ok(())
 }
 
-/// The samples of a block as left-justified integers of this many bits, interleaved.
+/// The samples of a block as left-justified integers of this many bits, interleaved. `lossy` is whether its codec is.
 pub(crate) fn left_justified(
     block: &GenericAudioBufferRef<'_>,
     bits: u32,
+    lossy: bool,
     floats: &mut Vec<f64>,
     samples: &mut Vec<i32>,
 ) -> Result<(), Fault> {
@@ -80,9 +81,11 @@ pub(crate) fn left_justified(
                 return Err(broken("samples that are no numbers"));
             }
             if value.abs() > LOUDEST {
-                return Err(broken(format!(
-                    "a sample of {value}, where 1 is full scale: integers were written as floating-point numbers"
-                )));
+                let why = match lossy {
+                    true => "",
+                    false => ": integers were written as floating-point numbers",
+                };
+                return Err(broken(format!("a sample of {value}, where 1 is full scale{why}")));
             }
             samples.push(whole(value, bits));
         }

@@ -6,7 +6,7 @@ use flow_runtime::open_input_file;
 use flow_storage::InputFile;
 
 use crate::error::AudioError;
-use crate::mixer::Mixer;
+use crate::mixer::{Decided, Mixer};
 use crate::recording;
 use crate::recording_reader::Channels;
 use crate::resample::resample;
@@ -20,6 +20,11 @@ pub const MAX_RECORDING_BYTES: u64 = 256 << 20;
 /// mean of the channels (of channels that cancel each other out, one), then [`resample`] where the rate differs. The length is
 /// `ceil(16000 * frames / rate)`. Longer than `max_seconds` is an error.
 pub fn decode(bytes: &[u8], max_seconds: f64) -> Result<Vec<f32>, AudioError> {
+    decode_and_tell(bytes, max_seconds).map(|(signal, _)| signal)
+}
+
+/// The same, and what is made of the channels.
+pub(crate) fn decode_and_tell(bytes: &[u8], max_seconds: f64) -> Result<(Vec<f32>, Option<Decided>), AudioError> {
     // The rate is known only after opening; the highest one that can be resampled bounds what is decoded.
     let samples = recording::decode(bytes, frame_limit(768_000, max_seconds))
         .map_err(|fault| AudioError::Decode(fault.to_string()))?;
@@ -34,7 +39,7 @@ pub fn decode(bytes: &[u8], max_seconds: f64) -> Result<Vec<f32>, AudioError> {
     let mut mono = Vec::new();
     mixer.take(&samples.interleaved, &mut mono);
     mixer.finish(&mut mono);
-    resample(mono, rate, SAMPLE_RATE)
+    Ok((resample(mono, rate, SAMPLE_RATE)?, mixer.decided()))
 }
 
 /// Reads `size` bytes at `offset` of a file: one member of a tar, whose blocks are kept if it is an object.

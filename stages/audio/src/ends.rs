@@ -146,6 +146,17 @@ fn is_zero(source: &mut dyn MediaSource, at: u64) -> io::Result<bool> {
     }
 }
 
+/// Whether several streams of an Ogg file play together, as those of a film: their first pages come one behind the other.
+pub(crate) fn begins_with_several_streams(source: &mut dyn MediaSource) -> io::Result<bool> {
+    let mut head = [0; 27 + 255];
+    read_at(source, 0, &mut head)?;
+    let laces = &head[27..][..usize::from(head[26])];
+    let length = 27 + laces.len() + laces.iter().map(|lace| usize::from(*lace)).sum::<usize>();
+    read_at(source, length as u64, &mut head[..6])?;
+    source.rewind()?;
+    Ok(head.starts_with(b"OggS\0") && head[5] & 2 != 0)
+}
+
 /// Whether the last page of an Ogg file is cut, or not the last one of its stream.
 pub(crate) fn ends_within_a_stream(source: &mut dyn MediaSource) -> io::Result<bool> {
     let mut tail = Vec::new();

@@ -1,5 +1,7 @@
 //! Detects the format of a recording by its first bytes, not by its name.
 
+use std::io;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -137,37 +139,59 @@ pub(crate) const MOST_PADDING: usize = 1 << 20;
 
 /// Length of the ID3v2 tags at the beginning and of the zeros after them, 0 if there are none; never more than there are bytes.
 pub fn id3_length(bytes: &[u8]) -> usize {
-    let mut rest = bytes;
+    let mut tags = 0;
     loop {
-        let tag = stated_id3_length(rest).min(rest.len());
+        let tag = stated_id3_length(&bytes[tags..]);
         if tag == 0 {
             break;
         }
-        rest = &rest[tag..];
+        tags = (tags + tag).min(bytes.len());
     }
-    if rest.len() < bytes.len() {
-        let zeros = rest.iter().take(MOST_PADDING).take_while(|byte| **byte == 0).count();
-        rest = &rest[zeros..];
-    }
-    bytes.len() - rest.len()
+    if tags == 0 { 0 } else { tags + zeros(&bytes[tags..]) }
 }
 
-/// Where the frames of MPEG audio begin: after tags, zeros, and the rest of a frame, as files and streams begin that were cut. 0
-/// where there are none.
+/// Zeros at the beginning, as many as a padding may have.
+fn zeros(bytes: &[u8]) -> usize {
+    bytes.iter().take(MOST_PADDING).take_while(|byte| **byte == 0).count()
+}
+
+/// Where the frames of MPEG audio begin: see [`first_frame_after`].
 pub(crate) fn first_frame(bytes: &[u8]) -> usize {
+    let from = |at: u64| {
+        usize::try_from(at)
+            .ok()
+            .and_then(|at| bytes.get(at..))
+            .unwrap_or_default()
+    };
+    let head = |at| Ok(from(at)[..from(at).len().min(HEAD)].to_vec());
     let tag = id3_length(bytes);
-    let rest = &bytes[tag..];
-    if mpeg(rest).is_ok() {
-        return tag;
+    let start = first_frame_after(tag as u64, head, |at| zeros(from(at)) as u64);
+    start.map_or(tag, |start| start as usize)
+}
+
+/// Where the frames of MPEG audio begin: after tags, which end at `tag`, zeros, and the rest of a frame, as files and streams begin
+/// that were cut. `tag` where there are none. `head` reads [`HEAD`] bytes at a place, or all that there are, and `zeros` counts those
+/// at a place, up to [`MOST_PADDING`].
+///
+/// # Errors
+/// Those of `head`.
+pub(crate) fn first_frame_after(
+    tag: u64,
+    head: impl Fn(u64) -> io::Result<Vec<u8>>,
+    zeros: impl Fn(u64) -> u64,
+) -> io::Result<u64> {
+    if mpeg(&head(tag)?).is_ok() {
+        return Ok(tag);
     }
-    let zeros = rest.iter().take(MOST_PADDING).take_while(|byte| **byte == 0).count();
-    tag + match mpeg(&rest[zeros..]) {
-        Ok(_) => zeros,
-        Err(_) => match before_first_frame(&rest[zeros..]) {
-            0 => 0,
-            more => zeros + more,
-        },
+    let start = tag + zeros(tag);
+    let bytes = head(start)?;
+    if mpeg(&bytes).is_ok() {
+        return Ok(start);
     }
+    Ok(match before_first_frame(&bytes) {
+        0 => tag,
+        more => start + more as u64,
+    })
 }
 
 /// How many bytes come before the first of three frames, one behind the other; 0 where there are none.
@@ -201,12 +225,12 @@ fn frame(bytes: &[u8]) -> Option<(Format, usize)> {
             let (version, padding) = ((second >> 3) & 3, usize::from((third >> 1) & 1));
             let is_first = version == 3;
             // Versions 2 and 2.5 have a half and a quarter of the rate, and half as many samples.
-            let rate = RATES.get(usize::from((third >> 2) & 3))?
-                >> match version {
-                    3 => 0,
-                    2 => 1,
-                    _ => 2,
-                };
+            let halvings = match version {
+                3 => 0,
+                2 => 1,
+                _ => 2,
+            };
+            let rate = RATES.get(usize::from((third >> 2) & 3))? >> halvings;
             let kilobits = KILOBITS[usize::from(is_first)]
                 .get(usize::from(third >> 4))
                 .filter(|kilobits| **kilobits > 0)?;

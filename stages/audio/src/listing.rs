@@ -30,6 +30,14 @@ const ENDINGS: [&str; 32] = [
     "wma",
 ];
 
+/// Those of films, which may lie beside their sound.
+const OF_FILMS: [&str; 7] = ["3g2", "3gp", "m4v", "mkv", "mov", "mp4", "webm"];
+
+/// Whether a name with this ending is one of a film.
+pub(crate) fn is_of_film(ending: &str) -> bool {
+    OF_FILMS.iter().any(|known| ending.eq_ignore_ascii_case(known))
+}
+
 /// Whether a name with this ending is one of a recording.
 pub(crate) fn is_of_recording(ending: &str) -> bool {
     ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known))

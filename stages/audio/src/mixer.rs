@@ -13,15 +13,39 @@ const LOST: f64 = 0.01;
 const AUDIBLE: f64 = 1e-6;
 /// So many of them decide.
 const ENOUGH: u32 = 10;
-/// Most samples of all channels that are held until then.
+/// So many samples of all channels are held until then, and no more than a tenth of a second beyond. Then fewer tenths decide; of
+/// silence the mean is given, and the look goes on.
 const MOST_HELD: usize = 1 << 22;
 
-/// Makes one channel of those of a recording, which comes in pieces from its beginning on.
+/// Makes one channel of those of a recording, which comes in pieces from its beginning on. How it is cut does not matter.
 pub(crate) struct Mixer {
     channels: usize,
-    used: Channels,
+    decided: Decided,
+    /// The frame of the recording that is given next.
+    frame: u64,
     /// None once it is decided.
     look: Option<Look>,
+}
+
+/// What is made of the channels of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Decided {
+    used: Channels,
+    /// From this frame on; before it, in silence, it is the mean.
+    since: u64,
+}
+
+impl Decided {
+    /// What a user has to know of the mix that was asked for.
+    pub fn note(self, asked: Channels) -> Option<String> {
+        match self.used {
+            Channels::One(channel) if asked == Channels::Mix => Some(format!(
+                "its channels cancel each other out, as one has the opposite sign: number {} alone is decoded",
+                channel + 1
+            )),
+            _ => None,
+        }
+    }
 }
 
 /// What is known of the beginning of a recording.
@@ -76,15 +100,15 @@ impl Look {
         }
     }
 
-    /// Whether it is decided.
-    fn add(&mut self, interleaved: &[i32]) -> bool {
+    /// Takes the samples up to the end of a tenth of a second, and returns how many these are and whether it is complete.
+    fn add(&mut self, interleaved: &[i32]) -> (usize, bool) {
         const FULL_SCALE: f64 = 2_147_483_648.0;
-        self.held.extend_from_slice(interleaved);
         let channels = self.now.of_channels.len();
+        let missing = usize::try_from(self.cell - self.now.frames).unwrap_or(usize::MAX);
+        let taken = missing.saturating_mul(channels).min(interleaved.len());
+        let interleaved = &interleaved[..taken];
+        self.held.extend_from_slice(interleaved);
         for frame in interleaved.chunks_exact(channels) {
-            if self.count >= ENOUGH {
-                break;
-            }
             let mut sum = 0.0;
             for (energy, sample) in self.now.of_channels.iter_mut().zip(frame) {
                 let sample = f64::from(*sample) / FULL_SCALE;
@@ -93,15 +117,16 @@ impl Look {
             }
             self.now.of_mean += (sum / channels as f64).powi(2);
             self.now.frames += 1;
-            if self.now.frames == self.cell {
-                let complete = std::mem::replace(&mut self.now, Energies::new(channels));
-                if complete.mean() >= AUDIBLE * complete.frames as f64 {
-                    self.all.add(&complete);
-                    self.count += 1;
-                }
+        }
+        let is_complete = self.now.frames == self.cell;
+        if is_complete {
+            let complete = std::mem::replace(&mut self.now, Energies::new(channels));
+            if complete.mean() >= AUDIBLE * complete.frames as f64 {
+                self.all.add(&complete);
+                self.count += 1;
             }
         }
-        self.count >= ENOUGH || self.held.len() >= MOST_HELD
+        (taken, is_complete)
     }
 
     fn decision(&self) -> Channels {
@@ -120,23 +145,46 @@ impl Mixer {
         let look = (used == Channels::Mix && channels > 1).then(|| Look::new(channels as usize, rate));
         Mixer {
             channels: channels.max(1) as usize,
-            used,
+            decided: Decided { used, since: 0 },
+            frame: 0,
             look,
         }
     }
 
+    /// Of the samples from `frame` on of a recording whose channels have been looked at.
+    pub fn from(frame: u64, channels: u32, decided: Decided) -> Self {
+        Mixer {
+            channels: channels.max(1) as usize,
+            decided,
+            frame,
+            look: None,
+        }
+    }
+
     /// What is made of the channels, once it is known.
-    pub fn used(&self) -> Option<Channels> {
-        self.look.is_none().then_some(self.used)
+    pub fn decided(&self) -> Option<Decided> {
+        self.look.is_none().then_some(self.decided)
     }
 
     /// Appends the one channel of the next samples, and of those that were held.
     pub fn take(&mut self, interleaved: &[i32], out: &mut Vec<f32>) {
-        match self.look.as_mut().map(|look| look.add(interleaved)) {
-            None => self.mix(interleaved, out),
-            Some(true) => self.decide(out),
-            Some(false) => {}
+        let mut rest = interleaved;
+        while let Some(look) = &mut self.look {
+            let (taken, is_complete) = look.add(rest);
+            rest = &rest[taken..];
+            if !is_complete {
+                return;
+            }
+            let is_full = look.held.len() >= MOST_HELD;
+            if look.count >= ENOUGH || (is_full && look.count > 0) {
+                self.decide(out);
+            } else if is_full {
+                let silence = std::mem::take(&mut look.held);
+                self.decided.since = self.frame + (silence.len() / self.channels) as u64;
+                self.mix(&silence, out);
+            }
         }
+        self.mix(rest, out);
     }
 
     /// At the end of the recording: appends what was held.
@@ -148,30 +196,30 @@ impl Mixer {
 
     fn decide(&mut self, out: &mut Vec<f32>) {
         if let Some(look) = self.look.take() {
-            self.used = look.decision();
+            self.decided.used = look.decision();
             self.mix(&look.held, out);
         }
     }
 
-    fn mix(&self, interleaved: &[i32], out: &mut Vec<f32>) {
-        match self.used {
-            Channels::Mix => out.extend(mixed(interleaved, self.channels)),
+    fn mix(&mut self, interleaved: &[i32], out: &mut Vec<f32>) {
+        let Decided { used, since } = self.decided;
+        let frames = (interleaved.len() / self.channels) as u64;
+        let before = since.saturating_sub(self.frame).min(frames) as usize;
+        let (silence, rest) = interleaved.split_at(before * self.channels);
+        out.extend(mixed(silence, self.channels));
+        match used {
+            Channels::Mix => out.extend(mixed(rest, self.channels)),
             Channels::One(channel) => {
-                let one = interleaved.iter().skip(channel as usize).step_by(self.channels);
+                let one = rest.iter().skip(channel as usize).step_by(self.channels);
                 out.extend(one.flat_map(|sample| mixed(std::slice::from_ref(sample), 1)));
             }
         }
+        self.frame += frames;
     }
 
-    /// What a user has to know of the mix that was asked for.
+    /// [`Decided::note`]
     pub fn note(&self, asked: Channels) -> Option<String> {
-        match self.used {
-            Channels::One(channel) if asked == Channels::Mix => Some(format!(
-                "its channels cancel each other out, as one has the opposite sign: number {} alone is decoded",
-                channel + 1
-            )),
-            _ => None,
-        }
+        self.decided.note(asked)
     }
 }
 
@@ -193,7 +241,7 @@ mod tests {
             .chunks(piece * channels as usize)
             .for_each(|piece| mixer.take(piece, &mut out));
         mixer.finish(&mut out);
-        (out, mixer.used())
+        (out, mixer.decided().map(|decided| decided.used))
     }
 
     fn frames(count: i32, frame: impl Fn(i32) -> Vec<i32>) -> Vec<i32> {
@@ -216,6 +264,38 @@ mod tests {
         }
         // A short one, too.
         assert_eq!(mono(&samples[24_000..27_000], 2, 100).1, Some(Channels::One(1)));
+    }
+
+    /// As of a recording that begins long before anybody speaks.
+    #[test]
+    fn silence_is_passed_over_whatever_its_length() {
+        let silent = (MOST_HELD + MOST_HELD / 2) as i32 / 2;
+        let samples = frames(silent + 24_000, |at| match at < silent {
+            true => vec![at % 3, at % 2],
+            false => vec![tone(at), -tone(at) / 20 * 21],
+        });
+        let (expected, used) = mono(&samples, 2, samples.len());
+        assert_eq!((expected.len(), used), (samples.len() / 2, Some(Channels::One(1))));
+        for piece in [577, 1_000_000] {
+            assert!(mono(&samples, 2, piece).0 == expected, "pieces of {piece}");
+        }
+        // A part of it is the same, wherever it begins.
+        let mut whole = Mixer::new(2, RATE, Channels::Mix);
+        whole.take(&samples, &mut Vec::new());
+        let since = whole.decided.since as usize;
+        assert!((MOST_HELD / 2..silent as usize).contains(&since), "{since}");
+        for from in [since - 5, since + 5] {
+            let mut part = Mixer::from(from as u64, 2, whole.decided().unwrap());
+            let mut found = Vec::new();
+            part.take(&samples[2 * from..], &mut found);
+            assert!(found == expected[from..], "from {from}");
+        }
+        // A second of sound that comes in the last of what is held decides with less than it would need.
+        let few = frames(silent, |at| match at % (MOST_HELD as i32 / 4) < 2_000 {
+            true => vec![tone(at), -tone(at)],
+            false => vec![0, 0],
+        });
+        assert_eq!(mono(&few, 2, 100_000).1, Some(Channels::One(0)));
     }
 
     #[test]

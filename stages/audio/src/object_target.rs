@@ -123,6 +123,12 @@ mod tests {
             assert_eq!(other.read(&["hi", "hi_0000", missing]).unwrap(), None);
         }
         assert_eq!(server.requests("list-type"), 1, "one page of a listing");
+        // Letters that mean something in a URL.
+        for odd in ["what?.flac", "a#1.flac"] {
+            target.place(&["hi", odd], Content::Bytes(odd.as_bytes())).unwrap();
+            let written = std::fs::read(root.path().join("bucket/audio/hi").join(odd));
+            assert_eq!(written.unwrap(), odd.as_bytes());
+        }
         // What cannot be written is an error that names it, and what was there stays.
         server.fault(FaultRule {
             method: Some("PUT"),

@@ -13,11 +13,11 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use crate::decode::{SAMPLE_RATE, decode, read_open_range};
+use crate::decode::{SAMPLE_RATE, decode_and_tell, read_open_range};
 use crate::error::AudioError;
 use crate::flac::Fault;
 use crate::format::{Format, recognise};
-use crate::mixer::Mixer;
+use crate::mixer::{Decided, Mixer};
 use crate::recording::{Blocks, broken};
 use crate::recording_reader::{Channels, Progress, RecordingReader};
 use crate::resample::{NeededInput, needed_input, resample};
@@ -27,7 +27,43 @@ use crate::stored_bytes::{StoredBytes, flac_info, open};
 /// `pipelines/build_manifest_v2.yaml` uses the same tolerance.
 pub const TOLERANCE_SECONDS: f64 = 0.1;
 
-/// The samples of a manifest's row: those that [`decode`] gives of the whole recording, of any format that
+/// What is made of the channels of a recording, which is found out once for all rows of it that are decoded by themselves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mixing(Option<Decided>);
+
+impl Mixing {
+    /// What a user has to know of it; known once a row was decoded.
+    pub fn note(&self) -> Option<String> {
+        self.0?.note(Channels::Mix)
+    }
+
+    /// Decodes the beginning of the recording, if it was not done before, and returns how many frames that took, too.
+    fn of(&mut self, bytes: &StoredBytes, format: Format) -> Result<(Decided, u64), Fault> {
+        if let Some(decided) = self.0 {
+            return Ok((decided, 0));
+        }
+        let mut blocks = open(bytes, format)?;
+        let (mut mixer, mut frames) = (Mixer::new(1, SAMPLE_RATE, Channels::Mix), 0);
+        let mut unused = Vec::new();
+        while let Some(block) = blocks.next_block()? {
+            if frames == 0 {
+                mixer = Mixer::new(block.layout.channels, block.layout.sample_rate, Channels::Mix);
+            }
+            if mixer.decided().is_some() {
+                break;
+            }
+            mixer.take(block.samples, &mut unused);
+            unused.clear();
+            frames += block.frames;
+        }
+        mixer.finish(&mut unused);
+        self.0 = mixer.decided();
+        let decided = self.0.ok_or_else(|| broken("no frames"))?;
+        Ok((decided, frames))
+    }
+}
+
+/// The samples of a manifest's row: those that [`decode`](crate::decode::decode) gives of the whole recording, of any format that
 /// [`crate::recording`] knows, from `start` on for `seconds`. A row from the beginning that is as long as the recording, give
 /// or take [`TOLERANCE_SECONDS`], is all of it, decoded and checked as a whole; one that ends no more than that after the
 /// recording ends with it. The recording is the file, or the `range` (offset and size in bytes) of it. Longer than
@@ -43,15 +79,31 @@ pub fn decode_row(
     seconds: f64,
     max_seconds: f64,
 ) -> Result<Vec<f32>, AudioError> {
+    decode_row_of(path, range, (start, seconds), max_seconds, &mut Mixing::default())
+}
+
+/// [`decode_row`] of a recording (`start` and `seconds` of the row) of which others may have been decoded.
+///
+/// # Errors
+/// As [`decode_row`].
+pub fn decode_row_of(
+    path: &Path,
+    range: Option<(u64, u64)>,
+    (start, seconds): (f64, f64),
+    max_seconds: f64,
+    mixing: &mut Mixing,
+) -> Result<Vec<f32>, AudioError> {
     let bytes = StoredBytes::open(path, range)?;
     let is_all = |length: f64| start == 0.0 && (seconds - length).abs() <= TOLERANCE_SECONDS;
     if stated(&bytes).is_some_and(is_all) {
         let whole = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
         // A recording that is far longer than its header says is refused.
-        return decode(&whole, seconds * 2.0 + 30.0);
+        let (signal, decided) = decode_and_tell(&whole, seconds * 2.0 + 30.0)?;
+        mixing.0 = decided;
+        return Ok(signal);
     }
     let wanted = sample_at(start)..sample_at(start + seconds);
-    around(&bytes, path, &wanted, max_seconds)?.row(start, seconds)
+    around(&bytes, path, &wanted, max_seconds, mixing)?.row(start, seconds)
 }
 
 /// [`decode_row`] of several rows of one recording, each with its `start` and `seconds`, in their order. Where
@@ -74,7 +126,8 @@ pub fn decode_rows(
         decoded.sort_by_key(|(row, _)| *row);
         return decoded.into_iter().map(|(_, signal)| signal).collect();
     }
-    let alone = |&(start, seconds): &(f64, f64)| decode_row(path, range, start, seconds, max_seconds);
+    let mut mixing = Mixing::default();
+    let alone = |row: &(f64, f64)| decode_row_of(path, range, *row, max_seconds, &mut mixing);
     rows.iter().map(alone).collect()
 }
 
@@ -134,11 +187,17 @@ struct Around {
     ends: bool,
 }
 
-fn around(bytes: &StoredBytes, path: &Path, wanted: &Range<u64>, max_seconds: f64) -> Result<Around, AudioError> {
+fn around(
+    bytes: &StoredBytes,
+    path: &Path,
+    wanted: &Range<u64>,
+    max_seconds: f64,
+    mixing: &mut Mixing,
+) -> Result<Around, AudioError> {
     let alone = if wanted.end.saturating_sub(wanted.start) > sample_at(max_seconds) {
         None
     } else {
-        let decoded = catch_unwind(AssertUnwindSafe(|| alone(bytes, wanted)));
+        let decoded = catch_unwind(AssertUnwindSafe(|| alone(bytes, wanted, mixing)));
         // After any error in decoding the part, the whole recording is decoded and decides.
         decoded.ok().and_then(Result::ok).flatten()
     };
@@ -156,8 +215,10 @@ fn around(bytes: &StoredBytes, path: &Path, wanted: &Range<u64>, max_seconds: f6
         }
         None => {
             let whole = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
+            let (signal, decided) = decode_and_tell(&whole, max_seconds)?;
+            mixing.0 = decided;
             Around {
-                signal: decode(&whole, max_seconds)?,
+                signal,
                 first: 0,
                 decoded_frames: None,
                 ends: true,
@@ -327,7 +388,7 @@ struct Mono {
 }
 
 /// None where the format does not support it, or where the recording's frame positions are inconsistent.
-fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault> {
+fn alone(bytes: &StoredBytes, wanted: &Range<u64>, mixing: &mut Mixing) -> Result<Option<Mono>, Fault> {
     let mut head = [0; 64];
     let length = bytes.read_at(0, &mut head).map_err(broken)?;
     let format = match recognise(&head[..length]) {
@@ -342,13 +403,14 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
         return Ok(None);
     };
     let mut decoded = first.frames;
-    let rate = first.layout.sample_rate;
+    let (rate, channels) = (first.layout.sample_rate, first.layout.channels);
     if first.first != 0 || !ends_at(&mut blocks, total, &mut decoded)? {
         return Ok(None);
     }
     let NeededInput { input, first_output } = needed_input(wanted.clone(), rate, SAMPLE_RATE);
     let mut samples = Vec::new();
-    let (mut mixer, of_beginning) = decided(bytes, format)?;
+    let (how, of_beginning) = mixing.of(bytes, format)?;
+    let mut mixer = Mixer::from(input.start, channels, how);
     decoded += of_beginning;
     if input.start < total && !input.is_empty() {
         // Opened again: the FLAC reader treats frames before those that it has read as noise.
@@ -377,26 +439,6 @@ fn alone(bytes: &StoredBytes, wanted: &Range<u64>) -> Result<Option<Mono>, Fault
         first_output,
         decoded_frames: decoded,
     }))
-}
-
-/// The mixer of a recording, once it knows what it makes of the channels, and how many frames it had to see for that.
-fn decided(bytes: &StoredBytes, format: Format) -> Result<(Mixer, u64), Fault> {
-    let mut blocks = open(bytes, format)?;
-    let (mut mixer, mut frames) = (Mixer::new(1, SAMPLE_RATE, Channels::Mix), 0);
-    let mut unused = Vec::new();
-    while let Some(block) = blocks.next_block()? {
-        if frames == 0 {
-            mixer = Mixer::new(block.layout.channels, block.layout.sample_rate, Channels::Mix);
-        }
-        if mixer.used().is_some() {
-            break;
-        }
-        mixer.take(block.samples, &mut unused);
-        unused.clear();
-        frames += block.frames;
-    }
-    mixer.finish(&mut unused);
-    Ok((mixer, frames))
 }
 
 /// Whether the last block ends where the header says.

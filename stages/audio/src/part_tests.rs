@@ -26,7 +26,7 @@ pub(crate) fn decode_part(
 ) -> Result<Part, AudioError> {
     let bytes = StoredBytes::open(path, range)?;
     let wanted = sample_at(start)..sample_at(start + seconds);
-    let decoded = around(&bytes, path, &wanted, max_seconds)?;
+    let decoded = around(&bytes, path, &wanted, max_seconds, &mut Mixing::default())?;
     Ok(Part {
         signal: decoded.cut(&wanted, start)?.to_vec(),
         decoded_frames: decoded.decoded_frames,

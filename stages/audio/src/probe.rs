@@ -106,7 +106,8 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
 /// from there on, Opus in MP4 begins at its beginning, and a Matroska file need not say where it ends. Since M4A 3 and Matroska 3,
 /// holes and a late beginning are silence, the track that is flagged as default is decoded, of M4A only what its edit list presents,
 /// and of QuickTime big-endian samples, ALAC, A-law, mu-law and IMA4. Since MP3 3 and AAC 2, zeros or the rest of a frame may come first;
-/// since Ogg Vorbis 4 and Opus 3 a film, and a damaged page before the last one is damage; since CAF 2 Opus may lack its header.
+/// since Ogg Vorbis 4 and Opus 3 a film, and a damaged page before the last one is damage; since CAF 2 Opus may lack its header. Since WAV 5,
+/// AIFF 2, CAF 2 and RF64 2, floating-point samples that are integers are damage.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
         Format::Wav => "wav 5",
@@ -115,8 +116,10 @@ pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
         Format::Opus => "opus 3",
         Format::M4a => "m4a 3",
         Format::Mkv => "mkv 3",
+        Format::Aiff => "aiff 2",
         Format::Caf => "caf 2",
         Format::Aac => "aac 2",
+        Format::Rf64 => "rf64 2",
         other => other.as_str(),
     };
     in_order.iter().map(name).collect()

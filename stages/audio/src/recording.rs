@@ -21,7 +21,7 @@ use symphonia::default::formats::{
 };
 
 use crate::block::{Trim, accept, bits_of, left_justified};
-use crate::ends::{Matroska, Mp4, SegmentEnd, ends_within_a_stream};
+use crate::ends::{Matroska, Mp4, SegmentEnd, begins_with_several_streams, ends_within_a_stream};
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::format::{Format, first_frame, recognise};
 use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps};
@@ -182,6 +182,8 @@ pub(crate) struct Blocks {
     /// Frames that were given, and those of them that came of streams before the one that is read.
     given: u64,
     before: u64,
+    /// Whether an Ogg has other streams that play with this one.
+    is_film: bool,
     lossy: bool,
     /// FLAC's bits per sample; samples are decoded to 32 bits.
     flac_bits: Option<u32>,
@@ -228,9 +230,11 @@ impl Blocks {
         let (mut source, mut gaps, mut fault_at_end, mut segment_end) = (source, None, None, None);
         let (mut is_fragmented, mut container) = (false, Container::default());
         let unread = |error: io::Error| failed(error.into());
-        if matches!(format, Format::Ogg | Format::Opus) && ends_within_a_stream(&mut *source).map_err(unread)? {
+        let is_ogg = matches!(format, Format::Ogg | Format::Opus);
+        if is_ogg && ends_within_a_stream(&mut *source).map_err(unread)? {
             fault_at_end = Some(ENDS_TOO_SOON);
         }
+        let is_film = is_ogg && begins_with_several_streams(&mut *source).map_err(unread)?;
         let source: Box<dyn MediaSource> = match format {
             Format::Mkv => {
                 let file = Matroska::of(source).map_err(unread)?;
@@ -285,6 +289,10 @@ impl Blocks {
             tick,
             mut note,
         } = Stream::of(&*reader, format, &container, track)?;
+        if is_film {
+            // The reader looks for the last page among those of all streams, and stops at one of the pictures.
+            promised = None;
+        }
         if is_fragmented {
             // An index of all fragments may be that of the pictures, which end a little later.
             promised = promised.map(|frames| frames.saturating_sub(rate.into()));
@@ -322,6 +330,7 @@ impl Blocks {
             note,
             given: 0,
             before: 0,
+            is_film,
             lossy,
             flac_bits: None,
             next_packet: None,
@@ -363,6 +372,7 @@ impl Blocks {
             before: 0,
             reader: Box::new(reader),
             format: Format::Flac,
+            is_film: false,
             decoder: Decoder::Symphonia(Box::new(decoder)),
             lossy: false,
             flac_bits: Some(info.bits),
@@ -417,8 +427,9 @@ impl Blocks {
         if track_id != self.track_id {
             self.check_end()?;
         }
-        (self.decoder, self.track_id, self.promised) = (decoder, track_id, promised);
-        self.stated = promised;
+        (self.decoder, self.track_id) = (decoder, track_id);
+        self.promised = promised.filter(|_| !self.is_film);
+        self.stated = self.promised;
         self.before = self.given;
         self.next_packet = None;
         Ok(())
@@ -513,7 +524,7 @@ impl Blocks {
                         md5: [0; 16],
                     };
                     accept(&mut self.layout, here)?;
-                    left_justified(&block, bits, &mut self.floats, &mut self.samples)?;
+                    left_justified(&block, bits, self.lossy, &mut self.floats, &mut self.samples)?;
                     if self.gaps.is_some() {
                         self.trim.trim(&mut self.samples, block.num_planes(), (start, end));
                     }
@@ -535,7 +546,7 @@ impl Blocks {
         if let Some(fault) = self.fault_at_end {
             return Err(broken(fault));
         }
-        if self.promised.is_none() && matches!(self.format, Format::Ogg | Format::Opus) {
+        if self.promised.is_none() && matches!(self.format, Format::Ogg | Format::Opus) && !self.is_film {
             // The reader looked for the last page, and stopped at a damaged one before it.
             return Err(broken("a page is missing or damaged"));
         }

@@ -102,6 +102,7 @@ fn hum(seconds: f64, hertz: f64) -> Vec<f32> {
     (0..(seconds * 48_000.0) as usize).map(value).collect()
 }
 
+#[derive(PartialEq)]
 struct Read {
     samples: Vec<f32>,
     end: Progress,
@@ -439,7 +440,7 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// The pages of an Ogg file of one stream, with another serial number.
-fn with_serial(mut ogg: &[u8], serial: u8) -> Vec<u8> {
+fn pages_with_serial(mut ogg: &[u8], serial: u8) -> Vec<Vec<u8>> {
     let mut pages = Vec::new();
     while !ogg.is_empty() {
         let count = usize::from(ogg[26]);
@@ -448,10 +449,45 @@ fn with_serial(mut ogg: &[u8], serial: u8) -> Vec<u8> {
         let mut page = page.to_vec();
         page[14..18].fill(serial);
         page[22..26].fill(0);
-        pages.extend(sealed(page));
+        pages.push(sealed(page));
         ogg = rest;
     }
     pages
+}
+
+fn with_serial(ogg: &[u8], serial: u8) -> Vec<u8> {
+    pages_with_serial(ogg, serial).concat()
+}
+
+/// A film in Ogg: its pages of sound, with pages of pictures before, between and after them.
+fn film(sound: &[Vec<u8>]) -> Vec<u8> {
+    let picture = |kind, number| page(kind, 0, number, &[&[number as u8; 3_000]]);
+    let mut bytes = [page(2, 0, 0, &[b"\x80theora"]), sound[0].clone()].concat();
+    for (number, sound) in (1..).zip(&sound[1..]) {
+        bytes.extend(picture(0, number));
+        bytes.extend(sound);
+    }
+    bytes.extend(picture(4, sound.len() as u32));
+    bytes
+}
+
+#[test]
+fn the_sound_of_a_film_in_ogg_is_that_of_its_own_file() {
+    for sound in [tone("tone.ogg"), tone("tone.opus"), opus(1, &hum(9.0, 300.0))] {
+        let expected = read(&sound);
+        assert_eq!(expected.end, Progress::End);
+        let mut pages = pages_with_serial(&sound, 1);
+        let whole = film(&pages);
+        assert!(read(&whole) == expected);
+        let [found, alone] = [&whole, &sound].map(|bytes| crate::recording::probe(bytes, &Format::ALL).unwrap());
+        assert!(found == alone);
+        // What is missing is missing in a film, too.
+        assert!(matches!(read(&whole[..whole.len() - 1_000]).end, Progress::Damaged(_)));
+        if pages.len() > 5 {
+            pages.remove(pages.len() / 2);
+            assert!(matches!(read(&film(&pages)).end, Progress::Damaged(_)));
+        }
+    }
 }
 
 /// As radio stations write them, and who writes one file after the other.

@@ -1,5 +1,7 @@
 //! The names that manifests have for where a row begins and ends in its recording: one rule for all who read them.
 
+use serde_json::Value;
+
 /// NeMo's name for where a row begins.
 pub const OFFSET: &str = "offset";
 /// Where a row begins and ends in its recording.
@@ -87,6 +89,16 @@ fn is_unread(name: &str) -> bool {
             .all(|word| is_place(word) || BESIDE.contains(&word.as_str()))
 }
 
+/// Whether a value beside a name says a time: a number, or a clock time.
+pub fn is_time(value: &Value) -> bool {
+    match value {
+        Value::String(text) => {
+            text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains(char::is_alphabetic)
+        }
+        value => value.is_number(),
+    }
+}
+
 /// The first of the names beside those of a row that nothing reads.
 pub fn unread_among<'n>(names: impl Iterator<Item = &'n str> + Clone) -> Option<&'n str> {
     let has = |wanted: &&str| names.clone().any(|name| name.eq_ignore_ascii_case(wanted));
@@ -106,6 +118,8 @@ pub fn unread(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -145,6 +159,19 @@ mod tests {
         ];
         for name in others {
             assert!(!is_unread(name), "{name}");
+        }
+        for time in [json!(1.5), json!(-3), json!("12"), json!("00:01:02.5")] {
+            assert!(is_time(&time), "{time}");
+        }
+        for other in [
+            json!("2 s"),
+            json!("left"),
+            json!(""),
+            json!(null),
+            json!(true),
+            json!([1]),
+        ] {
+            assert!(!is_time(&other), "{other}");
         }
         let among = |names: &[&'static str]| unread_among(names.iter().copied());
         assert_eq!(among(&["speaker", "To", "From"]), Some("To"));

@@ -10,7 +10,7 @@ use symphonia::core::io::MediaSource;
 
 use crate::error::AudioError;
 use crate::flac::{self, Fault, MARKER, StreamInfo};
-use crate::format::{Format, HEAD, MOST_PADDING, before_first_frame, mpeg, recognise, stated_id3_length};
+use crate::format::{Format, HEAD, MOST_PADDING, first_frame_after, mpeg, recognise, stated_id3_length};
 use crate::recording::{Blocks, broken};
 use crate::stream::one_track;
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
@@ -90,19 +90,9 @@ impl StoredBytes {
         Ok(if start > tag { mpeg(&self.head(start)?) } else { found })
     }
 
-    /// As [`first_frame`](crate::format::first_frame).
+    /// Where the frames of MPEG audio begin.
     fn first_frame(&self) -> io::Result<u64> {
-        let tag = self.id3_length();
-        if mpeg(&self.head(tag)?).is_ok() {
-            return Ok(tag);
-        }
-        let zeros = self.zeros(tag);
-        let head = self.head(tag + zeros)?;
-        let more = match mpeg(&head) {
-            Ok(_) => Some(0),
-            Err(_) => Some(before_first_frame(&head)).filter(|more| *more > 0),
-        };
-        Ok(more.map_or(tag, |more| tag + zeros + more as u64))
+        first_frame_after(self.id3_length(), |at| self.head(at), |at| self.zeros(at))
     }
 
     fn head(&self, at: u64) -> io::Result<Vec<u8>> {

@@ -31,7 +31,7 @@ use sample::{Row, Sample};
 ///
 /// Every `*.tar` below `shards`, at any depth, is a partition, named by its path without `.tar`. Members whose
 /// names are the same up to the first dot of the file name are one sample: a recording (`.flac`, `.wav`, `.mp3`,
-/// `.opus` and others), and its text, as `.txt`, or as the field `text_field` of a `.json`. Other members are skipped, as
+/// `.opus` and others; a film, such as `.mp4`, only where nothing else is), and its text, as `.txt`, or as the field `text_field` of a `.json`. Other members are skipped, as
 /// are links to folders and names that begin with a dot. Each recording is decoded once, with the verdicts of
 /// `audio.probe`.
 ///

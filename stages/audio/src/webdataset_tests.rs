@@ -77,6 +77,13 @@ fn samples_become_rows_and_bad_ones_rejects() {
             ("m.txt", &big),
             ("n.flac", &good),
             ("n.json", br#"{"text": 5, "lang": "hi"}"#),
+            // A film beside its sound, and two films.
+            ("o.mp4", b"film"),
+            ("o.flac", &good),
+            ("o.json", hi),
+            ("p.mp4", b"film"),
+            ("p.webm", b"film"),
+            ("p.json", hi),
             // The later member of a name counts.
             ("a.flac", &good),
         ]),
@@ -104,15 +111,20 @@ fn samples_become_rows_and_bad_ones_rejects() {
             (11, "empty_text"),
             (12, "bad_text"),
             (13, "bad_json"),
+            (15, "several_recordings"),
         ]
     );
     let rows = output.rows("rows", name);
     let text = |column: &str, row: usize| rows[column].as_string::<i32>().value(row).to_owned();
     let verdict = flac::probe(&good).unwrap();
-    let expected = [("a", "नमस्ते", "a.flac"), ("dir.d/b", "from json", "dir.d/b.flac")];
+    let expected = [
+        ("a", "नमस्ते", "a.flac"),
+        ("dir.d/b", "from json", "dir.d/b.flac"),
+        ("o", "from json", "o.flac"),
+    ];
     assert_eq!(rows.num_rows(), expected.len());
     for (row, (key, words, recording)) in expected.iter().enumerate() {
-        assert_eq!(rows["_row"].as_primitive::<UInt32Type>().value(row), row as u32);
+        assert_eq!(rows["_row"].as_primitive::<UInt32Type>().value(row), [0, 1, 14][row]);
         assert_eq!(
             [
                 "segment_id",

@@ -15,6 +15,11 @@ pub fn file(name: &str) -> PathBuf {
         .join(name)
 }
 
+/// Whether the golden data are the bundled ones, of which all is known that is to be compared.
+pub fn is_bundled() -> bool {
+    std::env::var_os("FLOW_TEST_GOLDEN_SPEAKERS").is_none()
+}
+
 /// The bytes of a file, which may be packed by elements of `size` bytes.
 fn read(name: &str, size: usize) -> Vec<u8> {
     let path = file(name);
@@ -70,6 +75,12 @@ pub fn alike(found: &[f32], expected: &[f32], distance: f32) -> bool {
 #[allow(clippy::print_stdout, reason = "tells why nothing was compared")]
 pub fn not_compared(what: &str, why: &str) {
     println!("not compared: {what}: {why}");
+}
+
+/// The same of what the bundled golden data have.
+pub fn lacks(what: &str, why: &str) {
+    assert!(!is_bundled(), "{what}: {why}");
+    not_compared(what, why);
 }
 
 /// The turns of a recording that a person marked; none if the folder has none.

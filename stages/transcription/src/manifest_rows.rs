@@ -14,7 +14,7 @@ use flow_audio::json_line;
 use flow_audio::listing::{Recording, has_ending_of_audio};
 use flow_audio::member_name::{is_unsafe, safe_components, strip_dot_slash};
 use flow_audio::part::TOLERANCE_SECONDS;
-use flow_audio::row_times::{ENDS, OFFSET, STARTS, unread, unread_among};
+use flow_audio::row_times::{ENDS, OFFSET, STARTS, is_time, unread, unread_among};
 use flow_audio::samples::Refusal;
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::store::ForeignParquet;
@@ -519,8 +519,8 @@ fn whole(values: &Map<String, Value>, key: &str) -> Result<Option<u64>, Refusal>
 fn place_of(values: &Map<String, Value>) -> Result<(Option<f64>, Option<f64>), Refusal> {
     let is_number = |name: &&str| values.get(*name).is_some_and(Value::is_number);
     let is_placed = STARTS.iter().any(is_number) && ENDS.iter().chain([&"duration"]).any(is_number);
-    let numbers = values.iter().filter(|(_, value)| value.is_number());
-    if let (false, Some(name)) = (is_placed, unread_among(numbers.map(|(name, _)| name.as_str()))) {
+    let times = values.iter().filter(|(_, value)| is_time(value));
+    if let (false, Some(name)) = (is_placed, unread_among(times.map(|(name, _)| name.as_str()))) {
         return Err(refuse("unread_time", unread(name)));
     }
     // A text says something else where numbers say where the row is.

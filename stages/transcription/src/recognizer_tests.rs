@@ -292,6 +292,8 @@ fn log_probabilities_of_tokens_are_nemos() {
         assert_eq!(heard.tokens.iter().map(text).collect::<Vec<_>>(), words, "{file}");
     }
     println!("{compared} tokens are compared, of which {uncertain} are less likely than not");
+    // Not all of them are nearly certain, for which zero would do.
+    assert!(uncertain > 2 || !test_data::is_bundled());
 }
 
 /// Errors of words: insertions, deletions and substitutions.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use flow_audio::decode::SAMPLE_RATE;
-use flow_audio::part::{TOLERANCE_SECONDS, decode_row, is_decoded_from_the_beginning};
+use flow_audio::part::{Mixing, TOLERANCE_SECONDS, decode_row_of, is_decoded_from_the_beginning};
 use flow_audio::recording_reader::{Channels, Progress, RecordingReader};
 use flow_audio::samples::{OnDamage, Refusal, open_range};
 
@@ -60,15 +60,22 @@ pub struct StreamedRecording {
 }
 
 /// Decoders that stay open where parts of their recordings ended, so that the rows of a long recording are decoded one after the
-/// other and not each from the beginning. In recordings that can be decoded from any place they are not needed.
+/// other and not each from the beginning. In recordings that can be decoded from any place they are not needed: of the last one of these
+/// what is made of its channels is kept.
 #[derive(Default)]
-pub struct OpenDecoders(Vec<Opened>);
+pub struct OpenDecoders {
+    opened: Vec<Opened>,
+    mixing: Option<(Place, FileIdentity, Mixing)>,
+}
+
+/// A recording: the file, offset and size in it, channels, and the number of the track.
+type Place = (PathBuf, Option<(u64, u64)>, Channels, Option<u32>);
 
 /// So many decoders stay open: of the channels of a recording, or of recordings whose rows alternate.
 const MOST_OPEN: usize = 8;
 
 struct Opened {
-    recording: (PathBuf, Option<(u64, u64)>, Channels),
+    recording: Place,
     /// Of the file when it was opened.
     identity: FileIdentity,
     reader: RecordingReader,
@@ -83,18 +90,26 @@ impl OpenDecoders {
     fn take(&mut self, recording: &StreamedRecording, start: u64) -> Option<Opened> {
         let place = recording.place();
         let serves = |opened: &Opened| opened.recording == place && start >= opened.at - opened.block.len() as u64;
-        let serving = self.0.iter().enumerate().filter(|(_, opened)| serves(opened));
+        let serving = self.opened.iter().enumerate().filter(|(_, opened)| serves(opened));
         let (at, _) = serving.max_by_key(|(_, opened)| opened.at)?;
-        let opened = self.0.remove(at);
+        let opened = self.opened.remove(at);
         (FileIdentity::of(&recording.path)? == opened.identity).then_some(opened)
     }
 
     fn keep(&mut self, opened: Opened) {
-        if self.0.len() >= MOST_OPEN {
+        if self.opened.len() >= MOST_OPEN {
             // That which was used least recently.
-            self.0.remove(0);
+            self.opened.remove(0);
         }
-        self.0.push(opened);
+        self.opened.push(opened);
+    }
+
+    /// What is known of the channels of a recording whose parts are decoded by themselves.
+    fn mixing(&self, recording: &StreamedRecording) -> Mixing {
+        let known = self.mixing.as_ref().filter(|(place, identity, _)| {
+            *place == recording.place() && FileIdentity::of(&recording.path).as_ref() == Some(identity)
+        });
+        known.map(|(.., mixing)| *mixing).unwrap_or_default()
     }
 }
 
@@ -184,20 +199,20 @@ impl StreamedRecording {
         StreamedRecording { track, ..self }
     }
 
-    fn place(&self) -> (PathBuf, Option<(u64, u64)>, Channels) {
-        (self.path.clone(), self.range, self.channels)
+    fn place(&self) -> Place {
+        (self.path.clone(), self.range, self.channels, self.track)
     }
 
     /// The part by itself, where it is short and its recording is of a format that lets it be decoded without the rest. None of
     /// one that is damaged, too.
-    fn alone(&self) -> Option<Vec<f32>> {
+    fn alone(&self, mixing: &mut Mixing) -> Option<Vec<f32>> {
         let Part { start, seconds } = self.part?;
         let seconds = seconds
             .filter(|seconds| *seconds <= IN_MEMORY && self.channels == Channels::Mix && self.track.is_none())?;
         if is_decoded_from_the_beginning(&self.path, self.range) {
             return None;
         }
-        decode_row(&self.path, self.range, start, seconds, IN_MEMORY).ok()
+        decode_row_of(&self.path, self.range, (start, seconds), IN_MEMORY, mixing).ok()
     }
 
     /// Reads the recording as [`Samples::pass`] does, and returns its extent, as far as `take` accepted samples. One
@@ -229,7 +244,11 @@ impl StreamedRecording {
     ) -> Result<std::result::Result<Extent, Refusal>> {
         let most = (max_seconds * f64::from(SAMPLE_RATE)) as u64;
         let mut extent = Extent::default();
-        if let Some(part) = self.alone() {
+        let mut mixing = open.mixing(self);
+        let identity = FileIdentity::of(&self.path);
+        if let Some(part) = self.alone(&mut mixing) {
+            open.mixing = identity.map(|identity| (self.place(), identity, mixing));
+            extent.note = mixing.note();
             extent.samples = part.len() as u64;
             if extent.samples > most {
                 return Ok(Err(Refusal::too_long(&self.path, max_seconds)));
@@ -304,7 +323,7 @@ impl StreamedRecording {
 
 impl Samples for StreamedRecording {
     fn pass(&self, take: &mut Take<'_>) -> Result<()> {
-        if let Some(part) = self.alone() {
+        if let Some(part) = self.alone(&mut Mixing::default()) {
             return take(&part).map(drop);
         }
         let mut reader = RecordingReader::open_track(&self.path, self.range, self.channels, self.track)?;
@@ -474,6 +493,38 @@ mod tests {
         });
         let extent = extent.unwrap().map_err(|refusal| refusal.reason);
         (extent.map(|_| found), serves)
+    }
+
+    #[test]
+    fn parts_that_are_decoded_by_themselves_tell_what_is_made_of_the_channels() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.wav");
+        let tone = |at: i32| (f64::from(at) * 0.3).sin() * 8_000.0;
+        let frames = |sign: f64| (0..48_000).flat_map(move |at| [tone(at) as i16, (sign * tone(at)) as i16]);
+        let mut open = OpenDecoders::default();
+        for sign in [-1.0, 1.0] {
+            let mut bytes = wav(16_000, &frames(sign).collect::<Vec<_>>());
+            // Two channels.
+            bytes[22] = 2;
+            bytes[28..32].copy_from_slice(&64_000u32.to_le_bytes());
+            bytes[32] = 4;
+            std::fs::write(&path, bytes).unwrap();
+            for start in [0.0, 1.5, 2.0] {
+                let part = Part {
+                    start,
+                    seconds: Some(0.5),
+                };
+                let recording = StreamedRecording::new(&path, Channels::Mix).with_place(None, Some(part));
+                let mut largest = 0.0f32;
+                let extent = recording.first_pass_with(&mut open, 60.0, OnDamage::Keep, &mut |block| {
+                    largest = block.iter().fold(largest, |largest, sample| largest.max(*sample));
+                    Ok(true)
+                });
+                let note = extent.unwrap().unwrap().note;
+                let told = note.is_some_and(|note| note.contains("cancel each other out"));
+                assert_eq!((told, largest > 0.2), (sign < 0.0, true), "{start} s, {sign}");
+            }
+        }
     }
 
     #[test]

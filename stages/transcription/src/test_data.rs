@@ -27,6 +27,11 @@ pub fn transcription(name: &str) -> PathBuf {
     )
 }
 
+/// Whether the golden data of transcription are the bundled ones, of which all is known that is to be compared.
+pub fn is_bundled() -> bool {
+    std::env::var_os("FLOW_TEST_GOLDEN_TRANSCRIPTION").is_none()
+}
+
 /// The model that the golden data of transcription are of: `small.nemo` beside them, or else the bundled one. Tests that compare
 /// nothing with them use the bundled one.
 pub fn golden_model() -> PathBuf {

@@ -1,6 +1,6 @@
 //! The kind `transcription.transcribe`: recordings to segments of words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -86,6 +86,7 @@ impl Kind for Transcribe {
             recognizer: None,
             ahead: ReadAhead::default(),
             open: OpenDecoders::default(),
+            told: BTreeSet::new(),
         })))
     }
 
@@ -136,6 +137,8 @@ struct Transcriber {
     recognizer: Option<Arc<Recognizer>>,
     ahead: ReadAhead,
     open: OpenDecoders,
+    /// Recordings whose notes were told: each has them in all of its rows.
+    told: BTreeSet<(PathBuf, String)>,
 }
 
 impl Transcriber {
@@ -236,7 +239,9 @@ impl Source for Transcriber {
             },
         };
         let Transcribed { extent, recognized, .. } = transcribed;
-        if let Some(note) = extent.note {
+        if let Some(note) = extent.note
+            && self.told.insert((listed.recording.path.clone(), note.clone()))
+        {
             self.context.events.send(Event::Warning {
                 stage: Some(self.context.stage.clone()),
                 message: format!("{}: {note}", listed.recording.file),

@@ -9,7 +9,7 @@ use super::WebDatasetSettings;
 use crate::decode::read_open_range;
 use crate::error::AudioError;
 use crate::examine::judge;
-use crate::listing::is_of_recording;
+use crate::listing::{is_of_film, is_of_recording};
 use crate::member_name::is_unsafe;
 use crate::tar::{Member, MemberKind};
 
@@ -101,9 +101,16 @@ impl Sample<'_> {
         if let Some(name) = self.names().into_iter().find(|name| is_unsafe(name)) {
             return Ok(Err(("unsafe_name", format!("{name:?}"))));
         }
-        let recording = match self.recordings[..] {
+        // A film beside its sound is none.
+        let mut recordings = self.recordings.clone();
+        if recordings.len() > 1 {
+            recordings.retain(|member| !is_of_film(split(&member.name).1));
+        }
+        let recording = match recordings[..] {
             [only] => only,
-            [] => return Ok(Err(("missing_audio", "a text without a recording".into()))),
+            [] if self.recordings.is_empty() => {
+                return Ok(Err(("missing_audio", "a text without a recording".into())));
+            }
             _ => return Ok(Err(("several_recordings", self.names().join(", ")))),
         };
         for member in [Some(recording), self.text, self.json].into_iter().flatten() {

@@ -19,7 +19,7 @@ use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, TEXT_COLUMNS, names_like, renamed};
-use super::times::{DURATION, ENDS, STARTS, TIME_KEYS, Times, Unit, UnitSample, unread, unread_among};
+use super::times::{DURATION, ENDS, STARTS, TIME_KEYS, Times, Unit, UnitSample, is_time, unread, unread_among};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
 use crate::extra::{self, EXTRA};
@@ -624,13 +624,6 @@ impl<'l> Fields<'l> {
 
     /// What the line says of the row's place.
     fn times(&self) -> Result<Times, Refusal> {
-        // Numbers, and clock times.
-        let is_time = |value: &Value| match value {
-            Value::String(text) => {
-                text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains(|c: char| c.is_alphabetic())
-            }
-            value => value.is_number(),
-        };
         let is_named = |name: &str| self.names.iter().any(|(theirs, _)| theirs == name);
         let others = self
             .fields

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
-pub use flow_audio::row_times::{ENDS, OFFSET, STARTS, unread, unread_among};
+pub use flow_audio::row_times::{ENDS, OFFSET, STARTS, is_time, unread, unread_among};
 
 use super::rows::{Refusal, refuse};
 

@@ -149,7 +149,8 @@ fn boosting_scores_are_nemos() {
     let expected: Vec<Vec<u32>> = golden["phrase_ids"].as_array().unwrap().iter().map(ids).collect();
     assert_eq!(tokens, expected);
     let trees = golden["trees"].as_object().unwrap();
-    assert!(!trees.is_empty());
+    let is_bundled = std::env::var_os("FLOW_TEST_GOLDEN_TRANSCRIPTION").is_none();
+    assert!(trees.len() >= if is_bundled { 4 } else { 1 });
     for (name, tree) in trees {
         let config = &tree["config"];
         let number = |key: &str, default: f64| config[key].as_f64().unwrap_or(default);

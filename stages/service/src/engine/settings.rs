@@ -53,7 +53,8 @@ pub struct EngineSettings {
     pub max_duration: f64,
     /// Most requests that wait or run, and most such windows of live sessions; more of either are refused.
     pub max_queue: usize,
-    /// How long a request may take from its first window on, in seconds.
+    /// How long a request may take from its first window on, in seconds; and how long the preparation before it, such as the
+    /// decoding of hours of silence.
     pub decode_timeout: f64,
     /// Seconds without use after which a model is unloaded; 0: never.
     pub idle_unload: f64,

@@ -153,9 +153,15 @@ impl Work {
         self.lock().lease.as_ref().map(|lease| Arc::clone(lease.model()))
     }
 
-    /// Notes that a thread has begun to prepare it.
+    /// Notes that a thread has begun to prepare it; anew where one that takes short recordings alone gave it back, after which it
+    /// waited again.
     pub fn begin(&self) {
-        self.lock().begun.get_or_insert_with(Instant::now);
+        self.lock().begun = Some(Instant::now());
+    }
+
+    #[cfg(test)]
+    pub fn begun(&self) -> Option<Instant> {
+        self.lock().begun
     }
 
     /// Sets the windows and the number of samples of its recording.

@@ -470,7 +470,7 @@ fn the_bundled_networks_find_who_speaks_as_the_reference_does() {
         let mut of_recording = cases.as_array().unwrap().iter();
         let case = of_recording.find(|case| case["key"] == format!("{recording}.auto"));
         let Some(case) = case.filter(|_| tensors.has(&format!("{recording}.segmentations"))) else {
-            golden::not_compared(&recording, "it is not in the reference");
+            golden::lacks(&recording, "it is not in the reference");
             continue;
         };
         compared += 1;
@@ -510,7 +510,7 @@ fn the_bundled_networks_find_who_speaks_as_the_reference_does() {
             }
         }
         let Some(reference) = golden::turns(&recording) else {
-            golden::not_compared(&recording, "the folder has no turns that a person marked");
+            golden::lacks(&recording, "the folder has no turns that a person marked");
             continue;
         };
         let (counted, _) = errors(&reference, &found.turns, &Scoring::default()).unwrap();

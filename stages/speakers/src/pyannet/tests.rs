@@ -149,7 +149,7 @@ fn samples_of(
         golden::alike(&output, &expected, 0.01)
     });
     if found.is_none() {
-        golden::not_compared(prefix, "no recording of the folder has this output");
+        golden::lacks(prefix, "no recording of the folder has this output");
     }
     found
 }
@@ -186,7 +186,7 @@ fn stages_are_those_of_the_original_with_weights_by_formula() {
             compared += compare(&tensors, prefix, &[("output".to_owned(), output)].into(), FROM_LSTM);
         }
     }
-    assert!(compared > 0);
+    assert!(compared >= if golden::is_bundled() { 4 } else { 1 });
 }
 
 #[test]

@@ -86,6 +86,17 @@ fn silence_has_the_limit_of_decoding_too() {
     assert_eq!(engine.queued(), 0);
 }
 
+/// A long recording that a thread for short ones began to prepare waits for another thread.
+#[test]
+fn what_is_prepared_anew_has_the_whole_limit() {
+    let (engine, _) = gated(settings());
+    let work = Work::new(7, request(&wav(&[0.0; 16_000])), Arc::clone(&engine.inner.shared));
+    work.begin();
+    let first = work.begun().unwrap();
+    work.begin();
+    assert!(work.begun().unwrap() > first);
+}
+
 #[test]
 fn draining_ends_what_was_taken_and_takes_no_more() {
     let (engine, gate) = gated(settings());
