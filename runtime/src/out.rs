@@ -123,7 +123,7 @@ impl Out {
         self.digested.push(file);
     }
 
-    /// Rows that were merged into others on purpose.
+    /// Rows that were intentionally merged into others; they do not violate conservation.
     pub fn merged(&mut self, rows: u64) {
         self.merged.push((self.partition.clone(), rows));
     }

@@ -311,7 +311,7 @@ impl PlanState {
             }
         }
         match self.before(node, back) {
-            Some(_) => "it is wired otherwise".to_string(),
+            Some(_) => "its inputs changed".to_string(),
             None => "no record of it".to_string(),
         }
     }
@@ -369,7 +369,10 @@ impl PlanState {
             _ if !self.selection.selected[node] => (Action::Reuse, "not selected".to_string()),
             _ if self.selection.forced[node] => (Action::Run, "forced".to_string()),
             ExportStatus::Whole => (Action::Reuse, "unchanged".to_string()),
-            ExportStatus::Missing => (Action::Run, format!("{} has no whole set of files", folder.display())),
+            ExportStatus::Missing => (
+                Action::Run,
+                format!("{} contains no complete set of files", folder.display()),
+            ),
             ExportStatus::Outdated => (
                 Action::Run,
                 own_change.unwrap_or_else(|| "its inputs changed".to_string()),

@@ -155,7 +155,7 @@ fn demand_current(state: &PlanState, node: usize) -> Result<(), RunError> {
         }
         return Err(RunError::Usage {
             message: format!(
-                "stage `{}` takes nothing as it stands, and `{}` does not stand as the plan would make it",
+                "stage `{}` needs up-to-date input, but the stored output of `{}` is stale",
                 state.graph.nodes[node].name, described.name
             ),
             help: Some("leave out --only and --from".to_string()),

@@ -24,7 +24,7 @@ pub(super) fn rows_of_file(metadata: &ParquetMetaData) -> Result<u64> {
     let stated = metadata.file_metadata().num_rows();
     if u64::try_from(stated).ok() != Some(of_groups) {
         return Err(ParquetError::General(format!(
-            "the metadata say that there are {stated} rows, and {of_groups} in the row groups"
+            "the metadata claim {stated} rows, and the row groups have {of_groups}"
         )));
     }
     Ok(of_groups)

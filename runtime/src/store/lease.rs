@@ -3,8 +3,8 @@
 //!
 //! As with the lock of a folder, the owner increments a counter in it every few seconds, and who waits for it watches the
 //! counter by its own clock: clocks of two machines are never compared. An owner that seems dead is replaced where the object
-//! is still as it was seen; it then finds another's name there, and writes nothing more. An owner that could not renew its
-//! lease for some time does nothing before it has.
+//! is still as it was seen; it then finds another's name there, and writes nothing more. An owner whose renewal is
+//! overdue pauses until it succeeds.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,10 +24,10 @@ use crate::host::host_name;
 /// Name of the object.
 pub(super) const LOCK: &str = "lock";
 
-/// A longer object is none of ours. In bytes.
+/// Maximum size of the lock in bytes; `flow` writes no larger one.
 const LONGEST: u64 = 1 << 14;
 
-/// Times that another process may be faster before the lock counts as not to be had.
+/// Lost races after which acquisition fails.
 const TRIES: usize = 20;
 
 /// A lease that was renewed longer ago, by the storage's clock and this machine's, is not shown as that of a living owner. Only

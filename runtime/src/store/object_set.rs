@@ -396,7 +396,7 @@ fn is_prefix(name: &str) -> bool {
     token.is_some_and(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
-/// A list of files that is longer is none of ours.
+/// Maximum size of a list of files in bytes; `flow` writes no larger one.
 const LONGEST_LIST: u64 = 64 << 20;
 
 fn stat_if_there(storage: &Storage, url: &ObjectUrl) -> Result<Option<Stat>, StoreError> {

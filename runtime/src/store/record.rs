@@ -33,7 +33,7 @@ pub struct Record {
     pub rows_out: u64,
     /// Rows that a source reported as read.
     pub read: u64,
-    /// Rows merged into others on purpose.
+    /// Rows intentionally merged into others.
     pub merged: u64,
     /// Shared by all records without rejects.
     #[serde(with = "shared_rejects")]

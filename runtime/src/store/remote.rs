@@ -50,7 +50,7 @@ pub(super) struct Remote {
     data: Mutex<BTreeMap<String, Listing>>,
     /// What the copy has of the other objects.
     copied: Mutex<Copied>,
-    /// None for who only looks.
+    /// `None` when opened read-only.
     lease: Option<Arc<LeaseState>>,
 }
 

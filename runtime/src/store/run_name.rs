@@ -7,7 +7,7 @@ use chrono::Utc;
 use super::StoreError;
 use crate::digest::Digest;
 
-/// No state directory has so many runs: a name with such a number is none of ours, nor is one that it would follow.
+/// More runs than any state directory has: a name with a larger number was not given by `flow`.
 const MOST: u64 = 1 << 48;
 
 /// A name after those of all runs in the state directory `dir`, a folder.

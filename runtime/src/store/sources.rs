@@ -47,8 +47,8 @@ const JOURNAL: &str = "sources.jsonl";
 
 /// Digests of files outside the store. Cheap to clone; clones share what they know.
 ///
-/// A note is a shortcut and no more: without it, or if size, times or inode (of an object: size, ETag or version) differ from
-/// it, the file is read again. Digests say nothing of paths and times.
+/// A cache: without an entry, or if size, times or inode (of an object: size, ETag or version) differ from it, the file is read
+/// again. Digests depend on contents alone.
 #[derive(Clone, Default)]
 pub struct SourceDigests {
     shared: Arc<SharedNotes>,

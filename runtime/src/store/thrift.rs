@@ -6,7 +6,7 @@ use std::fmt;
 const DEPTH: u8 = 64;
 
 /// Most booleans in the lists of a struct, all together. In a list that is passed over they take no bytes, so that a few
-/// bytes could speak of two thousand million; headers of parquet have no such lists.
+/// bytes could declare 2^31 elements; headers of parquet have no such lists.
 const BOOLEANS: u64 = 1 << 16;
 
 /// What is wrong with a struct.
@@ -420,7 +420,7 @@ impl Rest<'_> {
                 Ok(())
             }
             13 => self.pass(16),
-            _ => Err(Fault::Nonsense("it has a field of a kind that there is not")),
+            _ => Err(Fault::Nonsense("it has a field of unknown type")),
         }
     }
 

@@ -49,7 +49,7 @@ fn reachable(hub: &Hub) -> Check {
         Ok(status) if status < 500 => Check::ok(HUB, format!("{endpoint} answers")),
         Ok(status) => Check::warn(
             HUB,
-            format!("{endpoint} has a fault of its own (status {status})"),
+            format!("{endpoint} answers with a server error (status {status})"),
             help,
         ),
         Err(error) => {

@@ -1,5 +1,4 @@
-//! Whether MP4, Matroska and Ogg files end where they should: of one that is cut their readers leave out the part that is cut without
-//! a word, or all of it.
+//! Whether MP4, Matroska and Ogg files are complete: their readers silently drop the truncated part of a file, or all of it.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -114,7 +113,7 @@ impl Mp4 {
             match end.filter(|end| *end <= length) {
                 Some(end) => at = end,
                 None => {
-                    // Of these nothing is missed.
+                    // Losing these boxes loses no audio.
                     is_broken = is_fragmented && (end.is_none() || ![b"mfra", b"free", b"skip"].contains(&name));
                     break;
                 }

@@ -80,7 +80,7 @@ impl<S: Read> Read for Watched<S> {
     }
 }
 
-/// Most bytes of anything between two frames of MP3.
+/// Maximum junk between two MP3 frames, in bytes.
 pub(crate) const BETWEEN_MP3: usize = 2 * LONGEST_FRAME;
 /// The same for AAC, whose reader gives frames without their header. It is joined frame by frame.
 pub(crate) const BETWEEN_AAC: usize = 9;
@@ -89,7 +89,7 @@ pub(crate) const BETWEEN_AAC: usize = 9;
 pub(crate) struct Gaps {
     kept: Arc<Mutex<Kept>>,
     begun: bool,
-    /// Most bytes of anything between two frames.
+    /// Maximum junk between two frames, in bytes.
     most: usize,
 }
 

@@ -10,7 +10,7 @@ use flow_storage::{Location, ObjectUrl, Storage, StorageError, StorageFault};
 use crate::error::AudioError;
 use crate::place::Content;
 
-/// Most bytes of an object that is read whole: more than one recording may have is none of ours.
+/// Maximum size of an object that is read whole: that of a recording.
 const MOST: u64 = 4 << 30;
 
 /// A prefix in object storage that receives recordings.
@@ -81,7 +81,7 @@ impl ObjectTarget {
         }
         match self.storage.read(&object, MOST) {
             Ok(bytes) => Ok(Some(bytes.to_vec())),
-            // What is larger is none of ours: as if it were not there.
+            // `flow` writes no larger one: treated as absent.
             Err(error) if matches!(error.fault, StorageFault::NotFound | StorageFault::TooLarge) => Ok(None),
             Err(error) => Err(failed(error)),
         }

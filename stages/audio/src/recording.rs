@@ -37,7 +37,7 @@ const MOST_MISSING: u64 = 1_024;
 /// What is said of a WAV whose samples go on after those that its header speaks of.
 pub(crate) const LONGER_THAN_ITS_HEADER_SAYS: &str = "more follows than its header says";
 /// What is said of a recording of which a part is missing at its end.
-pub(crate) const ENDS_TOO_SOON: &str = "it ends before its end";
+pub(crate) const ENDS_TOO_SOON: &str = "the file is truncated";
 /// Decodes the whole recording and checks it, if its format is one of `formats`.
 pub fn probe(bytes: &[u8], formats: &[Format]) -> Result<(Format, Verdict), Fault> {
     if bytes.is_empty() {

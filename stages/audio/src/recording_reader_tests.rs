@@ -737,7 +737,7 @@ fn of_a_broken_download_of_an_mp4_what_is_there_is_decoded() {
         (Progress::End, read(&tone("tone.m4a")).samples.len())
     );
     let part = read(&mp4[..mp4.len() * 2 / 3]);
-    assert_eq!(part.end, Progress::Damaged("it ends before its end".to_owned()));
+    assert_eq!(part.end, Progress::Damaged("the file is truncated".to_owned()));
     let frames = part.samples.len();
     assert!(
         (whole.samples.len() / 2..whole.samples.len() - 3_000).contains(&frames),
@@ -788,7 +788,7 @@ fn matroska_that_is_cut_or_does_not_say_where_it_ends() {
             let part = read(&bytes[..bytes.len() * 2 / 3]);
             assert_eq!(
                 part.end,
-                Progress::Damaged("it ends before its end".to_owned()),
+                Progress::Damaged("the file is truncated".to_owned()),
                 "{name}"
             );
             let frames = part.samples.len();

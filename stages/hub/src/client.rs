@@ -342,9 +342,7 @@ impl HttpClient {
         };
         let (message, help) = match (status, code, token) {
             (401 | 403, "GatedRepo", None) => (
-                format!(
-                    "{repository} is given only to those who are logged in and have accepted its conditions, and there is no token"
-                ),
+                format!("{repository} is gated: it needs a login and accepted terms, and there is no token"),
                 format!("open {page}, accept the conditions, then {login}"),
             ),
             (401 | 403, "GatedRepo", Some(from)) => (
@@ -396,14 +394,11 @@ impl HttpClient {
                 "check the name".into(),
             ),
             (429, _, _) => (
-                format!(
-                    "{} answers only so many requests, and had enough of ours",
-                    self.endpoint
-                ),
+                format!("{} limits the rate of requests (status 429)", self.endpoint),
                 "wait some minutes and run again; what is downloaded stays".into(),
             ),
             (500.., _, _) => (
-                format!("{} has a fault of its own (status {status})", self.endpoint),
+                format!("{} answers with a server error (status {status})", self.endpoint),
                 "run again later; what is downloaded stays".into(),
             ),
             _ => (

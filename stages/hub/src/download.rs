@@ -198,7 +198,7 @@ impl Transfer<'_> {
         };
         HubError::Unavailable {
             message: format!("{}: {server} sends {why}", self.file),
-            help: "it was taken away; check HF_ENDPOINT, and whether a proxy changes what it passes on".into(),
+            help: "the damaged file was deleted; check HF_ENDPOINT, and whether a proxy modifies downloads".into(),
         }
     }
 
@@ -325,7 +325,7 @@ fn verify_checksum(
             "{file} came damaged from {}: its {name} is {found}, the hub says {expected}",
             remote_file.server()
         ),
-        help: "it was taken away; run again to download it anew. If it happens again, a proxy may be changing what it passes on".into(),
+        help: "the damaged file was deleted; run again to download it. If it happens again, a proxy may be modifying downloads".into(),
     })
 }
 

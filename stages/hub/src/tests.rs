@@ -521,7 +521,7 @@ fn each_refusal_says_what_to_do() {
         (401, "", Some("t"), &["does not accept the token from HF_TOKEN"]),
         (403, "", Some("t"), &["forbids access"]),
         (429, "", None, &["only so many requests"]),
-        (503, "", None, &["a fault of its own (status 503)"]),
+        (503, "", None, &["a server error (status 503)"]),
     ];
     for (status, code, token, words) in cases {
         let code = code.to_owned();

@@ -561,7 +561,7 @@ fn read_table<const N: usize>(
                 .or_else(|| panic.downcast_ref::<&str>().copied());
             Err(Quarantine::new(
                 corrupt,
-                format!("the decoder broke down: {}", said.unwrap_or("no message")),
+                format!("the decoder panicked: {}", said.unwrap_or("no message")),
             ))
         }
     }

@@ -139,7 +139,7 @@ impl SplitSettings {
             format!(" of `{lang}`")
         };
         let (setting, why, help) = if self.val_per_language == 0 {
-            let help = "set it to the rows of each language that validation shall have".to_string();
+            let help = "set it to the number of validation rows per language".to_string();
             ("val_per_language", "it is 0".to_string(), help)
         } else if targets < self.min_val_rows && languages.len() == 1 && self.val_per_language < self.min_val_rows {
             let why = format!("it allows {} rows", self.val_per_language);

@@ -65,7 +65,7 @@ pub(crate) fn to(folder: &KeptFolder, limit: u64) {
 fn remove_copy(folder: &Path) -> bool {
     let path = folder.join("lock");
     let Ok(lock) = OpenOptions::new().read(true).write(true).open(&path) else {
-        // Without a lock it is none of ours, or is being removed.
+        // Without a lock it was not created by `flow`, or is being removed.
         return false;
     };
     if lock.try_lock().is_err() || !is_at(&lock, &path) {

@@ -14,7 +14,7 @@ use crate::digest::Digest;
 use crate::host::host_name;
 use crate::store::error::Holder;
 
-/// A record is not longer than this; a longer file is none of ours.
+/// Maximum size of a record in bytes; `flow` writes no larger one.
 const LONGEST: usize = 1 << 14;
 
 /// The owner of a lock. Fields may be missing in files of older versions and in a file that was just created.

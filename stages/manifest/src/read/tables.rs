@@ -254,7 +254,7 @@ pub(crate) fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, Manifes
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(ManifestError::Manifest {
             path: path.to_path_buf(),
-            why: "the file is damaged: the parquet reader broke down on it".into(),
+            why: "the file is damaged: the Parquet decoder failed".into(),
         })
     })
 }

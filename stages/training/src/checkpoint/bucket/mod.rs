@@ -37,7 +37,7 @@ pub use fetch::Wanted;
 pub use upload::Mirror;
 pub use uploader::{Uploader, Waker};
 
-/// A `training.json` that is longer is none of ours.
+/// Maximum size of `training.json` in bytes; `flow` writes no larger one.
 const LONGEST_RECORD: u64 = 64 << 20;
 
 /// The folder of this machine for the checkpoints that the setting `checkpoints` names: itself, or of a URL one beside the kept
