@@ -1,10 +1,9 @@
 //! What the sources of a pipeline list, and how their files look from outside: told cheaply, without reading a file.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use flow_storage::{Location, Storage};
+use flow_storage::{FileVersion, Location, Storage};
 
 use crate::digest::Digest;
 use crate::kind::Role;
@@ -94,24 +93,20 @@ fn named_paths(value: &Value, paths: &mut Vec<PathBuf>) {
     }
 }
 
-/// A file by its path and what a change of its contents moves; an object by its size, and by its ETag, version or time.
+/// A path with the version of its file, or why there is none.
 fn seen(path: &Path) -> String {
-    let of = match Location::of_path(path) {
-        Ok(Location::Local(path)) => match std::fs::metadata(path) {
-            Ok(file) => format!("{} {}.{} {}", file.size(), file.mtime(), file.mtime_nsec(), file.ino()),
-            Err(error) => error.kind().to_string(),
-        },
+    let version = match Location::of_path(path) {
+        Ok(Location::Local(path)) => std::fs::metadata(path)
+            .map(|file| FileVersion::of_file(&file))
+            .map_err(|error| error.kind().to_string()),
         Ok(Location::Object(url)) => match Storage::global().look(&url) {
-            Ok(Some(object)) => match object.etag.as_deref().or(object.version.as_deref()) {
-                Some(tag) => format!("{} {tag}", object.size),
-                None => format!("{} {:?}", object.size, object.modified),
-            },
-            Ok(None) => "none".to_owned(),
-            Err(error) => format!("{:?}", error.fault),
+            Ok(Some(object)) => Ok(FileVersion::of_object(&object)),
+            Ok(None) => Err("none".to_owned()),
+            Err(error) => Err(format!("{:?}", error.fault)),
         },
-        Err(error) => error.to_string(),
+        Err(error) => Err(error.to_string()),
     };
-    format!("{} {of}", path.display())
+    format!("{} {version:?}", path.display())
 }
 
 #[cfg(test)]

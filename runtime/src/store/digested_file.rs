@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::SystemTime;
 
-use flow_storage::{Location, Storage};
+use flow_storage::{FileVersion, Location, Storage};
 
 use super::StoreError;
-use super::file_state::FileState;
 use crate::digest::Digest;
 use crate::open_regular_file;
 
@@ -27,7 +26,7 @@ const PIECE: u64 = 1 << 20;
 pub struct DigestedFile {
     file: File,
     path: PathBuf,
-    before: FileState,
+    before: FileVersion,
     is_object: bool,
     opened: SystemTime,
     hasher: blake3::Hasher,
@@ -65,14 +64,14 @@ impl DigestedFile {
         let (file, before, is_object) = match Location::of_path(path)? {
             Location::Local(path) => {
                 let file = open_regular_file(&path)?;
-                let before = FileState::of_file(&file.metadata()?);
+                let before = FileVersion::of_file(&file.metadata()?);
                 (file, before, false)
             }
             Location::Object(url) => {
                 let object = Storage::global().open(&url)?;
                 let file = object.download_while(&Storage::global().cache_folder(), go_on)?;
                 let file = file.ok_or_else(|| io::Error::from(io::ErrorKind::Interrupted))?;
-                (file, FileState::of_object(object.stat()), true)
+                (file, FileVersion::of_object(object.stat()), true)
             }
         };
         Ok(DigestedFile {
@@ -126,7 +125,7 @@ impl DigestedFile {
     ///
     /// # Errors
     /// If it cannot be read, or was changed since it was opened.
-    pub(super) fn finish(mut self) -> Result<(PathBuf, FileState, SystemTime, Digest), StoreError> {
+    pub(super) fn finish(mut self) -> Result<(PathBuf, FileVersion, SystemTime, Digest), StoreError> {
         let end = self.length();
         let rest = if self.at < end {
             self.read(end, 0).map(drop)
@@ -137,7 +136,7 @@ impl DigestedFile {
             .and_then(|()| self.file.metadata())
             .map_err(|error| StoreError::io("read", &self.path, error))?;
         // A copy is of one state of its object.
-        if !self.is_object && FileState::of_file(&after) != self.before {
+        if !self.is_object && FileVersion::of_file(&after) != self.before {
             let changing = io::Error::other("it changes while it is read; wait until it is written");
             return Err(StoreError::io("digest", &self.path, changing));
         }

@@ -33,7 +33,6 @@ mod error;
 mod export;
 mod export_file;
 mod file_digest;
-mod file_state;
 mod find;
 mod foreign_parquet;
 mod garbage;

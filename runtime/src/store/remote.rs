@@ -12,13 +12,12 @@ mod update;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use flow_storage::{ObjectUrl, ObjectVersion, Scheme, Storage, StorageFault};
+use flow_storage::{FileVersion, ObjectUrl, ObjectVersion, Scheme, Storage, StorageFault};
 
 use super::StoreError;
 use super::lease::{LOCK, Lease, LeaseState};
@@ -166,7 +165,7 @@ impl Remote {
             return Ok(());
         };
         // Before it is read: it may grow.
-        let file = state_of(from);
+        let file = version_of(from);
         let bytes = read_whole(from)?;
         let version = if is_index(&key) {
             let before = self.copied().version(&key);
@@ -190,7 +189,7 @@ impl Remote {
         };
         match self.storage.put_if(&url, &read_whole(from)?, None) {
             Ok(version) => {
-                self.copied().note(key, state_of(from), version);
+                self.copied().note(key, version_of(from), version);
                 Ok(true)
             }
             Err(error) if error.fault == StorageFault::AlreadyExists => Ok(false),
@@ -447,10 +446,9 @@ fn read_whole(path: &Path) -> Result<Bytes, StoreError> {
     Ok(read.into())
 }
 
-/// Size, time (seconds and nanoseconds) and inode of a file.
-type FileState = (u64, i64, i64, u64);
-
-fn state_of(path: &Path) -> Option<FileState> {
-    let found = std::fs::metadata(path).ok()?;
-    Some((found.len(), found.mtime(), found.mtime_nsec(), found.ino()))
+/// None where it is not there.
+fn version_of(path: &Path) -> Option<FileVersion> {
+    std::fs::metadata(path)
+        .ok()
+        .map(|metadata| FileVersion::of_file(&metadata))
 }

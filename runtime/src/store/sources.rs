@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use flow_storage::{InputFile, Location, Storage, StorageError, is_url};
+use flow_storage::{FileVersion, InputFile, Location, Storage, StorageError, is_url};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::atomic::{self, Files};
 use super::digested_file::DigestedFile;
 use super::file_digest::{digest_to_end, read_digest};
-use super::file_state::FileState;
 use super::tombstone;
 use super::versioned_json;
 use crate::digest::Digest;
@@ -33,9 +32,8 @@ pub struct FileRange {
 /// Version of `sources.json` and `sources.jsonl`.
 const SOURCES_VERSION: u64 = 2;
 
-/// A digest is trusted if the file's last change was at least this long before it was read: a second change within the
-/// same tick of the file system's clock would not change the time.
-const SETTLED: Duration = Duration::from_secs(2);
+/// How long before an earlier run must have seen a version whose times are in the future.
+const SEEN_BEFORE: Duration = Duration::from_secs(2);
 
 /// Objects that are digested at the same time: their threads wait for answers most of the time.
 const OBJECTS_AT_ONCE: usize = 32;
@@ -82,43 +80,38 @@ struct Note {
 }
 
 impl Note {
-    fn of(state: &FileState, digest: Digest) -> Self {
+    fn of(state: &FileVersion, digest: Digest) -> Self {
         Note {
             size: state.size,
             mtime_ns: state.mtime_ns,
             inode: state.inode,
             ctime_ns: state.ctime_ns,
-            version: state.version,
+            version: state.tag.map(Digest::from_bytes),
             digest,
             seen: None,
         }
     }
 
-    fn fits(&self, state: &FileState) -> bool {
-        let noted = FileState {
+    fn fits(&self, state: &FileVersion) -> bool {
+        let noted = FileVersion {
             size: self.size,
             mtime_ns: self.mtime_ns,
             inode: self.inode,
             ctime_ns: self.ctime_ns,
-            version: self.version,
+            tag: self.version.map(|tag| *tag.as_bytes()),
         };
         noted == *state
     }
 }
 
-/// Whether whoever changes a file from now on leaves another modification time than the file has. The modification time
-/// itself may lie in the future, if somebody set it or if the file server's clock is ahead. An object with an ETag has another one
-/// after each change.
-fn is_settled(state: &FileState, known: Option<&Note>, now: SystemTime) -> bool {
-    if state.version.is_some() {
-        return true;
-    }
-    let age = |at: SystemTime| now.duration_since(at).is_ok_and(|age| age >= SETTLED);
+/// Whether any change from now on gives another version. One whose times never settle has, if an earlier run has seen it.
+fn is_settled(state: &FileVersion, known: Option<&Note>, now: SystemTime) -> bool {
     let seen = known
         .filter(|note| note.fits(state))
         .and_then(|note| note.seen)
         .map(|at| SystemTime::UNIX_EPOCH + Duration::from_secs(at));
-    age(state.modified()) || state.changed().is_some_and(age) || seen.is_some_and(age)
+    let is_old = |at: SystemTime| now.duration_since(at).is_ok_and(|age| age >= SEEN_BEFORE);
+    state.is_settled(now) || seen.is_some_and(is_old)
 }
 
 /// The note of a file, as one process of a run sends it to another.
@@ -392,7 +385,7 @@ impl SourceDigests {
     }
 
     /// Notes the digest of a file that was as `state` says when reading it began, and that was not changed since.
-    fn note(&self, name: String, state: &FileState, began: SystemTime, digest: Digest) {
+    fn note(&self, name: String, state: &FileVersion, began: SystemTime, digest: Digest) {
         let mut note = Note::of(state, digest);
         let mut notes = self.notes();
         let known = notes.get(&name).copied();
@@ -425,7 +418,7 @@ impl SourceDigests {
         }
     }
 
-    fn noted(&self, name: &str, state: &FileState) -> Option<Digest> {
+    fn noted(&self, name: &str, state: &FileVersion) -> Option<Digest> {
         let notes = self.notes();
         notes
             .get(name)
@@ -495,18 +488,18 @@ pub fn is_fault_of_the_file(error: &io::Error) -> bool {
 }
 
 /// What the file system, or object storage, says of a file; none if it is not there.
-fn look(path: &Path) -> Result<Option<FileState>, StoreError> {
+fn look(path: &Path) -> Result<Option<FileVersion>, StoreError> {
     let failed = |error: StorageError| StoreError::io("look at", path, error.into());
     let path = match Location::of_path(path).map_err(failed)? {
         Location::Object(url) => {
             let found = Storage::global().look(&url).map_err(failed)?;
-            return Ok(found.as_ref().map(FileState::of_object));
+            return Ok(found.as_ref().map(FileVersion::of_object));
         }
         Location::Local(path) => path,
     };
     let path = path.as_path();
     match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_file() => Ok(Some(FileState::of_file(&metadata))),
+        Ok(metadata) if metadata.is_file() => Ok(Some(FileVersion::of_file(&metadata))),
         // Opening a pipe would wait for ever.
         Ok(_) => Err(StoreError::io("read", path, io::Error::other("it is not a file"))),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),

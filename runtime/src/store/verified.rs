@@ -5,16 +5,17 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use flow_storage::FileVersion;
+
 use super::StoreError;
 use super::file_digest::read_digest;
-use super::file_state::FileState;
 use crate::digest::Digest;
 
 /// Most files that are remembered; a process that runs for days reads new ones again and again.
 const MOST_KNOWN: usize = 1 << 16;
 
 /// Files that were compared, as they were then.
-static VERIFIED: LazyLock<Mutex<HashMap<PathBuf, FileState>>> = LazyLock::new(Mutex::default);
+static VERIFIED: LazyLock<Mutex<HashMap<PathBuf, FileVersion>>> = LazyLock::new(Mutex::default);
 
 /// Compares the content of a data file with its name, once for each version of the file. Files with other names, such as
 /// temporary ones, are not read.
@@ -26,7 +27,7 @@ pub(super) fn verify(path: &Path) -> Result<(), StoreError> {
         return Ok(());
     };
     let failed = |error| StoreError::io("read", path, error);
-    let state = FileState::of_file(&path.metadata().map_err(failed)?);
+    let state = FileVersion::of_file(&path.metadata().map_err(failed)?);
     let known = || VERIFIED.lock().unwrap_or_else(PoisonError::into_inner);
     if known().get(path) == Some(&state) {
         return Ok(());

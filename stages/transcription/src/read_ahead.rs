@@ -1,12 +1,10 @@
 //! Recordings that were transcribed together with one before, and are not asked for yet.
 
 use std::collections::BTreeMap;
-use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
 
 use flow_runtime::Partition;
+use flow_storage::FileVersion;
 
 use crate::recognizer::Recognized;
 use crate::streamed::Extent;
@@ -19,52 +17,23 @@ pub(crate) struct Transcribed {
     pub seconds: f64,
 }
 
-/// What shows that a file was changed: device, inode, size, and the times of its last changes, in seconds and nanoseconds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileIdentity([i64; 7]);
-
-/// A file that was changed more recently may change again without another time.
-const LEAST_AGE: Duration = Duration::from_secs(2);
-
-impl FileIdentity {
-    /// None for objects in object storage, what is no regular file, and files that were changed in the last two seconds.
-    pub fn of(path: &Path) -> Option<Self> {
-        let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
-        let seconds = u64::try_from(metadata.ctime().max(metadata.mtime())).ok()?;
-        let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds + 1);
-        // A time in the future is no age.
-        let age = SystemTime::now().duration_since(changed).ok()?;
-        (age >= LEAST_AGE).then(|| {
-            FileIdentity([
-                metadata.dev() as i64,
-                metadata.ino() as i64,
-                metadata.len() as i64,
-                metadata.mtime(),
-                metadata.mtime_nsec(),
-                metadata.ctime(),
-                metadata.ctime_nsec(),
-            ])
-        })
-    }
-}
-
 /// Recordings by partition that are ready before they are asked for, and those that will be asked for next.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
     pub upcoming: Vec<Partition>,
-    ready: BTreeMap<Partition, (FileIdentity, Transcribed)>,
+    ready: BTreeMap<Partition, (FileVersion, Transcribed)>,
 }
 
 impl ReadAhead {
     /// Replaces what is ready: what was not asked for in its order will not be.
-    pub fn keep(&mut self, ready: BTreeMap<Partition, (FileIdentity, Transcribed)>) {
+    pub fn keep(&mut self, ready: BTreeMap<Partition, (FileVersion, Transcribed)>) {
         self.ready = ready;
     }
 
     /// The recording of a partition, if it is ready and its file is still the one that was read.
     pub fn take(&mut self, partition: &Partition, path: &Path) -> Option<Transcribed> {
         let (identity, transcribed) = self.ready.remove(partition)?;
-        let is_same = FileIdentity::of(path)? == identity;
+        let is_same = FileVersion::settled(path)? == identity;
         #[cfg(test)]
         TAKEN.set(TAKEN.get() + usize::from(is_same));
         is_same.then_some(transcribed)
@@ -80,6 +49,7 @@ thread_local! {
 #[cfg(test)]
 mod tests {
     use std::fs::{File, FileTimes};
+    use std::time::{Duration, SystemTime};
 
     use super::*;
 
@@ -94,12 +64,12 @@ mod tests {
         };
         // However long this test is held up here.
         modified_at(SystemTime::now() + Duration::from_secs(3_600));
-        assert!(FileIdentity::of(&path).is_none(), "just written");
+        assert!(FileVersion::settled(&path).is_none(), "just written");
         modified_at(SystemTime::now() - Duration::from_secs(3_600));
-        assert!(FileIdentity::of(folder.path()).is_none());
-        assert!(FileIdentity::of(Path::new("s3://bucket/a.wav")).is_none());
-        std::thread::sleep(LEAST_AGE + Duration::from_millis(1_100));
-        let identity = FileIdentity::of(&path).unwrap();
+        assert!(FileVersion::settled(folder.path()).is_none());
+        assert!(FileVersion::settled(Path::new("s3://bucket/a.wav")).is_none());
+        std::thread::sleep(Duration::from_millis(3_100));
+        let identity = FileVersion::settled(&path).unwrap();
         let of = |partition: &str| {
             let extent = Extent {
                 samples: 1,
@@ -111,7 +81,7 @@ mod tests {
                 seconds: 0.0,
             };
             let mut ahead = ReadAhead::default();
-            ahead.keep([(Partition::new(partition), (identity.clone(), transcribed))].into());
+            ahead.keep([(Partition::new(partition), (identity, transcribed))].into());
             ahead
         };
         assert!(of("b").take(&Partition::new("a"), &path).is_none());
@@ -124,8 +94,8 @@ mod tests {
         modified_at(modified);
         assert!(of("a").take(&Partition::new("a"), &path).is_none());
         // Old enough again: now its identity alone tells.
-        std::thread::sleep(LEAST_AGE + Duration::from_millis(1_100));
-        assert!(FileIdentity::of(&path).is_some());
+        std::thread::sleep(Duration::from_millis(3_100));
+        assert!(FileVersion::settled(&path).is_some());
         assert!(of("a").take(&Partition::new("a"), &path).is_none());
         std::fs::remove_file(&path).unwrap();
         assert!(of("a").take(&Partition::new("a"), &path).is_none());

@@ -6,8 +6,8 @@ use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::part::{Mixing, TOLERANCE_SECONDS, decode_row_of, is_decoded_from_the_beginning};
 use flow_audio::recording_reader::{Channels, Progress, RecordingReader};
 use flow_audio::samples::{OnDamage, Refusal, open_range};
+use flow_storage::FileVersion;
 
-use crate::read_ahead::FileIdentity;
 use crate::{Result, TranscriptionError};
 
 /// Takes the next samples (mono, 16 kHz, in [-1, 1]), of which there may be none. False: no more are wanted.
@@ -65,7 +65,7 @@ pub struct StreamedRecording {
 #[derive(Default)]
 pub struct OpenDecoders {
     opened: Vec<Opened>,
-    mixing: Option<(Place, FileIdentity, Mixing)>,
+    mixing: Option<(Place, FileVersion, Mixing)>,
 }
 
 /// A recording: the file, offset and size in it, channels, and the number of the track.
@@ -77,7 +77,7 @@ const MOST_OPEN: usize = 8;
 struct Opened {
     recording: Place,
     /// Of the file when it was opened.
-    identity: FileIdentity,
+    identity: FileVersion,
     reader: RecordingReader,
     /// The last block, what came of reading it, and the first sample behind it.
     block: Vec<f32>,
@@ -93,7 +93,7 @@ impl OpenDecoders {
         let serving = self.opened.iter().enumerate().filter(|(_, opened)| serves(opened));
         let (at, _) = serving.max_by_key(|(_, opened)| opened.at)?;
         let opened = self.opened.remove(at);
-        (FileIdentity::of(&recording.path)? == opened.identity).then_some(opened)
+        (FileVersion::settled(&recording.path)? == opened.identity).then_some(opened)
     }
 
     fn keep(&mut self, opened: Opened) {
@@ -107,7 +107,7 @@ impl OpenDecoders {
     /// What is known of the channels of a recording whose parts are decoded by themselves.
     fn mixing(&self, recording: &StreamedRecording) -> Mixing {
         let known = self.mixing.as_ref().filter(|(place, identity, _)| {
-            *place == recording.place() && FileIdentity::of(&recording.path).as_ref() == Some(identity)
+            *place == recording.place() && FileVersion::settled(&recording.path).as_ref() == Some(identity)
         });
         known.map(|(.., mixing)| *mixing).unwrap_or_default()
     }
@@ -245,7 +245,7 @@ impl StreamedRecording {
         let most = (max_seconds * f64::from(SAMPLE_RATE)) as u64;
         let mut extent = Extent::default();
         let mut mixing = open.mixing(self);
-        let identity = FileIdentity::of(&self.path);
+        let identity = FileVersion::settled(&self.path);
         if let Some(part) = self.alone(&mut mixing) {
             open.mixing = identity.map(|identity| (self.place(), identity, mixing));
             extent.note = mixing.note();
@@ -270,7 +270,7 @@ impl StreamedRecording {
                 (opened.reader, opened.block, opened.progress, Some(opened.identity))
             }
             None => {
-                let identity = self.part.and_then(|_| FileIdentity::of(&self.path));
+                let identity = self.part.and_then(|_| FileVersion::settled(&self.path));
                 match open_range(&self.path, self.range, longest, self.channels, self.track)? {
                     Ok(reader) => (reader, Vec::new(), Progress::More, identity),
                     Err(refusal) => return Ok(Err(refusal)),
@@ -542,7 +542,7 @@ mod tests {
         pass.unwrap();
         // Until the file is old enough to be known again.
         let deadline = Instant::now() + Duration::from_secs(20);
-        while FileIdentity::of(&path).is_none() && Instant::now() < deadline {
+        while FileVersion::settled(&path).is_none() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(100));
         }
         let expected = |start: f64, seconds: f64| {

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::channels::{Listed, shared_listed};
 use crate::long_audio::{ChunkSettings, LongAudio};
-use crate::read_ahead::{FileIdentity, ReadAhead, Transcribed};
+use crate::read_ahead::{ReadAhead, Transcribed};
 use crate::recognizer::{FirstPass, RecognitionSettings, Recognizer};
 use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
@@ -357,7 +357,7 @@ impl Transcriber {
                 }
                 // One that cannot be read now is read when it is asked for, and then told why.
                 let next = self.find(&partition)?;
-                let Some(identity) = FileIdentity::of(&next.recording.path) else {
+                let Some(identity) = FileVersion::settled(&next.recording.path) else {
                     continue;
                 };
                 let Ok(Ok(next)) = self.prepare(recognizer, &next, SHORT) else {

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use flow_storage::{Entry, ObjectVersion, StorageFault};
+use flow_storage::{Entry, FileVersion, ObjectVersion, StorageFault};
 use serde::{Deserialize, Serialize};
 
-use super::{AT_ONCE, FileState, Remote, data_file, group_file, is_fetched, is_index, is_kept, state_of};
+use super::{AT_ONCE, Remote, data_file, group_file, is_fetched, is_index, is_kept, version_of};
 use crate::store::StoreError;
 use crate::store::atomic::{is_left, write_json_atomically};
 use crate::store::recovery::{Listing, is_temporary};
@@ -16,14 +16,14 @@ use crate::store::sources::on_threads;
 const NOTES: &str = "copied.json";
 
 /// Version of the notes.
-const NOTES_VERSION: u64 = 1;
+const NOTES_VERSION: u64 = 2;
 
 /// What the copy has of an object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Note {
     etag: Option<String>,
     version: Option<String>,
-    file: FileState,
+    file: FileVersion,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -55,7 +55,7 @@ impl Copied {
     }
 
     /// Notes that a file in this state holds this version of the object.
-    pub fn note(&mut self, key: String, file: Option<FileState>, ObjectVersion { etag, version }: ObjectVersion) {
+    pub fn note(&mut self, key: String, file: Option<FileVersion>, ObjectVersion { etag, version }: ObjectVersion) {
         match file {
             Some(file) => self.0.insert(key, Note { etag, version, file }),
             None => self.0.remove(&key),
@@ -68,7 +68,9 @@ impl Copied {
 
     /// Whether the file is as it was when it was noted.
     pub fn is_noted(&self, key: &str, file: &Path) -> bool {
-        self.0.get(key).is_some_and(|note| state_of(file) == Some(note.file))
+        self.0
+            .get(key)
+            .is_some_and(|note| version_of(file).is_some_and(|now| now.is_renamed(&note.file)))
     }
 
     /// Which version of an object was fetched or written last.
@@ -165,7 +167,7 @@ impl Remote {
     fn fetch_object(&self, key: &str) -> Result<(), StoreError> {
         let (url, path) = (self.url.join(key)?, self.dir.join(key));
         match self.fetch_file(&url, &path, |_, _| Ok(())) {
-            Ok(version) => self.copied().note(key.to_owned(), state_of(&path), version),
+            Ok(version) => self.copied().note(key.to_owned(), version_of(&path), version),
             Err(StoreError::Storage(error)) if error.fault == StorageFault::NotFound => {}
             // Another one was written while it was read.
             Err(StoreError::Storage(error)) if error.fault == StorageFault::Changed => return self.fetch_again(key),
@@ -177,7 +179,7 @@ impl Remote {
     fn fetch_again(&self, key: &str) -> Result<(), StoreError> {
         let (url, path) = (self.url.join(key)?, self.dir.join(key));
         let version = self.fetch_file(&url, &path, |_, _| Ok(()))?;
-        self.copied().note(key.to_owned(), state_of(&path), version);
+        self.copied().note(key.to_owned(), version_of(&path), version);
         Ok(())
     }
 

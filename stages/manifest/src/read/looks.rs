@@ -2,12 +2,10 @@
 
 use std::fs::Metadata;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use flow_runtime::StageError;
-use flow_storage::{Location, Stat, Storage, is_url};
+use flow_storage::{FileVersion, Location, Storage, is_url};
 use rayon::prelude::*;
 
 use super::recordings::Wanted;
@@ -16,57 +14,20 @@ use crate::error::ManifestError;
 /// Rows whose recordings one thread checks.
 const SHARE: usize = 512;
 
-/// Size in bytes, mtime and ctime in nanoseconds, and inode of a file.
+/// The version of a file that was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileLook {
-    size: u64,
-    mtime: i128,
-    ctime: i128,
-    inode: u64,
-}
-
-impl From<&Metadata> for FileLook {
-    fn from(metadata: &Metadata) -> Self {
-        let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
-        FileLook {
-            size: metadata.len(),
-            mtime: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
-            ctime: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
-            inode: metadata.ino(),
-        }
-    }
-}
+pub struct FileLook(FileVersion);
 
 impl FileLook {
     /// # Errors
     /// When the metadata cannot be read.
     pub fn of(path: &Path) -> io::Result<Self> {
         match Location::of_path(path)? {
-            Location::Local(path) => std::fs::metadata(path).map(|metadata| FileLook::from(&metadata)),
+            Location::Local(path) => std::fs::metadata(path).map(|metadata| FileLook(FileVersion::of_file(&metadata))),
             Location::Object(url) => match Storage::global().look(&url)? {
-                Some(stat) => Ok(FileLook::of_object(&stat)),
+                Some(stat) => Ok(FileLook(FileVersion::of_object(&stat))),
                 None => Err(io::ErrorKind::NotFound.into()),
             },
-        }
-    }
-
-    /// The ETag stands in place of the inode, and of the time.
-    fn of_object(stat: &Stat) -> Self {
-        let etag = stat.etag.as_deref().or(stat.version.as_deref());
-        let since = stat.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let number = |etag: &str| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&blake3::hash(etag.as_bytes()).as_bytes()[..8]);
-            u64::from_le_bytes(bytes)
-        };
-        FileLook {
-            size: stat.size,
-            mtime: match etag {
-                Some(_) => 0,
-                None => i128::try_from(since.as_nanos()).unwrap_or(i128::MAX),
-            },
-            ctime: 0,
-            inode: etag.map_or(0, number),
         }
     }
 
@@ -78,10 +39,10 @@ impl FileLook {
         match Location::of_path(path) {
             Ok(Location::Local(path)) => {
                 let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
-                Ok(metadata.as_ref().map(FileLook::from))
+                Ok(metadata.map(|metadata| FileLook(FileVersion::of_file(&metadata))))
             }
             Ok(Location::Object(url)) => match Storage::global().look(&url) {
-                Ok(stat) => Ok(stat.as_ref().map(FileLook::of_object)),
+                Ok(stat) => Ok(stat.map(|stat| FileLook(FileVersion::of_object(&stat)))),
                 Err(error) => Err(ManifestError::Recording(error)),
             },
             Err(_) => Ok(None),

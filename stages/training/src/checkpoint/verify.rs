@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
+use flow_storage::FileVersion;
 use rayon::prelude::*;
 
 use super::damage::{damaged, unreadable};
@@ -30,8 +30,8 @@ pub(super) fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDiges
         }
         let path = checkpoint.join(name);
         let unreadable = |e: std::io::Error| unreadable(checkpoint, name, e);
-        let stamp = FileStamp::of(&path).map_err(unreadable)?;
-        if verified().get(&path) == Some(&(stamp, expected.clone())) {
+        let version = FileVersion::of_file(&fs::metadata(&path).map_err(unreadable)?);
+        if verified().get(&path) == Some(&(version, expected.clone())) {
             return Ok(());
         }
         let found = digest_file(&path).map_err(unreadable)?;
@@ -47,8 +47,8 @@ pub(super) fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDiges
                 format!("{name} has other content than when it was written"),
             ));
         }
-        if stamp.has_settled() {
-            verified().insert(path, (stamp, found));
+        if version.is_settled(SystemTime::now()) {
+            verified().insert(path, (version, found));
         }
         Ok(())
     })
@@ -56,39 +56,10 @@ pub(super) fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDiges
 
 /// The files that this process has verified: a run looks for its checkpoint several times before the first step, and
 /// should read the gigabytes only once.
-fn verified() -> MutexGuard<'static, HashMap<PathBuf, (FileStamp, FileDigest)>> {
-    static VERIFIED: LazyLock<Mutex<HashMap<PathBuf, (FileStamp, FileDigest)>>> = LazyLock::new(Mutex::default);
+fn verified() -> MutexGuard<'static, HashMap<PathBuf, (FileVersion, FileDigest)>> {
+    static VERIFIED: LazyLock<Mutex<HashMap<PathBuf, (FileVersion, FileDigest)>>> = LazyLock::new(Mutex::default);
     // An insertion cannot be interrupted half way.
     VERIFIED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The metadata that changes when a file is written to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct FileStamp {
-    inode: u64,
-    bytes: u64,
-    /// Seconds and nanoseconds of the last change of content, then of anything.
-    changed: [i64; 4],
-}
-
-impl FileStamp {
-    fn of(path: &Path) -> std::io::Result<Self> {
-        let data = fs::metadata(path)?;
-        Ok(Self {
-            inode: data.ino(),
-            bytes: data.len(),
-            changed: [data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()],
-        })
-    }
-
-    /// Whether the last change is so long ago that another one would have another time: file systems record times in
-    /// steps of up to two seconds.
-    fn has_settled(&self) -> bool {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |now| now.as_secs());
-        i64::try_from(now).is_ok_and(|now| self.changed[2] < now - 3)
-    }
 }
 
 /// Size and BLAKE3 of a file.
@@ -107,24 +78,5 @@ pub(super) fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
         }
         bytes += n as u64;
         hasher.update(&buffer[..n]);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_is_trusted_once_its_last_change_is_long_ago_and_shows() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        fs::write(&path, "one").unwrap();
-        let stamp = FileStamp::of(&path).unwrap();
-        assert!(!stamp.has_settled());
-        let mut earlier = stamp;
-        earlier.changed[2] -= 10;
-        assert!(earlier.has_settled());
-        fs::write(&path, "four").unwrap();
-        assert_ne!(FileStamp::of(&path).unwrap(), stamp);
     }
 }
