@@ -102,7 +102,8 @@ pub fn schema(registry: &Registry) -> Value {
                     "properties": {
                         "when": when("The group"),
                         "pipeline": {"description": "The file, relative to this one.", "type": "string"},
-                        "params": {"description": "Values for its parameters, or the names of those that are passed on.", "anyOf": [
+                        "params": {"description": "Values for its parameters; the names of those that are passed on; or `inherit`: its parameters become parameters of this pipeline, where it has none of the same name, and are all passed on.", "anyOf": [
+                            {"const": "inherit"},
                             {"type": "object"},
                             {"type": "array", "items": {"type": "string"}},
                         ]},

@@ -170,6 +170,30 @@ impl Params {
         params
     }
 
+    /// Declares those parameters of another file that are not declared here, and gives the names of all of that file, without
+    /// members of groups. References to `${file_dir}` in them are to the folder of that file.
+    pub fn declare_missing(
+        &mut self,
+        source: &Arc<SourceFile>,
+        declared: Option<&Value>,
+        found: &mut Vec<Diagnostic>,
+    ) -> Vec<String> {
+        let Some(Value::Mapping(declared)) = declared else {
+            return Vec::new();
+        };
+        let mut missing = Value::Mapping(declared.clone());
+        self.put_file_dir("", &mut missing, &file_dir(&source.path));
+        if let Value::Mapping(missing) = &mut missing {
+            missing.retain(|name, _| {
+                let name = name.as_str().unwrap_or_default();
+                !self.is_group(name) && self.params.iter().all(|param| param.name != name)
+            });
+            self.declare_group(source, missing, &Steps::default().key("params"), "", found);
+        }
+        let names = declared.keys().filter_map(Value::as_str);
+        names.map(str::to_string).collect()
+    }
+
     fn declare_group(
         &mut self,
         source: &Arc<SourceFile>,

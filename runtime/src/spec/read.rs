@@ -4,7 +4,7 @@ mod document;
 mod stage;
 mod tests_of_pipeline;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
 use super::params::{Environment, GivenMap, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir};
 use super::pipeline::{Pipeline, Stage};
-use super::source::Place;
+use super::source::{Place, SourceFile};
 use super::substitute::{self, Lookup, Problem, Taken};
 use super::test_case::TestCase;
 use super::yaml::{self, Mapping, Part, Steps, Value};
@@ -98,6 +98,15 @@ fn load_with(
 
 /// Keys at the top level of a pipeline file, beside `flow`.
 const KEYS: [&str; 5] = ["description", "params", "include", "stages", "tests"];
+
+/// In place of the `params` of a group: it has those of its pipeline, which become parameters of the one that includes it.
+const INHERIT: &str = "inherit";
+
+/// A path of an included file, relative to the file that names it.
+fn beside(source: &SourceFile, path: &str) -> PathBuf {
+    let path = Path::new(&file_dir(&source.path)).join(path);
+    path.strip_prefix(".").map(Path::to_path_buf).unwrap_or(path)
+}
 
 struct Reader<'r> {
     registry: &'r Registry,
@@ -199,6 +208,8 @@ impl Reader<'_> {
         let null = Value::Null;
         let entry = |key: &str| document.root.get(key).unwrap_or(&null);
         let mut params = Params::declare(&document.source, entry("params"), self.usual_names, &mut self.found);
+        let mut inherited = BTreeMap::new();
+        self.inherit(&document, &mut params, &mut vec![path.to_path_buf()], &mut inherited);
         params.keep_secrets_in(&self.secrets);
         give(self, &mut params);
         self.unshown.extend(params.files_with_secrets().iter().cloned());
@@ -219,7 +230,7 @@ impl Reader<'_> {
             }
         };
         let mut names = BTreeSet::new();
-        let mut stages = self.includes(&document, entry("include"), &scope, group, &mut names);
+        let mut stages = self.includes(&document, &inherited, &scope, group, &mut names);
         stages.extend(self.stages(&document, entry("stages"), &scope, group, &names));
         // Tests run only with their own file, but their syntax is checked wherever the file is read.
         self.tests(&document, entry("tests"));
@@ -279,14 +290,54 @@ impl Reader<'_> {
         }
     }
 
+    /// Declares the parameters that groups with `params: inherit` have and the pipeline does not; with those that these pipelines
+    /// inherit in turn. `inherited`: by group of the pipeline, the names that it is given. `chain` are the files that led here.
+    /// What is wrong with a file is reported where it is included.
+    fn inherit(
+        &mut self,
+        document: &Document,
+        params: &mut Params,
+        chain: &mut Vec<PathBuf>,
+        inherited: &mut BTreeMap<String, Vec<String>>,
+    ) -> Vec<String> {
+        let mut all = Vec::new();
+        let Some(Value::Mapping(groups)) = document.root.get("include") else {
+            return all;
+        };
+        for (name, entry) in groups {
+            let (Some(name), Some(path)) = (name.as_str(), entry.get("pipeline").and_then(Value::as_str)) else {
+                continue;
+            };
+            if entry.get("params").and_then(Value::as_str) != Some(INHERIT) {
+                continue;
+            }
+            let path = beside(&document.source, path);
+            if chain.contains(&path) {
+                continue;
+            }
+            let found = self.found.len();
+            let read = self.document(&path, None, "a pipeline", &KEYS);
+            self.found.truncate(found);
+            let Some(included) = read else { continue };
+            let mut own = params.declare_missing(&included.source, included.root.get("params"), &mut Vec::new());
+            chain.push(path);
+            own.extend(self.inherit(&included, params, chain, &mut BTreeMap::new()));
+            chain.pop();
+            all.extend(own.iter().cloned());
+            inherited.insert(name.to_string(), own);
+        }
+        all
+    }
+
     fn includes(
         &mut self,
         document: &Document,
-        include: &Value,
+        inherited: &BTreeMap<String, Vec<String>>,
         scope: &Scope,
         group: &str,
         names: &mut BTreeSet<String>,
     ) -> Vec<Stage> {
+        let include = document.root.get("include").unwrap_or(&Value::Null);
         let steps = Steps::default().key("include");
         let mut stages = Vec::new();
         for (name, entry) in self.named_entries(document, include, &steps, "groups") {
@@ -338,13 +389,16 @@ impl Reader<'_> {
             let off = off.map(|when| format!("the group `{group}{name}` is switched off: {when}"));
             let given = match part("params") {
                 Value::Sequence(names) => self.passed_on(document, names, &here.key("params"), scope),
+                Value::String(word) if word == INHERIT => {
+                    let names = inherited.get(name).into_iter().flatten();
+                    let names: Vec<Value> = names.map(|name| Value::from(name.as_str())).collect();
+                    self.passed_on(document, &names, &here.key("params"), scope)
+                }
                 params => self.put_in(document, params, &here.key("params"), scope, &mut Vec::new()),
             };
             let place = document.at(&here.key("pipeline"), Part::Value);
             let source = Arc::clone(&document.source);
-            // Relative to the file that names it.
-            let path = Path::new(&file_dir(&document.source.path)).join(&path);
-            let path = path.strip_prefix(".").map(Path::to_path_buf).unwrap_or(path);
+            let path = beside(&document.source, &path);
             let read = self.pipeline(
                 &path,
                 Some(place),

@@ -236,6 +236,7 @@ impl Files {
     fn new(files: &[(&str, &str)]) -> Files {
         let files_at = Files(TempDir::new().unwrap());
         for (name, text) in files {
+            std::fs::create_dir_all(files_at.path(name).parent().unwrap()).unwrap();
             std::fs::write(
                 files_at.path(name),
                 text.replace("DIR", &files_at.0.path().display().to_string()),

@@ -242,3 +242,51 @@ fn circles_are_shown() {
     let said = files.said(files.load(&[], &[]).unwrap_err());
     assert!(said.contains("refers to itself"), "{said}");
 }
+
+#[test]
+fn a_group_that_inherits_has_its_parameters_in_the_pipeline_around_it() {
+    let files = Files::new(&[
+        (
+            "p.yaml",
+            "flow: 1\nparams: {label: outer}\ninclude:\n  g: {pipeline: DIR/below/middle.yaml, params: inherit}\n",
+        ),
+        (
+            "below/middle.yaml",
+            "flow: 1\nparams: {label: {default: own, help: a word}, where: '${file_dir}', set: {one: 1, two: 2}}\ninclude:\n  h: {pipeline: inner.yaml, params: inherit}\n\
+             stages:\n  own: {uses: toy.count, with: {rows: '${set.two}', label: '${label} ${where}'}}\n",
+        ),
+        (
+            "below/inner.yaml",
+            "flow: 1\nparams: {rows: {default: 3, help: rows to count}, label: inner}\nstages:\n  scan: {uses: toy.count, with: {rows: '${rows}', label: '${label}'}}\n",
+        ),
+    ]);
+    let settings = |checked: &Checked, stage: &str| {
+        let stage = &checked.stages[checked.position(stage).unwrap()];
+        stage.settings.all().to_string()
+    };
+    let below = files.path("below");
+    let checked = files.check(&[]).unwrap();
+    let own = format!(r#"{{"label":"outer {}","rows":2}}"#, below.display());
+    assert_eq!(settings(&checked, "g/own"), own);
+    assert_eq!(settings(&checked, "g/h/scan"), r#"{"label":"outer","rows":3}"#);
+    let params = checked.pipeline.params.iter();
+    let names: Vec<&str> = params.map(|param| param.name.as_str()).collect();
+    assert_eq!(names, ["label", "where", "set.one", "set.two", "rows"]);
+    assert_eq!(checked.pipeline.params[4].help.as_deref(), Some("rows to count"));
+    let set = files.check(&["rows=7", "set.two=5", "label=new"]).unwrap();
+    assert_eq!(settings(&set, "g/h/scan"), r#"{"label":"new","rows":7}"#);
+    assert!(settings(&set, "g/own").contains("\"rows\":5"));
+    // What is wrong with the included file is reported once.
+    let wrong = Files::new(&[
+        (
+            "p.yaml",
+            "flow: 1\ninclude:\n  g: {pipeline: DIR/q.yaml, params: inherit}\n",
+        ),
+        (
+            "q.yaml",
+            "flow: 1\nparams: {n: {help: nothing}}\nstages:\n  scan: {uses: toy.count, with: {rows: 1}}\n",
+        ),
+    ]);
+    let said = wrong.check(&[]).unwrap_err().to_string();
+    assert_eq!(said.matches("parameter `n` has neither").count(), 1, "{said}");
+}
