@@ -9,6 +9,7 @@ mod keep_going;
 mod killed;
 mod logs;
 mod partitions;
+mod plans;
 mod reuse;
 mod secrets;
 mod shared_recipes;
