@@ -588,6 +588,7 @@ fn run_arguments(
         keep: None,
         allow_shrink: false,
         keep_going: false,
+        decide_memory: None,
         progress: arguments.progress,
         events: arguments.events.clone(),
         on_success: None,

@@ -143,6 +143,7 @@ fn conduct(
     options.signals = true;
     options.allow_shrink = arguments.allow_shrink;
     options.keep_going = arguments.keep_going;
+    options.decide_bytes = arguments.decide_memory;
     options.processes = processes.cloned();
     options.standing = standing.cloned();
     let outcome = flow_runtime::run::run(checked, &options, events);
