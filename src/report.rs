@@ -79,7 +79,7 @@ impl Report {
         !self.seen.lock().unwrap_or_else(PoisonError::into_inner).run.is_empty()
     }
 
-    /// The summary of the run of the pipeline in `file`, for programs; see the guide. `code` is the exit code, and
+    /// The summary of the run of the pipeline in `file`, for programs (docs/running.md). `code` is the exit code, and
     /// `error` the message of a failure, or empty.
     pub fn summary(&self, file: &Path, state: &Path, code: u8, error: &str) -> Value {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
