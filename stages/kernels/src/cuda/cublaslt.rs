@@ -1,5 +1,6 @@
-//! cuBLASLt: products of factors in f32 or bf16 whose sums and results are in f32, also of stacks of matrices, which add to
-//! what is there, or a bias to each row. What computes a product of given shapes is chosen once for each device.
+//! cuBLASLt: products of factors in f32 or bf16 whose sums are in f32 and whose results are in f32, or in bf16 as their factors;
+//! also of stacks of matrices, which add to what is there, or a bias to each row. What computes a product of given shapes is chosen
+//! once for each device.
 //!
 //! Its functions are looked up in its shared library when they are first needed. Where the library is missing, has nothing for a
 //! product, or the environment variable `FLOW_CUBLASLT` is `off`, products are cuBLAS's. In tests the functions are those of a
@@ -47,6 +48,8 @@ struct Shape {
     b: Placed,
     /// Of the factors.
     dtype: DType,
+    /// Of the result.
+    of_result: DType,
     tf32: bool,
     /// What the addresses of `b`, `a` and the result are multiples of.
     aligned: [u32; 3],
@@ -65,16 +68,19 @@ struct Described {
 }
 
 impl Described {
-    /// None for factors of a type that is not the library's.
+    /// None for factors or a result of a type that is not the library's.
     ///
     /// What is row-major to us is transposed to the library, whose matrices are column-major: it computes the transposed product,
     /// whose first factor, A, is our second one.
     fn new(library: &Library, shape: &Shape, bias: u64, workspace: usize) -> Result<Option<Self>> {
         let Shape { a, b, dtype, .. } = *shape;
-        let kind = match dtype {
-            DType::F32 => R_32F,
-            DType::BF16 => R_16BF,
-            _ => return Ok(None),
+        let kind = |dtype: DType| match dtype {
+            DType::F32 => Some(R_32F),
+            DType::BF16 => Some(R_16BF),
+            _ => None,
+        };
+        let (Some(kind), Some(of_result)) = (kind(dtype), kind(shape.of_result)) else {
+            return Ok(None);
         };
         let compute = if shape.tf32 { COMPUTE_32F_FAST_TF32 } else { COMPUTE_32F };
         let descriptor = Made::new(library, library.set_descriptor, library.destroy_descriptor, |to| {
@@ -113,7 +119,7 @@ impl Described {
             }
             Ok(made)
         };
-        let layouts = [layout(b, kind)?, layout(a, kind)?, layout(result, R_32F)?];
+        let layouts = [layout(b, kind)?, layout(a, kind)?, layout(result, of_result)?];
         let preference = Made::new(library, library.set_preference, library.destroy_preference, |to| {
             // SAFETY: as above.
             unsafe { (library.create_preference)(to) }
@@ -343,7 +349,8 @@ pub(super) fn is_there() -> bool {
     library().is_some()
 }
 
-/// `out = beta out + a b`, with `bias` added to each row: whether cuBLASLt computes it. `out` is in f32, contiguous, and fits.
+/// `out = beta out + a b`, with `bias` added to each row: whether cuBLASLt computes it. `out` is contiguous, and fits; it is in f32,
+/// or where there is no bias in the type of the factors.
 pub(super) fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, bias: Option<&Tensor>, beta: f32) -> Result<bool> {
     static HANDLES: LazyLock<PerDevice<Handle>> = LazyLock::new(PerDevice::default);
     let dtype = a.dtype();
@@ -353,7 +360,7 @@ pub(super) fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, bias: Option<&Tenso
     if dtype != b.dtype() || of_a.count != of_b.count || out.elem_count() == 0 || of_a.columns == 0 {
         return Ok(false);
     }
-    if bias.is_some_and(|bias| bias.dtype() != DType::F32 || !bias.is_contiguous()) {
+    if bias.is_some_and(|bias| bias.dtype() != out.dtype() || !bias.is_contiguous()) {
         return Ok(false);
     }
     let on = |tensor: &Tensor| address(tensor, out.device());
@@ -366,6 +373,7 @@ pub(super) fn multiply(out: &Tensor, a: &Tensor, b: &Tensor, bias: Option<&Tenso
         a: of_a,
         b: of_b,
         dtype,
+        of_result: out.dtype(),
         tf32: dtype == DType::F32 && tf32_on(out.device()),
         aligned: addresses.map(aligned),
         bias: of_bias.map(aligned),
@@ -425,7 +433,9 @@ mod tests {
     use crate::device::{is_out_of_memory, set_tf32};
     use crate::is_gpu;
     use crate::noise::Noise;
-    use crate::product::{StackedProducts, add_product_in, product, product_in, product_with_bias_in};
+    use crate::product::{
+        StackedProducts, add_product_in, product, product_in, product_rounded_in, product_with_bias_in,
+    };
     use crate::testing::{DeviceUnderTest, normal, values};
 
     /// With the stand-in, or on a device with the library there. One at a time: plans are those of the process.
@@ -492,6 +502,10 @@ mod tests {
 
     fn check_near(what: &str, bound: f64, found: &Tensor, expected: &[f64]) {
         assert_eq!(found.dtype(), DType::F32, "{what}");
+        check_values(what, bound, found, expected);
+    }
+
+    fn check_values(what: &str, bound: f64, found: &Tensor, expected: &[f64]) {
         let found = values(&found.to_device(&Device::Cpu).unwrap());
         assert_eq!(found.len(), expected.len(), "{what}");
         let largest = expected.iter().fold(1.0f64, |largest, value| largest.max(value.abs()));
@@ -547,6 +561,11 @@ mod tests {
                     let all = expected(&a, &b, Some(&sum), None);
                     add_product_in(dtype, &sum, &a, &b).unwrap();
                     check_near(&what, 1e-6, &sum, &all);
+                    // Rounded to the factors' type.
+                    let rounded = product_rounded_in(dtype, &a, &b).unwrap();
+                    assert_eq!(rounded.dtype(), dtype);
+                    let bound = if dtype == DType::F32 { 1e-6 } else { 1.0 / 256.0 };
+                    check_values(&what, bound, &rounded, &expected(&a, &b, None, None));
                     // To rows that begin where they begin.
                     let mut rows = StackedProducts::new(2 * m, n, &sum).unwrap();
                     rows.push(dtype, &a, &b).unwrap();
@@ -557,7 +576,7 @@ mod tests {
                         &rows.rows().unwrap(),
                         &expected(&a, &b, None, None).repeat(2),
                     );
-                    assert_eq!(by_stand_in(), before.map(|before| before + 6), "{what}");
+                    assert_eq!(by_stand_in(), before.map(|before| before + 7), "{what}");
                 }
             }
         });
@@ -694,10 +713,11 @@ mod tests {
             false => None,
         };
         for library in [stand_in, Library::installed().ok()].into_iter().flatten() {
-            for (dtype, count, bias) in [
-                (DType::F32, 1, Some(16)),
-                (DType::BF16, 12, None),
-                (DType::BF16, 1, Some(256)),
+            for (dtype, result, count, bias) in [
+                (DType::F32, DType::F32, 1, Some(16)),
+                (DType::BF16, DType::F32, 12, None),
+                (DType::BF16, DType::F32, 1, Some(256)),
+                (DType::BF16, DType::BF16, 1, None),
             ] {
                 let placed = |rows: usize, columns: usize, transposed: bool| Placed {
                     rows,
@@ -711,6 +731,7 @@ mod tests {
                     a: placed(640, 1125, true),
                     b: placed(1125, 8198, false),
                     dtype,
+                    of_result: result,
                     tf32: dtype == DType::F32,
                     aligned: [16, 2, 256],
                     bias,

@@ -1,8 +1,8 @@
 // A stand-in for cuBLASLt on machines without a GPU: the functions of cublasLt.h that are used here, for memory of the host.
 //
 // It refuses attributes of a wrong size, layouts that do not fit each other, a product that is not the one for which its algorithm
-// was chosen, and addresses less aligned than was said then. A product is a sum in 64 bits that is rounded once,
-// of factors that are rounded to TF32 where that is asked for.
+// was chosen, and addresses less aligned than was said then. A product is a sum in 64 bits that is rounded once to f32, and
+// once more for a result in bf16, of factors that are rounded to TF32 where that is asked for.
 
 #include <atomic>
 #include <cstdint>
@@ -72,6 +72,14 @@ float rounded_to_tf32(float value) {
   bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
   memcpy(&value, &bits, 4);
   return value;
+}
+
+// The same of 7 bits, as the upper half of its bits. What is not a number stays so.
+uint16_t rounded_to_bf16(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  if (value != value) return (uint16_t)(bits >> 16 | 0x40);
+  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 float at(const void* matrix, int type, int64_t place, bool tf32) {
@@ -159,7 +167,10 @@ int cublasLtMatmulAlgoGetHeuristic(const int* handle, const Descriptor* d, const
   if (fault == 1) return fault_status;
   if (*handle != 24 || asked < 1 || c != result || !inner(*d, *a, *b, *c)) return INVALID;
   bool factors = a->type == F32 || a->type == BF16, tf32 = d->compute == 77;
-  if (!factors || c->type != F32 || d->scale != F32 || (d->compute != 68 && !tf32) || (tf32 && a->type != F32)) return NOT_SUPPORTED;
+  // A result in bf16 is one of factors in bf16, without a bias.
+  bool result_is_known = c->type == F32 || (c->type == BF16 && a->type == BF16 && d->epilogue == 1);
+  if (!factors || !result_is_known || d->scale != F32) return NOT_SUPPORTED;
+  if ((d->compute != 68 && !tf32) || (tf32 && a->type != F32)) return NOT_SUPPORTED;
   // Of epilogues none, and a bias whose place is known.
   if ((d->epilogue != 1 && d->epilogue != 4) || (d->epilogue == 4 && !d->bias)) return NOT_SUPPORTED;
   if (preference->workspace < WORKSPACE) return NOT_SUPPORTED;
@@ -178,7 +189,7 @@ int cublasLtMatmulAlgoGetHeuristic(const int* handle, const Descriptor* d, const
 }
 
 int cublasLtMatmul(const int* handle, const Descriptor* d, const float* alpha, const void* a, const Layout* of_a, const void* b,
-                   const Layout* of_b, const float* beta, const float* c, const Layout* of_c, float* to, const Layout* of_result,
+                   const Layout* of_b, const float* beta, const void* c, const Layout* of_c, void* to, const Layout* of_result,
                    const uint64_t* algorithm, unsigned char* workspace, size_t size, void*) {
   if (fault == 2) return fault_status;
   uint64_t k = inner(*d, *of_a, *of_b, *of_c);
@@ -203,11 +214,14 @@ int cublasLtMatmul(const int* handle, const Descriptor* d, const float* alpha, c
           bool tf32 = d->compute == 77;
           sum += (double)at(a, of_a->type, matrix * of_a->step + in_a, tf32) * at(b, of_b->type, matrix * of_b->step + in_b, tf32);
         }
-        float& element = to[matrix * of_c->step + row + column * of_c->leading];
+        int64_t place = matrix * of_c->step + row + column * of_c->leading;
         sum *= *alpha;
-        if (*beta != 0) sum += (double)*beta * element;
+        if (*beta != 0) sum += (double)*beta * at(to, of_c->type, place, false);
         if (d->epilogue == 4) sum += d->bias[row];
-        element = (float)sum;
+        if (of_c->type == F32)
+          ((float*)to)[place] = (float)sum;
+        else
+          ((uint16_t*)to)[place] = rounded_to_bf16((float)sum);
       }
   products++;
   return SUCCESS;

@@ -165,6 +165,112 @@ KERNEL(cell_terms, (const float* logits, const float* bias, const u32* cells, do
         terms[3 + d] = (double)(logits[tokens + d] + bias[tokens + d]) - duration_normaliser;
 }
 
+// Eight neighbours, of which the first lies at a multiple of 16 bytes, in one access.
+DEVICE void read_eight(const bf16* from, float* into) {
+#ifdef __CUDACC__
+    uint4 eight = *(const uint4*)from;
+    u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+    UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        into[2 * i] = float_of(pairs[i] << 16);
+        into[2 * i + 1] = float_of(pairs[i] & 0xffff0000u);
+    }
+#else
+    for (int i = 0; i < 8; i++) into[i] = wide(from[i]);
+#endif
+}
+
+// A sum of exponentials: exp(top) times `sum`.
+struct Exponentials {
+    float top, sum;
+};
+
+// Adds some exponentials. Minus infinity adds nothing, and what is not a number makes the sum none.
+template <int COUNT>
+DEVICE void add_exponentials(Exponentials& all, const float* values) {
+    float top = all.top;
+    UNROLL(COUNT)
+    for (int i = 0; i < COUNT; i++) top = values[i] > top ? values[i] : top;
+    float base = top == -infinity() ? 0.0f : top, sum = all.sum == 0.0f ? 0.0f : all.sum * expf(all.top - base);
+    UNROLL(COUNT)
+    for (int i = 0; i < COUNT; i++) sum += expf(values[i] - base);
+    all.top = top;
+    all.sum = sum;
+}
+
+// A thread's share of a row's groups of eight logits, of which it has four in registers at a time. How they are read, many at once
+// or one by one, changes nothing of the sum.
+template <bool AT_ONCE>
+DEVICE Exponentials exponentials_of(const bf16* logits, const float* bias, int groups) {
+    enum { GROUPS = 4 };
+    Exponentials own = {-infinity(), 0.0f};
+    for (int first = threadIdx.x; first < groups; first += GROUPS * THREADS) {
+        float values[8 * GROUPS];
+        UNROLL(GROUPS)
+        for (int i = 0; i < GROUPS; i++) {
+            int group = first + i * THREADS;
+            const bf16* from = logits + 8 * (group < groups ? group : first);
+            if (AT_ONCE)
+                read_eight(from, values + 8 * i);
+            else
+                for (int at = 0; at < 8; at++) values[8 * i + at] = wide(from[at]);
+        }
+        UNROLL(GROUPS)
+        for (int i = 0; i < GROUPS; i++) {
+            int group = first + i * THREADS;
+            float offsets[8];
+            const float* from = bias + 8 * (group < groups ? group : first);
+            if (AT_ONCE) {
+                read_four(from, offsets);
+                read_four(from + 4, offsets + 4);
+            } else
+                for (int at = 0; at < 8; at++) offsets[at] = from[at];
+            UNROLL(8)
+            for (int at = 0; at < 8; at++)
+                values[8 * i + at] = group < groups ? values[8 * i + at] + offsets[at] : -infinity();
+        }
+        add_exponentials<8 * GROUPS>(own, values);
+    }
+    return own;
+}
+
+// `cell_terms` of logits in bf16, which are read once. Rows go from the last to the first: what the product wrote last is still in
+// the L2 cache.
+KERNEL(cell_terms_bf16, (const bf16* logits, const float* bias, const u32* cells, double* terms, int tokens,
+                         int durations, int stride)) {
+    SHARED(float, scratch, THREADS + 16);
+    int thread = threadIdx.x;
+    u64 cell = gridDim.x - 1 - blockIdx.x;
+    logits += cell * stride;
+    terms += cell * (3 + durations);
+    u32 label = cells[4 * cell + 2];
+    bool aligned = stride % 8 == 0 && (u64)logits % 16 == 0 && by_fours(bias);
+    int groups = tokens / 8;
+    Exponentials own = aligned ? exponentials_of<true>(logits, bias, groups) : exponentials_of<false>(logits, bias, groups);
+    for (int j = 8 * groups + thread; j < tokens; j += THREADS) {
+        float value = wide(logits[j]) + bias[j];
+        add_exponentials<1>(own, &value);
+    }
+    float top = block_largest(own.top, scratch);
+    float sum = block_sum(own.sum == 0.0f ? 0.0f : own.sum * expf(own.top - top), scratch);
+    if (thread == 0) {
+        int blank = tokens - 1;
+        double normaliser = (double)top + log((double)sum);
+        terms[0] = normaliser;
+        terms[1] = (double)(wide(logits[blank]) + bias[blank]) - normaliser;
+        terms[2] = label < (u32)tokens ? (double)(wide(logits[label]) + bias[label]) - normaliser : 0.0;
+    }
+    // Durations are few: whoever has one adds up all of them.
+    for (int d = thread; d < durations; d += THREADS) {
+        Exponentials all = {-infinity(), 0.0f};
+        for (int of = 0; of < durations; of++) {
+            float value = wide(logits[tokens + of]) + bias[tokens + of];
+            add_exponentials<1>(all, &value);
+        }
+        terms[3 + d] = (double)(wide(logits[tokens + d]) + bias[tokens + d]) - ((double)all.top + log((double)all.sum));
+    }
+}
+
 // The first of some cells, which are in rising order of frame and state, that does not come before these.
 DEVICE int first_cell(const u32* cells, int count, u32 frame, u32 state) {
     int low = 0, high = count;

@@ -1,8 +1,9 @@
-//! Matrix products by cuBLASLt or cuBLAS whose result is in f32, whatever its factors are, or is added to what is there.
+//! Matrix products by cuBLASLt or cuBLAS whose result is in f32, whatever its factors are, is rounded to bf16, or is added to
+//! what is there.
 
 use candle_core::{DType, Tensor};
 
-use super::{cublaslt, fresh, is_emulated, sums, without_emulation};
+use super::{cublaslt, fresh, fresh_of, is_emulated, sums, without_emulation};
 use crate::elementwise;
 use crate::error::{Error, Result};
 use crate::product;
@@ -70,6 +71,18 @@ pub fn product_with_bias(a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Resul
     if let Some(out) = by_cublaslt(a, b, bias)? {
         return Ok(out);
     }
+    without_cublaslt(a, b, bias)
+}
+
+/// `a b` of [`product`] rounded to bf16, for factors in bf16.
+pub fn product_in_bf16(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    match computed_by_cublaslt(DType::BF16, a, b, None)? {
+        Some(out) => Ok(out),
+        None => Ok(without_cublaslt(a, b, None)?.to_dtype(DType::BF16)?),
+    }
+}
+
+fn without_cublaslt(a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let out = if is_emulated() {
         emulated(a, b)?
     } else if a.rank() != 2 || b.rank() != 2 {
@@ -87,6 +100,11 @@ pub fn product_with_bias(a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Resul
 
 /// The same, where cuBLASLt is there and takes it.
 pub fn by_cublaslt(a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
+    computed_by_cublaslt(DType::F32, a, b, bias)
+}
+
+/// With a result of this type.
+fn computed_by_cublaslt(dtype: DType, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
     if !cublaslt::is_there() {
         return Ok(None);
     }
@@ -97,7 +115,7 @@ pub fn by_cublaslt(a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Opti
     if k != l || stack != of_b || bias.is_some_and(|bias| bias.dims() != [*n]) {
         return Ok(None);
     }
-    let out = fresh([stack, &[*m, *n]].concat(), a)?;
+    let out = fresh_of(dtype, [stack, &[*m, *n]].concat(), a.device())?;
     Ok(cublaslt::multiply(&out, a, b, bias, 0.0)?.then_some(out))
 }
 

@@ -407,12 +407,13 @@ KERNEL(tdt_counts, (const double* counts, double* results, int parts)) {
 
 // The gradient of logits, whose rows are those of the cells: block (x, y) has 256 columns of 128 rows. A cell's utterance is its
 // row of the encoder's part divided by `frames`, and has a factor in `factors`. Rows have `stride` numbers, of which those behind
-// the outputs are not read, and get 0. Row y of `sums`, if it is given, gets the sums of the outputs' columns in 32 bits, or with
-// `accumulate` has them added.
-KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* cells, const double* terms,
-                            const double* arcs, const double* factors, float* out, bf16* out_bf16, float* sums, int rows,
-                            int tokens, int durations, int stride, int frames, int accumulate, double label_factor,
-                            float clamp)) {
+// the outputs are not read, and get 0. Logits are in one of two types, and may lie where the result goes. Blocks of the last
+// rows come first: what the product wrote last is still in the L2 cache. Row y of `sums`, if it is given, gets the sums of the
+// outputs' columns in 32 bits, or with `accumulate` has them added.
+KERNEL(tdt_logit_gradient, (const float* logits, const bf16* logits_bf16, const float* bias, const u32* cells,
+                            const double* terms, const double* arcs, const double* factors, float* out, bf16* out_bf16,
+                            float* sums, int rows, int tokens, int durations, int stride, int frames, int accumulate,
+                            double label_factor, float clamp)) {
     SHARED(u32, places, GRADIENT_ROWS);
     SHARED(u32, labels, GRADIENT_ROWS);
     SHARED(double, wholes, GRADIENT_ROWS);
@@ -423,7 +424,7 @@ KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* c
     // Columns of durations are found some at a time.
     enum { SOME = 8 };
     SHARED(float, found, GRADIENT_ROWS * SOME);
-    int first = blockIdx.y * GRADIENT_ROWS, thread = threadIdx.x;
+    int block = gridDim.y - 1 - blockIdx.y, first = block * GRADIENT_ROWS, thread = threadIdx.x;
     int count = rows - first < GRADIENT_ROWS ? rows - first : GRADIENT_ROWS;
     if (thread < count) {
         const u32* cell = cells + 4 * (u64)(first + thread);
@@ -463,7 +464,7 @@ KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* c
         if (sums && j >= column && j < column + columns) {
             float sum = 0.0f;
             for (int row = 0; row < count; row++) sum += found[row * columns + j - column];
-            float* to = sums + (u64)blockIdx.y * width + j;
+            float* to = sums + (u64)block * width + j;
             *to = accumulate ? *to + sum : sum;
         }
         BARRIER();
@@ -478,9 +479,16 @@ KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* c
     enum { TOGETHER = 8 };
     for (int begin = 0; begin < count; begin += TOGETHER) {
         float here[TOGETHER];
-        UNROLL(TOGETHER)
-        for (int i = 0; i < TOGETHER; i++)
-            here[i] = begin + i < count ? logits[(u64)(first + begin + i) * stride + j] : 0.0f;
+        u64 place = (u64)(first + begin) * stride + j;
+        if (logits_bf16) {
+            UNROLL(TOGETHER)
+            for (int i = 0; i < TOGETHER; i++)
+                here[i] = begin + i < count ? wide(logits_bf16[place + (u64)i * stride]) : 0.0f;
+        } else {
+            UNROLL(TOGETHER)
+            for (int i = 0; i < TOGETHER; i++)
+                here[i] = begin + i < count ? logits[place + (u64)i * stride] : 0.0f;
+        }
         UNROLL(TOGETHER)
         for (int i = 0; i < TOGETHER; i++) {
             int row = begin + i;
@@ -494,6 +502,6 @@ KERNEL(tdt_logit_gradient, (const float* logits, const float* bias, const u32* c
         }
     }
     if (!sums) return;
-    float* to = sums + (u64)blockIdx.y * width + j;
+    float* to = sums + (u64)block * width + j;
     *to = accumulate ? *to + sum : sum;
 }

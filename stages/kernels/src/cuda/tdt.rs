@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::Argument::{Double, Float, Int, Read, Write, WriteIf};
 pub use super::joint::CellList;
-use super::{Grid, THREADS, fresh_in, fresh_of, in_either, launch, numbers};
+use super::{Grid, THREADS, fresh_in, fresh_of, in_either, launch, numbers, read_in_either};
 use crate::column_sums::ColumnSums;
 use crate::device::{to_device, to_host};
 use crate::error::{Error, Result};
@@ -220,8 +220,8 @@ impl Lattices {
         })
     }
 
-    /// Log probabilities of the cells from `first` on, of their logits (cells, tokens + durations) without bias. Columns behind
-    /// these do not count.
+    /// Log probabilities of the cells from `first` on, of their logits (cells, tokens + durations) without bias, in f32 or bf16.
+    /// Columns behind these do not count.
     ///
     /// # Errors
     /// Where there are no such cells, or shapes do not fit.
@@ -231,8 +231,12 @@ impl Lattices {
         let cells = self.cells.part(first..first + rows)?;
         let terms = self.terms.narrow(0, first, rows)?;
         let tensors = [Read(logits), Read(bias), Read(cells.list()), Write(&terms)];
+        let kernel = match logits.dtype() {
+            DType::BF16 => "cell_terms_bf16",
+            _ => "cell_terms",
+        };
         launch(
-            "cell_terms",
+            kernel,
             Grid::rows(rows),
             &[&tensors[..], &[tokens, self.tables.durations, width].map(Int)].concat(),
         )
@@ -337,14 +341,14 @@ impl Lattices {
     }
 
     /// The gradient of the logits of some of the cells, whose rows are theirs. It has as many columns: those behind the outputs'
-    /// are 0. `sums` gets what it adds to the bias's.
+    /// are 0. `sums` gets what it adds to the bias's. Logits of the gradient's type are gone afterwards: it lies where they lay.
     ///
     /// # Errors
     /// Where shapes do not fit.
     pub fn logit_gradient(
         &self,
         aligned: &Aligned,
-        (logits, bias): (&Tensor, &Tensor),
+        (logits, bias): (Tensor, &Tensor),
         cells: &CellList,
         options: &LogitGradient,
         sums: Option<&mut BiasSums>,
@@ -361,10 +365,13 @@ impl Lattices {
                 cells.len()
             )));
         }
-        let out = fresh_in(dtype, (rows, width), logits.device())?;
+        let out = match dtype == logits.dtype() && logits.is_contiguous() {
+            true => logits.clone(),
+            false => fresh_in(dtype, (rows, width), logits.device())?,
+        };
         let partial = sums.as_ref().map(|sums| sums.partial.clone());
         let begun = sums.is_some_and(|sums| std::mem::replace(&mut sums.begun, true));
-        let read = [logits, bias, cells.list(), &self.terms, &aligned.arcs, factors].map(Read);
+        let read = [bias, cells.list(), &self.terms, &aligned.arcs, factors].map(Read);
         let sizes = [
             rows,
             tokens,
@@ -378,7 +385,8 @@ impl Lattices {
             "tdt_logit_gradient",
             Grid::of(width.div_ceil(THREADS), blocks),
             &[
-                &read[..],
+                &read_in_either(&logits)[..],
+                &read,
                 &in_either(&out),
                 &[WriteIf(partial.as_ref())],
                 &sizes,

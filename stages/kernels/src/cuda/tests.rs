@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::emulator;
 use super::signature::{self, Kernel, Parameter};
-use super::tdt::{CellList, Extents, Lattices};
+use super::tdt::{BiasSums, CellList, Extents, Lattices, LogitGradient, Rules, doubles};
 use crate::adamw::{self, DeviceTables, Moment, Numbers, ParameterUpdate, Update, eight_bit};
 use crate::attention::{self, Scores};
 use crate::batch_norm::{self, Normaliser, Statistics};
@@ -659,6 +659,66 @@ fn cells_and_terms() {
     };
     assert!(refused((4, 2), &[5], &[vec![1]]) && refused((4, 2), &[4], &[vec![1, 1]]));
     assert!(refused((4, 2), &[4, 4], &[vec![1]]) && !refused((4, 2), &[4], &[vec![1]]));
+}
+
+/// Terms and gradients of logits in bf16 are those of the same numbers in f32. Rows of several turns of a block, ones that do not
+/// begin at multiples of 16 bytes, and outputs that are ruled out; with columns behind the outputs that do not count.
+#[test]
+fn logits_in_bf16_are_read_as_they_are() {
+    let mut noise = Noise::new(19);
+    for (tokens, durations, behind) in [(8193, 5, 58), (16401, 2, 5), (2061, 1, 3), (7, 1, 8)] {
+        let (padded, frames, targets) = ((3, 3), [3, 2], [vec![1, 6], vec![5]]);
+        let advances: Vec<usize> = (1..=durations).collect();
+        let extents = Extents {
+            padded,
+            frames: &frames,
+            targets: &targets,
+            durations: &advances,
+        };
+        let (rows, outputs) = (3 * 3 + 2 * 2, tokens + durations);
+        let logits = (random(&[rows, outputs], &mut noise) * 5.0).unwrap();
+        let mut numbers: Vec<f32> = values(&logits).iter().map(|&value| value as f32).collect();
+        // Whole groups of columns of a row, and all those that some threads have.
+        numbers[16.min(tokens - 2)..tokens.min(4000) - 1].fill(f32::NEG_INFINITY);
+        let logits = Tensor::from_vec(numbers, (rows, outputs), &Device::Cpu).unwrap();
+        let nothing = Tensor::full(f32::NAN, (rows, behind), &Device::Cpu).unwrap();
+        let logits = Tensor::cat(&[&logits, &nothing], 1).unwrap().contiguous().unwrap();
+        let logits = logits.to_dtype(DType::BF16).unwrap();
+        let offset = random(&[outputs], &mut noise);
+        let run = |dtype: DType| {
+            on_device(|on| {
+                let (logits, offset) = (on(&logits.to_dtype(dtype).unwrap()), on(&offset));
+                let lattices = Lattices::new(&extents, logits.device()).unwrap();
+                lattices.set_terms(0, &logits, &offset).unwrap();
+                let terms = values(lattices.terms());
+                // Of the same terms.
+                lattices
+                    .set_terms(0, &on(&logits.to_dtype(DType::F32).unwrap()), &offset)
+                    .unwrap();
+                let aligned = lattices
+                    .align(&Rules {
+                        sigma: 0.0,
+                        label_factor: 1.0,
+                        negligible: 0.0,
+                        rnnt: false,
+                    })
+                    .unwrap();
+                let options = LogitGradient {
+                    dtype: DType::BF16,
+                    factors: &doubles(vec![1.0, 0.5], logits.device()).unwrap(),
+                    clamp: 0.0,
+                };
+                let mut sums = BiasSums::new(rows, outputs, logits.device()).unwrap();
+                let (all, place) = (lattices.cells(), (logits, &offset));
+                let gradient = lattices.logit_gradient(&aligned, place, all, &options, Some(&mut sums));
+                (terms, values(&gradient.unwrap()), values(&sums.sums().total().unwrap()))
+            })
+        };
+        let (expected, found) = (run(DType::F32), run(DType::BF16));
+        close(&format!("terms of {tokens} tokens"), 1e-6, &expected.0, &found.0);
+        assert!(found.1.iter().any(|value| *value != 0.0));
+        assert_eq!((found.1, found.2), (expected.1, expected.2), "{tokens} tokens");
+    }
 }
 
 /// A chunk of cells of more frames than a block has threads, of two utterances, with some left out.

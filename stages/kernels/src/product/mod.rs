@@ -80,6 +80,15 @@ pub fn product_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     cuda::product::product(&factor_in(dtype, a)?, &factor_in(dtype, b)?)
 }
 
+/// The same, on a device in bf16 with the result rounded to bf16 too: half the memory that it is written to and read from.
+pub fn product_rounded_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if !is_gpu(a.device()) || dtype != DType::BF16 {
+        return product_in(dtype, a, b);
+    }
+    count(a, b);
+    cuda::product::product_in_bf16(&factor_in(dtype, a)?, &factor_in(dtype, b)?)
+}
+
 /// `sum += a b` in place, as [`product_in`] has it, for matrices on a device; `sum` is in f32 and contiguous.
 pub fn add_product_in(dtype: DType, sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     count(a, b);

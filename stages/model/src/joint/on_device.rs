@@ -1,11 +1,11 @@
 //! The loss and its gradients on a device, where cells and logits stay: losses, and how many cells count, are all that the host
-//! reads.
+//! reads. Where factors of products are in bf16, logits are rounded to bf16 too.
 
 use std::ops::Range;
 
 use candle_core::Tensor;
 use flow_kernels::column_sums::ColumnSums;
-use flow_kernels::product::{StackedProducts, add_product_in, product_in};
+use flow_kernels::product::{StackedProducts, add_product_in, product_in, product_rounded_in};
 use flow_kernels::tdt::{Aligned, BiasSums, Extents, Lattices, LogitGradient, Rules, doubles};
 
 use super::{Joint, Rows, negligible};
@@ -16,8 +16,8 @@ use crate::parameters::{Gradients, Parameters};
 /// How many cells are computed at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
-    /// Cells whose logits exist at once. With 8198 outputs, in rows of 8256, they take 406 MB, and their gradients half of that in
-    /// bf16.
+    /// Cells whose logits exist at once. With 8198 outputs, in rows of 8256, they take 203 MB in bf16 and 406 MB in f32; their
+    /// gradients take their place.
     pub chunk: usize,
     /// Chunks whose hidden values exist at once: 79 MB in bf16 with a width of 640, and twice that for their gradients.
     pub chunks_of_hidden: usize,
@@ -93,7 +93,7 @@ impl Joint {
             let hidden = cells.hidden(self.factors, (&rows.f, &rows.g), biases, rows.mask)?;
             for part in parts(0..cells.len(), chunk) {
                 let hidden = hidden.narrow(0, part.start, part.len())?;
-                let logits = product_in(self.factors, &hidden, &weight.t()?)?;
+                let logits = product_rounded_in(self.factors, &hidden, &weight.t()?)?;
                 lattices.set_terms(group.start + part.start, &logits, bias)?;
             }
         }
@@ -155,10 +155,9 @@ impl Joint {
             for part in parts(0..cells.len(), chunk) {
                 let hidden = hidden.narrow(0, part.start, part.len())?;
                 let cells = cells.part(part)?;
-                let logits = product_in(self.factors, &hidden, &weight.t()?)?;
+                let logits = product_rounded_in(self.factors, &hidden, &weight.t()?)?;
                 let d_logits =
-                    lattices.logit_gradient(aligned, (&logits, bias), &cells, &options, bias_sums.as_mut())?;
-                drop(logits);
+                    lattices.logit_gradient(aligned, (logits, bias), &cells, &options, bias_sums.as_mut())?;
                 if gradients.wants(self.weight) {
                     match &d_weight {
                         Some(sum) => add_product_in(self.factors, sum, &d_logits.t()?, &hidden)?,

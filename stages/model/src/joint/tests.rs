@@ -34,7 +34,12 @@ fn loss_of_logits(settings: &TdtLoss, logits: &Tensor, frames: &[usize], targets
     let picked = flat
         .index_select(&Tensor::new(picked, logits.device()).unwrap(), 0)
         .unwrap();
-    let bias = Tensor::zeros(outputs, logits.dtype(), logits.device()).unwrap();
+    let of_bias = if logits.dtype() == DType::BF16 {
+        DType::F32
+    } else {
+        logits.dtype()
+    };
+    let bias = Tensor::zeros(outputs, of_bias, logits.device()).unwrap();
     let (losses, found) = if is_gpu(logits.device()) {
         of_logits_on_device(settings, (&picked, &bias), shape, frames, targets)
     } else {
@@ -77,7 +82,10 @@ fn of_logits_on_device(
     let lattices = tdt::Lattices::new(&extents, logits.device()).unwrap();
     let (cells, outputs) = logits.dims2().unwrap();
     // Columns that do not count.
-    let behind = Tensor::new(f32::NAN, logits.device()).unwrap();
+    let behind = Tensor::new(f32::NAN, logits.device())
+        .unwrap()
+        .to_dtype(logits.dtype())
+        .unwrap();
     let behind = behind.broadcast_as((cells, 3)).unwrap();
     // Joined along an axis behind the first one they may be a view of what is transposed.
     let logits = &Tensor::cat(&[logits, &behind], 1).unwrap().contiguous().unwrap();
@@ -97,7 +105,8 @@ fn of_logits_on_device(
         clamp: settings.clamp,
     };
     let gradient = |logits: &Tensor, cells: &tdt::CellList, dtype: DType, sums: Option<&mut tdt::BiasSums>| {
-        let found = lattices.logit_gradient(&aligned, (logits, bias), cells, &options(dtype), sums);
+        // The gradient may take the place of what it is of.
+        let found = lattices.logit_gradient(&aligned, (logits.copy().unwrap(), bias), cells, &options(dtype), sums);
         let found = found.unwrap();
         let behind = found.narrow(1, outputs, 3).unwrap();
         assert!(values(&behind).iter().all(|value| *value == 0.0));
@@ -540,6 +549,80 @@ fn chunks_on_a_device_agree_with_the_cpu() {
             }
         }
     }
+}
+
+/// Logits in bf16, as NeMo's autocast has them, beside the same in f32: NeMo's cases on the device under test.
+///
+/// Rounding moves a logit x by 2^-9 |x| at most, so that the log probability of a token or a duration moves by twice that of the
+/// largest logit, and an alignment's, which has no more than frames + tokens of each, by that many times four times as much. The
+/// loss is a logarithm of a sum over alignments: it moves by no more than the one that moves most. To first order it moves by the
+/// sum of gradients times roundings, which mostly cancel each other. Posteriors, of which gradients are made, move by e to the power
+/// of such sums, in which roundings mostly cancel each other too: the gradient by so large a share as a rounding is on the whole,
+/// their root mean square, or by some of these.
+#[test]
+fn logits_in_bf16_move_the_loss_by_their_rounding() {
+    let cases: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(golden::file("tdt_cases.json")).unwrap()).unwrap();
+    let tensors = golden::tensors("tdt_cases.safetensors");
+    let mut compared = 0;
+    for (name, case) in cases.as_object().unwrap() {
+        let get = |part: &str| tensors.get(&format!("{name}.{part}")).unwrap();
+        let number = |key: &str| case[key].as_f64().unwrap();
+        let durations = case["durations"].as_array().unwrap();
+        let settings = TdtLoss {
+            durations: durations.iter().map(|d| d.as_u64().unwrap() as usize).collect(),
+            sigma: number("sigma"),
+            fastemit: 0.0,
+            clamp: 0.0,
+            rnnt: number("omega") == 1.0,
+        };
+        let (frames, lengths) = (golden::lengths(get("t_len")), golden::lengths(get("u_len")));
+        let labels = golden::lengths(&get("labels").flatten_all().unwrap());
+        let most = labels.len() / lengths.len();
+        let targets: Vec<Vec<u32>> = lengths
+            .iter()
+            .enumerate()
+            .map(|(b, &length)| labels[b * most..][..length].iter().map(|&label| label as u32).collect())
+            .collect();
+        let logits = get("logits").to_dtype(DType::F32).unwrap();
+        let of = |dtype: DType| {
+            DeviceUnderTest::get().run(|device| {
+                let logits = logits.to_dtype(dtype).unwrap().to_device(device).unwrap();
+                loss_of_logits(&settings, &logits, &frames, &targets)
+            })
+        };
+        let (exact, rounded) = (of(DType::F32), of(DType::BF16));
+        let numbers = values(&logits);
+        let largest = numbers.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+        for (b, (exact, rounded)) in exact.0.iter().zip(&rounded.0).enumerate() {
+            let bound = 4.0 * largest / 512.0 * (frames[b] + lengths[b]) as f64;
+            assert!(
+                exact == rounded || (exact - rounded).abs() <= bound,
+                "{name}: {exact} {rounded}, {bound}"
+            );
+        }
+        let (exact_loss, rounded_loss): (f64, f64) = (exact.0.iter().sum(), rounded.0.iter().sum());
+        if !exact_loss.is_finite() {
+            continue;
+        }
+        let (exact, rounded) = (values(&exact.1), values(&rounded.1));
+        let norm = |of: &dyn Fn(usize) -> f64| (0..exact.len()).map(|i| of(i).powi(2)).sum::<f64>().sqrt();
+        let first_order: f64 = exact.iter().zip(&numbers).map(|(g, x)| (g * x).abs() / 512.0).sum();
+        let (moved, whole) = (norm(&|i| exact[i] - rounded[i]), norm(&|i| exact[i]));
+        let of_logits = values(&logits.to_dtype(DType::BF16).unwrap());
+        let squares: f64 = of_logits.iter().zip(&numbers).map(|(a, b)| (a - b).powi(2)).sum();
+        let rounding = (squares / numbers.len() as f64).sqrt();
+        assert!(
+            (rounded_loss - exact_loss).abs() <= 1.1 * first_order + 1e-4 * exact_loss.abs(),
+            "{name}"
+        );
+        assert!(
+            moved <= 4.0 * rounding * whole,
+            "{name}: {moved} of {whole}, {rounding}"
+        );
+        compared += 1;
+    }
+    assert!(compared > 0);
 }
 
 #[test]

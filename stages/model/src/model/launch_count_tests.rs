@@ -207,6 +207,8 @@ fn products_are_those_of_cublaslt() {
         signals: vec![golden::wave("train", 0)[..8_000].to_vec(); 2],
         tokens: vec![vec![3, 5, 7]; 2],
     };
+    let mut in_f32: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let furthest = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0f64, f64::max);
     for stored in [DType::F32, DType::BF16] {
         let steps = |device: &Device| {
             let model = TdtModel::new(config.clone(), None, 3, DType::F32, device).unwrap();
@@ -251,21 +253,27 @@ fn products_are_those_of_cublaslt() {
         }
         assert!(gradients.len() > 20);
         // Whatever the parameters are, these gradients are zero: what a bias adds to all frames batch normalisation takes off again,
-        // and what one adds to all keys the softmax. Sums in 32 bits leave their rounding. Factors of keys in bf16 leave more than
-        // that, which is compared.
+        // and what one adds to all keys the softmax. Sums in 32 bits leave their rounding. The gradients of a query's scores have the
+        // sum 0, but rounded to bf16 for the product with the queries, as autocast rounds them too, up to 2^-9 of each is left.
         let vanishes = |name: &str| {
-            name.ends_with("depthwise_conv.bias") || stored == DType::F32 && name.ends_with("linear_k.bias")
+            let of_keys = name.ends_with("linear_k.bias");
+            let bound = if of_keys && stored == DType::BF16 {
+                16.0 / 512.0
+            } else {
+                1e-4
+            };
+            (of_keys || name.ends_with("depthwise_conv.bias")).then_some(bound)
         };
         let norm = |of: &[f64]| of.iter().map(|value| value * value).sum::<f64>().sqrt();
         let mut vanishing = 0;
         for ((name, expected), (of, found_values)) in gradients.iter().zip(&found) {
             assert_eq!((name, expected.len()), (of, found_values.len()));
-            if vanishes(name) {
+            if let Some(bound) = vanishes(name) {
                 let weight = name.replace(".bias", ".weight");
                 for all in [&gradients, &found] {
                     let (own, scale) = (norm(&all[name]), norm(&all[&weight]));
                     assert!(
-                        own <= 1e-4 * scale,
+                        own <= bound * scale,
                         "{stored:?}: {name}: {own}, and {scale} of the weight"
                     );
                 }
@@ -273,13 +281,19 @@ fn products_are_those_of_cublaslt() {
                 continue;
             }
             let largest = expected.iter().fold(1e-3f64, |most, value| most.max(value.abs()));
-            // Factors that are rounded to bf16 may fall to the other side.
-            let bound = if stored == DType::F32 { 2e-5 } else { 2e-2 };
-            let far = expected.iter().zip(found_values).map(|(a, b)| (a - b).abs());
-            let far = far.fold(0.0f64, f64::max);
-            assert!(far <= bound * largest, "{stored:?}: {name}: {far} of {largest}");
+            // The stand-in adds up in 64 bits, the other side in 32, so factors and logits halfway between two numbers of bf16 may
+            // be rounded to either. Those are few: what they change is a part of what all roundings change, which is the difference
+            // from 32 bits. Where gradients are small differences of large numbers, as before the softmax, it is most of them.
+            let bound = match in_f32.get(name) {
+                None => 2e-5 * largest,
+                Some(exact) => f64::max(2e-2 * largest, furthest(expected, exact) / 4.0),
+            };
+            let far = furthest(expected, found_values);
+            assert!(far <= bound, "{stored:?}: {name}: {far} of {largest}, {bound}");
         }
-        let layers = config.encoder.n_layers;
-        assert_eq!(vanishing, if stored == DType::F32 { 2 * layers } else { layers });
+        if stored == DType::F32 {
+            in_f32 = gradients;
+        }
+        assert_eq!(vanishing, 2 * config.encoder.n_layers);
     }
 }

@@ -347,7 +347,8 @@ fn joint(sizes: &Sizes, on_device: bool) -> Work {
         work.linear(rows, forward);
         work.linear_backward(rows, matrix);
     }
-    // Factors of products, hidden values and gradients of logits among them, are in the type of matrices on a device.
+    // Factors of products, hidden values and gradients of logits among them, are in the type of matrices on a device, and so are
+    // logits.
     let factor = if on_device { sizes.stored } else { WIDE };
     let (at_once, hidden_at_once) = if on_device { ON_DEVICE } else { ON_CPU };
     let (chunks, groups) = ((cells / at_once).ceil(), (cells / hidden_at_once).ceil());
@@ -362,14 +363,14 @@ fn joint(sizes: &Sizes, on_device: bool) -> Work {
     }
     let mut logits = Work::default();
     logits.model.matrices = 2.0 * cells * hidden * outputs;
-    logits.bytes = factor * (cells * hidden + chunks * weight) + WIDE * cells * outputs;
+    logits.bytes = factor * (cells * hidden + chunks * weight) + factor * cells * outputs;
     work += logits;
     let again = cells_computed_again(cells.min(1e15) as usize, outputs as usize, on_device) as f64;
     work += logits.again() * (again / cells.max(1.0));
     // Log probabilities of each cell, in 64 bits: a normaliser, those of blank, label and durations.
     let durations = config.loss.durations.len() as f64;
     let (terms, arcs) = (2.0 * WIDE * (3.0 + durations), 2.0 * WIDE * (2.0 + durations));
-    work.bytes += cells * (WIDE * outputs + terms);
+    work.bytes += cells * (factor * outputs + terms);
     // The sums over alignments, in numbers of 64 bits with an exponent of 32. Weights of arcs, a blank and a label for each duration,
     // are made of the terms, and read by the recursion from each end and for the posteriors; an RNN-T has one of each. The sums of
     // both recursions are written and read; posteriors are written, and whether the cell counts is written and read.
@@ -378,7 +379,7 @@ fn joint(sizes: &Sizes, on_device: bool) -> Work {
     let arcs_of_cell = 2.0 * (omega + (1.0 - omega) * durations);
     work.bytes += cells * (terms + 4.0 * arcs_of_cell * scaled + 2.0 * 2.0 * scaled + arcs + 2.0);
     // Gradients of logits, and their sums for the bias.
-    work.bytes += cells * (WIDE * outputs + terms + arcs + factor * outputs);
+    work.bytes += cells * (2.0 * factor * outputs + terms + arcs);
     // The gradient of the weight, to which each chunk adds; and of the hidden values.
     work.model.matrices += 2.0 * 2.0 * cells * hidden * outputs;
     work.bytes += factor * cells * (outputs + hidden) + chunks * 2.0 * WIDE * weight;

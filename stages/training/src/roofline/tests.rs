@@ -177,8 +177,8 @@ fn settings_change_the_bytes_of_the_update() {
     );
 }
 
-/// On a device scores of attention never go through memory, and are computed again; the joint network's factors are in bf16 where
-/// matrices are, logits in 32 bits.
+/// On a device scores of attention never go through memory, and are computed again; the joint network's factors and logits are in
+/// bf16 where matrices are.
 #[test]
 fn bytes_on_a_device_are_those_of_its_kernels() {
     let of = |config: &ModelConfig, precision, shape, name: &str, on_device| {
@@ -208,8 +208,8 @@ fn bytes_on_a_device_are_those_of_its_kernels() {
     let mut wide = config();
     wide.decoder.vocab_size = 2020;
     for (precision, bytes) in [
-        (Precision::Bf16, 4.0 * 4.0 + 3.0 * 2.0),
-        (Precision::F32, 4.0 * 4.0 + 3.0 * 4.0),
+        (Precision::Bf16, (4.0 + 3.0) * 2.0),
+        (Precision::F32, (4.0 + 3.0) * 4.0),
     ] {
         let joint = |config: &ModelConfig| of(config, precision, shape(80.0, 400), "joint network and loss", true);
         let cells = 4.0 * 1000.0 * 401.0;
