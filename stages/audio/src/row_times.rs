@@ -1,12 +1,24 @@
 //! The names that manifests have for where a row begins and ends in its recording: one rule for all who read them.
 
+use std::path::{Path, PathBuf};
+
 use serde_json::Value;
+
+use crate::part::{TOLERANCE_SECONDS, stated_seconds};
 
 /// NeMo's name for where a row begins.
 pub const OFFSET: &str = "offset";
 /// Where a row begins and ends in its recording.
 pub const STARTS: [&str; 5] = [OFFSET, "start", "start_time", "begin", "begin_time"];
 pub const ENDS: [&str; 4] = ["end", "end_time", "stop", "stop_time"];
+
+/// Rows that are looked at to tell seconds from milliseconds.
+const MOST_SAMPLED: usize = 256;
+/// Times that end so many times later than their recordings cannot be seconds.
+const FAR_BEYOND: f64 = 3.0;
+/// Shortest row in milliseconds that is believed.
+const LEAST_MILLISECONDS: f64 = 50.0;
+const MILLISECONDS: f64 = 1000.0;
 
 /// Words of names that say where a row begins or ends, and words that may stand beside these.
 const OF_PLACES: [&str; 9] = [
@@ -116,11 +128,111 @@ pub fn unread(name: &str) -> String {
     )
 }
 
+/// The unit of `start` and `end`. An `offset` and a `duration` are seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unit {
+    #[default]
+    Seconds,
+    Milliseconds,
+}
+
+impl Unit {
+    /// A time of this name in seconds.
+    pub fn seconds(self, name: &str, time: f64) -> f64 {
+        match self {
+            Unit::Milliseconds if name != OFFSET => time / MILLISECONDS,
+            _ => time,
+        }
+    }
+
+    /// The decision as text for the log, where it is not what goes without saying.
+    pub fn decision(self) -> Option<String> {
+        (self == Unit::Milliseconds).then(|| {
+            "where rows begin and end is taken as milliseconds, since recordings are far too short for seconds".into()
+        })
+    }
+
+    /// The part of the decision that belongs to the key of a partition, since it depends on all recordings.
+    pub fn in_key(self) -> &'static str {
+        match self {
+            Unit::Seconds => "",
+            Unit::Milliseconds => " milliseconds",
+        }
+    }
+}
+
+/// Evenly spread rows of a manifest that have a beginning and an end, to tell the unit of both.
+#[derive(Clone, Debug, Default)]
+pub struct UnitSample {
+    rows: Vec<(Vec<PathBuf>, f64, f64)>,
+    /// One row in this many is kept; a power of two.
+    every: u64,
+    seen: u64,
+}
+
+impl UnitSample {
+    /// Whether the next row is one of those that are looked at.
+    pub fn is_due(&mut self) -> bool {
+        self.every = self.every.max(1);
+        self.seen += 1;
+        (self.seen - 1).is_multiple_of(self.every)
+    }
+
+    /// Adds where a row that is due begins and ends, and of which files one may be its recording.
+    pub fn add(&mut self, start: f64, end: f64, files: Vec<PathBuf>) {
+        self.rows.push((files, start, end));
+        if self.rows.len() > MOST_SAMPLED {
+            self.every *= 2;
+            let mut number = 0u64;
+            self.rows.retain(|_| {
+                number += 1;
+                number % 2 == 1
+            });
+        }
+    }
+
+    /// Milliseconds, where most recordings whose length is known are far too short for seconds, and long enough for these.
+    pub fn unit(&self) -> Unit {
+        let (mut known, mut beyond) = (0, 0);
+        for (files, start, end) in &self.rows {
+            let Some(length) = files.iter().find(|file| file.is_file()).and_then(|file| length(file)) else {
+                continue;
+            };
+            known += 1;
+            beyond += usize::from(
+                *end > FAR_BEYOND * length
+                    && end / MILLISECONDS <= length + TOLERANCE_SECONDS
+                    && end - start >= LEAST_MILLISECONDS,
+            );
+        }
+        match 2 * beyond > known {
+            true => Unit::Milliseconds,
+            false => Unit::Seconds,
+        }
+    }
+}
+
+fn length(file: &Path) -> Option<f64> {
+    stated_seconds(file, None).filter(|seconds| seconds.is_finite() && *seconds > 0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_sample_stays_small() {
+        let mut sample = UnitSample::default();
+        for _ in 0..10_000 {
+            if sample.is_due() {
+                sample.add(0.0, 1.0, Vec::new());
+            }
+        }
+        assert!(sample.rows.len() <= MOST_SAMPLED && sample.rows.len() > MOST_SAMPLED / 4);
+        assert_eq!(sample.unit(), Unit::Seconds);
+    }
 
     #[test]
     fn names_of_times_that_are_not_read_are_told_from_others() {

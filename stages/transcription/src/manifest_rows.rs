@@ -14,7 +14,7 @@ use flow_audio::json_line;
 use flow_audio::listing::{Recording, has_ending_of_audio};
 use flow_audio::member_name::{is_unsafe, safe_components, strip_dot_slash};
 use flow_audio::part::TOLERANCE_SECONDS;
-use flow_audio::row_times::{ENDS, OFFSET, STARTS, is_time, unread, unread_among};
+use flow_audio::row_times::{ENDS, OFFSET, STARTS, Unit, UnitSample, is_time, unread, unread_among};
 use flow_audio::samples::Refusal;
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::store::ForeignParquet;
@@ -49,6 +49,8 @@ pub struct Row {
     pub part: Option<Part>,
     /// What the manifest says, with the id as `segment_id`, and the absolute path of a recording as `audio_filepath`.
     pub values: Map<String, Value>,
+    /// Of where rows of the manifest begin and end.
+    pub unit: Unit,
     /// Why there is nothing to be transcribed.
     pub refused: Option<Refusal>,
 }
@@ -103,7 +105,20 @@ pub fn rows(manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, Stag
         folder: path.parent().unwrap_or(Path::new("")),
         listed: HashMap::new(),
         seen: BTreeSet::new(),
+        unit: Unit::Seconds,
     };
+    let mut sample = UnitSample::default();
+    for values in found.iter().filter_map(|(_, row)| row.as_ref().ok()) {
+        let first = |names: &[&str]| names.iter().find_map(|name| values.get(*name)?.as_f64());
+        if let (Some(start), Some(end)) = (first(&STARTS[1..]), first(&ENDS))
+            && sample.is_due()
+            && let Ok(Some(file)) = file_of(values)
+        {
+            sample.add(start, end, vec![maker.resolved(&file)]);
+        }
+    }
+    let unit = sample.unit();
+    maker.unit = unit;
     let row = |(line, values): (u64, Result<Map<String, Value>, Refusal>)| {
         let place = format!("line {line}");
         let refused = |mut refusal: Refusal, values: Map<String, Value>| {
@@ -118,6 +133,7 @@ pub fn rows(manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, Stag
                 range: None,
                 part: None,
                 values,
+                unit,
                 refused: Some(refusal),
             };
             (recording, row)
@@ -137,6 +153,7 @@ pub fn rows(manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, Stag
                         range: made.range,
                         part: made.part,
                         values: made.values,
+                        unit,
                         refused: None,
                     };
                     (recording, row)
@@ -350,19 +367,17 @@ struct Maker<'a> {
     listed: HashMap<PathBuf, Result<Members, String>>,
     /// Ids so far.
     seen: BTreeSet<String>,
+    unit: Unit,
 }
 
 impl Maker<'_> {
     fn row(&mut self, mut values: Map<String, Value>) -> Result<Made, Refusal> {
-        let (start, length) = place_of(&values)?;
+        let (start, length) = place_of(&values, self.unit)?;
         let part = (start.is_some_and(|start| start > 0.0) || length.is_some()).then(|| Part {
             start: start.unwrap_or(0.0),
             seconds: length,
         });
-        let mut file = None;
-        for key in ["audio_filepath", "audio_path", "file_name"] {
-            file = file.or(text(&values, key)?.filter(|file| !file.is_empty()));
-        }
+        let file = file_of(&values)?;
         let member = text(&values, "tar_member_name")?.filter(|member| !member.is_empty());
         let tar = text(&values, "tar_path")?.filter(|tar| !tar.is_empty());
         let place = (whole(&values, TAR_OFFSET)?, whole(&values, TAR_SIZE)?);
@@ -515,8 +530,17 @@ fn whole(values: &Map<String, Value>, key: &str) -> Result<Option<u64>, Refusal>
     }
 }
 
+/// The file of a recording, by any of the names that manifests have for it.
+fn file_of(values: &Map<String, Value>) -> Result<Option<String>, Refusal> {
+    let mut file = None;
+    for key in ["audio_filepath", "audio_path", "file_name"] {
+        file = file.or(text(values, key)?.filter(|file| !file.is_empty()));
+    }
+    Ok(file)
+}
+
 /// Where a row begins, and how long it is, in seconds, by any of the names that manifests have for that.
-fn place_of(values: &Map<String, Value>) -> Result<(Option<f64>, Option<f64>), Refusal> {
+fn place_of(values: &Map<String, Value>, unit: Unit) -> Result<(Option<f64>, Option<f64>), Refusal> {
     let is_number = |name: &&str| values.get(*name).is_some_and(Value::is_number);
     let is_placed = STARTS.iter().any(is_number) && ENDS.iter().chain([&"duration"]).any(is_number);
     let times = values.iter().filter(|(_, value)| is_time(value));
@@ -531,6 +555,7 @@ fn place_of(values: &Map<String, Value>) -> Result<(Option<f64>, Option<f64>), R
             let Some(time) = seconds(values, name, "offset_invalid", 0.0)? else {
                 continue;
             };
+            let time = unit.seconds(name, time);
             if (*found.get_or_insert(time) - time).abs() > TOLERANCE_SECONDS {
                 return Err(refuse(
                     "offset_invalid",
@@ -649,7 +674,35 @@ mod tests {
         );
         assert_eq!(rows[0].0.name, "m/long@2.5");
         assert_eq!(parts[6], Some((8.0, Some(1.0))));
+        assert_eq!(rows[0].1.unit, Unit::Seconds);
         assert_eq!(refused, ["duration_invalid", "missing_field", "unread_time"]);
+    }
+
+    #[test]
+    fn milliseconds_are_told_by_the_length_of_recordings() {
+        let folder = tempfile::tempdir().unwrap();
+        // Ten seconds.
+        fs::write(
+            folder.path().join("long.wav"),
+            crate::test_data::wav(16_000, &[0; 160_000]),
+        )
+        .unwrap();
+        let path = folder.path().join("m.jsonl");
+        let lines = r#"{"audio_filepath": "long.wav", "start": 0, "end": 2500}
+{"audio_filepath": "long.wav", "begin": 2500, "stop": 7000, "duration": 4.5}
+{"audio_filepath": "long.wav", "offset": 7, "duration": 1}
+"#;
+        fs::write(&path, lines).unwrap();
+        let rows = rows(path.to_str().unwrap(), 0).unwrap();
+        let parts: Vec<_> = rows
+            .iter()
+            .map(|(_, row)| row.part.as_ref().map(|part| (part.start, part.seconds)))
+            .collect();
+        assert_eq!(
+            parts,
+            [Some((0.0, Some(2.5))), Some((2.5, Some(4.5))), Some((7.0, Some(1.0)))]
+        );
+        assert!(rows.iter().all(|(_, row)| row.unit == Unit::Milliseconds));
     }
 
     #[test]

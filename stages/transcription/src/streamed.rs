@@ -155,10 +155,17 @@ impl Cut {
         let seconds = |sample: u64| sample as f64 / f64::from(SAMPLE_RATE);
         let (end, tolerance) = (self.at, (TOLERANCE_SECONDS * f64::from(SAMPLE_RATE)) as u64);
         let last = self.end.filter(|last| *last > end + tolerance);
+        let fits = |sample: u64| sample / 1000 <= end + tolerance;
         let begins_after = (self.start > 0 && self.start >= end).then_some(("begins", self.start));
         let (what, place) = last.map(|last| ("ends", last)).or(begins_after)?;
+        let unit = match last
+            .is_some_and(|last| fits(last) || fits((last - self.start).saturating_add(self.start.saturating_mul(1000))))
+        {
+            true => "; as milliseconds the row would fit, but `duration` and `offset` are seconds",
+            false => "",
+        };
         Some(format!(
-            ": the row {what} at {} s, the recording ends at {} s",
+            ": the row {what} at {} s, the recording ends at {} s{unit}",
             seconds(place),
             seconds(end)
         ))

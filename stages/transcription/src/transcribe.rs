@@ -197,6 +197,7 @@ impl Source for Transcriber {
             if let Some(row) = &listed.row {
                 let values = Value::Object(row.values.clone());
                 extra += &format!("\0row\0{values}\0{:?}\0{:?}", row.range, row.refused);
+                extra += row.unit.in_key();
                 if row.refused.is_some() {
                     files.clear();
                 }
@@ -208,7 +209,11 @@ impl Source for Transcriber {
                 extra,
             }
         };
-        Ok(self.listed()?.iter().map(partition).collect())
+        let listed = self.listed()?;
+        if let Some(decision) = listed.iter().find_map(|listed| listed.row.as_ref()?.unit.decision()) {
+            self.context.events.send(Event::Note { message: decision });
+        }
+        Ok(listed.iter().map(partition).collect())
     }
 
     /// Recordings are often still being written.

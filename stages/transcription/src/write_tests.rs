@@ -44,7 +44,7 @@ fn run(out: &Path, formats: &[Format], width: usize) -> Output {
         formats: formats.to_vec(),
         max_line_width: width,
         max_line_count: 0,
-        keep: Vec::new(),
+        keep: BTreeSet::new(),
     };
     Harness::<Write>::new(settings)
         .input("segments", segments_schema(Speakers::Unasked))
@@ -170,7 +170,7 @@ fn speakers_are_written_where_they_are_known() {
         formats: vec![Format::Json, Format::Txt],
         max_line_width: 0,
         max_line_count: 0,
-        keep: Vec::new(),
+        keep: BTreeSet::new(),
     });
     let recording = recordings_batch(&metadata, 1.0, 1).unwrap();
     let output = harness
@@ -252,7 +252,7 @@ fn nothing_to_write_is_refused() {
             formats: formats.to_vec(),
             max_line_width: 0,
             max_line_count: 0,
-            keep: Vec::new(),
+            keep: BTreeSet::new(),
         };
         Harness::<Write>::new(settings)
             .input("segments", segments_schema(Speakers::Unasked))

@@ -356,7 +356,7 @@ fn add_times(line: &[u8], names: &NewNames, places: &Places, sample: &mut UnitSa
         let fields = Fields::new(line, &read, fields, names);
         let key = fields.file_key(false).unwrap_or(AUDIO_FILEPATH);
         if let (Ok(times), Ok(Some(file))) = (fields.times(), fields.text(key)) {
-            sample.add(&times, places.of_path(file).files);
+            times.add_to(sample, places.of_path(file).files);
         }
     }
 }
@@ -511,7 +511,13 @@ fn row_as_of_table(
     let file = fields.text(file_key)?.filter(|file| !file.is_empty());
     let file = file.ok_or_else(|| refuse("missing_field", file_key))?;
     let key = fields.text_key();
-    let key = key.ok_or_else(|| refuse("missing_field", format!("one of {}", TEXT_COLUMNS.join(", "))))?;
+    let key = key.ok_or_else(|| {
+        let names = TEXT_COLUMNS.join(", ");
+        refuse(
+            "missing_field",
+            format!("one of {names}; `columns` names one that is called otherwise"),
+        )
+    })?;
     let text = fields.text(key)?.unwrap_or_default();
     let (start, duration) = fields.times()?.place(rules.unit)?;
     let names = named(file, start);

@@ -402,7 +402,7 @@ impl Table {
                 if sample.is_due()
                     && let (Ok(times), Ok(wanted)) = (columns.times(row), columns.wanted(row, &self.places, &self.path))
                 {
-                    sample.add(&times, wanted.files);
+                    times.add_to(&mut sample, wanted.files);
                 }
             }
         }

@@ -245,7 +245,7 @@ impl Table {
                 && sample.is_due()
                 && let (Ok(times), Some(file)) = (columns.times(record), record.fields.get(columns.file))
             {
-                sample.add(&times, wanted(&places, clips.as_deref(), file).files);
+                times.add_to(&mut sample, wanted(&places, clips.as_deref(), file).files);
             }
             let more = record.is_some();
             rows += usize::from(more);

@@ -1,20 +1,13 @@
 //! Where in its recording a row lies, by the names that manifests have for that.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
-pub use flow_audio::row_times::{ENDS, OFFSET, STARTS, is_time, unread, unread_among};
+use flow_audio::part::TOLERANCE_SECONDS;
+pub use flow_audio::row_times::{ENDS, OFFSET, STARTS, Unit, UnitSample, is_time, unread, unread_among};
 
 use super::rows::{Refusal, refuse};
 
 pub const DURATION: &str = "duration";
-/// Rows that are looked at to tell seconds from milliseconds.
-const MOST_SAMPLED: usize = 256;
-/// Times that end so many times later than their recordings cannot be seconds.
-const FAR_BEYOND: f64 = 3.0;
-/// Shortest row in milliseconds that is believed.
-const LEAST_MILLISECONDS: f64 = 50.0;
-const MILLISECONDS: f64 = 1000.0;
 
 /// Keys of a row's place that rows have no column of the same name for.
 pub const TIME_KEYS: [&str; 8] = [
@@ -30,31 +23,6 @@ pub const TIME_KEYS: [&str; 8] = [
 
 /// A time, and the key or column that gives it.
 pub type Named = (&'static str, f64);
-
-/// The unit of `start` and `end`. An `offset` and a `duration` are seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unit {
-    #[default]
-    Seconds,
-    Milliseconds,
-}
-
-impl Unit {
-    /// The decision as text for the log, where it is not what goes without saying.
-    pub fn decision(self) -> Option<String> {
-        (self == Unit::Milliseconds).then(|| {
-            "where rows begin and end is taken as milliseconds, since recordings are far too short for seconds".into()
-        })
-    }
-
-    /// The part of the decision that belongs to the key of a partition, since it depends on all recordings.
-    pub fn in_key(self) -> &'static str {
-        match self {
-            Unit::Seconds => "",
-            Unit::Milliseconds => " milliseconds",
-        }
-    }
-}
 
 /// What a row says of its place.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -82,15 +50,20 @@ impl Times {
         })
     }
 
+    /// Adds the row, which is due, to those that tell the unit; its recording may be one of `files`.
+    pub fn add_to(&self, sample: &mut UnitSample, files: Vec<PathBuf>) {
+        let start = self.starts.iter().find(|(name, _)| *name != OFFSET);
+        if let (Some(&(_, start)), Some(&(_, end))) = (start, self.ends.first()) {
+            sample.add(start, end, files);
+        }
+    }
+
     /// Where the row begins (none: with its recording) and how long it is, in seconds.
     ///
     /// # Errors
     /// Where names contradict each other, or an end has no beginning.
     pub fn place(&self, unit: Unit) -> Result<(Option<f64>, Option<f64>), Refusal> {
-        let in_seconds = |&(name, time): &Named| match unit {
-            Unit::Milliseconds if name != OFFSET => (name, time / MILLISECONDS),
-            _ => (name, time),
-        };
+        let in_seconds = |&(name, time): &Named| (name, unit.seconds(name, time));
         let start = agreed(self.starts.iter().map(in_seconds))?;
         let end = agreed(self.ends.iter().map(in_seconds))?;
         let length = match (start, end) {
@@ -130,64 +103,6 @@ fn agreed(mut times: impl Iterator<Item = Named>) -> Result<Option<Named>, Refus
         }
     }
     Ok(Some(first))
-}
-
-/// Evenly spread rows of a manifest that have a beginning and an end, to tell the unit of both.
-#[derive(Clone, Debug, Default)]
-pub struct UnitSample {
-    rows: Vec<(Vec<PathBuf>, f64, f64)>,
-    /// One row in this many is kept; a power of two.
-    every: u64,
-    seen: u64,
-}
-
-impl UnitSample {
-    /// Whether the next row is one of those that are looked at.
-    pub fn is_due(&mut self) -> bool {
-        self.every = self.every.max(1);
-        self.seen += 1;
-        (self.seen - 1).is_multiple_of(self.every)
-    }
-
-    /// Adds a row that is due, whose recording may be one of `files`.
-    pub fn add(&mut self, times: &Times, files: Vec<PathBuf>) {
-        let start = times.starts.iter().find(|(name, _)| *name != OFFSET);
-        if let (Some(&(_, start)), Some(&(_, end))) = (start, times.ends.first()) {
-            self.rows.push((files, start, end));
-            if self.rows.len() > MOST_SAMPLED {
-                self.every *= 2;
-                let mut number = 0u64;
-                self.rows.retain(|_| {
-                    number += 1;
-                    number % 2 == 1
-                });
-            }
-        }
-    }
-
-    /// Milliseconds, where most recordings whose length is known are far too short for seconds, and long enough for these.
-    pub fn unit(&self) -> Unit {
-        let (mut known, mut beyond) = (0, 0);
-        for (files, start, end) in &self.rows {
-            let Some(length) = files.iter().find(|file| file.is_file()).and_then(|file| length(file)) else {
-                continue;
-            };
-            known += 1;
-            beyond += usize::from(
-                *end > FAR_BEYOND * length
-                    && end / MILLISECONDS <= length + TOLERANCE_SECONDS
-                    && end - start >= LEAST_MILLISECONDS,
-            );
-        }
-        match 2 * beyond > known {
-            true => Unit::Milliseconds,
-            false => Unit::Seconds,
-        }
-    }
-}
-
-fn length(file: &Path) -> Option<f64> {
-    stated_seconds(file, None).filter(|seconds| seconds.is_finite() && *seconds > 0.0)
 }
 
 #[cfg(test)]
@@ -260,17 +175,5 @@ mod tests {
             (Some(0.5), Some(1.5))
         );
         assert_eq!(place(&[("offset", 0.5), ("duration", 1.5)]), (Some(0.5), Some(1.5)));
-    }
-
-    #[test]
-    fn a_sample_stays_small() {
-        let mut sample = UnitSample::default();
-        for _ in 0..10_000 {
-            if sample.is_due() {
-                sample.add(&times(&[("start", 0.0), ("end", 1.0)]), Vec::new());
-            }
-        }
-        assert!(sample.rows.len() <= MOST_SAMPLED && sample.rows.len() > MOST_SAMPLED / 4);
-        assert_eq!(sample.unit(), Unit::Seconds);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,7 +33,10 @@ pub(super) fn open_nemo(path: &Path) -> Result<OpenModel> {
         path: path.to_path_buf(),
         file: open_tar(path).map_err(|error| broken(path, error))?,
     });
-    let tar = tar_members(&file.file).map_err(|error| broken(path, format!("is no .nemo archive: {error}")))?;
+    let tar = tar_members(&file.file).map_err(|error| match error.kind() {
+        ErrorKind::UnexpectedEof => broken(path, "is no .nemo archive, or is cut off"),
+        _ => broken(path, format!("is no .nemo archive: {error}")),
+    })?;
     let small = |name: &str, most: u64| {
         let member = find(&tar, path, name)?;
         if member.length > most {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 
 use flate2::read::DeflateDecoder;
@@ -25,7 +25,10 @@ impl Region<'_> {
         let mut bytes = vec![0; size];
         self.file
             .read_exact_at(&mut bytes, self.start + offset)
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| match error.kind() {
+                ErrorKind::UnexpectedEof => "is cut off".to_string(),
+                _ => error.to_string(),
+            })?;
         Ok(bytes)
     }
 }

@@ -19,7 +19,7 @@ fn harness(out: &Path, formats: &[Format]) -> Harness<Write> {
     let settings = WriteSettings {
         out: out.to_owned(),
         formats: formats.to_vec(),
-        keep: Vec::new(),
+        keep: BTreeSet::new(),
     };
     Harness::<Write>::new(settings)
         .input("turns", turns_schema())
