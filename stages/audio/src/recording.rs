@@ -26,6 +26,7 @@ use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::format::{Format, first_frame, recognise};
 use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps};
 use crate::stream::{Container, Decoder, MOST_PACKET, Stream};
+use crate::streamed_aiff;
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
 use crate::timeline::{Edits, Part, Timeline};
 use crate::wave64;
@@ -143,6 +144,12 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
     if format == Format::Wav
         && let Some(header) = header_with_sizes(bytes, bytes.len() as u64)
     {
+        owned.splice(..header.start as usize, header.bytes);
+    }
+    if format == Format::Aiff
+        && let Some(header) = streamed_aiff::header_with_sizes(bytes, bytes.len() as u64)
+    {
+        fault_at_end = header.fault_at_end;
         owned.splice(..header.start as usize, header.bytes);
     }
     let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, fault_at_end, take)));
