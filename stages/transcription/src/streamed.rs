@@ -306,7 +306,12 @@ impl StreamedRecording {
             None => {
                 let identity = self.part.and_then(|_| FileIdentity::of(&self.path));
                 match open_range(&self.path, self.range, longest, self.channels, self.track)? {
-                    Ok(reader) => (reader, Vec::new(), Progress::More, identity),
+                    Ok(mut reader) => {
+                        if on_damage == OnDamage::Keep && self.part.is_none() {
+                            reader.fill_holes();
+                        }
+                        (reader, Vec::new(), Progress::More, identity)
+                    }
                     Err(refusal) => return Ok(Err(refusal)),
                 }
             }
@@ -363,6 +368,10 @@ impl Samples for StreamedRecording {
             return take(&part).map(drop);
         }
         let mut reader = RecordingReader::open_track(&self.path, self.range, self.channels, self.track)?;
+        if self.part.is_none() {
+            // Where they are damage, the first pass ended at it.
+            reader.fill_holes();
+        }
         let mut cut = Cut::new(self.part);
         let mut block = Vec::new();
         loop {
