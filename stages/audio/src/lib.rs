@@ -35,6 +35,7 @@ pub mod shards;
 pub mod space;
 mod stored_bytes;
 mod stream;
+mod streamed_aiff;
 mod streamed_wav;
 pub mod synthesize;
 pub mod tar;

@@ -8,7 +8,7 @@ use std::num::NonZero;
 use symphonia::core::audio::Channels;
 use symphonia::core::codecs::audio::well_known::{
     CODEC_ID_ADPCM_IMA_QT, CODEC_ID_ALAC, CODEC_ID_PCM_ALAW, CODEC_ID_PCM_F32BE, CODEC_ID_PCM_F64BE,
-    CODEC_ID_PCM_MULAW, CODEC_ID_PCM_S24BE, CODEC_ID_PCM_S32BE,
+    CODEC_ID_PCM_MULAW, CODEC_ID_PCM_S24BE, CODEC_ID_PCM_S32BE, CODEC_ID_VORBIS,
 };
 use symphonia::core::codecs::audio::{AudioCodecParameters, CODEC_ID_NULL_AUDIO};
 use symphonia::core::io::MediaSource;
@@ -80,6 +80,27 @@ pub(crate) struct Sound {
     is_little_endian: bool,
     /// Of ALAC.
     cookie: Option<Box<[u8]>>,
+}
+
+/// Of the three headers of Vorbis, as its description in MP4 has them (in the laces of Xiph: how many lengths there are, and those of
+/// all but the last), the first and the last, which its decoder needs.
+fn vorbis_headers(description: &[u8]) -> Option<Box<[u8]>> {
+    let mut rest = description.strip_prefix(&[2])?;
+    let mut lengths = [0; 2];
+    for length in &mut lengths {
+        loop {
+            let (lace, after) = rest.split_first()?;
+            rest = after;
+            *length += usize::from(*lace);
+            if *lace < 255 {
+                break;
+            }
+        }
+    }
+    let (first, rest) = rest.split_at_checked(lengths[0])?;
+    let last = rest.get(lengths[1]..)?;
+    let is_known = first.starts_with(b"\x01vorbis") && last.starts_with(b"\x05vorbis");
+    is_known.then(|| [first, last].concat().into())
 }
 
 /// A box: its name, and where its content begins and ends.
@@ -390,6 +411,13 @@ impl Sound {
                 parameters.with_max_frames_per_packet(IMA4_FRAMES);
                 parameters.with_frames_per_block(IMA4_FRAMES);
                 CODEC_ID_ADPCM_IMA_QT
+            }
+            b"mp4a" if is_unknown => {
+                let Some(headers) = parameters.extra_data.as_deref().and_then(vorbis_headers) else {
+                    return;
+                };
+                parameters.extra_data = Some(headers);
+                CODEC_ID_VORBIS
             }
             b"alac" if is_unknown && self.cookie.is_some() => {
                 parameters.extra_data = self.cookie.clone();

@@ -107,7 +107,8 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
 /// holes and a late beginning are silence, the track that is flagged as default is decoded, of M4A only what its edit list presents,
 /// and of QuickTime big-endian samples, ALAC, A-law, mu-law and IMA4. Since MP3 3 and AAC 2, zeros or the rest of a frame may come first;
 /// since Ogg Vorbis 4 and Opus 3 a film, and a damaged page before the last one is damage; since CAF 2 Opus may lack its header. Since WAV 5,
-/// AIFF 2, CAF 2 and RF64 2, floating-point samples that are integers are damage.
+/// AIFF 2, CAF 2 and RF64 2, floating-point samples that are integers are damage, since AIFF 2 one that was written to a pipe is
+/// decoded, and since M4A 3 Vorbis.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
         Format::Wav => "wav 5",

@@ -26,6 +26,7 @@ use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::format::{Format, first_frame, recognise};
 use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps};
 use crate::stream::{Container, Decoder, MOST_PACKET, Stream};
+use crate::streamed_aiff;
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
 use crate::timeline::{Edits, Part, Timeline};
 use crate::wave64;
@@ -34,6 +35,8 @@ use crate::wave64;
 pub(crate) const MOST_CHANNELS: u32 = 8;
 /// What may be missing between two packets of Vorbis, in frames: some programs count them less exactly when they copy packets.
 const MOST_MISSING: u64 = 1_024;
+/// Most seconds of an Ogg that may be missing, where silence takes their place.
+const MOST_SILENCE: u64 = 3_600;
 /// What is said of a WAV whose samples go on after those that its header speaks of.
 pub(crate) const LONGER_THAN_ITS_HEADER_SAYS: &str = "more follows than its header says";
 /// What is said of a recording of which a part is missing at its end.
@@ -145,6 +148,12 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
     {
         owned.splice(..header.start as usize, header.bytes);
     }
+    if format == Format::Aiff
+        && let Some(header) = streamed_aiff::header_with_sizes(bytes, bytes.len() as u64)
+    {
+        fault_at_end = header.fault_at_end;
+        owned.splice(..header.start as usize, header.bytes);
+    }
     let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, fault_at_end, take)));
     decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))?;
     if format == Format::Wav && is_longer_than_its_header_says(&mut Cursor::new(bytes), bytes.len() as u64) {
@@ -189,6 +198,10 @@ pub(crate) struct Blocks {
     flac_bits: Option<u32>,
     /// For Ogg, whose reader silently skips damaged pages: frames that may be missing between two packets.
     most_missing: Option<u64>,
+    /// Whether silence takes the place of what is missing, where it is damage otherwise.
+    pub fills_holes: bool,
+    /// The frame at which something is missing first, and how much is in all.
+    pub hole: Option<(u64, u64)>,
     /// What is wrong after the last block: of Ogg, whose reader silently leaves out a stream that is cut in its header or its only
     /// page, of MP4 in fragments, and of a 64-bit WAV.
     pub fault_at_end: Option<&'static str>,
@@ -339,6 +352,8 @@ impl Blocks {
                 Format::Ogg => Some(MOST_MISSING),
                 _ => None,
             },
+            fills_holes: false,
+            hole: None,
             fault_at_end,
             segment_end,
             last_packet: Box::default(),
@@ -378,6 +393,8 @@ impl Blocks {
             flac_bits: Some(info.bits),
             next_packet: None,
             most_missing: None,
+            fills_holes: false,
+            hole: None,
             fault_at_end: None,
             segment_end: None,
             last_packet: Box::default(),
@@ -492,11 +509,12 @@ impl Blocks {
             if let Some(most) = self.most_missing {
                 let length = packet.dur.get().saturating_add(start).saturating_add(end);
                 let at = packet.pts.get();
-                let next = self.next_packet.map(|next| next.saturating_add_unsigned(most));
-                if next.is_some_and(|next| next < at) {
-                    return Err(broken("a page is missing or damaged"));
+                let next = self.next_packet.replace(at.saturating_add_unsigned(length));
+                let missing = next.map_or(0, |next| at.saturating_sub(next));
+                let missing = u64::try_from(missing).unwrap_or(0);
+                if missing > most {
+                    self.fill(missing)?;
                 }
-                self.next_packet = Some(at.saturating_add_unsigned(length));
             }
             if self.gaps.as_mut().is_some_and(|gaps| !gaps.follows(&packet.data)) {
                 return Err(broken("a part is missing or damaged"));
@@ -535,6 +553,9 @@ impl Blocks {
                 let time = (packet.pts.get(), packet.dur.get());
                 timeline.add(time, frames, layout.sample_rate, &mut self.parts)?;
                 std::mem::swap(&mut self.decoded, &mut self.samples);
+            } else if !self.parts.is_empty() {
+                self.parts.push_back(Part::Frames(0..frames));
+                std::mem::swap(&mut self.decoded, &mut self.samples);
             } else if frames > 0 {
                 let first = u64::try_from(packet.pts.get()).unwrap_or_default();
                 self.last = Some((first, frames));
@@ -557,6 +578,23 @@ impl Blocks {
             )));
         }
         Ok(None)
+    }
+
+    /// Puts silence in the place of frames that are missing. The reader tells the times of the page behind them as if it were the one
+    /// that is missing: the silence comes after it.
+    fn fill(&mut self, missing: u64) -> Result<(), Fault> {
+        let (at, before) = self.hole.unwrap_or((self.given, 0));
+        let all = before.saturating_add(missing);
+        let most = self
+            .layout
+            .as_ref()
+            .map_or(0, |layout| MOST_SILENCE * u64::from(layout.sample_rate));
+        if !self.fills_holes || all > most {
+            return Err(broken("a page is missing or damaged"));
+        }
+        self.hole = Some((at, all));
+        self.parts.push_back(Part::Silence(missing));
+        Ok(())
     }
 
     /// Makes a part of the block that was decoded last, or silence, the block that is given.

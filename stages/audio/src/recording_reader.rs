@@ -56,6 +56,8 @@ pub struct RecordingReader {
     frames: u64,
     /// Place of the first block, as the format has it.
     first: Option<u64>,
+    /// As [`Blocks::hole`].
+    hole: Option<(u64, u64)>,
 }
 
 impl RecordingReader {
@@ -136,10 +138,18 @@ impl RecordingReader {
             waiting: Vec::new(),
             frames: 0,
             first: None,
+            hole: None,
         };
         // The first block is there already.
         reader.take_block().map_err(|fault| AudioError::Decode(fault.detail))?;
         Ok(reader)
+    }
+
+    /// Puts silence in the place of damaged and missing pages of an Ogg, of which a note tells; otherwise the recording ends there.
+    pub fn fill_holes(&mut self) {
+        if let Some(blocks) = &mut self.blocks {
+            blocks.fills_holes = true;
+        }
     }
 
     /// Samples of each channel in a second, as the recording has them.
@@ -161,7 +171,13 @@ impl RecordingReader {
     /// What a user has to know of how it is read, such as which one of several tracks. What concerns channels is known after the
     /// last read.
     pub fn note(&self) -> Option<String> {
-        let notes = self.note.iter().cloned().chain(self.mixer.note(self.channels));
+        let seconds = |frames: u64| frames as f64 / f64::from(self.layout.sample_rate);
+        let of_hole = self.hole.map(|(at, missing)| {
+            let (at, missing) = (seconds(at), seconds(missing));
+            format!("pages are missing or damaged, from about {at:.1} s on: silence takes the place of {missing:.1} s")
+        });
+        let notes = self.note.iter().cloned().chain(of_hole);
+        let notes = notes.chain(self.mixer.note(self.channels));
         notes.reduce(|first, second| format!("{first}; {second}"))
     }
 
@@ -200,7 +216,9 @@ impl RecordingReader {
         let Some(blocks) = &mut self.blocks else {
             return Ok(false);
         };
-        if guarded(|| blocks.next_block().map(|block| block.is_some()))? {
+        let next = guarded(|| blocks.next_block().map(|block| block.is_some()));
+        self.hole = blocks.hole;
+        if next? {
             return self.take_block().map(|()| true);
         }
         blocks.check_end()?;

@@ -154,6 +154,9 @@ pub fn samples_or_damage(
         Ok(reader) => reader,
         Err(refusal) => return Ok(Err(refusal)),
     };
+    if on_damage == OnDamage::Keep {
+        reader.fill_holes();
+    }
     let most = (max_seconds * f64::from(SAMPLE_RATE)) as usize;
     let (mut samples, mut damaged) = (Vec::new(), false);
     loop {

@@ -13,6 +13,7 @@ use crate::flac::{self, Fault, MARKER, StreamInfo};
 use crate::format::{Format, HEAD, MOST_PADDING, first_frame_after, mpeg, recognise, stated_id3_length};
 use crate::recording::{Blocks, broken};
 use crate::stream::one_track;
+use crate::streamed_aiff;
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
 use crate::wave64;
 
@@ -235,6 +236,13 @@ pub(crate) fn open_track(bytes: &StoredBytes, format: Format, track: Option<u32>
         Format::Wav => {
             let header = header_with_sizes(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size);
             header.map_or_else(Default::default, |header| (header.bytes, header.start))
+        }
+        Format::Aiff => {
+            let header = streamed_aiff::header_with_sizes(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size);
+            let header = header.unwrap_or_default();
+            let mut blocks = Blocks::open(Box::new(bytes.source(header.bytes, header.start)), format, track)?;
+            blocks.fault_at_end = header.fault_at_end;
+            return Ok(blocks);
         }
         Format::Rf64 => {
             let wave = wave64::read_header(BufReader::new(bytes.source(Vec::new(), 0)), bytes.size)?;

@@ -28,7 +28,7 @@ pub(crate) struct Header {
 
 /// The header of a WAV up to its samples, with the sizes that it should have. `bytes` are those of the recording, `size` is how many
 /// there are. A header without sizes has 0xFFFFFFFF or 0x7FFFF000 and more for that of the samples; or 0, and for that of the whole 0,
-/// 0xFFFFFFFF or the length of the header alone. Others have a size of the whole that is too small for the samples, or a chunk of an
+/// 0xFFFFFFFF or the length of the header alone, or no chunk behind them. Others have a size of the whole that is too small for the samples, or a chunk of an
 /// odd length that is not filled up, or a format of A-law or mu-law without its last field. None where the header is right, is incomplete, or the recording is larger than a WAV can be (4 GiB).
 pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Header> {
     let mut header = Vec::new();
@@ -62,8 +62,9 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Heade
             let start = header.len() as u64 - added;
             let there = size.checked_sub(start)?;
             let whole = u32::from_le_bytes(header[4..8].try_into().ok()?);
-            // With 0 samples and a larger size of the whole, other chunks follow.
-            let is_unset = length == 0 && (whole == 0 || whole == UNKNOWN || u64::from(whole) + 8 == start);
+            // With 0 samples and a larger size of the whole, other chunks follow, or what can only be samples.
+            let is_unset = length == 0
+                && (whole == 0 || whole == UNKNOWN || u64::from(whole) + 8 == start || is_no_chunk(&mut bytes, there));
             let is_open = is_unset || length == UNKNOWN || (length >= LEAST_UNKNOWN && u64::from(length) > there);
             let samples = if is_open { known(there)? } else { length };
             let least = known(header.len() as u64 - 8 + u64::from(samples))?;
@@ -86,6 +87,18 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Heade
             added += 2;
         }
     }
+}
+
+/// Whether at least as many bytes follow as the head of a chunk has, and they are none of one that ends within `size`.
+fn is_no_chunk(bytes: &mut impl Read, size: u64) -> bool {
+    let mut head = Vec::new();
+    let is_whole = take(bytes, 8, &mut head).is_some();
+    let length = head.last_chunk().map_or(0, |length| u32::from_le_bytes(*length));
+    is_whole && !(is_name(&head[..4]) && 8 + u64::from(length) <= size)
+}
+
+fn is_name(name: &[u8]) -> bool {
+    name.iter().all(|byte| (0x20..0x7f).contains(byte))
 }
 
 /// Fewest bytes of samples that can be heard: a twentieth of a second of telephony.
@@ -128,7 +141,7 @@ fn rest_after_chunks(
         let name = &head[..4];
         let length = u64::from(u32::from_le_bytes(head[4..].try_into().ok()?));
         // Samples may look like a name, but seldom like a length, too.
-        let is_chunk = is_whole && at + 8 + length <= size && name.iter().all(|byte| (0x20..0x7f).contains(byte));
+        let is_chunk = is_whole && at + 8 + length <= size && is_name(name);
         if is_after_samples && !is_chunk {
             // Some programs do not fill up to an even number.
             let unfilled = std::mem::take(&mut fill);
@@ -295,6 +308,7 @@ mod tests {
             (0, 4_000),
             (right - 8, 4_000),
             (36, 4_000),
+            (right, 0),
         ] {
             let bytes = with_sizes(&whole, size, of_samples);
             assert_eq!(

@@ -47,6 +47,38 @@ pub struct Part {
 /// recording.
 const IN_MEMORY: f64 = 600.0;
 
+/// The sum of the samples of a recording: speech has a mean near 0.
+#[derive(Default)]
+struct Offset {
+    sum: f64,
+    samples: u64,
+}
+
+impl Offset {
+    /// With larger ones voice activity misses speech.
+    const LARGE: f64 = 0.1;
+
+    fn add(&mut self, samples: &[f32]) {
+        self.sum += samples.iter().map(|sample| f64::from(*sample)).sum::<f64>();
+        self.samples += samples.len() as u64;
+    }
+
+    /// A note with what has to be known of it.
+    fn told(&self, note: Option<String>) -> Option<String> {
+        let mean = self.sum / self.samples.max(1) as f64;
+        let of_offset = (mean.abs() >= Self::LARGE).then(|| {
+            format!(
+                "its samples have a DC offset of {:.0} % of full scale, so that speech may not be found: remove it first (`sox IN \
+                 OUT dcshift {:.2}`)",
+                100.0 * mean,
+                -mean
+            )
+        });
+        let notes = note.into_iter().chain(of_offset);
+        notes.reduce(|first, second| format!("{first}; {second}"))
+    }
+}
+
 /// A recording of any format that [`flow_audio::recording`] knows, or a part of one, decoded block by block.
 #[derive(Clone, Debug)]
 pub struct StreamedRecording {
@@ -255,7 +287,9 @@ impl StreamedRecording {
         let identity = FileVersion::settled(&self.path);
         if let Some(part) = self.alone(&mut mixing) {
             open.mixing = identity.map(|identity| (self.place(), identity, mixing));
-            extent.note = mixing.note();
+            let mut offset = Offset::default();
+            offset.add(&part);
+            extent.note = offset.told(mixing.note());
             extent.samples = part.len() as u64;
             if extent.samples > most {
                 return Ok(Err(Refusal::too_long(&self.path, max_seconds)));
@@ -279,13 +313,20 @@ impl StreamedRecording {
             None => {
                 let identity = self.part.and_then(|_| FileVersion::settled(&self.path));
                 match open_range(&self.path, self.range, longest, self.channels, self.track)? {
-                    Ok(reader) => (reader, Vec::new(), Progress::More, identity),
+                    Ok(mut reader) => {
+                        if on_damage == OnDamage::Keep && self.part.is_none() {
+                            reader.fill_holes();
+                        }
+                        (reader, Vec::new(), Progress::More, identity)
+                    }
                     Err(refusal) => return Ok(Err(refusal)),
                 }
             }
         };
+        let mut offset = Offset::default();
         let outcome = loop {
             let taken = cut.take(&block);
+            offset.add(taken);
             extent.samples += taken.len() as u64;
             if extent.samples > most {
                 return Ok(Err(Refusal::too_long(&self.path, max_seconds)));
@@ -311,7 +352,7 @@ impl StreamedRecording {
             progress = reader.read(&mut block)?;
         };
         let outcome = outcome.map(|extent| Extent {
-            note: reader.note(),
+            note: offset.told(reader.note()),
             ..extent
         });
         if let Some(identity) = identity {
@@ -334,6 +375,10 @@ impl Samples for StreamedRecording {
             return take(&part).map(drop);
         }
         let mut reader = RecordingReader::open_track(&self.path, self.range, self.channels, self.track)?;
+        if self.part.is_none() {
+            // Where they are damage, the first pass ended at it.
+            reader.fill_holes();
+        }
         let mut cut = Cut::new(self.part);
         let mut block = Vec::new();
         loop {
@@ -404,6 +449,19 @@ mod tests {
             let recording = StreamedRecording::new(path, Channels::Mix);
             let refused = recording.first_pass(10.0, OnDamage::Keep, &mut |_| Ok(true)).unwrap();
             assert_eq!(refused.unwrap_err().reason, "missing_file");
+        }
+    }
+
+    #[test]
+    fn a_dc_offset_is_told() {
+        let note = |offset: i16| {
+            let samples: Vec<i16> = (0..16_000).map(|at| offset + (at % 200 - 100) as i16 * 50).collect();
+            first_pass(&wav(16_000, &samples), 10.0, OnDamage::Keep).0.unwrap().note
+        };
+        assert_eq!(note(0), None);
+        for (offset, told) in [(16_384, " 50 %"), (-6_000, " -18 %")] {
+            let note = note(offset).unwrap();
+            assert!(note.contains("DC offset") && note.contains(told), "{note}");
         }
     }
 

@@ -1,7 +1,11 @@
 """Makes the recordings beside this file: one second of a rising tone, in formats that only other programs write.
 
     pip install av numpy soundfile && python make.py
+
+It calls ffmpeg for Vorbis in MP4.
 """
+import subprocess
+
 import av
 import numpy as np
 import soundfile
@@ -47,3 +51,5 @@ for name, codec, rate, length in [
 
 for name, subtype in [("tone.ogg", "VORBIS"), ("tone.opus", "OPUS")]:
     soundfile.write(name, tone, RATE, format="OGG", subtype=subtype)
+
+subprocess.run(["ffmpeg", "-y", "-i", "tone.ogg", "-c:a", "libvorbis", "tone.vorbis.mp4"], check=True)
