@@ -18,6 +18,7 @@ use flow_runtime::{
     SourcePartition, StageError, UrlUse, open_regular_file,
 };
 use flow_speakers::silero::SAMPLE_RATE;
+use flow_storage::FileVersion;
 use serde_json::{Value, json};
 
 use crate::channels::{Listed, shared_listed};
