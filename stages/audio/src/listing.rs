@@ -227,12 +227,6 @@ fn objects(url: &ObjectUrl) -> Result<Files> {
         if !fits || below.split('/').any(|part| part.starts_with('.')) {
             continue;
         }
-        if below.contains(['?', '#']) {
-            return Err(ListingError(format!(
-                "{}: a recording whose name has `?` or `#` cannot be read",
-                entry.url
-            )));
-        }
         files.push((below.to_owned(), path(&entry.url)));
     }
     match (files.is_empty(), pattern) {
