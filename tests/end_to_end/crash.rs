@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use flow_random::SplitMix64;
 
-use crate::binary::{Workplace, expect_code, program, stderr, with_failpoints};
+use crate::binary::{Workplace, expect_code, stderr, with_failpoints};
 use crate::pseudo_labels;
 use crate::training::finetune;
 use crate::transcription::recording;

@@ -287,6 +287,6 @@ fn a_group_that_inherits_has_its_parameters_in_the_pipeline_around_it() {
             "flow: 1\nparams: {n: {help: nothing}}\nstages:\n  scan: {uses: toy.count, with: {rows: 1}}\n",
         ),
     ]);
-    let said = wrong.check(&[]).unwrap_err().to_string();
+    let said = wrong.check(&[]).err().unwrap().to_string();
     assert_eq!(said.matches("parameter `n` has neither").count(), 1, "{said}");
 }

@@ -146,11 +146,14 @@ impl Chain {
     pub fn add(&mut self, look: &Look) {
         let mut bytes = [0; 72];
         bytes[..32].copy_from_slice(&self.0);
-        if let Some((place, file)) = look {
+        if let Some((place, FileLook(file))) = look {
             bytes[32..40].copy_from_slice(&(*place as u64 + 1).to_le_bytes());
             bytes[40..48].copy_from_slice(&file.size.to_le_bytes());
-            bytes[48..64].copy_from_slice(&file.mtime.to_le_bytes());
-            bytes[64..72].copy_from_slice(&file.inode.to_le_bytes());
+            bytes[48..64].copy_from_slice(&i128::from(file.mtime_ns).to_le_bytes());
+            match file.tag {
+                Some(tag) => bytes[64..72].copy_from_slice(&tag[..8]),
+                None => bytes[64..72].copy_from_slice(&file.inode.to_le_bytes()),
+            }
         }
         self.0 = *blake3::hash(&bytes).as_bytes();
     }
