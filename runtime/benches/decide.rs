@@ -140,7 +140,7 @@ impl GroupChoice for Made {
         let rows = || first..first + ROWS;
         let recordings = |kind: u64| {
             rows()
-                .map(|row| Some(key(row / RECORDING ^ (kind + 1) << 60)))
+                .map(|row| Some(key((row / RECORDING) ^ ((kind + 1) << 60))))
                 .collect()
         };
         Ok(ChoiceRows {

@@ -44,8 +44,7 @@ pub fn load_params(path: &Path, overrides: &Overrides) -> Result<Vec<ParamValue>
     let no_kinds = Registry::default();
     let mut reader = Reader::new(&no_kinds, overrides);
     let values = reader.document(path, None, "a pipeline", &KEYS).map(|document| {
-        let declared = document.root.get("params").unwrap_or(&Value::Null);
-        let mut params = Params::declare(&document.source, declared, reader.usual_names, &mut reader.found);
+        let (mut params, _) = reader.declared(&document);
         reader.give(overrides, None, &mut params);
         reader.unshown.extend(params.files_with_secrets().iter().cloned());
         params.resolve(&overrides.environment, &mut reader.found).values
@@ -101,6 +100,11 @@ const KEYS: [&str; 5] = ["description", "params", "include", "stages", "tests"];
 
 /// In place of the `params` of a group: it has those of its pipeline, which become parameters of the one that includes it.
 const INHERIT: &str = "inherit";
+
+/// The same for all paths of a file.
+fn same_file(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf())
+}
 
 /// A path of an included file, relative to the file that names it.
 fn beside(source: &SourceFile, path: &str) -> PathBuf {
@@ -188,7 +192,7 @@ impl Reader<'_> {
         group: &str,
         give: impl FnOnce(&mut Reader<'_>, &mut Params),
     ) -> Option<Parts> {
-        let same_file = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let same_file = same_file(path);
         if let Some(start) = self.open.iter().position(|(open, _)| *open == same_file) {
             let chain: Vec<String> = self.open[start..]
                 .iter()
@@ -207,9 +211,7 @@ impl Reader<'_> {
         self.open.push((same_file, path.to_path_buf()));
         let null = Value::Null;
         let entry = |key: &str| document.root.get(key).unwrap_or(&null);
-        let mut params = Params::declare(&document.source, entry("params"), self.usual_names, &mut self.found);
-        let mut inherited = BTreeMap::new();
-        self.inherit(&document, &mut params, &mut vec![path.to_path_buf()], &mut inherited);
+        let (mut params, inherited) = self.declared(&document);
         params.keep_secrets_in(&self.secrets);
         give(self, &mut params);
         self.unshown.extend(params.files_with_secrets().iter().cloned());
@@ -290,6 +292,20 @@ impl Reader<'_> {
         }
     }
 
+    /// The parameters that a pipeline declares, with those that it inherits; and by group, the names that it is given.
+    fn declared(&mut self, document: &Document) -> (Params, BTreeMap<String, Vec<String>>) {
+        let declared = document.root.get("params").unwrap_or(&Value::Null);
+        let mut params = Params::declare(&document.source, declared, self.usual_names, &mut self.found);
+        let mut inherited = BTreeMap::new();
+        self.inherit(
+            document,
+            &mut params,
+            &mut vec![same_file(&document.source.path)],
+            &mut inherited,
+        );
+        (params, inherited)
+    }
+
     /// Declares the parameters that groups with `params: inherit` have and the pipeline does not; with those that these pipelines
     /// inherit in turn. `inherited`: by group of the pipeline, the names that it is given. `chain` are the files that led here.
     /// What is wrong with a file is reported where it is included.
@@ -312,7 +328,7 @@ impl Reader<'_> {
                 continue;
             }
             let path = beside(&document.source, path);
-            if chain.contains(&path) {
+            if chain.contains(&same_file(&path)) {
                 continue;
             }
             let found = self.found.len();
@@ -320,7 +336,7 @@ impl Reader<'_> {
             self.found.truncate(found);
             let Some(included) = read else { continue };
             let mut own = params.declare_missing(&included.source, included.root.get("params"), &mut Vec::new());
-            chain.push(path);
+            chain.push(same_file(&path));
             own.extend(self.inherit(&included, params, chain, &mut BTreeMap::new()));
             chain.pop();
             all.extend(own.iter().cloned());

@@ -55,7 +55,7 @@ pub fn write_atomically_with<E: From<StoreError>>(
     let folder = folder_of(path);
     let created = temporary_file::open_folder(folder)
         .and_then(|opened| temporary_file::create_temporary_file(opened, folder))
-        .map_err(|e| StoreError::io("create a file in", folder, e));
+        .map_err(|e| StoreError::io("write", path, e));
     let (name, mut file) = created?;
     let temporary = folder.join(name);
     let placed = write(&mut file).and_then(|()| {

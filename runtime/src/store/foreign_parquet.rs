@@ -588,7 +588,7 @@ mod tests {
             .unwrap();
         let contradiction = ParquetMetaData::new(whole.file_metadata().clone(), vec![empty]);
         let error = rows_of_file(&contradiction).unwrap_err().to_string();
-        assert!(error.contains("1000 rows, and 0 in the row groups"), "{error}");
+        assert!(error.contains("claim 1000 rows, and the row groups have 0"), "{error}");
     }
 
     /// A header of a page whose first unknown field is a list of 2^31 - 1 doubles, right up to the end of the file.

@@ -99,7 +99,7 @@ fn a_plan_says_what_a_selection_leaves_out() {
     place.options.force = vec!["clean".into()];
     situation("a_forced_stage", &place, &[]);
     place.options.force = Vec::new();
-    place.options.partitions = vec!["s0[1-3]".into()];
+    place.options.partitions = vec!["s1?".into()];
     situation("some_partitions", &place, &[]);
 }
 

@@ -70,7 +70,7 @@ fn is_unread(name: &str) -> bool {
             .windows(word.len())
             .any(|part| part.eq_ignore_ascii_case(word.as_bytes()))
     };
-    if !OF_PLACES.iter().any(|word| holds(&word)) {
+    if !OF_PLACES.iter().any(holds) {
         return false;
     }
     let mut words = vec![String::new()];

@@ -520,7 +520,7 @@ fn each_refusal_says_what_to_do() {
         (404, "RevisionNotFound", None, &["has no revision v9"]),
         (401, "", Some("t"), &["does not accept the token from HF_TOKEN"]),
         (403, "", Some("t"), &["forbids access"]),
-        (429, "", None, &["only so many requests"]),
+        (429, "", None, &["limits the rate of requests"]),
         (503, "", None, &["a server error (status 503)"]),
     ];
     for (status, code, token, words) in cases {

@@ -227,8 +227,14 @@ fn circles_are_shown() {
     );
     assert!(said.contains("in a circle: a -> b -> c -> a"), "{said}");
     let files = Files::new(&[
-        ("p.yaml", "flow: 1\ninclude: {g: {pipeline: DIR/q.yaml}}\n"),
-        ("q.yaml", "flow: 1\ninclude: {h: {pipeline: DIR/p.yaml}}\n"),
+        (
+            "p.yaml",
+            "flow: 1\ninclude: {g: {pipeline: DIR/q.yaml, params: inherit}}\n",
+        ),
+        (
+            "q.yaml",
+            "flow: 1\ninclude: {h: {pipeline: DIR/p.yaml, params: inherit}}\n",
+        ),
     ]);
     let said = files.said(files.load(&[], &[]).unwrap_err());
     assert!(
