@@ -74,7 +74,7 @@ pub fn product_with_bias(a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Resul
     without_cublaslt(a, b, bias)
 }
 
-/// `a b` of [`product`] rounded to bf16, for factors in bf16.
+/// `a b` of [`product()`] rounded to bf16, for factors in bf16.
 pub fn product_in_bf16(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     match computed_by_cublaslt(DType::BF16, a, b, None)? {
         Some(out) => Ok(out),
