@@ -69,7 +69,7 @@ pub struct RunArguments {
     /// of the pipeline are computed again
     #[arg(long)]
     pub keep_going: bool,
-    /// Memory for the keys that deduplication and splits sort, such as 4GiB; half of the available memory if not given. Keys
+    /// Memory for the keys that deduplication and splits sort, such as 4GiB (16MiB at least); half of the available memory if not given. Keys
     /// that do not fit are sorted on disk, in the state directory
     #[arg(long, value_name = "SIZE", value_parser = crate::commands::memory::bytes)]
     pub decide_memory: Option<u64>,

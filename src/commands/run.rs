@@ -28,6 +28,9 @@ use crate::secret_file;
 /// is ended.
 const LAST_RESORT: Duration = Duration::from_secs(60);
 
+/// With less, keys of many rows would be sorted in more parts than can be merged.
+const LEAST_DECIDE_MEMORY: u64 = 16 << 20;
+
 /// What becomes of the file of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
@@ -143,7 +146,7 @@ fn conduct(
     options.signals = true;
     options.allow_shrink = arguments.allow_shrink;
     options.keep_going = arguments.keep_going;
-    options.decide_bytes = arguments.decide_memory;
+    options.decide_bytes = arguments.decide_memory.map(|bytes| bytes.max(LEAST_DECIDE_MEMORY));
     options.processes = processes.cloned();
     options.standing = standing.cloned();
     let outcome = flow_runtime::run::run(checked, &options, events);
