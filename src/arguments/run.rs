@@ -69,8 +69,8 @@ pub struct RunArguments {
     /// of the pipeline are computed again
     #[arg(long)]
     pub keep_going: bool,
-    /// Memory for the keys that deduplication and splits sort, such as 4GiB (16MiB at least); half of the available memory if not given. Keys
-    /// that do not fit are sorted on disk, in the state directory
+    /// Memory for the keys that deduplication and splits sort, such as 4GiB (16MiB at least); half of the available memory
+    /// if not given. Keys that do not fit are sorted on disk, in the state directory
     #[arg(long, value_name = "SIZE", value_parser = crate::commands::memory::bytes)]
     pub decide_memory: Option<u64>,
     /// Stay, and run the pipeline again each time its sources or its files have changed: partitions that come, change or go.
