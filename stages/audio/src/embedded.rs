@@ -38,7 +38,11 @@ pub enum EmbeddedPlace {
     /// In bytes.
     Bytes { offset: u64, size: u64 },
     /// A value of a Parquet file.
-    Value { column: usize, row_group: usize, row: usize },
+    Value {
+        column: usize,
+        row_group: usize,
+        row: usize,
+    },
 }
 
 /// The path of bytes of a file.

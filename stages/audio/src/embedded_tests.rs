@@ -24,7 +24,10 @@ fn only_the_two_forms_name_what_is_within_a_file() {
         row_group: 2,
         row: 17,
     };
-    assert_eq!(of("s3://b/t.parquet#column=0&row_group=2&row=17"), Some(("s3://b/t.parquet".into(), value)));
+    assert_eq!(
+        of("s3://b/t.parquet#column=0&row_group=2&row=17"),
+        Some(("s3://b/t.parquet".into(), value))
+    );
     for path in [
         "a.wav",
         "a#1.wav",
@@ -87,8 +90,14 @@ fn values_of_parquet_files_are_read_in_any_order_as_recordings() {
         }
     }
     for (wrong, why) in [
-        (path_of_value(path.to_str().unwrap(), 1, 3, 0), "no row 0 in a row group 3"),
-        (path_of_value(path.to_str().unwrap(), 1, 0, 3), "no row 3 in a row group 0"),
+        (
+            path_of_value(path.to_str().unwrap(), 1, 3, 0),
+            "no row 0 in a row group 3",
+        ),
+        (
+            path_of_value(path.to_str().unwrap(), 1, 0, 3),
+            "no row 3 in a row group 0",
+        ),
         (path_of_value(path.to_str().unwrap(), 9, 0, 0), "no column 9"),
         (path_of_value(path.to_str().unwrap(), 0, 0, 0), "has no bytes"),
     ] {
@@ -123,8 +132,14 @@ fn bytes_of_a_file_are_a_recording() {
     let named = Path::new(&named);
     assert!(read_file(named).unwrap() == flac);
     let seconds = stated_seconds(named, None).unwrap();
-    assert_eq!(decode_row(named, None, 0.0, seconds, 60.0).unwrap(), decode(&flac, 60.0).unwrap());
+    assert_eq!(
+        decode_row(named, None, 0.0, seconds, 60.0).unwrap(),
+        decode(&flac, 60.0).unwrap()
+    );
     let beyond = path_of_bytes(path.to_str().unwrap(), 5, flac.len() as u64 + 6);
     assert!(matches!(read_file(Path::new(&beyond)), Err(AudioError::PastEnd { .. })));
-    assert!(matches!(decode_row(Path::new(&beyond), None, 0.0, 1.0, 60.0), Err(AudioError::PastEnd { .. })));
+    assert!(matches!(
+        decode_row(Path::new(&beyond), None, 0.0, 1.0, 60.0),
+        Err(AudioError::PastEnd { .. })
+    ));
 }

@@ -33,7 +33,13 @@ impl StoredBytes {
     pub fn open(path: &Path, range: Option<(u64, u64)>) -> Result<StoredBytes, AudioError> {
         match (range, embedded::parse(path)) {
             (Some(_), _) | (_, None) => {}
-            (None, Some(Embedded { file, place: EmbeddedPlace::Bytes { offset, size } })) => {
+            (
+                None,
+                Some(Embedded {
+                    file,
+                    place: EmbeddedPlace::Bytes { offset, size },
+                }),
+            ) => {
                 return StoredBytes::open(&file, Some((offset, size)));
             }
             (None, Some(value)) => return StoredBytes::of_file(value.into_file()?.into(), path, None),

@@ -5,6 +5,7 @@ mod files;
 mod folder;
 mod folder_languages;
 mod grouped;
+mod layouts;
 mod lines;
 mod listing;
 mod looks;
@@ -41,6 +42,7 @@ use serde::{Deserialize, Serialize};
 pub use files::Format;
 pub(crate) use files::trailing_number;
 pub use flow_audio::json_line;
+pub use layouts::Layout;
 pub use lines::LANGUAGE_KEYS;
 pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
@@ -158,6 +160,13 @@ pub struct ReadSettings {
     pub manifest: String,
     /// What kind of manifest it is.
     pub format: Format,
+    /// How the corpus is arranged, where that should not be found out.
+    #[serde(skip_serializing_if = "is_default")]
+    pub layout: Layout,
+    /// The split that is read of a layout with several: by its name, or by another of the same (`dev` is `validation`); `all` reads
+    /// all. Empty: those for training.
+    #[serde(skip_serializing_if = "is_default")]
+    pub split: String,
     /// Folder of extracted recordings, `<audio>/<lang>/<shard_id>/<member>`, as `audio.extract` makes it.
     pub audio: PathBuf,
     /// Folder that is put before a relative `tar_path`.
@@ -193,6 +202,8 @@ impl Default for ReadSettings {
         ReadSettings {
             manifest: String::new(),
             format: Format::default(),
+            layout: Layout::default(),
+            split: String::new(),
             audio: PathBuf::new(),
             shards: PathBuf::new(),
             tars: String::new(),
@@ -261,6 +272,10 @@ impl ReadSettings {
             _ => Ok(()),
         }
     }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// The name of a file without its extension.

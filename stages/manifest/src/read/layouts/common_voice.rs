@@ -22,7 +22,10 @@ pub fn detect(root: &Path) -> Option<String> {
     if !root.join(CLIPS).is_dir() || first_of(root, &tables("")).is_some() {
         return None;
     }
-    let table = OF_CLIPS.iter().map(|name| format!("{name}.tsv")).find(|name| root.join(name).is_file())?;
+    let table = OF_CLIPS
+        .iter()
+        .map(|name| format!("{name}.tsv"))
+        .find(|name| root.join(name).is_file())?;
     Some(format!("{table} beside {CLIPS}"))
 }
 
@@ -31,12 +34,17 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         return open_folder(root, settings, scratch);
     }
     let is_there = |name: &&&str| root.join(format!("{name}.tsv")).is_file();
-    let named = OF_CLIPS.iter().find(|name| **name == settings.split).or_else(|| {
-        OF_CLIPS.iter().find(|name| usual(name) == usual(&settings.split))
-    });
+    let named = OF_CLIPS
+        .iter()
+        .find(|name| **name == settings.split)
+        .or_else(|| OF_CLIPS.iter().find(|name| usual(name) == usual(&settings.split)));
     let table = named.filter(is_there).ok_or_else(|| {
         let there: Vec<&str> = OF_CLIPS.iter().filter(is_there).copied().collect();
-        let why = format!("it has no table of the split {:?}; its tables are {}", settings.split, there.join(", "));
+        let why = format!(
+            "it has no table of the split {:?}; its tables are {}",
+            settings.split,
+            there.join(", ")
+        );
         wrong(root, why)
     })?;
     settings.open_table(&root.join(format!("{table}.tsv")), root, scratch)
@@ -74,22 +82,35 @@ pub fn open_folder(root: &Path, settings: &ReadSettings, scratch: &Path) -> Resu
 /// The table of spontaneous speech in a folder.
 fn spontaneous(root: &Path) -> Option<PathBuf> {
     let names = names_in(root);
-    let table = names.iter().find(|name| name.starts_with("ss-corpus-") && name.ends_with(".tsv"))?;
+    let table = names
+        .iter()
+        .find(|name| name.starts_with("ss-corpus-") && name.ends_with(".tsv"))?;
     root.join("audios").is_dir().then(|| root.join(table))
 }
 
 pub fn detect_spontaneous(root: &Path) -> Option<String> {
-    spontaneous(root).map(|table| format!("{} beside audios", table.file_name().unwrap_or_default().to_string_lossy()))
+    spontaneous(root).map(|table| {
+        format!(
+            "{} beside audios",
+            table.file_name().unwrap_or_default().to_string_lossy()
+        )
+    })
 }
 
 pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
-    let table = spontaneous(root).ok_or_else(|| wrong(root, "there is no ss-corpus-<locale>.tsv beside audios in it"))?;
-    let first = super::line_file::LineFile::open(&table, scratch)?.first_line().unwrap_or_default();
+    let table =
+        spontaneous(root).ok_or_else(|| wrong(root, "there is no ss-corpus-<locale>.tsv beside audios in it"))?;
+    let first = super::line_file::LineFile::open(&table, scratch)?
+        .first_line()
+        .unwrap_or_default();
     let heading = Heading::of(&first, '\t');
     if let Some(lacking) = ["audio_file", "transcription"].iter().find(|name| !heading.has(name)) {
         return Err(wrong(&table, format!("it has no column {lacking}")));
     }
-    let locale = table.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.strip_prefix("ss-corpus-"));
+    let locale = table
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .and_then(|stem| stem.strip_prefix("ss-corpus-"));
     let locale = locale.map(str::to_string);
     let (common, folder) = (Common::of(settings), root.join("audios"));
     let wanted_split = settings.split.clone();

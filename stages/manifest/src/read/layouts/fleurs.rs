@@ -23,8 +23,15 @@ const WRITTEN: &str = "raw_transcription";
 fn first_fields(table: &Path) -> Option<Vec<String>> {
     use std::io::{BufRead, BufReader, Read};
     let mut line = String::new();
-    BufReader::new(std::fs::File::open(table).ok()?.take(1 << 16)).read_line(&mut line).ok()?;
-    Some(line.trim_end_matches(['\n', '\r']).split('\t').map(str::to_string).collect())
+    BufReader::new(std::fs::File::open(table).ok()?.take(1 << 16))
+        .read_line(&mut line)
+        .ok()?;
+    Some(
+        line.trim_end_matches(['\n', '\r'])
+            .split('\t')
+            .map(str::to_string)
+            .collect(),
+    )
 }
 
 /// Whether a table has rows of FLEURS from its first line on.
@@ -38,12 +45,16 @@ fn is_table(table: &Path) -> bool {
 }
 
 fn tables(root: &Path) -> Vec<(PathBuf, &'static str)> {
-    let all = SPLITS.into_iter().map(|split| (root.join(format!("{split}.tsv")), split));
+    let all = SPLITS
+        .into_iter()
+        .map(|split| (root.join(format!("{split}.tsv")), split));
     all.filter(|(table, _)| is_table(table)).collect()
 }
 
 pub fn detect(root: &Path) -> Option<String> {
-    tables(root).first().map(|(_, split)| format!("{split}.tsv without a heading"))
+    tables(root)
+        .first()
+        .map(|(_, split)| format!("{split}.tsv without a heading"))
 }
 
 pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
@@ -62,7 +73,9 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
     let as_written = theirs.iter().any(|pair| *pair == (WRITTEN, "text"));
     let files: Vec<PathBuf> = tables.iter().map(|(path, _)| path.clone()).collect();
     let folder = std::path::absolute(root).unwrap_or_default();
-    let lang = folder.file_name().and_then(|name| language_called(name.to_str()?).map(str::to_string));
+    let lang = folder
+        .file_name()
+        .and_then(|name| language_called(name.to_str()?).map(str::to_string));
     let told = told.map_or_else(String::new, |told| format!("; {told}"));
     let column = if as_written { WRITTEN } else { "transcription" };
     let told = format!("FLEURS; texts are of the column {column}{told}");
@@ -78,7 +91,11 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
             .parse()
             .map_err(|_| refuse("bad_type", format!("{:?} is no number of samples", fields[5])))?;
         let split = tables[file].1;
-        let (text, other) = if as_written { (fields[2], fields[3]) } else { (fields[3], fields[2]) };
+        let (text, other) = if as_written {
+            (fields[2], fields[3])
+        } else {
+            (fields[3], fields[2])
+        };
         let mut extra = Map::new();
         // Several recordings have one sentence.
         extra.insert("sentence_id".into(), fields[0].into());

@@ -64,7 +64,10 @@ struct Segment {
 }
 
 fn file_of(root: &Path) -> Option<PathBuf> {
-    let named = root.file_name().is_some_and(|name| name == FILE).then(|| root.to_path_buf());
+    let named = root
+        .file_name()
+        .is_some_and(|name| name == FILE)
+        .then(|| root.to_path_buf());
     named.or_else(|| Some(root.join(FILE))).filter(|path| path.is_file())
 }
 
@@ -88,7 +91,10 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
     let failed = |error| ManifestError::io(&path, error);
     let look = FileLook::of(&path).map_err(failed)?;
     let file = open_input_file(&path).map_err(failed)?;
-    let elements = elements(BufReader::with_capacity(1 << 20, open_input_file(&path).map_err(failed)?), LIST);
+    let elements = elements(
+        BufReader::with_capacity(1 << 20, open_input_file(&path).map_err(failed)?),
+        LIST,
+    );
     let subset = match settings.split.as_str() {
         "" | "train" | "all" => settings.split.clone(),
         named => match usual(named) {
@@ -189,11 +195,17 @@ impl GigaSpeech {
             return Err(refuse("unsafe_name", format!("{:?}", audio.path)));
         }
         if audio.channels.is_some_and(|channels| channels > 1) {
-            return Err(refuse("several_channels", format!("{} channels", audio.channels.unwrap_or(0))));
+            return Err(refuse(
+                "several_channels",
+                format!("{} channels", audio.channels.unwrap_or(0)),
+            ));
         }
         let length = segment.end_time - segment.begin_time;
         if !(length.is_finite() && length > 0.0) {
-            let why = format!("it begins at {} s and ends at {} s", segment.begin_time, segment.end_time);
+            let why = format!(
+                "it begins at {} s and ends at {} s",
+                segment.begin_time, segment.end_time
+            );
             return Err(refuse("duration_invalid", why));
         }
         let words: Vec<&str> = segment.text_tn.split_whitespace().collect();
@@ -209,7 +221,10 @@ impl GigaSpeech {
             }
         }
         let mut extra = Map::new();
-        extra.insert("speaker".into(), segment.speaker.clone().filter(|speaker| speaker != "N/A").into());
+        extra.insert(
+            "speaker".into(),
+            segment.speaker.clone().filter(|speaker| speaker != "N/A").into(),
+        );
         // `source` is a column of rows.
         extra.insert("origin".into(), audio.source.clone().into());
         extra.insert("category".into(), audio.category.clone().unwrap_or_default());
@@ -257,9 +272,8 @@ impl Corpus for GigaSpeech {
         for place in self.elements.iter().skip(part.number * BLOCK).take(BLOCK) {
             let element = self.element(*place)?;
             let audio = element.and_then(|json| {
-                serde_json::from_str::<Audio>(&json).map_err(|error| {
-                    refuse("bad_json", format!("of the recording at byte {}: {error}", place.0))
-                })
+                serde_json::from_str::<Audio>(&json)
+                    .map_err(|error| refuse("bad_json", format!("of the recording at byte {}: {error}", place.0)))
             });
             let audio = match audio {
                 Ok(audio) => audio,
@@ -290,12 +304,15 @@ mod tests {
     fn elements_of_a_list_are_found_whatever_texts_hold() {
         let of = |json: &str| {
             let found = elements(BufReader::with_capacity(3, json.as_bytes()), "audios").unwrap();
-            found.into_iter().map(|(start, end)| json[start as usize..end as usize].to_string()).collect::<Vec<_>>()
+            found
+                .into_iter()
+                .map(|(start, end)| json[start as usize..end as usize].to_string())
+                .collect::<Vec<_>>()
         };
-        assert_eq!(of(r#"{"x": [{"a": 1}], "audios": [ {"t": "}\"]{"}, {"u": {"v": [{}]}} ], "y": [{}]}"#), [
-            r#"{"t": "}\"]{"}"#,
-            r#"{"u": {"v": [{}]}}"#
-        ]);
+        assert_eq!(
+            of(r#"{"x": [{"a": 1}], "audios": [ {"t": "}\"]{"}, {"u": {"v": [{}]}} ], "y": [{}]}"#),
+            [r#"{"t": "}\"]{"}"#, r#"{"u": {"v": [{}]}}"#]
+        );
         assert_eq!(of(r#"{"n": "audios", "m": [{}], "audios": []}"#), Vec::<String>::new());
         assert_eq!(of(r#"{"audios": [{"a": 1}, {"b": "#), [r#"{"a": 1}"#], "cut short");
         assert_eq!(of("]]}}"), Vec::<String>::new());

@@ -31,7 +31,9 @@ fn folder_of(root: &Path) -> Option<PathBuf> {
 }
 
 pub fn detect(root: &Path) -> Option<String> {
-    folder_of(root).filter(|folder| folder.join("wav.scp").is_file()).map(|_| "wav.scp".into())
+    folder_of(root)
+        .filter(|folder| folder.join("wav.scp").is_file())
+        .map(|_| "wav.scp".into())
 }
 
 /// A list whose lines begin with an id.
@@ -189,16 +191,28 @@ impl Kaldi {
         if let Some(command) = place.strip_suffix('|') {
             let command = command.trim();
             let is_file = |word: &&str| word.contains('/') || Path::new(word).extension().is_some();
-            let read = command.split('|').next().unwrap_or_default().split_whitespace().skip(1).filter(is_file).next_back();
+            let read = command
+                .split('|')
+                .next()
+                .unwrap_or_default()
+                .split_whitespace()
+                .skip(1)
+                .filter(is_file)
+                .last();
             let hint = read.map_or_else(String::new, |file| {
                 format!("; it reads {file}: convert that to WAV or FLAC and name the result in wav.scp")
             });
-            return Err(refuse("shell_command", format!("wav.scp names a shell command, which is not run: {command}{hint}")));
+            return Err(refuse(
+                "shell_command",
+                format!("wav.scp names a shell command, which is not run: {command}{hint}"),
+            ));
         }
         if place.is_empty() {
             return Err(refuse("missing_audio", "its line in wav.scp names no file"));
         }
-        let archive = place.rsplit_once(':').and_then(|(file, offset)| Some((file, offset.parse::<u64>().ok()?)));
+        let archive = place
+            .rsplit_once(':')
+            .and_then(|(file, offset)| Some((file, offset.parse::<u64>().ok()?)));
         let path = archive.map_or(place, |(file, _)| file);
         let path = match &self.base {
             Some(base) => base.join(path),
@@ -212,7 +226,9 @@ impl Kaldi {
         };
         let (offset, size) = in_archive(&path, offset)
             .map_err(|why| refuse("missing_audio", format!("{} at byte {offset}: {why}", path.display())))?;
-        let path = path.to_str().ok_or_else(|| refuse("unsafe_name", "the path is not UTF-8"))?;
+        let path = path
+            .to_str()
+            .ok_or_else(|| refuse("unsafe_name", "the path is not UTF-8"))?;
         Ok(Wanted {
             files: vec![path_of_bytes(path, offset, size).into()],
             member: None,
@@ -236,8 +252,11 @@ fn in_archive(path: &Path, offset: u64) -> Result<(u64, u64), String> {
     let whole = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
     match &head {
         head if head.starts_with(b"RIFF") => Ok((offset, whole(&head[4..8]) + 8)),
-        head if head.starts_with(b"AUDIO\x04") => Ok((offset + 10, whole(&head[6..10]))),
-        head if head.starts_with(b"AUDIO\x08") => Ok((offset + 14, whole(&head[6..14]))),
+        // How many bytes the length has, and the length.
+        head if head.starts_with(b"AUDIO") && (1..=8).contains(&head[5]) => {
+            let bytes = 6 + usize::from(head[5]);
+            Ok((offset + bytes as u64, whole(&head[6..bytes])))
+        }
         head if head.starts_with(b"fLaC") => Err("a FLAC without its length; write the recordings as files".into()),
         _ => Err("there is no recording".into()),
     }
@@ -247,7 +266,10 @@ fn in_archive(path: &Path, offset: u64) -> Result<(u64, u64), String> {
 fn times(fields: &str) -> Result<(String, f64, Option<f64>), Refusal> {
     let fields: Vec<&str> = fields.split_whitespace().collect();
     let [recording, start, end, channel @ ..] = fields.as_slice() else {
-        return Err(refuse("bad_line", format!("{} fields in segments in place of 4", fields.len() + 1)));
+        return Err(refuse(
+            "bad_line",
+            format!("{} fields in segments in place of 4", fields.len() + 1),
+        ));
     };
     if let Some(channel) = channel.first() {
         let why = format!("segments names channel {channel}; write each channel as a recording of its own");
@@ -261,7 +283,12 @@ fn times(fields: &str) -> Result<(String, f64, Option<f64>), Refusal> {
     let duration = match to {
         -1.0 => None,
         to if to > from => Some(to - from),
-        to => return Err(refuse("duration_invalid", format!("it begins at {from} s and ends at {to} s"))),
+        to => {
+            return Err(refuse(
+                "duration_invalid",
+                format!("it begins at {from} s and ends at {to} s"),
+            ));
+        }
     };
     Ok((recording.to_string(), from, duration))
 }
@@ -273,7 +300,11 @@ impl Corpus for Kaldi {
             Some(base) => format!("; paths are relative to {}", base.display()),
             None => String::new(),
         };
-        let segments = if self.segments.is_some() { "with segments" } else { "without segments" };
+        let segments = if self.segments.is_some() {
+            "with segments"
+        } else {
+            "without segments"
+        };
         format!("a data folder of Kaldi {segments}{base}")
     }
 
@@ -312,8 +343,17 @@ impl Corpus for Kaldi {
             if self.text.find(id)?.is_some() {
                 return Ok(());
             }
-            let name = list.file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let refusal = refuse("missing_text", format!("the utterance {id:?} of {name} has no line in text"));
+            let name = list
+                .file
+                .path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let refusal = refuse(
+                "missing_text",
+                format!("the utterance {id:?} of {name} has no line in text"),
+            );
             take(None, Err(refusal), &|| line_values(text))
         })
     }

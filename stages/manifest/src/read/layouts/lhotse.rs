@@ -157,7 +157,9 @@ fn without<'n>(name: &'n str, word: &str) -> Option<(&'n str, &'n str)> {
 /// Files of recordings and of supervisions that belong together, with what their names have behind the word.
 fn pairs(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
     let names = names_in(folder);
-    let supervisions = names.iter().filter_map(|name| Some((name, without(name, "supervisions")?)));
+    let supervisions = names
+        .iter()
+        .filter_map(|name| Some((name, without(name, "supervisions")?)));
     let pair = |(name, parts): (&String, (&str, &str))| {
         let recordings = names.iter().find(|other| without(other, "recordings") == Some(parts))?;
         let split = parts.1.trim_matches(['_', '-', '.']).to_string();
@@ -169,17 +171,28 @@ fn pairs(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
 /// The files beside a named one of recordings or of supervisions.
 fn pair_of(root: &Path) -> Option<(PathBuf, PathBuf, String)> {
     let folder = root.parent()?;
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let folder = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
     let name = root.file_name()?;
     let is_it = |path: &Path| path.file_name() == Some(name);
-    pairs(folder).into_iter().find(|(recordings, supervisions, _)| is_it(recordings) || is_it(supervisions))
+    pairs(folder)
+        .into_iter()
+        .find(|(recordings, supervisions, _)| is_it(recordings) || is_it(supervisions))
 }
 
 pub fn detect_recordings(root: &Path) -> Option<String> {
     if root.is_dir() {
         let (recordings, _, _) = pairs(root).into_iter().next()?;
-        return (kind_of_file(&recordings)? == LineKind::Recording)
-            .then(|| recordings.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        return (kind_of_file(&recordings)? == LineKind::Recording).then(|| {
+            recordings
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned()
+        });
     }
     match kind_of_file(root)? {
         LineKind::Recording => Some("its first line is a Recording".into()),
@@ -191,10 +204,13 @@ pub fn detect_recordings(root: &Path) -> Option<String> {
 /// Files of cuts in a folder, with what their names have behind the word.
 fn cuts_in(folder: &Path) -> Vec<(PathBuf, String)> {
     let names = names_in(folder);
-    let found = names.iter().filter(|name| !super::shar::is_shard(name)).filter_map(|name| {
-        let (_, split) = without(name, "cuts")?;
-        Some((folder.join(name), split.trim_matches(['_', '-', '.']).to_string()))
-    });
+    let found = names
+        .iter()
+        .filter(|name| !super::shar::is_shard(name))
+        .filter_map(|name| {
+            let (_, split) = without(name, "cuts")?;
+            Some((folder.join(name), split.trim_matches(['_', '-', '.']).to_string()))
+        });
     found.collect()
 }
 
@@ -262,9 +278,10 @@ fn file_of(recording: &Recording, paths: &Paths) -> Result<Wanted, Refusal> {
             files: vec![paths.join(path)],
             member: None,
         }),
-        ("command", Value::String(command)) => {
-            Err(refuse("shell_command", format!("the recording is a shell command, which is not run: {command}")))
-        }
+        ("command", Value::String(command)) => Err(refuse(
+            "shell_command",
+            format!("the recording is a shell command, which is not run: {command}"),
+        )),
         ("shar", _) => Err(refuse(
             "missing_audio",
             "the recording lies in the tar of a Shar folder; name that folder",
@@ -278,19 +295,35 @@ fn file_of(recording: &Recording, paths: &Paths) -> Result<Wanted, Refusal> {
 
 /// Refuses changes of the signal, and several channels.
 fn is_as_stored(recording: &Recording) -> Result<(), Refusal> {
-    if let Some(transforms) = recording.transforms.as_ref().filter(|transforms| !transforms.is_empty()) {
+    if let Some(transforms) = recording
+        .transforms
+        .as_ref()
+        .filter(|transforms| !transforms.is_empty())
+    {
         let name = |transform: &Value| match transform.get("name").and_then(Value::as_str) {
             Some(name) => name.to_string(),
             None => "one without a name".to_string(),
         };
         let names: Vec<String> = transforms.iter().map(name).collect();
-        let why = format!("the recording is changed by {}; write the changed recordings as files", names.join(", "));
+        let why = format!(
+            "the recording is changed by {}; write the changed recordings as files",
+            names.join(", ")
+        );
         return Err(refuse("transformed_audio", why));
     }
     let channels = recording.channel_ids.clone();
-    let channels = channels.unwrap_or_else(|| recording.sources.iter().flat_map(|source| source.channels.clone()).collect());
+    let channels = channels.unwrap_or_else(|| {
+        recording
+            .sources
+            .iter()
+            .flat_map(|source| source.channels.clone())
+            .collect()
+    });
     if channels.len() > 1 {
-        let why = format!("the recording has {} channels; write each as a recording of its own", channels.len());
+        let why = format!(
+            "the recording has {} channels; write each as a recording of its own",
+            channels.len()
+        );
         return Err(refuse("several_channels", why));
     }
     Ok(())
@@ -407,34 +440,42 @@ impl Recordings {
         let id = supervision.recording_id.clone();
         let is_of = |line: &str| serde_json::from_str::<Recording>(line).is_ok_and(|recording| recording.id == id);
         let Some(recording) = self.ids.find(&self.recordings, &id, is_of)? else {
-            return Ok(Err(refuse("missing_recording", format!("there is no recording {id:?}"))));
+            return Ok(Err(refuse(
+                "missing_recording",
+                format!("there is no recording {id:?}"),
+            )));
         };
-        Ok(serde_json::from_str(&recording).map_err(|error| bad(&error)).and_then(|recording: Recording| {
-            one_channel(supervision.channel.as_ref())?;
-            let wanted = file_of(&recording, &self.paths)?;
-            within(supervision.start, supervision.duration, &recording)?;
-            let text = text_of(supervision.text.as_deref().unwrap_or_default(), "the supervision has no text")?;
-            Ok(Utterance {
-                extra: supervision.extra(),
-                id: supervision.id,
-                shard: self.label.clone(),
-                text,
-                lang: supervision.language,
-                lang_field: "language",
-                start: supervision.start,
-                duration: Some(supervision.duration),
-                wanted,
-                ..Utterance::default()
-            }
-            .row(&self.common))
-        }))
+        Ok(serde_json::from_str(&recording)
+            .map_err(|error| bad(&error))
+            .and_then(|recording: Recording| {
+                one_channel(supervision.channel.as_ref())?;
+                let wanted = file_of(&recording, &self.paths)?;
+                within(supervision.start, supervision.duration, &recording)?;
+                let text = text_of(
+                    supervision.text.as_deref().unwrap_or_default(),
+                    "the supervision has no text",
+                )?;
+                Ok(Utterance {
+                    extra: supervision.extra(),
+                    id: supervision.id,
+                    shard: self.label.clone(),
+                    text,
+                    lang: supervision.language,
+                    lang_field: "language",
+                    start: supervision.start,
+                    duration: Some(supervision.duration),
+                    wanted,
+                    ..Utterance::default()
+                }
+                .row(&self.common))
+            }))
     }
 }
 
 impl AllRecordings {
     fn places(&self) -> impl Iterator<Item = (&Recordings, usize)> {
-        let of_pair = |pair: &Recordings| (0..pair.blocks.len()).map(move |block| (pair, block));
-        self.pairs.iter().flat_map(of_pair)
+        let pairs = self.pairs.iter();
+        pairs.flat_map(|pair| (0..pair.blocks.len()).map(move |block| (pair, block)))
     }
 }
 
@@ -461,10 +502,11 @@ impl Corpus for AllRecordings {
         };
         pair.supervisions.still()?;
         pair.recordings.still()?;
-        pair.supervisions.lines(pair.blocks[block], &mut |line| match line.text {
-            Ok(text) => take(Some(line.number), pair.row(text)?, &|| line_values(text)),
-            bad => take_line(take, line.number, bad, |_| Err(refuse("bad_line", ""))),
-        })
+        pair.supervisions
+            .lines(pair.blocks[block], &mut |line| match line.text {
+                Ok(text) => take(Some(line.number), pair.row(text)?, &|| line_values(text)),
+                bad => take_line(take, line.number, bad, |_| Err(refuse("bad_line", ""))),
+            })
     }
 }
 
@@ -486,7 +528,10 @@ pub fn open_cuts(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result
         all_paths.push(Paths::of(&file, &blocks, path_of));
     }
     let split = told.map_or_else(String::new, |told| format!("; {told}"));
-    let told = format!("cuts of Lhotse{}{split}", all_paths.first().map(Paths::told).unwrap_or_default());
+    let told = format!(
+        "cuts of Lhotse{}{split}",
+        all_paths.first().map(Paths::told).unwrap_or_default()
+    );
     let common = Common::of(settings);
     let stems: Vec<String> = files.iter().map(|file| file_stem(file)).collect();
     let row = move |file: usize, line: &str| {
@@ -502,7 +547,11 @@ pub fn open_cuts(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result
 }
 
 fn recording_of(cut: Cut) -> Option<Recording> {
-    let inner = cut.tracks.into_iter().flatten().find_map(|track| recording_of(track.cut));
+    let inner = cut
+        .tracks
+        .into_iter()
+        .flatten()
+        .find_map(|track| recording_of(track.cut));
     cut.recording.or(inner)
 }
 
@@ -536,7 +585,10 @@ impl CutLine {
     }
 
     pub fn recording(&self) -> Result<&Recording, Refusal> {
-        self.0.recording.as_ref().ok_or_else(|| refuse("missing_recording", "the cut has no recording, only features"))
+        self.0
+            .recording
+            .as_ref()
+            .ok_or_else(|| refuse("missing_recording", "the cut has no recording, only features"))
     }
 
     /// The row. `tar` is the tar of the recording and its member.
@@ -550,7 +602,10 @@ impl CutLine {
         let mut cut = self.0;
         let mut supervisions = cut.supervisions.take().unwrap_or_default();
         supervisions.sort_by(|a, b| a.start.total_cmp(&b.start));
-        let texts = supervisions.iter().filter_map(|supervision| supervision.text.as_deref()).map(str::trim);
+        let texts = supervisions
+            .iter()
+            .filter_map(|supervision| supervision.text.as_deref())
+            .map(str::trim);
         let texts: Vec<&str> = texts.filter(|text| !text.is_empty()).collect();
         let text = text_of(&texts.join(" "), "the cut has no supervision with a text")?;
         for supervision in &supervisions {
@@ -564,8 +619,15 @@ impl CutLine {
                 return Err(refuse("text_beyond_cut", why));
             }
         }
-        let custom_lang = cut.custom.as_ref().and_then(|custom| custom.get("lang")).and_then(Value::as_str);
-        let mut languages: Vec<&str> = supervisions.iter().filter_map(|supervision| supervision.language.as_deref()).collect();
+        let custom_lang = cut
+            .custom
+            .as_ref()
+            .and_then(|custom| custom.get("lang"))
+            .and_then(Value::as_str);
+        let mut languages: Vec<&str> = supervisions
+            .iter()
+            .filter_map(|supervision| supervision.language.as_deref())
+            .collect();
         languages.extend(custom_lang.filter(|_| languages.is_empty()));
         languages.sort_unstable();
         languages.dedup();
@@ -608,7 +670,11 @@ impl CutLine {
 
 /// The one cut of a mixed one whose other tracks are padding; it keeps the id of the whole.
 fn unpadded(mixed: Cut) -> Result<Cut, Refusal> {
-    if mixed.transforms.as_ref().is_some_and(|transforms| !transforms.is_empty()) {
+    if mixed
+        .transforms
+        .as_ref()
+        .is_some_and(|transforms| !transforms.is_empty())
+    {
         return Err(refuse("transformed_audio", "a MixedCut with transforms"));
     }
     let tracks = mixed.tracks.unwrap_or_default();

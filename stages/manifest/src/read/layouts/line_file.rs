@@ -149,7 +149,9 @@ impl LineFile {
         let mut reader = BufReader::with_capacity(1 << 10, self.at(offset, self.length)).take(LONGEST_LINE);
         let read = reader.read_until(b'\n', &mut found);
         read.map_err(|error| ManifestError::io(&self.path, error))?;
-        Ok(String::from_utf8_lossy(&found).trim_end_matches(['\n', '\r']).to_string())
+        Ok(String::from_utf8_lossy(&found)
+            .trim_end_matches(['\n', '\r'])
+            .to_string())
     }
 
     /// The first line that is not blank; none where there is none, or it is not UTF-8.
@@ -311,7 +313,9 @@ mod tests {
         for path in [&plain, &packed] {
             let file = LineFile::open(path, &folder.path().join("scratch")).unwrap();
             let mut index = Indexing::default();
-            let blocks = file.blocks(|offset, line| index.add(line.split(' ').next().unwrap(), offset)).unwrap();
+            let blocks = file
+                .blocks(|offset, line| index.add(line.split(' ').next().unwrap(), offset))
+                .unwrap();
             let index = index.finish();
             let mut lines = Vec::new();
             for block in blocks {
@@ -323,7 +327,11 @@ mod tests {
             }
             let expected = [(1, "a one"), (3, "b two"), (4, "a three"), (5, "c")];
             assert_eq!(lines, expected.map(|(number, text)| (number, text.to_string())));
-            let find = |id: &str| index.find(&file, id, |line| line.trim_start_matches('\u{feff}').starts_with(id)).unwrap();
+            let find = |id: &str| {
+                index
+                    .find(&file, id, |line| line.trim_start_matches('\u{feff}').starts_with(id))
+                    .unwrap()
+            };
             assert_eq!(find("a"), Some("\u{feff}a one".into()), "the first");
             assert_eq!(find("b"), Some("b two".into()));
             assert_eq!(find("z"), None);

@@ -26,17 +26,25 @@ fn splits(root: &Path) -> Vec<(PathBuf, String)> {
         return vec![(root.to_path_buf(), name)];
     }
     let names = names_in(root).into_iter();
-    names.map(|name| (root.join(&name), name)).filter(|(folder, _)| is_split(folder)).collect()
+    names
+        .map(|name| (root.join(&name), name))
+        .filter(|(folder, _)| is_split(folder))
+        .collect()
 }
 
 pub fn detect(root: &Path) -> Option<String> {
-    splits(root).first().map(|(_, name)| format!("{name}/{TRANSCRIPTS} beside audio"))
+    splits(root)
+        .first()
+        .map(|(_, name)| format!("{name}/{TRANSCRIPTS} beside audio"))
 }
 
 /// The language of `mls_german`, `mls_german_opus` and of the folders of splits in it.
 fn language_of(root: &Path) -> Option<String> {
     let absolute = std::path::absolute(root).ok()?;
-    let mut names = absolute.ancestors().take(2).filter_map(|above| above.file_name()?.to_str());
+    let mut names = absolute
+        .ancestors()
+        .take(2)
+        .filter_map(|above| above.file_name()?.to_str());
     let name = names.find_map(|name| name.strip_prefix("mls_"))?;
     let name = name.strip_suffix("_opus").unwrap_or(name);
     language_called(name).map(str::to_string)
@@ -55,7 +63,10 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         let id = fields[0].trim();
         let mut parts = id.split('_');
         let (Some(speaker), Some(book), Some(_)) = (parts.next(), parts.next(), parts.next()) else {
-            return Err(refuse("bad_line", format!("{id:?} is no id of the form speaker_book_number")));
+            return Err(refuse(
+                "bad_line",
+                format!("{id:?} is no id of the form speaker_book_number"),
+            ));
         };
         if crate::names::unsafe_name(id) {
             return Err(refuse("unsafe_name", format!("{id:?}")));

@@ -75,6 +75,8 @@ pub enum Layout {
     Transcripts,
 }
 
+pub use hugging_face::{has_recordings, open_named};
+
 /// A layout: its name, how it is recognised, and how it is opened.
 struct Known {
     layout: Layout,
@@ -184,6 +186,45 @@ const KNOWN: [Known; 16] = [
     },
 ];
 
+/// Layouts without columns that `columns` could name.
+const WITHOUT_COLUMNS: [Layout; 9] = [
+    Layout::LhotseRecordings,
+    Layout::LhotseCuts,
+    Layout::LhotseShar,
+    Layout::Kaldi,
+    Layout::CommonVoiceSpontaneous,
+    Layout::Mls,
+    Layout::Gigaspeech,
+    Layout::Ljspeech,
+    Layout::Subtitles,
+];
+/// Layouts without splits that `split` could name.
+const WITHOUT_SPLITS: [Layout; 5] = [
+    Layout::LhotseShar,
+    Layout::Kaldi,
+    Layout::Ljspeech,
+    Layout::NemoTarred,
+    Layout::Subtitles,
+];
+
+impl Known {
+    fn open(&self, root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+        if !settings.columns.is_empty() && WITHOUT_COLUMNS.contains(&self.layout) {
+            return Err(wrong(
+                root,
+                format!("`columns` belongs to manifests with columns, and this is {}", self.name),
+            ));
+        }
+        if !settings.split.is_empty() && WITHOUT_SPLITS.contains(&self.layout) {
+            return Err(wrong(
+                root,
+                format!("`split` belongs to layouts with splits, and this is {}", self.name),
+            ));
+        }
+        (self.open)(root, settings, scratch)
+    }
+}
+
 /// Opens what lies at `root`, where a layout of the list fits; none where none does.
 ///
 /// # Errors
@@ -194,7 +235,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Opti
     }
     if settings.layout != Layout::Auto {
         let known = KNOWN.iter().find(|known| known.layout == settings.layout);
-        return known.map(|known| (known.open)(root, settings, scratch)).transpose();
+        return known.map(|known| known.open(root, settings, scratch)).transpose();
     }
     let found: Vec<(&Known, String)> = KNOWN
         .iter()
@@ -202,7 +243,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Opti
         .collect();
     match found.as_slice() {
         [] => Ok(None),
-        [(known, _)] => (known.open)(root, settings, scratch).map(Some),
+        [(known, _)] => known.open(root, settings, scratch).map(Some),
         several => {
             let all: Vec<String> = several
                 .iter()
@@ -232,7 +273,8 @@ pub struct Part {
 }
 
 /// What is done with a row: the number of its line, the row or why there is none, and its values for a reject.
-pub type Take<'t> = dyn FnMut(Option<u64>, Result<ManifestRow, Refusal>, &dyn Fn() -> String) -> Result<(), StageError> + 't;
+pub type Take<'t> =
+    dyn FnMut(Option<u64>, Result<ManifestRow, Refusal>, &dyn Fn() -> String) -> Result<(), StageError> + 't;
 
 /// A corpus of some layout.
 pub trait Corpus: Send + Sync {
@@ -373,7 +415,7 @@ fn base_of<'p>(folder: &Path, paths: impl Iterator<Item = &'p str>) -> Option<Pa
     });
     let here = std::iter::once(PathBuf::new());
     here.chain(above)
-        .find(|base| relative.iter().any(|path| base.join(super::super::read::layouts::plain_file(path)).is_file()))
+        .find(|base| relative.iter().any(|path| base.join(plain_file(path)).is_file()))
 }
 
 /// The file that a path leads to, without the place of a recording in it (`a.ark:1234`).
@@ -383,7 +425,3 @@ fn plain_file(path: &str) -> &str {
         _ => path,
     }
 }
-
-#[cfg(test)]
-#[path = "tests.rs"]
-mod tests;

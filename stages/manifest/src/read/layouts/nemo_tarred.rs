@@ -47,10 +47,20 @@ pub fn detect(root: &Path) -> Option<String> {
 pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let (manifests, tars) = (manifests(root), tars(root));
     if manifests.is_empty() || tars.is_empty() {
-        return Err(wrong(root, format!("it has no tars audio_<number>.tar beside {} or {SHARDED}", MANIFESTS.join(", "))));
+        return Err(wrong(
+            root,
+            format!(
+                "it has no tars audio_<number>.tar beside {} or {SHARDED}",
+                MANIFESTS.join(", ")
+            ),
+        ));
     }
     if manifests.len() > 1 && manifests.len() != tars.len() {
-        let why = format!("it has {} manifests in {SHARDED}, but {} tars", manifests.len(), tars.len());
+        let why = format!(
+            "it has {} manifests in {SHARDED}, but {} tars",
+            manifests.len(),
+            tars.len()
+        );
         return Err(wrong(root, why));
     }
     Ok(Manifest::Lines(LineManifest::open(manifests, tars, settings)?))

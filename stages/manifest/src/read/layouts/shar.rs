@@ -40,7 +40,11 @@ fn shards(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
     let shard = |name: &String| {
         let number = number_of_cuts(name)?;
         let tar = format!("recording{number}.tar");
-        Some((folder.join(name), folder.join(tar), number.trim_start_matches('.').to_string()))
+        Some((
+            folder.join(name),
+            folder.join(tar),
+            number.trim_start_matches('.').to_string(),
+        ))
     };
     names.iter().filter_map(shard).collect()
 }
@@ -66,7 +70,10 @@ struct Shar {
 pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
     let open = |(cuts, tar, number): (PathBuf, PathBuf, String)| {
         if !tar.is_file() {
-            return Err(wrong(&tar, "it is not there, but its cuts are: each shard of cuts needs one of recordings"));
+            return Err(wrong(
+                &tar,
+                "it is not there, but its cuts are: each shard of cuts needs one of recordings",
+            ));
         }
         let cuts = LineFile::open(&cuts, scratch)?;
         Ok(Shard {
@@ -106,22 +113,35 @@ fn members(path: &Path) -> Result<HashMap<String, String>, ManifestError> {
 
 impl Shar {
     fn places(&self) -> impl Iterator<Item = (&Shard, usize)> {
-        self.shards.iter().flat_map(|shard| (0..shard.blocks.len()).map(move |block| (shard, block)))
+        self.shards
+            .iter()
+            .flat_map(|shard| (0..shard.blocks.len()).map(move |block| (shard, block)))
     }
 
     fn row(&self, line: &str, shard: &Shard, members: &HashMap<String, String>) -> Result<ManifestRow, Refusal> {
         let cut = CutLine::of(line)?;
         let member = members.get(cut.id()).filter(|member| !member.ends_with(".nodata"));
         let member = member.ok_or_else(|| {
-            refuse("missing_audio", format!("{} has no recording of the cut {:?}", shard.tar.display(), cut.id()))
+            refuse(
+                "missing_audio",
+                format!("{} has no recording of the cut {:?}", shard.tar.display(), cut.id()),
+            )
         })?;
-        let tar = shard.tar.to_str().ok_or_else(|| refuse("unsafe_name", "the path is not UTF-8"))?;
+        let tar = shard
+            .tar
+            .to_str()
+            .ok_or_else(|| refuse("unsafe_name", "the path is not UTF-8"))?;
         let wanted = Wanted {
             files: Vec::new(),
             member: Some((shard.tar.clone(), member.clone())),
         };
         let name = if shard.number.is_empty() { "shar" } else { &shard.number };
-        cut.row(name.to_string(), wanted, Some((tar.to_string(), member.clone())), &self.common)
+        cut.row(
+            name.to_string(),
+            wanted,
+            Some((tar.to_string(), member.clone())),
+            &self.common,
+        )
     }
 }
 

@@ -26,7 +26,14 @@ pub fn usual(name: &str) -> &str {
 /// The split that a longer name speaks of: `train-clean-100` and `my.train.v2` of `train`; the name itself where it speaks of none.
 pub fn spoken_of(name: &str) -> &str {
     let mut parts = name.split(['-', '.', '_', ' ']);
-    parts.find_map(|part| KEYWORDS.iter().find(|names| names.contains(&part)).map(|names| names[0])).unwrap_or(name)
+    parts
+        .find_map(|part| {
+            KEYWORDS
+                .iter()
+                .find(|names| names.contains(&part))
+                .map(|names| names[0])
+        })
+        .unwrap_or(name)
 }
 
 /// Which splits are read: those that `setting` names (by their own name, or by another of the same split), else the only one, else
@@ -49,11 +56,19 @@ pub fn chosen<N: AsRef<str>>(
         "" if distinct.len() <= 1 => places(&|_| true),
         "" => {
             let exact = places(&|name| usual(name) == "train");
-            if exact.is_empty() { places(&|name| spoken_of(name) == "train") } else { exact }
+            if exact.is_empty() {
+                places(&|name| spoken_of(name) == "train")
+            } else {
+                exact
+            }
         }
         wanted => {
             let exact = places(&|name| name.eq_ignore_ascii_case(wanted));
-            if exact.is_empty() { places(&|name| usual(name) == usual(wanted)) } else { exact }
+            if exact.is_empty() {
+                places(&|name| usual(name) == usual(wanted))
+            } else {
+                exact
+            }
         }
     };
     if found.is_empty() {
@@ -61,12 +76,19 @@ pub fn chosen<N: AsRef<str>>(
             "" => "it has no split called train".to_string(),
             wanted => format!("it has no split {wanted:?}, which `split` names"),
         };
-        return Err(wrong(root, format!("{what}; its splits are {} (`split: all` reads all)", distinct.join(", "))));
+        return Err(wrong(
+            root,
+            format!(
+                "{what}; its splits are {} (`split: all` reads all)",
+                distinct.join(", ")
+            ),
+        ));
     }
     let mut read: Vec<&str> = found.iter().map(|place| all[*place]).collect();
     read.sort_unstable();
     read.dedup();
-    let told = (distinct.len() > 1).then(|| format!("of the splits {} `{}` is read", distinct.join(", "), read.join("`, `")));
+    let told =
+        (distinct.len() > 1).then(|| format!("of the splits {} `{}` is read", distinct.join(", "), read.join("`, `")));
     Ok((found, told))
 }
 
@@ -81,13 +103,23 @@ mod tests {
             Err(error) => (Vec::new(), error.to_string()),
         };
         let three = ["dev", "test", "train"];
-        assert_eq!(chosen(&three, ""), (vec![2], "of the splits dev, test, train `train` is read".into()));
+        assert_eq!(
+            chosen(&three, ""),
+            (vec![2], "of the splits dev, test, train `train` is read".into())
+        );
         assert_eq!(chosen(&three, "validation").0, [0]);
         assert_eq!(chosen(&three, "all").0, [0, 1, 2]);
         assert_eq!(chosen(&["anything"], ""), (vec![0], String::new()));
-        assert_eq!(chosen(&["train-clean-100", "train-other-500", "test-clean"], "").0, [0, 1]);
+        assert_eq!(
+            chosen(&["train-clean-100", "train-other-500", "test-clean"], "").0,
+            [0, 1]
+        );
         assert_eq!(chosen(&["train-clean-100", "test-clean"], "test-clean").0, [1]);
-        assert!(chosen(&["a", "b"], "").1.contains("no split called train; its splits are a, b"));
+        assert!(
+            chosen(&["a", "b"], "")
+                .1
+                .contains("no split called train; its splits are a, b")
+        );
         assert!(chosen(&three, "9_hours").1.contains("no split \"9_hours\""));
     }
 }

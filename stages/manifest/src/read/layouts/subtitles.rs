@@ -30,13 +30,17 @@ struct Titled {
 }
 
 fn ending(name: &str) -> Option<String> {
-    Path::new(name).extension().and_then(|ending| ending.to_str()).map(str::to_ascii_lowercase)
+    Path::new(name)
+        .extension()
+        .and_then(|ending| ending.to_str())
+        .map(str::to_ascii_lowercase)
 }
 
 /// Recordings with subtitles in a folder and below it. `first` ends the search with the first one.
 fn titled(folder: &Path, depth: usize, first: bool, found: &mut Vec<Titled>) {
     let names = names_in(folder);
-    let has_ending = |name: &&String, endings: &[&str]| ending(name).is_some_and(|ending| endings.contains(&ending.as_str()));
+    let has_ending =
+        |name: &&String, endings: &[&str]| ending(name).is_some_and(|ending| endings.contains(&ending.as_str()));
     let mut recordings: BTreeMap<&str, &String> = BTreeMap::new();
     for name in names.iter().filter(|name| has_ending(name, &AUDIO)) {
         recordings.entry(stem(name)).or_insert(name);
@@ -73,7 +77,9 @@ fn titled(folder: &Path, depth: usize, first: bool, found: &mut Vec<Titled>) {
 /// Transcripts beside recordings are read in place of their subtitles.
 fn has_transcripts(folder: &Path, recording: &Path) -> bool {
     let names = names_in(recording.parent().unwrap_or(folder));
-    names.iter().any(|name| ending(name).is_some_and(|ending| ending == "txt" || ending == "lab"))
+    names
+        .iter()
+        .any(|name| ending(name).is_some_and(|ending| ending == "txt" || ending == "lab"))
 }
 
 pub fn detect(root: &Path) -> Option<String> {
@@ -97,7 +103,11 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
     let mut seen: BTreeMap<&Path, &Path> = BTreeMap::new();
     for one in &all {
         if let Some(other) = seen.insert(&one.recording, &one.subtitles) {
-            let why = format!("{} and {} are subtitles of one recording; leave one of them", other.display(), one.subtitles.display());
+            let why = format!(
+                "{} and {} are subtitles of one recording; leave one of them",
+                other.display(),
+                one.subtitles.display()
+            );
             return Err(wrong(&one.recording, why));
         }
     }
@@ -156,7 +166,9 @@ fn seconds(time: &str) -> Option<f64> {
         return None;
     }
     for part in parts {
-        sum = sum.checked_mul(60)?.checked_add(part.parse::<u64>().ok().filter(|_| is_number(part))?)?;
+        sum = sum
+            .checked_mul(60)?
+            .checked_add(part.parse::<u64>().ok().filter(|_| is_number(part))?)?;
     }
     let all = sum.checked_mul(1_000)?.checked_add(milliseconds.parse().ok()?)?;
     Some(all as f64 / 1e3)
@@ -168,7 +180,8 @@ fn plain(text: &str) -> String {
     let mut plain = String::new();
     while let Some(begin) = rest.find(['<', '{']) {
         let close = if rest[begin..].starts_with('<') { '>' } else { '}' };
-        let is_tag = rest[begin + 1..].starts_with(|c: char| c.is_ascii_alphabetic() || c.is_ascii_digit() || c == '/' || c == '\\');
+        let is_tag = rest[begin + 1..]
+            .starts_with(|c: char| c.is_ascii_alphabetic() || c.is_ascii_digit() || c == '/' || c == '\\');
         match rest[begin..].find(close).filter(|_| is_tag) {
             Some(end) => {
                 plain.push_str(&rest[..begin]);
@@ -181,14 +194,20 @@ fn plain(text: &str) -> String {
         }
     }
     plain.push_str(rest);
-    let plain = plain.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">").replace("&nbsp;", " ");
+    let plain = plain
+        .replace("&amp;", "&")
+        .replace("&lt;", "<")
+        .replace("&gt;", ">")
+        .replace("&nbsp;", " ");
     plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 impl Subtitles {
     fn row(&self, titled: &Titled, start: f64, end: f64, text: &str) -> Result<ManifestRow, Refusal> {
         let below = titled.recording.strip_prefix(&self.root).unwrap_or(&titled.recording);
-        let below = below.to_str().ok_or_else(|| refuse("unsafe_name", "the path is not UTF-8"))?;
+        let below = below
+            .to_str()
+            .ok_or_else(|| refuse("unsafe_name", "the path is not UTF-8"))?;
         let names = named(below, Some(start));
         Ok(Utterance {
             id: names.segment_id,
@@ -227,12 +246,15 @@ impl Corpus for Subtitles {
             let decoded = lines_of(&titled.subtitles)?;
             for (_, cue) in cues(&decoded.text) {
                 let cue = cue.as_ref();
-                let row = cue.map_err(Clone::clone).and_then(|(start, end, text)| self.row(titled, *start, *end, text));
+                let row = cue
+                    .map_err(Clone::clone)
+                    .and_then(|(start, end, text)| self.row(titled, *start, *end, text));
                 let values = || {
                     let name = titled.subtitles.display();
-                    cue.map_or_else(|refusal| line_values(&format!("{name}: {}", refusal.detail)), |(start, end, text)| {
-                        line_values(&format!("{name}: {start} --> {end} {text}"))
-                    })
+                    cue.map_or_else(
+                        |refusal| line_values(&format!("{name}: {}", refusal.detail)),
+                        |(start, end, text)| line_values(&format!("{name}: {start} --> {end} {text}")),
+                    )
                 };
                 take(None, row, &values)?;
             }

@@ -47,7 +47,8 @@ impl TableLines {
     }
 
     fn places(&self) -> impl Iterator<Item = (usize, usize)> {
-        let of_file = |(file, (_, blocks)): (usize, &(LineFile, Vec<Block>))| (0..blocks.len()).map(move |block| (file, block));
+        let of_file =
+            |(file, (_, blocks)): (usize, &(LineFile, Vec<Block>))| (0..blocks.len()).map(move |block| (file, block));
         self.files.iter().enumerate().flat_map(of_file)
     }
 }
@@ -128,7 +129,11 @@ impl Heading {
     /// The field of a column; empty where there is no such column.
     pub fn get<'l>(&self, fields: &[&'l str], name: &str) -> &'l str {
         let place = self.0.iter().position(|other| other == name);
-        place.and_then(|place| fields.get(place)).copied().unwrap_or_default().trim()
+        place
+            .and_then(|place| fields.get(place))
+            .copied()
+            .unwrap_or_default()
+            .trim()
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {

@@ -21,8 +21,14 @@ const YEAR: usize = 4;
 fn heading_of(table: &Path) -> Option<String> {
     use std::io::{BufRead, BufReader, Read};
     let mut line = String::new();
-    BufReader::new(std::fs::File::open(table).ok()?.take(1 << 16)).read_line(&mut line).ok()?;
-    Some(line.trim_start_matches('\u{feff}').trim_end_matches(['\n', '\r']).to_string())
+    BufReader::new(std::fs::File::open(table).ok()?.take(1 << 16))
+        .read_line(&mut line)
+        .ok()?;
+    Some(
+        line.trim_start_matches('\u{feff}')
+            .trim_end_matches(['\n', '\r'])
+            .to_string(),
+    )
 }
 
 /// The tables of a folder of one language, by split.
@@ -47,12 +53,17 @@ fn tables(root: &Path) -> Vec<(PathBuf, String, String)> {
         let absolute = std::path::absolute(folder).unwrap_or_default();
         absolute.file_name().unwrap_or_default().to_string_lossy().into_owned()
     };
-    let folders = names_in(&above).into_iter().map(|name| above.join(name)).filter(|folder| folder.is_dir());
+    let folders = names_in(&above)
+        .into_iter()
+        .map(|name| above.join(name))
+        .filter(|folder| folder.is_dir());
     let folders = std::iter::once(above.clone()).chain(folders);
     folders
         .flat_map(|folder| {
             let lang = name(&folder);
-            tables_in(&folder).into_iter().map(move |(path, split)| (path, split, lang.clone()))
+            tables_in(&folder)
+                .into_iter()
+                .map(move |(path, split)| (path, split, lang.clone()))
         })
         .collect()
 }
@@ -75,9 +86,15 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
     let headings = headings.collect::<Result<Vec<Heading>, ManifestError>>()?;
     // The text is chosen as of other tables.
     let theirs = super::super::text_tables::renamed(&settings.columns).unwrap_or_default();
-    let named = theirs.iter().find(|(_, ours)| *ours == "text").map_or(TEXT, |(theirs, _)| theirs);
+    let named = theirs
+        .iter()
+        .find(|(_, ours)| *ours == "text")
+        .map_or(TEXT, |(theirs, _)| theirs);
     if let Some((path, _)) = files.iter().zip(&headings).find(|(_, heading)| !heading.has(named)) {
-        return Err(wrong(path, format!("it has no column {named:?}, which `columns` names")));
+        return Err(wrong(
+            path,
+            format!("it has no column {named:?}, which `columns` names"),
+        ));
     }
     let text = named.to_string();
     let told = told.map_or_else(String::new, |told| format!("; {told}"));
@@ -95,7 +112,10 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         let (table, split, lang) = &tables[file];
         let folder = table.parent().unwrap_or(Path::new(""));
         let mut extra = Map::new();
-        for name in heading.names().filter(|name| ![text.as_str(), "id", "split"].contains(name)) {
+        for name in heading
+            .names()
+            .filter(|name| ![text.as_str(), "id", "split"].contains(name))
+        {
             let key = if name == "speaker_id" { "speaker" } else { name };
             extra.insert(key.to_string(), get(name).into());
         }
