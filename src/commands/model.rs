@@ -188,7 +188,9 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
         ));
     }
     // What a process that was killed left there; what cannot be removed does no harm.
-    let folder = arguments.to.parent().filter(|folder| !folder.as_os_str().is_empty());
+    // (A link that is replaced stands for its target.)
+    let target = std::fs::canonicalize(&arguments.to).unwrap_or_else(|_| arguments.to.clone());
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
     let _ = remove_left(folder.unwrap_or(Path::new(".")));
     let mut model = open(&arguments.from)?;
     for note in &model.notes {

@@ -54,6 +54,13 @@ fn texts_of_every_form_are_scored() {
         "{\"audio_filepath\": \"/data/clips/b.wav\", \"offset\": 2.5, \"text\": \"vier fünf\", \"pred_text\": \"vier\"}\n\
          {\"audio_filepath\": \"/data/clips/a.wav\", \"pred_text\": \"one too three\"}\n{\"audio_filepath\": \"/data/clips/b.wav\", \"text\": \"eins zwei drei\"}\n",
     );
+    // `file_name` beside NeMo's key says something else, and a text may begin with a brace.
+    write(
+        "named.jsonl",
+        "{\"audio_filepath\": \"a.wav\", \"file_name\": \"1\", \"text\": \"one two three\"}\n\
+         {\"audio_filepath\": \"b.wav\", \"file_name\": \"2\", \"text\": \"eins zwei vier fünf\"}\n",
+    );
+    write("braces.txt", "{one} two three\neins zwei\nvier fünf\n");
     write("reference.txt", "one two three\neins zwei\nvier fünf\n");
     write("heard.txt", "one too three\neins zwei drei\nvier\n");
     write("text", "a one two three\nb eins zwei\nc vier fünf\n");
@@ -86,9 +93,11 @@ fn texts_of_every_form_are_scored() {
         &["--ids", "text", "heard.trn"],
         &["r.stm", "h.ctm"],
         &["reference.jsonl", "h.ctm"],
+        &["named.jsonl", "h.ctm"],
     ] {
         assert_eq!(words(&scores(folder, arguments)), expected, "{arguments:?}");
     }
+    assert_eq!(words(&scores(folder, &["braces.txt", "heard.txt"])), [2, 1, 1, 7]);
     let table = evaluate(folder, &["both.json", "--normalize", "keep_marks", "--worst", "1"]);
     let table = String::from_utf8(table.stdout).unwrap();
     for said in ["normalised WER", "42.86 %", "hypothesis: one too three", "\nde "] {
@@ -116,6 +125,10 @@ fn what_cannot_be_paired_is_told() {
         "twice.jsonl",
         "{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}\n{\"audio_filepath\": \"a.wav\", \"text\": \"two\"}\n",
     );
+    write(
+        "folders.jsonl",
+        "{\"audio_filepath\": \"x/a.wav\", \"text\": \"one\"}\n{\"audio_filepath\": \"y/a.wav\", \"text\": \"two\"}\n",
+    );
     write("bad.ctm", "a 1 x 0.5 one\n");
     write("channels.ctm", ";; a comment\na 1 0 0.5 one\na 2 0 0.5 two\n");
     write("channels.stm", "a A x 0 3 one\na B x 0 3 two\n");
@@ -123,6 +136,7 @@ fn what_cannot_be_paired_is_told() {
     write("h.ctm", "h 1 0 0.5 one\nh 1 1 0.5 two\n");
     write("nameless.jsonl", "{\"text\": \"one\"}\n");
     write("empty.txt", "");
+    write("brace.csv", "{\"a\": 1},text\n");
     write("table.csv", "audio_filepath,text\na.wav,one\n");
     write("a.srt", "1\n00:00:00,000 --> 00:00:01,000\none\n");
     write("array.json", "[{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}]");
@@ -144,6 +158,9 @@ fn what_cannot_be_paired_is_told() {
             "line 1 names neither its recording nor itself",
         ),
         (&["h.ctm", "twice.jsonl"], "two lines are of a.wav"),
+        (&["h.ctm", "folders.jsonl"], "x/a.wav and y/a.wav both have the name a"),
+        (&["folders.jsonl", "h.ctm"], "x/a.wav and y/a.wav both have the name a"),
+        (&["brace.csv", "brace.csv"], "csv is not read here"),
         (&["empty.txt", "empty.txt"], "nothing to score"),
         (&["table.csv", "table.csv"], "csv is not read here"),
         (&["a.srt", "a.srt"], "srt is not read here"),

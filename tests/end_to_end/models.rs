@@ -160,8 +160,14 @@ fn the_bundled_model_becomes_a_folder_of_transformers() {
     let place = Workplace::new("micro");
     let (folder, nemo) = (place.path("hf"), place.path("back.nemo"));
     let bundled = "configs/models/small.nemo";
+    // What a process that was killed left: nobody holds its file.
+    let left = [".flow-tmp-0123456789abcdef", ".flow-tmp-0123456789abcdef.writing"].map(|name| place.path(name));
+    std::fs::create_dir_all(&left[1]).unwrap();
+    std::fs::write(&left[0], "").unwrap();
+    std::fs::write(left[1].join("config.json"), "").unwrap();
     let output = model(&["convert", bundled, text(&folder), "--format", "hf"]);
     expect_code(&output, 0);
+    assert!(left.iter().all(|left| !left.exists()));
     let said = stdout(&output) + &stderr(&output);
     assert!(!said.contains("are zero"), "{said}");
     let config = std::fs::read(folder.join("config.json")).unwrap();

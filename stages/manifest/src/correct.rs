@@ -47,7 +47,7 @@ const OF_PLACES: [&str; 3] = ["audio_path", "offset", "start"];
 ///   that it cannot be told which one is meant; not with `all_recordings`,
 /// - `unknown_correction`: its `what` is neither `text` nor `speaker`.
 ///
-/// That not one of them counts is an error.
+/// That there are corrections of texts and not one of them counts is an error.
 ///
 /// # Example
 ///
@@ -142,7 +142,7 @@ impl Source for Matcher {
             }
         }
         let mut refused = BTreeMap::<&'static str, u64>::new();
-        let (mut number, mut kept) = (0, 0u32);
+        let (mut number, mut kept, mut names_of_speakers) = (0, 0u32, 0);
         for batch in corrections.batches(None) {
             let (_, batch) = batch?;
             out.read(batch.num_rows() as u64);
@@ -152,7 +152,10 @@ impl Source for Matcher {
             for row in 0..batch.num_rows() {
                 let id = if ids.is_valid(row) { ids.value(row) } else { "" };
                 let reason = match whats.is_valid(row).then(|| whats.value(row)) {
-                    Some(SPEAKER) => None,
+                    Some(SPEAKER) => {
+                        names_of_speakers += 1;
+                        None
+                    }
                     Some(TEXT) => match named.get(id) {
                         _ if ids.is_null(row) => Some("no_such_segment"),
                         Some((last, _)) if *last != number => None,
@@ -183,18 +186,15 @@ impl Source for Matcher {
                 );
             }
         }
-        if kept == 0 && number > 0 {
+        let of_texts = number - names_of_speakers;
+        if kept == 0 && of_texts > 0 {
             let reasons: Vec<String> = refused
                 .iter()
                 .map(|(reason, rows)| format!("{rows} {reason}"))
                 .collect();
-            let why = if reasons.is_empty() {
-                "none is of a text".to_string()
-            } else {
-                reasons.join(", ")
-            };
+            let why = reasons.join(", ");
             return Err(
-                StageError::failed(format!("none of the {number} corrections is of a row here: {why}")).with_help(
+                StageError::failed(format!("none of the {of_texts} corrections is of a row here: {why}")).with_help(
                     "`segment_id` of the corrections must be that of rows; `corrections` may be of other data",
                 ),
             );

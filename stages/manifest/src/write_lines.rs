@@ -287,6 +287,8 @@ impl Lines<'_> {
                         return Err(StageError::failed(message));
                     }
                 }
+                let beside = numbers_of_times(&others);
+                others.extend(beside.iter().map(|(name, text)| (name.clone(), text.as_str())));
                 let mut text = serde_json::to_vec(&line).map_err(StageError::failed)?;
                 add_members(&mut text, &others);
                 text.push(b'\n');
@@ -327,6 +329,16 @@ fn as_json(batch: &RecordBatch, name: &str) -> Result<StringArray, StageError> {
 fn has_times(members: &BTreeMap<String, &str>) -> bool {
     let names = members.keys().map(String::as_str);
     names.clone().any(|name| TIME_KEYS.contains(&name)) || unread_among(names).is_some()
+}
+
+/// Numbers among the members that have names of times, as texts: as numbers they would say where the row lies.
+fn numbers_of_times(members: &BTreeMap<String, &str>) -> Vec<(String, String)> {
+    let is_number = |value: &str| value.starts_with(|first: char| first == '-' || first.is_ascii_digit());
+    let times = members.iter().filter(|(name, _)| TIME_KEYS.contains(&name.as_str()));
+    let numbers = times.filter(|(_, value)| is_number(value));
+    numbers
+        .map(|(name, value)| (name.clone(), format!("\"{value}\"")))
+        .collect()
 }
 
 /// Puts members into the JSON object `line`.

@@ -416,3 +416,34 @@ fn times_of_others_come_through_a_written_manifest() {
         }
     }
 }
+
+/// Numbers under names of times that were kept beside rows say nothing of the rows' places when they are read again.
+#[test]
+fn numbers_beside_a_row_are_no_times_when_they_are_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    manifest(folder.path());
+    let lines_of_others = folder.path().join("others.jsonl");
+    let text = r#"{"audio_filepath": "clips/a.wav", "text": "one", "lang": "en", "duration": 1.5, "start": -7.25, "end_time": 9e3, "stop": [1]}"#;
+    fs::write(&lines_of_others, text).unwrap();
+    let settings = ReadSettings {
+        manifest: lines_of_others.to_str().unwrap().into(),
+        columns: ["start=extra", "end_time=extra", "stop=extra"]
+            .map(String::from)
+            .to_vec(),
+        ..ReadSettings::default()
+    };
+    let rows = Harness::<Read>::new(settings).run().unwrap();
+    assert!(rows.rejects().is_empty(), "{:?}", rows.rejects());
+    let out = folder.path().join("out");
+    write(&rows, &out).unwrap();
+    let line = &lines(&out.join("train_manifest_v2.jsonl"))[0];
+    assert_eq!(
+        [&line["start"], &line["end_time"], &line["stop"], &line["offset"]],
+        [&json!("-7.25"), &json!("9e3"), &json!([1]), &json!(0.0)]
+    );
+    let again = read(&out.join("train_manifest_v2.parquet")).all_rows("rows");
+    let before = rows.all_rows("rows");
+    for column in ["start", "duration", EXTRA] {
+        assert_eq!(again.column_by_name(column), before.column_by_name(column), "{column}");
+    }
+}

@@ -83,6 +83,49 @@ fn files_parts_and_members_of_tars_are_read() {
 }
 
 /// Without `start` all of a recording would be taken for each of its parts.
+/// Channels that cancel each other out at the beginning of a recording, and not later: what is made of them is decided for the
+/// recording, also where a row that is read alone would say otherwise.
+#[test]
+fn rows_read_alone_are_mixed_as_their_recording_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.wav");
+    let tone = |at: u32| (f64::from(at) * 0.3).sin() * 8_000.0;
+    let frames = (0..80_000u32).flat_map(|at| {
+        let of_right = if at < 32_000 { -1.0 } else { 0.5 };
+        [tone(at) as i16, (of_right * tone(at)) as i16]
+    });
+    let samples: Vec<u8> = frames.flat_map(i16::to_le_bytes).collect();
+    let mut bytes = Vec::new();
+    bytes.extend(b"RIFF");
+    bytes.extend((36 + samples.len() as u32).to_le_bytes());
+    bytes.extend(b"WAVEfmt ");
+    bytes.extend(16u32.to_le_bytes());
+    bytes.extend([1u16, 2].map(u16::to_le_bytes).concat());
+    bytes.extend([16_000u32, 64_000].map(u32::to_le_bytes).concat());
+    bytes.extend([4u16, 16].map(u16::to_le_bytes).concat());
+    bytes.extend(b"data");
+    bytes.extend((samples.len() as u32).to_le_bytes());
+    bytes.extend(samples);
+    std::fs::write(&path, bytes).unwrap();
+    let row = |start: Option<f64>, duration: f64, by_duration: bool| Utterance {
+        segment_id: "s",
+        text: "x",
+        lang: "hi",
+        duration,
+        place: Some(Place::File(path.clone())),
+        start,
+        by_duration,
+    };
+    let whole = row(None, 5.0, false).signal().unwrap();
+    // The left channel alone: the mean would be less.
+    assert!(whole[48_000..49_000].iter().any(|sample| sample.abs() > 0.24));
+    for start in [0.5, 1.75, 2.5, 4.0] {
+        let part = row(Some(start), 0.5, true).signal().unwrap();
+        let from = (start * 16_000.0) as usize;
+        assert_eq!(part, whole[from..from + 8_000], "{start} s");
+    }
+}
+
 #[test]
 fn rows_that_lost_a_column_of_their_place_are_refused() {
     static PORT: flow_runtime::InputPort = flow_runtime::InputPort::whole("rows", "rows");

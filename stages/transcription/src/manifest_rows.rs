@@ -27,6 +27,8 @@ use crate::streamed::Part;
 
 /// Endings of manifests.
 const ENDINGS: [&str; 3] = ["jsonl", "json", "parquet"];
+/// The key of the length of a row, in seconds.
+const DURATION: &str = "duration";
 /// What a parquet file begins with.
 const PARQUET: &[u8] = b"PAR1";
 /// Longest line that is read, in bytes.
@@ -202,7 +204,7 @@ fn lines(path: &Path) -> io::Result<Vec<Line>> {
             Err(error) => Err(refuse("not_utf8", error.to_string())),
             Ok(text) if text.trim().is_empty() => continue,
             Ok(text) => match json_line::parse_with_words(text) {
-                Ok(Value::Object(values)) => Ok(values),
+                Ok(Value::Object(values)) => Ok(without_nan(values, text)),
                 Ok(_) => Err(refuse("bad_json", "it is no JSON object")),
                 Err(error) => Err(refuse("bad_json", error.to_string())),
             },
@@ -210,6 +212,23 @@ fn lines(path: &Path) -> io::Result<Vec<Line>> {
         found.push((number, object));
     }
     Ok(found)
+}
+
+/// The values of a line, in which the word NaN is null where it is not a time. `NaN` in quotes is a text and stays.
+fn without_nan(mut values: Map<String, Value>, line: &str) -> Map<String, Value> {
+    let is_nan = |value: &Value| value.as_str() == Some("NaN");
+    if !values.values().any(is_nan) {
+        return values;
+    }
+    let Ok((Value::Object(nulls), _)) = json_line::parse(line) else {
+        return values;
+    };
+    for (name, value) in &mut values {
+        if is_nan(value) && !is_time_name(name) && nulls.get(name).is_some_and(Value::is_null) {
+            *value = Value::Null;
+        }
+    }
+    values
 }
 
 /// The rows of a parquet file as objects of those columns that are texts, numbers, truth values, dates and times. In rows of
@@ -258,7 +277,7 @@ const USED: [&str; 11] = [
     "audio_path",
     "file_name",
     "offset",
-    "duration",
+    DURATION,
     "tar_path",
     "tar_member_name",
     "segment_id",
@@ -327,12 +346,21 @@ fn add_column(rows: &mut [Map<String, Value>], name: &str, column: &ArrayRef) {
             DataType::Boolean => Value::from(values.as_boolean().value(index)),
             _ => {
                 let number = values.as_primitive::<Float64Type>().value(index);
-                // JSON has no NaN.
+                if number.is_nan() && !is_time_name(name) {
+                    continue;
+                }
+                // JSON has no NaN and no infinity.
                 serde_json::Number::from_f64(number).map_or_else(|| Value::from(number.to_string()), Value::Number)
             }
         };
         row.insert(name.to_owned(), value);
     }
+}
+
+/// Whether a key says where a row lies in its recording. NaN is no such time; under other keys it says that there is no value, as
+/// pandas writes it.
+fn is_time_name(name: &str) -> bool {
+    name == DURATION || STARTS.contains(&name) || ENDS.contains(&name)
 }
 
 /// The keys of the column `extra`, a JSON object, become keys of the row.
@@ -542,7 +570,7 @@ fn file_of(values: &Map<String, Value>) -> Result<Option<String>, Refusal> {
 /// Where a row begins, and how long it is, in seconds, by any of the names that manifests have for that.
 fn place_of(values: &Map<String, Value>, unit: Unit) -> Result<(Option<f64>, Option<f64>), Refusal> {
     let is_number = |name: &&str| values.get(*name).is_some_and(Value::is_number);
-    let is_placed = STARTS.iter().any(is_number) && ENDS.iter().chain([&"duration"]).any(is_number);
+    let is_placed = STARTS.iter().any(is_number) && ENDS.iter().chain([&DURATION]).any(is_number);
     let times = values.iter().filter(|(_, value)| is_time(value));
     if let (false, Some(name)) = (is_placed, unread_among(times.map(|(name, _)| name.as_str()))) {
         return Err(refuse("unread_time", unread(name)));
@@ -566,7 +594,7 @@ fn place_of(values: &Map<String, Value>, unit: Unit) -> Result<(Option<f64>, Opt
         Ok(found)
     };
     let (start, end) = (agreed(&STARTS)?, agreed(&ENDS)?);
-    let length = seconds(values, "duration", "duration_invalid", f64::MIN_POSITIVE)?;
+    let length = seconds(values, DURATION, "duration_invalid", f64::MIN_POSITIVE)?;
     let Some(end) = end else { return Ok((start, length)) };
     let Some(begin) = start else {
         return Err(refuse(
@@ -650,13 +678,14 @@ mod tests {
     fn times_and_numbers_are_read_as_manifests_have_them() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.jsonl");
-        let lines = r#"{"audio_filepath": "long.wav", "start": 2.5, "end": 4.0, "snr": NaN}
+        let lines = r#"{"audio_filepath": "long.wav", "start": 2.5, "end": 4.0, "snr": NaN, "word": "NaN", "level": -Infinity}
 {"audio_filepath": "long.wav", "begin": 4.0, "stop": 6.0, "duration": 2.0}
 {"audio_filepath": "long.wav", "offset": 6.0, "duration": 1.0}
 {"audio_filepath": "long.wav", "start": 7.0, "end": 8.0, "duration": 5.0}
 {"audio_filepath": "long.wav", "end": 8.0}
 {"audio_filepath": "long.wav", "start_ms": 7000}
 {"audio_filepath": "long.wav", "offset": 8.0, "duration": 1.0, "start_ms": 7000, "start": "2020-01-01"}
+{"audio_filepath": "long.wav", "offset": 9.0, "duration": NaN}
 "#;
         fs::write(&path, lines).unwrap();
         let rows = rows(path.to_str().unwrap(), 0).unwrap();
@@ -675,7 +704,15 @@ mod tests {
         assert_eq!(rows[0].0.name, "m/long@2.5");
         assert_eq!(parts[6], Some((8.0, Some(1.0))));
         assert_eq!(rows[0].1.unit, Unit::Seconds);
-        assert_eq!(refused, ["duration_invalid", "missing_field", "unread_time"]);
+        let values = &rows[0].1.values;
+        assert_eq!(
+            [&values["snr"], &values["word"], &values["level"]],
+            [&Value::Null, &Value::from("NaN"), &Value::from("-Infinity")]
+        );
+        assert_eq!(
+            refused,
+            ["duration_invalid", "missing_field", "unread_time", "duration_invalid"]
+        );
     }
 
     #[test]
@@ -731,6 +768,7 @@ mod tests {
             ),
             ("day", Arc::new(Date32Array::from(vec![20_000; 3]))),
             ("list", Arc::new(lists)),
+            ("snr", Arc::new(Float64Array::from(vec![f64::NAN, f64::INFINITY, 2.5]))),
             // Of a zone that this program does not know.
             (
                 "time",
@@ -759,5 +797,10 @@ mod tests {
             assert_eq!(row.values["time"], "1970-01-01T00:00:05Z");
             assert!(!row.values.contains_key("list"));
         }
+        let snr = rows.iter().map(|(_, row)| row.values.get("snr").cloned());
+        assert_eq!(
+            snr.collect::<Vec<_>>(),
+            [None, Some(Value::from("inf")), Some(Value::from(2.5))]
+        );
     }
 }

@@ -57,6 +57,8 @@ struct Offset {
 impl Offset {
     /// With larger ones voice activity misses speech.
     const LARGE: f64 = 0.1;
+    /// Fewest samples of which it is told: the mean of a few periods of a voice may be far from 0.
+    const LEAST: u64 = SAMPLE_RATE as u64;
 
     fn add(&mut self, samples: &[f32]) {
         self.sum += samples.iter().map(|sample| f64::from(*sample)).sum::<f64>();
@@ -66,7 +68,7 @@ impl Offset {
     /// A note with what has to be known of it.
     fn told(&self, note: Option<String>) -> Option<String> {
         let mean = self.sum / self.samples.max(1) as f64;
-        let of_offset = (mean.abs() >= Self::LARGE).then(|| {
+        let of_offset = (self.samples >= Self::LEAST && mean.abs() >= Self::LARGE).then(|| {
             format!(
                 "its samples have a DC offset of {:.0} % of full scale, so that speech may not be found: remove it first (`sox IN \
                  OUT dcshift {:.2}`)",
@@ -454,10 +456,12 @@ mod tests {
 
     #[test]
     fn a_dc_offset_is_told() {
-        let note = |offset: i16| {
-            let samples: Vec<i16> = (0..16_000).map(|at| offset + (at % 200 - 100) as i16 * 50).collect();
+        let note_of = |offset: i16, samples: i32| {
+            let samples: Vec<i16> = (0..samples).map(|at| offset + (at % 200 - 100) as i16 * 50).collect();
             first_pass(&wav(16_000, &samples), 10.0, OnDamage::Keep).0.unwrap().note
         };
+        let note = |offset| note_of(offset, 16_000);
+        assert_eq!(note_of(16_384, 15_999), None, "less than a second");
         assert_eq!(note(0), None);
         for (offset, told) in [(16_384, " 50 %"), (-6_000, " -18 %")] {
             let note = note(offset).unwrap();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use chrono::{SecondsFormat, Utc};
+use flow_audio::listing::Recording;
 use flow_audio::recording_reader::Channels;
 pub use flow_audio::samples::OnDamage;
 use flow_audio::samples::Refusal;
@@ -138,8 +139,9 @@ struct Transcriber {
     recognizer: Option<Arc<Recognizer>>,
     ahead: ReadAhead,
     open: OpenDecoders,
-    /// Recordings whose notes were told: each has them in all of its rows.
-    told: BTreeSet<(PathBuf, String)>,
+    /// Notes that were told: the path of the file, the recording's name (several may be in one tar), and the letters of the note.
+    /// Each row of a recording has them, with figures of its own.
+    told: BTreeSet<(PathBuf, String, String)>,
 }
 
 impl Transcriber {
@@ -246,7 +248,7 @@ impl Source for Transcriber {
         };
         let Transcribed { extent, recognized, .. } = transcribed;
         if let Some(note) = extent.note
-            && self.told.insert((listed.recording.path.clone(), note.clone()))
+            && self.told.insert(told_as(&listed.recording, &note))
         {
             self.context.events.send(Event::Warning {
                 stage: Some(self.context.stage.clone()),
@@ -279,6 +281,12 @@ impl Source for Transcriber {
         out.send(2, timings_batch(&now, &performance)?);
         Ok(())
     }
+}
+
+/// What makes a note of a recording one that was told before.
+fn told_as(recording: &Recording, note: &str) -> (PathBuf, String, String) {
+    let letters = note.chars().filter(|letter| letter.is_alphabetic()).collect();
+    (recording.path.clone(), recording.file.clone(), letters)
 }
 
 /// Longest recording that is transcribed together with others, in samples.

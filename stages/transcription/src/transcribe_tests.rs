@@ -29,6 +29,29 @@ fn run(settings: TranscribeSettings) -> Output {
 }
 
 #[test]
+fn a_note_is_told_once_of_each_recording() {
+    let recording = |path: &str, file: &str| Recording {
+        name: file.into(),
+        file: file.into(),
+        path: path.into(),
+    };
+    let first = told_as(&recording("x.tar", "a.wav"), "a DC offset of 50 % (`dcshift -0.50`)");
+    // A row of the same recording has other figures.
+    assert_eq!(
+        first,
+        told_as(&recording("x.tar", "a.wav"), "a DC offset of 49 % (`dcshift -0.49`)")
+    );
+    assert_ne!(
+        first,
+        told_as(&recording("x.tar", "b.wav"), "a DC offset of 50 % (`dcshift -0.50`)")
+    );
+    assert_ne!(
+        first,
+        told_as(&recording("x.tar", "a.wav"), "channels cancel each other out")
+    );
+}
+
+#[test]
 fn recordings_become_rows_and_what_is_no_recording_a_reject() {
     let place = tempfile::tempdir().unwrap();
     std::fs::create_dir(place.path().join("talks")).unwrap();

@@ -15,6 +15,8 @@ use serde_json::{Map, Value};
 use super::super::files::read;
 use crate::failure::Failure;
 
+/// The key of a manifest line that names its recording, before all others that may.
+const AUDIO_FILEPATH: &str = "audio_filepath";
 /// Keys of a manifest line for what a system heard.
 const HYPOTHESES: [&str; 2] = ["pred_text", "hypothesis"];
 
@@ -48,6 +50,8 @@ pub struct Row {
     pub short: String,
     /// The recording's name, as CTM and STM have it.
     pub recording: String,
+    /// Its file as the line names it.
+    pub file: Option<String>,
     pub text: Option<String>,
     /// What a system heard.
     pub heard: Option<String>,
@@ -85,7 +89,6 @@ fn content(path: &Path, text: &str, ids: bool) -> Result<Content, String> {
             ctm(text).map(Content::Timed)
         }
         Some("trn") => named(text, trn_line).map(Content::Named),
-        _ if !ids && text.trim_start().starts_with('{') => json(text),
         Some("jsonl" | "ndjson" | "json") => json(text),
         // As lines of text each of their lines would be an utterance.
         Some(other @ ("parquet" | "csv" | "tsv" | "srt" | "vtt" | "rttm" | "textgrid" | "eaf")) => Err(format!(
@@ -95,8 +98,16 @@ fn content(path: &Path, text: &str, ids: bool) -> Result<Content, String> {
             Some(line.split_once(char::is_whitespace).unwrap_or((line, "")))
         })
         .map(Content::Named),
+        // A text may begin with a brace, too: `{noise} one two`.
+        _ if is_json_object(text) => json(text),
         _ => Ok(Content::Lines(text.lines().map(str::to_owned).collect())),
     }
+}
+
+/// Whether a text begins as JSON objects do: with a brace, and then a key or the other brace.
+fn is_json_object(text: &str) -> bool {
+    let inner = text.trim_start().strip_prefix('{').map(str::trim_start);
+    inner.is_some_and(|inner| inner.starts_with(['"', '}']))
 }
 
 /// `text of an utterance (name)`, as sclite has it.
@@ -202,7 +213,8 @@ fn json(text: &str) -> Result<Content, String> {
 
 fn row(fields: &Map<String, Value>, number: usize) -> Row {
     let text = |keys: &[&str]| keys.iter().find_map(|key| Some(fields.get(*key)?.as_str()?.to_owned()));
-    let path = text(&FILE_COLUMNS);
+    let path = text(&[AUDIO_FILEPATH]).or_else(|| text(&FILE_COLUMNS));
+    let file = path.clone();
     let id = text(&ID_COLUMNS);
     let offset = STARTS.iter().find_map(|key| fields.get(*key)?.as_f64());
     let in_tar = fields.get("tar_offset").and_then(Value::as_u64);
@@ -220,6 +232,7 @@ fn row(fields: &Map<String, Value>, number: usize) -> Row {
         is_named,
         short: named(recording.clone()),
         recording,
+        file,
         name: named(name),
         text: text(&TEXT_COLUMNS),
         heard: text(&HYPOTHESES),

@@ -143,9 +143,26 @@ fn check_names(rows: &[Row]) -> Result<(), String> {
     by_name(rows.iter().map(|row| (row.name.clone(), ()))).map(drop)
 }
 
+/// Refuses recordings of several folders that have one name: their texts would be joined.
+fn check_recordings(rows: &[Row]) -> Result<(), String> {
+    let mut files: BTreeMap<&str, &str> = BTreeMap::new();
+    for row in rows {
+        let Some(file) = &row.file else { continue };
+        let first = *files.entry(&row.recording).or_insert(file);
+        if first != file {
+            return Err(format!(
+                "{first} and {file} both have the name {}; rename one of them",
+                row.recording
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// What was heard of each recording, in the order of time.
 fn heard_by_recording(mut rows: Vec<Row>) -> Result<BTreeMap<String, String>, String> {
     check_names(&rows)?;
+    check_recordings(&rows)?;
     rows.sort_by(|one, other| one.offset.total_cmp(&other.offset));
     let mut heard: BTreeMap<String, String> = BTreeMap::new();
     for row in rows {
@@ -163,6 +180,7 @@ fn heard_by_recording(mut rows: Vec<Row>) -> Result<BTreeMap<String, String>, St
 /// The same, named and joined by recording, in the order of time, as CTM and STM have it.
 fn from_rows_by_recording(mut rows: Vec<Row>) -> Result<Vec<Pair>, String> {
     check_names(&rows)?;
+    check_recordings(&rows)?;
     rows.sort_by(|one, other| one.offset.total_cmp(&other.offset));
     let mut by_recording: BTreeMap<String, Pair> = BTreeMap::new();
     for row in rows {

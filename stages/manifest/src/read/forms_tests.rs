@@ -435,6 +435,25 @@ fn columns_of_other_names_are_named_by_a_setting() {
 }
 
 #[test]
+fn folders_of_keys_that_a_setting_names_are_languages() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = folder.path().join("m.jsonl");
+    let line =
+        |lang: &str| format!(r#"{{"clip": "{lang}/a.wav", "audio_filepath": "old.wav", "text": "x", "duration": 1}}"#);
+    fs::write(&manifest, [line("hi"), line("de")].join("\n")).unwrap();
+    let mut settings = settings(&manifest);
+    settings.check_audio = false;
+    settings.columns = vec!["clip=path".into(), "wrods=text".into()];
+    let output = run(settings);
+    assert_eq!(reasons(&output), Vec::<&str>::new());
+    assert_eq!(column(&output, "lang"), ["hi", "de"]);
+    let told = output.events.iter().any(
+        |event| matches!(event, flow_runtime::event::Event::Note { message } if message.contains("no line has `wrods`")),
+    );
+    assert!(told, "{:?}", output.events);
+}
+
+#[test]
 fn a_flat_folder_needs_no_more_than_a_language() {
     let folder = tempfile::tempdir().unwrap();
     lay_out(

@@ -18,7 +18,7 @@ use super::looks::{Chain, Eyes, FileLook};
 use super::naming::{language, named, names_all};
 use super::places::Places;
 use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
-use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, TEXT_COLUMNS, names_like, renamed};
+use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, names_like, renamed};
 use super::times::{DURATION, ENDS, STARTS, TIME_KEYS, Times, Unit, UnitSample, is_time, unread, unread_among};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
@@ -46,6 +46,8 @@ pub struct LineManifest {
     tars: Tars,
     /// Whether the existence of recordings is checked.
     look: bool,
+    /// Keys that the setting `columns` names and no line has.
+    absent: Vec<String>,
 }
 
 #[derive(Clone, Copy)]
@@ -81,7 +83,12 @@ fn new_names(settings: &ReadSettings) -> NewNames {
     let pairs = renamed(&settings.columns).unwrap_or_default().into_iter();
     let known = pairs.filter_map(|(theirs, ours)| {
         let ours = names_like(ours)?.iter().find(|name| **name == ours)?;
-        let ours = if ID_COLUMNS.contains(ours) { ID_COLUMNS[0] } else { ours };
+        let ours = match ours {
+            ours if ID_COLUMNS.contains(ours) => ID_COLUMNS[0],
+            // The key that counts before all others of the language, such as `target_lang`.
+            ours if LANGUAGE_COLUMNS.contains(ours) => LANGUAGE_KEYS[0],
+            ours => ours,
+        };
         Some((theirs.to_string(), ours))
     });
     known.collect()
@@ -142,11 +149,15 @@ impl LineManifest {
         let tarred = !matches!(tars, Tars::None);
         let names = new_names(settings);
         let mut sample = UnitSample::default();
+        let mut absent: Vec<String> = names.iter().map(|(theirs, _)| theirs.clone()).collect();
         for (file, (path, _)) in files.iter().enumerate() {
             check_beginning(path)?;
             let label = label(file, path);
             let places = settings.places(path.parent().unwrap_or(Path::new("")));
             let add = |line: &[u8]| {
+                if !absent.is_empty() {
+                    note_keys(line, &mut absent);
+                }
                 if decide {
                     add_folder(line, &names, tarred, &mut folders);
                 }
@@ -180,10 +191,11 @@ impl LineManifest {
             rules,
             tars,
             look: settings.check_audio,
+            absent,
         })
     }
 
-    /// What was decided about the names of folders, where they count.
+    /// What was decided about the names of folders, where they count, and which keys of `columns` are of no line.
     pub fn decision(&self) -> Option<String> {
         let both = self
             .rules
@@ -191,7 +203,11 @@ impl LineManifest {
             .decision()
             .into_iter()
             .chain(self.rules.unit.decision());
-        let all: Vec<String> = both.collect();
+        let absent = self.absent.first().map(|_| {
+            let keys: Vec<String> = self.absent.iter().map(|key| format!("`{key}`")).collect();
+            format!("no line has {}, which `columns` names", keys.join(", "))
+        });
+        let all: Vec<String> = both.chain(absent).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 
@@ -331,10 +347,19 @@ fn check_beginning(path: &Path) -> Result<(), ManifestError> {
     })
 }
 
+/// Removes the keys that may be in a line, which may write their letters as escapes.
+fn note_keys(line: &[u8], absent: &mut Vec<String>) {
+    let Ok(line) = std::str::from_utf8(line) else { return };
+    if line.contains("\\u") {
+        absent.clear();
+    }
+    absent.retain(|key| !line.contains(key.as_str()));
+}
+
 /// Adds the folder of a recording that a line names as tables do, without naming a language.
 fn add_folder(line: &[u8], names: &NewNames, tarred: bool, folders: &mut FolderLanguages) {
     let Ok(line) = std::str::from_utf8(line) else { return };
-    if (line.contains(FILE_NAME) || !line.contains(AUDIO_FILEPATH))
+    if (!names.is_empty() || line.contains(FILE_NAME) || !line.contains(AUDIO_FILEPATH))
         && let Ok((Value::Object(fields), read)) = json_line::parse(line)
     {
         let fields = Fields::new(line, &read, fields, names);
@@ -557,16 +582,19 @@ struct Fields<'l> {
     written: &'l str,
     line: &'l str,
     fields: Map<String, Value>,
-    names: &'l [(String, &'static str)],
+    /// Pairs of the setting `columns` whose key the line has.
+    names: Vec<&'l (String, &'static str)>,
 }
 
 impl<'l> Fields<'l> {
+    /// Of `names` those count whose key the line has.
     fn new(written: &'l str, line: &'l str, fields: Map<String, Value>, names: &'l [(String, &'static str)]) -> Self {
+        let names = names.iter().filter(|(theirs, _)| fields.contains_key(theirs));
         Fields {
+            names: names.collect(),
             written,
             line,
             fields,
-            names,
         }
     }
 
@@ -575,10 +603,10 @@ impl<'l> Fields<'l> {
         if let Some((theirs, _)) = self.names.iter().find(|(_, name)| *name == ours) {
             return Some(theirs);
         }
-        let is_taken = |(theirs, name): &(String, &'static str)| {
+        let is_taken = |(theirs, name): &&(String, &'static str)| {
             theirs == ours || *name != EXTRA && names_like(name).is_some_and(|names| names.contains(&ours))
         };
-        (!self.names.iter().any(is_taken)).then_some(ours)
+        (!self.names.iter().any(|pair| is_taken(pair))).then_some(ours)
     }
 
     fn get(&self, key: &str) -> Option<&Value> {

@@ -82,6 +82,30 @@ fn languages_are_found_in_their_order() {
 }
 
 #[test]
+fn keys_that_a_setting_names_count_in_lines_that_have_them() {
+    let settings = ReadSettings {
+        columns: ["tongue=locale", "words=sentence", "clip=path"]
+            .map(String::from)
+            .to_vec(),
+        ..ReadSettings::default()
+    };
+    let rules = LineRules {
+        names: new_names(&settings),
+        ..rules()
+    };
+    let row = |line: &str| row_of(line, 1, &rules, "stem", |_| None, false).unwrap();
+    let named = row(r#"{"clip": "a.wav", "words": "said", "text": "raw", "tongue": "de", "target_lang": "en"}"#);
+    assert_eq!(
+        (named.text.as_str(), named.lang.as_str(), named.lang_field),
+        ("said", "de", "lang")
+    );
+    assert_eq!(named.wanted.files[0], Path::new("/m/a.wav"));
+    let usual = row(r#"{"audio_filepath": "b.wav", "text": "raw", "target_lang": "en", "lang": "hi", "duration": 1}"#);
+    assert_eq!((usual.text.as_str(), usual.lang.as_str()), ("raw", "hi"));
+    assert_eq!(usual.wanted.files[0], Path::new("/m/b.wav"));
+}
+
+#[test]
 fn each_mistake_has_its_reason() {
     for (line, reason) in [
         ("", "bad_json"),

@@ -287,7 +287,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 12;
+    const VERSION: u32 = 13;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(

@@ -38,7 +38,7 @@ impl Quoting {
 
 /// Whether all quotes of a table are written as CSV has them: each opens or closes a field, or is doubled within one; and
 /// fields stand in quotes where they must, or in the heading, too. Rows in which a quotation begins and ends look like one record
-/// of several lines, too, but the first and the last of them have all fields.
+/// of several lines, too, but the first and the last of them have all fields. (With one column any line has.)
 fn is_quoted(text: &str, separator: char) -> bool {
     if !text.contains('"') {
         return false;
@@ -60,7 +60,7 @@ fn is_quoted(text: &str, separator: char) -> bool {
             *heading.get_or_insert_with(|| (record.fields.iter().all(is_in_quotes), record.fields.len()));
         let mut lines = record.line.trim_end_matches(['\n', '\r']).split('\n');
         let are_rows = match (lines.next(), lines.next_back()) {
-            (Some(first), Some(last)) => has_all(first, columns) && has_all(last, columns),
+            (Some(first), Some(last)) => columns > 1 && has_all(first, columns) && has_all(last, columns),
             _ => false,
         };
         if are_rows {
@@ -113,6 +113,10 @@ mod tests {
             ("path\ttext\na.wav\t\"\"Ja\"\" und \"nein\"\n", false, true),
             ("path\ttext\na.wav\t12\" vinyl\nb.wav\t\"a \"\"b\"\"\"\n", false, true),
             ("path\ttext\na.wav\tone\n", false, false),
+            // Of one column.
+            ("text\n\"one\ntwo\"\n\"he said \"\"hi\"\"\"\nx\n", true, true),
+            ("\"text\"\n\"one\"\n\"two\"\n", true, true),
+            ("text\n\"Ja.\"\nx\n", false, true),
             // A quotation over two rows of it.
             (
                 "path\ttext\tlang\na\t\"Come here.\ten\nb\tGo away.\"\ten\n",

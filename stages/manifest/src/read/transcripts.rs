@@ -113,16 +113,16 @@ pub fn transcripts_of<'u>(
     utterances: impl Iterator<Item = &'u str>,
 ) -> Result<HashMap<&'u str, Result<String, Refusal>>, ManifestError> {
     let mut found: HashMap<&str, Option<Result<String, Refusal>>> = utterances.map(|name| (name, None)).collect();
-    for (line, is_replaced) in lines_of(path)?.lines() {
+    for (number, (line, is_replaced)) in (1..).zip(lines_of(path)?.lines()) {
+        let place = || format!("line {number} of {}", path.display());
         if let Some((utterance, text)) = split_line(line)
-            && let Some(place) = found.get_mut(utterance)
-            && place.is_none()
+            && let Some(text_of_it) = found.get_mut(utterance)
+            && text_of_it.is_none()
         {
-            *place = Some(if is_replaced {
-                Err(refuse("not_utf8", format!("its line in {}", path.display())))
+            *text_of_it = Some(if is_replaced {
+                Err(refuse("not_utf8", place()))
             } else if line.len() as u64 > LONGEST_TRANSCRIPT {
-                let why = format!("its line in {} has more than 1 MiB", path.display());
-                Err(refuse("line_too_long", why))
+                Err(refuse("line_too_long", format!("{} has more than 1 MiB", place())))
             } else {
                 Ok(spaced(text))
             });

@@ -51,15 +51,56 @@ fn make_beside<T>(
     }
 }
 
-/// Writes a file under a temporary name, flushes and renames it. Name and lock are those of temporary files of the runtime, which
-/// removes what a process that was killed left.
+/// How the names of temporary files begin; sixteen digits follow. Names and locks are those of the runtime, which removes what a
+/// process that was killed left.
+const TEMPORARY_PREFIX: &str = ".flow-tmp-";
+/// How the name of a folder ends that is being written. Before it stands the name of a temporary file beside it, which is there as
+/// long as the folder is being written.
+const WRITING: &str = ".writing";
+
+/// A file of a new temporary name beside `path`, locked.
+fn create_temporary(path: &Path) -> std::io::Result<(PathBuf, File)> {
+    loop {
+        let token = RandomState::new().build_hasher().finish();
+        let temporary = path.with_file_name(format!("{TEMPORARY_PREFIX}{token:016x}"));
+        let file = File::options().write(true).create_new(true).open(&temporary)?;
+        // Without locks the file counts as left after a day.
+        let _ = file.lock();
+        // Another process may have taken it for one that was left before it was locked.
+        if temporary.exists() {
+            return Ok((temporary, file));
+        }
+    }
+}
+
+/// The folder that is written under the protection of a temporary file.
+fn folder_of(temporary: &Path) -> PathBuf {
+    let mut name = temporary.as_os_str().to_os_string();
+    name.push(WRITING);
+    name.into()
+}
+
+/// Removes folders that processes left when they were killed: their temporary file is gone. What cannot be removed does no harm.
+fn remove_left_folders(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let temporary = name.to_str().and_then(|name| name.strip_suffix(WRITING));
+        let token = temporary.and_then(|name| name.strip_prefix(TEMPORARY_PREFIX));
+        let is_ours =
+            token.is_some_and(|token| token.len() == 16 && token.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        if let (true, Some(temporary)) = (is_ours, temporary)
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+            && parent.join(temporary).symlink_metadata().is_err()
+        {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Writes a file under a temporary name, flushes and renames it.
 pub(super) fn write_renamed(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    let token = RandomState::new().build_hasher().finish();
-    let temporary = path.with_file_name(format!(".flow-tmp-{token:016x}"));
-    let created = File::options().write(true).create_new(true).open(&temporary);
-    let mut file = created.map_err(|error| broken(path, error))?;
-    // Without locks the file counts as left after a day.
-    let _ = file.lock();
+    let created = create_temporary(path);
+    let (temporary, mut file) = created.map_err(|error| broken(path, error))?;
     let written = write(&mut file)
         .and_then(|()| file.sync_all().map_err(|error| broken(path, error)))
         .and_then(|()| fs::rename(&temporary, path).map_err(|error| broken(path, error)));
@@ -70,7 +111,8 @@ pub(super) fn write_renamed(path: &Path, write: impl FnOnce(&mut File) -> Result
     written
 }
 
-/// Fills a new folder under a temporary name and renames it; an existing folder is replaced if `replaces` allows it.
+/// Fills a new folder under a temporary name and renames it; an existing folder is replaced if `replaces` allows it. Removes the
+/// folders that processes left beside it whose temporary files the runtime has removed.
 pub(super) fn write_folder(
     folder: &Path,
     replace: bool,
@@ -96,9 +138,16 @@ pub(super) fn write_folder(
     }
     if let Some(parent) = folder.parent() {
         fs::create_dir_all(parent).map_err(fail)?;
+        remove_left_folders(match parent.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => parent,
+        });
     }
-    let (writing, ()) = make_beside(folder, ".writing", |path| fs::create_dir(path)).map_err(fail)?;
-    let written = fill(&writing)
+    let (temporary, lock) = create_temporary(folder).map_err(fail)?;
+    let writing = folder_of(&temporary);
+    let created = fs::create_dir(&writing).map_err(fail);
+    let written = created
+        .and_then(|()| fill(&writing))
         .and_then(|()| File::open(&writing).and_then(|opened| opened.sync_all()).map_err(fail))
         .and_then(|()| {
             if !folder.exists() {
@@ -127,6 +176,9 @@ pub(super) fn write_folder(
         // As above: the first error counts.
         let _ = fs::remove_dir_all(&writing);
     }
+    // After the folder, which counts as left without it.
+    let _ = fs::remove_file(&temporary);
+    drop(lock);
     written
 }
 
@@ -140,7 +192,18 @@ mod tests {
     fn what_has_the_names_that_we_give_already_stays() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
-        let theirs = ["model.old", "model.writing", "model.writing-2", "file.tmp"];
+        // Of another process that is writing, or a name that is not ours.
+        let held = ".flow-tmp-00000000000000aa";
+        let theirs = [
+            "model.old",
+            &format!("{held}.writing"),
+            ".flow-tmp-mine.writing",
+            "file.tmp",
+        ];
+        let left = ".flow-tmp-00000000000000bb.writing";
+        fs::write(at(held), "").unwrap();
+        fs::create_dir(at(left)).unwrap();
+        fs::write(at(left).join("weights"), "").unwrap();
         for name in &theirs[..3] {
             fs::create_dir(at(name)).unwrap();
             fs::write(at(name).join("mine"), "mine").unwrap();
@@ -167,6 +230,7 @@ mod tests {
         // No temporary file is left, also after a failure.
         assert!(write_folder(&at("model"), true, |_| true, |folder| Err(broken(folder, "full"))).is_err());
         assert!(write_renamed(&at("file"), |_| Err(broken(&at("file"), "full"))).is_err());
-        assert_eq!(fs::read_dir(place.path()).unwrap().count(), theirs.len() + 2);
+        assert!(!at(left).exists());
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), theirs.len() + 3);
     }
 }

@@ -25,6 +25,8 @@ pub enum JobEvent {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
     pub transcript: Transcript,
+    /// What a user has to know of how the recording is read, such as its DC offset: as `flow transcribe` warns.
+    pub warnings: Vec<String>,
     /// The tokens of each word, where the request asks for them.
     pub tokens: Vec<Vec<Token>>,
     /// Seconds from the request until its first window was decoded.

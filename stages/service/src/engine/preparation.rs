@@ -185,7 +185,7 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
     let (windows, samples) = first
         .windows(&shared.recognition)
         .map_err(|error| failed(work, &error))?;
-    work.found(windows.clone(), samples, extent.damage.is_some());
+    work.found(windows.clone(), samples, extent);
     let mut give = |index, signal| Ok(model.batcher.push(work, index, signal) && !work.fail_if_late());
     let handed_over = match kept.as_deref() {
         Some(kept) => each_window(&windows, &kept, &mut give),

@@ -12,6 +12,7 @@ use flow_speakers::diarizer::Diarized;
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::{Heard, recognized};
 use flow_transcription::speakers::{AssignmentRules, assign_speakers};
+use flow_transcription::streamed::Extent;
 use flow_transcription::tokens::Token;
 use flow_transcription::{Metadata, Performance, Segment, Transcript};
 use tempfile::TempPath;
@@ -59,6 +60,8 @@ struct Progress {
     windows: Vec<Range<u64>>,
     samples: u64,
     damaged: bool,
+    /// What a user has to know of how it is read.
+    note: Option<String>,
     heard: Vec<Option<Heard>>,
     missing: usize,
     settled: Settled,
@@ -164,8 +167,8 @@ impl Work {
         self.lock().begun
     }
 
-    /// Sets the windows and the number of samples of its recording.
-    pub fn found(&self, windows: Vec<Range<u64>>, samples: u64, damaged: bool) {
+    /// Sets the windows of its recording, and its extent.
+    pub fn found(&self, windows: Vec<Range<u64>>, samples: u64, extent: Extent) {
         let mut state = self.lock();
         if self.has_ended() {
             return;
@@ -176,7 +179,8 @@ impl Work {
             heard,
             windows,
             samples,
-            damaged,
+            damaged: extent.damage.is_some(),
+            note: extent.note,
             settled: Settled::default(),
             unsettled: (0, 0),
             last_window: None,
@@ -307,6 +311,7 @@ impl Work {
         transcript.metadata.num_speakers = speakers.or(transcript.metadata.num_speakers);
         Ok(Finished {
             transcript,
+            warnings: progress.note.into_iter().collect(),
             tokens,
             queue_seconds: seconds(self.taken, first.unwrap_or(begun)),
             decode_seconds: first.map_or(0.0, |first| seconds(first, last)),

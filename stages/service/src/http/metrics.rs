@@ -209,6 +209,7 @@ mod tests {
                 },
                 ..Transcript::default()
             },
+            warnings: Vec::new(),
             tokens: Vec::new(),
             queue_seconds: 0.5,
             decode_seconds: 2.0,

@@ -31,7 +31,10 @@ pub fn transcript(finished: &Finished, asked: &Asked) -> Result<Response, ApiErr
             }
             json(document)
         }
-        ResponseFormat::VerboseJson => json(verbose(transcript, asked.words, asked.segments)),
+        ResponseFormat::VerboseJson => json(with_warnings(
+            verbose(transcript, asked.words, asked.segments),
+            &finished.warnings,
+        )),
         ResponseFormat::DiarizedJson => json(diarized(transcript)),
         // With speakers, each line begins with one.
         ResponseFormat::Text if asked.diarize => written(transcript, Format::Txt, "text/plain; charset=utf-8"),
@@ -82,6 +85,14 @@ fn verbose(transcript: &Transcript, words: bool, segments: bool) -> Value {
     document
 }
 
+/// The document with a list `warnings`, if there are any.
+fn with_warnings(mut document: Value, warnings: &[String]) -> Value {
+    if !warnings.is_empty() {
+        document["warnings"] = json!(warnings);
+    }
+    document
+}
+
 fn verbose_segment(id: u64, segment: &Segment) -> Value {
     let mut object = Map::new();
     object.insert("id".to_owned(), json!(id));
@@ -127,7 +138,11 @@ fn written_time(seconds: f64) -> f64 {
 }
 
 /// Turns: segments of the same speaker with a short gap between them are joined.
-pub fn diarization(transcript: &Transcript) -> Value {
+pub fn diarization(finished: &Finished) -> Value {
+    with_warnings(turns(&finished.transcript), &finished.warnings)
+}
+
+fn turns(transcript: &Transcript) -> Value {
     let mut turns: Vec<(f64, f64, &str)> = Vec::new();
     for segment in &transcript.segments {
         let speaker = segment.speaker.as_deref().unwrap_or(UNKNOWN);
@@ -169,7 +184,7 @@ mod tests {
         );
         for document in [
             diarized(&transcript),
-            diarization(&transcript),
+            turns(&transcript),
             verbose(&transcript, true, true),
         ] {
             let first = &document["segments"][0];
@@ -250,20 +265,20 @@ mod tests {
 
     #[test]
     fn turns_end_at_pauses_and_other_speakers() {
-        let turns = |speakers| {
-            let document = diarization(&example(speakers));
+        let ends = |speakers| {
+            let document = turns(&example(speakers));
             let segments = document["segments"].as_array().unwrap().clone();
             segments
                 .iter()
                 .map(|turn| (turn["start"].as_f64().unwrap(), turn["end"].as_f64().unwrap()))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(turns([Some("A"); 3]), [(0.5, 2.0), (5.0, 6.5)]);
+        assert_eq!(ends([Some("A"); 3]), [(0.5, 2.0), (5.0, 6.5)]);
         assert_eq!(
-            turns([Some("A"), Some("B"), Some("B")]),
+            ends([Some("A"), Some("B"), Some("B")]),
             [(0.5, 1.0), (1.5, 2.0), (5.0, 6.5)]
         );
-        assert_eq!(diarization(&example([Some("A"), Some("B"), None]))["num_speakers"], 2);
-        assert_eq!(diarization(&Transcript::default())["segments"], json!([]));
+        assert_eq!(turns(&example([Some("A"), Some("B"), None]))["num_speakers"], 2);
+        assert_eq!(turns(&Transcript::default())["segments"], json!([]));
     }
 }

@@ -71,7 +71,7 @@ pub async fn diarize(State(app): State<App>, request: Request) -> Result<Respons
     form.asked.diarize = true;
     let taken = submit(&app, form)?;
     let finished = finish(&app, taken.job, begin).await?;
-    let mut response = Json(responses::diarization(&finished.transcript)).into_response();
+    let mut response = Json(responses::diarization(&finished)).into_response();
     tell_ignored(&mut response, &taken.asked.ignored);
     Ok(response)
 }

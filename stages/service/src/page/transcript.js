@@ -214,8 +214,12 @@ export function showTranscript(body) {
   // Fonts of the script are chosen by the language.
   byId("transcript").lang = languages.length === 1 ? languages[0] : "";
   const damagedAt = body.metadata?.damaged_at ?? body.damaged_at;
+  const told = Array.isArray(body.warnings) ? body.warnings.map((warning) => `Warning: ${warning}.`) : [];
   if (typeof damagedAt === "number") {
-    byId("damage").textContent = `The recording is damaged or cut off at ${clock(damagedAt)}: what comes after is not in the transcript.`;
+    told.unshift(`The recording is damaged or cut off at ${clock(damagedAt)}: what comes after is not in the transcript.`);
+  }
+  if (told.length > 0) {
+    byId("damage").textContent = told.join(" ");
     byId("damage").hidden = false;
   }
   for (const segment of shown.segments) {

@@ -30,6 +30,8 @@ pub(super) fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDiges
         }
         let path = checkpoint.join(name);
         let unreadable = |e: std::io::Error| unreadable(checkpoint, name, e);
+        // Before the version and the bytes: a change while they are read could leave the same times.
+        let now = SystemTime::now();
         let version = FileVersion::of_file(&fs::metadata(&path).map_err(unreadable)?);
         if verified().get(&path) == Some(&(version, expected.clone())) {
             return Ok(());
@@ -47,7 +49,7 @@ pub(super) fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDiges
                 format!("{name} has other content than when it was written"),
             ));
         }
-        if version.is_settled(SystemTime::now()) {
+        if version.is_settled(now) {
             verified().insert(path, (version, found));
         }
         Ok(())

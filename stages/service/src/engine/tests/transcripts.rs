@@ -142,6 +142,15 @@ fn what_cannot_be_transcribed_is_told() {
     let finished = wait(engine.submit(request(cut)).unwrap().finish()).unwrap();
     let metadata = &finished.transcript.metadata;
     assert_eq!(metadata.damaged_at, Some(metadata.duration_s));
+    // And what is to be known of it comes with its transcript.
+    let warnings = |samples: &[f32]| {
+        wait(engine.submit(request(&wav(samples))).unwrap().finish())
+            .unwrap()
+            .warnings
+    };
+    assert_eq!(warnings(&[0.0; 16_000]), Vec::<String>::new());
+    let told = warnings(&[-0.25; 16_000]);
+    assert!(told.len() == 1 && told[0].contains("DC offset of -25 %"), "{told:?}");
     let mut other = request(b"");
     other.model = Some("large".to_owned());
     match engine.submit(other) {
