@@ -3,6 +3,7 @@
 mod common_voice;
 mod fleurs;
 mod gigaspeech;
+mod gigaspeech2;
 mod hugging_face;
 mod kaldi;
 mod lhotse;
@@ -65,6 +66,9 @@ pub enum Layout {
     Fleurs,
     /// GigaSpeech: `GigaSpeech.json` beside `audio`.
     Gigaspeech,
+    /// GigaSpeech 2: `train_refined.tsv` without a heading beside folders of recordings.
+    #[serde(rename = "gigaspeech_2")]
+    Gigaspeech2,
     /// LJSpeech: `metadata.csv` without a heading beside `wavs`.
     Ljspeech,
     /// NeMo's tarred data: `manifest.json` or `sharded_manifests` beside `audio_0.tar`.
@@ -87,7 +91,7 @@ struct Known {
 }
 
 /// All layouts that are recognised. The last resort, recordings with their texts, is none of them.
-const KNOWN: [Known; 16] = [
+const KNOWN: [Known; 17] = [
     Known {
         layout: Layout::LhotseRecordings,
         name: "lhotse_recordings",
@@ -167,6 +171,12 @@ const KNOWN: [Known; 16] = [
         open: gigaspeech::open,
     },
     Known {
+        layout: Layout::Gigaspeech2,
+        name: "gigaspeech_2",
+        detect: gigaspeech2::detect,
+        open: gigaspeech2::open,
+    },
+    Known {
         layout: Layout::Ljspeech,
         name: "ljspeech",
         detect: ljspeech::detect,
@@ -187,7 +197,8 @@ const KNOWN: [Known; 16] = [
 ];
 
 /// Layouts without columns that `columns` could name.
-const WITHOUT_COLUMNS: [Layout; 9] = [
+const WITHOUT_COLUMNS: [Layout; 10] = [
+    Layout::Gigaspeech2,
     Layout::LhotseRecordings,
     Layout::LhotseCuts,
     Layout::LhotseShar,
@@ -371,11 +382,12 @@ impl LaidOut {
     pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
         let part = self.parts.iter().find(|part| part.name == *partition);
         let part = part.ok_or_else(|| StageError::failed(format!("the corpus has no part {partition}")))?;
-        if let Some(file) = part.files.first() {
-            rows.begin_file(file);
-        }
+        let mut file = part.files.first();
         self.corpus.each(part, &mut |line, row, values| {
             if let Some(line) = line {
+                if let Some(file) = file.take() {
+                    rows.begin_file(file);
+                }
                 rows.at_line(line);
             }
             rows.push(row, values)

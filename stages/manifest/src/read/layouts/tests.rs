@@ -292,7 +292,7 @@ fn data_sets_of_hugging_face_are_read_where_they_are() {
         let extra: serde_json::Value = serde_json::from_str(extra_of(&output)[1].as_ref().unwrap()).unwrap();
         assert_eq!(
             extra,
-            serde_json::json!({"begin_time": 8.0, "gender": "female", "path": "0.wav"})
+            serde_json::json!({"gender": "female", "original_begin_time": 8.0, "path": "0.wav"})
         );
         assert_eq!(recordings_of(&output)[..2], [wav("a.flac"), wav("b.flac")], "{name}");
     }
@@ -375,6 +375,12 @@ fn lists_of_public_corpora_are_read_by_their_columns() {
                 "1\t12.wav\tRaw \"one\traw one\tr a w\t17600\tMALE\n1\t13.wav\tRaw\traw\tr\tx\tMALE\n1\t../1.wav\ta\tb\tc\t1\tMALE\n",
             ),
             ("fleurs/hi_in/audio/train/12.wav", ""),
+            ("gs2/th/train_raw.tsv", "0-1-2\traw\n"),
+            (
+                "gs2/th/train_refined.tsv",
+                "0-1-2\tsawasdee \"x\n0-1-3\tgone\n..-1\tx\n",
+            ),
+            ("gs2/th/train/0/1/0-1-2.wav", ""),
             ("lj/metadata.csv", "LJ1|In 1850|in eighteen fifty\nLJ2|x \"y\nLJ3\n"),
             ("lj/wavs/LJ1.wav", ""),
             ("lj/wavs/LJ2.wav", ""),
@@ -451,6 +457,11 @@ fn lists_of_public_corpora_are_read_by_their_columns() {
     fs::rename(at("fleurs/hi_in/audio/train"), at("fleurs/hi_in/audio/other")).unwrap();
     fs::write(at("fleurs/hi_in/audio/train.tar.gz"), "").unwrap();
     assert!(failure(settings(&at("fleurs/hi_in"))).contains("unpack it"));
+
+    let gs2 = read("gs2/th", "", &[]);
+    assert_eq!(short(&gs2), one("0-1-2", "sawasdee \"x", "th"));
+    assert_eq!(by_reason(&gs2), counts(&[("missing_audio", 1), ("unsafe_name", 1)]));
+    assert_eq!(short(&read("gs2/th", "train_raw", &[])), one("0-1-2", "raw", "th"));
 
     let lj = run(with_lang(&at("lj"), "en"));
     let texts = ["in eighteen fifty", "x \"y"];

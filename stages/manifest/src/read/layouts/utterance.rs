@@ -7,6 +7,7 @@ use super::super::naming::language;
 use super::super::recordings::Wanted;
 use super::super::rows::line_values;
 use super::super::rows::{ManifestRow, Refusal, refuse};
+use super::super::times::TIME_KEYS;
 use super::Take;
 use flow_audio::language_tag::is_language;
 use flow_runtime::StageError;
@@ -112,6 +113,12 @@ impl Utterance {
             let is_empty = value.is_null() || value.as_str().is_some_and(str::is_empty);
             !is_empty && !crate::extra::has_column(key)
         });
+        // A time under such a key would be read as one of the row.
+        for key in TIME_KEYS {
+            if let Some(value) = self.extra.remove(key) {
+                self.extra.insert(format!("original_{key}"), value);
+            }
+        }
         let said = self.lang.as_deref().map(str::trim).filter(|said| !said.is_empty());
         let lang = language(
             said.map(|said| language_called(said).unwrap_or(said)),
