@@ -136,6 +136,14 @@ fn what_cannot_be_paired_is_told() {
     write("h.ctm", "h 1 0 0.5 one\nh 1 1 0.5 two\n");
     write("nameless.jsonl", "{\"text\": \"one\"}\n");
     write("empty.txt", "");
+    write(
+        "mute.jsonl",
+        "{\"audio_filepath\": \"a.wav\", \"text\": \"one\", \"pred_text\": null}\n{\"audio_filepath\": \"b.wav\", \"text\": \"two\", \"pred_text\": \"two\"}\n",
+    );
+    write(
+        "other.jsonl",
+        "{\"audio_filepath\": \"a.wav\", \"prediction\": \"one\"}\n",
+    );
     write("brace.csv", "{\"a\": 1},text\n");
     write("table.csv", "audio_filepath,text\na.wav,one\n");
     write("a.srt", "1\n00:00:00,000 --> 00:00:01,000\none\n");
@@ -162,6 +170,11 @@ fn what_cannot_be_paired_is_told() {
         (&["folders.jsonl", "h.ctm"], "x/a.wav and y/a.wav both have the name a"),
         (&["brace.csv", "brace.csv"], "csv is not read here"),
         (&["empty.txt", "empty.txt"], "nothing to score"),
+        (
+            &["a.jsonl", "other.jsonl"],
+            "other.jsonl: no line has `pred_text` or `text`",
+        ),
+        (&["one.txt", "two.txt"], "the reference has 1 line, the hypothesis 2"),
         (&["table.csv", "table.csv"], "csv is not read here"),
         (&["a.srt", "a.srt"], "srt is not read here"),
         (&["array.json"], "line 1 is no JSON object"),
@@ -171,6 +184,16 @@ fn what_cannot_be_paired_is_told() {
         expect_code(&output, 2);
         assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
     }
+    // Beside what a system heard `text` is the reference, and no hypothesis where nothing was heard.
+    let output = evaluate(folder, &["--json", "a.jsonl", "mute.jsonl"]);
+    expect_code(&output, 0);
+    assert!(
+        stderr(&output).contains("the hypothesis has nothing of a.wav"),
+        "{}",
+        stderr(&output)
+    );
+    let mute: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(words(&mute), [0, 0, 1, 2]);
     let output = evaluate(folder, &["--json", "a.jsonl", "b.jsonl"]);
     expect_code(&output, 0);
     assert!(

@@ -41,7 +41,7 @@ pub use file_version::FileVersion;
 pub use input_file::{InputFile, is_file};
 pub use kept::Progress;
 pub use list::{Entry, Folder, folders_two_levels_below};
-pub use location::{Location, ObjectUrl, Scheme, is_url};
+pub use location::{Location, ObjectUrl, Scheme, is_url, path_of_file_url};
 pub use object_reader::{AskedRange, ObjectReader};
 pub use object_writer::ObjectWriter;
 pub use storage::{Stat, Storage};

@@ -361,6 +361,14 @@ pub fn is_url(path: impl AsRef<Path>) -> bool {
     has_prefix(text, "file://") || Scheme::ALL.iter().any(|scheme| has_prefix(text, scheme.prefix()))
 }
 
+/// The path that a URL of `file://` stands for; none for other URLs, for paths, and where the URL has none.
+pub fn path_of_file_url(text: &str) -> Option<PathBuf> {
+    match has_prefix(text, "file://").then(|| Location::parse(text)) {
+        Some(Ok(Location::Local(path))) => Some(path),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 #[path = "location_tests.rs"]
 mod tests;

@@ -37,6 +37,10 @@ fn what_users_write_is_read_and_shown_again() {
         assert_eq!(Location::parse(given).unwrap(), Location::Local(path.into()));
     }
     assert!(!is_url("/a/s3://b") && is_url("file:///a"));
+    assert_eq!(path_of_file_url("FILE:///a%20b"), Some("/a b".into()));
+    for other in ["/a b", "s3://bucket/a", "file://host/a", "file:/a"] {
+        assert_eq!(path_of_file_url(other), None);
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use flow_audio::samples::Refusal;
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::store::ForeignParquet;
 use flow_runtime::{ROW, StageError, open_input_file, open_regular_file};
-use flow_storage::is_url;
+use flow_storage::{is_url, path_of_file_url};
 use parquet::arrow::ProjectionMask;
 use serde_json::{Map, Value};
 
@@ -114,7 +114,7 @@ pub fn rows(manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, Stag
         let first = |names: &[&str]| names.iter().find_map(|name| values.get(*name)?.as_f64());
         if let (Some(start), Some(end)) = (first(&STARTS[1..]), first(&ENDS))
             && sample.is_due()
-            && let Ok(Some(file)) = file_of(values)
+            && let Some(file) = file_of(values).ok().flatten().or_else(|| file_of_table(values))
         {
             sample.add(start, end, vec![maker.resolved(&file)]);
         }
@@ -271,6 +271,10 @@ fn parquet_rows(path: &Path) -> Result<Vec<Line>, String> {
     Ok(found)
 }
 
+/// Keys that name the recording, the first one first; and those that tables have for it, as `manifest.read` takes them.
+const FILES: [&str; 3] = ["audio_filepath", "audio_path", "file_name"];
+const FILES_OF_TABLES: [&str; 5] = ["audio", "path", "file", "filename", "wav"];
+
 /// Keys of a row by which it is transcribed.
 const USED: [&str; 11] = [
     "audio_filepath",
@@ -405,9 +409,10 @@ impl Maker<'_> {
             start: start.unwrap_or(0.0),
             seconds: length,
         });
-        let file = file_of(&values)?;
         let member = text(&values, "tar_member_name")?.filter(|member| !member.is_empty());
         let tar = text(&values, "tar_path")?.filter(|tar| !tar.is_empty());
+        let in_tar = member.is_some() && tar.is_some();
+        let file = file_of(&values)?.or_else(|| (!in_tar).then(|| file_of_table(&values)).flatten());
         let place = (whole(&values, TAR_OFFSET)?, whole(&values, TAR_SIZE)?);
         let (file, path, range) = match (file, member, tar, place) {
             (Some(tar), member, _, (Some(offset), Some(size))) => (
@@ -423,12 +428,22 @@ impl Maker<'_> {
                 let (path, range) = self.member(&tar, &member)?;
                 (member, path, range)
             }
-            _ => return Err(refuse("missing_field", "audio_filepath")),
+            _ => {
+                let others = [&FILES[1..], &FILES_OF_TABLES].concat().join(", ");
+                let why = format!(
+                    "no key names a recording: neither {} (or {others}), nor tar_path and tar_member_name",
+                    FILES[0]
+                );
+                return Err(refuse("missing_field", why));
+            }
         };
         let id = match values.get("segment_id").or_else(|| values.get("id")) {
             Some(Value::String(id)) if !id.is_empty() => id.clone(),
             Some(Value::Number(id)) => id.to_string(),
-            None | Some(Value::Null | Value::String(_)) => id_of(&file, start),
+            None | Some(Value::Null | Value::String(_)) => match path_of_file_url(&file) {
+                Some(path) => id_of(&path.to_string_lossy(), start),
+                None => id_of(&file, start),
+            },
             Some(_) => return Err(refuse("bad_type", "segment_id")),
         };
         let name = safe_components(&id, "").filter(|parts| parts.iter().all(|part| part.len() <= LONGEST_NAME));
@@ -462,6 +477,9 @@ impl Maker<'_> {
 
     /// A path relative to the manifest's folder, or where nothing is there to the current one.
     fn resolved(&self, file: &str) -> PathBuf {
+        if let Some(path) = path_of_file_url(file) {
+            return path;
+        }
         let path = Path::new(file);
         if is_url(file) || path.is_absolute() {
             return path.to_owned();
@@ -558,13 +576,19 @@ fn whole(values: &Map<String, Value>, key: &str) -> Result<Option<u64>, Refusal>
     }
 }
 
-/// The file of a recording, by any of the names that manifests have for it.
+/// The file of a recording, by the names that manifests have for it.
 fn file_of(values: &Map<String, Value>) -> Result<Option<String>, Refusal> {
     let mut file = None;
-    for key in ["audio_filepath", "audio_path", "file_name"] {
+    for key in FILES {
         file = file.or(text(values, key)?.filter(|file| !file.is_empty()));
     }
     Ok(file)
+}
+
+/// The same by a name that tables have for it, where it holds a text.
+fn file_of_table(values: &Map<String, Value>) -> Option<String> {
+    let texts = FILES_OF_TABLES.into_iter().filter_map(|key| values.get(key)?.as_str());
+    texts.filter(|file| !file.is_empty()).map(str::to_owned).next()
 }
 
 /// Where a row begins, and how long it is, in seconds, by any of the names that manifests have for that.
@@ -713,6 +737,38 @@ mod tests {
             refused,
             ["duration_invalid", "missing_field", "unread_time", "duration_invalid"]
         );
+    }
+
+    #[test]
+    fn recordings_are_named_by_urls_of_files_and_by_keys_of_tables() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.jsonl");
+        let lines = r#"{"audio_filepath": "file:///data/a%20b.wav"}
+{"path": "/data/c.wav", "sentence": "x"}
+{"audio": {"path": "d.wav"}, "wav": "/data/d.wav"}
+{"tar_path": "none.tar", "tar_member_name": "e.wav", "path": "/data/e.wav"}
+{"path": 7}
+"#;
+        fs::write(&path, lines).unwrap();
+        let rows = rows(path.to_str().unwrap(), 0).unwrap();
+        let found: Vec<_> = rows[..3]
+            .iter()
+            .map(|(recording, row)| (recording.name.as_str(), recording.path.to_str().unwrap(), &row.refused))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("m/data/a b", "/data/a b.wav", &None),
+                ("m/data/c", "/data/c.wav", &None),
+                ("m/data/d", "/data/d.wav", &None)
+            ]
+        );
+        assert_eq!(rows[0].1.values["audio_filepath"], "/data/a b.wav");
+        // A row of a tar is none of a file.
+        let refused = |row: &(Recording, Row)| row.1.refused.clone().unwrap();
+        assert_eq!(refused(&rows[3]).reason, "missing_audio");
+        assert_eq!(refused(&rows[4]).reason, "missing_field");
+        assert!(refused(&rows[4]).detail.contains("no key names a recording"));
     }
 
     #[test]

@@ -321,7 +321,7 @@ impl StreamedRecording {
                         }
                         (reader, Vec::new(), Progress::More, identity)
                     }
-                    Err(refusal) => return Ok(Err(refusal)),
+                    Err(refusal) => return Ok(Err(with_hint(refusal, &self.path))),
                 }
             }
         };
@@ -369,6 +369,20 @@ impl StreamedRecording {
         }
         Ok(outcome)
     }
+}
+
+/// Endings of tables and lists, which somebody may take for manifests.
+const ENDINGS_OF_LISTS: [&str; 5] = ["csv", "tsv", "txt", "lst", "scp"];
+
+/// A refusal that says of a table what could be named in its place.
+fn with_hint(mut refusal: Refusal, path: &std::path::Path) -> Refusal {
+    let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
+    if refusal.reason == "unsupported_format"
+        && ending.is_some_and(|ending| ENDINGS_OF_LISTS.contains(&ending.as_str()))
+    {
+        refusal.detail += "; tables and lists are no manifests here: name one of JSON lines or parquet";
+    }
+    refusal
 }
 
 impl Samples for StreamedRecording {
@@ -451,6 +465,20 @@ mod tests {
             let recording = StreamedRecording::new(path, Channels::Mix);
             let refused = recording.first_pass(10.0, OnDamage::Keep, &mut |_| Ok(true)).unwrap();
             assert_eq!(refused.unwrap_err().reason, "missing_file");
+        }
+    }
+
+    #[test]
+    fn a_table_in_place_of_a_manifest_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, is_told) in [("a.csv", true), ("a.SCP", true), ("a.wav", false)] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, "path,text\nb.wav,x\n").unwrap();
+            let recording = StreamedRecording::new(&path, Channels::Mix);
+            let refused = recording.first_pass(10.0, OnDamage::Keep, &mut |_| Ok(true)).unwrap();
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.reason, "unsupported_format");
+            assert_eq!(refused.detail.contains("JSON lines"), is_told, "{}", refused.detail);
         }
     }
 

@@ -6,6 +6,7 @@ use flow_evaluation::utterance::Utterance;
 
 use super::forms::{Content, Form, Row};
 use crate::failure::Failure;
+use crate::table::plural;
 
 /// An utterance on both sides.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,7 +46,19 @@ pub fn paired(reference: Form, hypothesis: Option<Form>) -> Result<Paired, Failu
         };
         return of_one_manifest(rows).map_err(|why| wrong(why, "a line needs `text` and `pred_text`"));
     };
-    let paired = match (reference.content, hypothesis.content) {
+    let hypothesis = match hypothesis.content {
+        Content::Manifest(rows) => {
+            let heard = heard_rows(rows).map_err(|why| {
+                Failure::usage(
+                    format!("{}: {why}", hypothesis.path.display()),
+                    "a line needs `pred_text`, or `text` where no line has the former",
+                )
+            })?;
+            Content::Manifest(heard)
+        }
+        other => other,
+    };
+    let paired = match (reference.content, hypothesis) {
         (Content::Manifest(reference), Content::Manifest(heard)) => of_two_manifests(reference, heard),
         (Content::Manifest(reference), Content::Lines(heard)) => {
             from_rows(reference).and_then(|said| by_lines(said, heard))
@@ -55,7 +68,7 @@ pub fn paired(reference: Form, hypothesis: Option<Form>) -> Result<Paired, Failu
         }
         (Content::Lines(said), Content::Lines(heard)) => by_lines(from_lines(said), heard),
         (Content::Lines(said), Content::Manifest(heard)) => {
-            let heard = heard.into_iter().map(|row| row.heard.or(row.text).unwrap_or_default());
+            let heard = heard.into_iter().map(|row| row.heard.unwrap_or_default());
             by_lines(from_lines(said), heard.collect())
         }
         (Content::Timed(said), Content::Timed(heard)) => Ok(by_times(said, heard)),
@@ -79,6 +92,18 @@ pub fn paired(reference: Form, hypothesis: Option<Form>) -> Result<Paired, Failu
         return Err(wrong(why, help));
     }
     Ok(paired)
+}
+
+/// The rows of a hypothesis with what was heard: `pred_text`, and `text` only where no line has the former, since it is the
+/// reference there. A line without either has nothing.
+fn heard_rows(mut rows: Vec<Row>) -> Result<Vec<Row>, String> {
+    if rows.iter().all(|row| row.heard.is_none()) {
+        rows.iter_mut().for_each(|row| row.heard = row.text.take());
+        if !rows.is_empty() && rows.iter().all(|row| row.heard.is_none()) {
+            return Err("no line has `pred_text` or `text`".into());
+        }
+    }
+    Ok(rows)
 }
 
 fn of_one_manifest(rows: Vec<Row>) -> Result<Paired, String> {
@@ -112,11 +137,8 @@ fn of_two_manifests(mut said: Vec<Row>, mut heard: Vec<Row>) -> Result<Paired, S
         }
     }
     by_name(said.iter().map(|row| (row.name.clone(), ())))?;
-    let heard = by_name(
-        heard
-            .into_iter()
-            .map(|row| (row.name, row.heard.or(row.text).unwrap_or_default())),
-    )?;
+    by_name(heard.iter().map(|row| (row.name.clone(), ())))?;
+    let heard = by_name(heard.into_iter().filter_map(|row| Some((row.name, row.heard?))))?;
     by_names(from_rows(said)?, heard)
 }
 
@@ -166,7 +188,7 @@ fn heard_by_recording(mut rows: Vec<Row>) -> Result<BTreeMap<String, String>, St
     rows.sort_by(|one, other| one.offset.total_cmp(&other.offset));
     let mut heard: BTreeMap<String, String> = BTreeMap::new();
     for row in rows {
-        let text = row.heard.or(row.text).unwrap_or_default();
+        let Some(text) = row.heard else { continue };
         match heard.get_mut(&row.recording) {
             None => {
                 heard.insert(row.recording, text);
@@ -269,8 +291,8 @@ fn by_names(mut pairs: Vec<Pair>, mut heard: BTreeMap<String, String>) -> Result
 fn by_lines(mut pairs: Vec<Pair>, heard: Vec<String>) -> Result<Paired, String> {
     if pairs.len() != heard.len() {
         return Err(format!(
-            "the reference has {} lines, the hypothesis {}",
-            pairs.len(),
+            "the reference has {}, the hypothesis {}",
+            plural(pairs.len() as u64, "line"),
             heard.len()
         ));
     }

@@ -175,6 +175,11 @@ fn librispeech_has_its_texts_in_lists() {
     let damaged = run(with_lang(folder.path(), "en"));
     assert_eq!(column(&damaged, "text"), ["TWO", "FOUR", "THREE"]);
     assert_eq!(reasons(&damaged), ["not_utf8"]);
+    assert!(
+        details(&damaged)[0].starts_with("line 1 of "),
+        "{:?}",
+        details(&damaged)
+    );
     // The letter that is put for such is one like others.
     fs::write(
         &list,

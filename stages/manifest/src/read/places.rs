@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use flow_storage::is_url;
+use flow_storage::{is_url, path_of_file_url};
 
 use super::recordings::Wanted;
 use super::rows::{Refusal, refuse};
@@ -26,7 +26,7 @@ impl Places {
     pub fn of_path(&self, path: &str) -> Wanted {
         if is_url(path) {
             return Wanted {
-                files: vec![path.into()],
+                files: vec![path_of_file_url(path).unwrap_or_else(|| path.into())],
                 member: None,
             };
         }
@@ -62,7 +62,7 @@ impl Places {
             return Err(refuse("unsafe_name", format!("{member:?}")));
         }
         let tar = match is_url(tar_path) {
-            true => tar_path.into(),
+            true => path_of_file_url(tar_path).unwrap_or_else(|| tar_path.into()),
             false => self.shards.join(tar_path),
         };
         let bare = strip_dot_slash(member);
@@ -117,6 +117,7 @@ mod tests {
         assert_eq!(of("s3://bucket/o1", true, "../au/a.wav"), "s3://bucket/au/a.wav");
         assert_eq!(of("s3://bucket/o1", true, "./au/a.wav"), "s3://bucket/o1/au/a.wav");
         assert_eq!(of("s3://bucket/o1", true, "gs://other/a.wav"), "gs://other/a.wav");
+        assert_eq!(of("o1", true, "file:///data/a%20b.wav"), "/data/a b.wav");
         // From behind a link `..` leads elsewhere.
         assert_eq!(of("link", false, "../a.wav"), "link/../a.wav");
     }

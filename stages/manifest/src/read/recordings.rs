@@ -87,7 +87,11 @@ impl Recordings {
                         true => "; as milliseconds the row would fit, but `duration` and `offset` are seconds",
                         false => "",
                     };
-                    let why = format!("the row ends at {end} s, the recording at {length} s{unit}");
+                    let why = format!(
+                        "the row ends at {} s, the recording at {} s{unit}",
+                        shown(end),
+                        shown(length)
+                    );
                     return Ok(Err(refuse("duration_past_end", why)));
                 }
                 seconds
@@ -95,7 +99,11 @@ impl Recordings {
             None => match measure(&path, range) {
                 Ok(length) if length > start => length - start,
                 Ok(length) => {
-                    let why = format!("the row begins at {start} s, the recording ends at {length} s");
+                    let why = format!(
+                        "the row begins at {} s, the recording ends at {} s",
+                        shown(start),
+                        shown(length)
+                    );
                     return Ok(Err(refuse("duration_past_end", why)));
                 }
                 Err(why) => return Ok(Err(refuse("decode_error", why))),
@@ -117,7 +125,7 @@ impl Recordings {
                 return Ok(Ok((file.clone(), None)));
             }
         }
-        let mut tried: Vec<String> = wanted.files.iter().map(|file| file.display().to_string()).collect();
+        let mut tried: Vec<String> = wanted.files.iter().map(|file| not_there(file)).collect();
         if let Some((tar, member)) = &wanted.member {
             match self.members(tar)? {
                 Ok(members) => match members.find(member) {
@@ -175,6 +183,24 @@ impl Members {
         let file_name = bare.rsplit('/').next().unwrap_or(bare);
         let found = self.by_name.get(bare).or_else(|| self.by_file_name.get(file_name));
         found.copied()
+    }
+}
+
+/// A path where there is no recording, for a message.
+fn not_there(path: &Path) -> String {
+    let what = match path.metadata() {
+        Ok(found) if found.is_dir() => " (a folder)",
+        Ok(_) if !is_url(path) => " (a device or pipe)",
+        _ => "",
+    };
+    format!("{}{what}", path.display())
+}
+
+/// Seconds in messages: of hostile numbers no hundreds of zeros.
+fn shown(seconds: f64) -> String {
+    match seconds.abs() < 1e9 {
+        true => seconds.to_string(),
+        false => format!("{seconds:e}"),
     }
 }
 
