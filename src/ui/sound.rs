@@ -113,7 +113,9 @@ impl Place {
     pub fn found(self) -> Result<Place, String> {
         if let Place::Stored { path, .. } = &self {
             let name = path.display();
-            let metadata = path.metadata().map_err(|error| format!("{name}: {error}"))?;
+            let metadata = flow_audio::embedded::file_of(path)
+                .metadata()
+                .map_err(|error| format!("{name}: {error}"))?;
             if !metadata.is_file() {
                 return Err(format!("{name} is no regular file"));
             }

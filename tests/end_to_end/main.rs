@@ -5,6 +5,7 @@ mod audio;
 mod away;
 mod binary;
 mod commands;
+mod corpora;
 mod crash;
 mod curriculum;
 mod damage;

@@ -5,6 +5,7 @@ use std::path::Path;
 use flow_runtime::open_input_file;
 use flow_storage::InputFile;
 
+use crate::embedded;
 use crate::error::AudioError;
 use crate::mixer::{Decided, Mixer};
 use crate::recording;
@@ -81,6 +82,9 @@ pub fn read_open_range(file: &InputFile, path: &Path, offset: u64, size: u64) ->
 
 /// Reads a whole file of one recording.
 pub fn read_file(path: &Path) -> Result<Vec<u8>, AudioError> {
+    if let Some(embedded) = embedded::parse(path) {
+        return embedded.read();
+    }
     let failed = |source| AudioError::Read {
         path: path.to_owned(),
         source,

@@ -6,6 +6,7 @@ mod block;
 mod container_tests;
 pub mod decode;
 pub mod delete_tars;
+pub mod embedded;
 mod ends;
 pub mod error;
 pub mod examine;

@@ -101,11 +101,12 @@ pub fn open_range(
 ) -> Result<Result<RecordingReader, Refusal>, AudioError> {
     let refused = |reason, detail: String| Ok(Err(Refusal::new(reason, path, detail)));
     // The length of a file; none of what is no file.
-    let length = match flow_storage::is_url(path) {
-        true => flow_runtime::open_input_file(path)
+    let file = crate::embedded::file_of(path);
+    let length = match flow_storage::is_url(file) {
+        true => flow_runtime::open_input_file(file)
             .and_then(|file| file.length())
             .map(Some),
-        false => path.metadata().map(|found| found.is_file().then_some(found.len())),
+        false => file.metadata().map(|found| found.is_file().then_some(found.len())),
     };
     match length {
         Ok(None) => return refused("missing_file", " is no file".into()),

@@ -8,6 +8,7 @@ use flow_runtime::open_input_file;
 use flow_storage::InputFile;
 use symphonia::core::io::MediaSource;
 
+use crate::embedded::{self, Embedded, EmbeddedPlace};
 use crate::error::AudioError;
 use crate::flac::{self, Fault, MARKER, StreamInfo};
 use crate::format::{Format, HEAD, MOST_PADDING, first_frame_after, mpeg, recognise, stated_id3_length};
@@ -28,7 +29,21 @@ pub(crate) struct StoredBytes {
 }
 
 impl StoredBytes {
+    /// Of the file, or of the `range` (offset and size) of it; of a path that names a recording within a file, that recording.
     pub fn open(path: &Path, range: Option<(u64, u64)>) -> Result<StoredBytes, AudioError> {
+        match (range, embedded::parse(path)) {
+            (Some(_), _) | (_, None) => {}
+            (
+                None,
+                Some(Embedded {
+                    file,
+                    place: EmbeddedPlace::Bytes { offset, size },
+                }),
+            ) => {
+                return StoredBytes::open(&file, Some((offset, size)));
+            }
+            (None, Some(value)) => return StoredBytes::of_file(value.into_file()?.into(), path, None),
+        }
         let failed = |source| AudioError::Read {
             path: path.to_owned(),
             source,
@@ -37,6 +52,14 @@ impl StoredBytes {
         if range.is_some() {
             file = file.in_blocks();
         }
+        StoredBytes::of_file(file, path, range)
+    }
+
+    fn of_file(file: InputFile, path: &Path, range: Option<(u64, u64)>) -> Result<StoredBytes, AudioError> {
+        let failed = |source| AudioError::Read {
+            path: path.to_owned(),
+            source,
+        };
         let length = file.length().map_err(failed)?;
         let (offset, size) = range.unwrap_or((0, length));
         if offset.checked_add(size).is_none_or(|end| end > length) {

@@ -7,6 +7,7 @@ use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use flow_audio::AudioError;
+use flow_audio::embedded::file_of;
 use flow_kernels::subnormals::kept;
 use flow_runtime::{Artifact, FileRange, StageError};
 use flow_sampling::dataset::{AudioColumns, Dataset, Place, signals_of_one_recording};
@@ -160,8 +161,12 @@ impl AudioRows {
         for place in places {
             match place {
                 // Utterances of one long recording are mostly adjacent.
-                Place::File(path) if files.last() != Some(&path) => files.push(path),
-                Place::File(_) => {}
+                Place::File(path) => {
+                    let file = file_of(&path);
+                    if files.last().is_none_or(|last| last != file) {
+                        files.push(file.to_owned());
+                    }
+                }
                 Place::Range { file, offset, size } => ranges.push(FileRange {
                     path: file,
                     offset,

@@ -31,11 +31,17 @@ const OF_OTHER_PROGRAMS: [&str; 8] = ["srt", "vtt", "TextGrid", "textgrid", "eaf
 const SHOWN: usize = 10;
 
 /// The first of some files of a folder that is there.
-fn first_of<S: AsRef<str>>(root: &Path, names: &[S]) -> Option<PathBuf> {
+pub fn first_of<S: AsRef<str>>(root: &Path, names: &[S]) -> Option<PathBuf> {
     names
         .iter()
         .map(|name| root.join(name.as_ref()))
         .find(|path| path.is_file())
+}
+
+/// The tables of a folder by Hugging Face's convention, below one in it (empty: in the folder itself).
+pub fn tables(below: &str) -> Vec<String> {
+    let slash = if below.is_empty() { "" } else { "/" };
+    TABLES.iter().map(|table| format!("{below}{slash}{table}")).collect()
 }
 
 /// The table of a folder; none where transcripts are beside the recordings.
@@ -86,15 +92,6 @@ impl AudioFolder {
     /// When the folder cannot be read, or nothing is in it.
     pub fn open(root: &Path, settings: &ReadSettings) -> Result<Self, ManifestError> {
         let blocks = list(root)?;
-        if blocks.is_empty() && root.join("wav.scp").is_file() {
-            return Err(ManifestError::Manifest {
-                path: root.to_path_buf(),
-                why:
-                    "it is a data folder of Kaldi, which is not read; write a line for each utterance of `text`, with \
-                      `audio_filepath` (by `wav.scp`), `start` and `end` (by `segments`) and `text`"
-                        .into(),
-            });
-        }
         if blocks.is_empty() {
             let tars = match holds_tars(root) {
                 true => {

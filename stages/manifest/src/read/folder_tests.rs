@@ -209,9 +209,7 @@ fn what_other_programs_write_is_read_or_named() {
                 "array.json",
                 "\u{feff}\n[{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}]\n",
             ),
-            ("kaldi/wav.scp", "a a.wav\n"),
             ("macos9.csv", "path,text\ra.wav,one\r"),
-            ("kaldi/text", "a one\n"),
             ("cuts.jsonl.gz", "\u{1f}"),
         ],
     );
@@ -245,7 +243,6 @@ fn what_other_programs_write_is_read_or_named() {
         ("blank.jsonl", "there are no rows in it"),
         ("array.json", "it is one JSON array"),
         ("macos9.csv", "carriage returns alone"),
-        ("kaldi", "a data folder of Kaldi"),
         ("cuts.jsonl.gz", "it is compressed"),
     ] {
         let message = failure(with_lang(&at(name), "en"));

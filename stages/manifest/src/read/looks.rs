@@ -4,6 +4,7 @@ use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use flow_audio::embedded::file_of;
 use flow_runtime::StageError;
 use flow_storage::{FileVersion, Location, Storage, is_url};
 use rayon::prelude::*;
@@ -95,6 +96,8 @@ impl Eyes {
     /// When storage does not say whether an object is there.
     pub fn look(&mut self, wanted: &Wanted) -> Result<Look, ManifestError> {
         for (place, file) in wanted.files.iter().enumerate() {
+            // Of a recording within another file that one.
+            let file = file_of(file);
             if self.folder_is_there(file)
                 && let Some(look) = remembered(&mut self.file, file)?
             {

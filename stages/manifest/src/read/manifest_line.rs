@@ -81,7 +81,7 @@ impl ReadSettings {
         let names = match &manifest {
             Manifest::Lines(lines) => lines.names(),
             Manifest::Texts(tables) => tables.names(),
-            Manifest::Tables(_) | Manifest::Folder(_) => return Ok(None),
+            Manifest::Tables(_) | Manifest::Folder(_) | Manifest::LaidOut(_) => return Ok(None),
         };
         for partition in names {
             let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(false));

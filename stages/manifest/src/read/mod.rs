@@ -5,6 +5,7 @@ mod files;
 mod folder;
 mod folder_languages;
 mod grouped;
+mod layouts;
 mod lines;
 mod listing;
 mod looks;
@@ -41,6 +42,7 @@ use serde::{Deserialize, Serialize};
 pub use files::Format;
 pub(crate) use files::trailing_number;
 pub use flow_audio::json_line;
+pub use layouts::Layout;
 pub use lines::LANGUAGE_KEYS;
 pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
@@ -57,11 +59,17 @@ use recordings::Recordings;
 use row_rules::RowRules;
 use rows::Rows;
 
-/// Reads an existing manifest.
+/// Reads an existing manifest, or a corpus as it lies on disk.
 ///
 /// # What it does
 ///
-/// Reads one of four forms:
+/// A corpus of Lhotse, Kaldi, Hugging Face, NeMo, Common Voice and others is recognised by what is in its folder, and the log says
+/// what it was taken for: [docs/corpora.md](../corpora.md) has an example of each. Where several layouts fit, it is an error that
+/// names them, and `layout` says which one is read. Recordings that lie within other files are named by their place there,
+/// `data.arrow#offset=4096&size=20304` or `train.parquet#column=0&row_group=2&row=17`; all stages that read `audio_path` know
+/// these names.
+///
+/// Otherwise it reads one of four forms:
 ///
 /// - parquet: files with the columns that `manifest.write` writes (`segment_id, text, duration` are needed, `lang,
 ///   shard_id, tar_member_name, tar_path, source, audio_path` or `audio_filepath`, times (below) and `extra` read if
@@ -79,7 +87,7 @@ use rows::Rows;
 /// - table: CSV (RFC 4180; with semicolons, tabs or bars where its heading has no comma, and with semicolons perhaps decimal
 ///   commas) or TSV (quotes are letters, as Common Voice writes it, or as in CSV, as pandas and Excel do:
 ///   `quoting`). The first line names a column for the file
-///   (`audio_filepath, audio_path, audio, path, file, file_name, filename` or `wav`) and one for the text (`text, sentence,
+///   (`audio_filepath, audio_path, audio, path, file, file_name, filename, wav` or `wav_filename`) and one for the text (`text, sentence,
 ///   transcript, transcription` or `normalized_text`), perhaps times (below), `lang` (or `language`,
 ///   `locale`), `segment_id` (or `id`), `shard_id` and `source`; other columns go into `extra` as texts, but empty fields. The
 ///   file is looked for in a folder `clips` beside the table, beside the table, and in the current folder. 1,000 rows are a
@@ -127,9 +135,10 @@ use rows::Rows;
 /// (class `fault`) as `bad_json`, `unread_time`, `bad_line`, `not_utf8`, `line_too_long` (1 MiB), `missing_field`, `bad_type`,
 /// `bad_language` (the detail names the value and its field), `too_much_text` (of a partition beyond 1 GiB), `duration_invalid`, `offset_invalid`, `duration_past_end` (the row begins
 /// after its recording, or ends more than 0.1 s after it, by the header of a FLAC or WAV file; of other formats, and with
-/// `check_audio: false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; the reject holds the
-/// original. Each run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition
-/// with one that was changed, went away or turned up is read again. A manifest without rows is an error.
+/// `check_audio: false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; of corpora also `missing_recording`, `mixed_audio`,
+/// `transformed_audio`, `several_channels`, `several_languages`, `shell_command`, `text_beyond_cut`, `unsupported_cut`,
+/// `unsupported_source`, and (class `rule`) `no_speech` and `other_split`; the reject holds the original. Each
+/// run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition with one that was changed, went away or turned up is read again. A manifest without rows is an error.
 ///
 /// A file of a folder that `manifest.write` wrote is refused if the set there is not whole: `flow.json` is missing, or says
 /// that the file is another.
@@ -158,6 +167,13 @@ pub struct ReadSettings {
     pub manifest: String,
     /// What kind of manifest it is.
     pub format: Format,
+    /// How the corpus is arranged, where that should not be found out.
+    #[serde(skip_serializing_if = "is_default")]
+    pub layout: Layout,
+    /// The split that is read of a layout with several: by its name, or by another of the same (`dev` is `validation`); `all` reads
+    /// all. Empty: those for training.
+    #[serde(skip_serializing_if = "is_default")]
+    pub split: String,
     /// Folder of extracted recordings, `<audio>/<lang>/<shard_id>/<member>`, as `audio.extract` makes it.
     pub audio: PathBuf,
     /// Folder that is put before a relative `tar_path`.
@@ -193,6 +209,8 @@ impl Default for ReadSettings {
         ReadSettings {
             manifest: String::new(),
             format: Format::default(),
+            layout: Layout::default(),
+            split: String::new(),
             audio: PathBuf::new(),
             shards: PathBuf::new(),
             tars: String::new(),
@@ -261,6 +279,10 @@ impl ReadSettings {
             _ => Ok(()),
         }
     }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// The name of a file without its extension.

@@ -9,6 +9,7 @@ use flow_storage::is_url;
 use super::ReadSettings;
 use super::files::{Format, expand, format_of};
 use super::folder::{AudioFolder, table_of};
+use super::layouts::{self, LaidOut, Layout};
 use super::lines::LineManifest;
 use super::rows::Rows;
 use super::tables::TableManifest;
@@ -22,6 +23,7 @@ pub enum Manifest {
     Lines(LineManifest),
     Texts(TextTables),
     Folder(AudioFolder),
+    LaidOut(LaidOut),
 }
 
 impl Manifest {
@@ -32,6 +34,7 @@ impl Manifest {
             Manifest::Lines(lines) => lines.names(),
             Manifest::Texts(tables) => tables.names(),
             Manifest::Folder(folder) => folder.names(),
+            Manifest::LaidOut(corpus) => corpus.names(),
         }
     }
 
@@ -41,6 +44,7 @@ impl Manifest {
             Manifest::Lines(lines) => lines.partitions()?,
             Manifest::Texts(tables) => tables.partitions()?,
             Manifest::Folder(folder) => folder.partitions()?,
+            Manifest::LaidOut(corpus) => corpus.partitions()?,
         })
     }
 
@@ -51,6 +55,7 @@ impl Manifest {
             Manifest::Lines(lines) => lines.decision(),
             Manifest::Texts(tables) => tables.decision(),
             Manifest::Folder(folder) => folder.decision(),
+            Manifest::LaidOut(corpus) => Some(corpus.decision()),
         }
     }
 
@@ -60,6 +65,7 @@ impl Manifest {
             Manifest::Lines(lines) => lines.read(partition, rows),
             Manifest::Texts(tables) => tables.read(partition, rows),
             Manifest::Folder(folder) => folder.read(partition, rows),
+            Manifest::LaidOut(corpus) => corpus.read(partition, rows),
         }
     }
 }
@@ -72,6 +78,18 @@ impl ReadSettings {
 
     pub(super) fn open(&self, scratch: &Path) -> Result<Manifest, ManifestError> {
         let files = existing(&self.manifest, "the manifest")?;
+        self.check_layout(&files)?;
+        if let ([root], Format::Auto, true) = (files.as_slice(), self.format, self.tars.is_empty())
+            && let Some(manifest) = layouts::open(root, self, scratch)?
+        {
+            return Ok(manifest);
+        }
+        if !self.split.is_empty() {
+            return Err(ManifestError::Manifest {
+                path: self.manifest.clone().into(),
+                why: "`split` belongs to layouts with splits, and this is none of them".into(),
+            });
+        }
         let mut format = self.format;
         for file in &files {
             let found = match self.format {
@@ -124,6 +142,7 @@ impl ReadSettings {
             });
         }
         match (format, files.as_slice()) {
+            (Format::Parquet, [first, ..]) if layouts::has_recordings(first) => layouts::open_named(files, self),
             (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self, scratch)?)),
             (Format::Table, _) => Ok(Manifest::Texts(TextTables::open(files, None, self)?)),
             (Format::Nemo, _) => {
@@ -146,16 +165,41 @@ impl ReadSettings {
         }
     }
 
+    /// Refuses a layout with what contradicts it.
+    fn check_layout(&self, files: &[PathBuf]) -> Result<(), ManifestError> {
+        let wrong = |why: &str| {
+            Err(ManifestError::Manifest {
+                path: self.manifest.clone().into(),
+                why: why.into(),
+            })
+        };
+        match files {
+            _ if self.layout == Layout::Auto => Ok(()),
+            _ if self.format != Format::Auto => {
+                wrong("`format` is of single manifests; leave it out where `layout` is given")
+            }
+            _ if !self.tars.is_empty() => {
+                wrong("`tars` belongs to manifests of JSON lines; leave it out where `layout` is given")
+            }
+            [_] => Ok(()),
+            _ => wrong("a layout is read of one folder or file"),
+        }
+    }
+
     fn open_folder(&self, root: &Path, scratch: &Path) -> Result<Manifest, ManifestError> {
-        Ok(match table_of(root)? {
-            Some(table) if format_of(&table) == Some(Format::Nemo) => {
-                Manifest::Lines(LineManifest::open(vec![table], Vec::new(), self)?)
-            }
-            Some(table) if format_of(&table) == Some(Format::Parquet) => {
-                Manifest::Tables(TableManifest::open(vec![table], self, scratch)?)
-            }
-            Some(table) => Manifest::Texts(TextTables::open(vec![table], Some(root), self)?),
-            None => Manifest::Folder(AudioFolder::open(root, self)?),
+        match table_of(root)? {
+            Some(table) => self.open_table(&table, root, scratch),
+            None => Ok(Manifest::Folder(AudioFolder::open(root, self)?)),
+        }
+    }
+
+    /// A table of the recordings of a folder.
+    pub(super) fn open_table(&self, table: &Path, root: &Path, scratch: &Path) -> Result<Manifest, ManifestError> {
+        let files = vec![table.to_path_buf()];
+        Ok(match format_of(table) {
+            Some(Format::Nemo) => Manifest::Lines(LineManifest::open(files, Vec::new(), self)?),
+            Some(Format::Parquet) => Manifest::Tables(TableManifest::open(files, self, scratch)?),
+            _ => Manifest::Texts(TextTables::open(files, Some(root), self)?),
         })
     }
 }

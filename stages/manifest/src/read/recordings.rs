@@ -5,6 +5,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
+use flow_audio::embedded::file_of;
 use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
 use flow_audio::tar::{self, MemberKind};
 use flow_runtime::StageError;
@@ -120,7 +121,7 @@ impl Recordings {
         let look = self.look || wanted.files.is_empty();
         for file in &wanted.files {
             // Links are followed: folders of recordings are often made of them.
-            if !look || is_file(file).map_err(|error| failed(file, &error))? {
+            if !look || is_file(file_of(file)).map_err(|error| failed(file, &error))? {
                 return Ok(Ok((file.clone(), None)));
             }
         }

@@ -14,6 +14,8 @@ use super::*;
 mod folders;
 #[path = "forms_tests.rs"]
 mod forms;
+#[path = "layouts/tests.rs"]
+mod layouts;
 #[path = "rules_tests.rs"]
 mod rules;
 #[path = "times_tests.rs"]

@@ -1,0 +1,122 @@
+//! FLEURS: `data/hi_in/train.tsv`, which has no heading, and recordings in `audio/train`.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Map;
+
+use super::super::ReadSettings;
+use super::super::recordings::Wanted;
+use super::super::rows::refuse;
+use super::splits::chosen;
+use super::table_lines::{TableLines, fields};
+use super::utterance::{Common, Utterance, language_called, text_of};
+use super::{LaidOut, Manifest, wrong};
+use crate::error::ManifestError;
+
+const SPLITS: [&str; 3] = ["train", "dev", "test"];
+/// Columns: id, file name, text as it was written, text, letters, number of samples, gender.
+const FIELDS: usize = 7;
+/// Samples a second.
+const RATE: f64 = 16_000.0;
+const WRITTEN: &str = "raw_transcription";
+
+fn first_fields(table: &Path) -> Option<Vec<String>> {
+    use std::io::{BufRead, BufReader, Read};
+    let mut line = String::new();
+    BufReader::new(std::fs::File::open(table).ok()?.take(1 << 16))
+        .read_line(&mut line)
+        .ok()?;
+    Some(
+        line.trim_end_matches(['\n', '\r'])
+            .split('\t')
+            .map(str::to_string)
+            .collect(),
+    )
+}
+
+/// Whether a table has rows of FLEURS from its first line on.
+fn is_table(table: &Path) -> bool {
+    first_fields(table).is_some_and(|fields| {
+        fields.len() == FIELDS
+            && fields[0].parse::<u64>().is_ok()
+            && fields[1].ends_with(".wav")
+            && fields[5].parse::<u64>().is_ok()
+    })
+}
+
+fn tables(root: &Path) -> Vec<(PathBuf, &'static str)> {
+    let all = SPLITS
+        .into_iter()
+        .map(|split| (root.join(format!("{split}.tsv")), split));
+    all.filter(|(table, _)| is_table(table)).collect()
+}
+
+pub fn detect(root: &Path) -> Option<String> {
+    tables(root)
+        .first()
+        .map(|(_, split)| format!("{split}.tsv without a heading"))
+}
+
+pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    let all = tables(root);
+    let names: Vec<&str> = all.iter().map(|(_, split)| *split).collect();
+    let (places, told) = chosen(&names, &settings.split, root)?;
+    let tables: Vec<(PathBuf, &'static str)> = places.into_iter().map(|place| all[place].clone()).collect();
+    for (_, split) in &tables {
+        let packed = root.join("audio").join(format!("{split}.tar.gz"));
+        if !root.join("audio").join(split).is_dir() && packed.is_file() {
+            let why = "recordings of a compressed tar are not read where they are; unpack it beside itself (tar xzf)";
+            return Err(wrong(&packed, why));
+        }
+    }
+    let theirs = super::super::text_tables::renamed(&settings.columns).unwrap_or_default();
+    let as_written = theirs.iter().any(|pair| *pair == (WRITTEN, "text"));
+    let files: Vec<PathBuf> = tables.iter().map(|(path, _)| path.clone()).collect();
+    let folder = std::path::absolute(root).unwrap_or_default();
+    let lang = folder
+        .file_name()
+        .and_then(|name| language_called(name.to_str()?).map(str::to_string));
+    let told = told.map_or_else(String::new, |told| format!("; {told}"));
+    let column = if as_written { WRITTEN } else { "transcription" };
+    let told = format!("FLEURS; texts are of the column {column}{told}");
+    let (common, root_of) = (Common::of(settings), root.to_path_buf());
+    let row = move |file: usize, line: &str| {
+        let fields = fields(line, '\t', FIELDS)?;
+        let name = fields[1].trim();
+        if name.is_empty() || crate::names::unsafe_name(name) {
+            return Err(refuse("unsafe_name", format!("{name:?}")));
+        }
+        let samples: u64 = fields[5]
+            .trim()
+            .parse()
+            .map_err(|_| refuse("bad_type", format!("{:?} is no number of samples", fields[5])))?;
+        let split = tables[file].1;
+        let (text, other) = if as_written {
+            (fields[2], fields[3])
+        } else {
+            (fields[3], fields[2])
+        };
+        let mut extra = Map::new();
+        // Several recordings have one sentence.
+        extra.insert("sentence_id".into(), fields[0].into());
+        extra.insert("gender".into(), fields[6].trim().to_lowercase().into());
+        let key = if as_written { "transcription" } else { WRITTEN };
+        extra.insert(key.into(), other.into());
+        let id = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+        Ok(Utterance {
+            id: id.to_string(),
+            shard: split.to_string(),
+            text: text_of(text, "the line has no text")?,
+            folder_lang: lang.clone(),
+            duration: Some(samples as f64 / RATE),
+            wanted: Wanted {
+                files: vec![root_of.join("audio").join(split).join(name)],
+                member: None,
+            },
+            extra,
+            ..Utterance::default()
+        }
+        .row(&common))
+    };
+    LaidOut::of(TableLines::open(&files, false, told, scratch, row)?, root, settings)
+}

@@ -1,0 +1,439 @@
+//! Layouts of corpora as they lie on disk: a file for each, and the list of them.
+
+mod common_voice;
+mod fleurs;
+mod gigaspeech;
+mod gigaspeech2;
+mod hugging_face;
+mod kaldi;
+mod lhotse;
+mod line_file;
+mod ljspeech;
+mod mls;
+mod nemo_tarred;
+mod shar;
+mod splits;
+mod stream_offsets;
+mod subtitles;
+mod table_lines;
+mod utterance;
+mod voxpopuli;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use flow_runtime::{Partition, SourcePartition, StageError};
+use rayon::prelude::*;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::ReadSettings;
+use super::looks::{Chain, Eyes};
+use super::opening::Manifest;
+use super::rows::{ManifestRow, Refusal, Rows};
+use crate::error::ManifestError;
+
+/// How a corpus is arranged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// Found out; the log says what it was taken for. Where several fit, it is an error that names them.
+    #[default]
+    Auto,
+    /// Lhotse: recordings and supervisions (`x_recordings_train.jsonl.gz`, `x_supervisions_train.jsonl.gz`).
+    LhotseRecordings,
+    /// Lhotse: cuts (`x_cuts_train.jsonl.gz`).
+    LhotseCuts,
+    /// Lhotse Shar: `cuts.000000.jsonl.gz` beside `recording.000000.tar`.
+    LhotseShar,
+    /// Kaldi and ESPnet: `wav.scp` and `text`, perhaps `segments`, `utt2spk`, `utt2lang`.
+    Kaldi,
+    /// Hugging Face: Parquet files with a column of recordings, as on the hub.
+    HuggingFaceParquet,
+    /// Hugging Face: a folder that `save_to_disk` wrote, or Arrow files of its cache.
+    HuggingFaceArrow,
+    /// Hugging Face's AudioFolder: recordings and `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
+    AudioFolder,
+    /// Common Voice: `clips` beside `validated.tsv`, `train.tsv` and others.
+    CommonVoice,
+    /// Common Voice, spontaneous speech: `audios` beside `ss-corpus-<locale>.tsv`.
+    CommonVoiceSpontaneous,
+    /// Multilingual LibriSpeech: `train/transcripts.txt` and `train/audio`.
+    Mls,
+    /// VoxPopuli: `asr_train.tsv` beside folders of years, or `transcribed_data` above them.
+    Voxpopuli,
+    /// FLEURS: `train.tsv` without a heading beside `audio/train`.
+    Fleurs,
+    /// GigaSpeech: `GigaSpeech.json` beside `audio`.
+    Gigaspeech,
+    /// GigaSpeech 2: `train_refined.tsv` without a heading beside folders of recordings.
+    #[serde(rename = "gigaspeech_2")]
+    Gigaspeech2,
+    /// LJSpeech: `metadata.csv` without a heading beside `wavs`.
+    Ljspeech,
+    /// NeMo's tarred data: `manifest.json` or `sharded_manifests` beside `audio_0.tar`.
+    NemoTarred,
+    /// Long recordings, each with its subtitles (`.srt`, `.vtt`) beside it.
+    Subtitles,
+    /// Recordings, each with its text (`.txt`, `.lab`) beside it or in a list (`.trans.txt`), as LibriSpeech has them.
+    Transcripts,
+}
+
+pub use hugging_face::{has_recordings, open_named};
+
+/// A layout: its name, how it is recognised, and how it is opened.
+struct Known {
+    layout: Layout,
+    name: &'static str,
+    /// What of a folder or file tells it; none where it is another layout.
+    detect: fn(&Path) -> Option<String>,
+    open: fn(&Path, &ReadSettings, &Path) -> Result<Manifest, ManifestError>,
+}
+
+/// All layouts that are recognised. The last resort, recordings with their texts, is none of them.
+const KNOWN: [Known; 17] = [
+    Known {
+        layout: Layout::LhotseRecordings,
+        name: "lhotse_recordings",
+        detect: lhotse::detect_recordings,
+        open: lhotse::open_recordings,
+    },
+    Known {
+        layout: Layout::LhotseCuts,
+        name: "lhotse_cuts",
+        detect: lhotse::detect_cuts,
+        open: lhotse::open_cuts,
+    },
+    Known {
+        layout: Layout::LhotseShar,
+        name: "lhotse_shar",
+        detect: shar::detect,
+        open: shar::open,
+    },
+    Known {
+        layout: Layout::Kaldi,
+        name: "kaldi",
+        detect: kaldi::detect,
+        open: kaldi::open,
+    },
+    Known {
+        layout: Layout::HuggingFaceParquet,
+        name: "hugging_face_parquet",
+        detect: hugging_face::detect_parquet,
+        open: hugging_face::open_parquet,
+    },
+    Known {
+        layout: Layout::HuggingFaceArrow,
+        name: "hugging_face_arrow",
+        detect: hugging_face::detect_arrow,
+        open: hugging_face::open_arrow,
+    },
+    Known {
+        layout: Layout::AudioFolder,
+        name: "audio_folder",
+        detect: common_voice::detect_audio_folder,
+        open: common_voice::open_folder,
+    },
+    Known {
+        layout: Layout::CommonVoice,
+        name: "common_voice",
+        detect: common_voice::detect,
+        open: common_voice::open,
+    },
+    Known {
+        layout: Layout::CommonVoiceSpontaneous,
+        name: "common_voice_spontaneous",
+        detect: common_voice::detect_spontaneous,
+        open: common_voice::open_spontaneous,
+    },
+    Known {
+        layout: Layout::Mls,
+        name: "mls",
+        detect: mls::detect,
+        open: mls::open,
+    },
+    Known {
+        layout: Layout::Voxpopuli,
+        name: "voxpopuli",
+        detect: voxpopuli::detect,
+        open: voxpopuli::open,
+    },
+    Known {
+        layout: Layout::Fleurs,
+        name: "fleurs",
+        detect: fleurs::detect,
+        open: fleurs::open,
+    },
+    Known {
+        layout: Layout::Gigaspeech,
+        name: "gigaspeech",
+        detect: gigaspeech::detect,
+        open: gigaspeech::open,
+    },
+    Known {
+        layout: Layout::Gigaspeech2,
+        name: "gigaspeech_2",
+        detect: gigaspeech2::detect,
+        open: gigaspeech2::open,
+    },
+    Known {
+        layout: Layout::Ljspeech,
+        name: "ljspeech",
+        detect: ljspeech::detect,
+        open: ljspeech::open,
+    },
+    Known {
+        layout: Layout::NemoTarred,
+        name: "nemo_tarred",
+        detect: nemo_tarred::detect,
+        open: nemo_tarred::open,
+    },
+    Known {
+        layout: Layout::Subtitles,
+        name: "subtitles",
+        detect: subtitles::detect,
+        open: subtitles::open,
+    },
+];
+
+/// Layouts without columns that `columns` could name.
+const WITHOUT_COLUMNS: [Layout; 10] = [
+    Layout::Gigaspeech2,
+    Layout::LhotseRecordings,
+    Layout::LhotseCuts,
+    Layout::LhotseShar,
+    Layout::Kaldi,
+    Layout::CommonVoiceSpontaneous,
+    Layout::Mls,
+    Layout::Gigaspeech,
+    Layout::Ljspeech,
+    Layout::Subtitles,
+];
+/// Layouts without splits that `split` could name.
+const WITHOUT_SPLITS: [Layout; 5] = [
+    Layout::LhotseShar,
+    Layout::Kaldi,
+    Layout::Ljspeech,
+    Layout::NemoTarred,
+    Layout::Subtitles,
+];
+
+impl Known {
+    fn open(&self, root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+        if !settings.columns.is_empty() && WITHOUT_COLUMNS.contains(&self.layout) {
+            return Err(wrong(
+                root,
+                format!("`columns` belongs to manifests with columns, and this is {}", self.name),
+            ));
+        }
+        if !settings.split.is_empty() && WITHOUT_SPLITS.contains(&self.layout) {
+            return Err(wrong(
+                root,
+                format!("`split` belongs to layouts with splits, and this is {}", self.name),
+            ));
+        }
+        (self.open)(root, settings, scratch)
+    }
+}
+
+/// Opens what lies at `root`, where a layout of the list fits; none where none does.
+///
+/// # Errors
+/// Where several fit, or the one cannot be opened.
+pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Option<Manifest>, ManifestError> {
+    if settings.layout == Layout::Transcripts {
+        return super::folder::AudioFolder::open(root, settings).map(|folder| Some(Manifest::Folder(folder)));
+    }
+    if settings.layout != Layout::Auto {
+        let known = KNOWN.iter().find(|known| known.layout == settings.layout);
+        return known.map(|known| known.open(root, settings, scratch)).transpose();
+    }
+    let found: Vec<(&Known, String)> = KNOWN
+        .iter()
+        .filter_map(|known| Some((known, (known.detect)(root)?)))
+        .collect();
+    match found.as_slice() {
+        [] => Ok(None),
+        [(known, _)] => known.open(root, settings, scratch).map(Some),
+        several => {
+            let all: Vec<String> = several
+                .iter()
+                .map(|(known, evidence)| format!("{} ({evidence})", known.name))
+                .collect();
+            Err(ManifestError::Manifest {
+                path: root.to_path_buf(),
+                why: format!(
+                    "it may be of several layouts: {}; the setting `layout` says which one is read",
+                    all.join(", ")
+                ),
+            })
+        }
+    }
+}
+
+/// A part of a corpus, which becomes a partition.
+#[derive(Clone, Debug)]
+pub struct Part {
+    pub name: Partition,
+    /// What [`Corpus::each`] knows it by.
+    pub number: usize,
+    /// The files that its rows are read from.
+    pub files: Vec<PathBuf>,
+    /// How files look that are too large to be read for their digests.
+    pub looks: String,
+}
+
+/// What is done with a row: the number of its line, the row or why there is none, and its values for a reject.
+pub type Take<'t> =
+    dyn FnMut(Option<u64>, Result<ManifestRow, Refusal>, &dyn Fn() -> String) -> Result<(), StageError> + 't;
+
+/// A corpus of some layout.
+pub trait Corpus: Send + Sync {
+    /// What it was taken for, and what was decided.
+    fn told(&self) -> String;
+
+    /// Its parts, by name.
+    fn parts(&self) -> Vec<Part>;
+
+    /// Whether the recordings of its rows are looked at one by one for changes. Where they lie in few large files, their looks are
+    /// in [`Part::looks`].
+    fn has_files(&self) -> bool {
+        true
+    }
+
+    /// Gives each row of a part, in order, and what is no row with its reason.
+    ///
+    /// # Errors
+    /// When a file cannot be read, and those of `take`.
+    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError>;
+}
+
+/// A corpus whose parts are known.
+pub struct LaidOut {
+    corpus: Box<dyn Corpus>,
+    parts: Vec<Part>,
+    look: bool,
+}
+
+impl LaidOut {
+    /// # Errors
+    /// Where there is no row.
+    pub fn of(corpus: impl Corpus + 'static, root: &Path, settings: &ReadSettings) -> Result<Manifest, ManifestError> {
+        let parts = corpus.parts();
+        if parts.is_empty() {
+            return Err(wrong(root, format!("there are no rows in it ({})", corpus.told())));
+        }
+        Ok(Manifest::LaidOut(LaidOut {
+            corpus: Box::new(corpus),
+            parts,
+            look: settings.check_audio,
+        }))
+    }
+
+    pub fn names(&self) -> Vec<Partition> {
+        self.parts.iter().map(|part| part.name.clone()).collect()
+    }
+
+    pub fn decision(&self) -> String {
+        self.corpus.told()
+    }
+
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+        let partition = |part: &Part| -> Result<SourcePartition, ManifestError> {
+            let (mut chain, mut eyes, mut failed) = (None::<Chain>, Eyes::default(), None);
+            let read = match self.corpus.has_files() {
+                false => Ok(()),
+                true => self.corpus.each(part, &mut |_, row, _| {
+                    // Rows contain the offset of a recording in its tar and a measured duration, so these recordings are looked at in
+                    // any case.
+                    let looked = |row: &ManifestRow| self.look || row.wanted.files.is_empty() || row.duration.is_none();
+                    if let Some(row) = row.ok().filter(looked) {
+                        match eyes.look(&row.wanted) {
+                            Ok(look) => chain.get_or_insert_default().add(&look),
+                            Err(error) => {
+                                failed = Some(error);
+                                return Err(StageError::failed("stopped"));
+                            }
+                        }
+                    }
+                    Ok(())
+                }),
+            };
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            read.map_err(|error| ManifestError::Rows {
+                message: error.to_string(),
+                row: None,
+            })?;
+            Ok(SourcePartition {
+                name: part.name.clone(),
+                files: part.files.clone(),
+                extra: chain.map(Chain::to_hex).unwrap_or_default() + &part.looks,
+            })
+        };
+        self.parts.par_iter().map(partition).collect()
+    }
+
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+        let part = self.parts.iter().find(|part| part.name == *partition);
+        let part = part.ok_or_else(|| StageError::failed(format!("the corpus has no part {partition}")))?;
+        let mut file = part.files.first();
+        self.corpus.each(part, &mut |line, row, values| {
+            if let Some(line) = line {
+                if let Some(file) = file.take() {
+                    rows.begin_file(file);
+                }
+                rows.at_line(line);
+            }
+            rows.push(row, values)
+        })
+    }
+}
+
+fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
+    ManifestError::Manifest {
+        path: path.to_path_buf(),
+        why: why.into(),
+    }
+}
+
+/// The names of files and folders in a folder, sorted; of what is no folder, or cannot be read, none.
+fn names_in(folder: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| !name.starts_with(['.', '_'])).collect()
+}
+
+/// The first folder of some above `folder`, itself included, or else the current one, below which one of the relative `paths` is;
+/// none where there is no such folder or no relative path.
+fn base_of<'p>(folder: &Path, paths: impl Iterator<Item = &'p str>) -> Option<PathBuf> {
+    let relative: Vec<&str> = paths.filter(|path| Path::new(path).is_relative()).collect();
+    let absolute = std::path::absolute(folder).ok()?;
+    let ways = absolute.ancestors().count();
+    // As the folder was written, so that rows have paths of the same kind.
+    let above = (0..ways.min(6)).scan(folder.to_path_buf(), |way, step| {
+        if step > 0 {
+            *way = match way.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+                Some(parent) if !way.ends_with("..") => parent.to_path_buf(),
+                _ => absolute.ancestors().nth(step)?.to_path_buf(),
+            };
+        }
+        Some(way.clone())
+    });
+    let here = std::iter::once(PathBuf::new());
+    here.chain(above)
+        .find(|base| relative.iter().any(|path| base.join(plain_file(path)).is_file()))
+}
+
+/// The file that a path leads to, without the place of a recording in it (`a.ark:1234`).
+fn plain_file(path: &str) -> &str {
+    match path.rsplit_once(':') {
+        Some((file, place)) if !place.is_empty() && place.bytes().all(|byte| byte.is_ascii_digit()) => file,
+        _ => path,
+    }
+}

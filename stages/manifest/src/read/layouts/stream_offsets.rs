@@ -1,0 +1,176 @@
+//! Arrow's stream format, read so that it is known where in the file values lie.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::buffer::{Buffer, MutableBuffer};
+use arrow::datatypes::{Schema, SchemaRef};
+use arrow::ipc::convert::fb_to_schema;
+use arrow::ipc::reader::{read_dictionary, read_record_batch};
+use arrow::ipc::{MessageHeader, root_as_message};
+use flow_runtime::{StageError, open_input_file};
+use flow_storage::InputFile;
+
+use super::super::tables::sheltered;
+use super::wrong;
+use crate::error::ManifestError;
+
+/// What files of Arrow's file format begin with; a stream follows.
+const MAGIC: &[u8; 6] = b"ARROW1";
+/// Where it does.
+const AFTER_MAGIC: u64 = 8;
+/// Most bytes of the metadata of a message, and of its body.
+const LARGEST_METADATA: u64 = 64 << 20;
+const LARGEST_BODY: u64 = 4 << 30;
+
+/// A file of record batches.
+pub struct ArrowFile {
+    pub path: PathBuf,
+    pub schema: SchemaRef,
+    file: InputFile,
+    length: u64,
+    /// Where the message after the schema begins.
+    first: u64,
+}
+
+struct Message {
+    metadata: Vec<u8>,
+    body: u64,
+    size: u64,
+}
+
+/// A batch, the bytes that its values lie in, and where in the file these begin.
+pub struct Placed<'b> {
+    pub batch: RecordBatch,
+    body: &'b Buffer,
+    start: u64,
+}
+
+impl Placed<'_> {
+    /// Where in the file a value of the batch lies, in bytes; none where it was copied.
+    pub fn place_of(&self, value: &[u8]) -> Option<(u64, u64)> {
+        let (from, base) = (value.as_ptr() as usize, self.body.as_ptr() as usize);
+        let at = from.checked_sub(base)?;
+        let end = at.checked_add(value.len())?;
+        (end <= self.body.len()).then(|| (self.start + at as u64, value.len() as u64))
+    }
+}
+
+impl ArrowFile {
+    /// # Errors
+    /// When it cannot be read, or is no such file.
+    pub fn open(path: &Path) -> Result<ArrowFile, ManifestError> {
+        let failed = |error| ManifestError::io(path, error);
+        let file = open_input_file(path).map_err(failed)?;
+        let mut opened = ArrowFile {
+            path: path.to_path_buf(),
+            schema: Arc::new(Schema::empty()),
+            length: file.length().map_err(failed)?,
+            file,
+            first: 0,
+        };
+        let mut magic = [0; MAGIC.len()];
+        if opened.file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC {
+            opened.first = AFTER_MAGIC;
+        }
+        let no_schema = || wrong(path, "it is no Arrow file: it does not begin with a schema");
+        let message = opened.message(opened.first)?.ok_or_else(no_schema)?;
+        opened.schema = sheltered(path, || {
+            let header = root_as_message(&message.metadata).map_err(|error| damaged(path, &error))?;
+            let schema = header.header_as_schema().ok_or_else(no_schema)?;
+            Ok(Arc::new(fb_to_schema(schema)))
+        })?;
+        opened.first = message.body + message.size;
+        Ok(opened)
+    }
+
+    /// The message at a place; none at the end.
+    fn message(&self, at: u64) -> Result<Option<Message>, ManifestError> {
+        let read = |buffer: &mut [u8], at: u64| {
+            self.file.read_exact_at(buffer, at).map_err(|error| match error.kind() {
+                std::io::ErrorKind::UnexpectedEof => wrong(&self.path, "it is cut short"),
+                _ => ManifestError::io(&self.path, error),
+            })
+        };
+        if at >= self.length {
+            return Ok(None);
+        }
+        let (mut word, mut at) = ([0; 4], at);
+        read(&mut word, at)?;
+        at += 4;
+        if word == [0xff; 4] {
+            read(&mut word, at)?;
+            at += 4;
+        }
+        let size = u64::from(u32::from_le_bytes(word));
+        if size == 0 {
+            return Ok(None);
+        }
+        if size > LARGEST_METADATA || size > self.length - at.min(self.length) {
+            return Err(wrong(&self.path, "it is no Arrow file, or damaged"));
+        }
+        let mut metadata = vec![0; usize::try_from(size).unwrap_or(0)];
+        read(&mut metadata, at)?;
+        let header = root_as_message(&metadata).map_err(|error| damaged(&self.path, &error))?;
+        let body = at + size;
+        let size = u64::try_from(header.bodyLength()).unwrap_or(u64::MAX);
+        if size > LARGEST_BODY || size > self.length.saturating_sub(body) {
+            return Err(wrong(&self.path, "it is cut short, or damaged"));
+        }
+        Ok(Some(Message { metadata, body, size }))
+    }
+
+    /// Gives each record batch.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is damaged or compressed, and those of `each`.
+    pub fn each(&self, each: &mut dyn FnMut(&Placed<'_>) -> Result<(), StageError>) -> Result<(), StageError> {
+        let (mut at, mut dictionaries) = (self.first, HashMap::new());
+        while let Some(message) = self.message(at)? {
+            at = message.body + message.size;
+            // Aligned, as the values are in the file, so that they are not copied.
+            let mut body = MutableBuffer::from_len_zeroed(usize::try_from(message.size).unwrap_or(0));
+            let read = self.file.read_exact_at(body.as_slice_mut(), message.body);
+            read.map_err(|error| ManifestError::io(&self.path, error))?;
+            let body: Buffer = body.into();
+            let batch = sheltered(&self.path, || {
+                let header = root_as_message(&message.metadata).map_err(|error| damaged(&self.path, &error))?;
+                let version = header.version();
+                match header.header_type() {
+                    MessageHeader::RecordBatch => {
+                        let batch = header.header_as_record_batch();
+                        let batch = batch.ok_or_else(|| wrong(&self.path, "a record batch is damaged"))?;
+                        if batch.compression().is_some() {
+                            let why = "its buffers are compressed; write it again without compression, as `save_to_disk` does";
+                            return Err(wrong(&self.path, why));
+                        }
+                        let schema = Arc::clone(&self.schema);
+                        let batch = read_record_batch(&body, batch, schema, &dictionaries, None, &version);
+                        batch.map(Some).map_err(|error| damaged(&self.path, &error))
+                    }
+                    MessageHeader::DictionaryBatch => {
+                        let batch = header.header_as_dictionary_batch();
+                        let batch = batch.ok_or_else(|| wrong(&self.path, "a dictionary is damaged"))?;
+                        let read = read_dictionary(&body, batch, &self.schema, &mut dictionaries, &version);
+                        read.map(|()| None).map_err(|error| damaged(&self.path, &error))
+                    }
+                    _ => Ok(None),
+                }
+            })?;
+            if let Some(batch) = batch {
+                each(&Placed {
+                    batch,
+                    body: &body,
+                    start: message.body,
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn damaged(path: &Path, error: &dyn std::fmt::Display) -> ManifestError {
+    wrong(path, format!("it is damaged: {error}"))
+}

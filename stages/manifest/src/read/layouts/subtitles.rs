@@ -1,0 +1,283 @@
+//! Long recordings with subtitles beside them: `talk.mp3` and `talk.srt`, `talk.vtt` or `talk.en.vtt`. Each cue is a row.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use flow_audio::language_tag::is_language;
+use flow_runtime::{Partition, StageError};
+
+use super::super::ReadSettings;
+use super::super::listing::{AUDIO, stem};
+use super::super::naming::named;
+use super::super::recordings::Wanted;
+use super::super::rows::{ManifestRow, Refusal, line_values, refuse};
+use super::super::transcripts::lines_of;
+use super::utterance::{Common, Utterance, text_of};
+use super::{Corpus, LaidOut, Manifest, Part, Take, names_in, wrong};
+use crate::error::ManifestError;
+
+/// Recordings that make a partition.
+const BLOCK: usize = 64;
+/// Most folders that lie in one another.
+const MOST_DEPTH: usize = 16;
+
+/// A recording, its subtitles, and the language that the name of the latter has.
+#[derive(Clone, Debug)]
+struct Titled {
+    recording: PathBuf,
+    subtitles: PathBuf,
+    lang: Option<String>,
+}
+
+fn ending(name: &str) -> Option<String> {
+    Path::new(name)
+        .extension()
+        .and_then(|ending| ending.to_str())
+        .map(str::to_ascii_lowercase)
+}
+
+/// Recordings with subtitles in a folder and below it. `first` ends the search with the first one.
+fn titled(folder: &Path, depth: usize, first: bool, found: &mut Vec<Titled>) {
+    let names = names_in(folder);
+    let has_ending =
+        |name: &&String, endings: &[&str]| ending(name).is_some_and(|ending| endings.contains(&ending.as_str()));
+    let mut recordings: BTreeMap<&str, &String> = BTreeMap::new();
+    for name in names.iter().filter(|name| has_ending(name, &AUDIO)) {
+        recordings.entry(stem(name)).or_insert(name);
+    }
+    for name in names.iter().filter(|name| has_ending(name, &["srt", "vtt"])) {
+        let stem = stem(name);
+        let with_lang = stem.rsplit_once('.').filter(|(_, lang)| is_language(lang));
+        let whole = recordings.get(stem).map(|recording| (recording, None));
+        let of = whole.or_else(|| {
+            let (stem, lang) = with_lang?;
+            Some((recordings.get(stem)?, Some(lang.to_string())))
+        });
+        if let Some((recording, lang)) = of {
+            found.push(Titled {
+                recording: folder.join(recording),
+                subtitles: folder.join(name),
+                lang,
+            });
+        }
+        if first && !found.is_empty() {
+            return;
+        }
+    }
+    if depth < MOST_DEPTH {
+        for name in &names {
+            let inner = folder.join(name);
+            if inner.is_dir() {
+                titled(&inner, depth + 1, first, found);
+            }
+        }
+    }
+}
+
+/// Transcripts beside recordings are read in place of their subtitles.
+fn has_transcripts(folder: &Path, recording: &Path) -> bool {
+    let names = names_in(recording.parent().unwrap_or(folder));
+    names
+        .iter()
+        .any(|name| ending(name).is_some_and(|ending| ending == "txt" || ending == "lab"))
+}
+
+pub fn detect(root: &Path) -> Option<String> {
+    // Only the folder itself and those in it: a corpus may have a million files.
+    let mut found = Vec::new();
+    titled(root, MOST_DEPTH - 1, true, &mut found);
+    let titled = found.into_iter().next()?;
+    let name = titled.subtitles.file_name()?.to_string_lossy().into_owned();
+    (!has_transcripts(root, &titled.recording)).then(|| format!("{name} beside its recording"))
+}
+
+struct Subtitles {
+    root: PathBuf,
+    all: Vec<Titled>,
+    common: Common,
+}
+
+pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+    let mut all = Vec::new();
+    titled(root, 0, false, &mut all);
+    let mut seen: BTreeMap<&Path, &Path> = BTreeMap::new();
+    for one in &all {
+        if let Some(other) = seen.insert(&one.recording, &one.subtitles) {
+            let why = format!(
+                "{} and {} are subtitles of one recording; leave one of them",
+                other.display(),
+                one.subtitles.display()
+            );
+            return Err(wrong(&one.recording, why));
+        }
+    }
+    let subtitles = Subtitles {
+        root: root.to_path_buf(),
+        all,
+        common: Common::of(settings),
+    };
+    LaidOut::of(subtitles, root, settings)
+}
+
+/// A cue, or a part of subtitles that is none.
+type Cue = (u64, Result<(f64, f64, String), Refusal>);
+
+/// The cues of subtitles, each with the number of its line of times.
+fn cues(text: &str) -> Vec<Cue> {
+    let mut cues = Vec::new();
+    let mut open: Option<(u64, Result<(f64, f64), Refusal>, Vec<String>)> = None;
+    let mut close = |open: &mut Option<(u64, Result<(f64, f64), Refusal>, Vec<String>)>| {
+        if let Some((number, times, words)) = open.take() {
+            cues.push((number, times.map(|(start, end)| (start, end, plain(&words.join(" "))))));
+        }
+    };
+    for (number, line) in (1..).zip(text.lines()) {
+        if line.contains("-->") {
+            close(&mut open);
+            open = Some((number, times_of(line), Vec::new()));
+        } else if line.trim().is_empty() {
+            close(&mut open);
+        } else if let Some((_, _, words)) = &mut open {
+            words.push(line.trim().to_string());
+        }
+    }
+    close(&mut open);
+    cues
+}
+
+/// `00:01:02,500 --> 00:01:04.000`, or without hours; settings may follow.
+fn times_of(line: &str) -> Result<(f64, f64), Refusal> {
+    let bad = || refuse("bad_line", format!("{:?} is no line of times", line.trim()));
+    let (start, end) = line.split_once("-->").ok_or_else(bad)?;
+    let start = seconds(start.trim()).ok_or_else(bad)?;
+    let end = end.split_whitespace().next().and_then(seconds).ok_or_else(bad)?;
+    match end > start {
+        true => Ok((start, end)),
+        false => Err(refuse("duration_invalid", format!("{:?}", line.trim()))),
+    }
+}
+
+fn seconds(time: &str) -> Option<f64> {
+    let (whole, milliseconds) = time.split_once([',', '.'])?;
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let mut sum = 0u64;
+    let parts: Vec<&str> = whole.split(':').collect();
+    if !(2..=3).contains(&parts.len()) || milliseconds.len() != 3 || !is_number(milliseconds) {
+        return None;
+    }
+    for part in parts {
+        sum = sum
+            .checked_mul(60)?
+            .checked_add(part.parse::<u64>().ok().filter(|_| is_number(part))?)?;
+    }
+    let all = sum.checked_mul(1_000)?.checked_add(milliseconds.parse().ok()?)?;
+    Some(all as f64 / 1e3)
+}
+
+/// A text without tags (`<i>`, `{\an8}`).
+fn plain(text: &str) -> String {
+    let mut rest = text;
+    let mut plain = String::new();
+    while let Some(begin) = rest.find(['<', '{']) {
+        let close = if rest[begin..].starts_with('<') { '>' } else { '}' };
+        let is_tag = rest[begin + 1..]
+            .starts_with(|c: char| c.is_ascii_alphabetic() || c.is_ascii_digit() || c == '/' || c == '\\');
+        match rest[begin..].find(close).filter(|_| is_tag) {
+            Some(end) => {
+                plain.push_str(&rest[..begin]);
+                rest = &rest[begin + end + 1..];
+            }
+            None => {
+                plain.push_str(&rest[..=begin]);
+                rest = &rest[begin + 1..];
+            }
+        }
+    }
+    plain.push_str(rest);
+    let plain = plain
+        .replace("&amp;", "&")
+        .replace("&lt;", "<")
+        .replace("&gt;", ">")
+        .replace("&nbsp;", " ");
+    plain.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+impl Subtitles {
+    fn row(&self, titled: &Titled, start: f64, end: f64, text: &str) -> Result<ManifestRow, Refusal> {
+        let below = titled.recording.strip_prefix(&self.root).unwrap_or(&titled.recording);
+        let below = below
+            .to_str()
+            .ok_or_else(|| refuse("unsafe_name", "the path is not UTF-8"))?;
+        let names = named(below, Some(start));
+        Ok(Utterance {
+            id: names.segment_id,
+            shard: names.shard_id.unwrap_or_else(|| stem(below).to_string()),
+            text: text_of(text, "the cue has no text")?,
+            folder_lang: titled.lang.clone(),
+            start,
+            duration: Some(((end - start) * 1e3).round() / 1e3),
+            wanted: Wanted {
+                files: vec![titled.recording.clone()],
+                member: None,
+            },
+            ..Utterance::default()
+        }
+        .row(&self.common))
+    }
+}
+
+impl Corpus for Subtitles {
+    fn told(&self) -> String {
+        format!("{} recordings with subtitles; each cue is a row", self.all.len())
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let part = |(number, block): (usize, &[Titled])| Part {
+            name: Partition::from(format!("subtitles/{number:06}")),
+            number,
+            files: block.iter().map(|titled| titled.subtitles.clone()).collect(),
+            looks: String::new(),
+        };
+        self.all.chunks(BLOCK).enumerate().map(part).collect()
+    }
+
+    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+        for titled in self.all.iter().skip(part.number * BLOCK).take(BLOCK) {
+            let decoded = lines_of(&titled.subtitles)?;
+            for (_, cue) in cues(&decoded.text) {
+                let cue = cue.as_ref();
+                let row = cue
+                    .map_err(Clone::clone)
+                    .and_then(|(start, end, text)| self.row(titled, *start, *end, text));
+                let values = || {
+                    let name = titled.subtitles.display();
+                    cue.map_or_else(
+                        |refusal| line_values(&format!("{name}: {}", refusal.detail)),
+                        |(start, end, text)| line_values(&format!("{name}: {start} --> {end} {text}")),
+                    )
+                };
+                take(None, row, &values)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cues_of_both_forms_are_read_and_bad_times_are_refused() {
+        let srt = "1\r\n00:00:01,000 --> 00:00:02,500\r\n<i>Hello</i>,\r\nworld\r\n\r\n2\r\n00:00:03,000 --> 00:00:02,000\r\nback\r\n";
+        let cue = |n: usize, text: &str| cues(text)[n].1.clone();
+        assert_eq!(cue(0, srt), Ok((1.0, 2.5, "Hello, world".into())));
+        assert_eq!(cue(1, srt).unwrap_err().reason, "duration_invalid");
+        let vtt = "WEBVTT\n\nNOTE x\n\nid\n00:01.250 --> 01:00:02.000 align:start\n{\\an8}3 < 4 &amp; <00:01.500><c>so</c>\n\nx --> y\nz";
+        assert_eq!(cue(0, vtt), Ok((1.25, 3602.0, "3 < 4 & so".into())));
+        assert_eq!(cue(1, vtt).unwrap_err().reason, "bad_line");
+        assert_eq!(cues("no cue at all").len(), 0);
+        assert_eq!(seconds("99999999999999999999:00:00,000"), None);
+        assert_eq!(plain("a < b {x <"), "a < b {x <");
+    }
+}

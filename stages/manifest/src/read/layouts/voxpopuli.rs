@@ -1,0 +1,137 @@
+//! VoxPopuli: `transcribed_data/<lang>/asr_train.tsv`, and recordings in folders of years (`2009/<id>.ogg`).
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Map;
+
+use super::super::ReadSettings;
+use super::super::recordings::Wanted;
+use super::super::rows::refuse;
+use super::splits::chosen;
+use super::table_lines::{Heading, TableLines};
+use super::utterance::{Common, Utterance, text_of};
+use super::{LaidOut, Manifest, names_in, wrong};
+use crate::error::ManifestError;
+
+const TEXT: &str = "normalized_text";
+const OTHER_TEXT: &str = "raw_text";
+/// Letters of an id that name the folder of its year.
+const YEAR: usize = 4;
+
+fn heading_of(table: &Path) -> Option<String> {
+    use std::io::{BufRead, BufReader, Read};
+    let mut line = String::new();
+    BufReader::new(std::fs::File::open(table).ok()?.take(1 << 16))
+        .read_line(&mut line)
+        .ok()?;
+    Some(
+        line.trim_start_matches('\u{feff}')
+            .trim_end_matches(['\n', '\r'])
+            .to_string(),
+    )
+}
+
+/// The tables of a folder of one language, by split.
+fn tables_in(folder: &Path) -> Vec<(PathBuf, String)> {
+    let names = names_in(folder);
+    let table = |name: &String| {
+        let split = name.strip_prefix("asr_")?.strip_suffix(".tsv")?;
+        let path = folder.join(name);
+        let heading = Heading::of(&heading_of(&path)?, '\t');
+        (heading.has("id") && heading.has(OTHER_TEXT)).then(|| (path, split.to_string()))
+    };
+    names.iter().filter_map(table).collect()
+}
+
+/// The tables of a folder of one language, or of all below `transcribed_data`: the path, the split, the language.
+fn tables(root: &Path) -> Vec<(PathBuf, String, String)> {
+    let above = match root.join("transcribed_data") {
+        inner if inner.is_dir() => inner,
+        _ => root.to_path_buf(),
+    };
+    let name = |folder: &Path| {
+        let absolute = std::path::absolute(folder).unwrap_or_default();
+        absolute.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    };
+    let folders = names_in(&above)
+        .into_iter()
+        .map(|name| above.join(name))
+        .filter(|folder| folder.is_dir());
+    let folders = std::iter::once(above.clone()).chain(folders);
+    folders
+        .flat_map(|folder| {
+            let lang = name(&folder);
+            tables_in(&folder)
+                .into_iter()
+                .map(move |(path, split)| (path, split, lang.clone()))
+        })
+        .collect()
+}
+
+pub fn detect(root: &Path) -> Option<String> {
+    let (path, ..) = tables(root).into_iter().next()?;
+    Some(path.file_name()?.to_string_lossy().into_owned())
+}
+
+pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    let all = tables(root);
+    let names: Vec<&str> = all.iter().map(|(_, split, _)| split.as_str()).collect();
+    let (places, told) = chosen(&names, &settings.split, root)?;
+    let tables: Vec<(PathBuf, String, String)> = places.into_iter().map(|place| all[place].clone()).collect();
+    let files: Vec<PathBuf> = tables.iter().map(|(path, ..)| path.clone()).collect();
+    let headings = files.iter().map(|path| {
+        let line = heading_of(path).ok_or_else(|| wrong(path, "it cannot be read"))?;
+        Ok(Heading::of(&line, '\t'))
+    });
+    let headings = headings.collect::<Result<Vec<Heading>, ManifestError>>()?;
+    // The text is chosen as of other tables.
+    let theirs = super::super::text_tables::renamed(&settings.columns).unwrap_or_default();
+    let named = theirs
+        .iter()
+        .find(|(_, ours)| *ours == "text")
+        .map_or(TEXT, |(theirs, _)| theirs);
+    if let Some((path, _)) = files.iter().zip(&headings).find(|(_, heading)| !heading.has(named)) {
+        return Err(wrong(
+            path,
+            format!("it has no column {named:?}, which `columns` names"),
+        ));
+    }
+    let text = named.to_string();
+    let told = told.map_or_else(String::new, |told| format!("; {told}"));
+    let told = format!("VoxPopuli; texts are of the column {text}{told}");
+    let common = Common::of(settings);
+    let row = move |file: usize, line: &str| {
+        let heading = &headings[file];
+        let fields = heading.fields(line, '\t')?;
+        let get = |name: &str| heading.get(&fields, name);
+        let id = get("id");
+        if id.is_empty() || crate::names::unsafe_name(id) {
+            return Err(refuse("unsafe_name", format!("{id:?}")));
+        }
+        let year: String = id.chars().take(YEAR).collect();
+        let (table, split, lang) = &tables[file];
+        let folder = table.parent().unwrap_or(Path::new(""));
+        let mut extra = Map::new();
+        for name in heading
+            .names()
+            .filter(|name| ![text.as_str(), "id", "split"].contains(name))
+        {
+            let key = if name == "speaker_id" { "speaker" } else { name };
+            extra.insert(key.to_string(), get(name).into());
+        }
+        Ok(Utterance {
+            id: id.to_string(),
+            shard: format!("{lang}_{split}"),
+            text: text_of(get(&text), &text)?,
+            folder_lang: super::utterance::language_called(lang).map(str::to_string),
+            wanted: Wanted {
+                files: vec![folder.join(year).join(format!("{id}.ogg"))],
+                member: None,
+            },
+            extra,
+            ..Utterance::default()
+        }
+        .row(&common))
+    };
+    LaidOut::of(TableLines::open(&files, true, told, scratch, row)?, root, settings)
+}

@@ -1,0 +1,80 @@
+"""Makes the corpora of this folder with the tools whose layouts they have.
+
+    pip install lhotse==1.33.0 datasets==5.2.0 soundfile==0.14.0 kaldiio
+    cd <this folder> && python make.py
+
+Recordings are sines of 0.5, 0.75 and 0.25 s at 16 kHz.
+"""
+
+import os
+import shutil
+
+import kaldiio
+import numpy as np
+import soundfile
+from datasets import Audio, ClassLabel, Dataset, DatasetDict, Features, Value
+from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
+
+for folder in ["wav", "lhotse", "cuts", "shar", "hub", "saved", "saved_dict", "kaldi"]:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+
+signals = {}
+for number, (name, seconds) in enumerate([("a", 0.5), ("b", 0.75), ("c", 0.25)]):
+    time = np.arange(int(16000 * seconds)) / 16000
+    signals[name] = (0.3 * np.sin(2 * np.pi * 220 * (number + 1) * time)).astype("float32")
+    soundfile.write(f"wav/{name}.flac", signals[name], 16000, subtype="PCM_16")
+
+# Lhotse
+recordings = RecordingSet.from_recordings(Recording.from_file(f"wav/{name}.flac") for name in "ab")
+supervisions = [
+    SupervisionSegment("u1", "a", 0.1, 0.3, 0, "ek", "hi", "s1", custom={"k": 1}),
+    SupervisionSegment("u2", "b", 0.0, 0.75, 0, "do", "hi", "s2"),
+]
+lost = SupervisionSegment("u3", "zz", 0.0, 0.75, 0, "teen", "hi", "s2")
+recordings.to_file("lhotse/x_recordings_train.jsonl.gz")
+SupervisionSet.from_segments(supervisions + [lost]).to_file("lhotse/x_supervisions_train.jsonl.gz")
+cuts = list(CutSet.from_manifests(recordings=recordings, supervisions=SupervisionSet.from_segments(supervisions)))
+CutSet.from_cuts(
+    cuts
+    + [
+        cuts[0].append(cuts[1]).with_id("mixed"),
+        cuts[0].pad(duration=1.0).with_id("padded"),
+        cuts[1].perturb_speed(1.1),
+        cuts[1].truncate(offset=0.25, duration=0.5).with_id("truncated"),
+    ]
+).to_file("cuts/x_cuts_train.jsonl.gz")
+# Of a cut that begins later the tar has the part alone.
+later = cuts[0].truncate(offset=0.1, duration=0.35).with_id("of/folder.1")
+CutSet.from_cuts(cuts + [later]).to_shar("shar", fields={"recording": "flac"}, shard_size=2)
+
+# Hugging Face
+rows = {
+    "audio": [
+        {"bytes": open("wav/a.flac", "rb").read(), "path": "0.wav"},
+        {"bytes": open("wav/b.flac", "rb").read(), "path": "0.wav"},
+        None,
+        {"bytes": open("wav/c.flac", "rb").read(), "path": None},
+    ],
+    "sentence": ["ek", "do", "null audio", None],
+    "gender": [0, 1, -1, 1],
+    "begin_time": [7.5, 8.0, 9.0, 9.5],
+    "lang": ["hindi"] * 4,
+}
+features = {
+    "audio": Audio(sampling_rate=48000),
+    "sentence": Value("string"),
+    "gender": ClassLabel(names=["male", "female"]),
+    "begin_time": Value("float64"),
+    "lang": Value("string"),
+}
+data = Dataset.from_dict(rows, features=Features(features))
+data.save_to_disk("saved")
+DatasetDict({"train": data.select([0, 1]), "test": data.select([3])}).save_to_disk("saved_dict")
+os.makedirs("hub/data")
+data.to_parquet("hub/data/train-00000-of-00001.parquet")
+data.select([1]).to_parquet("hub/data/test-00000-of-00001.parquet")
+
+# Kaldi's archives, as ESPnet writes them: of WAV as they are, of FLAC behind a mark and their length.
+kaldiio.save_ark("kaldi/flac.ark", {"a": (16000, signals["a"])}, scp="kaldi/flac.scp", write_function="soundfile", write_kwargs={"format": "flac"})
+kaldiio.save_ark("kaldi/wav.ark", {"b": (16000, (signals["b"] * 32767).astype("int16"))}, scp="kaldi/wav_only.scp")

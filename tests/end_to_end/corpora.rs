@@ -1,0 +1,116 @@
+//! `pipelines/manifest.yaml` makes manifests of corpora in their own layouts; their recordings are read where they are.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::binary::{Workplace, expect_code, program, read_rejects, stderr};
+
+fn layouts() -> String {
+    format!("{}/stages/manifest/tests/data/layouts", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn lines(place: &Workplace) -> Vec<Value> {
+    let text = fs::read_to_string(place.out().join("master_manifest.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_corpus_becomes_a_manifest_that_is_a_corpus_itself() {
+    for (name, layout, reasons) in [
+        (
+            "saved",
+            "Arrow files of Hugging Face",
+            vec!["missing_audio", "missing_text"],
+        ),
+        (
+            "hub",
+            "Parquet files of Hugging Face",
+            vec!["missing_audio", "missing_text"],
+        ),
+        (
+            "lhotse",
+            "recordings and supervisions of Lhotse",
+            vec!["missing_recording"],
+        ),
+        ("shar", "Lhotse Shar", vec![]),
+    ] {
+        let place = Workplace::bundled("micro");
+        let input = format!("input={}/{name}", layouts());
+        let output = place
+            .command("run", "pipelines/manifest.yaml", &[&input])
+            .output()
+            .unwrap();
+        expect_code(&output, 0);
+        assert!(stderr(&output).contains(layout), "{name}: {}", stderr(&output));
+        let first = lines(&place);
+        let texts: Vec<&str> = first.iter().map(|line| line["text"].as_str().unwrap()).collect();
+        assert_eq!(texts[..2], ["ek", "do"], "{name}");
+        let rejects = read_rejects(&place.out().join("rejects.parquet"));
+        let found: Vec<&str> = rejects.iter().map(|reject| reject.reason.as_str()).collect();
+        assert_eq!(found, reasons, "{name}");
+
+        // The manifest is read as the corpus was.
+        let again = Workplace::bundled("micro");
+        let input = format!("input={}", place.out().join("master_manifest.jsonl").display());
+        let output = again
+            .command("run", "pipelines/manifest.yaml", &[&input])
+            .output()
+            .unwrap();
+        expect_code(&output, 0);
+        let second = lines(&again);
+        assert_eq!(second.len(), first.len(), "{name}");
+        for (first, second) in first.iter().zip(&second) {
+            for key in ["segment_id", "text", "duration", "lang"] {
+                assert_eq!(first[key], second[key], "{name}: {key}");
+            }
+        }
+    }
+}
+
+/// A deep check decodes recordings within other files as training does.
+#[test]
+fn recordings_within_files_are_decoded_by_a_check() {
+    let output = program()
+        .args(["check", "pipelines/manifest.yaml", "--deep", "--set"])
+        .arg(format!("input={}/hub", layouts()))
+        .arg("--state")
+        .arg(Path::new(&Workplace::bundled("micro").path("state")))
+        .output()
+        .unwrap();
+    expect_code(&output, 0);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    for part in [
+        "looked at 2 of 4 rows",
+        "16,000 Hz with 1 channel 2",
+        "missing_audio",
+        "missing_text",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+#[test]
+fn a_part_of_the_rows_becomes_a_validation_manifest() {
+    let place = Workplace::bundled("micro");
+    let output = place
+        .command("run", "pipelines/manifest.yaml", &["val_percent=10", "jsonl=true"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success(), "there is no such parameter");
+    let output = place.command("run", "pipelines/manifest.yaml", &["val_percent=20"]);
+    let mut output = output;
+    output.args([
+        "--set",
+        &format!("shards={}/tests/data/corpus/mini", env!("CARGO_MANIFEST_DIR")),
+    ]);
+    expect_code(&output.output().unwrap(), 0);
+    let count = |name: &str| fs::read_to_string(place.out().join(name)).unwrap().lines().count();
+    let (all, train, val) = (
+        count("master_manifest.jsonl"),
+        count("train_manifest_v2.jsonl"),
+        count("val_manifest_v2.jsonl"),
+    );
+    assert!(val > 0 && train + val == all, "{all}: {train} and {val}");
+}
