@@ -366,11 +366,19 @@ impl Draws {
         self.0.below(end)
     }
 
-    /// Of the standard normal distribution, by Box and Muller's transform (1958).
-    fn normal(&mut self) -> f64 {
-        // In (0, 1].
-        let radius = (-2.0 * (1.0 - self.0.unit()).ln()).sqrt();
-        radius * (TAU * self.0.unit()).cos()
+    /// Numbers of the standard normal distribution, by Box and Muller's transform (1958), which makes two at a time.
+    fn normals(&mut self) -> impl FnMut() -> f64 {
+        let mut second = None;
+        move || {
+            if let Some(second) = second.take() {
+                return second;
+            }
+            // The logarithm is of a number in (0, 1].
+            let radius = (-2.0 * (1.0 - self.0.unit()).ln()).sqrt();
+            let (sin, cos) = (TAU * self.0.unit()).sin_cos();
+            second = Some(radius * sin);
+            radius * cos
+        }
     }
 }
 
@@ -504,7 +512,7 @@ impl Step {
             Step::WhiteNoise(step) => {
                 let levels = usize::try_from(step.max_level.saturating_sub(step.min_level)).unwrap_or(0);
                 let level = f64::from(step.min_level) + draws.below(levels) as f64;
-                noise::white_noise(&mut signal, level, || draws.normal());
+                noise::white_noise(&mut signal, level, draws.normals());
             }
             Step::ReverbRir(step) => {
                 let Chosen { sounds, number } = sound()?;

@@ -1,9 +1,15 @@
 //! Puts speech into a room: convolution with the room's impulse response.
 
+use std::cell::RefCell;
+
 use realfft::RealFftPlanner;
 use realfft::num_complex::Complex;
 
 use super::levels::{power, scale};
+
+thread_local! {
+    static PLANNER: RefCell<RealFftPlanner<f64>> = RefCell::new(RealFftPlanner::new());
+}
 
 /// The first `skipped..skipped + length` samples of the full convolution of a signal and an impulse response, by overlap-add:
 /// blocks of the signal are transformed together with the response. Computed in f64.
@@ -15,8 +21,10 @@ pub fn convolve(signal: &[f32], response: &[f32], skipped: usize, length: usize)
     // Four times the response keeps the share of the overlap small, and the transforms in the cache.
     let size = (4 * response.len()).max(1024).next_power_of_two();
     let block = size - response.len() + 1;
-    let mut planner = RealFftPlanner::<f64>::new();
-    let (forward, inverse) = (planner.plan_fft_forward(size), planner.plan_fft_inverse(size));
+    let (forward, inverse) = PLANNER.with_borrow_mut(|planner| {
+        // Plans for each power of two stay.
+        (planner.plan_fft_forward(size), planner.plan_fft_inverse(size))
+    });
     let spectrum = |samples: &[f32]| {
         let mut padded = vec![0.0; size];
         for (to, from) in padded.iter_mut().zip(samples) {
