@@ -13,7 +13,7 @@ const TRAIN_DATA: &[&str] = &["train_manifest", "shards"];
 const MODEL: &[&str] = &["init", "model"];
 
 const ADAPTERS: &str = "there are no adapters: all weights learn, those of the encoder from a step on";
-const NO_NOISE: &str = "training adds no noise to recordings, but changes their speed and masks features";
+const AUGMENT: &str = "`augment` is a list of steps such as {mix: {path: NOISE}} (docs/training.md)";
 const FIGURES: &str =
     "each step's figures go to metrics.jsonl and to TensorBoard's event files, in the folder of the checkpoints";
 const NO_STOP: &str = "training does not stop early, but can give the best checkpoint of its evaluations";
@@ -141,15 +141,14 @@ const NEAR: &[(&str, &str, &[&str])] = &[
     ("peft", ADAPTERS, &["unfreeze_step"]),
     ("adapter", ADAPTERS, &["unfreeze_step"]),
     ("adapters", ADAPTERS, &["unfreeze_step"]),
-    ("noise", NO_NOISE, &["speeds", "spec_augment"]),
-    ("noise_manifest", NO_NOISE, &["speeds", "spec_augment"]),
-    ("noise_prob", NO_NOISE, &["speeds", "spec_augment"]),
-    ("snr", NO_NOISE, &["speeds", "spec_augment"]),
-    ("musan", NO_NOISE, &["speeds", "spec_augment"]),
-    ("rir", NO_NOISE, &["speeds", "spec_augment"]),
-    ("augment", NO_NOISE, &["speeds", "spec_augment"]),
-    ("augmentor", NO_NOISE, &["speeds", "spec_augment"]),
-    ("augmentation", NO_NOISE, &["speeds", "spec_augment"]),
+    ("noise", AUGMENT, &["augment", "speeds"]),
+    ("noise_manifest", AUGMENT, &["augment", "speeds"]),
+    ("noise_prob", AUGMENT, &["augment", "speeds"]),
+    ("snr", AUGMENT, &["augment", "speeds"]),
+    ("musan", AUGMENT, &["augment", "speeds"]),
+    ("rir", AUGMENT, &["augment", "speeds"]),
+    ("augmentor", AUGMENT, &["augment", "speeds"]),
+    ("augmentation", AUGMENT, &["augment", "speeds"]),
     ("wandb", FIGURES, &["checkpoints"]),
     ("wandb_project", FIGURES, &["checkpoints"]),
     ("create_wandb_logger", FIGURES, &["checkpoints"]),
@@ -237,7 +236,7 @@ mod tests {
             ("patience=3", &["train.model_from", "train.eval_every"]),
             ("train.patience=3", &["train.model_from", "train.eval_every"]),
             ("lora=true", &["train.unfreeze_step"]),
-            ("train.noise=0.1", &["train.speeds", "train.spec_augment"]),
+            ("train.noise=0.1", &["train.augment", "train.speeds"]),
             ("wandb=my-project", &["checkpoints"]),
             ("hf_token=abc", &["hub_token"]),
         ] {

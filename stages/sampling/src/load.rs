@@ -1,8 +1,9 @@
 //! The kind `sampling.load`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
@@ -19,6 +20,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::augment::{self, Augmenter, Step};
 use crate::curriculum::{self, Curriculum, StageSize, Wanted};
 use crate::dataset::{AudioColumns, Dataset, ROW_COLUMNS, Utterance, hashes_of_kept};
 use crate::dealing::{process_of, rank_of};
@@ -110,6 +112,12 @@ pub struct LoadSettings {
     /// usual where data is scarce. Pitch changes with speed. 0.5 to 2; a factor below 1 makes a micro-batch longer than
     /// `max_batch_seconds` accordingly.
     pub speeds: Vec<f64>,
+    /// Steps that change the signals of training, in this order: `[{mix: {path: /data/noise, prob: 0.5, snr: [10, 20]}}]`.
+    /// Each is drawn anew for each utterance in each epoch. They follow `speeds`. docs/training.md lists them.
+    pub augment: Vec<Step>,
+    /// Number of optimizer steps, from the first, to which `speeds` and `augment` apply. Later ones see the recordings as they
+    /// are. Left out: all.
+    pub augment_steps: Option<u64>,
     /// Train on so many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
     /// one. Left out: all.
     pub max_samples: Option<u64>,
@@ -140,6 +148,8 @@ impl Default for LoadSettings {
             bucket_batch_size: packing.bucket_batch_size,
             seed: packing.seed,
             speeds: vec![1.0],
+            augment: Vec::new(),
+            augment_steps: None,
             max_samples: None,
             checkpoints: None,
             curriculum: Vec::new(),
@@ -163,16 +173,30 @@ impl LoadSettings {
         }
     }
 
-    fn record(&self) -> SamplingRecord {
-        SamplingRecord {
+    /// # Errors
+    /// If the recordings of a step of augmentation are not there.
+    fn record(&self) -> Result<SamplingRecord, StageError> {
+        let augment = augment::identified(&self.augment).map_err(wrong_step)?;
+        Ok(SamplingRecord {
             packing: self.packing(),
             steps: self.steps,
             speeds: self.speeds.clone(),
+            augment,
+            augment_steps: self.augment_steps,
             max_samples: self.max_samples,
             curriculum: self.curriculum.clone(),
             curriculum_steps: self.curriculum_steps.clone(),
-        }
+        })
     }
+
+    /// Whether the signals of an optimizer step are changed.
+    fn augments(&self, step: u64) -> bool {
+        self.augment_steps.is_none_or(|steps| step < steps)
+    }
+}
+
+fn wrong_step(why: String) -> StageError {
+    StageError::setting("augment", format!("`augment`: {why}"))
 }
 
 pub struct Load;
@@ -204,6 +228,7 @@ impl Kind for Load {
         if settings.speeds.is_empty() || !settings.speeds.iter().all(|speed| (0.5..=2.0).contains(speed)) {
             return Err(StageError::setting("speeds", "`speeds` are numbers from 0.5 to 2"));
         }
+        augment::check(&settings.augment).map_err(wrong_step)?;
         // Names of steps have nine digits, so that they sort by number.
         if settings.steps == 0 || settings.steps > 1_000_000_000 {
             return Err(StageError::setting(
@@ -225,7 +250,7 @@ impl Kind for Load {
         } else {
             staged_schema()
         };
-        let record = settings.record();
+        let record = settings.record()?;
         Ok(Shape::source(vec![Port {
             name: "batches".into(),
             schema: record.written_to(&columns).map_err(StageError::failed)?,
@@ -247,15 +272,25 @@ impl Kind for Load {
         })))
     }
 
-    /// Without the folder: recordings are identified by their rows.
+    /// Without the folder: recordings are identified by their rows, those of `augment` by their names and
+    /// sizes.
     fn identity(settings: &LoadSettings) -> serde_json::Value {
-        json!({
+        let mut identity = json!({
             "packing": settings.packing(),
             "steps": settings.steps,
             "speeds": settings.speeds,
             "max_samples": settings.max_samples,
             "curriculum": [json!(settings.curriculum), json!(settings.curriculum_steps)],
-        })
+        });
+        // Left out where there is nothing, so that earlier results keep their keys.
+        if !settings.augment.is_empty() {
+            let augment = augment::identified(&settings.augment);
+            identity["augment"] = json!(augment.as_ref().unwrap_or(&settings.augment));
+        }
+        if let Some(steps) = settings.augment_steps {
+            identity["augment_steps"] = json!(steps);
+        }
+        identity
     }
 }
 
@@ -263,7 +298,10 @@ impl Kind for Load {
 struct Loader {
     data: Dataset,
     curriculum: Curriculum,
+    augmenter: Augmenter,
     left_out: AtomicU64,
+    /// Recordings of augmentation that were reported.
+    broken: Mutex<BTreeSet<String>>,
 }
 
 /// The loaders in use, by their parameters.
@@ -327,7 +365,9 @@ impl LoadBody {
             Ok(Loader {
                 data,
                 curriculum,
+                augmenter: Augmenter::open(&settings.augment).map_err(wrong_step)?,
                 left_out: AtomicU64::new(0),
+                broken: Mutex::default(),
             })
         })?;
         Ok(self.loader.insert(loader).clone())
@@ -390,13 +430,20 @@ impl Source for LoadBody {
             }
         }
         let cancel = &self.context.cancel;
+        let augments = self.settings.augments(number);
+        let heard = |signal, utterance: &Utterance<'_>| {
+            if !augments {
+                return Ok(signal);
+            }
+            let (seed, epoch, segment_id) = (stage.seed(), step.epoch, utterance.segment_id);
+            let signal = at_speed(signal, self.speed(seed, epoch, segment_id))?;
+            Ok(loader.augmenter.apply(signal, seed, epoch, segment_id))
+        };
         let load = |(_, _, utterance): &(u32, u32, Utterance<'_>)| {
             if cancel.is_set() {
                 Err(AudioError::Decode("stopped".into()))
             } else {
-                utterance
-                    .signal()
-                    .and_then(|signal| at_speed(signal, self.speed(stage.seed(), step.epoch, utterance.segment_id)))
+                utterance.signal().and_then(|signal| heard(signal, utterance))
             }
         };
         let signals: Vec<Result<Vec<f32>, AudioError>> = self
@@ -406,6 +453,7 @@ impl Source for LoadBody {
             return Err(StageError::failed("stopped"));
         }
         let loaded = self.told(&loader, number, wanted, signals)?;
+        self.report_broken(&loader);
         let mut row = 0;
         let mut rest = loaded.as_slice();
         for (rank, micro, seconds) in places {
@@ -488,6 +536,23 @@ impl LoadBody {
 }
 
 impl LoadBody {
+    /// Warns of recordings of augmentation that cannot be used, of each once.
+    fn report_broken(&self, loader: &Loader) {
+        for message in loader.augmenter.take_broken() {
+            let is_new = loader
+                .broken
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(message.clone());
+            if is_new {
+                self.context.events.send(Event::Warning {
+                    stage: Some(self.context.stage.clone()),
+                    message,
+                });
+            }
+        }
+    }
+
     /// The speed of an utterance in an epoch, drawn by a hash, so without state.
     fn speed(&self, seed: i64, epoch: u64, segment_id: &str) -> f64 {
         let speeds = &self.settings.speeds;

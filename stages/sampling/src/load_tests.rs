@@ -507,3 +507,44 @@ fn a_curriculum_grows_in_stages() {
     let output = harness.run().unwrap();
     assert!(output.rows("batches", &step_name(0)).column_by_name("stage").is_none());
 }
+
+#[test]
+fn signals_are_augmented_up_to_a_step_and_rows_stay_as_they_are() {
+    let rows = |settings: LoadSettings| -> Vec<(i32, String, Vec<f32>)> {
+        let (harness, _temp) = harness(settings, |_, batch| batch);
+        let output = harness.run().unwrap();
+        let mut found = Vec::new();
+        for number in 0..6 {
+            let rows = output.rows("batches", &step_name(number));
+            for at in 0..rows.num_rows() {
+                let signal = rows["signal"].as_list::<i32>().value(at);
+                found.push((
+                    number as i32,
+                    rows["segment_id"].as_string::<i32>().value(at).to_owned(),
+                    signal.as_primitive::<Float32Type>().values().to_vec(),
+                ));
+            }
+        }
+        found
+    };
+    let augment: Vec<Step> = serde_json::from_value(json!([{"gain": {"prob": 1}}])).unwrap();
+    let with = |augment_steps| LoadSettings {
+        augment: augment.clone(),
+        augment_steps,
+        steps: 6,
+        ..settings()
+    };
+    let plain = rows(LoadSettings { steps: 6, ..settings() });
+    let all = rows(with(None));
+    let some = rows(with(Some(3)));
+    assert_eq!(all, rows(with(None)));
+    for ((plain, all), some) in plain.iter().zip(&all).zip(&some) {
+        assert_eq!((plain.0, &plain.1, plain.2.len()), (all.0, &all.1, all.2.len()));
+        assert!(plain.2 != all.2 || plain.2.iter().all(|x| *x == 0.0));
+        assert_eq!(some.2, if plain.0 < 3 { &all.2 } else { &plain.2 }.clone());
+    }
+    // Nothing of it is in the identity of batches without.
+    let keys = |settings: &LoadSettings| Load::identity(settings).to_string();
+    assert!(!keys(&settings()).contains("augment"));
+    assert!(keys(&with(Some(3))).contains("augment_steps"));
+}

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arrow::datatypes::{Schema, SchemaRef};
 use serde::{Deserialize, Serialize};
 
+use crate::augment::Step;
 use crate::curriculum::StageSize;
 use crate::plan::Packing;
 
@@ -16,6 +17,11 @@ pub struct SamplingRecord {
     /// Number of optimizer steps.
     pub steps: u64,
     pub speeds: Vec<f64>,
+    /// Steps of augmentation, with a digest of their recordings in place of each path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub augment: Vec<Step>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub augment_steps: Option<u64>,
     pub max_samples: Option<u64>,
     pub curriculum: Vec<StageSize>,
     pub curriculum_steps: Vec<u64>,

@@ -21,6 +21,11 @@ pub fn golden(name: &str) -> PathBuf {
     folder("FLOW_TEST_GOLDEN", "golden/data").join(name)
 }
 
+/// Golden results of augmentation.
+pub fn golden_augment() -> PathBuf {
+    folder("FLOW_TEST_GOLDEN_AUGMENT", "golden/augment")
+}
+
 /// What the sampler's tests need of a row of a golden training manifest.
 #[derive(serde::Deserialize)]
 pub struct TrainRow {

@@ -324,6 +324,12 @@ impl ResolvedSettings {
         if !packing.bucket_batch_size.is_empty() {
             note("bucket_batch_size", json!(packing.bucket_batch_size));
         }
+        if !sampling.augment.is_empty() {
+            note("augment", json!(sampling.augment));
+        }
+        if let Some(steps) = sampling.augment_steps {
+            note("augment_steps", json!(steps));
+        }
         if u64::try_from(packing.seed) != Ok(self.seed) {
             note("sampling_seed", json!(packing.seed));
         }

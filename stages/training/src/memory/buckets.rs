@@ -6,6 +6,7 @@ use flow_kernels::threads::install;
 use flow_model::ModelConfig;
 use flow_model::allocation::Count;
 use flow_model::model::TdtModel;
+use flow_sampling::augment::added_seconds;
 use flow_sampling::plan::Packing;
 
 use super::profile::micro_batch;
@@ -24,13 +25,15 @@ const MEASURED_SECONDS: f64 = 40.0;
 const MOST: f64 = 100_000.0;
 
 impl DataAssumptions {
-    /// The shape of the longest single clip of each bucket, in the order of `bucket_batch_size`. Speed perturbation is counted.
+    /// The shape of the longest single clip of each bucket, in the order of `bucket_batch_size`. Speed perturbation and
+    /// added silence are counted.
     pub fn clips_of_buckets(&self, settings: &ResolvedSettings) -> Vec<BatchShape> {
         let default = Packing::default();
         let sampling = settings.sampling.as_ref();
         let packing = sampling.map_or(&default, |sampling| &sampling.packing);
         let speeds = sampling.into_iter().flat_map(|sampling| &sampling.speeds);
         let slowest = speeds.fold(1.0f64, |slowest, speed| slowest.min(*speed));
+        let added = sampling.map_or(0.0, |sampling| added_seconds(&sampling.augment));
         let edges = packing.boundaries.iter().copied().chain([f64::INFINITY]);
         let mut shapes = Vec::with_capacity(packing.buckets());
         for edge in edges {
@@ -44,7 +47,7 @@ impl DataAssumptions {
                 .chain([usize::MAX]);
             shapes.extend(texts.map(|characters| BatchShape {
                 utterances: 1,
-                seconds: seconds / slowest,
+                seconds: seconds / slowest + added,
                 tokens: spoken.min(characters).clamp(1, settings.max_tokens),
             }));
         }

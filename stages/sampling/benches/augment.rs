@@ -1,0 +1,147 @@
+//! Measures what each step of augmentation costs on one core, as a share of decoding the same utterances.
+//!
+//! ```text
+//! cargo bench --locked -p flow-sampling --bench augment
+//! ```
+//!
+//! Utterances are those of the bundled corpus, joined to some ten seconds each; noise is 40 files of 30 s, and rooms are
+//! exponentially decaying noise of 0.5 s.
+
+#![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
+
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use flow_audio::decode::decode;
+use flow_audio::flac::{Samples, StreamInfo};
+use flow_audio::shards::list;
+use flow_audio::{flac, flac_encode, tar};
+use flow_random::SplitMix64;
+use flow_sampling::augment::{Augmenter, Step};
+use serde_json::{Value, json};
+
+/// Times are the best of so many.
+const ROUNDS: usize = 5;
+const RATE: usize = 16_000;
+
+fn main() {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    println!("load of the machine: {}", load.trim());
+    let utterances = utterances();
+    let seconds = utterances.iter().map(Vec::len).sum::<usize>() as f64 / RATE as f64;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (noise, rooms) = (folder.path().join("noise"), folder.path().join("rooms"));
+    let mut random = SplitMix64::new(1);
+    for (folder, count, length, decay) in [(&noise, 40, 30 * RATE, 0.0), (&rooms, 40, RATE / 2, 10.0)] {
+        fs::create_dir(folder).expect("a folder");
+        for number in 0..count {
+            let sample = |at: usize| ((random.unit() - 0.5) * 8000.0 * (-decay * at as f64 / RATE as f64).exp()) as f32;
+            let signal: Vec<f32> = (0..length).map(sample).map(|x| x / 32768.0).collect();
+            fs::write(folder.join(format!("{number}.flac")), flac_of(&signal)).expect("room for a recording");
+        }
+    }
+    let stored: Vec<Vec<u8>> = utterances.iter().map(|signal| flac_of(signal)).collect();
+    let decoding = best(|| {
+        for bytes in &stored {
+            std::hint::black_box(decode(bytes, 100.0).expect("a good recording"));
+        }
+    });
+    println!(
+        "{} utterances, {seconds:.0} s; decoding {:.2} ms per second of audio",
+        stored.len(),
+        1000.0 * decoding / seconds
+    );
+    let (noise, rooms) = (noise.to_string_lossy(), rooms.to_string_lossy());
+    let steps = [
+        json!({"mix": {"path": noise, "prob": 1}}),
+        json!({"noise": {"path": noise, "prob": 1}}),
+        json!({"noise_norm": {"path": noise, "prob": 1}}),
+        json!({"white_noise": {"prob": 1}}),
+        json!({"reverb_rir": {"path": rooms, "prob": 1}}),
+        json!({"impulse": {"path": rooms, "prob": 1}}),
+        json!({"gain": {"prob": 1}}),
+        json!({"clip_amplitude": {"prob": 1}}),
+        json!({"lowpass": {"prob": 1}}),
+        json!({"narrowband": {"prob": 1}}),
+    ];
+    for step in &steps {
+        let name = step
+            .as_object()
+            .and_then(|step| step.keys().next())
+            .cloned()
+            .unwrap_or_default();
+        report(&name, &json!([step]), &utterances, decoding, seconds);
+    }
+    let usual = json!([
+        {"mix": {"path": noise, "prob": 0.5}},
+        {"reverb_rir": {"path": rooms, "prob": 0.3}},
+        {"gain": {"prob": 0.5}},
+    ]);
+    report(
+        "mix 0.5, reverb_rir 0.3, gain 0.5",
+        &usual,
+        &utterances,
+        decoding,
+        seconds,
+    );
+}
+
+fn report(name: &str, steps: &Value, utterances: &[Vec<f32>], decoding: f64, seconds: f64) {
+    let steps: Vec<Step> = serde_json::from_value(steps.clone()).expect("steps");
+    let augmenter = Augmenter::open(&steps).expect("recordings");
+    let mut epoch = 0;
+    let cost = best(|| {
+        epoch += 1;
+        for (number, signal) in utterances.iter().enumerate() {
+            std::hint::black_box(augmenter.apply(signal.clone(), 42, epoch, &number.to_string()));
+        }
+    });
+    let (ms, share) = (1000.0 * cost / seconds, 100.0 * cost / decoding);
+    println!("{name}: {ms:.3} ms per second of audio, {share:.1} % of decoding");
+}
+
+fn best(mut work: impl FnMut()) -> f64 {
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let began = Instant::now();
+        work();
+        best = best.min(began.elapsed().as_secs_f64());
+    }
+    best
+}
+
+fn flac_of(signal: &[f32]) -> Vec<u8> {
+    let info = StreamInfo {
+        sample_rate: RATE as u32,
+        channels: 1,
+        bits: 16,
+        total_frames: signal.len() as u64,
+        md5: [0; 16],
+    };
+    let interleaved = signal.iter().map(|x| ((x * 32767.0) as i32) << 16).collect();
+    flac_encode::encode(&Samples { info, interleaved }).expect("a FLAC file")
+}
+
+/// Speech of the bundled corpus in pieces of some ten seconds.
+fn utterances() -> Vec<Vec<f32>> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/corpus/mini/shards");
+    let (mut found, mut joined) = (Vec::new(), Vec::new());
+    for shard in list(&corpus).expect("the bundled corpus") {
+        let Ok(mut file) = fs::File::open(shard.tar()) else {
+            continue;
+        };
+        let length = file.metadata().expect("its size").len();
+        let listing = tar::list(&mut file, length).expect("its members");
+        for member in listing.last_of_each_name() {
+            let bytes = flow_audio::decode::read_range(&shard.tar(), member.offset, member.size).unwrap_or_default();
+            if flac::probe(&bytes).is_ok() {
+                joined.extend(decode(&bytes, 100.0).unwrap_or_default());
+            }
+            if joined.len() >= 10 * RATE {
+                found.push(std::mem::take(&mut joined));
+            }
+        }
+    }
+    found
+}

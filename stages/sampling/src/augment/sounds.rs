@@ -1,0 +1,203 @@
+//! Recordings of noise and of impulse responses.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flow_audio::AudioError;
+use flow_audio::decode::{SAMPLE_RATE, decode, read_file};
+use flow_audio::listing::recordings;
+use flow_audio::part::{decode_row, stated_seconds};
+use serde::Deserialize;
+
+/// The longest recording that is decoded as a whole. Of longer ones in FLAC or WAV, only a piece is.
+const LONGEST_SECONDS: f64 = 3600.0;
+/// Samples of whole recordings that stay decoded: 256 MiB.
+const CACHED_SAMPLES: usize = 64 << 20;
+
+/// Recordings, each with a number from 0 in the order of their names.
+pub struct Sounds {
+    sounds: Vec<Sound>,
+    cache: Mutex<Cache>,
+}
+
+struct Sound {
+    path: PathBuf,
+    /// A part of the recording: its beginning and length in seconds.
+    part: Option<(f64, f64)>,
+    /// Of the file, in bytes.
+    size: u64,
+}
+
+impl Sound {
+    fn new(path: PathBuf, part: Option<(f64, f64)>) -> Result<Sound, String> {
+        let metadata = fs::metadata(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let size = metadata.len();
+        Ok(Sound { path, part, size })
+    }
+}
+
+#[derive(Default)]
+struct Cache {
+    decoded: HashMap<usize, (Arc<[f32]>, u64)>,
+    samples: usize,
+    /// Rises with each use.
+    uses: u64,
+}
+
+/// A line of a manifest of sounds, as NeMo has it. Other keys are passed over.
+#[derive(Deserialize)]
+struct Line {
+    audio_filepath: PathBuf,
+    offset: Option<f64>,
+    duration: Option<f64>,
+}
+
+impl Sounds {
+    /// Lists a folder or a pattern, or reads a manifest of JSON lines (`.json`, `.jsonl`) with `audio_filepath` and perhaps
+    /// `offset` and `duration`. Paths in it are relative to its folder.
+    ///
+    /// # Errors
+    /// If there are none, one of them is not there, or a line is no such JSON object; the text names the path.
+    pub fn open(path: &str) -> Result<Sounds, String> {
+        let is_manifest = [".json", ".jsonl"].iter().any(|ending| path.ends_with(ending));
+        let sounds = if is_manifest {
+            lines(Path::new(path))?
+        } else {
+            let found = recordings(&[path.to_owned()]).map_err(|error| error.to_string())?;
+            let sounds = found.into_iter().map(|recording| Sound::new(recording.path, None));
+            sounds.collect::<Result<_, _>>()?
+        };
+        if sounds.is_empty() {
+            return Err(format!("{path} has no recordings"));
+        }
+        Ok(Sounds {
+            sounds,
+            cache: Mutex::default(),
+        })
+    }
+
+    pub fn len(&self) -> usize {
+        self.sounds.len()
+    }
+
+    /// A digest of the names of the files, in their folders below `root`, of their sizes and parts. It stays the same where the
+    /// folder is copied or moved.
+    pub fn digest(&self, root: &str) -> String {
+        let folder = Path::new(root);
+        let folder = if folder.is_dir() {
+            folder
+        } else {
+            folder.parent().unwrap_or(folder)
+        };
+        let mut hasher = blake3::Hasher::new();
+        for Sound { path, part, size } in &self.sounds {
+            let name = path.strip_prefix(folder).unwrap_or(path);
+            hasher.update(name.to_string_lossy().as_bytes());
+            hasher.update(&[0]);
+            hasher.update(format!("{size} {part:?}\n").as_bytes());
+        }
+        hasher.finalize().to_hex()[..32].to_owned()
+    }
+
+    /// The path of a sound, for messages.
+    pub fn path(&self, number: usize) -> &Path {
+        &self.sounds[number].path
+    }
+
+    /// All samples of a sound: 16 kHz, mono.
+    ///
+    /// # Errors
+    /// If it cannot be read or decoded, has no samples, or is longer than an hour.
+    pub fn whole(&self, number: usize) -> Result<Arc<[f32]>, AudioError> {
+        {
+            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            cache.uses += 1;
+            let uses = cache.uses;
+            if let Some((samples, used)) = cache.decoded.get_mut(&number) {
+                *used = uses;
+                return Ok(samples.clone());
+            }
+        }
+        let sound = &self.sounds[number];
+        let samples: Arc<[f32]> = match sound.part {
+            None => decode(&read_file(&sound.path)?, LONGEST_SECONDS)?.into(),
+            Some((start, seconds)) => decode_row(&sound.path, None, start, seconds, LONGEST_SECONDS)?.into(),
+        };
+        if samples.is_empty() {
+            return Err(AudioError::Decode("no frames".into()));
+        }
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.keep(number, &samples);
+        Ok(samples)
+    }
+
+    /// A piece of `length` samples of a sound, from a place that `unit` in [0, 1) chooses evenly among those possible. A shorter
+    /// sound is all of it.
+    ///
+    /// # Errors
+    /// As [`whole`](Self::whole).
+    pub fn piece(&self, number: usize, length: usize, unit: f64) -> Result<Vec<f32>, AudioError> {
+        let sound = &self.sounds[number];
+        let (begin, seconds) = match sound.part {
+            Some((start, seconds)) => (start, Some(seconds)),
+            None => (0.0, stated_seconds(&sound.path, None)),
+        };
+        let rate = f64::from(SAMPLE_RATE);
+        let all = seconds.map_or(0.0, |seconds| (seconds * rate).floor());
+        // A long recording is not decoded for a short piece.
+        if all > 4.0 * length as f64 && all.is_finite() {
+            let first = ((all - length as f64 + 1.0) * unit).floor();
+            let start = begin + first / rate;
+            return decode_row(&sound.path, None, start, length as f64 / rate, LONGEST_SECONDS);
+        }
+        let whole = self.whole(number)?;
+        let spare = whole.len().saturating_sub(length);
+        let first = ((spare as f64 + 1.0) * unit) as usize;
+        Ok(whole[first.min(spare)..].iter().take(length).copied().collect())
+    }
+}
+
+impl Cache {
+    fn keep(&mut self, number: usize, samples: &Arc<[f32]>) {
+        self.uses += 1;
+        if let Some((before, _)) = self.decoded.insert(number, (samples.clone(), self.uses)) {
+            self.samples -= before.len();
+        }
+        self.samples += samples.len();
+        while self.samples > CACHED_SAMPLES && self.decoded.len() > 1 {
+            let oldest = self.decoded.iter().min_by_key(|(_, (_, used))| *used);
+            let Some(oldest) = oldest.map(|(number, _)| *number) else {
+                return;
+            };
+            if let Some((forgotten, _)) = self.decoded.remove(&oldest) {
+                self.samples -= forgotten.len();
+            }
+        }
+    }
+}
+
+fn lines(manifest: &Path) -> Result<Vec<Sound>, String> {
+    let text = fs::read_to_string(manifest).map_err(|error| format!("cannot read {}: {error}", manifest.display()))?;
+    let folder = manifest.parent().unwrap_or(Path::new(""));
+    let mut sounds = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let wrong = |why: String| format!("{}, line {number}: {why}", manifest.display());
+        let line: Line = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
+        let start = line.offset.unwrap_or(0.0);
+        let part = match line.duration {
+            Some(seconds) if seconds > 0.0 && start >= 0.0 && seconds.is_finite() && start.is_finite() => {
+                Some((start, seconds))
+            }
+            None if start == 0.0 => None,
+            None => return Err(wrong("`offset` without `duration`".into())),
+            Some(_) => return Err(wrong("`offset` and `duration` are not those of a part".into())),
+        };
+        sounds.push(Sound::new(folder.join(line.audio_filepath), part).map_err(wrong)?);
+    }
+    Ok(sounds)
+}

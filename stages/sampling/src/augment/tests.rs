@@ -1,0 +1,551 @@
+//! Each function against what NeMo and Lhotse give for the same draws, and the steps as training applies them.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::*;
+use crate::test_data::golden_augment;
+
+/// Absolute. NeMo and Lhotse, which compute in f32, differ by at most 2.3e-7 from a restatement in f64.
+const TOLERANCE: f64 = 1e-6;
+
+/// The golden file: `in.*` waves, `draw.*` random numbers and `out.*` results, and the parameters of each case.
+struct Golden {
+    tensors: Vec<u8>,
+    header: Value,
+    cases: Value,
+}
+
+impl Golden {
+    fn read() -> Golden {
+        let folder = golden_augment();
+        let bytes = fs::read(folder.join("augment.safetensors")).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        Golden {
+            header: serde_json::from_slice(&bytes[8..8 + length]).unwrap(),
+            tensors: bytes[8 + length..].to_vec(),
+            cases: serde_json::from_str(&fs::read_to_string(folder.join("augment.json")).unwrap()).unwrap(),
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Vec<f32> {
+        let entry = &self.header[name];
+        let at = |end: usize| entry["data_offsets"][end].as_u64().unwrap() as usize;
+        let bytes = &self.tensors[at(0)..at(1)];
+        match entry["dtype"].as_str().unwrap() {
+            "I16" => {
+                let sample = |pair: &[u8]| f32::from(i16::from_le_bytes(pair.try_into().unwrap())) / 32768.0;
+                bytes.chunks(2).map(sample).collect()
+            }
+            "F32" => bytes
+                .chunks(4)
+                .map(|four| f32::from_le_bytes(four.try_into().unwrap()))
+                .collect(),
+            other => panic!("{name} is {other}"),
+        }
+    }
+
+    fn case(&self, name: &str) -> &Value {
+        &self.cases[name]
+    }
+
+    /// Compares with what is stored of a result: all of it, its beginning and end, or its beginning.
+    fn compare(&self, name: &str, result: &[f32]) {
+        let expected = self.tensor(&format!("out.{name}"));
+        let case = self.case(name);
+        let (head, tail) = match (case["stored"].as_str(), case["note"].as_str()) {
+            (Some("first 2400 and last 800 samples"), _) => (2400, 800),
+            (None, Some("first and last 400 samples")) => (400, 400),
+            (None, _) => (expected.len(), 0),
+            (Some(other), _) => panic!("{name} stores {other}"),
+        };
+        let stored: Vec<f32> = [&result[..head], &result[result.len() - tail..]].concat();
+        let mut farthest = 0.0f64;
+        for (found, expected) in stored.iter().zip(&expected) {
+            farthest = farthest.max((f64::from(*found) - f64::from(*expected)).abs());
+        }
+        assert_eq!(stored.len(), expected.len(), "{name}");
+        assert!(farthest <= TOLERANCE, "{name}: {farthest:e} apart");
+    }
+
+    fn names(&self, prefix: &str) -> Vec<String> {
+        let cases = self.cases.as_object().unwrap();
+        let names: Vec<String> = cases.keys().filter(|name| name.starts_with(prefix)).cloned().collect();
+        assert!(!names.is_empty(), "no case {prefix}");
+        names
+    }
+
+    fn input(&self, case: &Value, key: &str) -> Vec<f32> {
+        let name = case[key].as_str().unwrap();
+        self.tensor(&format!("in.{}", name.split(' ').next().unwrap()))
+    }
+}
+
+fn samples(seconds: f64) -> usize {
+    (seconds * f64::from(SAMPLE_RATE)).round() as usize
+}
+
+#[test]
+fn white_noise_is_nemos() {
+    let golden = Golden::read();
+    for name in golden.names("nemo_white") {
+        let case = golden.case(&name);
+        let level = case["level_db"].as_f64().unwrap();
+        let draws = golden.tensor(&format!("draw.{name}"));
+        // Draws are stored as results are: of the first 2,400 samples and of the last 800.
+        let mut signal = golden.input(case, "input");
+        let length = signal.len();
+        let mut kept = [&signal[..2400], &signal[length - 800..]].concat();
+        let mut drawn = draws.iter().map(|&x| f64::from(x));
+        noise::white_noise(&mut kept, level, || drawn.next().unwrap());
+        signal[..2400].copy_from_slice(&kept[..2400]);
+        signal[length - 800..].copy_from_slice(&kept[2400..]);
+        golden.compare(&name, &signal);
+    }
+}
+
+#[test]
+fn noise_is_nemos() {
+    let golden = Golden::read();
+    for name in golden.names("nemo_noise") {
+        let case = golden.case(&name);
+        let mut signal = golden.input(case, "input");
+        let noise = golden.input(case, "noise");
+        let snr = case["snr_db"].as_f64().unwrap();
+        let (data, of_noise) = (levels::power(&signal), levels::power(&noise));
+        let factor = noise::noise_factor(data, of_noise, snr, case["max_gain_db"].as_f64().unwrap());
+        match case["insert_at"].as_u64() {
+            Some(at) => noise::add(&mut signal, &noise, factor, at as usize),
+            None => {
+                let start = samples(case["start_time"].as_f64().unwrap());
+                noise::add(&mut signal, &noise[start..], factor, 0);
+            }
+        }
+        golden.compare(&name, &signal);
+    }
+}
+
+#[test]
+fn short_noises_at_several_places_are_nemos() {
+    let golden = Golden::read();
+    let name = "nemo_foreground";
+    let case = golden.case(name);
+    let mut signal = golden.input(case, "input");
+    let noise = golden.input(case, "noise");
+    let (data, of_noise) = (levels::power(&signal), levels::power(&noise));
+    let snr = case["snr_db"].as_f64().unwrap();
+    let factor = noise::noise_factor(data, of_noise, snr, case["max_gain_db"].as_f64().unwrap());
+    let numbers = |key: &str| -> Vec<f64> {
+        let list = case["foreground"][key].as_array().unwrap();
+        list.iter().map(|number| number.as_f64().unwrap()).collect()
+    };
+    let (uniform, places) = (numbers("uniform"), numbers("randint"));
+    // The first place is the number of additions; each has its length and its start in the noise.
+    assert_eq!(places.len(), 1 + uniform.len() / 2);
+    for (part, at) in uniform.chunks(2).zip(&places[1..]) {
+        let start = samples(part[1]);
+        noise::add(
+            &mut signal,
+            &noise[start..start + samples(part[0])],
+            factor,
+            *at as usize,
+        );
+    }
+    golden.compare(name, &signal);
+}
+
+#[test]
+fn normalized_noise_is_nemos() {
+    let golden = Golden::read();
+    for name in golden.names("nemo_norm") {
+        let case = golden.case(&name);
+        let mut signal = golden.input(case, "input");
+        let noise = noise::repeated(&golden.input(case, "noise"), signal.len(), SAMPLE_RATE);
+        let (snr, norm) = (case["snr_db"].as_f64().unwrap(), case["norm_to_db"].as_f64());
+        noise::noise_norm(&mut signal, &noise, snr, norm);
+        golden.compare(&name, &signal);
+    }
+}
+
+#[test]
+fn impulse_responses_are_nemos() {
+    let golden = Golden::read();
+    for name in golden.names("nemo_rir") {
+        let case = golden.case(&name);
+        let mut signal = golden.input(case, "input");
+        let is = |key: &str| case[key].as_bool().unwrap_or(false);
+        let response = golden.input(case, "rir");
+        rooms::impulse(&mut signal, &response, is("normalize_impulse"), is("shift_impulse"));
+        golden.compare(&name, &signal);
+    }
+}
+
+#[test]
+fn levels_and_places_are_nemos() {
+    let golden = Golden::read();
+    for name in golden.names("nemo_gain") {
+        let case = golden.case(&name);
+        let mut signal = golden.input(case, "input");
+        levels::scale(&mut signal, levels::amplitude(case["gain_db"].as_f64().unwrap()));
+        golden.compare(&name, &signal);
+    }
+    for name in golden.names("nemo_shift") {
+        let case = golden.case(&name);
+        let mut signal = golden.input(case, "input");
+        let by = shift_samples(case["shift_ms"].as_f64().unwrap());
+        let length = signal.len() as i64;
+        assert_eq!(by.min(length), case["shift_samples"].as_i64().unwrap(), "{name}");
+        levels::shift(&mut signal, by);
+        golden.compare(&name, &signal);
+    }
+    let case = golden.case("nemo_silence");
+    let seconds = |key: &str| (case[key].as_f64().unwrap() * f64::from(SAMPLE_RATE)) as usize;
+    let padded = levels::pad(&golden.input(case, "input"), seconds("start_s"), seconds("end_s"));
+    assert_eq!(padded.len() as u64, case["total"].as_u64().unwrap());
+    golden.compare("nemo_silence", &padded);
+}
+
+#[test]
+fn mixes_are_lhotses() {
+    let golden = Golden::read();
+    for name in golden.names("lhotse_mix") {
+        let case = golden.case(&name);
+        let mut signal = golden.input(case, "input");
+        let power = levels::power(&signal);
+        let mut noise = golden.input(case, "noise");
+        let length = case["n"].as_u64().unwrap() as usize;
+        if name == "lhotse_mix_padding_cut" {
+            signal.resize(samples(1.2), 0.0);
+        }
+        // "noise_long truncated to 0.9 s"
+        let words: Vec<&str> = case["noise"].as_str().unwrap().split(' ').collect();
+        if let Some(seconds) = words.iter().rev().nth(1).filter(|_| words.len() > 1) {
+            noise.truncate(samples(seconds.parse().unwrap()));
+        } else if name != "lhotse_mix_long_untruncated" {
+            noise.truncate(signal.len());
+        }
+        let at = samples(case["offset_s"].as_f64().unwrap_or(0.0));
+        noise::mix(&mut signal, power, &noise, at, case["snr_db"].as_f64());
+        assert_eq!(signal.len(), length, "{name}");
+        golden.compare(&name, &signal);
+    }
+    for name in golden.names("lhotse_cutset_mix") {
+        let case = golden.case(&name);
+        let mut signal = golden.input(case, "input");
+        let (power, length) = (levels::power(&signal), signal.len());
+        for track in &case["tracks"].as_array().unwrap()[1..] {
+            let number = |key: &str| track[key].as_f64().unwrap();
+            let noise = golden.input(track, "of");
+            let start = samples(number("start"));
+            let noise = &noise[start..start + samples(number("duration"))];
+            noise::mix(
+                &mut signal,
+                power,
+                noise,
+                samples(number("offset")),
+                Some(number("snr")),
+            );
+        }
+        signal.truncate(length);
+        golden.compare(&name, &signal);
+    }
+}
+
+#[test]
+fn rooms_and_volume_are_lhotses() {
+    let golden = Golden::read();
+    for name in golden.names("lhotse_rir") {
+        let case = golden.case(&name);
+        let mut signal = golden.input(case, "input");
+        let response = golden.input(case, "rir");
+        if case["args"]["normalize_output"] == false {
+            // As it is before its power is that of the input; Lhotse's responses are 2^-15 of what the file holds.
+            let at = case["argmax"].as_u64().unwrap() as usize;
+            let mut convolved = rooms::convolve(&signal, &response, at, signal.len());
+            levels::scale(&mut convolved, 2f64.powi(-15));
+            golden.compare(&name, &convolved);
+            continue;
+        }
+        let early_only = case["args"]["early_only"] == true;
+        rooms::reverb_rir(&mut signal, &response, early_only, SAMPLE_RATE);
+        golden.compare(&name, &signal);
+    }
+    let case = golden.case("lhotse_volume_0.3");
+    let mut signal = golden.input(case, "input");
+    levels::scale(&mut signal, case["factor"].as_f64().unwrap());
+    golden.compare("lhotse_volume_0.3", &signal);
+}
+
+#[test]
+fn blocks_of_a_convolution_join_without_a_seam() {
+    let mut random = SplitMix64::new(1);
+    let mut noise = |length| -> Vec<f32> { (0..length).map(|_| random.unit() as f32 - 0.5).collect() };
+    for (signal, response, skipped) in [
+        (5000, 300, 0),
+        (5000, 300, 299),
+        (100, 2000, 7),
+        (1, 1, 0),
+        (4096, 1, 0),
+    ] {
+        let (signal, response) = (noise(signal), noise(response));
+        let found = rooms::convolve(&signal, &response, skipped, signal.len());
+        for (at, found) in found.iter().enumerate() {
+            let at = at + skipped;
+            let terms = response
+                .iter()
+                .enumerate()
+                .filter(|(lag, _)| *lag <= at && at - lag < signal.len());
+            let sum: f64 = terms.map(|(lag, h)| f64::from(*h) * f64::from(signal[at - lag])).sum();
+            assert!((sum - f64::from(*found)).abs() < 1e-5, "{at}: {sum} and {found}");
+        }
+    }
+}
+
+/// A folder with a noise of 0.3 s and one of 2 s.
+fn noises() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = SplitMix64::new(2);
+    for (name, length) in [("short.wav", 4800), ("long.wav", 32_000)] {
+        let samples: Vec<i16> = (0..length).map(|_| (random.unit() * 8000.0 - 4000.0) as i16).collect();
+        fs::write(folder.path().join(name), wav(&samples)).unwrap();
+    }
+    folder
+}
+
+/// 16 kHz, mono, 16 bits.
+fn wav(samples: &[i16]) -> Vec<u8> {
+    let data: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
+    let size = data.len() as u32;
+    let mut bytes = [
+        b"RIFF".as_slice(),
+        &(36 + size).to_le_bytes(),
+        b"WAVEfmt ",
+        &16u32.to_le_bytes(),
+    ]
+    .concat();
+    for field in [1u16, 1] {
+        bytes.extend(field.to_le_bytes());
+    }
+    bytes.extend(16_000u32.to_le_bytes());
+    bytes.extend(32_000u32.to_le_bytes());
+    for field in [2u16, 16] {
+        bytes.extend(field.to_le_bytes());
+    }
+    [bytes.as_slice(), b"data", &size.to_le_bytes(), &data].concat()
+}
+
+fn steps(yaml_as_json: &Value) -> Vec<Step> {
+    serde_json::from_value(yaml_as_json.clone()).unwrap()
+}
+
+/// One of each step, always applied.
+fn all_steps(path: &str) -> Vec<Step> {
+    steps(&serde_json::json!([
+        {"mix": {"path": path, "prob": 1}},
+        {"noise": {"path": path, "prob": 1}},
+        {"noise_norm": {"path": path, "prob": 1, "norm_to_db": -25}},
+        {"white_noise": {"prob": 1}},
+        {"reverb_rir": {"path": path, "prob": 1}},
+        {"impulse": {"path": path, "prob": 1}},
+        {"gain": {"prob": 1}},
+        {"perturb_volume": {"prob": 1}},
+        {"clip_amplitude": {"prob": 1}},
+        {"lowpass": {"prob": 1, "frequencies_interval": [3500, 7900]}},
+        {"narrowband": {"prob": 1}},
+        {"shift": {"prob": 1, "min_shift_ms": 1}},
+        {"silence": {"prob": 1, "min_start_silence_secs": 0.1, "max_start_silence_secs": 0.2}},
+    ]))
+}
+
+fn tone(length: usize) -> Vec<f32> {
+    (0..length)
+        .map(|at| (at as f32 * 0.05).sin() * 0.3 + (at as f32 * 0.9).sin() * 0.1)
+        .collect()
+}
+
+#[test]
+fn each_step_changes_the_signal_the_same_way_each_time_and_in_each_epoch_anew() {
+    let folder = noises();
+    for step in all_steps(folder.path().to_str().unwrap()) {
+        check(std::slice::from_ref(&step)).unwrap();
+        let name = step.name();
+        let (one, other) = (
+            Augmenter::open(&[step.clone()]).unwrap(),
+            Augmenter::open(&[step]).unwrap(),
+        );
+        let signal = tone(10_000);
+        let changed = one.apply(signal.clone(), 42, 0, "a");
+        assert_ne!(changed, signal, "{name}");
+        assert!(changed.iter().all(|x| x.is_finite()), "{name}");
+        if name == "silence" {
+            assert!((1600..=3200).contains(&(changed.len() - signal.len())));
+        } else {
+            assert_eq!(changed.len(), signal.len(), "{name}");
+        }
+        // Whatever came before it.
+        other.apply(signal.clone(), 42, 0, "b");
+        assert_eq!(other.apply(signal.clone(), 42, 0, "a"), changed, "{name}");
+        let differs = |of: Vec<Vec<f32>>| of.iter().any(|signal| *signal != changed);
+        let epochs = (1..5).map(|epoch| one.apply(signal.clone(), 42, epoch, "a")).collect();
+        assert!(differs(epochs), "{name} is the same in each epoch");
+        let others = ["b", "c", "d"].map(|id| one.apply(signal.clone(), 42, 0, id)).to_vec();
+        assert!(differs(others), "{name} is the same for each utterance");
+        // Silence and single samples.
+        for signal in [vec![], vec![0.5], vec![0.0; 3000]] {
+            assert!(one.apply(signal, 42, 0, "a").iter().all(|x| x.is_finite()), "{name}");
+        }
+        assert!(one.take_broken().is_empty());
+    }
+}
+
+#[test]
+fn a_step_is_applied_as_often_as_its_probability_says() {
+    let steps = steps(&serde_json::json!([{"gain": {"prob": 0.3}}]));
+    let augmenter = Augmenter::open(&steps).unwrap();
+    let changed = |n: &u32| augmenter.apply(vec![0.5; 4], 1, 0, &n.to_string()) != vec![0.5; 4];
+    let count = (0..2000).filter(changed).count();
+    // Four standard deviations.
+    assert!((518..682).contains(&count), "{count} of 2,000");
+}
+
+#[test]
+fn mixed_noise_has_the_snr_that_was_asked_for() {
+    let folder = noises();
+    let path = folder.path().to_str().unwrap();
+    for (snr, length) in [(0.0, 3000), (10.0, 9000), (20.0, 60_000)] {
+        let steps = steps(&serde_json::json!([{"mix": {"path": path, "prob": 1, "snr": [snr, snr]}}]));
+        let augmenter = Augmenter::open(&steps).unwrap();
+        let signal = tone(length);
+        let mixed = augmenter.apply(signal.clone(), 3, 1, "a");
+        let filled = length - 800;
+        let added: Vec<f32> = mixed.iter().zip(&signal).map(|(mixed, x)| mixed - x).collect();
+        assert!(added[filled..].iter().all(|x| *x == 0.0));
+        let found = 10.0 * (levels::power(&signal) / levels::power(&added[..filled])).log10();
+        assert!((found - snr).abs() < 0.01, "{found} dB for {snr}");
+    }
+}
+
+#[test]
+fn a_low_pass_and_a_telephone_leave_the_low_frequencies() {
+    let wave = |hertz: f32| -> Vec<f32> {
+        let step = std::f32::consts::TAU * hertz / SAMPLE_RATE as f32;
+        (0..16_000).map(|at| (at as f32 * step).sin() * 0.5).collect()
+    };
+    let left = |hertz: f32, change: &dyn Fn(&mut Vec<f32>)| {
+        let signal = wave(hertz);
+        let mut changed = signal.clone();
+        change(&mut changed);
+        assert_eq!(changed.len(), signal.len());
+        levels::power(&changed) / levels::power(&signal)
+    };
+    let lowpass = |signal: &mut Vec<f32>| bands::lowpass(signal, 4000, SAMPLE_RATE).unwrap();
+    assert!((left(1000.0, &lowpass) - 1.0).abs() < 0.01);
+    assert!(left(5000.0, &lowpass) < 1e-4);
+    for codec in [Codec::MuLaw, Codec::ALaw] {
+        let telephone = |signal: &mut Vec<f32>| bands::narrowband(signal, codec, SAMPLE_RATE).unwrap();
+        assert!((left(1017.0, &telephone) - 1.0).abs() < 0.01);
+        // What G.711 adds lies some 38 dB below the signal.
+        assert!(left(5000.0, &telephone) < 1e-3);
+        let mut signal = wave(300.0);
+        let before = signal.clone();
+        telephone(&mut signal);
+        let noise: Vec<f32> = signal.iter().zip(&before).map(|(x, y)| x - y).collect();
+        let ratio = 10.0 * (levels::power(&before) / levels::power(&noise[200..15_800])).log10();
+        assert!((30.0..45.0).contains(&ratio), "{ratio} dB");
+    }
+}
+
+#[test]
+fn wrong_settings_and_recordings_are_named() {
+    let folder = noises();
+    let path = folder.path().to_str().unwrap();
+    let cases = [
+        (serde_json::json!([{"mix": {}}]), "step 1, `mix`: `path` is needed"),
+        (serde_json::json!([{"gain": {"prob": 1.5}}]), "`prob` is 1.5"),
+        (
+            serde_json::json!([{"gain": {}}, {"mix": {"path": "x", "snr": [20, 10]}}]),
+            "step 2, `mix`: `snr` reaches",
+        ),
+        (
+            serde_json::json!([{"lowpass": {"frequencies_interval": [100, 200]}}]),
+            "500 to 8000 are possible",
+        ),
+        (serde_json::json!([{"narrowband": {"codecs": []}}]), "`codecs` is empty"),
+        (
+            serde_json::json!([{"white_noise": {"min_level": -46, "max_level": -46}}]),
+            "`level` reaches",
+        ),
+    ];
+    for (settings, part) in cases {
+        let error = check(&steps(&settings)).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
+    for nan in ["snr", "prob"] {
+        let mut step = Mix {
+            path: path.into(),
+            ..Mix::default()
+        };
+        match nan {
+            "snr" => step.snr = [f64::NAN, 1.0],
+            _ => step.prob = f64::NAN,
+        }
+        check(&[Step::Mix(step)]).unwrap_err();
+    }
+    let missing = steps(&serde_json::json!([{"mix": {"path": folder.path().join("none").to_str()}}]));
+    assert!(identified(&missing).unwrap_err().contains("none"));
+    assert!(Augmenter::open(&missing).is_err());
+    for (name, text, part) in [
+        ("empty.jsonl", "\n", "no recordings"),
+        ("broken.jsonl", "{\"audio_filepath\": \"long.wav\"}\n{", "line 2"),
+        (
+            "part.jsonl",
+            "{\"audio_filepath\": \"long.wav\", \"offset\": 1}",
+            "`offset` without `duration`",
+        ),
+    ] {
+        let manifest = folder.path().join(name);
+        fs::write(&manifest, text).unwrap();
+        let error = Sounds::open(manifest.to_str().unwrap()).err().unwrap();
+        assert!(error.contains(name) && error.contains(part), "{error}");
+    }
+    // A recording that cannot be decoded is named, and the signal stays.
+    let manifest = folder.path().join("bad.jsonl");
+    fs::write(folder.path().join("bad.wav"), b"RIFF").unwrap();
+    fs::write(&manifest, "{\"audio_filepath\": \"bad.wav\"}").unwrap();
+    let augmenter = Augmenter::open(&all_steps(manifest.to_str().unwrap())[..1]).unwrap();
+    assert_eq!(augmenter.apply(tone(2000), 1, 0, "a"), tone(2000));
+    let broken = augmenter.take_broken();
+    assert!(
+        broken.len() == 1 && broken.first().unwrap().contains("bad.wav"),
+        "{broken:?}"
+    );
+}
+
+#[test]
+fn a_manifest_gives_parts_and_a_moved_folder_has_the_same_digest() {
+    let folder = noises();
+    let manifest = folder.path().join("noise.jsonl");
+    let line = "{\"audio_filepath\": \"long.wav\", \"offset\": 0.5, \"duration\": 0.25, \"text\": \"\"}\n";
+    fs::write(&manifest, line).unwrap();
+    let whole = Sounds::open(folder.path().to_str().unwrap()).unwrap();
+    let part = Sounds::open(manifest.to_str().unwrap()).unwrap();
+    assert_eq!((whole.len(), part.len()), (2, 1));
+    let long = whole.whole(0).unwrap();
+    assert_eq!(long.len(), 32_000);
+    assert_eq!(*part.whole(0).unwrap(), long[8000..12_000]);
+    // A short piece of a long recording is the same as of the decoded whole.
+    let piece = whole.piece(0, 1000, 0.5).unwrap();
+    assert_eq!(piece, long[15_500..16_500]);
+    let other = tempfile::tempdir().unwrap();
+    for name in ["short.wav", "long.wav"] {
+        fs::copy(folder.path().join(name), other.path().join(name)).unwrap();
+    }
+    let digest = |folder: &std::path::Path| {
+        let path = folder.to_str().unwrap();
+        Sounds::open(path).unwrap().digest(path)
+    };
+    assert_eq!(digest(folder.path()), digest(other.path()));
+    fs::write(other.path().join("short.wav"), b"RIFF").unwrap();
+    assert_ne!(digest(folder.path()), digest(other.path()));
+}
