@@ -266,7 +266,7 @@ fn remove_damaged(
     removed: &mut BTreeSet<PathBuf>,
     again: &str,
 ) -> bool {
-    let found = store.remove_damaged(&error.to_string());
+    let found = store.remove_damaged(error.damaged_files());
     for path in &found {
         events.send(Event::Warning {
             stage: None,

@@ -9,7 +9,7 @@ use flow_storage::{Location, ObjectUrl, Storage};
 use serde::{Deserialize, Serialize};
 
 use super::atomic::{self, Files};
-use super::error::{Holder, StoreError, found_damaged};
+use super::error::{Holder, StoreError};
 use super::lease::{self, Lease};
 use super::lock::{self, Lock};
 use super::recipe_files::records_folder;
@@ -208,13 +208,14 @@ impl Store {
         Ok(storage.put(&url.join("runs")?.join(run)?.join(file)?, bytes)?)
     }
 
-    /// Removes files of the state directory that an error names as damaged, from the copy of one in object storage: the next plan
-    /// makes again what they held. Its `FORMAT`, without which it is none, stays.
-    pub(crate) fn remove_damaged(&self, error: &str) -> Vec<PathBuf> {
+    /// Removes those of the damaged files `found` that are of the state directory, from the copy of one in object storage: the
+    /// next plan makes again what they held. Its `FORMAT`, without which it is none, stays. Gives what was removed.
+    pub(crate) fn remove_damaged<'p>(&self, found: impl IntoIterator<Item = &'p Path>) -> Vec<PathBuf> {
         let dir = &self.inner.dir;
-        let mut found = found_damaged(dir, error);
-        found.retain(|path| *path != dir.join("FORMAT") && std::fs::remove_file(path).is_ok());
-        found
+        let is_removed = |path: &&Path| {
+            path.starts_with(dir) && **path != *dir.join("FORMAT") && std::fs::remove_file(path).is_ok()
+        };
+        found.into_iter().filter(is_removed).map(Path::to_path_buf).collect()
     }
 
     /// Uploads what changed in the folder of a run, if the state directory is in object storage.

@@ -463,8 +463,8 @@ impl ArtifactWriter {
                 if let Some(remote) = files.remote() {
                     return Err(remote.written_meanwhile(&path));
                 }
-                let detail = "another run has written it while this one held the lock".to_string();
-                return Err(StoreError::Damaged { path, detail });
+                let url = path.display().to_string();
+                return Err(StoreError::WrittenMeanwhile { url });
             }
             Err(error) => {
                 let _ = files.remove(&prepared);

@@ -65,12 +65,14 @@ impl FileVersion {
 
     /// Of a regular file on this machine, if its version has settled.
     pub fn settled(path: &Path) -> Option<Self> {
+        // Before the look: a change between the two is one from then on.
+        let now = SystemTime::now();
         let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
         let version = FileVersion::of_file(&metadata);
-        version.is_settled(SystemTime::now()).then_some(version)
+        version.is_settled(now).then_some(version)
     }
 
-    /// Whether any change from now on gives another version. Either time suffices: the modification time may be in the
+    /// Whether any change from `now` on, which is a time before the version was asked for, gives another version. Either time suffices: the modification time may be in the
     /// future, if somebody set it or the clock of a file server is ahead.
     pub fn is_settled(&self, now: SystemTime) -> bool {
         let is_old = |at: SystemTime| now.duration_since(at).is_ok_and(|age| age >= STEP);

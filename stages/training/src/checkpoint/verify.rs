@@ -30,6 +30,7 @@ pub(super) fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDiges
         }
         let path = checkpoint.join(name);
         let unreadable = |e: std::io::Error| unreadable(checkpoint, name, e);
+        let began = SystemTime::now();
         let version = FileVersion::of_file(&fs::metadata(&path).map_err(unreadable)?);
         if verified().get(&path) == Some(&(version, expected.clone())) {
             return Ok(());
@@ -47,7 +48,7 @@ pub(super) fn verify_files(checkpoint: &Path, files: &BTreeMap<String, FileDiges
                 format!("{name} has other content than when it was written"),
             ));
         }
-        if version.is_settled(SystemTime::now()) {
+        if version.is_settled(began) {
             verified().insert(path, (version, found));
         }
         Ok(())
