@@ -9,6 +9,7 @@ mod components;
 mod external_sort;
 mod groups;
 mod incremental;
+pub(crate) mod stored;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

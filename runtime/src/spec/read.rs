@@ -11,7 +11,9 @@ use std::sync::Arc;
 use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
-use super::params::{Environment, FILE_DIR, GivenMap, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir};
+use super::params::{
+    Environment, FILE_DIR, GivenMap, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir,
+};
 use super::pipeline::{Pipeline, Stage};
 use super::source::{Place, SourceFile};
 use super::substitute::{self, Lookup, Problem, Taken};
@@ -345,7 +347,8 @@ impl Reader<'_> {
             return (params, inherited);
         };
         for (name, entry) in groups {
-            let (Some(name), Some(path)) = (name.as_str(), entry.get("pipeline").filter(|path| path.is_string())) else {
+            let (Some(name), Some(path)) = (name.as_str(), entry.get("pipeline").filter(|path| path.is_string()))
+            else {
                 continue;
             };
             if entry.get("params").and_then(Value::as_str) != Some(INHERIT) {

@@ -279,7 +279,8 @@ pub(crate) fn open(
     selection: Option<&Selection>,
 ) -> Result<Rows, StoreError> {
     let bytes = selection.map_or(bytes, |selection| selection.file_bytes);
-    let (chosen, positions) = project(schema, columns).map_err(|detail| StoreError::io("read", path, io::Error::other(detail)))?;
+    let (chosen, positions) =
+        project(schema, columns).map_err(|detail| StoreError::io("read", path, io::Error::other(detail)))?;
     let file = ForeignParquet::open(path).map_err(|e| StoreError::io("read", path, e))?;
     let found = file.len();
     if found != bytes {

@@ -316,7 +316,12 @@ fn members_of_a_group_of_parameters_that_the_file_around_it_lacks_are_inherited(
     };
     let checked = files.check(&[]).unwrap();
     assert_eq!([rows(&checked, "g/a"), rows(&checked, "g/b")], [7, 2]);
-    let names: Vec<&str> = checked.pipeline.params.iter().map(|param| param.name.as_str()).collect();
+    let names: Vec<&str> = checked
+        .pipeline
+        .params
+        .iter()
+        .map(|param| param.name.as_str())
+        .collect();
     assert_eq!(names, ["set.one", "set.three", "set.two"]);
     let set = files.check(&["set.two=5"]).unwrap();
     assert_eq!([rows(&set, "g/a"), rows(&set, "g/b")], [7, 5]);
@@ -326,7 +331,8 @@ fn members_of_a_group_of_parameters_that_the_file_around_it_lacks_are_inherited(
 fn what_cannot_be_inherited_is_refused_by_name() {
     let stages = "stages:\n  scan: {uses: toy.count, with: {rows: '${n}'}}\n";
     let siblings = |params: &str, other: &str| {
-        let include = "include:\n  g: {pipeline: DIR/q.yaml, params: inherit}\n  h: {pipeline: DIR/r.yaml, params: inherit}\n";
+        let include =
+            "include:\n  g: {pipeline: DIR/q.yaml, params: inherit}\n  h: {pipeline: DIR/r.yaml, params: inherit}\n";
         Files::new(&[
             ("p.yaml", format!("flow: 1\n{params}{include}").as_str()),
             ("q.yaml", format!("flow: 1\nparams: {{n: 1}}\n{stages}").as_str()),
