@@ -148,7 +148,7 @@ impl Failure {
             Failure::Ended { code, .. } => Exit::As(*code),
             Failure::Run { error, .. } => match error {
                 RunError::Stage {
-                    error: StageError::Failed { .. },
+                    error: StageError::Failed { .. } | StageError::Damaged { .. },
                     ..
                 } => Exit::Failed,
                 RunError::Stage { .. } | RunError::Usage { .. } => Exit::Usage,

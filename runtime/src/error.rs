@@ -1,5 +1,7 @@
 //! Why a stage cannot go on.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::secret::Secrets;
@@ -33,6 +35,14 @@ pub enum StageError {
         row: Option<u32>,
         help: Option<String>,
     },
+    /// A file that the runtime wrote is not what it was when it was written: exit code 1, unless the run can remove it and
+    /// make again what it held.
+    #[error("{message}")]
+    Damaged {
+        path: PathBuf,
+        message: String,
+        help: Option<String>,
+    },
 }
 
 impl StageError {
@@ -58,7 +68,8 @@ impl StageError {
         let (StageError::Setting { message, help, .. }
         | StageError::Input { message, help, .. }
         | StageError::Refused { message, help }
-        | StageError::Failed { message, help, .. }) = &mut self;
+        | StageError::Failed { message, help, .. }
+        | StageError::Damaged { message, help, .. }) = &mut self;
         *message = secrets.hide(message).into_owned();
         *help = help.as_deref().map(|help| secrets.hide(help).into_owned());
         self
@@ -69,7 +80,8 @@ impl StageError {
         let (StageError::Setting { message, .. }
         | StageError::Input { message, .. }
         | StageError::Refused { message, .. }
-        | StageError::Failed { message, .. }) = &mut self;
+        | StageError::Failed { message, .. }
+        | StageError::Damaged { message, .. }) = &mut self;
         *message = format!("{name}: {message}");
         self
     }
@@ -78,7 +90,8 @@ impl StageError {
         let (StageError::Setting { help, .. }
         | StageError::Input { help, .. }
         | StageError::Refused { help, .. }
-        | StageError::Failed { help, .. }) = &mut self;
+        | StageError::Failed { help, .. }
+        | StageError::Damaged { help, .. }) = &mut self;
         *help = Some(text.into());
         self
     }

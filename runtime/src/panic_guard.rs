@@ -4,10 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::StageError;
 
-/// Calls into a body; a panic becomes an error that says so.
-pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
+/// Calls into a body; a panic, also one of a thread of rayon that works for it, becomes an error that says so.
+pub(crate) fn catch_panic<T, E: From<StageError>>(call: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     // A body that panicked is never called again: its region ends.
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panic_error(panic.as_ref())))
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panic_error(panic.as_ref()).into()))
 }
 
 /// What a panic said.

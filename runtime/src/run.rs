@@ -27,9 +27,9 @@ use crate::dataflow::job::Signals;
 use crate::error::StageError;
 use crate::event::{EVENT_VERSION, Event, Events, StageFailure, StageOutcome};
 use crate::partition::Partition;
-pub use crate::plan::listing::Listing;
-use crate::plan::state::PlanState;
 use crate::plan::{Options, Plan, StagePlan};
+pub use crate::planner::listing::Listing;
+use crate::planner::state::PlanState;
 use crate::processes::{Loss, SignalFlags};
 pub use crate::run_error::{LeftOut, RunError};
 use crate::spec::Checked;
@@ -266,7 +266,7 @@ fn remove_damaged(
     removed: &mut BTreeSet<PathBuf>,
     again: &str,
 ) -> bool {
-    let found = store.remove_damaged(&error.to_string());
+    let found = store.remove_damaged(error.damaged_files());
     for path in &found {
         events.send(Event::Warning {
             stage: None,
@@ -412,7 +412,7 @@ fn run_regions(
     }
     Err(RunError::Several {
         failures,
-        left_out: state.left_out_for_failures(),
+        left_out: state.failures.left_out(&state.graph, &state.selection.selected),
     })
 }
 
@@ -462,7 +462,7 @@ fn run_all(state: &mut PlanState, running: &Running, run_counts: &mut RunCounts)
                 continue;
             };
             if state.failures.misses_all(node) {
-                let (outcome, failures) = state.outcome(node);
+                let (outcome, failures) = state.failures.outcome(&state.graph, &state.checked, node);
                 if outcome == StageOutcome::Failed || run_counts.knows(node) {
                     tell_stage(state, &summary, (outcome, failures));
                 }
@@ -481,7 +481,11 @@ fn run_all(state: &mut PlanState, running: &Running, run_counts: &mut RunCounts)
                     return Err(error);
                 }
             }
-            tell_stage(state, &summary, state.outcome(node));
+            tell_stage(
+                state,
+                &summary,
+                state.failures.outcome(&state.graph, &state.checked, node),
+            );
             stages.push(summary);
         }
     }

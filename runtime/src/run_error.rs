@@ -1,6 +1,7 @@
 //! Why a run ended before its end.
 
 use std::fmt;
+use std::path::Path;
 
 use crate::error::StageError;
 use crate::event::StageFailure;
@@ -120,7 +121,7 @@ impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Stage {
-                error: StageError::Failed { .. },
+                error: StageError::Failed { .. } | StageError::Damaged { .. },
                 ..
             } => 1,
             RunError::Stage { .. } | RunError::Usage { .. } => 2,
@@ -128,6 +129,19 @@ impl RunError {
             RunError::Store(_) | RunError::Process { .. } | RunError::OfProcess { .. } | RunError::Several { .. } => 1,
             RunError::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(u8::MAX),
             RunError::Internal { .. } => 70,
+        }
+    }
+
+    /// The damaged files that it names.
+    pub(crate) fn damaged_files(&self) -> Vec<&Path> {
+        match self {
+            RunError::Store(StoreError::Damaged { path, .. })
+            | RunError::Stage {
+                error: StageError::Damaged { path, .. },
+                ..
+            } => vec![path],
+            RunError::Several { failures, .. } => failures.iter().flat_map(RunError::damaged_files).collect(),
+            _ => Vec::new(),
         }
     }
 
@@ -169,7 +183,8 @@ impl RunError {
             RunError::Stage { error, .. } => match error {
                 StageError::Setting { help, .. }
                 | StageError::Input { help, .. }
-                | StageError::Refused { help, .. } => help.clone(),
+                | StageError::Refused { help, .. }
+                | StageError::Damaged { help, .. } => help.clone(),
                 StageError::Failed { help, message, .. } => help.clone().or_else(|| disk_full(message)),
             },
             RunError::Usage { help, .. } => help.clone(),

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::context::{Cancel, CompareUnreadable, Context, StopAsked, Waker};
+use crate::decision::stored::Decisions;
 use crate::digest::Digest;
 use crate::event::{Event, Events};
 use crate::inputs::Inputs;
 use crate::kind::{Conservation, Port};
 use crate::partition::Partition;
-use crate::plan::decisions::Decisions;
 use crate::plan::graph::StagePart;
 use crate::processes::{Loss, Processes};
 use crate::registry::AnySettings;

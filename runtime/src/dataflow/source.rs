@@ -130,7 +130,7 @@ impl Reader {
                 let upcoming: Vec<Partition> = upcoming.map(|next| job.partitions[*next as usize].clone()).collect();
                 catch_panic(|| {
                     body.upcoming(&upcoming);
-                    Ok(())
+                    Ok::<_, StageError>(())
                 })?;
                 let node = &job.nodes[self.node];
                 let described = node.source_partitions.get(partition).filter(|_| node.writer.is_some());

@@ -7,11 +7,11 @@ use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
 
 use super::job::{Feed, NodeJob};
 use crate::context::Context;
+use crate::decision::stored::Decisions;
 use crate::error::StageError;
 use crate::kind::{Body, Global, Log, Operator, Progress, RowOutcome};
 use crate::out::Out;
 use crate::partition::Partition;
-use crate::plan::decisions::Decisions;
 use crate::plan::graph::StagePart;
 use crate::row_number::ROW;
 use crate::store::{Artifact, Ranges};

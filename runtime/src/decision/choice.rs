@@ -89,11 +89,21 @@ pub(super) fn decide(choice: &dyn GroupChoice, keys: &Artifact, resources: &Reso
         rows += keys.rows_of(partition).unwrap_or_default();
     }
     let (classes, components) = count(choice, keys, &firsts, resources)?;
+    let quotas: Vec<u64> = classes.rows.iter().map(|rows| choice.quota(*rows)).collect();
+    let mut of_classes: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    for (name, rows) in classes.names.iter().zip(&classes.rows) {
+        of_classes.insert(name.clone(), (*rows, 0));
+    }
+    if quotas.iter().all(|quota| *quota == 0) {
+        return Ok(Decided {
+            decisions: Vec::new(),
+            classes: of_classes,
+        });
+    }
     let tied = match components {
         Some(components) => Some(name(choice, keys, &firsts, components, resources)?),
         None => None,
     };
-    let quotas: Vec<u64> = classes.rows.iter().map(|rows| choice.quota(*rows)).collect();
     let mut last = likely_last(&classes.rows, &quotas);
     let mut chosen = loop {
         let (chosen, is_met) = take(choice, keys, &firsts, &classes, tied.as_ref(), last, &quotas, resources)?;
@@ -103,10 +113,6 @@ pub(super) fn decide(choice: &dyn GroupChoice, keys: &Artifact, resources: &Reso
         }
         last = u64::MAX;
     };
-    let mut of_classes: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for (name, rows) in classes.names.iter().zip(&classes.rows) {
-        of_classes.insert(name.clone(), (*rows, 0));
-    }
     for (.., class) in &chosen {
         if let Some((_, chosen)) = of_classes.get_mut(&classes.names[*class as usize]) {
             *chosen += 1;
@@ -351,6 +357,7 @@ fn take(
 struct Taker {
     /// By class, rows that it still takes.
     missing: Vec<u64>,
+    /// Rows that all classes together still take.
     left: u64,
     group: Option<Group>,
     chosen: Vec<Chosen>,
@@ -361,9 +368,8 @@ struct Group {
     /// Its smallest class.
     class: u32,
     rows: u64,
-    /// Those rows, if any class may take so many.
+    /// Those rows; none once there are more than are left to take.
     held: Vec<Chosen>,
-    most: u64,
 }
 
 impl Taker {
@@ -380,17 +386,15 @@ impl Taker {
         if self.group.as_ref().is_some_and(|group| group.key != row.key) {
             self.end_group();
         }
-        let missing = &self.missing;
         let group = self.group.get_or_insert_with(|| Group {
             key: row.key,
             class: row.class,
             rows: 0,
             held: Vec::new(),
-            most: missing.iter().copied().max().unwrap_or_default(),
         });
         group.class = group.class.min(row.class);
         group.rows += 1;
-        match group.rows <= group.most {
+        match group.rows <= self.left {
             true => group.held.push((row.partition, row.number, row.class)),
             false => group.held = Vec::new(),
         }

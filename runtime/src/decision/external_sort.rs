@@ -12,8 +12,8 @@ use rayon::prelude::*;
 use crate::error::StageError;
 use crate::unlinked_file::unlinked_file;
 
-/// Bytes of a run that are read at a time while runs are merged.
-const READ_BYTES: u64 = 256 << 10;
+/// Most bytes of a run that are read at a time while runs are merged.
+const READ_BYTES: usize = 256 << 10;
 
 /// What is sorted. A record has as many bytes on disk as any other.
 pub(super) trait Record: Copy + Ord + Send {
@@ -98,7 +98,7 @@ impl<R: Record> Sorter<R> {
         };
         let begin = spilled.end;
         let mut bytes = Vec::new();
-        let some = usize::try_from(READ_BYTES).unwrap_or(usize::MAX) / R::BYTES;
+        let some = READ_BYTES.min(self.most.saturating_mul(R::BYTES)) / R::BYTES;
         for records in self.held.chunks(some.max(1)) {
             bytes.clear();
             for record in records {
@@ -129,6 +129,8 @@ impl<R: Record> Sorter<R> {
         let mut merge = Merge {
             file,
             scratch: self.scratch,
+            // As many of each run as all fit into the memory, together with the bytes that they are made of.
+            at_a_time: (self.most / 2 / runs.len().max(1)).clamp(1, (READ_BYTES / R::BYTES).max(1)),
             runs: runs.into_iter().map(Run::new).collect(),
             next: BinaryHeap::new(),
         };
@@ -148,6 +150,8 @@ pub(super) enum Sorted<R> {
 pub(super) struct Merge<R> {
     file: File,
     scratch: PathBuf,
+    /// Most records of a run that are read at a time.
+    at_a_time: usize,
     runs: Vec<Run<R>>,
     /// The next record of each run that has one.
     next: BinaryHeap<Reverse<(R, usize)>>,
@@ -171,15 +175,11 @@ impl<R: Record> Merge<R> {
     fn take_from(&mut self, number: usize) -> Result<(), StageError> {
         let run = &mut self.runs[number];
         if run.read.is_empty() && !run.left.is_empty() {
-            let record = R::BYTES as u64;
-            let count = (READ_BYTES / record)
-                .max(1)
-                .min((run.left.end - run.left.start) / record);
-            let length = usize::try_from(count * record).map_err(StageError::failed)?;
-            let mut bytes = vec![0; length];
+            let left = usize::try_from(run.left.end - run.left.start).unwrap_or(usize::MAX);
+            let mut bytes = vec![0; (left / R::BYTES).min(self.at_a_time) * R::BYTES];
             let read = self.file.read_exact_at(&mut bytes, run.left.start);
             read.map_err(|error| failed("read a file in", &self.scratch, &error))?;
-            run.left.start += count * record;
+            run.left.start += bytes.len() as u64;
             run.read.extend(bytes.chunks_exact(R::BYTES).rev().map(R::read));
         }
         if let Some(record) = run.read.pop() {
@@ -245,6 +245,27 @@ mod tests {
             prop_assert_eq!(found, sorted);
             prop_assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0, "nothing is left behind");
         }
+    }
+
+    #[test]
+    fn merged_runs_are_read_in_the_memory_that_is_given() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut sorter: Sorter<(u64, u32)> = Sorter::new(16_000, 10_000, scratch.path());
+        let most = sorter.most;
+        sorter
+            .extend((0..10_000u32).map(|number| (u64::from(number) * 7919 % 10_007, number)))
+            .unwrap();
+        let Sorted::Merged(mut merge) = sorter.finish().unwrap() else {
+            panic!("1000 records of 10000 fit");
+        };
+        let mut records = 0;
+        // Of each run one record waits in the heap, and is not counted: it is what any merge holds.
+        while let Some(Reverse((_, run))) = merge.next.pop() {
+            merge.take_from(run).unwrap();
+            assert!(merge.runs.iter().map(|run| run.read.len()).sum::<usize>() <= most);
+            records += 1;
+        }
+        assert_eq!(records, 10_000);
     }
 
     #[test]

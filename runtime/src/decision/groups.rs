@@ -8,7 +8,6 @@ use rayon::prelude::*;
 use super::external_sort::{Record, Sorter, u32_at, u64_at};
 use super::{Decided, Ended, GroupDecision, GroupRows, Resources, for_each_partition};
 use crate::error::StageError;
-use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
 use crate::store::Artifact;
 
@@ -66,7 +65,7 @@ pub(super) fn decide(decision: &dyn GroupDecision, keys: &Artifact, resources: &
             .collect();
         let read = places.into_par_iter().map(|(partition, mut places)| {
             places.sort_unstable();
-            let rows = catch_panic(|| decision.whole(partition, keys, &places))?;
+            let rows = decision.whole(partition, keys, &places)?;
             match rows.num_rows() == places.len() {
                 true => Ok((partition.clone(), vec![rows])),
                 false => Err(StageError::failed(format!(
@@ -75,7 +74,7 @@ pub(super) fn decide(decision: &dyn GroupDecision, keys: &Artifact, resources: &
             }
         });
         let rows: Vec<(Partition, Vec<RecordBatch>)> = read.collect::<Result<_, StageError>>()?;
-        Ok(catch_panic(|| decision.decide(&rows))?)
+        Ok(decision.decide(&rows)?)
     };
     let (mut some, mut group): (Vec<Row>, Vec<Row>) = (Vec::new(), Vec::new());
     let mut looked_at = 0u64;

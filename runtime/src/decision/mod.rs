@@ -9,6 +9,7 @@ mod components;
 mod external_sort;
 mod groups;
 mod incremental;
+pub(crate) mod stored;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +21,6 @@ use rayon::prelude::*;
 use crate::available_memory::available_memory;
 use crate::context::Context;
 use crate::error::StageError;
-use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
 use crate::processes::Processes;
 use crate::store::Artifact;
@@ -208,7 +208,7 @@ impl From<StageError> for Ended {
     }
 }
 
-/// Decides over all key rows.
+/// Decides over all key rows. A panic of the kind's functions is the caller's.
 ///
 /// # Errors
 /// When the stage cannot decide, or is to end.
@@ -242,9 +242,7 @@ fn for_each_partition<T: Send>(
             rows <= SOME_ROWS
         });
         let (some, after) = rest.split_at(fit.count().max(1));
-        let read = some
-            .par_iter()
-            .map(|(place, partition)| catch_panic(|| read(*place, partition)));
+        let read = some.par_iter().map(|(place, partition)| read(*place, partition));
         let read: Vec<T> = read.collect::<Result<_, StageError>>()?;
         for ((place, _), read) in some.iter().zip(read) {
             take(*place, read)?;
@@ -252,4 +250,18 @@ fn for_each_partition<T: Send>(
         rest = after;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_given_counts_with_and_without_other_processes() {
+        assert_eq!(Resources::memory(Some(7), None), 7);
+        // Others take and give memory meanwhile.
+        let own = Resources::memory(None, None);
+        assert!(available_memory().is_none_or(|available| own <= available.saturating_mul(2)));
+        assert!(own > 0);
+    }
 }

@@ -12,6 +12,7 @@ use crate::digest::Digest;
 use crate::inputs::Reads;
 use crate::kind::{Conservation, Port, Role};
 use crate::spec::Checked;
+use crate::store::Record;
 
 /// Which part of a stage a node is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,9 @@ pub(crate) const KEYS_PORT: &str = "keys";
 /// Ports of `decide`: all decisions in one file, and the list of what each partition was given.
 pub(crate) const DECISIONS_PORT: &str = "decisions";
 pub(crate) const DIGESTS_PORT: &str = "digests";
+
+/// The one partition of a log stage's outputs.
+pub(crate) const RESULT: &str = "result";
 
 /// How an edge is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +81,15 @@ pub(crate) struct Node {
     pub recipe: Digest,
     /// What the key of a partition is made of, beside the recipe, in this order.
     pub key_inputs: Vec<KeyInput>,
+}
+
+impl Node {
+    /// The first kept output that a record of the node lacks.
+    pub fn unkept(&self, record: &Record) -> Option<String> {
+        let mut kept = self.outputs.iter().zip(&self.stored).filter(|(_, kept)| **kept);
+        let missing = kept.find(|(port, _)| !record.ports.contains_key(&port.name));
+        missing.map(|(port, _)| port.name.clone())
+    }
 }
 
 /// One part of a partition's key.

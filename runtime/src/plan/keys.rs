@@ -44,3 +44,8 @@ pub(crate) fn source_digest(partition: &SourcePartition, files: &[Digest], range
 pub(crate) fn absent() -> Digest {
     Digest::of(b"no such partition")
 }
+
+/// The digest in place of the decisions about a partition of which nothing was decided.
+pub(crate) fn no_decisions() -> Digest {
+    Digest::of(b"no decisions")
+}

@@ -12,7 +12,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::graph::{Flow, Graph, RegionKind, StagePart};
-use super::state::PlanState;
 use crate::glob::path_fits;
 use crate::kind::Role;
 use crate::partition::Partition;
@@ -131,57 +130,45 @@ impl Parts {
     }
 }
 
-impl PlanState {
-    /// Whether only some partitions are selected.
-    pub fn is_partial(&self) -> bool {
-        !self.options.partitions.is_empty()
-    }
-
-    /// Restricts the participating sources to the requested partitions.
-    ///
-    /// # Errors
-    /// If a source cannot be listed, or no source has a requested partition.
-    pub(super) fn keep_wanted_partitions(&mut self) -> Result<(), RunError> {
-        if !self.is_partial() {
-            return Ok(());
-        }
-        let wanted = self.options.partitions.clone();
-        let mut found = vec![false; wanted.len()];
-        let mut names: BTreeSet<Partition> = BTreeSet::new();
-        for node in 0..self.graph.nodes.len() {
-            let (is_source, whole) = (self.graph.nodes[node].role == Role::Source, self.selection.whole[node]);
-            if !is_source || whole || !self.selection.selected[node] {
-                continue;
-            }
-            let Some(space) = self.space(node)? else { continue };
-            let mut kept = Vec::new();
-            for partition in space.iter() {
-                let mut is_wanted = false;
-                for (wanted, found) in wanted.iter().zip(&mut found) {
-                    if wanted == partition.as_str() || path_fits(wanted, partition.as_str()) {
-                        (is_wanted, *found) = (true, true);
-                    }
-                }
-                if is_wanted {
-                    kept.push(partition.clone());
+/// Of the partitions of each source that can be run in part those that are wanted.
+///
+/// # Errors
+/// If no source has a wanted partition.
+pub(crate) fn wanted(
+    patterns: &[String],
+    sources: &[(usize, Arc<Vec<Partition>>)],
+) -> Result<Vec<(usize, Vec<Partition>)>, RunError> {
+    let mut found = vec![false; patterns.len()];
+    let mut kept = Vec::with_capacity(sources.len());
+    for (node, space) in sources {
+        let mut of_node = Vec::new();
+        for partition in space.iter() {
+            let mut is_wanted = false;
+            for (pattern, found) in patterns.iter().zip(&mut found) {
+                if pattern == partition.as_str() || path_fits(pattern, partition.as_str()) {
+                    (is_wanted, *found) = (true, true);
                 }
             }
-            names.extend(space.iter().cloned());
-            self.nodes[node].space = Some(Arc::new(kept));
-        }
-        match wanted.iter().zip(found).find(|(_, found)| !found) {
-            None => Ok(()),
-            Some((wanted, _)) => {
-                let message = match wanted.contains(['*', '?']) {
-                    true => format!("no source that can be run in part has a partition that fits `{wanted}`"),
-                    false => format!("no source that can be run in part has a partition `{wanted}`"),
-                };
-                let help = did_you_mean(wanted, names.iter().map(Partition::as_str), "partitions");
-                Err(RunError::Usage {
-                    message,
-                    help: Some(help),
-                })
+            if is_wanted {
+                of_node.push(partition.clone());
             }
         }
+        kept.push((*node, of_node));
     }
+    let Some((pattern, _)) = patterns.iter().zip(found).find(|(_, found)| !found) else {
+        return Ok(kept);
+    };
+    let message = match pattern.contains(['*', '?']) {
+        true => format!("no source that can be run in part has a partition that fits `{pattern}`"),
+        false => format!("no source that can be run in part has a partition `{pattern}`"),
+    };
+    let names: BTreeSet<&str> = sources
+        .iter()
+        .flat_map(|(_, space)| space.iter())
+        .map(Partition::as_str)
+        .collect();
+    Err(RunError::Usage {
+        message,
+        help: Some(did_you_mean(pattern, names, "partitions")),
+    })
 }

@@ -4,131 +4,105 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::decide::{NodeVerdict, Verdict};
-use super::state::PlanState;
-use super::{Action, PLAN_VERSION, PartitionPlan, Plan, StagePlan, role_name};
+use super::snapshot::Snapshot;
+use super::verdict::{NodeVerdict, Verdict};
+use super::{Action, PartitionPlan, StagePlan, role_name};
 use crate::kind::{LogPosition, Role};
 use crate::partition::Partition;
-use crate::run_error::RunError;
 
-impl PlanState {
-    /// The plan: decides over all regions with the present state. Reused partitions are only counted unless
-    /// `with_reused`: there may be millions.
-    pub fn plan(&mut self, with_reused: bool) -> Result<Plan, RunError> {
-        self.read_records();
-        self.keep_wanted_partitions()?;
-        let mut stages: BTreeMap<usize, StagePlan> = BTreeMap::new();
-        for region in 0..self.graph.regions.len() {
-            for verdict in self.decide(region)? {
-                let node = verdict.node;
-                stages.insert(node, self.show(verdict, with_reused)?);
-            }
-            for node in self.graph.regions[region].nodes.clone() {
-                if !self.selection.selected[node] {
-                    self.settle_as_it_stands(node)?;
+/// The entry of a node in the plan. `removed`: see [`removed`]. Reused partitions are only counted unless `with_reused`: there may
+/// be millions.
+pub(crate) fn stage_plan(
+    known: &Snapshot<'_>,
+    NodeVerdict { node, verdict }: NodeVerdict,
+    removed: Vec<Partition>,
+    with_reused: bool,
+) -> StagePlan {
+    let described = &known.graph.nodes[node];
+    let stage = &known.checked.stages[described.stage];
+    let selected = &known.selection.selected;
+    let used = selected[node] || known.graph.downstream(node).into_iter().any(|after| selected[after]);
+    let mut plan = StagePlan {
+        stage: described.name.clone(),
+        kind: stage.kind.name().to_string(),
+        kind_version: stage.kind.version(),
+        role: role_name(described.role).to_string(),
+        region: described.region,
+        recipe: described.recipe,
+        identity: stage.settings.identity(),
+        stored: described
+            .outputs
+            .iter()
+            .zip(&described.stored)
+            .filter(|(_, kept)| **kept)
+            .map(|(port, _)| port.name.clone())
+            .collect(),
+        selected: selected[node],
+        left_out: known.selection.left_out[node].clone(),
+        used,
+        run: 0,
+        if_changed: 0,
+        reuse: 0,
+        unknown_partitions: false,
+        reasons: Vec::new(),
+        partitions: Vec::new(),
+        removed: Vec::new(),
+    };
+    match verdict {
+        Verdict::Partitions(decided) => {
+            plan.removed = removed;
+            if plan.selected {
+                let mut reasons: BTreeMap<(Action, &Arc<str>), u64> = BTreeMap::new();
+                for one in &decided {
+                    *reasons.entry((one.action, &one.reason)).or_default() += 1;
                 }
+                for ((action, reason), partitions) in reasons {
+                    plan.count(action, partitions, reason);
+                }
+            }
+            let shown = |action: Action| with_reused || action != Action::Reuse;
+            plan.partitions = Vec::with_capacity(decided.iter().filter(|one| shown(one.action)).count());
+            for one in decided.into_iter().filter(|one| shown(one.action)) {
+                plan.partitions.push(PartitionPlan {
+                    partition: one.partition,
+                    action: one.action,
+                    reason: one.reason,
+                });
             }
         }
-        Ok(Plan {
-            version: PLAN_VERSION,
-            pipeline: self.checked.pipeline.name.clone(),
-            stages: stages.into_values().collect(),
-            switched_off: self.checked.pipeline.switched_off.clone(),
-        })
-    }
-
-    fn show(&mut self, verdict: NodeVerdict, with_reused: bool) -> Result<StagePlan, RunError> {
-        let NodeVerdict { node, verdict } = verdict;
-        let described = self.graph.nodes[node].clone();
-        let stage = self.stage(node);
-        let selected = &self.selection.selected;
-        let used = selected[node] || self.graph.downstream(node).into_iter().any(|after| selected[after]);
-        let mut plan = StagePlan {
-            stage: described.name.clone(),
-            kind: stage.kind.name().to_string(),
-            kind_version: stage.kind.version(),
-            role: role_name(described.role).to_string(),
-            region: described.region,
-            recipe: described.recipe,
-            identity: stage.settings.identity(),
-            stored: described
-                .outputs
-                .iter()
-                .zip(&described.stored)
-                .filter(|(_, kept)| **kept)
-                .map(|(port, _)| port.name.clone())
-                .collect(),
-            selected: selected[node],
-            left_out: self.selection.left_out[node].clone(),
-            used,
-            run: 0,
-            if_changed: 0,
-            reuse: 0,
-            unknown_partitions: false,
-            reasons: Vec::new(),
-            partitions: Vec::new(),
-            removed: Vec::new(),
-        };
-        match verdict {
-            Verdict::Partitions(decided) => {
-                plan.removed = self.removed(node)?;
-                if plan.selected {
-                    let mut reasons: BTreeMap<(Action, &Arc<str>), u64> = BTreeMap::new();
-                    for one in &decided {
-                        *reasons.entry((one.action, &one.reason)).or_default() += 1;
-                    }
-                    for ((action, reason), partitions) in reasons {
-                        plan.count(action, partitions, reason);
-                    }
-                }
-                let shown = |action: Action| with_reused || action != Action::Reuse;
-                plan.partitions = Vec::with_capacity(decided.iter().filter(|one| shown(one.action)).count());
-                for one in decided.into_iter().filter(|one| shown(one.action)) {
-                    plan.partitions.push(PartitionPlan {
-                        partition: one.partition,
-                        action: one.action,
-                        reason: one.reason,
-                    });
-                }
+        Verdict::Unknown { waits_for } => {
+            plan.unknown_partitions = plan.selected;
+            if plan.selected {
+                plan.reasons.push((
+                    Action::IfChanged,
+                    format!("its partitions are known once `{waits_for}` has run"),
+                    1,
+                ));
             }
-            Verdict::Unknown { waits_for } => {
-                plan.unknown_partitions = plan.selected;
-                if plan.selected {
-                    plan.reasons.push((
-                        Action::IfChanged,
-                        format!("its partitions are known once `{waits_for}` has run"),
-                        1,
-                    ));
-                }
-            }
-            Verdict::Log { standing, .. } if plan.selected => match standing {
-                LogPosition::Finished { detail } => plan.count(Action::Reuse, 1, &detail),
-                LogPosition::At { detail, .. } => plan.count(Action::Run, 1, &detail),
-            },
-            Verdict::Export { action, reason, .. } if plan.selected => plan.count(action, 1, &reason),
-            Verdict::Feeds | Verdict::Log { .. } | Verdict::Export { .. } => {}
         }
-        plan.reasons
-            .sort_by(|a, b| (a.0, Reverse(a.2), &a.1).cmp(&(b.0, Reverse(b.2), &b.1)));
-        Ok(plan)
+        Verdict::Log { standing, .. } if plan.selected => match standing {
+            LogPosition::Finished { detail } => plan.count(Action::Reuse, 1, &detail),
+            LogPosition::At { detail, .. } => plan.count(Action::Run, 1, &detail),
+        },
+        Verdict::Export { action, reason, .. } if plan.selected => plan.count(action, 1, &reason),
+        Verdict::Feeds | Verdict::Log { .. } | Verdict::Export { .. } => {}
     }
+    plan.reasons
+        .sort_by(|a, b| (a.0, Reverse(a.2), &a.1).cmp(&(b.0, Reverse(b.2), &b.1)));
+    plan
+}
 
-    /// Partitions that a source had in the last run and that no longer exist; those of later stages are removed with
-    /// them.
-    fn removed(&mut self, node: usize) -> Result<Vec<Partition>, RunError> {
-        // With only some partitions selected, nothing is known of the others.
-        if self.graph.nodes[node].role != Role::Source || self.is_partial() {
-            return Ok(Vec::new());
-        }
-        let Some(space) = self.space(node)? else {
-            return Ok(Vec::new());
-        };
-        let gone = self.last_snapshot(node)?.map_or_else(Vec::new, |snapshot| {
-            let gone = |partition: &Partition| space.binary_search(partition).is_err();
-            snapshot.keys.into_keys().filter(gone).collect()
-        });
-        Ok(gone)
-    }
+/// Whether partitions of a node may have been removed since the last run: of a source, unless only some are selected, and nothing
+/// is known of the others.
+pub(crate) fn may_have_removed(known: &Snapshot<'_>, node: usize) -> bool {
+    known.graph.nodes[node].role == Role::Source && !known.is_partial
+}
+
+/// Partitions that a source had in an earlier run and that no longer exist; those of later stages are removed with them.
+pub(crate) fn removed(space: &[Partition], earlier: impl Iterator<Item = Partition>) -> Vec<Partition> {
+    earlier
+        .filter(|partition| space.binary_search(partition).is_err())
+        .collect()
 }
 
 impl StagePlan {

@@ -11,10 +11,10 @@ use crate::dataflow::job::KeyPart;
 use crate::dataflow::run_region;
 use crate::partition::Partition;
 use crate::plan::Action;
-use crate::plan::decide::{NodeVerdict, PartitionVerdict, Verdict};
 use crate::plan::failures::is_stored;
 use crate::plan::graph::{Flow, KeyInput, NodeInput};
-use crate::plan::state::PlanState;
+use crate::plan::verdict::{NodeVerdict, PartitionVerdict, Verdict};
+use crate::planner::state::PlanState;
 use crate::run_error::RunError;
 use crate::store::ArtifactWriter;
 
@@ -49,7 +49,7 @@ pub(super) fn run(
             let verdicts = by_partition(&decided[producer]);
             let is_stored = |partition: &Partition| {
                 let verdict = verdicts.get(partition);
-                verdict.is_some_and(|verdict| is_stored(state, input, verdict))
+                verdict.is_some_and(|verdict| is_stored(&state.graph, &state.nodes, input, verdict))
             };
             schedule.feed(own, producer, is_stored);
         }

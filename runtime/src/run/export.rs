@@ -7,8 +7,8 @@ use crate::event::Event;
 use crate::kind::Body;
 use crate::panic_guard::catch_panic;
 use crate::plan::Action;
-use crate::plan::decide::{NodeVerdict, Verdict};
-use crate::plan::state::PlanState;
+use crate::plan::verdict::{NodeVerdict, Verdict};
+use crate::planner::state::PlanState;
 use crate::run_error::RunError;
 use crate::store::{ExportSet, Shrunk};
 

@@ -10,6 +10,7 @@ use super::Running;
 use super::counts::RunCounts;
 use super::node::{commit_one, started};
 use crate::context::Context;
+use crate::decision::stored::{ALL, Decisions, digests_schema};
 use crate::decision::{self, Decided, Decision, Ended, Resources, StandingDecisions, has_room_for};
 use crate::digest::Digest;
 use crate::error::StageError;
@@ -19,11 +20,10 @@ use crate::kind::{Body, Global};
 use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
 use crate::plan::Action;
-use crate::plan::decide::{NodeVerdict, Verdict};
-use crate::plan::decisions::{ALL, Decisions, digests_schema};
 use crate::plan::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow};
 use crate::plan::keys::key_of;
-use crate::plan::state::PlanState;
+use crate::plan::verdict::{NodeVerdict, Verdict};
+use crate::planner::state::PlanState;
 use crate::run_error::RunError;
 use crate::store::{Artifact, Counts, PortRows};
 
@@ -60,21 +60,12 @@ pub(super) fn run(
         });
     };
     let keys = keys_of(state, node)?;
-    let (schema, decided) = decide(state, node, &context, &keys, running)?;
-    failpoints::hit(failpoints::DECIDED, &[]);
-    let stored = catch_panic(|| {
-        let decisions = Decisions::new(schema.clone(), decided)?;
-        if let Some(partition) = decisions
-            .partitions()
-            .find(|partition| keys.rows_of(partition).is_none())
-        {
-            return Err(StageError::failed(format!(
-                "it decided over partition {partition}, which has no rows"
-            )));
-        }
-        decisions.to_ports()
-    });
-    let (rows, list) = stored.map_err(|error| state.failed(node, None, error))?;
+    // The one guard around the kind's functions, on whichever thread they are called.
+    let decided = catch_panic(|| decide(state, node, &context, &keys, running));
+    let (schema, rows, list) = decided.map_err(|ended| match ended {
+        Ended::Stage(error) => state.failed(node, None, error),
+        Ended::Signal(signal) => RunError::Interrupted { signal },
+    })?;
     let counts = Counts {
         rows_in: keys.rows(),
         rows_out: rows.iter().map(|batch| batch.num_rows() as u64).sum(),
@@ -130,28 +121,24 @@ fn key_rows(state: &PlanState, node: usize) -> Result<u64, RunError> {
 }
 
 /// Opens the body of a global stage.
-pub(super) fn open(state: &PlanState, node: usize, context: &Context) -> Result<Box<dyn Global>, RunError> {
-    let settings = &state.stage(node).settings;
-    let opened = catch_panic(|| match settings.open(context)? {
+fn open(state: &PlanState, node: usize, context: &Context) -> Result<Box<dyn Global>, StageError> {
+    match state.stage(node).settings.open(context)? {
         Body::Global(body) => Ok(body),
         _ => Err(StageError::failed("the kind says it is global, but its body is not")),
-    });
-    opened.map_err(|error| state.failed(node, None, error))
+    }
 }
 
-/// The schema of the decisions, and the decisions: by what changed, in a process that stays alive over many runs (`--watch`), once a
-/// dataflow holds the key rows; otherwise over all key rows.
+/// The schema of the decisions, and what the ports of the node hold: by what changed, in a process that stays alive over many
+/// runs (`--watch`), once a dataflow holds the key rows; otherwise over all key rows.
 fn decide(
     state: &PlanState,
     node: usize,
     context: &Context,
     keys: &Artifact,
     running: &Running,
-) -> Result<(SchemaRef, Vec<(Partition, RecordBatch)>), RunError> {
-    let failed = |error| state.failed(node, None, error);
+) -> Result<(SchemaRef, Vec<RecordBatch>, RecordBatch), Ended> {
     let body = open(state, node, context)?;
-    let described = catch_panic(|| Ok((body.decision_schema(), body.decision())));
-    let (schema, decision) = described.map_err(failed)?;
+    let (schema, decision) = (body.decision_schema(), body.decision());
     let standing = state.options.standing.as_ref();
     let standing = standing.filter(|_| running.spread.is_none() && decision.can_be_held());
     let recipe = &state.graph.nodes[node].recipe;
@@ -169,18 +156,25 @@ fn decide(
                 scratch: context.scratch.clone(),
                 stop: Box::new(move || signals.stop_asked()),
             };
-            decision::decide(&decision, keys, &resources).map_err(|ended| match ended {
-                Ended::Stage(error) => failed(error),
-                Ended::Signal(signal) => RunError::Interrupted { signal },
-            })?
+            decision::decide(&decision, keys, &resources)?
         }
     };
-    catch_panic(|| decision.complete(context, &decided)).map_err(failed)?;
+    decision.complete(context, &decided)?;
     if let (Some(standing), false) = (standing, is_held) {
         // While the rest of the run goes on.
         standing.load(recipe, &decision, keys);
     }
-    Ok((schema, decided.decisions))
+    failpoints::hit(failpoints::DECIDED, &[]);
+    let decisions = Decisions::new(schema.clone(), decided.decisions)?;
+    let unknown = decisions
+        .partitions()
+        .find(|partition| keys.rows_of(partition).is_none());
+    if let Some(partition) = unknown {
+        let message = format!("it decided over partition {partition}, which has no rows");
+        return Err(StageError::failed(message).into());
+    }
+    let (rows, list) = decisions.to_ports()?;
+    Ok((schema, rows, list))
 }
 
 /// None where no dataflow holds the key rows, or it failed.
@@ -241,8 +235,8 @@ fn load_keys(state: &mut PlanState, node: usize, standing: &StandingDecisions) -
     let Some(context) = state.context(node)? else {
         return Ok(());
     };
-    let body = open(state, node, &context)?;
-    let decision = catch_panic(|| Ok(body.decision())).map_err(|error| state.failed(node, None, error))?;
+    let decision = catch_panic(|| open(state, node, &context).map(|body| body.decision()));
+    let decision = decision.map_err(|error| state.failed(node, None, error))?;
     if !decision.can_be_held() {
         return Ok(());
     }

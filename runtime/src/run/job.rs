@@ -11,7 +11,7 @@ use crate::dataflow::job::{Feed, NodeJob, RegionJob, Signals, StreamedInput, fau
 use crate::kind::{Conservation, Role};
 use crate::partition::Partition;
 use crate::plan::graph::{Flow, KEYS_PORT, StagePart};
-use crate::plan::state::PlanState;
+use crate::planner::state::PlanState;
 use crate::run_error::RunError;
 use crate::spec::{LimitAction, RejectLimit};
 use crate::store::SnapshotWriter;

@@ -6,7 +6,7 @@ use crate::dataflow::job::{LIMIT_HELP, faults, too_many};
 use crate::error::StageError;
 use crate::kind::Role;
 use crate::plan::graph::StagePart;
-use crate::plan::state::PlanState;
+use crate::planner::state::PlanState;
 use crate::run_error::RunError;
 use crate::spec::{LimitAction, RejectLimit};
 use crate::store::add_up;

@@ -6,7 +6,7 @@ use crate::event::Event;
 use crate::kind::Role;
 use crate::partition::Partition;
 use crate::plan::graph::RegionKind;
-use crate::plan::state::PlanState;
+use crate::planner::state::PlanState;
 use crate::run_error::RunError;
 use crate::store::{ArtifactWriter, Counts, PortRows, SnapshotWriter};
 

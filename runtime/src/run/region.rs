@@ -8,7 +8,7 @@ use crate::context::Cancel;
 use crate::event::Event;
 use crate::plan::failures::Runnable;
 use crate::plan::graph::RegionKind;
-use crate::plan::state::PlanState;
+use crate::planner::state::PlanState;
 use crate::run_error::RunError;
 
 /// Runs a region, and again without what failed, where the run is to go on after failures: on what is committed, so that

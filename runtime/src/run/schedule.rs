@@ -2,7 +2,7 @@
 
 use crate::partition::Partition;
 use crate::plan::Action;
-use crate::plan::decide::PartitionVerdict;
+use crate::plan::verdict::PartitionVerdict;
 
 /// What a node does with a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use crate::kind::Role;
 use crate::partition::Partition;
 use crate::plan::graph::Flow;
 use crate::plan::keys::ListedPartition;
-use crate::plan::state::PlanState;
+use crate::planner::state::PlanState;
 use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
 use crate::run_error::RunError;
 use crate::store::Record;

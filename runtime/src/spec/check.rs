@@ -511,7 +511,7 @@ fn diagnose(stage: &Stage, error: &StageError) -> Diagnostic {
                 help: help.clone(),
             }
         }
-        StageError::Refused { help, .. } | StageError::Failed { help, .. } => {
+        StageError::Refused { help, .. } | StageError::Failed { help, .. } | StageError::Damaged { help, .. } => {
             let place = stage.origin.place(&Steps::default(), Part::Key);
             Diagnostic {
                 message,

@@ -99,6 +99,17 @@ struct Param {
     secret: bool,
     given: Given,
     declared_at: Place,
+    /// The group of whose pipeline it is, if it was not declared in the file itself.
+    inherited_by: Option<String>,
+}
+
+/// A parameter that two groups would inherit with different defaults.
+pub(super) struct Conflict {
+    pub param: String,
+    /// The group that had it first.
+    pub other: String,
+    /// That group's default, and that of the other.
+    pub defaults: [String; 2],
 }
 
 /// The parameters of one pipeline file, in its order.
@@ -170,28 +181,53 @@ impl Params {
         params
     }
 
-    /// Declares those parameters of another file that are not declared here, and gives the names of all of that file, without
-    /// members of groups. References to `${file_dir}` in them are to the folder of that file.
-    pub fn declare_missing(
-        &mut self,
-        source: &Arc<SourceFile>,
-        declared: Option<&Value>,
-        found: &mut Vec<Diagnostic>,
-    ) -> Vec<String> {
-        let Some(Value::Mapping(declared)) = declared else {
-            return Vec::new();
-        };
-        let mut missing = Value::Mapping(declared.clone());
-        self.put_file_dir("", &mut missing, &file_dir(&source.path));
-        if let Value::Mapping(missing) = &mut missing {
-            missing.retain(|name, _| {
-                let name = name.as_str().unwrap_or_default();
-                !self.is_group(name) && self.params.iter().all(|param| param.name != name)
-            });
-            self.declare_group(source, missing, &Steps::default().key("params"), "", found);
+    /// Takes over the parameters of the pipeline of `group` that are not declared here. References to `${file_dir}` in them are
+    /// to the folder of their own file. Gives the names under which all of them are passed on to the group, and those that
+    /// another group has with another default.
+    pub fn inherit(&mut self, group: &str, of_group: Params) -> (Vec<String>, Vec<Conflict>) {
+        let (mut passed_on, mut conflicts) = (Vec::new(), Vec::new());
+        let folder = of_group.file_dir.clone();
+        let mut taken = of_group.params;
+        self.files_with_secrets.extend(of_group.files_with_secrets);
+        for param in &mut taken {
+            if !param.secret {
+                for value in [&mut param.default, &mut param.raw].into_iter().flatten() {
+                    self.put_file_dir(&param.name, value, &folder);
+                }
+            }
         }
-        let names = declared.keys().filter_map(Value::as_str);
-        names.map(str::to_string).collect()
+        for mut param in taken {
+            let is_below = |name: &str, of: &str| name.strip_prefix(of).is_some_and(|rest| rest.starts_with('.'));
+            // One that is or holds it, or one that it holds.
+            let own = self.params.iter().find(|own| {
+                own.name == param.name || is_below(&param.name, &own.name) || is_below(&own.name, &param.name)
+            });
+            let Some(own) = own else {
+                passed_on.push(param.name.clone());
+                param.inherited_by = Some(group.to_owned());
+                self.params.push(param);
+                continue;
+            };
+            let name = match is_below(&param.name, &own.name) {
+                true => own.name.clone(),
+                false => param.name.clone(),
+            };
+            let is_same = own.name == param.name && own.default == param.default && own.secret == param.secret;
+            if let Some(other) = own.inherited_by.as_ref().filter(|other| *other != group && !is_same) {
+                conflicts.push(Conflict {
+                    param: param.name.clone(),
+                    other: other.clone(),
+                    defaults: [own, &param].map(|param| match (&param.default, param.secret) {
+                        (Some(default), false) => brief(default),
+                        _ => "none".to_owned(),
+                    }),
+                });
+            }
+            if !passed_on.contains(&name) {
+                passed_on.push(name);
+            }
+        }
+        (passed_on, conflicts)
     }
 
     fn declare_group(
@@ -387,6 +423,7 @@ impl Params {
             secret,
             given,
             declared_at,
+            inherited_by: None,
         });
     }
 

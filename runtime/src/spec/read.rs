@@ -11,7 +11,9 @@ use std::sync::Arc;
 use super::condition;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::edges::{is_stage_name, order};
-use super::params::{Environment, GivenMap, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir};
+use super::params::{
+    Environment, FILE_DIR, GivenMap, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir,
+};
 use super::pipeline::{Pipeline, Stage};
 use super::source::{Place, SourceFile};
 use super::substitute::{self, Lookup, Problem, Taken};
@@ -110,6 +112,40 @@ fn same_file(path: &Path) -> PathBuf {
 fn beside(source: &SourceFile, path: &str) -> PathBuf {
     let path = Path::new(&file_dir(&source.path)).join(path);
     path.strip_prefix(".").map(Path::to_path_buf).unwrap_or(path)
+}
+
+/// What a group with `params: inherit` is given.
+enum Inherited {
+    /// The values of these parameters.
+    Names(Vec<String>),
+    /// Which parameters it has cannot be known; the error was reported.
+    Refused,
+}
+
+/// What a text may refer to before there are parameters.
+struct BeforeParams {
+    folder: String,
+    environment: Environment,
+    /// The first parameter that it refers to.
+    param: Option<String>,
+}
+
+impl Lookup for BeforeParams {
+    fn param(&mut self, name: &str) -> Result<Value, Option<String>> {
+        if name == FILE_DIR {
+            return Ok(Value::from(self.folder.as_str()));
+        }
+        self.param.get_or_insert_with(|| name.to_owned());
+        Err(None)
+    }
+
+    fn environment(&mut self, name: &str) -> Option<String> {
+        (self.environment)(name)
+    }
+
+    fn spend(&mut self, bytes: usize) -> bool {
+        bytes <= substitute::ALL
+    }
 }
 
 struct Reader<'r> {
@@ -292,63 +328,83 @@ impl Reader<'_> {
         }
     }
 
-    /// The parameters that a pipeline declares, with those that it inherits; and by group, the names that it is given.
-    fn declared(&mut self, document: &Document) -> (Params, BTreeMap<String, Vec<String>>) {
+    /// The parameters that a pipeline declares, with those that it inherits; and by group that inherits, the names that it is
+    /// given.
+    fn declared(&mut self, document: &Document) -> (Params, BTreeMap<String, Inherited>) {
+        self.declared_below(document, &mut vec![same_file(&document.source.path)])
+    }
+
+    /// `chain` are the files that led here. What is wrong with an included file is reported where it is included.
+    fn declared_below(
+        &mut self,
+        document: &Document,
+        chain: &mut Vec<PathBuf>,
+    ) -> (Params, BTreeMap<String, Inherited>) {
         let declared = document.root.get("params").unwrap_or(&Value::Null);
         let mut params = Params::declare(&document.source, declared, self.usual_names, &mut self.found);
         let mut inherited = BTreeMap::new();
-        self.inherit(
-            document,
-            &mut params,
-            &mut vec![same_file(&document.source.path)],
-            &mut inherited,
-        );
-        (params, inherited)
-    }
-
-    /// Declares the parameters that groups with `params: inherit` have and the pipeline does not; with those that these pipelines
-    /// inherit in turn. `inherited`: by group of the pipeline, the names that it is given. `chain` are the files that led here.
-    /// What is wrong with a file is reported where it is included.
-    fn inherit(
-        &mut self,
-        document: &Document,
-        params: &mut Params,
-        chain: &mut Vec<PathBuf>,
-        inherited: &mut BTreeMap<String, Vec<String>>,
-    ) -> Vec<String> {
-        let mut all = Vec::new();
         let Some(Value::Mapping(groups)) = document.root.get("include") else {
-            return all;
+            return (params, inherited);
         };
         for (name, entry) in groups {
-            let (Some(name), Some(path)) = (name.as_str(), entry.get("pipeline").and_then(Value::as_str)) else {
+            let (Some(name), Some(path)) = (name.as_str(), entry.get("pipeline").filter(|path| path.is_string()))
+            else {
                 continue;
             };
             if entry.get("params").and_then(Value::as_str) != Some(INHERIT) {
                 continue;
             }
-            let path = beside(&document.source, path);
+            let here = Steps::default().key("include").key(name);
+            let mut lookup = BeforeParams {
+                folder: file_dir(&document.source.path),
+                environment: Arc::clone(&self.environment),
+                param: None,
+            };
+            let path = substitute::in_value(path, &here, &mut lookup, &mut Vec::new(), &mut Vec::new());
+            if let Some(param) = lookup.param {
+                let message = format!(
+                    "group `{name}`: `pipeline` refers to the parameter `{param}`, and with `params: inherit` this file has to be \
+                     read before there are parameters"
+                );
+                let help = "name the file, or list under `params` the parameters that are passed on".to_owned();
+                self.wrong(document, &here.key("pipeline"), Part::Value, message, Some(help));
+                inherited.insert(name.to_string(), Inherited::Refused);
+                continue;
+            }
+            let Some(path) = path.as_str().map(|path| beside(&document.source, path)) else {
+                continue;
+            };
             if chain.contains(&same_file(&path)) {
                 continue;
             }
             let found = self.found.len();
-            let read = self.document(&path, None, "a pipeline", &KEYS);
+            let of_group = self.document(&path, None, "a pipeline", &KEYS).map(|included| {
+                chain.push(same_file(&path));
+                let (of_group, _) = self.declared_below(&included, chain);
+                chain.pop();
+                of_group
+            });
             self.found.truncate(found);
-            let Some(included) = read else { continue };
-            let mut own = params.declare_missing(&included.source, included.root.get("params"), &mut Vec::new());
-            chain.push(same_file(&path));
-            own.extend(self.inherit(&included, params, chain, &mut BTreeMap::new()));
-            chain.pop();
-            all.extend(own.iter().cloned());
-            inherited.insert(name.to_string(), own);
+            let Some(of_group) = of_group else { continue };
+            let (names, conflicts) = params.inherit(name, of_group);
+            for conflict in conflicts {
+                let [one, other] = conflict.defaults;
+                let message = format!(
+                    "the groups `{}` and `{name}` inherit the parameter `{}` with different defaults ({one} and {other})",
+                    conflict.other, conflict.param
+                );
+                let help = format!("declare `{}` under `params` of this file", conflict.param);
+                self.wrong(document, &here.key("params"), Part::Value, message, Some(help));
+            }
+            inherited.insert(name.to_string(), Inherited::Names(names));
         }
-        all
+        (params, inherited)
     }
 
     fn includes(
         &mut self,
         document: &Document,
-        inherited: &BTreeMap<String, Vec<String>>,
+        inherited: &BTreeMap<String, Inherited>,
         scope: &Scope,
         group: &str,
         names: &mut BTreeSet<String>,
@@ -373,6 +429,9 @@ impl Reader<'_> {
                 continue;
             };
             self.unknown_keys(document, &here, entry, &["pipeline", "params", "when"]);
+            if let Some(Inherited::Refused) = inherited.get(name) {
+                continue;
+            }
             let null = Value::Null;
             let entry = Value::Mapping(entry.clone());
             let part = |key: &str| Steps::default().key(key).of(&entry).unwrap_or(&null);
@@ -406,8 +465,11 @@ impl Reader<'_> {
             let given = match part("params") {
                 Value::Sequence(names) => self.passed_on(document, names, &here.key("params"), scope),
                 Value::String(word) if word == INHERIT => {
-                    let names = inherited.get(name).into_iter().flatten();
-                    let names: Vec<Value> = names.map(|name| Value::from(name.as_str())).collect();
+                    let names = match inherited.get(name) {
+                        Some(Inherited::Names(names)) => names.as_slice(),
+                        _ => &[],
+                    };
+                    let names: Vec<Value> = names.iter().map(|name| Value::from(name.as_str())).collect();
                     self.passed_on(document, &names, &here.key("params"), scope)
                 }
                 params => self.put_in(document, params, &here.key("params"), scope, &mut Vec::new()),

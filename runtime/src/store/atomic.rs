@@ -3,7 +3,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,28 +11,38 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::StoreError;
+use super::backend::{Backend, Folder};
 use super::lock::{self, Lock, LostLock};
-use super::recipe_files::data_folder;
 use super::recovery::{Listing, TEMPORARY};
-use super::remote::Remote;
 use super::temporary_file;
-use crate::failpoints;
 
 /// Threads that flush files concurrently. The file system combines concurrent flushes into few journal writes, so the
 /// number does not depend on the cores.
 const SYNC_THREADS: usize = 16;
 
 /// File operations. In tests they can be made to stop after any number of steps, as a crash would.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Files {
     /// The state of the lock under which the files are written: once it is lost, nothing more is written.
     lost: LostLock,
     /// In a process that writes for the run of another one: the lock, and the run that has to hold it.
     run: Option<Arc<(PathBuf, String)>>,
-    /// Where the state directory is in object storage: what is written here in its copy is written there first.
-    remote: Option<Arc<Remote>>,
+    backend: Arc<dyn Backend>,
     #[cfg(test)]
     pub(crate) crash: Option<std::sync::Arc<super::crash::Crash>>,
+}
+
+impl Default for Files {
+    /// Those of a folder, without a lock.
+    fn default() -> Self {
+        Files {
+            lost: LostLock::default(),
+            run: None,
+            backend: Arc::new(Folder),
+            #[cfg(test)]
+            crash: None,
+        }
+    }
 }
 
 /// Writes `bytes` as the file `path`, replacing an existing one atomically: readers see the old file or the new one,
@@ -103,60 +112,36 @@ impl Files {
         self.run.as_ref().map_or(Ok(()), |run| lock::check_run(&run.0, &run.1))
     }
 
-    /// The same, for the copy of a state directory in object storage.
-    pub(super) fn with_remote(&self, remote: Arc<Remote>) -> Files {
+    /// The same, of a state directory that is elsewhere.
+    pub(super) fn with_backend(&self, backend: Arc<dyn Backend>) -> Files {
         Files {
-            remote: Some(remote),
+            backend,
             ..self.clone()
         }
     }
 
-    pub(super) fn remote(&self) -> Option<&Arc<Remote>> {
-        self.remote.as_ref()
+    pub(super) fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
     }
 
-    /// The data files of a recipe, with their sizes.
-    pub(super) fn data_of(&self, recipe_folder: &Path) -> Result<Listing, StoreError> {
-        match &self.remote {
-            Some(remote) => remote.data_of(recipe_folder),
-            None => list(&data_folder(recipe_folder)),
-        }
-    }
-
-    /// The size of a data file; none where there is none.
-    pub(super) fn size_of(&self, path: &Path) -> Option<u64> {
-        match &self.remote {
-            Some(remote) => remote.size_of(path),
-            None => path.metadata().ok().map(|file| file.len()),
-        }
+    /// Whether the state directory is in object storage, where each change is a request and others see it at once.
+    pub(super) fn are_objects(&self) -> bool {
+        self.backend.url().is_some()
     }
 
     /// The path, once the data file of `bytes` bytes is there: one in object storage is fetched.
     pub(super) fn at_hand(&self, path: PathBuf, bytes: u64) -> Result<PathBuf, StoreError> {
-        if let Some(remote) = &self.remote {
-            remote.fetch(&path, bytes)?;
-        }
+        self.backend.read(&path, bytes)?;
         Ok(path)
     }
 
-    /// Notes that another process of the run has uploaded a data file of `bytes` bytes, where the state directory is in object
-    /// storage.
-    pub(super) fn note_uploaded(&self, path: &Path, bytes: u64) {
-        if let Some(remote) = &self.remote {
-            remote.note_uploaded(path, bytes);
-        }
-    }
-
-    /// Uploads data files, from their temporary names as those that they will have, where the state directory is in object
-    /// storage.
-    pub(super) fn upload_data(&self, moves: &[(PathBuf, PathBuf)]) -> Result<(), StoreError> {
-        match &self.remote {
-            Some(remote) => {
-                remote.check()?;
-                remote.upload_data(moves)
-            }
-            None => Ok(()),
-        }
+    /// That another run has written a file of the state directory `dir`.
+    pub(super) fn written_meanwhile(&self, dir: &Path, path: &Path) -> StoreError {
+        let url = match self.backend.url() {
+            Some(url) => format!("{url}/{}", path.strip_prefix(dir).unwrap_or(path).display()),
+            None => path.display().to_string(),
+        };
+        StoreError::WrittenMeanwhile { url }
     }
 
     /// In tests: as if the machine stopped after some steps.
@@ -169,11 +154,9 @@ impl Files {
     }
 
     /// Called before every step; fails if the lock is lost, or the test says that the machine has stopped.
-    fn step(&self, path: &Path) -> Result<(), StoreError> {
+    pub(super) fn step(&self, path: &Path) -> Result<(), StoreError> {
         self.lost.check()?;
-        if let Some(remote) = &self.remote {
-            remote.check()?;
-        }
+        self.backend.check()?;
         #[cfg(test)]
         if let Some(crash) = &self.crash {
             crash.step().map_err(|e| StoreError::io("go on with", path, e))?;
@@ -264,52 +247,25 @@ impl Files {
     /// Gives the temporary file `from` the name `to`, unless that name is taken: then says false.
     pub(crate) fn rename_if_absent(&self, from: &Path, to: &Path) -> Result<bool, StoreError> {
         self.step(to)?;
-        if let Some(remote) = &self.remote {
-            if !remote.create(from, to)? {
-                return Ok(false);
-            }
-            failpoints::hit(failpoints::RECORD_CREATED, &[]);
-            // The copy follows, whatever an earlier process left in it.
-            self.rename(from, to)?;
-            return Ok(true);
-        }
-        // The test treats a link that is lost in a power failure like a lost rename: the file keeps its temporary name,
-        // or has none.
+        self.backend.put_new(self, from, to)
+    }
+
+    /// The test treats a link that is lost in a power failure like a lost rename: the file keeps its temporary name, or has none.
+    pub(super) fn will_link(&self, from: &Path, to: &Path) {
         #[cfg(test)]
         if let (Some(crash), false) = (&self.crash, to.exists()) {
             crash.renamed(from, to);
         }
-        match std::fs::hard_link(from, to) {
-            Ok(()) => {}
-            // On a network file system the reply to the first attempt may be lost, and the retry then finds the link
-            // that the first made.
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_one_file(from, to) => {}
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
-            // File systems without hard links. The lock excludes other writers, so checking first is enough.
-            Err(e) if matches!(e.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied) => {
-                if to.exists() {
-                    return Ok(false);
-                }
-                self.rename(from, to)?;
-                return Ok(true);
-            }
-            Err(e) => return Err(StoreError::io("create", to, e)),
-        }
-        self.remove(from)?;
-        Ok(true)
+        let _ = (from, to);
     }
 
     /// Removes a file, if it is there.
     pub(crate) fn remove(&self, path: &Path) -> Result<(), StoreError> {
-        self.step(path)?;
-        if let Some(remote) = &self.remote {
-            remote.remove(path)?;
-        }
-        self.remove_copy(path)
+        self.backend.delete(self, &[path.to_path_buf()])
     }
 
     /// Removes a file of this machine, if it is there.
-    fn remove_copy(&self, path: &Path) -> Result<(), StoreError> {
+    pub(super) fn remove_here(&self, path: &Path) -> Result<(), StoreError> {
         #[cfg(test)]
         if let Some(crash) = &self.crash {
             crash.removed(path);
@@ -322,13 +278,7 @@ impl Files {
 
     /// Removes several files, if they are there.
     pub(crate) fn remove_all(&self, paths: &[PathBuf]) -> Result<(), StoreError> {
-        match &self.remote {
-            Some(remote) => {
-                remote.remove_all(paths)?;
-                paths.iter().try_for_each(|path| self.remove_copy(path))
-            }
-            None => paths.iter().try_for_each(|path| self.remove(path)),
-        }
+        self.backend.delete(self, paths)
     }
 
     /// Makes a folder that is not there.
@@ -380,11 +330,7 @@ impl Files {
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), StoreError> {
         let temporary = self.prepare_with(path, write)?;
-        let uploaded = self
-            .remote
-            .as_ref()
-            .map_or(Ok(()), |remote| remote.replace(&temporary, path));
-        if let Err(error) = uploaded.and_then(|()| self.rename(&temporary, path)) {
+        if let Err(error) = self.backend.replace(self, &temporary, path) {
             let _ = self.remove(&temporary);
             return Err(error);
         }
@@ -397,14 +343,6 @@ impl Files {
         return self.crash.is_some();
         #[cfg(not(test))]
         false
-    }
-}
-
-/// Whether two paths name the same file (device and inode).
-fn is_one_file(a: &Path, b: &Path) -> bool {
-    match (a.symlink_metadata(), b.symlink_metadata()) {
-        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        _ => false,
     }
 }
 

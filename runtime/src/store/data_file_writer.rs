@@ -36,7 +36,7 @@ impl DataFileWriter {
         match &mut self.encoder {
             Some(encoder) => encoder
                 .push(batch)
-                .map_err(|error| StoreError::parquet("write", &self.path, error)),
+                .map_err(|error| StoreError::parquet_written(&self.path, error)),
             None => Ok(true),
         }
     }
@@ -44,7 +44,7 @@ impl DataFileWriter {
     fn end(&mut self) -> Result<WrittenFile, StoreError> {
         let ended = parquet::errors::ParquetError::General("it was ended before".into());
         let finished = self.encoder.take().map_or(Err(ended), Encoder::finish);
-        finished.map_err(|error| StoreError::parquet("write", &self.path, error))
+        finished.map_err(|error| StoreError::parquet_written(&self.path, error))
     }
 
     /// Finishes the file. It is not flushed to the disk yet.

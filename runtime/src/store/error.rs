@@ -1,10 +1,8 @@
 //! What can go wrong with the state directory, exports and source files.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use parquet::errors::ParquetError;
 
@@ -30,6 +28,8 @@ pub enum StoreError {
     },
     #[error("{} has format {found}, which is newer than this flow (it knows up to {known})", path.display())]
     Newer { path: PathBuf, found: u64, known: u64 },
+    /// A file that is not what it was when it was written. A run removes one of its state directory and makes again what it
+    /// held ([`crate::RunError`]); so this is never said of a file for another reason.
     #[error("{} is damaged: {detail}", path.display())]
     Damaged { path: PathBuf, detail: String },
     /// A folder belongs to another recipe with the same first 16 digits, or a file was copied from another folder.
@@ -65,6 +65,9 @@ pub enum StoreError {
     SetMeanwhile { folder: String },
     #[error("{url} cannot hold a state directory: {detail}")]
     Conditions { url: String, detail: String },
+    /// A process that computes for a run finds that this does not have the lock any more.
+    #[error("the run {run}, for which this process computes, does not hold the lock {} any more", path.display())]
+    NotHeld { path: PathBuf, run: String },
     /// The lock of a state directory in object storage was not renewed for so long that another run may have it.
     #[error("the lock of the state directory {} could not be renewed", path.display())]
     NotRenewed { path: PathBuf },
@@ -104,18 +107,9 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// Files of a state directory that were found damaged, until a run asks for them.
-static FOUND_DAMAGED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-/// Most that are remembered.
-const MOST_DAMAGED: usize = 10_000;
-
 impl StoreError {
-    /// A file of a state directory that is damaged. It is remembered for [`found_damaged`].
+    /// A file that is not what it was when it was written.
     pub(super) fn damaged(path: &Path, detail: impl fmt::Display) -> Self {
-        let mut found = FOUND_DAMAGED.lock().unwrap_or_else(PoisonError::into_inner);
-        if found.len() < MOST_DAMAGED {
-            found.insert(path.to_path_buf());
-        }
         StoreError::Damaged {
             path: path.to_path_buf(),
             detail: detail.to_string(),
@@ -130,22 +124,17 @@ impl StoreError {
         }
     }
 
-    /// A parquet error while writing or reading `path`; an I/O error inside it stays one, so that a full disk
-    /// is called a full disk.
-    pub(crate) fn parquet(action: &'static str, path: &Path, error: ParquetError) -> Self {
-        match error {
-            ParquetError::External(inner) => match inner.downcast::<io::Error>() {
-                Ok(source) => StoreError::io(action, path, *source),
-                Err(other) => StoreError::Damaged {
-                    path: path.to_path_buf(),
-                    detail: other.to_string(),
-                },
-            },
-            other => StoreError::Damaged {
-                path: path.to_path_buf(),
-                detail: other.to_string(),
-            },
+    /// A parquet error while reading `path`; an I/O error inside it stays one.
+    pub(crate) fn parquet_read(path: &Path, error: ParquetError) -> Self {
+        match io_of(error) {
+            Ok(source) => StoreError::io("read", path, source),
+            Err(detail) => StoreError::damaged(path, detail),
         }
+    }
+
+    /// A parquet error while writing `path`; an I/O error inside it stays one, so that a full disk is called a full disk.
+    pub(crate) fn parquet_written(path: &Path, error: ParquetError) -> Self {
+        StoreError::io("write", path, io_of(error).unwrap_or_else(io::Error::other))
     }
 
     /// What a person can do about it.
@@ -218,21 +207,15 @@ impl StoreError {
     }
 }
 
-/// A file that was found damaged was written anew.
-pub(super) fn mended(path: &Path) {
-    let mut found = FOUND_DAMAGED.lock().unwrap_or_else(PoisonError::into_inner);
-    found.remove(path);
-}
-
-/// The files below the folder `dir` that were found damaged and that `message` names.
-pub(super) fn found_damaged(dir: &Path, message: &str) -> Vec<PathBuf> {
-    let mut found = FOUND_DAMAGED.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_meant = |path: &&PathBuf| path.starts_with(dir) && message.contains(&path.display().to_string());
-    let meant: Vec<PathBuf> = found.iter().filter(is_meant).cloned().collect();
-    for path in &meant {
-        found.remove(path);
+/// The I/O error inside a parquet error, or its text.
+fn io_of(error: ParquetError) -> Result<io::Error, String> {
+    match error {
+        ParquetError::External(inner) => match inner.downcast::<io::Error>() {
+            Ok(source) => Ok(*source),
+            Err(other) => Err(other.to_string()),
+        },
+        other => Err(other.to_string()),
     }
-    meant
 }
 
 fn folder_of(path: &Path) -> String {
@@ -241,11 +224,14 @@ fn folder_of(path: &Path) -> String {
 
 impl From<StoreError> for StageError {
     fn from(error: StoreError) -> Self {
-        let help = error.help();
-        let failed = StageError::failed(&error);
-        match help {
-            Some(text) => failed.with_help(text),
-            None => failed,
+        let (help, message) = (error.help(), error.to_string());
+        match error {
+            StoreError::Damaged { path, .. } => StageError::Damaged { path, message, help },
+            _ => StageError::Failed {
+                message,
+                row: None,
+                help,
+            },
         }
     }
 }

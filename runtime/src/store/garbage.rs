@@ -109,10 +109,7 @@ impl Store {
                 sum.bytes += folder.data.values().sum::<u64>() + folder.noted;
                 if !dry {
                     // The files that name the artifact are removed last: after a crash the rest is found again.
-                    if let Some(remote) = self.inner.files.remote() {
-                        remote.check()?;
-                        remote.remove_folder(&folder.path)?;
-                    }
+                    self.inner.files.backend().delete_folder(&folder.path)?;
                     let removed = match std::fs::remove_dir_all(data_folder(&folder.path)) {
                         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
                         _ => std::fs::remove_dir_all(&folder.path),
@@ -129,7 +126,7 @@ impl Store {
                 let left = folder.data.iter().filter(|(file, _)| !named.contains(*file));
                 let left: Vec<u64> = left.map(|(_, bytes)| *bytes).collect();
                 // On a disk the next writer removes them.
-                if self.inner.files.remote().is_some() && !left.is_empty() {
+                if self.inner.files.are_objects() && !left.is_empty() {
                     sum.bytes += left.iter().sum::<u64>();
                     if !dry {
                         self.writer_of(folder)?.remove_orphans()?;
@@ -158,10 +155,7 @@ impl Store {
         if !dry {
             for run in &old {
                 let folder = self.run_folder(run)?;
-                if let Some(remote) = self.inner.files.remote() {
-                    remote.check()?;
-                    remote.remove_folder(&folder)?;
-                }
+                self.inner.files.backend().delete_folder(&folder)?;
                 std::fs::remove_dir_all(&folder).map_err(|e| StoreError::io("remove", &folder, e))?;
             }
         }
@@ -174,8 +168,8 @@ impl Store {
                 }
             }
         }
-        if let (Some(remote), false) = (self.inner.files.remote(), dry) {
-            remote.save()?;
+        if !dry {
+            self.inner.files.backend().save()?;
         }
         Ok(sum)
     }

@@ -349,9 +349,9 @@ pub(super) fn check_run(storage: &Storage, url: &ObjectUrl, run: &str) -> Result
     match found.map(|(_, bytes)| LeaseRecord::parse(&bytes)) {
         Some(record) if record.run == run && !record.released => Ok(()),
         Some(record) if !record.released => Err(held(&PathBuf::from(url.to_string()), record.holder())),
-        _ => Err(StoreError::Damaged {
+        _ => Err(StoreError::NotHeld {
             path: url.to_string().into(),
-            detail: format!("the run {run}, for which this process computes, does not hold its lock"),
+            run: run.to_owned(),
         }),
     }
 }

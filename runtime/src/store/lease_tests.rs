@@ -110,10 +110,10 @@ fn a_lock_that_is_deleted_is_written_again() {
 fn a_run_is_followed_while_it_has_the_lock() {
     let place = Place::new();
     let follow = |run: &str| check_run(&place.server.storage(), &url(), run);
-    assert!(matches!(follow("one"), Err(StoreError::Damaged { .. })));
+    assert!(matches!(follow("one"), Err(StoreError::NotHeld { .. })));
     let lease = place.take("one").unwrap();
     follow("one").unwrap();
     assert!(follow("two").unwrap_err().is_held());
     drop(lease);
-    assert!(matches!(follow("one"), Err(StoreError::Damaged { .. })));
+    assert!(matches!(follow("one"), Err(StoreError::NotHeld { .. })));
 }

@@ -283,9 +283,9 @@ pub(crate) fn check_run(path: &Path, run: &str) -> Result<(), StoreError> {
             path: folder_of(path).to_path_buf(),
             holder: record.holder(),
         }),
-        _ => Err(StoreError::Damaged {
+        _ => Err(StoreError::NotHeld {
             path: path.to_path_buf(),
-            detail: format!("the run {run}, for which this process computes, does not hold the lock any more"),
+            run: run.to_owned(),
         }),
     }
 }

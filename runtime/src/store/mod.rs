@@ -23,6 +23,7 @@
 
 mod artifact;
 mod atomic;
+mod backend;
 mod column_chunks;
 mod counted_rows;
 #[cfg(test)]
@@ -227,7 +228,11 @@ impl Store {
         for record in records {
             let missing = record.ports.values().find_map(|port| {
                 let selection = port.selection.as_ref()?;
-                let found = self.inner.files.size_of(&self.inner.dir.join(&selection.file));
+                let found = self
+                    .inner
+                    .files
+                    .backend()
+                    .size_of(&self.inner.dir.join(&selection.file));
                 (found != Some(selection.file_bytes)).then(|| (selection.file.clone(), found))
             });
             match missing {

@@ -9,7 +9,7 @@ use flow_storage::{Location, ObjectUrl, Storage};
 use serde::{Deserialize, Serialize};
 
 use super::atomic::{self, Files};
-use super::error::{Holder, StoreError, found_damaged};
+use super::error::{Holder, StoreError};
 use super::lease::{self, Lease};
 use super::lock::{self, Lock};
 use super::recipe_files::records_folder;
@@ -42,7 +42,8 @@ impl Store {
             Location::Object(url) => {
                 remote::can_hold(&url)?;
                 let storage = Storage::global();
-                Store::open_remote(storage, &url, &storage.state_folder(&url)?, access, lease::PATIENCE)
+                let copy = storage.state_folder(&url)?;
+                Store::open_remote(storage, &url, &copy, access, lease::PATIENCE, Files::default())
             }
         }
     }
@@ -54,8 +55,8 @@ impl Store {
         copy: &Path,
         access: Access,
         patience: lease::Patience,
+        files: Files,
     ) -> Result<Store, StoreError> {
-        let files = Files::default();
         // What is in a bucket may not be for everybody.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(copy);
         made.map_err(|e| StoreError::io("create the folder", copy, e))?;
@@ -63,7 +64,7 @@ impl Store {
             // Process 0 sends the records; data is fetched when it is read.
             lease::check_run(storage, url, run_id)?;
             let remote = Arc::new(Remote::new(storage, url, copy, None));
-            return Store::opened(copy, access, files.with_remote(remote), None, None, true);
+            return Store::opened(copy, access, files.with_backend(remote), None, None, true);
         }
         let updating = CopyLock::take(copy, patience)?;
         let (lock, lease) = match &access {
@@ -88,7 +89,7 @@ impl Store {
         remote.update(is_kept_up)?;
         drop(updating);
         let format = read_format(copy)?;
-        Store::opened(copy, access, files.with_remote(remote), lock, lease, format.is_some())
+        Store::opened(copy, access, files.with_backend(remote), lock, lease, format.is_some())
     }
 
     pub(super) fn open_with(dir: &Path, access: Access, files: Files) -> Result<Store, StoreError> {
@@ -116,7 +117,7 @@ impl Store {
     ) -> Result<Store, StoreError> {
         let files = match (&lock, &access) {
             (Some(lock), _) => files.under(lock),
-            (None, Access::Follow { run_id }) if files.remote().is_none() => files.of_run(dir.join("lock"), run_id),
+            (None, Access::Follow { run_id }) if !files.are_objects() => files.of_run(dir.join("lock"), run_id),
             (None, _) => files,
         };
         if lock.is_some() {
@@ -153,13 +154,13 @@ impl Store {
     /// # Errors
     /// If `id` is not a plain name.
     pub(crate) fn has_run(&self, id: &str) -> Result<bool, StoreError> {
-        Ok(self.run_folder(id)?.is_dir() || (self.inner.files.remote().is_some() && self.inner.lock.is_none()))
+        Ok(self.run_folder(id)?.is_dir() || (self.inner.files.are_objects() && self.inner.lock.is_none()))
     }
 
     /// What the state directory is called in messages: its folder or its URL.
     pub fn name(&self) -> String {
-        match self.inner.files.remote() {
-            Some(remote) => remote.url().to_string(),
+        match self.inner.files.backend().url() {
+            Some(url) => url.to_string(),
             None => self.inner.dir.display().to_string(),
         }
     }
@@ -208,13 +209,13 @@ impl Store {
         Ok(storage.put(&url.join("runs")?.join(run)?.join(file)?, bytes)?)
     }
 
-    /// Removes files of the state directory that an error names as damaged, from the copy of one in object storage: the next plan
-    /// makes again what they held. Its `FORMAT`, without which it is none, stays.
-    pub(crate) fn remove_damaged(&self, error: &str) -> Vec<PathBuf> {
+    /// Removes those of the damaged files `found` that are of the state directory, from the copy of one in object storage: the
+    /// next plan makes again what they held. Its `FORMAT`, without which it is none, stays. Gives what was removed.
+    pub(crate) fn remove_damaged<'p>(&self, found: impl IntoIterator<Item = &'p Path>) -> Vec<PathBuf> {
         let dir = &self.inner.dir;
-        let mut found = found_damaged(dir, error);
-        found.retain(|path| *path != dir.join("FORMAT") && std::fs::remove_file(path).is_ok());
-        found
+        let is_removed =
+            |path: &&Path| path.starts_with(dir) && **path != *dir.join("FORMAT") && std::fs::remove_file(path).is_ok();
+        found.into_iter().filter(is_removed).map(Path::to_path_buf).collect()
     }
 
     /// Uploads what changed in the folder of a run, if the state directory is in object storage.
@@ -222,11 +223,9 @@ impl Store {
     /// # Errors
     /// If it cannot be uploaded.
     pub(crate) fn upload_run(&self, run: &str) -> Result<(), StoreError> {
-        let Some(remote) = self.inner.files.remote() else {
-            return Ok(());
-        };
-        remote.upload_folder(&self.run_folder(run)?)?;
-        remote.save()
+        let backend = self.inner.files.backend();
+        backend.put_changed(&self.run_folder(run)?)?;
+        backend.save()
     }
 }
 

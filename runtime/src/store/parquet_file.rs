@@ -253,7 +253,7 @@ pub(crate) fn write(
         Ok(written) => Ok((temporary, written)),
         Err(error) => {
             let _ = files.remove(&temporary);
-            Err(StoreError::parquet("write", &temporary, error))
+            Err(StoreError::parquet_written(&temporary, error))
         }
     }
 }
@@ -279,10 +279,8 @@ pub(crate) fn open(
     selection: Option<&Selection>,
 ) -> Result<Rows, StoreError> {
     let bytes = selection.map_or(bytes, |selection| selection.file_bytes);
-    let (chosen, positions) = project(schema, columns).map_err(|detail| StoreError::Damaged {
-        path: path.to_path_buf(),
-        detail,
-    })?;
+    let (chosen, positions) =
+        project(schema, columns).map_err(|detail| StoreError::io("read", path, io::Error::other(detail)))?;
     let file = ForeignParquet::open(path).map_err(|e| StoreError::io("read", path, e))?;
     let found = file.len();
     if found != bytes {
@@ -300,10 +298,7 @@ pub(crate) fn open(
     for field in chosen.fields() {
         let Some((root, _)) = stored.column_with_name(field.name()) else {
             let detail = format!("it has no column `{}`", field.name());
-            return Err(StoreError::Damaged {
-                path: path.to_path_buf(),
-                detail,
-            });
+            return Err(StoreError::damaged(path, detail));
         };
         roots.push(root);
     }
@@ -324,10 +319,7 @@ pub(crate) fn open(
         let rows = usize::try_from(expected).unwrap_or_default();
         if expected != selection.file_rows {
             let detail = format!("it has {rows} rows, a selection says {}", selection.file_rows);
-            return Err(StoreError::Damaged {
-                path: path.to_path_buf(),
-                detail,
-            });
+            return Err(StoreError::damaged(path, detail));
         }
         let ranges = selection
             .ranges
@@ -350,7 +342,7 @@ pub(crate) fn open(
 fn read_error(file: &ForeignParquet, path: &Path, error: ParquetError) -> StoreError {
     match file.unreadable() {
         Some(said) => StoreError::io("read", path, io::Error::other(said)),
-        None => StoreError::parquet("read", path, error),
+        None => StoreError::parquet_read(path, error),
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) fn read_recipe_files(files: &Files, folder: &Path, recipe: &Digest) -
     if let Some(index) = &index {
         same_recipe(&path, &index.recipe, recipe)?;
     }
-    let data = files.data_of(folder)?;
+    let data = files.backend().list(folder)?;
     Ok(RecipeFiles {
         top,
         data,

@@ -20,11 +20,14 @@ use bytes::Bytes;
 use flow_storage::{FileVersion, ObjectUrl, ObjectVersion, Scheme, Storage, StorageFault};
 
 use super::StoreError;
+use super::atomic::Files;
+use super::backend::Backend;
 use super::lease::{LOCK, Lease, LeaseState};
 use super::recipe_files::data_folder;
 use super::recovery::{Listing, is_temporary};
 use super::sources::on_threads;
 use crate::digest::Digest;
+use crate::failpoints;
 pub(super) use copy_lock::CopyLock;
 use update::Copied;
 
@@ -66,16 +69,6 @@ impl Remote {
         }
     }
 
-    pub fn url(&self) -> &ObjectUrl {
-        &self.url
-    }
-
-    /// # Errors
-    /// If the lock is lost.
-    pub fn check(&self) -> Result<(), StoreError> {
-        self.lease.as_ref().map_or(Ok(()), |lease| lease.check())
-    }
-
     /// The key of a file of the copy below the prefix; none for what is of this machine alone.
     fn key_of(&self, path: &Path) -> Option<String> {
         let key = path.strip_prefix(&self.dir).ok()?.to_str()?;
@@ -84,37 +77,8 @@ impl Remote {
         is_kept.then(|| key.to_owned())
     }
 
-    /// The sizes of the data files in the folder of a recipe.
-    ///
-    /// # Errors
-    /// If the copy's folder cannot be listed.
-    pub fn data_of(&self, recipe_folder: &Path) -> Result<Listing, StoreError> {
-        let name = recipe_folder
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
-        let mut listed = self.data().get(name).cloned().unwrap_or_default();
-        if self.lease.is_none() {
-            // A run of this machine may have written more since they were listed.
-            let own = super::atomic::list(&data_folder(recipe_folder))?;
-            listed.extend(own.into_iter().filter(|(name, _)| !is_fetched(name)));
-        }
-        Ok(listed)
-    }
-
-    /// The size of a data file; none where there is none.
-    pub fn size_of(&self, path: &Path) -> Option<u64> {
-        let key = self.key_of(path)?;
-        let (recipe, file) = data_file(&key)?;
-        let listed = self.data().get(recipe).and_then(|files| files.get(file).copied());
-        match self.lease {
-            Some(_) => listed,
-            None => listed.or_else(|| Some(std::fs::metadata(path).ok()?.len())),
-        }
-    }
-
     /// Uploads data files: each from its first path, under the name of its second.
-    pub fn upload_data(&self, files: &[(PathBuf, PathBuf)]) -> Result<(), StoreError> {
+    fn upload_data(&self, files: &[(PathBuf, PathBuf)]) -> Result<(), StoreError> {
         let sized = files.iter().map(|(from, to)| {
             let size = std::fs::metadata(from)
                 .map_err(|e| StoreError::io("look at", from, e))?
@@ -144,13 +108,6 @@ impl Remote {
         Ok(())
     }
 
-    /// Notes that another process of the run has uploaded a data file.
-    pub fn note_uploaded(&self, path: &Path, size: u64) {
-        if let Some(key) = self.key_of(path) {
-            self.uploaded(&key, size);
-        }
-    }
-
     fn uploaded(&self, key: &str, size: u64) {
         if let Some((recipe, file)) = data_file(key) {
             let mut data = self.data();
@@ -160,7 +117,7 @@ impl Remote {
 
     /// Writes the content of the file `from` as the object of the file `to`, which is not data. An index is written in place
     /// of the one that was read last alone.
-    pub fn replace(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
+    fn replace_object(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
         let Some((key, url)) = self.named(to)? else {
             return Ok(());
         };
@@ -171,7 +128,7 @@ impl Remote {
             let before = self.copied().version(&key);
             let written = self.storage.put_if(&url, &bytes, before.as_ref());
             written.map_err(|error| match error.fault {
-                StorageFault::AlreadyExists | StorageFault::Changed => self.written_meanwhile(to),
+                StorageFault::AlreadyExists | StorageFault::Changed => self.written_meanwhile(&key),
                 _ => StoreError::Storage(error),
             })?
         } else {
@@ -183,7 +140,7 @@ impl Remote {
     }
 
     /// Writes the content of the file `from` as the object of the file `to` where there is none; says false where there is one.
-    pub fn create(&self, from: &Path, to: &Path) -> Result<bool, StoreError> {
+    fn create(&self, from: &Path, to: &Path) -> Result<bool, StoreError> {
         let Some((key, url)) = self.named(to)? else {
             return Ok(true);
         };
@@ -197,16 +154,15 @@ impl Remote {
         }
     }
 
-    /// That another run has written the object of this file of the copy.
-    pub fn written_meanwhile(&self, path: &Path) -> StoreError {
-        let below = path.strip_prefix(&self.dir).unwrap_or(path);
+    /// That another run has written the object of this key.
+    fn written_meanwhile(&self, key: &str) -> StoreError {
         StoreError::WrittenMeanwhile {
-            url: format!("{}/{}", self.url, below.display()),
+            url: format!("{}/{key}", self.url),
         }
     }
 
     /// Deletes the object of a file of the copy.
-    pub fn remove(&self, path: &Path) -> Result<(), StoreError> {
+    fn remove(&self, path: &Path) -> Result<(), StoreError> {
         let Some((key, url)) = self.named(path)? else {
             return Ok(());
         };
@@ -221,80 +177,13 @@ impl Remote {
     }
 
     /// Deletes the objects of several files of the copy.
-    pub fn remove_all(&self, paths: &[PathBuf]) -> Result<(), StoreError> {
+    fn remove_all(&self, paths: &[PathBuf]) -> Result<(), StoreError> {
         on_threads(paths, AT_ONCE, |path| {
             self.check()?;
             self.remove(path)
         })
         .into_iter()
         .collect()
-    }
-
-    /// Deletes the objects of a folder of the copy. Those by which the folder is found, `recipe.json` of a recipe and
-    /// `plan.json` of a run, go last: what a crash leaves is found again.
-    pub fn remove_folder(&self, folder: &Path) -> Result<(), StoreError> {
-        let Some((_, url)) = self.named(folder)? else {
-            return Ok(());
-        };
-        let named = self.storage.list(&url)?;
-        let paths = named
-            .iter()
-            .filter_map(|entry| Some(self.dir.join(entry.url.below(&self.url)?)));
-        let is_last = |path: &PathBuf| {
-            path.parent() == Some(folder)
-                && path
-                    .file_name()
-                    .is_some_and(|name| name == "recipe.json" || name == "plan.json")
-        };
-        let (last, first): (Vec<PathBuf>, Vec<PathBuf>) = paths.partition(is_last);
-        self.remove_all(&first)?;
-        self.remove_all(&last)
-    }
-
-    /// Uploads the files right in a folder of the copy that were changed since they were uploaded or fetched.
-    pub fn upload_folder(&self, folder: &Path) -> Result<(), StoreError> {
-        let changed: Vec<PathBuf> = super::atomic::list(folder)?
-            .keys()
-            .map(|name| folder.join(name))
-            .filter(|path| self.key_of(path).is_some_and(|key| !self.copied().is_noted(&key, path)))
-            .collect();
-        on_threads(&changed, AT_ONCE, |path| {
-            self.check()?;
-            self.replace(path, path)
-        })
-        .into_iter()
-        .collect()
-    }
-
-    /// Keeps the notes of what the copy has, for the next process.
-    pub fn save(&self) -> Result<(), StoreError> {
-        self.copied().write(&self.dir)
-    }
-
-    /// The data file `path` of `bytes` bytes, fetched if the copy does not have it.
-    ///
-    /// # Errors
-    /// If it cannot be fetched, or is not what its name says.
-    pub fn fetch(&self, path: &Path, bytes: u64) -> Result<(), StoreError> {
-        let is_there = || std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == bytes);
-        let Some((key, url)) = self.named(path)?.filter(|_| !is_there()) else {
-            return Ok(());
-        };
-        let damaged = |detail: String| StoreError::Damaged {
-            path: url.to_string().into(),
-            detail,
-        };
-        let digest = self.fetch_file(&url, path, |found, digest| {
-            if found != bytes {
-                return Err(damaged(format!("it has {found} bytes, and its record says {bytes}")));
-            }
-            // <key>.<port>.<digest>.parquet
-            match key.strip_suffix(".parquet").and_then(|key| key.rsplit_once('.')) {
-                Some((_, named)) if named == digest.short() => Ok(()),
-                _ => Err(damaged("its digest is not the one in its name".to_string())),
-            }
-        });
-        digest.map(drop)
     }
 
     /// Fetches an object as the file `path`, if `check` agrees with its size and digest.
@@ -363,6 +252,138 @@ impl Remote {
     fn copied(&self) -> MutexGuard<'_, Copied> {
         // As above.
         self.copied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Backend for Remote {
+    fn url(&self) -> Option<&ObjectUrl> {
+        Some(&self.url)
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        self.lease.as_ref().map_or(Ok(()), |lease| lease.check())
+    }
+
+    fn list(&self, recipe_folder: &Path) -> Result<Listing, StoreError> {
+        let name = recipe_folder
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        let mut listed = self.data().get(name).cloned().unwrap_or_default();
+        if self.lease.is_none() {
+            // A run of this machine may have written more since they were listed.
+            let own = super::atomic::list(&data_folder(recipe_folder))?;
+            listed.extend(own.into_iter().filter(|(name, _)| !is_fetched(name)));
+        }
+        Ok(listed)
+    }
+
+    fn size_of(&self, path: &Path) -> Option<u64> {
+        let key = self.key_of(path)?;
+        let (recipe, file) = data_file(&key)?;
+        let listed = self.data().get(recipe).and_then(|files| files.get(file).copied());
+        match self.lease {
+            Some(_) => listed,
+            None => listed.or_else(|| Some(std::fs::metadata(path).ok()?.len())),
+        }
+    }
+
+    fn read(&self, path: &Path, bytes: u64) -> Result<(), StoreError> {
+        let is_there = || std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == bytes);
+        let Some((key, url)) = self.named(path)?.filter(|_| !is_there()) else {
+            return Ok(());
+        };
+        let damaged = |detail: String| StoreError::Damaged {
+            path: url.to_string().into(),
+            detail,
+        };
+        let digest = self.fetch_file(&url, path, |found, digest| {
+            if found != bytes {
+                return Err(damaged(format!("it has {found} bytes, and its record says {bytes}")));
+            }
+            // <key>.<port>.<digest>.parquet
+            match key.strip_suffix(".parquet").and_then(|key| key.rsplit_once('.')) {
+                Some((_, named)) if named == digest.short() => Ok(()),
+                _ => Err(damaged("its digest is not the one in its name".to_string())),
+            }
+        });
+        digest.map(drop)
+    }
+
+    fn put_data(&self, moves: &[(PathBuf, PathBuf)]) -> Result<(), StoreError> {
+        self.check()?;
+        self.upload_data(moves)?;
+        if !moves.is_empty() {
+            failpoints::hit(failpoints::DATA_UPLOADED, &[]);
+        }
+        Ok(())
+    }
+
+    fn note_data(&self, path: &Path, size: u64) {
+        if let Some(key) = self.key_of(path) {
+            self.uploaded(&key, size);
+        }
+    }
+
+    fn put_new(&self, files: &Files, from: &Path, to: &Path) -> Result<bool, StoreError> {
+        if !self.create(from, to)? {
+            return Ok(false);
+        }
+        failpoints::hit(failpoints::RECORD_CREATED, &[]);
+        // The copy follows, whatever an earlier process left in it.
+        files.rename(from, to)?;
+        Ok(true)
+    }
+
+    fn replace(&self, files: &Files, from: &Path, to: &Path) -> Result<(), StoreError> {
+        self.replace_object(from, to)?;
+        files.rename(from, to)
+    }
+
+    fn delete(&self, files: &Files, paths: &[PathBuf]) -> Result<(), StoreError> {
+        paths.first().map_or(Ok(()), |path| files.step(path))?;
+        self.remove_all(paths)?;
+        paths.iter().try_for_each(|path| files.remove_here(path))
+    }
+
+    // Files by which the folder is found, `recipe.json` of a recipe and `plan.json` of a run, go last: what a crash leaves is found
+    // again.
+    fn delete_folder(&self, folder: &Path) -> Result<(), StoreError> {
+        self.check()?;
+        let Some((_, url)) = self.named(folder)? else {
+            return Ok(());
+        };
+        let named = self.storage.list(&url)?;
+        let paths = named
+            .iter()
+            .filter_map(|entry| Some(self.dir.join(entry.url.below(&self.url)?)));
+        let is_last = |path: &PathBuf| {
+            path.parent() == Some(folder)
+                && path
+                    .file_name()
+                    .is_some_and(|name| name == "recipe.json" || name == "plan.json")
+        };
+        let (last, first): (Vec<PathBuf>, Vec<PathBuf>) = paths.partition(is_last);
+        self.remove_all(&first)?;
+        self.remove_all(&last)
+    }
+
+    fn put_changed(&self, folder: &Path) -> Result<(), StoreError> {
+        let changed: Vec<PathBuf> = super::atomic::list(folder)?
+            .keys()
+            .map(|name| folder.join(name))
+            .filter(|path| self.key_of(path).is_some_and(|key| !self.copied().is_noted(&key, path)))
+            .collect();
+        on_threads(&changed, AT_ONCE, |path| {
+            self.check()?;
+            self.replace_object(path, path)
+        })
+        .into_iter()
+        .collect()
+    }
+
+    fn save(&self) -> Result<(), StoreError> {
+        self.copied().write(&self.dir)
     }
 }
 

@@ -9,7 +9,7 @@ use super::lease::Patience;
 use super::tests::{key, names, recipe, rows, write, writer};
 use super::*;
 
-const PATIENCE: Patience = Patience {
+pub(super) const PATIENCE: Patience = Patience {
     beat: Duration::from_millis(100),
     fresh: Duration::from_secs(2),
     stale: Duration::from_secs(4),
@@ -35,7 +35,15 @@ impl Place {
 
     /// The state directory, opened on this machine.
     fn open(&self, machine: &str, access: Access) -> Result<Store, StoreError> {
-        Store::open_remote(&self.server.storage(), &url(), &self.copy(machine), access, PATIENCE)
+        let copy = self.copy(machine);
+        Store::open_remote(
+            &self.server.storage(),
+            &url(),
+            &copy,
+            access,
+            PATIENCE,
+            Files::default(),
+        )
     }
 
     fn run(&self, machine: &str) -> Result<Store, StoreError> {
@@ -287,7 +295,7 @@ fn storage_without_conditions_is_refused() {
     environment.push(("AWS_CONDITIONAL_PUT".into(), "disabled".into()));
     let storage = Storage::with_environment(environment);
     let access = Access::Run { run_id: "one".into() };
-    let error = Store::open_remote(&storage, &url(), &place.copy("a"), access, PATIENCE)
+    let error = Store::open_remote(&storage, &url(), &place.copy("a"), access, PATIENCE, Files::default())
         .err()
         .unwrap();
     assert!(matches!(error, StoreError::Conditions { .. }), "{error}");

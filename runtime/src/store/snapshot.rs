@@ -18,7 +18,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::error::mended;
 use super::{Record, Records, Store, StoreError, atomic, versioned_json};
 use crate::digest::Digest;
 use crate::partition::Partition;
@@ -176,7 +175,6 @@ impl SnapshotWriter {
             let files = &self.store.inner.files;
             files.create_folder(&self.store.inner.dir.join("snapshots"))?;
             files.replace(&path, &versioned_json::to_sealed_json(&path, &listed)?)?;
-            mended(&path);
         }
         self.snapshots.append(&Line {
             stage: stage.to_string(),

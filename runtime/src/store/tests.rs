@@ -584,7 +584,7 @@ fn who_follows_a_run_commits_nothing_and_the_run_commits_what_it_placed() {
     // Process 0 is lost before it commits, and the next run begins.
     place("b").unwrap();
     drop((leading, store));
-    assert!(matches!(place("c"), Err(StoreError::Damaged { .. })));
+    assert!(matches!(place("c"), Err(StoreError::NotHeld { .. })));
     let next = Store::open(dir.path(), Access::Run { run_id: "next".into() }).unwrap();
     assert!(matches!(place("d"), Err(StoreError::Held { .. })));
     let leading = writer(&next);
@@ -752,6 +752,6 @@ fn errors_say_what_to_do() {
     let external =
         parquet::errors::ParquetError::External(Box::new(std::io::Error::from(std::io::ErrorKind::StorageFull)));
     assert!(
-        matches!(StoreError::parquet("write", Path::new("a"), external), StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull)
+        matches!(StoreError::parquet_written(Path::new("a"), external), StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull)
     );
 }

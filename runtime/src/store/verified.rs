@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use flow_storage::FileVersion;
 
@@ -17,7 +18,7 @@ const MOST_KNOWN: usize = 1 << 16;
 /// Files that were compared, as they were then.
 static VERIFIED: LazyLock<Mutex<HashMap<PathBuf, FileVersion>>> = LazyLock::new(Mutex::default);
 
-/// Compares the content of a data file with its name, once for each version of the file. Files with other names, such as
+/// Compares the content of a data file with its name, once for each version of the file that has settled. Files with other names, such as
 /// temporary ones, are not read.
 ///
 /// # Errors
@@ -27,6 +28,7 @@ pub(super) fn verify(path: &Path) -> Result<(), StoreError> {
         return Ok(());
     };
     let failed = |error| StoreError::io("read", path, error);
+    let began = SystemTime::now();
     let state = FileVersion::of_file(&path.metadata().map_err(failed)?);
     let known = || VERIFIED.lock().unwrap_or_else(PoisonError::into_inner);
     if known().get(path) == Some(&state) {
@@ -36,6 +38,9 @@ pub(super) fn verify(path: &Path) -> Result<(), StoreError> {
     if found.short() != named {
         let detail = format!("its content has the digest {}, not that of its name", found.short());
         return Err(StoreError::damaged(path, detail));
+    }
+    if !state.is_settled(began) {
+        return Ok(());
     }
     let mut known = known();
     if known.len() >= MOST_KNOWN {

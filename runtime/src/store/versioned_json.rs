@@ -148,10 +148,7 @@ pub(super) fn to_sealed_json(path: &Path, object: &impl Serialize) -> Result<Vec
 
 /// An object and a newline, without a checksum: for files that other programs read.
 pub(super) fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
-    let mut bytes = serde_json::to_vec(value).map_err(|e| StoreError::Damaged {
-        path: path.to_path_buf(),
-        detail: e.to_string(),
-    })?;
+    let mut bytes = serde_json::to_vec(value).map_err(|error| StoreError::io("write", path, error.into()))?;
     bytes.push(b'\n');
     Ok(bytes)
 }

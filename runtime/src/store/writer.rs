@@ -159,7 +159,7 @@ impl ArtifactWriter {
     /// # Errors
     /// If the folder of a copy on this machine cannot be made.
     pub(super) fn follow(files: Files, recipe: Digest, folder: PathBuf) -> Result<Self, StoreError> {
-        if files.remote().is_some() {
+        if files.are_objects() {
             let data = data_folder(&folder);
             files.create_folder(&data)?;
             // Of processes that were killed. Those of other machines that use the same copy seem so, too.
@@ -352,7 +352,7 @@ impl ArtifactWriter {
                 Some(old) if *old == record => result.push(Arc::clone(old)),
                 _ => {
                     for (file, bytes) in record.files() {
-                        files.note_uploaded(&data.join(file), bytes);
+                        files.backend().note_data(&data.join(file), bytes);
                     }
                     result.push(Arc::clone(&record));
                     fresh.push(record);
@@ -418,10 +418,7 @@ impl ArtifactWriter {
         files.sync_all(&temporary)?;
         files.check_run()?;
         let moves: Vec<(PathBuf, PathBuf)> = moving.iter().flat_map(|pending| pending.moves.clone()).collect();
-        files.upload_data(&moves)?;
-        if !moves.is_empty() && files.remote().is_some() {
-            failpoints::hit(failpoints::DATA_UPLOADED, &[]);
-        }
+        files.backend().put_data(&moves)?;
         for pending in &mut moving {
             while let Some((from, to)) = pending.moves.last() {
                 files.rename(from, to)?;
@@ -450,7 +447,7 @@ impl ArtifactWriter {
             recipe: *recipe,
             records: records.to_vec(),
         };
-        if files.remote().is_some() {
+        if files.are_objects() {
             // Also where it fails: the answer may be lost, and the record there.
             state.next_group += 1;
         }
@@ -460,11 +457,7 @@ impl ArtifactWriter {
             Ok(true) => {}
             Ok(false) => {
                 let _ = files.remove(&prepared);
-                if let Some(remote) = files.remote() {
-                    return Err(remote.written_meanwhile(&path));
-                }
-                let detail = "another run has written it while this one held the lock".to_string();
-                return Err(StoreError::Damaged { path, detail });
+                return Err(files.written_meanwhile(folder.parent().and_then(Path::parent).unwrap_or(folder), &path));
             }
             Err(error) => {
                 let _ = files.remove(&prepared);
@@ -524,7 +517,7 @@ impl ArtifactWriter {
     pub(super) fn remove_orphans(&self) -> Result<(), StoreError> {
         let state = self.lock();
         let SharedWriter { files, folder, .. } = &*self.shared;
-        let orphans = recovery::orphans(&files.data_of(folder)?, &state.records);
+        let orphans = recovery::orphans(&files.backend().list(folder)?, &state.records);
         let orphans: Vec<PathBuf> = orphans.into_iter().map(|file| data_folder(folder).join(file)).collect();
         files.remove_all(&orphans)
     }
@@ -578,7 +571,7 @@ fn recover(files: &Files, recipe: &Digest, folder: &Path) -> Result<State, Store
     let all = recovery::merge(found.index, found.groups);
     let (standing, _) = recovery::complete_records(all, &found.data);
     // In object storage they are for garbage collection: each costs a request.
-    if files.remote().is_none() {
+    if !files.are_objects() {
         for orphan in recovery::orphans(&found.data, &standing) {
             files.remove(&data.join(orphan))?;
         }

@@ -72,7 +72,8 @@ impl FileVersion {
         version.is_settled(now).then_some(version)
     }
 
-    /// Whether any change from `now` on, which is before the version was taken, gives another one. Either time suffices: the modification time may be in the
+    /// Whether any change from `now` on, which is before the version was taken, gives another one. Either time suffices: the
+    /// modification time may be in the
     /// future, if somebody set it or the clock of a file server is ahead.
     pub fn is_settled(&self, now: SystemTime) -> bool {
         let is_old = |at: SystemTime| now.duration_since(at).is_ok_and(|age| age >= STEP);

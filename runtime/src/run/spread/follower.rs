@@ -16,7 +16,7 @@ use crate::event::{Event, Events};
 use crate::partition::Partition;
 use crate::plan::Options;
 use crate::plan::graph::Node;
-use crate::plan::state::PlanState;
+use crate::planner::state::PlanState;
 use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
 use crate::run::job::{node_job, region_job};
 use crate::run_error::RunError;

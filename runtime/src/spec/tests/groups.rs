@@ -296,3 +296,67 @@ fn a_group_that_inherits_has_its_parameters_in_the_pipeline_around_it() {
     let said = wrong.check(&[]).err().unwrap().to_string();
     assert_eq!(said.matches("parameter `n` has neither").count(), 1, "{said}");
 }
+
+#[test]
+fn members_of_a_group_of_parameters_that_the_file_around_it_lacks_are_inherited() {
+    let files = Files::new(&[
+        (
+            "p.yaml",
+            "flow: 1\nparams: {set: {one: 7, three: 3}}\ninclude:\n  g: {pipeline: '${file_dir}/q.yaml', params: inherit}\n\
+             stages: {own: {uses: toy.count, with: {rows: '${set.three}'}}}\n",
+        ),
+        (
+            "q.yaml",
+            "flow: 1\nparams: {set: {one: 1, two: 2}}\nstages:\n  a: {uses: toy.count, with: {rows: '${set.one}'}}\n  b: {uses: toy.count, with: {rows: '${set.two}'}}\n",
+        ),
+    ]);
+    let rows = |checked: &Checked, stage: &str| {
+        let stage = &checked.stages[checked.position(stage).unwrap()];
+        stage.settings.all()["rows"].clone()
+    };
+    let checked = files.check(&[]).unwrap();
+    assert_eq!([rows(&checked, "g/a"), rows(&checked, "g/b")], [7, 2]);
+    let names: Vec<&str> = checked
+        .pipeline
+        .params
+        .iter()
+        .map(|param| param.name.as_str())
+        .collect();
+    assert_eq!(names, ["set.one", "set.three", "set.two"]);
+    let set = files.check(&["set.two=5"]).unwrap();
+    assert_eq!([rows(&set, "g/a"), rows(&set, "g/b")], [7, 5]);
+}
+
+#[test]
+fn what_cannot_be_inherited_is_refused_by_name() {
+    let stages = "stages:\n  scan: {uses: toy.count, with: {rows: '${n}'}}\n";
+    let siblings = |params: &str, other: &str| {
+        let include =
+            "include:\n  g: {pipeline: DIR/q.yaml, params: inherit}\n  h: {pipeline: DIR/r.yaml, params: inherit}\n";
+        Files::new(&[
+            ("p.yaml", format!("flow: 1\n{params}{include}").as_str()),
+            ("q.yaml", format!("flow: 1\nparams: {{n: 1}}\n{stages}").as_str()),
+            ("r.yaml", format!("flow: 1\nparams: {other}\n{stages}").as_str()),
+        ])
+    };
+    let said = siblings("", "{n: 2}").check(&[]).err().unwrap().to_string();
+    assert!(
+        said.contains("the groups `g` and `h` inherit the parameter `n` with different defaults (1 and 2)")
+            && said.contains("p.yaml:4:"),
+        "{said}"
+    );
+    siblings("", "{n: {default: 1, help: the same}}").check(&[]).unwrap();
+    siblings("params: {n: 3}\n", "{n: 2}").check(&[]).unwrap();
+    let files = Files::new(&[
+        (
+            "p.yaml",
+            "flow: 1\nparams: {which: q}\ninclude:\n  g: {pipeline: 'DIR/${which}.yaml', params: inherit}\n",
+        ),
+        ("q.yaml", &format!("flow: 1\nparams: {{n: 1}}\n{stages}")),
+    ]);
+    let said = files.check(&[]).err().unwrap().to_string();
+    assert!(
+        said.contains("`pipeline` refers to the parameter `which`") && said.contains("p.yaml:4:"),
+        "{said}"
+    );
+}

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{AT_ONCE, Remote, data_file, group_file, is_fetched, is_index, is_kept, version_of};
 use crate::store::StoreError;
 use crate::store::atomic::{is_left, write_json_atomically};
+use crate::store::backend::Backend;
 use crate::store::recovery::{Listing, is_temporary};
 use crate::store::sources::on_threads;
 

@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use flow_storage::Location;
+use flow_storage_testing::TestServer;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::super::crash::{Crash, Remains};
+use super::super::remote_tests::PATIENCE;
 use super::super::*;
 use super::exports::export;
 use super::hooks::kill_at;
@@ -36,9 +39,14 @@ fn content(partition: u8, version: u8) -> u64 {
 /// Runs `acts` until one fails; returns the groups that were certainly committed, and the one in progress.
 type Keys = BTreeSet<(u8, u8)>;
 fn perform(dir: &Path, acts: &[Act], files: Files) -> (Keys, Keys, bool) {
+    perform_in(&|access| Store::open_with(dir, access, files.clone()), acts)
+}
+
+/// The same, in the state directory that is opened so.
+fn perform_in(open: &dyn Fn(Access) -> Result<Store, StoreError>, acts: &[Act]) -> (Keys, Keys, bool) {
     let mut sure = Keys::new();
     let open = || -> Result<(Store, ArtifactWriter), StoreError> {
-        let store = Store::open_with(dir, Access::Run { run_id: "t".into() }, files.clone())?;
+        let store = open(Access::Run { run_id: "t".into() })?;
         let writer = store.writer(&recipe(1), &serde_json::Value::Null)?;
         Ok((store, writer))
     };
@@ -78,7 +86,10 @@ fn perform(dir: &Path, acts: &[Act], files: Files) -> (Keys, Keys, bool) {
 
 /// What stands, after checking that every record can be read and has its own rows.
 fn standing(dir: &Path) -> Keys {
-    let store = read(dir);
+    standing_in(&read(dir))
+}
+
+fn standing_in(store: &Store) -> Keys {
     let records = store.records(&recipe(1)).unwrap();
     assert!(records.lost().is_empty(), "{:?}", records.lost());
     let mut keys = Keys::new();
@@ -113,20 +124,59 @@ fn unstopped() -> Files {
     Files::stopping(&Crash::after(u64::MAX))
 }
 
-fn check_crash(acts: &[Act], at: u64, remains: Remains) -> u64 {
-    let dir = TempDir::new().unwrap();
-    let crash = Crash::after(at);
-    let (sure, in_hand, whole) = perform(dir.path(), acts, Files::stopping(&crash));
-    crash.settle(remains);
-    let stands = standing(dir.path());
-    assert!(sure.is_subset(&stands), "{sure:?} was committed, {stands:?} stands");
-    let more: Keys = stands.difference(&sure).copied().collect();
-    let group: Keys = in_hand.difference(&sure).copied().collect();
+/// What stands is what was committed, with the group in hand or without it.
+fn check_groups((sure, in_hand, whole): &(Keys, Keys, bool), stands: &Keys) {
+    assert!(sure.is_subset(stands), "{sure:?} was committed, {stands:?} stands");
+    let more: Keys = stands.difference(sure).copied().collect();
+    let group: Keys = in_hand.difference(sure).copied().collect();
     assert!(
         more.is_empty() || more == group,
         "{more:?} of the group {group:?} stands"
     );
     assert!(!whole || more.is_empty());
+}
+
+/// As [`check_crash`], in object storage: the process is killed, and what it did in the bucket remains. The next run is on this
+/// machine, with its copy, or on `another` one.
+fn check_crash_in_bucket(server: &TestServer, root: &Path, acts: &[Act], at: u64, another: bool) -> u64 {
+    let (storage, state) = (server.storage(), format!("state-{at}-{another}"));
+    let Ok(Location::Object(url)) = Location::parse(&format!("s3://bucket/{state}")) else {
+        panic!("{state}");
+    };
+    let open = |machine: &str, access, files| {
+        let copy = root.join(&state).join(machine);
+        Store::open_remote(&storage, &url, &copy, access, PATIENCE, files)
+    };
+    let looked_at = |machine: &str| standing_in(&open(machine, Access::Read, Files::default()).unwrap());
+    let crash = Crash::after(at);
+    let done = perform_in(&|access| open("one", access, Files::stopping(&crash)), acts);
+    check_groups(&done, &looked_at("looking"));
+    let next = if another { "another" } else { "one" };
+    let (_, _, again) = perform_in(&|access| open(next, access, unstopped()), acts);
+    assert!(again);
+    let undisturbed = TempDir::new().unwrap();
+    perform(undisturbed.path(), acts, unstopped());
+    let expected = standing(undisturbed.path());
+    // Who looked before the crash was mended, and one who never looked.
+    for machine in ["looking", next, "new"] {
+        assert_eq!(looked_at(machine), expected, "{machine}");
+    }
+    let objects = names(&server.root().join("bucket").join(&state));
+    assert!(
+        !objects
+            .iter()
+            .any(|name| name.contains(".tmp") || name.contains("records/")),
+        "{objects:?}"
+    );
+    crash.steps_done()
+}
+
+fn check_crash(acts: &[Act], at: u64, remains: Remains) -> u64 {
+    let dir = TempDir::new().unwrap();
+    let crash = Crash::after(at);
+    let done = perform(dir.path(), acts, Files::stopping(&crash));
+    crash.settle(remains);
+    check_groups(&done, &standing(dir.path()));
     // The next run ends with the same bytes as an uninterrupted one, and leaves no other files.
     let (_, _, again) = perform(dir.path(), acts, unstopped());
     assert!(again);
@@ -166,6 +216,26 @@ fn a_crash_at_every_single_step_is_survived() {
         for at in 0..steps {
             assert_eq!(check_crash(&acts, at, remains), at);
         }
+    }
+}
+
+#[test]
+fn a_crash_at_every_single_step_is_survived_in_object_storage() {
+    let root = TempDir::new().unwrap();
+    std::fs::create_dir_all(root.path().join("served/bucket")).unwrap();
+    let server = TestServer::start(&root.path().join("served")).unwrap();
+    let acts = [
+        Act::Commit(vec![(0, 0), (1, 0)]),
+        Act::Commit(vec![(0, 1)]),
+        Act::Finish,
+        Act::Reopen,
+        Act::Commit(vec![(1, 0), (3, 2)]),
+    ];
+    let steps = check_crash_in_bucket(&server, root.path(), &acts, u64::MAX, false);
+    assert!(steps > 40, "{steps}");
+    for at in 0..steps {
+        let another = at % 2 == 1;
+        assert_eq!(check_crash_in_bucket(&server, root.path(), &acts, at, another), at);
     }
 }
 

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use flow_storage::{FileVersion, Location, Storage};
 
+use super::state::PlanState;
 use crate::digest::Digest;
 use crate::kind::Role;
-use crate::plan::state::PlanState;
 use crate::run_error::RunError;
 use crate::spec::yaml::Value;
 use crate::store::is_of_one_machine;

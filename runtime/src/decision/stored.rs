@@ -116,11 +116,6 @@ pub(crate) fn digests(list: &Artifact) -> Result<BTreeMap<Partition, Digest>, St
         .collect())
 }
 
-/// The digest of a partition without decisions.
-pub(crate) fn nothing_said() -> Digest {
-    Digest::of(b"no decisions")
-}
-
 struct Entry {
     partition: Partition,
     digest: Digest,

@@ -1,18 +1,11 @@
-//! The state of every node during planning and running: partitions, records, digests.
+//! What is known of every node during planning and running, and how it is read: sources, records, digests, artifacts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::Options;
-use super::cursor::Cursor;
-use super::decisions::{self, ALL, Decisions, digests_schema};
-use super::earlier::EarlierPlan;
-use super::failures::Failures;
-use super::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, StagePart};
-use super::keys::{self, ListedPartition, source_digest};
-use super::select::StageSelection;
 use crate::context::{Cancel, Context, StopAsked, Waker};
+use crate::decision::stored::{self, ALL, Decisions, digests_schema};
 use crate::digest::Digest;
 use crate::error::StageError;
 use crate::event::Events;
@@ -21,84 +14,22 @@ use crate::inputs::{Input, Inputs};
 use crate::kind::{Body, Role, SourcePartition};
 use crate::panic_guard::catch_panic;
 use crate::partition::Partition;
+use crate::plan::Options;
+use crate::plan::earlier::EarlierPlan;
+use crate::plan::failures::{Failures, Runnable};
+use crate::plan::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, RESULT, StagePart};
+use crate::plan::keys::{ListedPartition, source_digest};
+use crate::plan::node_state::NodeState;
+use crate::plan::select::StageSelection;
+use crate::plan::snapshot::Snapshot;
+use crate::plan::verdict::NodeVerdict;
 use crate::run_error::RunError;
 use crate::spec::{Checked, CheckedInput, CheckedStage};
-use crate::store::{Artifact, FileRange, Record, Records, RejectSet, Store, artifact_digest};
-
-/// The one partition of a log stage's outputs.
-pub(crate) const RESULT: &str = "result";
-
-/// How many runs back older plans are looked at. Runs that had all of no stage, such as those about some partitions, are not
-/// counted.
-pub(super) const LOOK_BACK: usize = 10;
+use crate::store::{Artifact, FileRange, Records, RejectSet, Store, artifact_digest};
 
 /// Partitions whose files are digested together: enough for all threads, and few enough that the lists of their files take
 /// no memory to speak of.
 const DIGESTED_AT_ONCE: usize = 16_384;
-
-#[derive(Default)]
-pub(crate) struct NodeState {
-    /// The records of the node's recipe; read on first use.
-    pub records: Option<Arc<Records>>,
-    /// The partitions on which the node works; none while they are not known.
-    pub space: Option<Arc<Vec<Partition>>>,
-    pub sources: Arc<BTreeMap<Partition, ListedPartition>>,
-    /// Digests of the partitions of a source, as far as they were needed.
-    pub source_digests: BTreeMap<Partition, Digest>,
-    /// Records that later nodes may read, by partition.
-    pub settled: BTreeMap<Partition, Arc<Record>>,
-    /// No more records will be settled.
-    pub all_settled: bool,
-    /// The recipe of the settled records: differs from the node's where an older artifact is reused.
-    pub settled_recipe: Option<Digest>,
-    /// Number of settled records that are out of date.
-    pub stale: u64,
-    /// Number of partitions of a reused artifact that are lost.
-    pub missing: u64,
-    /// To be reused, although no run ever completed it.
-    pub never_complete: bool,
-    whole: BTreeMap<usize, Digest>,
-    decided: Option<Arc<BTreeMap<Partition, Digest>>>,
-}
-
-impl NodeState {
-    /// Settles a partition, and drops values derived from the settled records.
-    pub fn settle(&mut self, partition: &Partition, record: Arc<Record>) {
-        self.whole.clear();
-        self.decided = None;
-        self.settled.insert(partition.clone(), record);
-    }
-
-    /// Settles partitions in place of all that were.
-    pub fn settle_all(&mut self, records: Vec<(Partition, Arc<Record>)>) {
-        self.whole.clear();
-        self.decided = None;
-        self.settled = records.into_iter().collect();
-    }
-
-    /// Drops all settled records.
-    pub fn unsettle_all(&mut self) {
-        self.whole.clear();
-        self.decided = None;
-        self.settled.clear();
-        self.all_settled = false;
-        self.settled_recipe = None;
-        (self.stale, self.missing, self.never_complete) = (0, 0, false);
-    }
-
-    /// Unsettles a partition, which is computed again.
-    pub fn unsettle(&mut self, partition: &Partition) {
-        self.whole.clear();
-        self.decided = None;
-        self.settled.remove(partition);
-    }
-}
-
-/// Whether it is known that a node does not have a partition.
-fn lacks(state: &NodeState, partition: &Partition) -> bool {
-    let space = state.space.as_ref();
-    space.is_some_and(|space| space.binary_search(partition).is_err())
-}
 
 pub(crate) struct PlanState {
     pub checked: Arc<Checked>,
@@ -417,81 +348,44 @@ impl PlanState {
         Decisions::load(&rows, &list).map_err(|error| self.failed(decide, None, error))
     }
 
-    /// As [`PlanState::key_input`], for each of the partitions, which ascend.
-    pub fn key_input_of_each(&mut self, input: KeyInput, space: &[Partition]) -> Result<Vec<Option<Digest>>, RunError> {
-        match input {
-            KeyInput::Source { node } => {
-                let state = &self.nodes[node];
-                let mut digests = Cursor::new(state.source_digests.iter());
-                let mut sources = Cursor::new(state.sources.iter());
-                let of_partition = |partition| match (sources.find(partition), digests.find(partition)) {
-                    (_, Some(digest)) => Some(*digest),
-                    (Some(_), None) => None,
-                    (None, None) => Some(keys::absent()),
-                };
-                Ok(space.iter().map(of_partition).collect())
+    /// Reads what the keys of a node need of other nodes' artifacts.
+    pub(super) fn read_key_inputs(&mut self, node: usize) -> Result<(), RunError> {
+        for input in self.graph.nodes[node].key_inputs.clone() {
+            match input {
+                KeyInput::Whole { node, port } if self.nodes[node].all_settled => {
+                    if !self.nodes[node].whole.contains_key(&port) {
+                        let digest = self.digest_of_whole(node, port)?;
+                        self.nodes[node].whole.insert(port, digest);
+                    }
+                }
+                KeyInput::Decisions { node } if self.nodes[node].all_settled => {
+                    if self.nodes[node].decided.is_none() {
+                        let list = self.artifact(node, 1)?;
+                        let digests = stored::digests(&list).map_err(|error| self.failed(node, None, error))?;
+                        self.nodes[node].decided = Some(Arc::new(digests));
+                    }
+                }
+                _ => {}
             }
-            KeyInput::Partition { node, port } if self.failures.is_empty() => {
-                let state = &self.nodes[node];
-                let name = &self.graph.nodes[node].outputs[port].name;
-                let absent = state.all_settled.then(keys::absent);
-                let mut settled = Cursor::new(state.settled.iter());
-                let of_partition = |partition| {
-                    let port = settled.find(partition).and_then(|record| record.ports.get(name));
-                    port.map(|port| port.digest).or(absent)
-                };
-                Ok(space.iter().map(of_partition).collect())
-            }
-            // The same for all partitions, or found by a map of its own.
-            _ => space.iter().map(|partition| self.key_input(input, partition)).collect(),
+        }
+        Ok(())
+    }
+
+    /// What is known now.
+    pub(super) fn snapshot(&self) -> Snapshot<'_> {
+        Snapshot {
+            checked: &self.checked,
+            graph: &self.graph,
+            selection: &self.selection,
+            nodes: &self.nodes,
+            has_failures: !self.failures.is_empty(),
+            is_partial: self.is_partial(),
         }
     }
 
-    /// The digest of one input of one partition for its key; none while it is unknown.
-    pub fn key_input(&mut self, input: KeyInput, partition: &Partition) -> Result<Option<Digest>, RunError> {
-        match input {
-            KeyInput::Source { node } => Ok(match self.nodes[node].source_digests.get(partition) {
-                Some(digest) => Some(*digest),
-                None if self.nodes[node].sources.contains_key(partition) => None,
-                None => Some(keys::absent()),
-            }),
-            KeyInput::Partition { node, port } => {
-                let state = &self.nodes[node];
-                let name = &self.graph.nodes[node].outputs[port].name;
-                Ok(
-                    match state.settled.get(partition).and_then(|record| record.ports.get(name)) {
-                        Some(port) => Some(port.digest),
-                        // After a failure a stage is never settled, but partitions that it does not have at all are
-                        // known.
-                        None => (state.all_settled || !self.failures.is_empty() && lacks(state, partition))
-                            .then(keys::absent),
-                    },
-                )
-            }
-            KeyInput::Whole { node, port } => {
-                if !self.nodes[node].all_settled {
-                    return Ok(None);
-                }
-                if let Some(digest) = self.nodes[node].whole.get(&port) {
-                    return Ok(Some(*digest));
-                }
-                let digest = self.digest_of_whole(node, port)?;
-                self.nodes[node].whole.insert(port, digest);
-                Ok(Some(digest))
-            }
-            KeyInput::Decisions { node } => {
-                if !self.nodes[node].all_settled {
-                    return Ok(None);
-                }
-                if self.nodes[node].decided.is_none() {
-                    let list = self.artifact(node, 1)?;
-                    let digests = decisions::digests(&list).map_err(|error| self.failed(node, None, error))?;
-                    self.nodes[node].decided = Some(Arc::new(digests));
-                }
-                let decided = self.nodes[node].decided.as_ref();
-                Ok(decided.map(|decided| decided.get(partition).copied().unwrap_or_else(decisions::nothing_said)))
-            }
-        }
+    /// Whether only some partitions are selected.
+    pub fn is_partial(&self) -> bool {
+        !self.options.partitions.is_empty()
     }
 
     /// Digests the files of the named partitions of a source; known digests are not computed again.
@@ -526,8 +420,7 @@ impl PlanState {
 
     /// Whether all nodes upstream of a node are settled.
     pub fn is_settled_upstream(&self, node: usize) -> bool {
-        let upstream = self.graph.upstream(node);
-        upstream.iter().all(|upstream| self.nodes[*upstream].all_settled)
+        self.snapshot().is_settled_upstream(node)
     }
 
     /// The rejects of every settled stage before the whole inputs of a source, a log or an export, or before the decision of a
@@ -563,5 +456,42 @@ impl PlanState {
             stages.push((self.stage(node).name.clone(), recipe, with_rejects.cloned().collect()));
         }
         self.store.reject_set(&stages)
+    }
+
+    /// Notes the failure of a node of a region. False: it was noted already, so leaving it out again does not help.
+    ///
+    /// # Errors
+    /// Returns errors that are no failure of a stage of the region, such as a full disk of the state directory, or a
+    /// signal.
+    pub fn note_failure(&mut self, region: usize, error: RunError) -> Result<bool, RunError> {
+        self.failures.note(&self.graph, &self.checked, region, error)
+    }
+
+    /// Notes that a node ran but must not be used, nor the nodes after it in its region, since it rejected too many
+    /// rows.
+    pub fn note_unusable(&mut self, node: usize, error: RunError) {
+        let unusable = self.failures.note_unusable(&self.graph, node, error);
+        self.set_not_settled(unusable);
+    }
+
+    /// Leaves out a region as a whole.
+    pub fn leave_out_region(&mut self, region: usize) {
+        let nodes = self.graph.regions[region].nodes.clone();
+        self.failures.leave_out(&nodes);
+        self.set_not_settled(nodes);
+    }
+
+    /// Removes failed partitions and those that depend on them from the verdicts of a region.
+    pub fn runnable(&mut self, region: usize, verdicts: Vec<NodeVerdict>) -> Runnable {
+        let selected = &self.selection.selected;
+        let (runnable, left_out) = self
+            .failures
+            .runnable(&self.graph, &self.nodes, selected, region, verdicts);
+        self.set_not_settled(left_out);
+        runnable
+    }
+
+    fn set_not_settled(&mut self, nodes: Vec<usize>) {
+        nodes.into_iter().for_each(|node| self.nodes[node].all_settled = false);
     }
 }

@@ -1,0 +1,74 @@
+//! Options of a plan or a run.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::decision::StandingDecisions;
+use crate::processes::Processes;
+
+/// Options of a plan or a run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The state directory.
+    pub state: PathBuf,
+    /// Timely workers; none: one per core.
+    pub workers: Option<usize>,
+    /// The whole thread budget that workers share; none: one per core.
+    pub threads: Option<usize>,
+    /// Run this stage and all that follow it.
+    pub from: Option<String>,
+    /// Run this stage and all that it needs.
+    pub until: Option<String>,
+    /// Run only these stages, on existing artifacts.
+    pub only: Vec<String>,
+    /// Run these stages even where a record exists; `all` for every stage.
+    pub force: Vec<String>,
+    /// Work only on these partitions of the sources: names, or patterns of names (see [`crate::glob`]). Empty for all.
+    /// Stages that need all partitions are left out. Not together with `from` or `only`.
+    pub partitions: Vec<String>,
+    /// Continue after a failure with everything that does not depend on it (see [`crate::run::run`]).
+    pub keep_going: bool,
+    /// Allow exports to replace sets by ones with far fewer rows.
+    pub allow_shrink: bool,
+    /// Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 (a program does, a test does not).
+    pub signals: bool,
+    /// Partitions in flight at most; none: four times the workers, at least 16, and of steps that feed a log twice the
+    /// workers, at least 4.
+    pub in_flight: Option<usize>,
+    /// Bytes in flight at most (the two oldest partitions are read whatever their size); none: an eighth of the memory that
+    /// is available, and for what does not feed a log no more than 256 MiB for each worker.
+    pub in_flight_bytes: Option<u64>,
+    /// Bytes of key rows that are held at most while a global stage decides: more are sorted on disk. None: half of the memory
+    /// that is available, shared by the processes of the run on one machine.
+    pub decide_bytes: Option<u64>,
+    /// Of a process that stays alive over many runs: what its global stages decide by changes.
+    pub standing: Option<Arc<StandingDecisions>>,
+    /// Send batches between workers as Arrow IPC instead of by pointer, as between processes. For tests.
+    pub as_bytes: bool,
+    /// The other processes of the run, where this is process 0 of several.
+    pub processes: Option<Arc<Processes>>,
+}
+
+impl Options {
+    pub fn new(state: impl Into<PathBuf>) -> Self {
+        Options {
+            state: state.into(),
+            workers: None,
+            threads: None,
+            from: None,
+            until: None,
+            only: Vec::new(),
+            force: Vec::new(),
+            partitions: Vec::new(),
+            keep_going: false,
+            allow_shrink: false,
+            signals: false,
+            in_flight: None,
+            in_flight_bytes: None,
+            decide_bytes: None,
+            standing: None,
+            as_bytes: false,
+            processes: None,
+        }
+    }
+}
