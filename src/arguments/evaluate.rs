@@ -10,6 +10,8 @@ pub enum EvaluateCommand {
     Diarization(EvaluateDiarizationArguments),
     /// Error rates of texts that any system wrote, against a reference
     Texts(EvaluateTextsArguments),
+    /// Two results on the same references: difference of their error rates, confidence interval and p-value
+    Compare(EvaluateCompareArguments),
 }
 
 // How words are compared. (A doc comment would become that of the commands.)
@@ -24,6 +26,76 @@ pub struct NormalizationArguments {
     /// With `--normalize`: a space between any two letters
     #[arg(long)]
     pub split_letters: bool,
+    /// Another normalisation for rows of a language: `en=open_asr_english` (may be repeated)
+    #[arg(long, value_name = "LANG=HOW", value_parser = language_normalization)]
+    pub normalize_language: Vec<(String, Normalize)>,
+    /// With `--normalize indic` or `by_language`: digits of all scripts become those of ASCII
+    #[arg(long)]
+    pub ascii_digits: bool,
+}
+
+fn language_normalization(text: &str) -> Result<(String, Normalize), String> {
+    let (lang, how) = text
+        .split_once('=')
+        .ok_or("write LANG=HOW, such as en=whisper_english")?;
+    match lang.is_empty() {
+        true => Err("the code of the language is missing before `=`".to_owned()),
+        false => Ok((lang.to_owned(), Normalize::from_str(how, false)?)),
+    }
+}
+
+// What is drawn by the bootstrap.
+#[derive(Args, Debug)]
+pub struct DrawArguments {
+    /// Seed of the bootstrap
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// The column (key of the manifest's lines) whose rows of equal values are drawn as a whole, such as `speaker`; without it
+    /// the recording
+    #[arg(long, value_name = "COLUMN")]
+    pub cluster: Option<String>,
+}
+
+/// More resamples give nothing but work.
+const MOST_RESAMPLES: i64 = 1_000_000;
+
+#[derive(Args, Debug)]
+pub struct EvaluateCompareArguments {
+    /// The first result: a manifest with `text` and `pred_text`, such as `transcripts.jsonl` of a report; with --reference the
+    /// texts that were heard, in any form that `flow evaluate texts` reads
+    #[arg(value_name = "A")]
+    pub a: PathBuf,
+    /// The second result
+    #[arg(value_name = "B")]
+    pub b: PathBuf,
+    /// The reference of both, if they do not have it themselves
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// Lines of text begin with the name of their utterance, as in Kaldi's `text`
+    #[arg(long)]
+    pub ids: bool,
+    #[command(flatten)]
+    pub normalization: NormalizationArguments,
+    /// Also compare by the values of a column: a key of the manifest's lines (may be repeated)
+    #[arg(long, value_name = "COLUMN")]
+    pub by: Vec<String>,
+    /// Resamples of the bootstrap
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=MOST_RESAMPLES))]
+    pub resamples: u32,
+    #[command(flatten)]
+    pub draw: DrawArguments,
+    /// The output format
+    #[arg(long, default_value = "text")]
+    pub format: CompareFormat,
+    /// As `--format json`
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CompareFormat {
+    Text,
+    Json,
 }
 
 #[derive(Args, Debug)]
@@ -40,6 +112,32 @@ pub struct EvaluateTextsArguments {
     pub ids: bool,
     #[command(flatten)]
     pub normalization: NormalizationArguments,
+    /// Error rates by the values of a column, too: a key of the manifest's lines (may be repeated)
+    #[arg(long, value_name = "COLUMN")]
+    pub by: Vec<String>,
+    /// Resamples of the bootstrap for 95 % confidence intervals; recordings are drawn as a whole. 0: no intervals
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=MOST_RESAMPLES))]
+    pub resamples: u32,
+    #[command(flatten)]
+    pub draw: DrawArguments,
+    /// Manifests of the training data: error rates of words by how often they are in them
+    #[arg(long, value_name = "MANIFEST", num_args = 1..)]
+    pub train: Vec<PathBuf>,
+    /// The first counts of the ranges after that of words that are not in the training data
+    #[arg(
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "1,10,100",
+        requires = "train"
+    )]
+    pub training_counts: Vec<u64>,
+    /// A file with a name in each line: error rates of names, and how many are right as a whole
+    #[arg(long, value_name = "FILE")]
+    pub names: Option<PathBuf>,
+    /// Error rates of the words in another script, or behind a tag of another language, than the word before
+    #[arg(long)]
+    pub switches: bool,
     /// Show so many utterances with the most errors
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub worst: usize,
@@ -90,4 +188,12 @@ pub enum Normalize {
     WhisperBasic,
     /// The same, but marks such as vowel signs stay
     KeepMarks,
+    /// Whisper's EnglishTextNormalizer: numbers, contractions and spellings, too
+    WhisperEnglish,
+    /// The Open ASR Leaderboard's EnglishTextNormalizer, of August 2026
+    OpenAsrEnglish,
+    /// For Indic languages, as Vistaar has it: no punctuation, one encoding
+    Indic,
+    /// whisper_english, indic or keep_marks, by the language of the row
+    ByLanguage,
 }

@@ -18,7 +18,8 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use flow_kernels::device::DeviceChoice;
 
 pub use evaluate::{
-    EvaluateCommand, EvaluateDiarizationArguments, EvaluateTextsArguments, NormalizationArguments, Normalize,
+    CompareFormat, DrawArguments, EvaluateCommand, EvaluateCompareArguments, EvaluateDiarizationArguments,
+    EvaluateTextsArguments, NormalizationArguments, Normalize,
 };
 pub use look::{LineageArguments, LogArguments, LookArguments, RejectsArguments};
 pub use model::{

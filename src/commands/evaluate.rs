@@ -1,6 +1,8 @@
-//! `flow evaluate diarization`: error rates of turns, and of words with speakers, against a reference; and `flow evaluate texts`.
+//! `flow evaluate diarization`: error rates of turns, and of words with speakers, against a reference; `flow evaluate
+//! texts` and `flow evaluate compare`.
 
 mod audio;
+mod compare;
 mod files;
 mod page;
 mod texts;
@@ -29,6 +31,7 @@ pub fn evaluate(command: &EvaluateCommand, out: &mut dyn Write) -> Result<Exit, 
     match command {
         EvaluateCommand::Diarization(arguments) => diarization(arguments, out),
         EvaluateCommand::Texts(arguments) => texts::texts(arguments, out),
+        EvaluateCommand::Compare(arguments) => compare::compare(arguments, out),
     }
 }
 
@@ -125,13 +128,22 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
 
 /// The normalisation of words by the options.
 fn normalizer(arguments: &NormalizationArguments) -> Result<Normalizer, Failure> {
-    let normalization = match arguments.normalize {
+    let normalization = |normalize| match normalize {
         Normalize::None => Normalization::None,
         Normalize::WhisperBasic => Normalization::WhisperBasic,
         Normalize::KeepMarks => Normalization::KeepMarks,
+        Normalize::WhisperEnglish => Normalization::WhisperEnglish,
+        Normalize::OpenAsrEnglish => Normalization::OpenAsrEnglish,
+        Normalize::Indic => Normalization::Indic,
+        Normalize::ByLanguage => Normalization::ByLanguage,
     };
+    let languages = arguments.normalize_language.iter();
     let normalizer = Normalizer {
-        normalization,
+        normalization: normalization(arguments.normalize),
+        languages: languages
+            .map(|(lang, how)| (lang.clone(), normalization(*how)))
+            .collect(),
+        ascii_digits: arguments.ascii_digits,
         remove_diacritics: arguments.remove_diacritics,
         split_letters: arguments.split_letters,
     };

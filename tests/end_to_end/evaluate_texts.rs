@@ -209,3 +209,83 @@ fn what_cannot_be_paired_is_told() {
     let scores: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(words(&scores), [0, 0, 1, 2]);
 }
+
+#[test]
+fn intervals_columns_and_groups_of_words_are_printed() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    let line = |number: usize| {
+        let heard = if number % 3 == 0 {
+            "my office in york"
+        } else {
+            "Mein office in New York"
+        };
+        format!(
+            "{{\"audio_filepath\": \"{}.wav\", \"offset\": {number}, \"gender\": \"{}\", \"lang\": \"de\", \
+             \"text\": \"<|de|> mein <|en|> office <|de|> in New York\", \"pred_text\": \"<|de|> {heard}\"}}\n",
+            number / 2,
+            if number % 2 == 0 { "f" } else { "m" }
+        )
+    };
+    write("both.jsonl", &(0..24).map(line).collect::<String>());
+    write("train.jsonl", &"{\"text\": \"<|de|> mein in in\"}\n".repeat(5));
+    write("names.txt", "New York\n\n");
+    let arguments = [
+        "both.jsonl",
+        "--normalize",
+        "keep_marks",
+        "--by",
+        "gender",
+        "--resamples",
+        "400",
+        "--train",
+        "train.jsonl",
+        "--names",
+        "names.txt",
+        "--switches",
+    ];
+    let scores = scores(folder, &arguments);
+    assert_eq!(scores["clusters"], 12);
+    let interval = &scores["normalized_wer"]["interval"];
+    assert!(interval[0].as_f64().unwrap() < scores["normalized_wer"]["rate"].as_f64().unwrap());
+    assert_eq!(scores["columns"]["gender"]["f"]["clusters"], 12);
+    assert_eq!(
+        (&scores["names"]["occurrences"], &scores["names"]["correct"]),
+        (&24.into(), &16.into())
+    );
+    let ranges = scores["rare_words"].as_array().unwrap();
+    let labels: Vec<&str> = ranges
+        .iter()
+        .map(|range| range["training_count"].as_str().unwrap())
+        .collect();
+    assert_eq!(labels, ["0", "1 to 9", "10 to 99"]);
+    assert_eq!(scores["switches"]["points"]["total"], 48);
+    let table = evaluate(folder, &arguments);
+    let table = String::from_utf8(table.stdout).unwrap();
+    for said in [
+        "WER 95 %",
+        "gender",
+        "10 to 99 times in training",
+        "16 of 24 names",
+        "where script or language change",
+    ] {
+        assert!(table.contains(said), "{table}");
+    }
+    for (arguments, said) in [
+        (
+            &["both.jsonl", "--by", "age"][..],
+            "no utterance of the reference has `age`",
+        ),
+        (
+            &["both.jsonl", "--train", "train.jsonl", "--training-counts", "5,5"],
+            "--training-counts",
+        ),
+        (&["both.jsonl", "--normalize-language", "de=german"], "german"),
+        (&["both.jsonl", "--ascii-digits"], "`--ascii-digits` needs `indic`"),
+    ] {
+        let output = evaluate(folder, arguments);
+        expect_code(&output, 2);
+        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+    }
+}

@@ -8,8 +8,10 @@ use arrow::datatypes::Float64Type;
 use flow_runtime::{Artifact, StageError};
 use serde_json::{Value, json};
 
+use crate::bootstrap::{Clusters, RATES, Resampling, ratios};
 use crate::normalize::Normalizer;
 use crate::wer::{EditCounts, Score, Scores, score_with};
+use crate::word_groups::{WordFigures, WordMeasure, WordTally};
 
 /// One set of utterances that was transcribed.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +24,10 @@ pub struct SetFigures {
     pub sources: BTreeMap<String, Score>,
     /// What `sources` are: `source` or `shard`.
     pub source_kind: &'static str,
+    /// By the values of other columns: the column's name and scores.
+    pub columns: Vec<(String, BTreeMap<String, Score>)>,
+    /// Of groups of words.
+    pub words: WordFigures,
     pub worst: Vec<Worst>,
 }
 
@@ -44,6 +50,13 @@ pub struct Measure {
     pub duration_bounds: Vec<f64>,
     /// Utterances to list.
     pub worst: usize,
+    /// Columns by whose values there are rates.
+    pub by: Vec<String>,
+    pub words: WordMeasure,
+    /// Where there are intervals by the bootstrap.
+    pub resampling: Option<Resampling>,
+    /// The column whose rows of equal values are drawn together; empty: the recording.
+    pub cluster: String,
 }
 
 /// The order of the worst utterances: most word errors first, then the highest rate, then names and references.
@@ -55,17 +68,78 @@ pub fn worse(a: (EditCounts, &str, &str), b: (EditCounts, &str, &str)) -> Orderi
 }
 
 /// A set while its rows are collected.
-#[derive(Default)]
-struct Growing {
+struct Growing<'m> {
     figures: SetFigures,
     durations: Vec<Score>,
     by_source: BTreeMap<String, Score>,
     by_shard: BTreeMap<String, Score>,
+    words: WordTally<'m>,
+    clusters: Clusters<RATES>,
+}
+
+impl<'m> Growing<'m> {
+    fn new(measure: &'m Measure) -> Self {
+        let columns = measure.by.iter().map(|name| (name.clone(), BTreeMap::new()));
+        Growing {
+            figures: SetFigures {
+                columns: columns.collect(),
+                ..SetFigures::default()
+            },
+            durations: Vec::new(),
+            by_source: BTreeMap::new(),
+            by_shard: BTreeMap::new(),
+            words: WordTally::new(&measure.words, &measure.normalizer),
+            clusters: Clusters::default(),
+        }
+    }
+}
+
+/// Groupings of [`Clusters`]; those of columns begin with `column `.
+const ALL: &str = "all";
+const LANGUAGE: &str = "language";
+const DURATION: &str = "duration";
+const SOURCE: &str = "source";
+const SHARD: &str = "shard";
+
+fn column_grouping(name: &str) -> String {
+    format!("column {name}")
+}
+
+/// The texts of a column of any type that has them; empty where there is no value.
+fn values(batch: &RecordBatch, name: &str) -> Result<StringArray, StageError> {
+    let column = batch.column_by_name(name);
+    let column = column.ok_or_else(|| StageError::failed(format!("column {name} is missing")))?;
+    let texts = arrow::compute::cast(column, &arrow::datatypes::DataType::Utf8)
+        .map_err(|error| StageError::failed(format!("column {name}: {error}")))?;
+    Ok(texts.as_string::<i32>().clone())
+}
+
+/// The name of what is drawn as a whole: the recording, else the segment.
+fn recordings(batch: &RecordBatch) -> Result<Vec<String>, StageError> {
+    let optional = |name: &str| match batch.column_by_name(name) {
+        Some(_) => values(batch, name).map(Some),
+        None => Ok(None),
+    };
+    let (files, tars, offsets) = (optional("audio_path")?, optional("tar_path")?, optional("tar_offset")?);
+    let segments = values(batch, "segment_id")?;
+    let given = |texts: &Option<StringArray>, row: usize| {
+        let texts = texts.as_ref().filter(|texts| texts.is_valid(row));
+        texts
+            .map(|texts| texts.value(row).to_owned())
+            .filter(|text| !text.is_empty())
+    };
+    let name = |row| match (given(&files, row), given(&tars, row), given(&offsets, row)) {
+        (Some(file), _, _) => file,
+        (None, Some(tar), Some(offset)) => format!("{tar} {offset}"),
+        _ => segments.value(row).to_owned(),
+    };
+    Ok((0..batch.num_rows()).map(name).collect())
 }
 
 /// Figures of the sets of an `evaluation.decode`, scored again from the texts.
 pub fn read_sets(input: &Artifact, measure: &Measure) -> Result<Vec<SetFigures>, StageError> {
     let mut sets: BTreeMap<String, Growing> = BTreeMap::new();
+    let column_groupings: Vec<String> = measure.by.iter().map(|name| column_grouping(name)).collect();
     for item in input.batches(None) {
         let (partition, batch) = item?;
         let column = |name: &str| text(&batch, name);
@@ -74,13 +148,31 @@ pub fn read_sets(input: &Artifact, measure: &Measure) -> Result<Vec<SetFigures>,
         let durations = float(&batch, "duration")?;
         // Transcripts of others need not have these.
         let (sources, shards) = (column("source").ok(), column("shard").ok());
+        let by: Vec<StringArray> = (measure.by.iter())
+            .map(|name| values(&batch, name))
+            .collect::<Result<_, _>>()?;
+        let clusters = match (measure.resampling, measure.cluster.as_str()) {
+            (None, _) => Vec::new(),
+            (Some(_), "") => recordings(&batch)?,
+            (Some(_), name) => {
+                let (column, segments) = (values(&batch, name)?, values(&batch, "segment_id")?);
+                // A row without a value stands alone.
+                let name = |row| match column.is_valid(row) && !column.value(row).is_empty() {
+                    true => format!("{} ", column.value(row)),
+                    false => segments.value(row).to_owned(),
+                };
+                (0..batch.num_rows()).map(name).collect()
+            }
+        };
         let clips: Option<&BinaryArray> = batch.column_by_name("clip").and_then(|c| c.as_binary_opt());
         for row in 0..batch.num_rows() {
-            let set = sets.entry(names.value(row).to_owned()).or_default();
+            let set = sets
+                .entry(names.value(row).to_owned())
+                .or_insert_with(|| Growing::new(measure));
             let (reference, hypothesis) = (references.value(row), hypotheses.value(row));
             let (seconds, utterance) = (
                 durations.value(row),
-                score_with(reference, hypothesis, &measure.normalizer),
+                score_with(reference, hypothesis, langs.value(row), &measure.normalizer),
             );
             set.figures.scores.add(langs.value(row), &utterance, seconds);
             let range = measure.duration_bounds.partition_point(|edge| *edge <= seconds);
@@ -94,6 +186,30 @@ pub fn read_sets(input: &Artifact, measure: &Measure) -> Result<Vec<SetFigures>,
                     Some(score) => score.add(&utterance, seconds),
                     None => by.entry(name.to_owned()).or_default().add(&utterance, seconds),
                 }
+            }
+            for ((_, scores), column) in set.figures.columns.iter_mut().zip(&by) {
+                let value = if column.is_valid(row) { column.value(row) } else { "" };
+                match scores.get_mut(value) {
+                    Some(score) => score.add(&utterance, seconds),
+                    None => scores.entry(value.to_owned()).or_default().add(&utterance, seconds),
+                }
+            }
+            set.words.add(reference, hypothesis, langs.value(row));
+            if let Some(cluster) = clusters.get(row) {
+                let range = label(&measure.duration_bounds, range);
+                let groups = [
+                    (ALL, ""),
+                    (LANGUAGE, langs.value(row)),
+                    (DURATION, &range),
+                    (SOURCE, source),
+                    (SHARD, shard),
+                ];
+                let columns = column_groupings.iter().zip(&by).map(|(grouping, column)| {
+                    let value = if column.is_valid(row) { column.value(row) } else { "" };
+                    (grouping.as_str(), value)
+                });
+                set.clusters
+                    .add(cluster, groups.into_iter().chain(columns), &ratios(&utterance));
             }
             let list = &mut set.figures.worst;
             if utterance.words.errors() > 0 {
@@ -117,7 +233,29 @@ pub fn read_sets(input: &Artifact, measure: &Measure) -> Result<Vec<SetFigures>,
         keep_worst(&mut set.figures.worst, measure.worst);
         // A source that is the same for all rows is no information.
         let by_source = set.by_source.len() > 1;
+        if let Some(resampling) = measure.resampling {
+            let clusters = &set.clusters;
+            let of = |grouping: &str, name: &str| Some(resampling.intervals(&clusters.of(grouping, name)));
+            set.figures.scores.overall.intervals = of(ALL, "");
+            let each = |grouping: &str, scores: &mut BTreeMap<String, Score>| {
+                scores
+                    .iter_mut()
+                    .for_each(|(name, score)| score.intervals = of(grouping, name));
+            };
+            each(LANGUAGE, &mut set.figures.scores.languages);
+            match by_source {
+                true => each(SOURCE, &mut set.by_source),
+                false => each(SHARD, &mut set.by_shard),
+            }
+            for (index, score) in set.durations.iter_mut().enumerate() {
+                score.intervals = of(DURATION, &label(&measure.duration_bounds, index));
+            }
+            for (name, scores) in &mut set.figures.columns {
+                each(&column_grouping(name), scores);
+            }
+        }
         SetFigures {
+            words: set.words.figures(),
             name,
             durations: (set.durations.into_iter().enumerate())
                 .filter(|(_, score)| score.utterances > 0)
@@ -193,13 +331,21 @@ pub fn as_json(sets: &[SetFigures], normalizer: &Normalizer) -> Value {
             "substitutions": counts.substitutions, "rate": rate(counts.rate()),
         })
     };
-    let normalized = normalizer.normalization != Default::default();
+    let normalized = normalizer.is_given();
     let one = |score: &Score| {
         let mut value = json!({
             "utterances": score.utterances, "seconds": score.seconds, "words": edits(&score.words),
             "characters": edits(&score.characters), "tagged": score.tagged, "wrong_tags": score.wrong_tags,
-            "word_error_rate_interval": score.word_interval().map(|(low, high)| [low, high]),
+            "word_error_rate_interval": score.shown_interval().map(|(low, high)| [low, high]),
         });
+        if let Some(intervals) = &score.intervals {
+            value["clusters"] = json!(intervals.clusters);
+            value["character_error_rate_interval"] = json!(intervals.rates[1]);
+            if normalized {
+                value["normalized_word_error_rate_interval"] = json!(intervals.rates[2]);
+                value["normalized_character_error_rate_interval"] = json!(intervals.rates[3]);
+            }
+        }
         if normalized {
             value["normalized_words"] = edits(&score.normalized_words);
             value["normalized_characters"] = edits(&score.normalized_characters);
@@ -221,18 +367,49 @@ pub fn as_json(sets: &[SetFigures], normalizer: &Normalizer) -> Value {
         let tags = set.scores.tag_confusion.iter().map(|((reference, heard), utterances)| {
             json!({ "reference": reference, "heard": heard, "utterances": utterances })
         });
-        json!({
+        let mut value = json!({
             "name": set.name, "overall": one(&set.scores.overall), "languages": by(&set.scores.languages),
             "durations": durations.collect::<Value>(), "source_kind": set.source_kind, "sources": by(&set.sources),
             "tags": tags.collect::<Value>(),
-        })
+        });
+        if !set.columns.is_empty() {
+            value["columns"] = set
+                .columns
+                .iter()
+                .map(|(name, scores)| (name.clone(), by(scores)))
+                .collect();
+        }
+        let WordFigures { rare, names, switches } = &set.words;
+        if !rare.is_empty() {
+            let ranges = rare
+                .iter()
+                .map(|(label, counts)| json!({ "training_count": label, "words": edits(counts) }));
+            value["rare_words"] = ranges.collect();
+        }
+        if let Some(names) = names {
+            value["names"] = json!({
+                "words": edits(&names.words), "others": edits(&names.others), "occurrences": names.occurrences,
+                "correct": names.correct,
+            });
+        }
+        if let Some(switches) = switches {
+            value["switches"] = json!({ "points": edits(&switches.points), "elsewhere": edits(&switches.elsewhere) });
+        }
+        value
     };
+    let mut normalization = json!({
+        "normalize": normalizer.normalization, "remove_diacritics": normalizer.remove_diacritics,
+        "split_letters": normalizer.split_letters,
+    });
+    if !normalizer.languages.is_empty() {
+        normalization["normalize_languages"] = json!(normalizer.languages);
+    }
+    if normalizer.ascii_digits {
+        normalization["ascii_digits"] = json!(true);
+    }
     json!({
         "version": 1,
-        "normalization": {
-            "normalize": normalizer.normalization, "remove_diacritics": normalizer.remove_diacritics,
-            "split_letters": normalizer.split_letters,
-        },
+        "normalization": normalization,
         "sets": sets.iter().map(set).collect::<Value>(),
     })
 }

@@ -2,6 +2,7 @@
 
 pub mod alignment;
 pub mod audio_rows;
+pub mod bootstrap;
 pub mod chart;
 mod clips;
 pub mod cpwer;
@@ -16,6 +17,7 @@ pub mod page;
 mod recordings;
 pub mod report;
 mod screen;
+mod script;
 pub mod set_section;
 pub mod speaker_transcripts;
 pub mod timeline;
@@ -26,5 +28,6 @@ pub mod utterance;
 pub mod validation;
 pub mod wder;
 pub mod wer;
+pub mod word_groups;
 
 pub use error::EvaluationError;

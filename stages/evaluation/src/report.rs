@@ -14,12 +14,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::bootstrap::Resampling;
 use crate::error::{EvaluationError, nothing_to_score};
 use crate::figures::{Measure, SetFigures, as_json, float, read_sets, text};
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::{Curves, Evaluated, Mixture, MixtureShare, ModelFigures, PageData, VocabularyFigures, page};
 use crate::screen::tables;
 use crate::transcript_lines::write_all;
+use crate::word_groups::{TrainingCounts, WordMeasure};
 
 /// Name of the page within the folder, ...
 const PAGE: &str = "report.html";
@@ -47,7 +49,10 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 /// `tar_size` say where in it, in bytes.
 ///
 /// Error rates count case and punctuation, as NeMo's do. With `normalize` the rates of normalised texts are shown
-/// beside them. A source is the column `dataset` of the rows that were decoded, or else `source`; where that is the
+/// beside them. With `resamples` all rates have confidence intervals by the bootstrap, for which recordings, or the speakers of
+/// `cluster`, are drawn as a whole. `by`, `training_counts`, `names` and `switches` add rates of rows and of words; they are
+/// in `scores.json` as `columns`, `rare_words`, `names` and `switches`. A deleted or substituted word counts in its own group of
+/// words, an inserted one in the group that it belongs to itself; words are normalised as `normalize` says. A source is the column `dataset` of the rows that were decoded, or else `source`; where that is the
 /// same for all, it is the shard.
 ///
 /// # Example
@@ -77,6 +82,36 @@ pub struct ReportSettings {
     /// languages that put no spaces between words.
     #[serde(default)]
     pub split_letters: bool,
+    /// Normalisers of single languages instead of `normalize`, by the codes of the rows: `{en: open_asr_english, hi: indic}`.
+    #[serde(default)]
+    pub normalize_languages: BTreeMap<String, Normalization>,
+    /// With `normalize: indic` (or `by_language`): digits of all scripts become those of ASCII, so that `१२` is `12`.
+    #[serde(default)]
+    pub ascii_digits: bool,
+    /// Resamples of the bootstrap for 95 % confidence intervals of all rates, 10000 for instance; 0: the interval of the word
+    /// error rate that takes utterances as independent. Recordings are drawn as a whole (see `cluster`).
+    #[serde(default)]
+    pub resamples: u32,
+    /// Seed of the bootstrap.
+    #[serde(default)]
+    pub seed: u64,
+    /// With `resamples`: the column of the transcripts whose rows of equal values are drawn as a whole, such as `speaker`. Empty:
+    /// the recording, by `audio_path`, or by `tar_path` and `tar_offset`, else each row for itself.
+    #[serde(default)]
+    pub cluster: String,
+    /// Columns of the transcripts by whose values there are rates, too.
+    #[serde(default)]
+    pub by: Vec<String>,
+    /// With an input `train`: rates of words by how often they are in its texts. Each number is the first count of a range;
+    /// `[1, 10, 100]` has the ranges 0, 1 to 9, 10 to 99, and 100 or more.
+    #[serde(default)]
+    pub training_counts: Vec<u64>,
+    /// Names, of one or several words, that have a rate of their own.
+    #[serde(default)]
+    pub names: Vec<String>,
+    /// Rates of the words in another script, or behind a tag of another language in the text, than the word before (code-switching).
+    #[serde(default)]
+    pub switches: bool,
     /// Upper edges of the ranges of duration with separate rates, in seconds; an utterance on an edge falls into the
     /// range above it.
     #[serde(default = "default_bounds")]
@@ -94,6 +129,15 @@ impl Default for ReportSettings {
             normalize: Normalization::None,
             remove_diacritics: false,
             split_letters: false,
+            normalize_languages: BTreeMap::new(),
+            ascii_digits: false,
+            resamples: 0,
+            seed: 0,
+            cluster: String::new(),
+            by: Vec::new(),
+            training_counts: Vec::new(),
+            names: Vec::new(),
+            switches: false,
             duration_bounds: default_bounds(),
             shards: PathBuf::new(),
         }
@@ -115,6 +159,8 @@ impl ReportSettings {
             normalization: self.normalize,
             remove_diacritics: self.remove_diacritics,
             split_letters: self.split_letters,
+            languages: self.normalize_languages.clone(),
+            ascii_digits: self.ascii_digits,
         }
     }
 
@@ -123,9 +169,81 @@ impl ReportSettings {
             normalizer: self.normalizer(),
             duration_bounds: self.duration_bounds.clone(),
             worst: self.worst,
+            by: self.by.clone(),
+            words: WordMeasure {
+                rare: (!self.training_counts.is_empty()).then(|| TrainingCounts::new(self.training_counts.clone())),
+                names: self.names.clone(),
+                switches: self.switches,
+            },
+            resampling: (self.resamples > 0).then_some(Resampling {
+                resamples: self.resamples as usize,
+                seed: self.seed,
+            }),
+            cluster: self.cluster.clone(),
         }
     }
+
+    /// The settings that later versions added, where they are given: without them, what was reported before stays valid.
+    fn added(&self) -> BTreeMap<&'static str, Value> {
+        let added = [
+            (
+                "normalize_languages",
+                !self.normalize_languages.is_empty(),
+                json!(self.normalize_languages),
+            ),
+            ("ascii_digits", self.ascii_digits, json!(self.ascii_digits)),
+            (
+                "resamples",
+                self.resamples > 0,
+                json!([self.resamples, self.seed, self.cluster]),
+            ),
+            ("by", !self.by.is_empty(), json!(self.by)),
+            (
+                "training_counts",
+                !self.training_counts.is_empty(),
+                json!(self.training_counts),
+            ),
+            ("names", !self.names.is_empty(), json!(self.names)),
+            ("switches", self.switches, json!(self.switches)),
+        ];
+        let given = added.into_iter().filter(|(_, is_given, _)| *is_given);
+        given.map(|(name, _, value)| (name, value)).collect()
+    }
+
+    /// Refuses settings that would do nothing, or that the inputs do not have the columns for.
+    fn check(&self, inputs: &Inputs) -> Result<(), StageError> {
+        let rising = self.training_counts.windows(2).all(|counts| counts[0] < counts[1]);
+        if !rising || self.training_counts.first() == Some(&0) {
+            let why = "`training_counts` are rising numbers from 1 on: the first counts of ranges after that of 0";
+            return Err(StageError::setting("training_counts", why));
+        }
+        if !self.training_counts.is_empty() && inputs.of("train").next().is_none() {
+            let why = "`training_counts` needs an input `train`, whose texts are counted";
+            return Err(StageError::setting("training_counts", why));
+        }
+        if !self.cluster.is_empty() && self.resamples == 0 {
+            return Err(StageError::setting("cluster", "`cluster` needs `resamples`"));
+        }
+        if self.resamples > MOST_RESAMPLES {
+            let why = format!("`resamples` is at most {MOST_RESAMPLES}");
+            return Err(StageError::setting("resamples", why));
+        }
+        let by = self.by.iter().map(|column| ("by", column));
+        let cluster = Some(("cluster", &self.cluster)).filter(|(_, column)| !column.is_empty());
+        for (setting, column) in by.chain(cluster) {
+            for input in inputs.of("transcripts") {
+                if input.schema.column_with_name(column).is_none() {
+                    let why = format!("input `{}` has no column `{column}`", input.name);
+                    return Err(StageError::setting(setting, why));
+                }
+            }
+        }
+        Ok(())
+    }
 }
+
+/// More resamples than this give nothing but work.
+const MOST_RESAMPLES: u32 = 1_000_000;
 
 /// The kind `evaluation.report`.
 pub struct EvaluationReport;
@@ -170,7 +288,7 @@ impl Kind for EvaluationReport {
     const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("out", UrlUse::Write), ("shards", UrlUse::Text)];
     type Settings = ReportSettings;
 
-    fn shape(settings: &ReportSettings, _: &Inputs) -> Result<Shape, StageError> {
+    fn shape(settings: &ReportSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         if settings.out.trim().is_empty() {
             return Err(StageError::setting("out", "name a folder for the report"));
         }
@@ -183,6 +301,7 @@ impl Kind for EvaluationReport {
             let why = "`duration_bounds` are finite numbers in rising order";
             return Err(StageError::setting("duration_bounds", why));
         }
+        settings.check(inputs)?;
         Ok(Shape::export())
     }
 
@@ -194,11 +313,15 @@ impl Kind for EvaluationReport {
     }
 
     fn identity(settings: &ReportSettings) -> Value {
-        json!({
+        let mut identity = json!({
             "worst": settings.worst, "normalize": settings.normalize, "remove_diacritics": settings.remove_diacritics,
             "split_letters": settings.split_letters, "duration_bounds": settings.duration_bounds,
             "shards": settings.shards,
-        })
+        });
+        for (name, value) in settings.added() {
+            identity[name] = value;
+        }
+        identity
     }
 }
 
@@ -213,9 +336,12 @@ impl Export for ReportBody {
     }
 
     fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
-        let measure = self.settings.measure();
+        let mut measure = self.settings.measure();
+        if let (Some(counts), Some(input)) = (&mut measure.words.rare, self.context.input("train")) {
+            count_words(input, counts, &measure.normalizer)?;
+        }
         let mut data = PageData {
-            normalizer: measure.normalizer,
+            normalizer: measure.normalizer.clone(),
             ..PageData::default()
         };
         for (_, input) in self.context.whole("transcripts") {
@@ -349,6 +475,18 @@ fn read_rows(input: &Artifact, data: &mut PageData) -> Result<(), StageError> {
         .collect();
     data.languages
         .sort_by(|a, b| b.2.total_cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
+    Ok(())
+}
+
+/// Counts the words that training has.
+fn count_words(input: &Artifact, counts: &mut TrainingCounts, normalizer: &Normalizer) -> Result<(), StageError> {
+    for item in input.batches(Some(&["text", "lang"])) {
+        let (_, batch) = item?;
+        let (texts, langs) = (text(&batch, "text")?, text(&batch, "lang")?);
+        for row in (0..batch.num_rows()).filter(|row| texts.is_valid(*row)) {
+            counts.add(texts.value(row), langs.value(row), normalizer);
+        }
+    }
     Ok(())
 }
 

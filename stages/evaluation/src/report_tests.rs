@@ -446,3 +446,159 @@ fn options_that_would_do_nothing_are_refused() {
         assert!(error.to_string().contains(named), "{error}");
     }
 }
+
+/// Forty utterances of ten recordings and two speakers; every second recording has errors.
+fn forty(reversed: bool) -> RecordBatch {
+    let mut rows: Vec<u32> = (0..40).collect();
+    if reversed {
+        rows.reverse();
+    }
+    let text = |of: &dyn Fn(u32) -> String| -> ArrayRef {
+        Arc::new(StringArray::from_iter_values(rows.iter().map(|row| of(*row))))
+    };
+    RecordBatch::try_from_iter([
+        (ROW, Arc::new(UInt32Array::from_iter_values(0..40)) as ArrayRef),
+        ("set", text(&|_| "v".into())),
+        ("segment_id", text(&|row| format!("s{row}"))),
+        (
+            "lang",
+            text(&|row| if row % 2 == 0 { "en".into() } else { "hi".into() }),
+        ),
+        ("reference", text(&|_| "Twenty one office जा Anna".into())),
+        (
+            "hypothesis",
+            text(&|row| match row / 4 % 2 {
+                0 => "21 office जा Anna".into(),
+                _ => "21 जा Hannah".into(),
+            }),
+        ),
+        ("duration", Arc::new(Float64Array::from(vec![1.0; 40]))),
+        ("audio_path", text(&|row| format!("/a/{}.wav", row / 4))),
+        (
+            "speaker",
+            text(&|row| if row < 20 { "x".into() } else { String::new() }),
+        ),
+    ])
+    .unwrap()
+}
+
+#[test]
+fn intervals_columns_and_groups_of_words_are_reported() {
+    let settings = json!({
+        "normalize": "by_language", "resamples": 500, "seed": 3, "by": ["speaker"], "names": ["Anna"], "switches": true,
+    });
+    let scores_of = |heard: RecordBatch, settings: &Value| {
+        let folder = report_on(heard, settings.clone()).unwrap();
+        let read = |name: &str| std::fs::read_to_string(folder.path().join("report").join(name)).unwrap();
+        let scores: Value = serde_json::from_str(&read(SCORES)).unwrap();
+        (scores, read(PAGE))
+    };
+    let (scores, page) = scores_of(forty(false), &settings);
+    let set = &scores["sets"][0];
+    let overall = &set["overall"];
+    assert_eq!(overall["clusters"], 10);
+    let bounds = |name: &str| {
+        let bound = |at: usize| overall[name][at].as_f64().unwrap();
+        (bound(0), bound(1))
+    };
+    // 2 errors in 5 words in half of the recordings, 4 in the others.
+    let (low, high) = bounds("word_error_rate_interval");
+    assert!((0.4..0.6).contains(&low) && (0.6..=0.8).contains(&high), "{low} {high}");
+    assert!(bounds("normalized_character_error_rate_interval").0 > 0.0);
+    assert_eq!(set["columns"]["speaker"]["x"]["utterances"], 20);
+    assert_eq!(set["columns"]["speaker"][""]["clusters"], 5);
+    assert_eq!(
+        (&set["names"]["occurrences"], &set["names"]["correct"]),
+        (&json!(40), &json!(20))
+    );
+    // जा and `Anna`: the latter is wrong in half of the utterances.
+    let points = &set["switches"]["points"];
+    assert_eq!(
+        (&points["units"], &points["deletions"], &points["substitutions"]),
+        (&json!(80), &json!(0), &json!(20))
+    );
+    for part in [
+        "By <code>speaker</code>",
+        "20 of 40 names",
+        "Where the script",
+        "drawn as a whole",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    // The order of rows has no influence, the seed has.
+    assert_eq!(scores_of(forty(true), &settings).0, scores);
+    let mut other = settings.clone();
+    other["seed"] = json!(4);
+    assert_ne!(scores_of(forty(false), &other).0, scores);
+    other["cluster"] = json!("speaker");
+    // The rows without a speaker stand for themselves.
+    assert_eq!(scores_of(forty(false), &other).0["sets"][0]["overall"]["clusters"], 21);
+    // Nothing more without these settings.
+    let (scores, page) = scores_of(forty(false), &json!({}));
+    let set = scores["sets"][0].as_object().unwrap();
+    assert!(
+        ["columns", "names", "switches", "rare_words"]
+            .iter()
+            .all(|name| !set.contains_key(*name))
+    );
+    assert!(set["overall"].get("clusters").is_none() && page.contains("taken as independent"));
+}
+
+#[test]
+fn words_are_counted_in_the_train_rows() {
+    let train = RecordBatch::try_from_iter([
+        (ROW, Arc::new(UInt32Array::from(vec![0, 1])) as ArrayRef),
+        (
+            "text",
+            Arc::new(StringArray::from(vec!["<|en|> ONE office", "office"])) as ArrayRef,
+        ),
+        ("lang", Arc::new(StringArray::from(vec!["en", "en"])) as ArrayRef),
+        ("duration", Arc::new(Float64Array::from(vec![1.0, 1.0])) as ArrayRef),
+    ])
+    .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let heard = forty(false);
+    let settings = json!({ "out": folder.path().join("report"), "training_counts": [1, 2], "normalize": "keep_marks" });
+    Harness::<EvaluationReport>::new(serde_json::from_value(settings).unwrap())
+        .input("heard", heard.schema())
+        .input("train", train.schema())
+        .feed("heard", "all", heard)
+        .feed("train", "all", train)
+        .run()
+        .unwrap();
+    let scores = std::fs::read_to_string(folder.path().join("report").join(SCORES)).unwrap();
+    let scores: Value = serde_json::from_str(&scores).unwrap();
+    let ranges: Vec<(&str, u64)> = scores["sets"][0]["rare_words"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|range| {
+            (
+                range["training_count"].as_str().unwrap(),
+                range["words"]["units"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(ranges, [("0", 120), ("1", 40), ("2 or more", 40)]);
+}
+
+#[test]
+fn settings_that_need_others_are_refused() {
+    for (settings, named) in [
+        (json!({ "training_counts": [1] }), "needs an input `train`"),
+        (json!({ "training_counts": [0, 1] }), "rising numbers"),
+        (json!({ "cluster": "speaker" }), "needs `resamples`"),
+        (json!({ "by": ["gender"] }), "has no column `gender`"),
+        (json!({ "ascii_digits": true }), "needs `indic`"),
+        (json!({ "resamples": 2_000_000 }), "at most 1000000"),
+        (json!({ "normalize_languages": { "en": "whisper" } }), "whisper"),
+    ] {
+        let wrong = || -> Result<(), Box<dyn std::error::Error>> {
+            let _: ReportSettings = serde_json::from_value(settings.clone())?;
+            report_on(forty(false), settings.clone()).map(drop)?;
+            Ok(())
+        };
+        let error = wrong().unwrap_err().to_string();
+        assert!(error.contains(named), "{error}");
+    }
+}

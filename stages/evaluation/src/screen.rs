@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::figures::{Confusion, SetFigures, confusion};
-use crate::normalize::{Normalization, Normalizer};
+use crate::normalize::Normalizer;
 use crate::page::{Evaluated, ModelFigures, PageData, chosen, percent, when};
-use crate::wer::Score;
+use crate::wer::{EditCounts, Score};
+use crate::word_groups::WordFigures;
 
 /// Larger tables are shown in the page only.
 const SHORT: usize = 16;
@@ -32,6 +33,13 @@ pub fn tables(data: &PageData) -> Vec<Value> {
             let title = format!("By {}", set.source_kind);
             tables.push(rates(&title, set.source_kind, &set.name, sources, &data.normalizer));
         }
+        for (name, scores) in set.columns.iter().filter(|(_, scores)| scores.len() <= SHORT) {
+            let scores = scores
+                .iter()
+                .map(|(value, score)| (if value.is_empty() { "none" } else { value }, score));
+            tables.push(rates(&format!("By {name}"), name, &set.name, scores, &data.normalizer));
+        }
+        tables.extend(word_groups(set));
         tables.extend(tags(set));
     }
     tables.extend(course(&data.curves.evaluations));
@@ -53,10 +61,15 @@ fn rates<'a>(
     scores: impl Iterator<Item = (&'a str, &'a Score)>,
     normalizer: &Normalizer,
 ) -> Value {
-    let normalized = normalizer.normalization != Normalization::None;
+    let normalized = normalizer.is_given();
+    let scores: Vec<(&str, &Score)> = scores.collect();
+    let resampled = scores.iter().any(|(_, score)| score.intervals.is_some());
     let mut columns = vec![head, "utterances", "words", "WER", "CER"];
     if normalized {
         columns.extend(["normalised WER", "normalised CER"]);
+    }
+    if resampled {
+        columns.extend(["WER 95 %", "CER 95 %"]);
     }
     columns.extend(["insertions", "deletions", "substitutions", "wrong tag"]);
     let row = |(name, score): (&str, &Score)| {
@@ -71,12 +84,60 @@ fn rates<'a>(
             row.push(json!(percent(score.normalized_words.rate())));
             row.push(json!(percent(score.normalized_characters.rate())));
         }
+        if resampled {
+            let rates = score
+                .intervals
+                .map_or([None; 2], |intervals| [intervals.rates[0], intervals.rates[1]]);
+            row.extend(rates.map(|interval| json!(interval.map_or("-".to_owned(), range))));
+        }
         let words = &score.words;
         row.extend([words.insertions, words.deletions, words.substitutions, score.wrong_tags].map(Value::from));
         row
     };
-    let rows: Vec<Vec<Value>> = scores.map(row).collect();
+    let rows: Vec<Vec<Value>> = scores.into_iter().map(row).collect();
     json!({ "table": { "title": format!("{title}: {set}"), "columns": columns, "rows": rows } })
+}
+
+/// An interval as percentages.
+fn range((low, high): (f64, f64)) -> String {
+    format!("{:.1}–{:.1}", 100.0 * low, 100.0 * high)
+}
+
+/// Error rates of groups of words, in one table.
+fn word_groups(set: &SetFigures) -> Option<Value> {
+    let row = |group: String, counts: &EditCounts| {
+        json!([
+            group,
+            counts.units,
+            percent(counts.rate()),
+            counts.insertions,
+            counts.deletions,
+            counts.substitutions
+        ])
+    };
+    let WordFigures { rare, names, switches } = &set.words;
+    let mut rows: Vec<Value> = rare
+        .iter()
+        .map(|(label, counts)| row(format!("{label} times in training"), counts))
+        .collect();
+    if let Some(names) = names {
+        rows.push(row("names".to_owned(), &names.words));
+        rows.push(row("other words".to_owned(), &names.others));
+    }
+    if let Some(switches) = switches {
+        rows.push(row("where script or language change".to_owned(), &switches.points));
+        rows.push(row("elsewhere".to_owned(), &switches.elsewhere));
+    }
+    let columns = [
+        "group",
+        "words",
+        "errors per word",
+        "insertions",
+        "deletions",
+        "substitutions",
+    ];
+    let title = format!("Groups of words: {}", set.name);
+    (!rows.is_empty()).then(|| json!({ "table": { "title": title, "columns": columns, "rows": rows } }))
 }
 
 /// The confusion of tags, where some were wrong and the table is short.

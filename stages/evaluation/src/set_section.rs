@@ -1,5 +1,7 @@
 //! The part of the report page about one set of utterances that was transcribed.
 
+use std::collections::BTreeMap;
+
 use flow_audio::language_tag::split_tag;
 use maud::{Markup, html};
 
@@ -9,7 +11,8 @@ use crate::figures::{Confusion, SetFigures, confusion};
 use crate::language_name::language;
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::percent;
-use crate::wer::{Score, words};
+use crate::wer::{EditCounts, Score, words};
+use crate::word_groups::WordFigures;
 
 /// Sources that have a line in the page, those with the most words; `scores.json` has them all.
 const SOURCES: usize = 40;
@@ -31,6 +34,10 @@ pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
                 "Errors per word (WER) and per character (CER) of the reference, over all utterances, scored without the language tag, with no normalisation of case or punctuation."
                 @match normalizer.normalization {
                     Normalization::None => {}
+                    Normalization::WhisperEnglish => { " Beside them after Whisper's English normaliser: numbers, contractions, titles and spellings in one way." }
+                    Normalization::OpenAsrEnglish => { " Beside them after the English normaliser of the Open ASR Leaderboard, as of August 2026." }
+                    Normalization::Indic => { " Beside them as Vistaar has it" (options(normalizer)) ": without punctuation, and with one encoding for what can be encoded in several ways." }
+                    Normalization::ByLanguage => { " Beside them normalised by language" (options(normalizer)) ": English as Whisper has it, Indic languages as Vistaar has it, others in lower case without punctuation." }
                     Normalization::WhisperBasic => {
                         " Beside them after Whisper's basic normaliser" (options(normalizer)) ": lower case, NFKC, bracketed text removed, a space for each mark, symbol and punctuation mark. "
                         "Vowel signs and viramas of Indic scripts are marks to it: it cuts their words into letters, so that for these languages the figure is no word error rate. Compare it with figures made in the same way only."
@@ -39,6 +46,9 @@ pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
                         " Beside them after normalisation" (options(normalizer)) ": lower case, NFKC, bracketed text removed, a space for each symbol and punctuation mark; marks (vowel signs) stay."
                     }
                 }
+            }
+            @if !normalizer.languages.is_empty() {
+                p.quiet { "Languages with normalisers of their own: " (normalizer.languages.keys().map(String::as_str).collect::<Vec<_>>().join(", ")) "." }
             }
             @if set.durations.len() > 1 {
                 h3 { "By duration" }
@@ -49,8 +59,68 @@ pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
                 (table(if set.source_kind == "source" { "Source" } else { "Shard" }, sources.into_iter().map(plain), normalizer))
                 @if left_out > 0 { p.quiet { "Those with the most words; " (count(left_out as u64)) " more are in " code { "scores.json" } "." } }
             }
+            @for (name, scores) in &set.columns { (by_column(name, scores, normalizer)) }
+            (word_groups(set))
             (tags(set))
             (worst(set))
+        }
+    }
+}
+
+/// Error rates by the values of a column.
+fn by_column(name: &str, scores: &BTreeMap<String, Score>, normalizer: &Normalizer) -> Markup {
+    let mut scores: Vec<(&str, &Score)> = scores.iter().map(|(name, score)| (name.as_str(), score)).collect();
+    scores.sort_by(|a, b| b.1.words.units.cmp(&a.1.words.units).then_with(|| a.0.cmp(b.0)));
+    let left_out = scores.len().saturating_sub(SOURCES);
+    scores.truncate(SOURCES);
+    let named = |(value, score): (&'_ str, _)| (html! { @if value.is_empty() { "none" } @else { (value) } }, score);
+    html! {
+        h3 { "By " code { (name) } }
+        (table(name, scores.into_iter().map(named), normalizer))
+        @if left_out > 0 { p.quiet { "Those with the most words; " (count(left_out as u64)) " more are in " code { "scores.json" } "." } }
+    }
+}
+
+/// Error rates of groups of words.
+fn word_groups(set: &SetFigures) -> Markup {
+    let WordFigures { rare, names, switches } = &set.words;
+    let names = names
+        .as_ref()
+        .map(|names| [("names", names.words), ("other words", names.others)]);
+    let switches = switches
+        .as_ref()
+        .map(|switches| [("where it changes", switches.points), ("elsewhere", switches.elsewhere)]);
+    html! {
+        @if !rare.is_empty() {
+            h3 { "By how often training has a word" }
+            (word_table("Times in training", rare.iter().map(|(label, counts)| (label.as_str(), counts))))
+        }
+        @if let Some(names) = &names {
+            h3 { "Names" }
+            (word_table("Words", names.iter().map(|(label, counts)| (*label, counts))))
+            @if let Some(names) = &set.words.names { p.quiet { (count(names.correct)) " of " (count(names.occurrences)) " names are right as a whole." } }
+        }
+        @if let Some(switches) = &switches {
+            h3 { "Where the script or the language changes" }
+            (word_table("Words", switches.iter().map(|(label, counts)| (*label, counts))))
+        }
+    }
+}
+
+fn word_table<'w>(head: &str, groups: impl Iterator<Item = (&'w str, &'w EditCounts)>) -> Markup {
+    html! {
+        table {
+            thead { tr { th { (head) } th.n { "Words" } th.n { "Errors per word" } th.n { "Insertions" } th.n { "Deletions" } th.n { "Substitutions" } } }
+            tbody { @for (label, counts) in groups {
+                tr {
+                    td { (label) }
+                    td.n { (count(counts.units)) }
+                    td.n { (percent(counts.rate())) }
+                    td.n { (count(counts.insertions)) }
+                    td.n { (count(counts.deletions)) }
+                    td.n { (count(counts.substitutions)) }
+                }
+            } }
         }
     }
 }
@@ -63,6 +133,7 @@ fn options(normalizer: &Normalizer) -> String {
     let given = [
         (normalizer.remove_diacritics, "diacritics removed"),
         (normalizer.split_letters, "letters split"),
+        (normalizer.ascii_digits, "digits in ASCII"),
     ];
     let given: Vec<&str> = given
         .into_iter()
@@ -76,18 +147,23 @@ fn options(normalizer: &Normalizer) -> String {
     }
 }
 
+const INDEPENDENT: &str = "Confidence interval of the WER, utterances taken as independent";
+const RESAMPLED: &str =
+    "Confidence interval of the WER by the bootstrap, recordings (or the given column) drawn as a whole";
+
 /// What is said below a table in which rates rest on one utterance.
 pub const SINGLE: &str = "Rates in grey are those of one utterance alone.";
 
 fn table<'a>(head: &str, scores: impl Iterator<Item = (Markup, &'a Score)>, normalizer: &Normalizer) -> Markup {
-    let normalized = normalizer.normalization != Normalization::None;
+    let normalized = normalizer.is_given();
     let scores: Vec<(Markup, &Score)> = scores.collect();
-    let intervals = scores.iter().any(|(_, score)| score.word_interval().is_some());
+    let intervals = scores.iter().any(|(_, score)| score.shown_interval().is_some());
+    let resampled = scores.iter().any(|(_, score)| score.intervals.is_some());
     html! {
         table {
             thead { tr {
                 th { (head) } th.n { "Utterances" } th.n { "Minutes" } th.n { "Words" } th.n { "WER" }
-                @if intervals { th.n title="Confidence interval of the WER, utterances taken as independent" { "95 %" } }
+                @if intervals { th.n title=(if resampled { RESAMPLED } else { INDEPENDENT }) { "95 %" } }
                 @if normalized { th.n { "Normalised" } }
                 th.n { "Insertions" } th.n { "Deletions" } th.n { "Substitutions" } th.n { "CER" }
                 @if normalized { th.n { "Normalised" } }
@@ -113,7 +189,7 @@ fn row(name: &Markup, score: &Score, normalized: bool, intervals: bool) -> Marku
             td.n { (format!("{:.1}", score.seconds / 60.0)) }
             td.n { (count(score.words.units)) }
             td.n { span.meter style={ "width:" (width) "px" } {} (percent(rate)) }
-            @if intervals { td.n { @if let Some((low, high)) = score.word_interval() { (format!("{:.1}–{:.1}", 100.0 * low, 100.0 * high)) } } }
+            @if intervals { td.n { @if let Some((low, high)) = score.shown_interval() { (format!("{:.1}–{:.1}", 100.0 * low, 100.0 * high)) } } }
             @if normalized { td.n { (percent(score.normalized_words.rate())) } }
             td.n { (count(score.words.insertions)) }
             td.n { (count(score.words.deletions)) }

@@ -67,7 +67,7 @@ impl SpeakerWords {
                 continue;
             };
             let (_, text) = split_tag(&utterance.text);
-            let text = normalizer.apply(text);
+            let text = normalizer.apply(text, "");
             said.extend(words(&text).into_iter().map(|word| (word.to_owned(), speaker)));
         }
         Self { speakers, words: said }

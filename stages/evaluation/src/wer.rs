@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use flow_audio::language_tag::split_tag;
 
-use crate::normalize::{Normalization, Normalizer};
+use crate::bootstrap::Intervals;
+use crate::normalize::Normalizer;
 
 /// The edits that turn a reference into its hypothesis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,15 +142,15 @@ pub struct UtteranceScore {
 
 /// Scores one utterance without its language tags, which are compared separately.
 pub fn score(reference: &str, hypothesis: &str) -> UtteranceScore {
-    score_with(reference, hypothesis, &Normalizer::default())
+    score_with(reference, hypothesis, "", &Normalizer::default())
 }
 
-/// As [`score`], and also after normalisation, trimmed.
-pub fn score_with(reference: &str, hypothesis: &str, normalizer: &Normalizer) -> UtteranceScore {
+/// As [`score`], and also after normalisation by the rules of language `lang` (empty where it is not known), trimmed.
+pub fn score_with(reference: &str, hypothesis: &str, lang: &str, normalizer: &Normalizer) -> UtteranceScore {
     let (reference_tag, reference) = split_tag(reference);
     let (hypothesis_tag, hypothesis) = split_tag(hypothesis);
-    let normalized = (normalizer.normalization != Normalization::None).then(|| {
-        let (reference, hypothesis) = (normalizer.apply(reference), normalizer.apply(hypothesis));
+    let normalized = normalizer.is_given().then(|| {
+        let (reference, hypothesis) = (normalizer.apply(reference, lang), normalizer.apply(hypothesis, lang));
         let (reference, hypothesis) = (reference.trim_matches(' '), hypothesis.trim_matches(' '));
         Box::new((
             word_edits(reference, hypothesis),
@@ -178,6 +179,8 @@ pub struct Score {
     /// Utterances whose reference has a tag.
     pub tagged: u64,
     pub seconds: f64,
+    /// Intervals by the bootstrap, where they were computed.
+    pub intervals: Option<Intervals>,
     spread: Spread,
 }
 
@@ -229,6 +232,15 @@ impl Score {
         let half = QUANTILE * (squares * count / (count - 1.0)).sqrt() / self.words.units as f64;
         Some(((rate - half).max(0.0), rate + half))
     }
+
+    /// The 95 % confidence interval of the word error rate that is shown: that of the bootstrap where it was computed, else
+    /// [`Score::word_interval`].
+    pub fn shown_interval(&self) -> Option<(f64, f64)> {
+        match &self.intervals {
+            Some(intervals) => intervals.rates[0],
+            None => self.word_interval(),
+        }
+    }
 }
 
 /// Scores by language and over all, and the confusion of tags.
@@ -258,6 +270,7 @@ impl Scores {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::normalize::Normalization;
     use proptest::prelude::*;
     use serde_json::Value;
 
@@ -411,7 +424,7 @@ mod tests {
             ..Normalizer::default()
         };
         let (reference, hypothesis) = ("<|en|> Well, yes.", "<|en|> well yes no");
-        let both = score_with(reference, hypothesis, &normalizer);
+        let both = score_with(reference, hypothesis, "en", &normalizer);
         let plain = score(reference, hypothesis);
         assert_eq!((both.words, both.characters), (plain.words, plain.characters));
         assert_eq!((both.words.units, both.words.errors()), (2, 3));

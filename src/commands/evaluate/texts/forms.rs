@@ -21,13 +21,13 @@ const AUDIO_FILEPATH: &str = "audio_filepath";
 const HYPOTHESES: [&str; 2] = ["pred_text", "hypothesis"];
 
 /// A file with texts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Form {
     pub path: PathBuf,
     pub content: Content,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Content {
     /// Of a NeMo manifest.
     Manifest(Vec<Row>),
@@ -61,12 +61,19 @@ pub struct Row {
     /// Where it begins in its recording.
     pub offset: f64,
     pub seconds: f64,
+    /// The set of a report that it belongs to.
+    pub set: Option<String>,
+    /// Names its recording for certain: the whole path, and where it is in a tar.
+    pub source: String,
+    /// Values of the columns that were asked for; those that the line does not have are missing.
+    pub columns: BTreeMap<String, String>,
 }
 
 impl Form {
-    /// Reads a file. `ids`: lines of text begin with the name of their utterance.
-    pub fn read(path: &Path, ids: bool) -> Result<Form, Failure> {
-        let mut content = read(path, |text| content(path, text, ids))?;
+    /// Reads a file. `ids`: lines of text begin with the name of their utterance. `columns`: keys of a manifest's lines whose
+    /// values are kept.
+    pub fn read(path: &Path, ids: bool, columns: &[&str]) -> Result<Form, Failure> {
+        let mut content = read(path, |text| content(path, text, ids, columns))?;
         if let Content::Timed(recordings) = &mut content {
             for texts in recordings.values_mut() {
                 texts.sort_by(|one, other| one.turn.start.total_cmp(&other.turn.start));
@@ -79,7 +86,7 @@ impl Form {
     }
 }
 
-fn content(path: &Path, text: &str, ids: bool) -> Result<Content, String> {
+fn content(path: &Path, text: &str, ids: bool, columns: &[&str]) -> Result<Content, String> {
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
     match ending.as_deref() {
         Some("stm") => {
@@ -91,7 +98,7 @@ fn content(path: &Path, text: &str, ids: bool) -> Result<Content, String> {
             ctm(text).map(Content::Timed)
         }
         Some("trn") => named(text, trn_line).map(Content::Named),
-        Some("jsonl" | "ndjson" | "json") => json(text),
+        Some("jsonl" | "ndjson" | "json") => json(text, columns),
         // As lines of text each of their lines would be an utterance.
         Some(other @ ("parquet" | "csv" | "tsv" | "srt" | "vtt" | "rttm" | "textgrid" | "eaf")) => Err(format!(
             "{other} is not read here; write JSON lines with `audio_filepath` and `text`, or CTM"
@@ -101,7 +108,7 @@ fn content(path: &Path, text: &str, ids: bool) -> Result<Content, String> {
         })
         .map(Content::Named),
         // A text may begin with a brace, too: `{noise} one two`.
-        _ if is_json_object(text) => json(text),
+        _ if is_json_object(text) => json(text, columns),
         _ => Ok(Content::Lines(text.lines().map(str::to_owned).collect())),
     }
 }
@@ -183,7 +190,7 @@ fn ctm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>, String> {
 }
 
 /// A transcript of `flow transcribe`, or lines of a manifest.
-fn json(text: &str) -> Result<Content, String> {
+fn json(text: &str, columns: &[&str]) -> Result<Content, String> {
     if let Ok(whole) = serde_json::from_str::<Value>(text)
         && whole.get("segments").is_some()
     {
@@ -205,7 +212,7 @@ fn json(text: &str) -> Result<Content, String> {
             continue;
         }
         match json_line::parse(line) {
-            Ok((Value::Object(fields), _)) => rows.push(row(&fields, number)),
+            Ok((Value::Object(fields), _)) => rows.push(row(&fields, number, columns)),
             Ok(_) => return Err(format!("line {number} is no JSON object")),
             Err(error) => return Err(format!("line {number} is no JSON: {error}")),
         }
@@ -213,7 +220,7 @@ fn json(text: &str) -> Result<Content, String> {
     Ok(Content::Manifest(rows))
 }
 
-fn row(fields: &Map<String, Value>, number: usize) -> Row {
+fn row(fields: &Map<String, Value>, number: usize, columns: &[&str]) -> Row {
     let text = |keys: &[&str]| keys.iter().find_map(|key| Some(fields.get(*key)?.as_str()?.to_owned()));
     let path = text(&[AUDIO_FILEPATH]).or_else(|| text(&FILE_COLUMNS));
     let file = path.clone();
@@ -221,6 +228,15 @@ fn row(fields: &Map<String, Value>, number: usize) -> Row {
     let offset = STARTS.iter().find_map(|key| fields.get(*key)?.as_f64());
     let in_tar = fields.get("tar_offset").and_then(Value::as_u64);
     let is_named = path.is_some() || id.is_some();
+    let source = match (&path, in_tar) {
+        (Some(tar), Some(place)) => Some(format!("{tar} {place}")),
+        _ => path.clone(),
+    };
+    let value = |column: &str| match fields.get(column)? {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    };
     let name = path.or_else(|| id.clone()).unwrap_or_else(|| format!("line {number}"));
     let offset = offset.unwrap_or_default();
     let named = |name: String| match (in_tar, &id) {
@@ -245,5 +261,11 @@ fn row(fields: &Map<String, Value>, number: usize) -> Row {
         lang: text(&LANGUAGE_KEYS).filter(|lang| !lang.is_empty()),
         offset,
         seconds: fields.get("duration").and_then(Value::as_f64).unwrap_or_default(),
+        set: value("set"),
+        source: source.or(id).unwrap_or_else(|| format!("line {number}")),
+        columns: columns
+            .iter()
+            .filter_map(|column| Some(((*column).to_owned(), value(column)?)))
+            .collect(),
     }
 }

@@ -16,6 +16,16 @@ pub struct Pair {
     pub seconds: f64,
     pub reference: String,
     pub hypothesis: String,
+    /// The hypothesis does not name it: its text is empty.
+    pub is_missing: bool,
+    /// The name with the name of the file in place of its path, if it has one.
+    pub short: String,
+    /// The set of a report that it belongs to.
+    pub set: Option<String>,
+    /// Names the recording that it is from.
+    pub source: String,
+    /// Values of columns.
+    pub columns: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -113,6 +123,11 @@ fn of_one_manifest(rows: Vec<Row>) -> Result<Paired, String> {
             seconds: row.seconds,
             reference,
             hypothesis,
+            is_missing: false,
+            short: row.short,
+            set: row.set,
+            source: row.source,
+            columns: row.columns,
         }),
         (None, _) => Err(format!("{}: there is no `text`", row.name)),
         (_, None) => Err(format!("{}: there is no `pred_text`", row.name)),
@@ -149,6 +164,10 @@ fn from_rows(rows: Vec<Row>) -> Result<Vec<Pair>, String> {
             lang: row.lang,
             seconds: row.seconds,
             reference,
+            short: row.short,
+            set: row.set,
+            source: row.source,
+            columns: row.columns,
             ..Pair::default()
         }),
         None => Err(format!("{}: there is no `text`", row.name)),
@@ -215,6 +234,11 @@ fn from_rows_by_recording(mut rows: Vec<Row>) -> Result<Vec<Pair>, String> {
                 Some(whole) => {
                     whole.reference = format!("{} {}", whole.reference, pair.reference);
                     whole.seconds += pair.seconds;
+                    for (column, value) in &mut whole.columns {
+                        if pair.columns.get(column) != Some(value) {
+                            *value = SEVERAL.to_owned();
+                        }
+                    }
                 }
             }
         }
@@ -222,10 +246,14 @@ fn from_rows_by_recording(mut rows: Vec<Row>) -> Result<Vec<Pair>, String> {
     Ok(by_recording.into_values().collect())
 }
 
+/// The value of a column of which the rows of a recording have several.
+const SEVERAL: &str = "several";
+
 fn from_lines(lines: Vec<String>) -> Vec<Pair> {
     let numbered = (1..).zip(lines);
     let pair = |(number, reference): (usize, String)| Pair {
         name: format!("line {number}"),
+        source: format!("line {number}"),
         reference,
         ..Pair::default()
     };
@@ -233,7 +261,8 @@ fn from_lines(lines: Vec<String>) -> Vec<Pair> {
 }
 
 fn from_named(named: BTreeMap<String, String>) -> Vec<Pair> {
-    let pair = |(name, reference)| Pair {
+    let pair = |(name, reference): (String, String)| Pair {
+        source: name.clone(),
         name,
         reference,
         ..Pair::default()
@@ -276,7 +305,10 @@ fn by_names(mut pairs: Vec<Pair>, mut heard: BTreeMap<String, String>) -> Result
     for pair in &mut pairs {
         match heard.remove(&pair.name) {
             Some(text) => pair.hypothesis = text,
-            None => missing.push(pair.name.clone()),
+            None => {
+                pair.is_missing = true;
+                missing.push(pair.name.clone());
+            }
         }
     }
     Ok(Paired {
@@ -315,13 +347,16 @@ fn by_times(said: BTreeMap<String, Vec<Utterance>>, mut heard: BTreeMap<String, 
             None => paired.missing.push(recording.clone()),
             Some(_) => paired.matched += 1,
         }
+        let is_missing = heard.is_none();
         let heard = heard.unwrap_or_default();
         let is_words = heard
             .iter()
             .all(|heard| !heard.text.trim().contains(char::is_whitespace));
         if !is_words {
             paired.pairs.push(Pair {
+                source: recording.clone(),
                 name: recording,
+                is_missing,
                 reference: joined(&utterances),
                 hypothesis: joined(&heard),
                 ..Pair::default()
@@ -346,6 +381,9 @@ fn by_times(said: BTreeMap<String, Vec<Utterance>>, mut heard: BTreeMap<String, 
             paired.pairs.push(Pair {
                 name: format!("{recording} at {} s", utterance.turn.start),
                 seconds: utterance.turn.end - utterance.turn.start,
+                is_missing,
+                source: recording.clone(),
+                columns: BTreeMap::from([("speaker".to_owned(), utterance.turn.speaker.clone())]),
                 reference: utterance.text.clone(),
                 hypothesis: words.join(" "),
                 ..Pair::default()
