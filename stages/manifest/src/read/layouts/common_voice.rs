@@ -11,7 +11,7 @@ use super::super::rows::refuse;
 use super::splits::usual;
 use super::table_lines::{Heading, TableLines};
 use super::utterance::{Common, Utterance, text_of};
-use super::{LaidOut, Manifest, ljspeech, entries_of, wrong};
+use super::{LaidOut, Manifest, entries_of, ljspeech, wrong};
 use crate::error::ManifestError;
 
 const CLIPS: &str = "clips";

@@ -204,7 +204,10 @@ impl Columns {
             .collect();
         let others = schema.fields().iter().filter(|field| !used.contains(&field.name()));
         let is_plain = |field: &&Arc<Field>| {
-            let data_type = field.data_type();
+            let data_type = match field.data_type() {
+                DataType::Dictionary(_, values) => values.as_ref(),
+                other => other,
+            };
             data_type.is_numeric()
                 || matches!(
                     data_type,

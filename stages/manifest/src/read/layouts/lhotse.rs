@@ -327,9 +327,10 @@ fn is_as_stored(recording: &Recording) -> Result<(), Refusal> {
 /// A channel is a number, or of a MultiCut a list of them.
 fn one_channel(channel: Option<&Value>) -> Result<(), Refusal> {
     match channel.and_then(Value::as_array) {
-        Some(channels) if channels.len() > 1 => {
-            Err(refuse("several_channels", format!("it has {} channels", channels.len())))
-        }
+        Some(channels) if channels.len() > 1 => Err(refuse(
+            "several_channels",
+            format!("it has {} channels", channels.len()),
+        )),
         _ => Ok(()),
     }
 }

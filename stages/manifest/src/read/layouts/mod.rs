@@ -421,7 +421,11 @@ thread_local! {
 
 /// What is in a folder; of what is no folder, or cannot be read, nothing.
 fn entries_of(folder: &Path) -> Rc<Entries> {
-    let kept = KEPT.with_borrow(|kept| kept.as_ref().filter(|(path, _)| path == folder).map(|(_, found)| Rc::clone(found)));
+    let kept = KEPT.with_borrow(|kept| {
+        kept.as_ref()
+            .filter(|(path, _)| path == folder)
+            .map(|(_, found)| Rc::clone(found))
+    });
     kept.unwrap_or_else(|| {
         let mut found = Entries::default();
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -429,7 +433,9 @@ fn entries_of(folder: &Path) -> Rc<Entries> {
                 && !name.starts_with(['.', '_'])
             {
                 // Only links are looked up.
-                let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir() || kind.is_symlink() && entry.path().is_dir());
+                let is_folder = entry
+                    .file_type()
+                    .is_ok_and(|kind| kind.is_dir() || kind.is_symlink() && entry.path().is_dir());
                 if is_folder {
                     found.folders.insert(name.clone());
                 }
