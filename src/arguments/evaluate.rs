@@ -32,7 +32,7 @@ pub struct EvaluateTextsArguments {
     /// json`; a manifest with `text` and `pred_text` needs no second file
     #[arg(value_name = "REFERENCE")]
     pub reference: PathBuf,
-    /// The hypothesis, in any of these forms: of a manifest `pred_text`, or `text` if no line has that
+    /// The hypothesis, in any of these forms: of a manifest `pred_text`, or `text` in a line without it
     #[arg(value_name = "HYPOTHESIS")]
     pub hypothesis: Option<PathBuf>,
     /// Lines of text begin with the name of their utterance, as in Kaldi's `text`

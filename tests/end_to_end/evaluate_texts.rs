@@ -184,7 +184,7 @@ fn what_cannot_be_paired_is_told() {
         expect_code(&output, 2);
         assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
     }
-    // Beside what a system heard `text` is the reference, and no hypothesis where nothing was heard.
+    // Where nothing was heard, `text` is the reference and no hypothesis.
     let output = evaluate(folder, &["--json", "a.jsonl", "mute.jsonl"]);
     expect_code(&output, 0);
     assert!(

@@ -192,7 +192,7 @@ pub struct Table;
 
 impl Kind for Table {
     const NAME: &'static str = "manifest.table";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
     const INPUTS: &'static [flow_runtime::InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of the file, in its order")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("path", flow_runtime::UrlUse::Read)];

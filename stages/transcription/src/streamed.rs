@@ -1,6 +1,6 @@
 //! The samples of a recording as a stream of blocks, which can be read several times.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::part::{Mixing, TOLERANCE_SECONDS, decode_row_of, is_decoded_from_the_beginning};
@@ -375,7 +375,7 @@ impl StreamedRecording {
 const ENDINGS_OF_LISTS: [&str; 5] = ["csv", "tsv", "txt", "lst", "scp"];
 
 /// A refusal that says of a table what could be named in its place.
-fn with_hint(mut refusal: Refusal, path: &std::path::Path) -> Refusal {
+fn with_hint(mut refusal: Refusal, path: &Path) -> Refusal {
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
     if refusal.reason == "unsupported_format"
         && ending.is_some_and(|ending| ENDINGS_OF_LISTS.contains(&ending.as_str()))

@@ -55,6 +55,8 @@ pub struct Row {
     pub text: Option<String>,
     /// What a system heard.
     pub heard: Option<String>,
+    /// There is the key of that, and it is null.
+    pub heard_nothing: bool,
     pub lang: Option<String>,
     /// Where it begins in its recording.
     pub offset: f64,
@@ -236,6 +238,10 @@ fn row(fields: &Map<String, Value>, number: usize) -> Row {
         name: named(name),
         text: text(&TEXT_COLUMNS),
         heard: text(&HYPOTHESES),
+        heard_nothing: text(&HYPOTHESES).is_none()
+            && HYPOTHESES
+                .iter()
+                .any(|key| fields.get(*key).is_some_and(Value::is_null)),
         lang: text(&LANGUAGE_KEYS).filter(|lang| !lang.is_empty()),
         offset,
         seconds: fields.get("duration").and_then(Value::as_f64).unwrap_or_default(),

@@ -51,7 +51,7 @@ pub fn paired(reference: Form, hypothesis: Option<Form>) -> Result<Paired, Failu
             let heard = heard_rows(rows).map_err(|why| {
                 Failure::usage(
                     format!("{}: {why}", hypothesis.path.display()),
-                    "a line needs `pred_text`, or `text` where no line has the former",
+                    "a line needs `pred_text` or `text`",
                 )
             })?;
             Content::Manifest(heard)
@@ -94,16 +94,15 @@ pub fn paired(reference: Form, hypothesis: Option<Form>) -> Result<Paired, Failu
     Ok(paired)
 }
 
-/// The rows of a hypothesis with what was heard: `pred_text`, and `text` only where no line has the former, since it is the
-/// reference there. A line without either has nothing.
+/// The rows of a hypothesis with what was heard: `pred_text`, or `text` in a line without that key.
 fn heard_rows(mut rows: Vec<Row>) -> Result<Vec<Row>, String> {
-    if rows.iter().all(|row| row.heard.is_none()) {
-        rows.iter_mut().for_each(|row| row.heard = row.text.take());
-        if !rows.is_empty() && rows.iter().all(|row| row.heard.is_none()) {
-            return Err("no line has `pred_text` or `text`".into());
-        }
+    for row in rows.iter_mut().filter(|row| !row.heard_nothing) {
+        row.heard = row.heard.take().or(row.text.take());
     }
-    Ok(rows)
+    match rows.iter().any(|row| row.heard.is_some() || row.heard_nothing) || rows.is_empty() {
+        true => Ok(rows),
+        false => Err("no line has `pred_text` or `text`".into()),
+    }
 }
 
 fn of_one_manifest(rows: Vec<Row>) -> Result<Paired, String> {

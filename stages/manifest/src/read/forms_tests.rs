@@ -440,6 +440,23 @@ fn columns_of_other_names_are_named_by_a_setting() {
 }
 
 #[test]
+fn of_several_columns_of_one_name_the_first_is_read_and_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("t.csv");
+    let told = |heading: &str| {
+        fs::write(&table, format!("{heading}\na.wav,one,two,1\n")).unwrap();
+        let mut settings = with_lang(&table, "en");
+        settings.check_audio = false;
+        let output = run(settings);
+        assert_eq!(column(&output, "text"), ["one"]);
+        let is_note = |event: &flow_runtime::event::Event| matches!(event, flow_runtime::event::Event::Note { message } if message.contains("several columns are called `Text`"));
+        output.events.iter().any(is_note)
+    };
+    assert!(told("path,text,Text,duration"));
+    assert!(!told("path,text,,duration"));
+}
+
+#[test]
 fn folders_of_keys_that_a_setting_names_are_languages() {
     let folder = tempfile::tempdir().unwrap();
     let manifest = folder.path().join("m.jsonl");

@@ -606,7 +606,7 @@ impl<'l> Fields<'l> {
         let is_taken = |(theirs, name): &&(String, &'static str)| {
             theirs == ours || *name != EXTRA && names_like(name).is_some_and(|names| names.contains(&ours))
         };
-        (!self.names.iter().any(|pair| is_taken(pair))).then_some(ours)
+        (!self.names.iter().any(is_taken)).then_some(ours)
     }
 
     fn get(&self, key: &str) -> Option<&Value> {

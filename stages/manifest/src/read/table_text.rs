@@ -156,8 +156,12 @@ fn quoted_record(rest: &str, separator: char) -> (Record<'_>, usize) {
                 return (record(fields, &rest[..end], None), end + 2);
             }
             Some(_) => {
-                let length = rest[end..].find('\n').map_or(rest.len(), |found| end + found + 1);
-                let broken = Some("letters stand behind a closing quote");
+                // As above: over several lines this is a quote that is not closed, and the next one's opening quote.
+                let length = rest.find('\n').map_or(rest.len(), |found| found + 1);
+                let broken = Some(match end > length {
+                    true => "a quote is not closed",
+                    false => "letters stand behind a closing quote",
+                });
                 return (record(Vec::new(), &rest[..length], broken), length);
             }
         }
@@ -212,6 +216,13 @@ mod tests {
             ]
         );
         assert!(read[3].broken.is_some() && read[4].broken.is_some());
+        // One that is not closed costs its own line, also where another one follows.
+        let unclosed: Vec<Record<'_>> = records("a,\"b\n\"c\",d\n\"e\",f\n", COMMAS).collect();
+        assert_eq!(unclosed[0].broken, Some(("bad_line", "a quote is not closed")));
+        assert_eq!(
+            [&unclosed[1].fields[..], &unclosed[2].fields[..]],
+            [["c", "d"], ["e", "f"]]
+        );
         let tabs: Vec<Record<'_>> = records("a\t\"b\n", TABS).collect();
         assert_eq!(tabs[0].fields, ["a", "\"b"]);
     }

@@ -1,6 +1,6 @@
 //! Tables as text with a heading: CSV and TSV files, also those of a folder of recordings and of Common Voice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -214,9 +214,11 @@ impl Table {
                 why: "its lines end with carriage returns alone; save it with line feeds".into(),
             });
         }
-        let (layout, told) = settings.quoting.layout(&text.text, separator(&path, &text.text));
+        let (layout, of_quotes) = settings.quoting.layout(&text.text, separator(&path, &text.text));
         let mut walk = text.records(0..text.text.len(), layout);
         let heading = walk.next().map(|record| record.fields).unwrap_or_default();
+        let told = of_quotes.into_iter().chain(several_of_one_name(&heading));
+        let told = told.reduce(|first, second| format!("{first}; {second}"));
         let heading = new_heading(&heading, &settings.columns);
         let mut columns = heading
             .and_then(|(heading, kept)| Columns::of(&heading, &kept))
@@ -422,6 +424,14 @@ pub fn new_heading<T: AsRef<str>>(heading: &[T], columns: &[String]) -> Result<(
         }
     }
     Ok((names, kept.into_iter().map(|(place, _)| place).collect()))
+}
+
+/// What is told of a heading with several columns of one name, of which the first one is read.
+fn several_of_one_name<T: AsRef<str>>(heading: &[T]) -> Option<String> {
+    let mut seen = HashSet::new();
+    let mut names = heading.iter().map(|name| name.as_ref().trim());
+    let again = names.find(|name| !name.is_empty() && !seen.insert(name.to_ascii_lowercase()));
+    again.map(|name| format!("several columns are called `{name}`, of which the first is read"))
 }
 
 impl Columns {

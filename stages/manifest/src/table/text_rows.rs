@@ -1,5 +1,6 @@
 //! Tables of text: separated by commas or tabs, or one JSON object to a line.
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -95,12 +96,11 @@ fn heading(path: &Path, text: &str, layout: Layout) -> Result<Vec<String>, Manif
         return Err(wrong(path, format!("its heading: {why}")));
     }
     let names: Vec<String> = heading.fields.iter().map(|name| name.trim().to_string()).collect();
-    for (place, name) in names.iter().enumerate() {
-        if names[..place].contains(name) {
-            return Err(wrong(path, format!("two columns are called `{name}`")));
-        }
+    let mut seen = HashSet::new();
+    match names.iter().find(|name| !seen.insert(name.as_str())) {
+        Some(name) => Err(wrong(path, format!("two columns are called `{name}`"))),
+        None => Ok(names),
     }
-    Ok(names)
 }
 
 /// What separates the fields of a table.
