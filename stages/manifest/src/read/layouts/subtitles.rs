@@ -131,11 +131,14 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
 /// A cue, or a part of subtitles that is none.
 type Cue = (u64, Result<(f64, f64, String), Refusal>);
 
+/// A cue whose words are being read: the number of its line of times, these, and its words.
+type OpenCue = (u64, Result<(f64, f64), Refusal>, Vec<String>);
+
 /// The cues of subtitles, each with the number of its line of times.
 fn cues(text: &str) -> Vec<Cue> {
     let mut cues = Vec::new();
-    let mut open: Option<(u64, Result<(f64, f64), Refusal>, Vec<String>)> = None;
-    let mut close = |open: &mut Option<(u64, Result<(f64, f64), Refusal>, Vec<String>)>| {
+    let mut open: Option<OpenCue> = None;
+    let mut close = |open: &mut Option<OpenCue>| {
         if let Some((number, times, words)) = open.take() {
             cues.push((number, times.map(|(start, end)| (start, end, plain(&words.join(" "))))));
         }
