@@ -25,6 +25,9 @@ pub const AUDIO: [&str; 16] = [
 
 /// Folders that programs put beside recordings.
 const OF_PROGRAMS: [&str; 3] = ["__MACOSX", ".ipynb_checkpoints", "lost+found"];
+/// Endings of LibriTTS's transcripts: the first is read, the second is passed over.
+const NORMALIZED: &str = "normalized.txt";
+const ORIGINAL: &str = "original.txt";
 /// What macOS adds to a file on other file systems has this before the file's name.
 const RESOURCE_FORK: &str = "._";
 
@@ -189,6 +192,10 @@ impl Contents {
                 let key = (stem(name).to_string(), extension.to_ascii_lowercase());
                 contents.extensions.insert(key, extension.to_string());
             }
+            if let Some(recording) = of_libri_tts(name, NORMALIZED) {
+                let key = (recording.to_string(), NORMALIZED.to_string());
+                contents.extensions.insert(key, NORMALIZED.to_string());
+            }
         }
         Ok(contents)
     }
@@ -228,7 +235,14 @@ impl Contents {
             }
         }
         if !self.recordings.is_empty() {
-            let texts = self.texts.iter().filter(|name| !name.ends_with(LIST));
+            let is_of_libri_tts = |name: &str| {
+                let recording = of_libri_tts(name, NORMALIZED).or_else(|| of_libri_tts(name, ORIGINAL));
+                recording.is_some_and(|recording| stems.contains(recording))
+            };
+            let texts = self
+                .texts
+                .iter()
+                .filter(|name| !name.ends_with(LIST) && !is_of_libri_tts(name));
             // Hardly ever needed.
             let by_form: LazyCell<HashMap<String, &str>, _> =
                 LazyCell::new(|| stems.iter().map(|stem| (composed(stem), *stem)).collect());
@@ -249,7 +263,10 @@ impl Contents {
         }
         let beside = |stem: &str| {
             let written = |extension: &str| self.extensions.get(&(stem.to_string(), extension.to_string()));
-            written("txt").or_else(|| written("lab")).cloned()
+            written("txt")
+                .or_else(|| written("lab"))
+                .or_else(|| written(NORMALIZED))
+                .cloned()
         };
         let transcript = |stem: &str| match (beside(stem), lines.get(stem)) {
             (Some(extension), _) => Transcript::Beside(extension),
@@ -270,6 +287,11 @@ impl Contents {
         found.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found)
     }
+}
+
+/// The recording whose transcript of LibriTTS has this name.
+fn of_libri_tts<'n>(name: &'n str, ending: &str) -> Option<&'n str> {
+    name.strip_suffix(ending)?.strip_suffix('.')
 }
 
 /// A name in the one form of Unicode that all its forms have.

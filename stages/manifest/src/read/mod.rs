@@ -87,7 +87,7 @@ use rows::Rows;
 /// - table: CSV (RFC 4180; with semicolons, tabs or bars where its heading has no comma, and with semicolons perhaps decimal
 ///   commas) or TSV (quotes are letters, as Common Voice writes it, or as in CSV, as pandas and Excel do:
 ///   `quoting`). The first line names a column for the file
-///   (`audio_filepath, audio_path, audio, path, file, file_name, filename, wav` or `wav_filename`) and one for the text (`text, sentence,
+///   (`audio_filepath, audio_path, audio, path, file, file_name, filename, wav, wav_filename` or `audio_file_name`) and one for the text (`text, sentence,
 ///   transcript, transcription` or `normalized_text`), perhaps times (below), `lang` (or `language`,
 ///   `locale`), `segment_id` (or `id`), `shard_id` and `source`; other columns go into `extra` as texts, but empty fields. The
 ///   file is looked for in a folder `clips` beside the table, beside the table, and in the current folder. 1,000 rows are a
@@ -95,7 +95,7 @@ use rows::Rows;
 /// - folder: a folder with a table, `metadata.csv`, `metadata.tsv`, `metadata.jsonl` or `metadata.parquet`, perhaps in its
 ///   folder `train`; a folder of Common Voice (`clips` and
 ///   `validated.tsv`, or else `train.tsv`: name another table itself); or else the recordings (flac, wav, mp3, m4a, ogg, webm,
-///   mka, aiff, caf, mov and others) in it and below it, each with a `.txt` or `.lab` beside it (also in capitals), or a line
+///   mka, aiff, caf, mov and others) in it and below it, each with a `.txt` or `.lab` beside it (also in capitals), a `.normalized.txt` as LibriTTS has it, or a line
 ///   `<name> <text>` in a `.trans.txt` of its folder, as LibriSpeech has it. What macOS, archives, notebooks and file systems
 ///   add (`._*`, `__MACOSX`, `.ipynb_checkpoints`, `lost+found`) is passed over. A transcript beside recordings that belongs to none, a second line of one utterance and a name that
 ///   is not UTF-8 are refused (`missing_audio`, `duplicate_utterance`, `unsafe_name`), and so are labels with times

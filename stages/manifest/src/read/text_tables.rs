@@ -29,7 +29,7 @@ const LARGEST_TABLE: u64 = 4 << 30;
 /// Most letters of a heading that an error shows.
 const SHOWN: usize = 1_000;
 
-pub const FILE_COLUMNS: [&str; 9] = [
+pub const FILE_COLUMNS: [&str; 10] = [
     "file_name",
     "audio_filepath",
     "audio_path",
@@ -39,6 +39,7 @@ pub const FILE_COLUMNS: [&str; 9] = [
     "filename",
     "wav",
     "wav_filename",
+    "audio_file_name",
 ];
 /// Columns for the text; also keys of lines that name their recording by `file_name`.
 pub const TEXT_COLUMNS: [&str; 5] = ["text", "transcription", "transcript", "sentence", "normalized_text"];

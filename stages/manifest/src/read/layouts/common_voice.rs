@@ -11,7 +11,7 @@ use super::super::rows::refuse;
 use super::splits::usual;
 use super::table_lines::{Heading, TableLines};
 use super::utterance::{Common, Utterance, text_of};
-use super::{LaidOut, Manifest, ljspeech, names_in, wrong};
+use super::{LaidOut, Manifest, entries_of, ljspeech, wrong};
 use crate::error::ManifestError;
 
 const CLIPS: &str = "clips";
@@ -66,7 +66,8 @@ pub fn open_folder(root: &Path, settings: &ReadSettings, scratch: &Path) -> Resu
     let table = match settings.split.as_str() {
         "" => table_of(root)?,
         split => {
-            let names = names_in(root);
+            let found = entries_of(root);
+            let names = &found.folders;
             let folder = names.iter().find(|name| *name == split);
             let folder = folder.or_else(|| names.iter().find(|name| usual(name) == usual(split)));
             folder.and_then(|folder| first_of(root, &tables(folder)))
@@ -81,8 +82,9 @@ pub fn open_folder(root: &Path, settings: &ReadSettings, scratch: &Path) -> Resu
 
 /// The table of spontaneous speech in a folder.
 fn spontaneous(root: &Path) -> Option<PathBuf> {
-    let names = names_in(root);
-    let table = names
+    let found = entries_of(root);
+    let table = found
+        .names
         .iter()
         .find(|name| name.starts_with("ss-corpus-") && name.ends_with(".tsv"))?;
     root.join("audios").is_dir().then(|| root.join(table))

@@ -70,7 +70,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         }
     }
     let theirs = super::super::text_tables::renamed(&settings.columns).unwrap_or_default();
-    let as_written = theirs.iter().any(|pair| *pair == (WRITTEN, "text"));
+    let as_written = theirs.contains(&(WRITTEN, "text"));
     let files: Vec<PathBuf> = tables.iter().map(|(path, _)| path.clone()).collect();
     let folder = std::path::absolute(root).unwrap_or_default();
     let lang = folder

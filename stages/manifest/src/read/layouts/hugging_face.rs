@@ -3,7 +3,7 @@
 //! A recording is named by its place in the file (`flow_audio::embedded`), a row by the file and its number there: what the column
 //! `path` says of embedded bytes is neither a place nor unique.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ use super::super::{ReadSettings, file_stem};
 use super::splits::{chosen, spoken_of, usual};
 use super::stream_offsets::ArrowFile;
 use super::utterance::{Common, Utterance, language_called, text_of};
-use super::{Corpus, LaidOut, Manifest, Part, Take, names_in, wrong};
+use super::{Corpus, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, wrong};
 use crate::error::ManifestError;
 
 /// Further names of the text, after those that tables have.
@@ -204,7 +204,10 @@ impl Columns {
             .collect();
         let others = schema.fields().iter().filter(|field| !used.contains(&field.name()));
         let is_plain = |field: &&Arc<Field>| {
-            let data_type = field.data_type();
+            let data_type = match field.data_type() {
+                DataType::Dictionary(_, values) => values.as_ref(),
+                other => other,
+            };
             data_type.is_numeric()
                 || matches!(
                     data_type,
@@ -442,20 +445,39 @@ struct Listed {
 
 /// Files of an extension in a folder and below it.
 fn listed(root: &Path, extension: &str) -> Vec<Listed> {
-    let mut found = Vec::new();
-    let mut waiting = vec![(root.to_path_buf(), Vec::<String>::new())];
-    while let Some((folder, below)) = waiting.pop() {
-        for name in names_in(&folder) {
-            let path = folder.join(&name);
+    let mut found = listed_until(root, extension, |_, _| false);
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+/// The first file of an extension that is found in few folders.
+fn first_listed(root: &Path, extension: &str) -> Option<Listed> {
+    let found = listed_until(root, extension, |found, folders| found > 0 || folders >= MOST_FOLDERS);
+    found.into_iter().min_by(|a, b| a.path.cmp(&b.path))
+}
+
+/// `is_enough` is asked after each folder with how many files and folders there were.
+fn listed_until(root: &Path, extension: &str, is_enough: impl Fn(usize, usize) -> bool) -> Vec<Listed> {
+    let (mut found, mut folders) = (Vec::new(), 0);
+    let mut waiting = VecDeque::from([(root.to_path_buf(), Vec::<String>::new())]);
+    while let Some((folder, below)) = waiting.pop_front() {
+        let entries = entries_of(&folder);
+        for name in entries.names.difference(&entries.folders) {
+            let path = folder.join(name);
             if path.extension().is_some_and(|found| found == extension) && !name.starts_with("metadata.") {
-                let (config, split) = config_and_split(&below, &name);
+                let (config, split) = config_and_split(&below, name);
                 found.push(Listed { path, config, split });
-            } else if below.len() < MOST_DEPTH && path.is_dir() {
-                waiting.push((path, [&below[..], &[name]].concat()));
             }
         }
+        folders += 1;
+        if is_enough(found.len(), folders) {
+            break;
+        }
+        if below.len() < MOST_DEPTH {
+            let inner = entries.folders.iter();
+            waiting.extend(inner.map(|name| (folder.join(name), [&below[..], std::slice::from_ref(name)].concat())));
+        }
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
     found
 }
 
@@ -518,7 +540,7 @@ pub fn has_recordings(path: &Path) -> bool {
 
 pub fn detect_parquet(root: &Path) -> Option<String> {
     if root.is_dir() {
-        let first = listed(root, "parquet").into_iter().next()?.path;
+        let first = first_listed(root, "parquet")?.path;
         return has_recordings(&first).then(|| first.strip_prefix(root).unwrap_or(&first).display().to_string());
     }
     let is_parquet = root.extension().is_some_and(|extension| extension == "parquet");
@@ -530,12 +552,11 @@ pub fn detect_arrow(root: &Path) -> Option<String> {
         let marks = ["state.json", "dataset_dict.json"];
         let mark = marks.into_iter().find(|mark| root.join(mark).is_file());
         let of_state = mark.filter(|mark| {
-            *mark == "dataset_dict.json" || !names_in(root).iter().all(|name| !name.ends_with(".arrow"))
+            *mark == "dataset_dict.json" || entries_of(root).names.iter().any(|name| name.ends_with(".arrow"))
         });
         let first = || {
-            listed(root, "arrow")
-                .into_iter()
-                .find(|found| found.config.is_empty())
+            first_listed(root, "arrow")
+                .filter(|found| found.config.is_empty())
                 .map(|found| found.path)
         };
         return of_state

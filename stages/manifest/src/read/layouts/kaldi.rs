@@ -10,12 +10,13 @@ use flow_runtime::{Partition, StageError};
 use flow_storage::InputFile;
 use serde_json::{Map, Value};
 
+use super::super::listing::AUDIO;
 use super::super::recordings::Wanted;
 use super::super::rows::{ManifestRow, Refusal, line_values, refuse};
 use super::super::{ReadSettings, file_stem};
 use super::line_file::{Block, IdIndex, Indexing, LineFile};
 use super::utterance::{Common, Utterance, take_line, text_of};
-use super::{Corpus, LaidOut, Manifest, Part, Take, base_of, wrong};
+use super::{Corpus, LaidOut, Manifest, Part, Take, base_of, entries_of, wrong};
 use crate::error::ManifestError;
 
 /// Recordings by which it is found out what paths are relative to.
@@ -31,9 +32,17 @@ fn folder_of(root: &Path) -> Option<PathBuf> {
 }
 
 pub fn detect(root: &Path) -> Option<String> {
-    folder_of(root)
-        .filter(|folder| folder.join("wav.scp").is_file())
-        .map(|_| "wav.scp".into())
+    let folder = folder_of(root).filter(|folder| folder.join("wav.scp").is_file())?;
+    // Recordings with texts beside them may have a list of their own.
+    let has_recordings = || {
+        let is_audio = |name: &String| {
+            Path::new(name)
+                .extension()
+                .is_some_and(|ending| AUDIO.iter().any(|audio| ending.eq_ignore_ascii_case(audio)))
+        };
+        entries_of(&folder).names.iter().any(is_audio)
+    };
+    (folder.join("text").is_file() || !has_recordings()).then(|| "wav.scp".into())
 }
 
 /// A list whose lines begin with an id.

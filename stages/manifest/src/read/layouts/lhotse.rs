@@ -14,7 +14,7 @@ use super::line_file::{Block, IdIndex, Indexing, LineFile};
 use super::splits::chosen;
 use super::table_lines::TableLines;
 use super::utterance::{Common, Utterance, take_line, text_of};
-use super::{Corpus, LaidOut, Manifest, Part, Take, base_of, names_in, wrong};
+use super::{Corpus, LaidOut, Manifest, Part, Take, base_of, entries_of, wrong};
 use crate::error::ManifestError;
 
 /// Recordings by which it is found out what paths are relative to.
@@ -50,7 +50,7 @@ pub(super) struct Supervision {
     start: f64,
     duration: f64,
     #[serde(default)]
-    channel: Option<Channel>,
+    channel: Option<Value>,
     #[serde(default)]
     text: Option<String>,
     #[serde(default)]
@@ -64,13 +64,6 @@ pub(super) struct Supervision {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Channel {
-    One(i64),
-    Several(Vec<i64>),
-}
-
-#[derive(Debug, Deserialize)]
 struct Cut {
     id: String,
     #[serde(rename = "type", default)]
@@ -80,7 +73,7 @@ struct Cut {
     #[serde(default)]
     duration: f64,
     #[serde(default)]
-    channel: Option<Channel>,
+    channel: Option<Value>,
     #[serde(default)]
     supervisions: Option<Vec<Supervision>>,
     #[serde(default)]
@@ -156,7 +149,8 @@ fn without<'n>(name: &'n str, word: &str) -> Option<(&'n str, &'n str)> {
 
 /// Files of recordings and of supervisions that belong together, with what their names have behind the word.
 fn pairs(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
-    let names = names_in(folder);
+    let entries = entries_of(folder);
+    let names = &entries.names;
     let supervisions = names
         .iter()
         .filter_map(|name| Some((name, without(name, "supervisions")?)));
@@ -203,7 +197,8 @@ pub fn detect_recordings(root: &Path) -> Option<String> {
 
 /// Files of cuts in a folder, with what their names have behind the word.
 fn cuts_in(folder: &Path) -> Vec<(PathBuf, String)> {
-    let names = names_in(folder);
+    let entries = entries_of(folder);
+    let names = &entries.names;
     let found = names
         .iter()
         .filter(|name| !super::shar::is_shard(name))
@@ -329,12 +324,14 @@ fn is_as_stored(recording: &Recording) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn one_channel(channel: Option<&Channel>) -> Result<(), Refusal> {
-    match channel {
-        Some(Channel::Several(channels)) if channels.len() > 1 => {
-            Err(refuse("several_channels", format!("it has channels {channels:?}")))
-        }
-        None | Some(Channel::One(_) | Channel::Several(_)) => Ok(()),
+/// A channel is a number, or of a MultiCut a list of them.
+fn one_channel(channel: Option<&Value>) -> Result<(), Refusal> {
+    match channel.and_then(Value::as_array) {
+        Some(channels) if channels.len() > 1 => Err(refuse(
+            "several_channels",
+            format!("it has {} channels", channels.len()),
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@ use super::super::rows::refuse;
 use super::splits::chosen;
 use super::table_lines::{TableLines, fields};
 use super::utterance::{Common, Utterance, language_called, text_of};
-use super::{LaidOut, Manifest, names_in};
+use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of};
 use crate::error::ManifestError;
 
 const TRANSCRIPTS: &str = "transcripts.txt";
@@ -25,9 +25,11 @@ fn splits(root: &Path) -> Vec<(PathBuf, String)> {
         let name = root.file_name().unwrap_or_default().to_string_lossy().into_owned();
         return vec![(root.to_path_buf(), name)];
     }
-    let names = names_in(root).into_iter();
+    let entries = entries_of(root);
+    // A folder of splits has few.
+    let names = entries.folders.iter().take(MOST_FOLDERS);
     names
-        .map(|name| (root.join(&name), name))
+        .map(|name| (root.join(name), name.clone()))
         .filter(|(folder, _)| is_split(folder))
         .collect()
 }

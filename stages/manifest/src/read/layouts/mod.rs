@@ -19,8 +19,10 @@ mod table_lines;
 mod utterance;
 mod voxpopuli;
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use flow_runtime::{Partition, SourcePartition, StageError};
 use rayon::prelude::*;
@@ -248,10 +250,12 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Opti
         let known = KNOWN.iter().find(|known| known.layout == settings.layout);
         return known.map(|known| known.open(root, settings, scratch)).transpose();
     }
+    KEPT.set(Some((root.to_path_buf(), entries_of(root))));
     let found: Vec<(&Known, String)> = KNOWN
         .iter()
         .filter_map(|known| Some((known, (known.detect)(root)?)))
         .collect();
+    KEPT.set(None);
     match found.as_slice() {
         [] => Ok(None),
         [(known, _)] => known.open(root, settings, scratch).map(Some),
@@ -402,12 +406,48 @@ fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
     }
 }
 
-/// The names of files and folders in a folder, sorted; of what is no folder, or cannot be read, none.
-fn names_in(folder: &Path) -> BTreeSet<String> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| !name.starts_with(['.', '_'])).collect()
+/// Names in a folder, without those that begin with a dot or an underscore.
+#[derive(Debug, Default)]
+struct Entries {
+    names: BTreeSet<String>,
+    /// Of these, folders and links to folders.
+    folders: BTreeSet<String>,
 }
+
+thread_local! {
+    /// The folder whose layout is found out: each layout asks what is in it, and there may be a million files.
+    static KEPT: RefCell<Option<(PathBuf, Rc<Entries>)>> = const { RefCell::new(None) };
+}
+
+/// What is in a folder; of what is no folder, or cannot be read, nothing.
+fn entries_of(folder: &Path) -> Rc<Entries> {
+    let kept = KEPT.with_borrow(|kept| {
+        kept.as_ref()
+            .filter(|(path, _)| path == folder)
+            .map(|(_, found)| Rc::clone(found))
+    });
+    kept.unwrap_or_else(|| {
+        let mut found = Entries::default();
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            if let Ok(name) = entry.file_name().into_string()
+                && !name.starts_with(['.', '_'])
+            {
+                // Only links are looked up.
+                let is_folder = entry
+                    .file_type()
+                    .is_ok_and(|kind| kind.is_dir() || kind.is_symlink() && entry.path().is_dir());
+                if is_folder {
+                    found.folders.insert(name.clone());
+                }
+                found.names.insert(name);
+            }
+        }
+        Rc::new(found)
+    })
+}
+
+/// Folders that are looked into to find out a layout.
+const MOST_FOLDERS: usize = 200;
 
 /// The first folder of some above `folder`, itself included, or else the current one, below which one of the relative `paths` is;
 /// none where there is no such folder or no relative path.

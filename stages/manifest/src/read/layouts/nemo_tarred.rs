@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::super::ReadSettings;
 use super::super::files::trailing_number;
 use super::super::lines::LineManifest;
-use super::{Manifest, names_in, wrong};
+use super::{Manifest, entries_of, wrong};
 use crate::error::ManifestError;
 
 const MANIFESTS: [&str; 2] = ["tarred_audio_manifest.json", "manifest.json"];
@@ -13,7 +13,8 @@ const SHARDED: &str = "sharded_manifests";
 
 /// Files of a folder whose names begin and end so, with a number between, in the order of the numbers.
 fn numbered(folder: &Path, begin: &str, end: &str) -> Vec<PathBuf> {
-    let names = names_in(folder);
+    let entries = entries_of(folder);
+    let names = &entries.names;
     let found = names.iter().filter_map(|name| {
         let path = folder.join(name);
         let is_one = name.starts_with(begin) && name.ends_with(end);

@@ -13,7 +13,7 @@ use super::super::rows::{ManifestRow, Refusal, refuse};
 use super::lhotse::CutLine;
 use super::line_file::{Block, LineFile};
 use super::utterance::{Common, take_line};
-use super::{Corpus, LaidOut, Manifest, Part, Take, names_in, wrong};
+use super::{Corpus, LaidOut, Manifest, Part, Take, entries_of, wrong};
 use crate::error::ManifestError;
 
 /// The number of a shard of a field, as it is written: `000000` of `cuts.000000.jsonl.gz`, empty of `cuts.jsonl.gz`.
@@ -36,7 +36,8 @@ pub fn is_shard(name: &str) -> bool {
 
 /// Shards of cuts, each with the tar of its recordings.
 fn shards(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
-    let names = names_in(folder);
+    let entries = entries_of(folder);
+    let names = &entries.names;
     let shard = |name: &String| {
         let number = number_of_cuts(name)?;
         let tar = format!("recording{number}.tar");

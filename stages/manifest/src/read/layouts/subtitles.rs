@@ -1,6 +1,6 @@
 //! Long recordings with subtitles beside them: `talk.mp3` and `talk.srt`, `talk.vtt` or `talk.en.vtt`. Each cue is a row.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 
 use flow_audio::language_tag::is_language;
@@ -13,7 +13,7 @@ use super::super::recordings::Wanted;
 use super::super::rows::{ManifestRow, Refusal, line_values, refuse};
 use super::super::transcripts::lines_of;
 use super::utterance::{Common, Utterance, text_of};
-use super::{Corpus, LaidOut, Manifest, Part, Take, names_in, wrong};
+use super::{Corpus, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, wrong};
 use crate::error::ManifestError;
 
 /// Recordings that make a partition.
@@ -36,9 +36,32 @@ fn ending(name: &str) -> Option<String> {
         .map(str::to_ascii_lowercase)
 }
 
-/// Recordings with subtitles in a folder and below it. `first` ends the search with the first one.
-fn titled(folder: &Path, depth: usize, first: bool, found: &mut Vec<Titled>) {
-    let names = names_in(folder);
+/// Recordings with subtitles in a folder and below it. Each folder is looked into once, whatever links lead to it. `first` ends the
+/// search with the first one, or after few folders.
+fn titled(root: &Path, first: bool) -> Vec<Titled> {
+    let (mut found, mut seen) = (Vec::new(), HashSet::new());
+    let mut waiting = VecDeque::from([(root.to_path_buf(), 0)]);
+    while let Some((folder, depth)) = waiting.pop_front() {
+        if !folder.canonicalize().is_ok_and(|canonical| seen.insert(canonical)) {
+            continue;
+        }
+        titled_in(&folder, &mut found);
+        if first && (!found.is_empty() || seen.len() >= MOST_FOLDERS) {
+            break;
+        }
+        if depth < MOST_DEPTH {
+            let entries = entries_of(&folder);
+            waiting.extend(entries.folders.iter().map(|name| (folder.join(name), depth + 1)));
+        }
+    }
+    found.sort_by(|a, b| a.subtitles.cmp(&b.subtitles));
+    found
+}
+
+/// Those in the folder itself.
+fn titled_in(folder: &Path, found: &mut Vec<Titled>) {
+    let entries = entries_of(folder);
+    let names = &entries.names;
     let has_ending =
         |name: &&String, endings: &[&str]| ending(name).is_some_and(|ending| endings.contains(&ending.as_str()));
     let mut recordings: BTreeMap<&str, &String> = BTreeMap::new();
@@ -60,33 +83,20 @@ fn titled(folder: &Path, depth: usize, first: bool, found: &mut Vec<Titled>) {
                 lang,
             });
         }
-        if first && !found.is_empty() {
-            return;
-        }
-    }
-    if depth < MOST_DEPTH {
-        for name in &names {
-            let inner = folder.join(name);
-            if inner.is_dir() {
-                titled(&inner, depth + 1, first, found);
-            }
-        }
     }
 }
 
 /// Transcripts beside recordings are read in place of their subtitles.
 fn has_transcripts(folder: &Path, recording: &Path) -> bool {
-    let names = names_in(recording.parent().unwrap_or(folder));
+    let entries = entries_of(recording.parent().unwrap_or(folder));
+    let names = &entries.names;
     names
         .iter()
         .any(|name| ending(name).is_some_and(|ending| ending == "txt" || ending == "lab"))
 }
 
 pub fn detect(root: &Path) -> Option<String> {
-    // Only the folder itself and those in it: a corpus may have a million files.
-    let mut found = Vec::new();
-    titled(root, MOST_DEPTH - 1, true, &mut found);
-    let titled = found.into_iter().next()?;
+    let titled = titled(root, true).into_iter().next()?;
     let name = titled.subtitles.file_name()?.to_string_lossy().into_owned();
     (!has_transcripts(root, &titled.recording)).then(|| format!("{name} beside its recording"))
 }
@@ -98,8 +108,7 @@ struct Subtitles {
 }
 
 pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
-    let mut all = Vec::new();
-    titled(root, 0, false, &mut all);
+    let all = titled(root, false);
     let mut seen: BTreeMap<&Path, &Path> = BTreeMap::new();
     for one in &all {
         if let Some(other) = seen.insert(&one.recording, &one.subtitles) {
@@ -122,11 +131,14 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
 /// A cue, or a part of subtitles that is none.
 type Cue = (u64, Result<(f64, f64, String), Refusal>);
 
+/// A cue whose words are being read: the number of its line of times, these, and its words.
+type OpenCue = (u64, Result<(f64, f64), Refusal>, Vec<String>);
+
 /// The cues of subtitles, each with the number of its line of times.
 fn cues(text: &str) -> Vec<Cue> {
     let mut cues = Vec::new();
-    let mut open: Option<(u64, Result<(f64, f64), Refusal>, Vec<String>)> = None;
-    let mut close = |open: &mut Option<(u64, Result<(f64, f64), Refusal>, Vec<String>)>| {
+    let mut open: Option<OpenCue> = None;
+    let mut close = |open: &mut Option<OpenCue>| {
         if let Some((number, times, words)) = open.take() {
             cues.push((number, times.map(|(start, end)| (start, end, plain(&words.join(" "))))));
         }

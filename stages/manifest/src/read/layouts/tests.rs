@@ -613,3 +613,47 @@ fn a_folder_that_may_be_of_two_layouts_is_an_error_that_names_both() {
     assert!(wrong(|settings| settings.format = Format::Nemo).contains("leave it out where `layout` is given"));
     assert!(wrong(|settings| settings.layout = Layout::Gigaspeech).contains("no GigaSpeech.json"));
 }
+
+#[test]
+fn texts_of_libri_tts_are_the_normalised_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("1/2/1_2_3_4.wav", ""),
+            ("1/2/1_2_3_4.normalized.txt", "Mister Smith"),
+            ("1/2/1_2_3_4.original.txt", "Mr. Smith"),
+            ("1/2/1_2_3_5.wav", ""),
+            ("1/2/1_2_3_5.original.txt", "only this"),
+            ("1/2/1_2_3_6.normalized.txt", "no recording"),
+        ],
+    );
+    let output = run(with_lang(folder.path(), "en"));
+    assert_eq!(column(&output, "text"), ["Mister Smith"]);
+    assert_eq!(by_reason(&output), counts(&[("missing_audio", 1), ("missing_text", 1)]));
+}
+
+#[test]
+fn recordings_with_texts_may_have_a_list_beside_them() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[("a.wav", ""), ("a.txt", "one"), ("wav.scp", "a a.wav\n")],
+    );
+    assert_eq!(column(&run(with_lang(folder.path(), "en")), "text"), ["one"]);
+    // Cuts beside recordings and supervisions.
+    let folder = copied(&[
+        "lhotse/x_recordings_train.jsonl.gz",
+        "lhotse/x_supervisions_train.jsonl.gz",
+    ]);
+    fs::copy(
+        data("cuts/x_cuts_train.jsonl.gz"),
+        folder.path().join("lhotse/x_cuts_train.jsonl.gz"),
+    )
+    .unwrap();
+    let message = failure(settings(&folder.path().join("lhotse")));
+    assert!(
+        message.contains("lhotse_recordings") && message.contains("lhotse_cuts"),
+        "{message}"
+    );
+}

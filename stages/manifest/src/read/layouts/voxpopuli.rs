@@ -10,7 +10,7 @@ use super::super::rows::refuse;
 use super::splits::chosen;
 use super::table_lines::{Heading, TableLines};
 use super::utterance::{Common, Utterance, text_of};
-use super::{LaidOut, Manifest, names_in, wrong};
+use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of, wrong};
 use crate::error::ManifestError;
 
 const TEXT: &str = "normalized_text";
@@ -33,7 +33,8 @@ fn heading_of(table: &Path) -> Option<String> {
 
 /// The tables of a folder of one language, by split.
 fn tables_in(folder: &Path) -> Vec<(PathBuf, String)> {
-    let names = names_in(folder);
+    let entries = entries_of(folder);
+    let names = &entries.names;
     let table = |name: &String| {
         let split = name.strip_prefix("asr_")?.strip_suffix(".tsv")?;
         let path = folder.join(name);
@@ -53,10 +54,9 @@ fn tables(root: &Path) -> Vec<(PathBuf, String, String)> {
         let absolute = std::path::absolute(folder).unwrap_or_default();
         absolute.file_name().unwrap_or_default().to_string_lossy().into_owned()
     };
-    let folders = names_in(&above)
-        .into_iter()
-        .map(|name| above.join(name))
-        .filter(|folder| folder.is_dir());
+    let entries = entries_of(&above);
+    // A folder for each language.
+    let folders = entries.folders.iter().take(MOST_FOLDERS).map(|name| above.join(name));
     let folders = std::iter::once(above.clone()).chain(folders);
     folders
         .flat_map(|folder| {
