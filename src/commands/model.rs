@@ -61,7 +61,7 @@ fn info(arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Fai
         in_weights,
     );
     row("number types", number_types(&model), in_weights);
-    let (p, e, d) = (&config.preprocessor, &config.encoder, &config.decoder);
+    let (p, e) = (&config.preprocessor, &config.encoder);
     row(
         "features",
         format!(
@@ -93,37 +93,50 @@ fn info(arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Fai
         format!("x 8, {} channels", e.subsampling_conv_channels),
         in_config,
     );
-    row(
-        "prediction network",
-        format!("{} LSTM layers of width {}", d.pred_rnn_layers, d.pred_hidden),
-        in_config,
-    );
-    row(
-        "joint network",
-        format!("width {}", config.joint.joint_hidden),
-        in_config,
-    );
-    row("durations", format!("{:?}", config.loss.durations), in_config);
-    row(
-        "loss",
-        format!(
-            "sigma {}, omega {}, {}{}",
-            config.loss.sigma,
-            config.loss.omega,
-            config.loss.reduction.name(),
-            config
-                .ctc_weight
-                .map_or(String::new(), |weight| format!(", CTC head with weight {weight}"))
-        ),
-        if model.format == Format::HuggingFace {
-            "stock values"
-        } else {
-            in_config
-        },
-    );
+    row("heads", config.heads().to_string(), in_config);
+    let of_loss = if model.format == Format::HuggingFace {
+        "stock values"
+    } else {
+        in_config
+    };
+    if let Some(transducer) = &config.transducer {
+        let (prediction, loss) = (&transducer.prediction, &transducer.loss);
+        row(
+            "prediction network",
+            format!(
+                "{} LSTM layers of width {}",
+                prediction.pred_rnn_layers, prediction.pred_hidden
+            ),
+            in_config,
+        );
+        row(
+            "joint network",
+            format!("width {}", transducer.joint.joint_hidden),
+            in_config,
+        );
+        if !transducer.is_rnnt() {
+            row("durations", format!("{:?}", loss.durations), in_config);
+        }
+        row(
+            "loss",
+            format!(
+                "sigma {}, omega {}, {}{}",
+                loss.sigma,
+                loss.omega,
+                loss.reduction.name(),
+                config
+                    .ctc
+                    .as_ref()
+                    .map_or(String::new(), |ctc| format!(", CTC head with weight {}", ctc.weight))
+            ),
+            of_loss,
+        );
+    } else {
+        row("loss", format!("CTC, {}", config.reduction().name()), of_loss);
+    }
     row(
         "vocabulary",
-        format!("{} pieces, blank is {}", count(d.vocab_size), d.vocab_size),
+        format!("{} pieces, blank is {}", count(config.vocab_size), config.vocab_size),
         in_config,
     );
     match &tokenizer {

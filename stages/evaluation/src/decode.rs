@@ -10,6 +10,7 @@ use flow_hub::{HubError, HubReference};
 use flow_kernels::device::{DeviceChoice, visible_gpus};
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
+use flow_model::heads::HeadKind;
 use flow_model::model::TdtModel;
 use flow_model::{Precision, Weights};
 use flow_runtime::event::Event;
@@ -87,6 +88,10 @@ pub struct DecodeSettings {
     /// What the factors of products with weights of the encoder's layers and of the joint network are rounded to, on the CPU: `f32`
     /// (not at all), `bf16`, or `int8` (each row and each column with a scale of its own). Weights are then kept in that type.
     pub precision: Precision,
+    /// The head that decodes a model with two: `transducer` or `ctc`. Left out: the transducer, or CTC where there is none. CTC is
+    /// decoded by greedy search alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decoder: Option<HeadKind>,
     /// Hypotheses that beam search keeps, up to 64; 0 or 1 for greedy search.
     pub beam: usize,
     /// An n-gram language model over the model's tokens, in the ARPA format, such as `flow lm build` writes; empty for none.
@@ -120,6 +125,7 @@ impl Default for DecodeSettings {
             clip_bytes: 1_500_000,
             weights: Weights::default(),
             precision: Precision::default(),
+            decoder: None,
             beam: 0,
             lm: PathBuf::new(),
             lm_weight: DecodingOptions::default().lm_weight,
@@ -153,6 +159,7 @@ impl DecodeSettings {
     /// How the model is decoded.
     fn decoding(&self) -> DecodingOptions {
         DecodingOptions::of(self.beam, (&self.lm, self.lm_weight), (&self.boost, self.boost_weight))
+            .with_head(self.decoder)
     }
 
     /// The model of the hub that is named, if one is.
@@ -426,8 +433,12 @@ impl Source for DecodeBody {
             return Err(StageError::failed("the model holds no tokenizer")
                 .with_help("flow model convert MODEL OUT.nemo --tokenizer FILE.model"));
         };
-        let decoding = self.settings.decoding().load(tokenizer);
-        model.decoding = decoding.map_err(EvaluationError::from)?;
+        let decoding = self
+            .settings
+            .decoding()
+            .load(tokenizer)
+            .map_err(EvaluationError::from)?;
+        model.set_decoding(decoding).map_err(EvaluationError::from)?;
         for note in &model.decoding.notes {
             self.context.events.send(Event::Warning {
                 stage: Some(self.context.stage.clone()),

@@ -96,7 +96,7 @@ impl ValidationSet {
         )?;
         let counted: Vec<UtteranceLoss> = losses.into_iter().flatten().collect();
         let (losses, lengths): (Vec<f64>, Vec<usize>) = counted.iter().map(|found| (found.loss, found.tokens)).unzip();
-        let loss = reduced(model.config.loss.reduction, &losses, &lengths);
+        let loss = reduced(model.config.reduction(), &losses, &lengths);
         Ok(ValidationMetrics {
             scores: scores(&self.rows.utterances, &outcomes).0,
             loss: Some(loss).filter(|loss| loss.is_finite() && !losses.is_empty()),

@@ -89,14 +89,20 @@ pub fn cell_terms(
         let (logits, bias): (&[T], &[T]) = (&logits, &bias);
         let rows = rows_per_chunk(width);
         let tokens = width - duration_count;
+        // As many chunks as those of cells; of an RNN-T, which has no durations, empty ones.
+        let durations: Vec<&mut [f64]> = match duration_count {
+            0 => cells.chunks(rows).map(|_| <&mut [f64]>::default()).collect(),
+            count => durations.chunks_mut(rows * count).collect(),
+        };
         logits
             .par_chunks((rows * width).max(1))
             .zip(cells.par_chunks(rows))
             .zip(terms.par_chunks_mut(rows))
-            .zip(durations.par_chunks_mut((rows * duration_count).max(1)))
+            .zip(durations)
             .for_each(|(((logits, cells), terms), durations)| multiversion!({
-                let rows = logits.chunks_exact(width).zip(cells).zip(terms);
-                for (((logits, cell), terms), durations) in rows.zip(durations.chunks_exact_mut(duration_count.max(1))) {
+                let mut durations = durations.chunks_exact_mut(duration_count.max(1));
+                for ((logits, cell), terms) in logits.chunks_exact(width).zip(cells).zip(terms) {
+                    let durations = durations.next().unwrap_or_default();
                     let (token_logits, duration_logits) = logits.split_at(tokens);
                     let (token_bias, duration_bias) = bias.split_at(tokens);
                     let normaliser = log_sum_exp(token_logits, token_bias);

@@ -1,34 +1,58 @@
 //! Configuration of a model: the parts of NeMo's `model_config.yaml` that determine its architecture and results.
 
+mod ctc;
 pub mod huggingface;
 mod read;
 mod section;
 #[cfg(test)]
 mod tests;
+mod transducer;
 mod write;
 
 use serde::{Deserialize, Serialize};
 use serde_yaml::Mapping;
 
-/// Configuration of a TDT model. Read from and written as NeMo's `model_config.yaml`.
+/// Configuration of a model with a transducer (TDT or RNN-T), a CTC head, or both. Read from and written as NeMo's
+/// `model_config.yaml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     pub preprocessor: PreprocessorConfig,
     pub encoder: EncoderConfig,
-    pub decoder: DecoderConfig,
-    pub joint: JointConfig,
-    pub loss: LossConfig,
-    pub decoding: DecodingConfig,
+    /// Tokens without blank; blank has this id.
+    pub vocab_size: usize,
+    /// The transducer, if the model has one.
+    pub transducer: Option<TransducerConfig>,
+    /// The CTC head, if the model has one. A model has at least one of the two.
+    pub ctc: Option<CtcConfig>,
     pub spec_augment: SpecAugmentConfig,
-    /// Share of an auxiliary CTC loss in training (NeMo's `aux_ctc.ctc_loss_weight`), 0 to 1; none if the model has
-    /// no such head.
-    pub ctc_weight: Option<f64>,
     pub tokenizer: TokenizerConfig,
     /// The pieces of the vocabulary in the order of their ids (NeMo's `labels`); may be empty.
     pub labels: Vec<String>,
     /// The whole document this was read from: sections that we do not know are written back as they were.
     #[serde(default)]
     source: Mapping,
+}
+
+impl ModelConfig {
+    /// How the losses of utterances become one: those of the transducer, or of the CTC head where there is none.
+    pub fn reduction(&self) -> Reduction {
+        match (&self.transducer, &self.ctc) {
+            (Some(transducer), _) => transducer.loss.reduction,
+            (None, Some(ctc)) => ctc.reduction,
+            (None, None) => Reduction::MeanBatch,
+        }
+    }
+
+    /// What the heads are called: `TDT`, `RNN-T`, `CTC`, or two of them.
+    pub fn heads(&self) -> &'static str {
+        match (&self.transducer, &self.ctc) {
+            (Some(transducer), None) if transducer.is_rnnt() => "RNN-T",
+            (Some(_), None) => "TDT",
+            (Some(transducer), Some(_)) if transducer.is_rnnt() => "RNN-T and CTC",
+            (Some(_), Some(_)) => "TDT and CTC",
+            (None, _) => "CTC",
+        }
+    }
 }
 
 /// The log-mel front end.
@@ -92,11 +116,34 @@ impl EncoderConfig {
     pub const SUBSAMPLING: usize = 8;
 }
 
+/// A transducer: TDT, or RNN-T where the loss has no durations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TransducerConfig {
+    pub prediction: PredictionConfig,
+    pub joint: JointConfig,
+    pub loss: LossConfig,
+    pub decoding: DecodingConfig,
+}
+
+impl TransducerConfig {
+    /// Whether this is the plain transducer, in which a token lasts no frames and blank lasts one.
+    pub fn is_rnnt(&self) -> bool {
+        self.loss.durations.is_empty()
+    }
+}
+
+/// A CTC head on the encoder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CtcConfig {
+    /// Share of its loss in training beside a transducer (NeMo's `aux_ctc.ctc_loss_weight`), 0 to 1, the rest being
+    /// the transducer's; 1 where there is none.
+    pub weight: f64,
+    pub reduction: Reduction,
+}
+
 /// The prediction network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct DecoderConfig {
-    /// Tokens without blank; blank has this id.
-    pub vocab_size: usize,
+pub struct PredictionConfig {
     pub pred_hidden: usize,
     pub pred_rnn_layers: usize,
     pub dropout: f64,
@@ -109,8 +156,6 @@ pub struct JointConfig {
     /// Dropout before the last layer. With 0 NeMo leaves the module out and the last layer's key is
     /// `joint.joint_net.1`, otherwise `joint.joint_net.2`.
     pub dropout: f64,
-    /// Duration outputs.
-    pub num_extra_outputs: usize,
 }
 
 /// How losses of utterances become one number.
@@ -127,6 +172,13 @@ pub enum Reduction {
 }
 
 impl Reduction {
+    /// From NeMo's name.
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::MeanBatch, Self::Mean, Self::MeanVolume, Self::Sum]
+            .into_iter()
+            .find(|reduction| reduction.name() == name)
+    }
+
     /// NeMo's name.
     pub fn name(self) -> &'static str {
         match self {
@@ -138,12 +190,12 @@ impl Reduction {
     }
 }
 
-/// The TDT loss.
+/// The loss of a transducer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossConfig {
-    /// Frames that a token may last; index = duration output.
+    /// Frames that a token may last; index = duration output. Empty for RNN-T.
     pub durations: Vec<usize>,
-    /// Subtracted from every token log-probability.
+    /// Subtracted from every token log-probability; 0 for RNN-T, as is `omega`.
     pub sigma: f64,
     /// Probability that a batch is trained with the plain RNN-T loss instead.
     pub omega: f64,

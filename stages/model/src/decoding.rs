@@ -16,6 +16,7 @@ use flow_kernels::{Float, dispatch, is_gpu, on_cpu, slice};
 
 use self::beam::Steps;
 use crate::fusion::{Fusion, FusionState};
+use crate::heads::HeadKind;
 use crate::joint::Joint;
 use crate::parameters::Parameters;
 use crate::prediction::{Prediction, PredictionState};
@@ -35,9 +36,10 @@ pub struct Hypothesis {
     pub ids: Vec<u32>,
     /// Encoder frame at which each token was emitted (80 ms each for sub-sampling by 8).
     pub frames: Vec<u32>,
-    /// Predicted duration of each token, in frames.
+    /// Duration of each token in frames: as TDT predicts it; in CTC the length of the row of equal outputs; 1 in RNN-T.
     pub durations: Vec<u32>,
-    /// Greedy: the sum of the logits of the emitted tokens. Beam search: the log-probability, with that of fusion.
+    /// Greedy: the sum of the logits of the emitted tokens, or of the log-probabilities of CTC on the frames of tokens. Beam
+    /// search: the log-probability, with that of fusion.
     pub score: f64,
     /// Decoded text; empty when the model has no tokenizer.
     pub text: String,
@@ -46,6 +48,8 @@ pub struct Hypothesis {
 /// How a model is decoded.
 #[derive(Debug, Clone)]
 pub struct DecodingSettings {
+    /// The head that decodes; none for the first one of the model: the transducer, or CTC where there is none.
+    pub head: Option<HeadKind>,
     /// Hypotheses that are kept; 0 or 1 for greedy search.
     pub beam: usize,
     /// Whether beam search compares scores divided by the number of tokens plus one.
@@ -64,6 +68,7 @@ pub struct DecodingSettings {
 impl Default for DecodingSettings {
     fn default() -> Self {
         DecodingSettings {
+            head: None,
             beam: 0,
             score_norm: true,
             fusion: Fusion::default(),
@@ -95,7 +100,8 @@ pub enum BlankScore {
 }
 
 /// Called for each emitted token with the index of the utterance in its batch, the token, and the logits in f32 from which
-/// it was chosen: all tokens, and blank as the last. Tokens of an utterance come in order.
+/// it was chosen: all tokens, and blank as the last. Tokens of an utterance come in order. For a token on several frames (CTC)
+/// the logits are those of the least certain one.
 pub type TokenObserver<'a> = &'a mut (dyn FnMut(usize, u32, &[f32]) + Send);
 
 /// The state of the search in one utterance.
@@ -145,7 +151,7 @@ pub struct Networks<'a> {
 }
 
 /// An error if these are not the lengths of a batch of utterances, padded to so many frames.
-fn check_lengths(lengths: &[usize], batch: usize, padded: usize) -> Result<()> {
+pub(crate) fn check_lengths(lengths: &[usize], batch: usize, padded: usize) -> Result<()> {
     if lengths.len() == batch && lengths.iter().all(|&length| length <= padded) {
         return Ok(());
     }

@@ -61,7 +61,9 @@ pub fn batch_bytes(
         return Err(Error::Input(why));
     }
     config.encoder.n_layers = 1;
-    config.ctc_weight = None;
+    if config.transducer.is_some() {
+        config.ctc = None;
+    }
     let (frame, rate) = (
         config.preprocessor.window_stride,
         config.preprocessor.sample_rate as f64,

@@ -1,5 +1,6 @@
-//! The speech model: log-mel features, FastConformer encoder, token-and-duration transducer (TDT), its loss, greedy
-//! decoding and beam search, tokenizer and checkpoint formats. Equal to NVIDIA NeMo's Parakeet TDT models, with the same tensor names.
+//! The speech model: log-mel features, FastConformer encoder, heads (a transducer, which is TDT or RNN-T, CTC, or both) with
+//! their losses, greedy decoding and beam search, tokenizer and checkpoint formats. Equal to NVIDIA NeMo's Parakeet models, with the
+//! same tensor names.
 //!
 //! Candle gives tensors, `flow_kernels` what is computed with them. Gradients are written by hand: each layer has a `forward` that
 //! returns what its `backward` needs, and a `backward` that adds into named [`Gradients`].
@@ -7,13 +8,13 @@
 pub mod allocation;
 pub mod checkpoint;
 pub mod config;
-pub mod ctc;
 pub mod decoding;
 pub mod decoding_memory;
 pub mod encoder;
 mod error;
 pub mod features;
 pub mod fusion;
+pub mod heads;
 pub mod joint;
 pub mod layers;
 pub mod loss;

@@ -213,14 +213,20 @@ pub fn reduction_factors(reduction: Reduction, target_lengths: &[usize]) -> Vec<
 
 /// The factors of utterances in a batch that has so many utterances and target tokens, others included.
 pub fn factors_in(reduction: Reduction, target_lengths: &[usize], utterances: usize, tokens: usize) -> Vec<f64> {
+    let divisors = divisors_in(reduction, target_lengths, utterances, tokens);
+    divisors.into_iter().map(|divisor| 1.0 / divisor).collect()
+}
+
+/// What the losses of utterances are divided by in a batch that has so many utterances and target tokens, others included.
+pub fn divisors_in(reduction: Reduction, target_lengths: &[usize], utterances: usize, tokens: usize) -> Vec<f64> {
     let (count, volume) = (utterances.max(1) as f64, tokens.max(1) as f64);
-    let factor = |&length: &usize| match reduction {
-        Reduction::MeanBatch => 1.0 / count,
-        Reduction::Mean => 1.0 / (count * length.max(1) as f64),
-        Reduction::MeanVolume => 1.0 / volume,
+    let divisor = |&length: &usize| match reduction {
+        Reduction::MeanBatch => count,
+        Reduction::Mean => count * length.max(1) as f64,
+        Reduction::MeanVolume => volume,
         Reduction::Sum => 1.0,
     };
-    target_lengths.iter().map(factor).collect()
+    target_lengths.iter().map(divisor).collect()
 }
 
 /// The loss of a batch: those of its utterances, with so many target tokens each, after the reduction.

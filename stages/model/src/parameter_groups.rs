@@ -5,15 +5,15 @@ use std::fmt;
 
 use candle_core::Tensor;
 
-use crate::ctc;
 use crate::error::{Error, Result};
+use crate::heads::ctc;
 use crate::parameters::{Gradients, ParameterId, Parameters};
 
 /// A group of parameters whose gradients are complete at the same time. The order is that of the backward pass, but for
 /// the layers of the encoder, of which the backward pass completes the last one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ParameterGroup {
-    /// The joint network, and the CTC head where there is one.
+    /// The last layers of the heads: the joint network, the CTC head, or both.
     Heads,
     /// The prediction network.
     Prediction,
@@ -40,10 +40,10 @@ impl ParameterGroup {
             Ok(ParameterGroup::Layer(layer))
         } else if name.starts_with("encoder.") {
             Ok(ParameterGroup::Subsampling)
+        } else if name.starts_with("joint.") || name.starts_with(ctc::AUXILIARY) || name.starts_with(ctc::ALONE) {
+            Ok(ParameterGroup::Heads)
         } else if name.starts_with("decoder.") {
             Ok(ParameterGroup::Prediction)
-        } else if name.starts_with("joint.") || name.starts_with(ctc::HEAD) {
-            Ok(ParameterGroup::Heads)
         } else {
             Err(unknown())
         }
@@ -69,7 +69,7 @@ impl ParameterGroup {
 impl fmt::Display for ParameterGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ParameterGroup::Heads => write!(f, "the joint network"),
+            ParameterGroup::Heads => write!(f, "the joint network or CTC head"),
             ParameterGroup::Prediction => write!(f, "the prediction network"),
             ParameterGroup::Layer(number) => write!(f, "encoder layer {number}"),
             ParameterGroup::Subsampling => write!(f, "sub-sampling"),
@@ -150,6 +150,7 @@ mod tests {
             ("decoder.prediction.embed.weight", ParameterGroup::Prediction),
             ("joint.pred.weight", ParameterGroup::Heads),
             ("ctc_decoder.decoder_layers.0.bias", ParameterGroup::Heads),
+            ("decoder.decoder_layers.0.weight", ParameterGroup::Heads),
         ] {
             assert_eq!(ParameterGroup::from_name(name).unwrap(), group, "{name}");
         }

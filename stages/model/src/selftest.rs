@@ -111,7 +111,8 @@ fn decoding(model: &mut TdtModel) -> Result<Parity> {
     for (limit, expected) in
         limits.filter_map(|(key, value)| Some((key.strip_prefix("greedy_batch_alone_max")?, value)))
     {
-        model.config.decoding.max_symbols = limit.parse().map_err(|_| strange("decode.json"))?;
+        let transducer = model.config.transducer.as_mut().ok_or_else(|| strange("the model"))?;
+        transducer.decoding.max_symbols = limit.parse().map_err(|_| strange("decode.json"))?;
         for (number, wave) in HEARD.into_iter().enumerate() {
             let expected = &expected[number];
             let at = || format!("recording {number}, at most {limit} tokens a frame");

@@ -18,7 +18,7 @@ pub struct Stamped {
 /// Time stamps of one utterance.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TimeStamps {
-    /// One per token. Punctuation marks have no duration: they are at the end of the token before.
+    /// One per token.
     pub tokens: Vec<Stamped>,
     pub words: Vec<Stamped>,
     /// Which tokens make each word.
@@ -30,8 +30,12 @@ pub struct TimeStamps {
 /// Ends of segments.
 const SENTENCE_ENDS: [char; 3] = ['.', '!', '?'];
 
-/// Time stamps of what [`decode_greedy`](crate::decoding::decode_greedy) found.
-pub fn time_stamps(tokenizer: &Tokenizer, hypothesis: &Hypothesis) -> Result<TimeStamps> {
+/// Time stamps of what a search found. `attach_marks`: marks of punctuation are at the end of the token before and have no duration,
+/// as in NeMo for TDT and CTC; for RNN-T they are tokens as any other.
+///
+/// # Errors
+/// Where the lists of the hypothesis have other lengths, or an id is not in the vocabulary.
+pub fn time_stamps(tokenizer: &Tokenizer, hypothesis: &Hypothesis, attach_marks: bool) -> Result<TimeStamps> {
     let Hypothesis {
         ids, frames, durations, ..
     } = hypothesis;
@@ -52,7 +56,7 @@ pub fn time_stamps(tokenizer: &Tokenizer, hypothesis: &Hypothesis) -> Result<Tim
     for ((id, &start), &duration) in ids.iter().zip(frames).zip(durations) {
         let text = tokenizer.decode(&[*id])?;
         let (start, end) = match tokens.last() {
-            Some(before) if is_mark(&text) => (before.end, before.end),
+            Some(before) if attach_marks && is_mark(&text) => (before.end, before.end),
             _ => (start, start.saturating_add(duration)),
         };
         tokens.push(Stamped { text, start, end });
@@ -172,7 +176,7 @@ mod tests {
                 durations: numbers("durations"),
                 ..Hypothesis::default()
             };
-            let found = time_stamps(&tokenizer, &hypothesis).unwrap();
+            let found = time_stamps(&tokenizer, &hypothesis, true).unwrap();
             assert_eq!(found.words.len(), found.word_tokens.len());
             let mut next = 0;
             for (word, tokens) in found.words.iter().zip(&found.word_tokens) {
@@ -210,7 +214,7 @@ mod tests {
             durations: vec![1; frames.len()],
             ..Hypothesis::default()
         };
-        assert!(time_stamps(&tokenizer, &hypothesis(&[1, 2], &[0])).is_err());
-        assert!(time_stamps(&tokenizer, &hypothesis(&[1_000_000], &[0])).is_err());
+        assert!(time_stamps(&tokenizer, &hypothesis(&[1, 2], &[0]), true).is_err());
+        assert!(time_stamps(&tokenizer, &hypothesis(&[1_000_000], &[0]), true).is_err());
     }
 }

@@ -135,27 +135,25 @@ impl OpenModel {
         let old = self.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose()?;
         let change = match &old {
             Some(old) if old.pieces() == pieces => None,
-            Some(old) if old.vocabulary_size() != config.decoder.vocab_size => {
+            Some(old) if old.vocabulary_size() != config.vocab_size => {
                 return Err(broken(
                     &self.path,
                     format!(
-                        "has a tokenizer of {} pieces, but `decoder.vocab_size` is {}",
+                        "has a tokenizer of {} pieces, but the model is of {}",
                         old.vocabulary_size(),
-                        config.decoder.vocab_size
+                        config.vocab_size
                     ),
                 ));
             }
             Some(old) => Some(VocabularyChange::between(old, tokenizer, how)),
-            None if pieces.len() != config.decoder.vocab_size
-                || !(config.labels.is_empty() || config.labels == pieces) =>
-            {
+            None if pieces.len() != config.vocab_size || !(config.labels.is_empty() || config.labels == pieces) => {
                 return Err(Error::Tokenizer(format!(
                     "{}, and the one that is given is not the model's: it has {} pieces, the model {}{}. Give the \
                      model's own first (flow model convert --tokenizer), and change the vocabulary of what comes out",
                     self.no_tokenizer.as_deref().unwrap_or("the model has none"),
                     pieces.len(),
-                    config.decoder.vocab_size,
-                    if pieces.len() == config.decoder.vocab_size {
+                    config.vocab_size,
+                    if pieces.len() == config.vocab_size {
                         " with other texts"
                     } else {
                         ""
@@ -170,7 +168,10 @@ impl OpenModel {
                     // With the initialisation of the layers.
                     let fresh = match kind {
                         RowKind::Embedding => Fresh::Normal,
-                        RowKind::Output => Fresh::Uniform(1.0 / (config.joint.joint_hidden as f64).sqrt()),
+                        RowKind::Output => {
+                            let hidden = config.transducer.as_ref().map_or(1, |head| head.joint.joint_hidden);
+                            Fresh::Uniform(1.0 / (hidden as f64).sqrt())
+                        }
                         RowKind::Ctc => {
                             let both = config.encoder.d_model + pieces.len() + 1;
                             Fresh::Uniform((6.0 / both as f64).sqrt())
@@ -179,7 +180,7 @@ impl OpenModel {
                     *entry = changed(entry, fresh, change, seed)?;
                 }
             }
-            config.decoder.vocab_size = pieces.len();
+            config.vocab_size = pieces.len();
         }
         config.labels = pieces;
         // Names within the archive that the model came from.
@@ -208,6 +209,7 @@ impl RowKind {
             "joint.joint_net.1.weight" | "joint.joint_net.1.bias" => Some(RowKind::Output),
             "joint.joint_net.2.weight" | "joint.joint_net.2.bias" => Some(RowKind::Output),
             "ctc_decoder.decoder_layers.0.weight" | "ctc_decoder.decoder_layers.0.bias" => Some(RowKind::Ctc),
+            "decoder.decoder_layers.0.weight" | "decoder.decoder_layers.0.bias" => Some(RowKind::Ctc),
             _ => None,
         }
     }

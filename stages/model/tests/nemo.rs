@@ -89,7 +89,7 @@ fn nemos_calls_work_as_its_users_write_them() {
             .zip(&ours)
             .all(|(words, text)| words.is_empty() == text.trim().is_empty())
     );
-    let pieces = model.config.decoder.vocab_size;
+    let pieces = model.config.vocab_size;
     assert_eq!(found["changed_vocabulary"], pieces);
     let batches: Vec<u64> = serde_json::from_value(found["batches"].clone()).expect("numbers");
     assert!(batches.len() == 2 && batches.iter().all(|&batches| batches > 0));
@@ -97,7 +97,10 @@ fn nemos_calls_work_as_its_users_write_them() {
     // One with an auxiliary CTC head is of another class of NeMo's.
     let tokenizer = Tokenizer::from_bytes(bundled.tokenizer.as_deref().expect("a tokenizer")).expect("a tokenizer");
     let mut config = ModelConfig::from_nemo_yaml(&bundled.config_yaml).expect("a configuration");
-    config.ctc_weight = Some(0.3);
+    config.ctc = Some(flow_model::config::CtcConfig {
+        weight: 0.3,
+        reduction: flow_model::config::Reduction::MeanBatch,
+    });
     let hybrid = TdtModel::new(config, Some(tokenizer), 1, DType::F32, &Device::Cpu).expect("a model");
     let (folder, archive) = (place.path().join("folder"), place.path().join("hybrid.nemo"));
     hybrid.save(&folder).expect("a model folder");

@@ -132,7 +132,7 @@ pub fn configuration(settings: &ResolvedSettings, vocabulary: Option<usize>) -> 
     let opened = OpenModel::open(settings.init_path())?;
     let mut config = ModelConfig::from_nemo_yaml(&opened.config_yaml)?;
     if let Some(pieces) = pieces {
-        config.decoder.vocab_size = pieces.len();
+        config.vocab_size = pieces.len();
         config.labels = pieces;
     }
     Ok(config)

@@ -2,10 +2,12 @@
 //! vocabulary.
 
 use flow_model::ModelConfig;
+use flow_model::config::{CtcConfig, Reduction};
+use flow_model::heads::HeadKind;
 use flow_model::vocabulary;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::error::TrainingError;
 
@@ -59,10 +61,13 @@ pub struct ModelSettings {
     pub dropout: f64,
     /// Dropout of the prediction and the joint network.
     pub decoder_dropout: f64,
-    /// Share of an auxiliary CTC loss on the encoder, as in NeMo's hybrid models; 0 for no such head. It finds
-    /// alignments soon where data is scarce, and plays no part in decoding.
+    /// The heads: `transducer`, with a CTC head beside it where `ctc_weight` is above 0, or `ctc` alone.
+    #[serde(skip_serializing_if = "is_transducer")]
+    pub head: HeadKind,
+    /// Share of the loss of a CTC head beside the transducer, as in NeMo's hybrid models; 0 for no such head. It finds
+    /// alignments soon where data is scarce.
     pub ctc_weight: f64,
-    /// Durations that a token can have, in encoder frames.
+    /// Durations that a token can have, in encoder frames. None (`[]`): an RNN-T, without `sigma` and `omega`.
     pub durations: Vec<usize>,
     /// Subtracted from every token log-probability of the loss, which favours long durations.
     pub sigma: f64,
@@ -82,6 +87,10 @@ pub struct ModelSettings {
     pub max_symbols: usize,
 }
 
+fn is_transducer(head: &HeadKind) -> bool {
+    *head == HeadKind::Transducer
+}
+
 impl Default for ModelSettings {
     fn default() -> Self {
         ModelSettings {
@@ -98,6 +107,7 @@ impl Default for ModelSettings {
             joint_hidden: 256,
             dropout: 0.1,
             decoder_dropout: 0.2,
+            head: HeadKind::Transducer,
             ctc_weight: 0.0,
             durations: vec![0, 1, 2, 3, 4],
             sigma: 0.02,
@@ -119,7 +129,10 @@ impl ModelSettings {
             return Err(TrainingError::setting("model.heads", "it must divide d_model"));
         }
         let greedy = json!({ "max_symbols": self.max_symbols });
-        let document = json!({
+        if !(0.0..=1.0).contains(&self.ctc_weight) {
+            return Err(TrainingError::setting("model.ctc_weight", "it must be from 0 to 1"));
+        }
+        let mut document = json!({
             "target": "nemo.collections.asr.models.rnnt_bpe_models.EncDecRNNTBPEModel",
             "sample_rate": 16000,
             "rnnt_reduction": self.reduction,
@@ -169,12 +182,65 @@ impl ModelSettings {
                 "tdt_durations": self.durations, "num_tdt_durations": self.durations.len(),
             },
         });
+        if self.head == HeadKind::Ctc {
+            document["target"] = json!("nemo.collections.asr.models.ctc_bpe_models.EncDecCTCModelBPE");
+            document["decoder"] = json!({
+                "_target_": "nemo.collections.asr.modules.ConvASRDecoder",
+                "feat_in": self.d_model, "num_classes": labels.len(), "vocabulary": labels,
+            });
+            document["ctc_reduction"] = json!(self.reduction);
+            document["decoding"] = json!({ "strategy": "greedy_batch" });
+            if let Some(document) = document.as_object_mut() {
+                document
+                    .retain(|key, _| !["joint", "loss", "model_defaults", "rnnt_reduction"].contains(&key.as_str()));
+            }
+        } else if self.durations.is_empty() {
+            let remove = |section: &mut Value, keys: &[&str]| {
+                if let Some(section) = section.as_object_mut() {
+                    section.retain(|key, _| !keys.contains(&key.as_str()));
+                }
+            };
+            document["loss"] = json!({
+                "loss_name": "default", "warprnnt_numba_kwargs": { "fastemit_lambda": 0.0, "clamp": -1.0 },
+            });
+            remove(&mut document["joint"], &["num_extra_outputs"]);
+            remove(&mut document["decoding"], &["model_type", "durations"]);
+            remove(&mut document["model_defaults"], &["tdt_durations", "num_tdt_durations"]);
+        }
         // JSON is YAML too.
         let mut config = ModelConfig::from_nemo_yaml(&document.to_string())?;
-        if !(0.0..=1.0).contains(&self.ctc_weight) {
-            return Err(TrainingError::setting("model.ctc_weight", "it must be from 0 to 1"));
+        if self.head == HeadKind::Transducer && self.ctc_weight > 0.0 {
+            config.ctc = Some(CtcConfig {
+                weight: self.ctc_weight,
+                reduction: Reduction::MeanBatch,
+            });
         }
-        config.ctc_weight = (self.ctc_weight > 0.0).then_some(self.ctc_weight);
         Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_model_has_the_heads_that_are_asked_for() {
+        let labels: Vec<String> = ["a", "b", "c"].map(String::from).to_vec();
+        let heads = |change: &dyn Fn(&mut ModelSettings)| {
+            let mut settings = ModelSettings::default();
+            change(&mut settings);
+            let config = settings.config(&labels).unwrap();
+            assert_eq!(config.vocab_size, 3);
+            let again = ModelConfig::from_nemo_yaml(&config.to_nemo_archive_yaml().unwrap()).unwrap();
+            assert_eq!((&again.transducer, &again.ctc), (&config.transducer, &config.ctc));
+            config.heads()
+        };
+        assert_eq!(heads(&|_| ()), "TDT");
+        assert_eq!(heads(&|settings| settings.ctc_weight = 0.3), "TDT and CTC");
+        assert_eq!(heads(&|settings| settings.durations.clear()), "RNN-T");
+        assert_eq!(heads(&|settings| settings.head = HeadKind::Ctc), "CTC");
+        // What was recorded before there was a choice stays as it was.
+        let recorded = serde_json::to_value(ModelSettings::default()).unwrap();
+        assert!(recorded.get("head").is_none());
     }
 }

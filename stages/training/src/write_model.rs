@@ -20,8 +20,8 @@ use crate::file_set;
 ///
 /// Takes the output `model` of `training.train` and writes `<name>.nemo` into the folder `out`, with
 /// `<name>.flow.json`, which holds its digest. NeMo restores it, `init` of `training.train` accepts it, and `flow model
-/// convert` converts it to other formats. The auxiliary CTC head of a model that was trained with one is left out
-/// unless `ctc` asks for it.
+/// convert` converts it to other formats. The CTC head beside a transducer is left out unless `ctc` asks for it; a model
+/// that has no other head keeps it.
 ///
 /// # Example
 ///
@@ -39,7 +39,7 @@ pub struct WriteModelSettings {
     /// The number type of the weights. Half of the size, with three digits, is `f16`; NeMo and `init` read each.
     #[serde(default)]
     pub dtype: Weights,
-    /// Keep the auxiliary CTC head, where there is one: the model is then a hybrid one to NeMo.
+    /// Keep the CTC head beside a transducer, where there is one: the model is then a hybrid one to NeMo.
     #[serde(default)]
     pub ctc: bool,
 }
@@ -128,7 +128,7 @@ mod tests {
 
     use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt32Array};
     use candle_core::{DType, Device};
-    use flow_model::ctc::HEAD;
+    use flow_model::heads::ctc::AUXILIARY as HEAD;
     use flow_model::model::TdtModel;
     use flow_model::tokenizer::Tokenizer;
     use flow_runtime::harness::Harness;
@@ -184,7 +184,7 @@ mod tests {
         };
         let archive = write(&settings, &checkpoint).unwrap();
         let read = TdtModel::load(&archive, DType::F32, &Device::Cpu).unwrap();
-        assert_eq!(read.config.ctc_weight, None);
+        assert_eq!(read.config.ctc, None);
         let mut expected = 0;
         for (_, parameter) in model.parameters.iter().filter(|(_, p)| !p.name.starts_with(HEAD)) {
             let (_, found) = read.parameters.iter().find(|(_, p)| p.name == parameter.name).unwrap();
@@ -210,7 +210,7 @@ mod tests {
             ..settings.clone()
         };
         let hybrid = TdtModel::load(&write(&hybrid, &checkpoint).unwrap(), DType::F32, &Device::Cpu).unwrap();
-        assert_eq!(hybrid.config.ctc_weight, Some(0.3));
+        assert_eq!(hybrid.config.ctc.unwrap().weight, 0.3);
 
         // A checkpoint that is gone is an error that names it.
         let error = write(&settings, &temp.path().join("gone")).unwrap_err();

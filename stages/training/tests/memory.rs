@@ -55,7 +55,7 @@ fn needs(config: &ModelConfig, settings: &ResolvedSettings, shapes: &[BatchShape
 /// The most that two steps of training hold, with everything that training keeps.
 fn taken(config: &ModelConfig, settings: &TrainSettings, shape: BatchShape) -> i64 {
     let planned = settings.grad_accum * settings.ranks;
-    let batches = step(shape, planned, config.decoder.vocab_size);
+    let batches = step(shape, planned, config.vocab_size);
     let count = Count::begin().expect("nobody else counts");
     let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, &Device::Cpu).expect("a model");
     model = model.stored_as(settings.precision.matrices()).expect("a model");

@@ -105,7 +105,7 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
     };
     let mut model = TdtModel::load(&golden("model.nemo"), dtype, &Device::Cpu).expect("golden model");
     // The golden steps use the TDT loss only.
-    model.config.loss.omega = 0.0;
+    model.config.transducer.as_mut().unwrap().loss.omega = 0.0;
     let config = AdamWConfig {
         betas: (number(&optim["betas"][0]), number(&optim["betas"][1])),
         epsilon: optim["eps"].as_f64().unwrap_or(1e-8),

@@ -98,7 +98,7 @@ fn hypotheses_are_nemos() {
         .collect();
     assert!(!signals.is_empty());
     let mut model = load(&test_data::golden_model());
-    let vocabulary = model.config.decoder.vocab_size;
+    let vocabulary = model.config.vocab_size;
     let (mut beams, mut greedy) = (0, 0);
     for (name, config) in golden["configs"].as_object().unwrap() {
         let beam = match config["strategy"].as_str().unwrap() {
@@ -186,7 +186,7 @@ fn a_beam_of_one_is_greedy_search_and_observers_see_each_token() {
         assert_eq!(found, &best[0]);
         assert_eq!(found.ids.len(), seen.len());
         for (&id, logits) in found.ids.iter().zip(seen) {
-            assert_eq!(logits.len(), model.config.decoder.vocab_size + 1);
+            assert_eq!(logits.len(), model.config.vocab_size + 1);
             // Not always the largest, but never far from it.
             let better = logits.iter().filter(|&&logit| logit > logits[id as usize]).count();
             assert!(better < 3, "{better} outputs are better than token {id}");
@@ -203,7 +203,7 @@ fn models_of_other_vocabularies_are_refused() {
         context_score: None,
     };
     let tree = boosting_tree(&[phrase], &BoostingRules::default(), 7).unwrap();
-    let vocabulary = model.config.decoder.vocab_size;
+    let vocabulary = model.config.vocab_size;
     model.decoding.fusion.add(Arc::new(tree), 1.0).unwrap();
     for beam in [0, 2] {
         model.decoding.beam = beam;

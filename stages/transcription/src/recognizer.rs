@@ -17,7 +17,6 @@ use flow_model::Precision;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::{DecodingOptions, Hypothesis, TokenObserver};
 use flow_model::model::TdtModel;
-use flow_model::timestamps::time_stamps;
 use flow_model::tokenizer::Tokenizer;
 use flow_speakers::silero::{SAMPLE_RATE, SileroVad, WINDOW};
 use flow_speakers::speech::{SpeechSettings, speech};
@@ -169,9 +168,10 @@ impl Recognizer {
     /// The same model with other decoding settings.
     ///
     /// # Errors
-    /// If a value is out of its range, or a file cannot be read or does not fit the model's tokenizer.
+    /// If a value is out of its range, a file cannot be read or does not fit the model's tokenizer, or the model cannot be decoded so.
     pub fn with_decoding(mut self, options: &DecodingOptions) -> Result<Self> {
-        self.model.decoding = options.load(&self.tokenizer)?;
+        let settings = options.load(&self.tokenizer)?;
+        self.model.set_decoding(settings)?;
         Ok(self)
     }
 
@@ -379,7 +379,7 @@ impl Recognizer {
             text.durations.extend(hypothesis.durations.get(index));
             kept.extend(scores.get(index));
         }
-        let stamps = time_stamps(&self.tokenizer, &text)?;
+        let stamps = self.model.time_stamps(&text)?;
         let confidences: Vec<f64> = kept.iter().map(|score| score.confidence).collect();
         let confidences = word_confidences(&confidences, &stamps.word_tokens, Aggregation::default())?;
         let stamped = Word::from_stamps(&stamps.words, self.model.frame_seconds());

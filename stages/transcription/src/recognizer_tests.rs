@@ -245,7 +245,7 @@ fn log_probabilities_of_tokens_are_nemos() {
     let golden = test_data::json(&test_data::transcription("confidence.json"));
     let vocabulary = golden["vocabulary_with_blank"].as_f64().unwrap();
     let recognizer = golden_recognizer();
-    assert_eq!(recognizer.model.config.decoder.vocab_size as f64 + 1.0, vocabulary);
+    assert_eq!(recognizer.model.config.vocab_size as f64 + 1.0, vocabulary);
     let tokenizer = &recognizer.tokenizer;
     let (mut compared, mut uncertain) = (0, 0);
     for (file, golden) in golden["recordings"].as_object().unwrap() {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use flow_audio::samples::OnDamage;
 use flow_kernels::device::DeviceChoice;
 use flow_model::decoding::DecodingOptions;
+use flow_model::heads::HeadKind;
 use flow_model::{Precision, Weights};
 use flow_runtime::StageError;
 use schemars::JsonSchema;
@@ -140,6 +141,10 @@ pub struct TranscribeSettings {
     /// Other texts than with `f32` may come of it, but always the same ones.
     #[serde(default)]
     pub precision: Precision,
+    /// The head that decodes a model with two: `transducer` or `ctc`. Left out: the transducer, or CTC where there is none. CTC is
+    /// decoded by greedy search alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decoder: Option<HeadKind>,
     /// Hypotheses that beam search keeps, up to 64; 0 or 1 for greedy search. 4 costs some times the time of decoding, which is
     /// a small part of all.
     #[serde(default)]
@@ -242,6 +247,7 @@ impl TranscribeSettings {
             max_segment: max_segment(),
             weights: Weights::default(),
             precision: Precision::default(),
+            decoder: None,
             beam: 0,
             lm: PathBuf::new(),
             lm_weight: lm_weight(),
@@ -290,6 +296,7 @@ impl TranscribeSettings {
     /// How the model is decoded.
     pub fn decoding(&self) -> DecodingOptions {
         DecodingOptions::of(self.beam, (&self.lm, self.lm_weight), (&self.boost, self.boost_weight))
+            .with_head(self.decoder)
     }
 
     pub(crate) fn device(&self) -> Result<DeviceChoice, StageError> {

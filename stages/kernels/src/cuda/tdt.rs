@@ -120,6 +120,9 @@ impl Tables {
             durations,
         } = *extents;
         let mut listed: Vec<usize> = durations.to_vec();
+        // An RNN-T has no durations, and a kernel takes no vector of no numbers.
+        let advances = durations.len().max(1);
+        listed.resize(advances, 0);
         let (mut next, mut first_target) = (0usize, 0);
         for (&frames, target) in frames.iter().zip(targets) {
             if frames > padded.0 || target.len() >= padded.1 {
@@ -142,13 +145,13 @@ impl Tables {
         let tokens = targets.iter().flatten().map(|&token| token as usize);
         // Vectors of no numbers are none that a kernel takes.
         let copied = numbers(listed.iter().copied().chain(tokens).chain([0]), device)?;
-        let (count, all) = (durations.len(), listed.len());
+        let all = listed.len();
         let part = |first: usize, end: usize| copied.narrow(0, first, end - first);
         let tables = Self {
-            advances: part(0, count)?,
-            lattices: part(count, all)?,
+            advances: part(0, advances)?,
+            lattices: part(advances, all)?,
             targets: part(all, copied.elem_count())?,
-            durations: count,
+            durations: durations.len(),
             utterances: frames.len(),
             padded,
         };

@@ -1,4 +1,4 @@
-//! The folder of a Parakeet TDT model in Hugging Face's transformers: the same weights under other names, the
+//! The folder of a Parakeet model (TDT, RNN-T or CTC) in Hugging Face's transformers: the same weights under other names, the
 //! configuration as JSON, the tokenizer as `tokenizer.json`.
 
 use std::io::Write;
@@ -13,8 +13,9 @@ use super::safetensors::{open_tensor_files, write_entries};
 use super::tensor_entry::written_dtype;
 use super::{Format, OpenModel, TOKENIZER_FILE, TensorEntry, WEIGHTS_FILE, broken, one_width};
 use crate::config::ModelConfig;
-use crate::config::huggingface::{READ_NOTE, WRITE_NOTE};
+use crate::config::huggingface::{Kind, READ_NOTE, WRITE_NOTE};
 use crate::features::LogMel;
+use crate::heads::ctc::AUXILIARY;
 use crate::parameters::{Parameter, ParameterBuilder};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -28,7 +29,7 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 pub(super) const FILES: [&str; 6] = [CONFIG, GENERATION, PROCESSOR, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS_FILE];
 
 /// Names that begin or end otherwise: (NeMo's, transformers').
-const PARTS: [(&str, &str); 12] = [
+const PARTS: [(&str, &str); 13] = [
     ("encoder.pre_encode.conv.", "encoder.subsampling.layers."),
     ("encoder.pre_encode.out.", "encoder.subsampling.linear."),
     (".self_attn.linear_q.", ".self_attn.q_proj."),
@@ -41,6 +42,7 @@ const PARTS: [(&str, &str); 12] = [
     ("decoder.prediction.dec_rnn.lstm.", "decoder.lstm."),
     ("joint.enc.", "encoder_projector."),
     ("joint.pred.", "decoder.decoder_projector."),
+    ("decoder.decoder_layers.0.", "ctc_head."),
 ];
 const ENDS: [(&str, &str); 2] = [
     (".self_attn.pos_bias_u", ".self_attn.bias_u"),
@@ -91,7 +93,7 @@ fn read_json(path: &Path) -> Result<Value> {
     serde_json::from_slice(&read_small(path)?).map_err(|error| broken(path, format!("is no JSON: {error}")))
 }
 
-/// Opens a folder of transformers' `ParakeetForTDT`.
+/// Opens a folder of one of transformers' Parakeet models.
 pub(super) fn open_huggingface(folder: &Path) -> Result<OpenModel> {
     let config_path = folder.join(CONFIG);
     let config = read_json(&config_path)?;
@@ -161,35 +163,36 @@ pub(super) fn fill_huggingface(folder: &Path, model: &OpenModel, dtype: Option<D
         ))
     })?;
     let tokenizer = Tokenizer::from_bytes(bytes)?;
-    let pieces = config.decoder.vocab_size;
-    // Blank does not occur in texts, so it is the padding token where the vocabulary has none.
+    let (pieces, kind) = (config.vocab_size, Kind::of(&config));
+    // Blank does not occur in texts, so it is the padding token where the vocabulary has none, and where there are no
+    // durations, as transformers wants it then.
     let (padding, padding_text) = match tokenizer.id(PAD) {
-        Some(id) => (id as usize, PAD),
-        None => (pieces, BLANK),
+        Some(id) if kind == Kind::Tdt => (id as usize, PAD),
+        _ => (pieces, BLANK),
     };
     let mut notes = vec![WRITE_NOTE.to_string()];
     notes.extend(one_width::note(&config));
     let mut tensors: Vec<TensorEntry> = Vec::with_capacity(model.tensors.len());
     for entry in &model.tensors {
-        if entry.name.starts_with("preprocessor.") || entry.name.starts_with(crate::ctc::HEAD) {
+        if entry.name.starts_with("preprocessor.") || entry.name.starts_with(AUXILIARY) {
             continue;
         }
         let mut entry = one_width::widened(entry, &config)?;
         entry.name = huggingface_name(&entry.name);
         tensors.push(entry);
     }
-    if config.ctc_weight.is_some() {
+    if config.transducer.is_some() && config.ctc.is_some() {
         notes.push("the auxiliary CTC head is left out: transformers has no such model".into());
     }
     let weights_dtype = (tensors.iter())
-        .find(|entry| entry.name == "joint.head.weight")
+        .find(|entry| ["joint.head.weight", "ctc_head.weight"].contains(&entry.name.as_str()))
         .map_or(DType::F32, |entry| written_dtype(entry, dtype));
     let dtype_name = match weights_dtype {
         DType::F16 => "float16",
         DType::BF16 => "bfloat16",
         _ => "float32",
     };
-    let durations = config.loss.durations.len();
+    let durations = config.transducer.as_ref().map_or(0, |head| head.loss.durations.len());
     let write_json = |name: &str, value: &Value| {
         let path = folder.join(name);
         let mut text = serde_json::to_string_pretty(value).map_err(|error| broken(&path, error))?;
@@ -203,22 +206,24 @@ pub(super) fn fill_huggingface(folder: &Path, model: &OpenModel, dtype: Option<D
         &config.to_huggingface(one_width::width(&config), padding, dtype_name)?,
     )?;
     check_front_end(model, &config)?;
-    write_json(
-        GENERATION,
-        &json!({
-            "_from_model_config": true,
-            "decoder_start_token_id": pieces,
-            "output_attentions": false,
-            "output_hidden_states": false,
-            "pad_token_id": padding,
-            "suppress_tokens": (pieces + 1..=pieces + durations).collect::<Vec<_>>(),
-        }),
-    )?;
+    let mut generation = json!({
+        "_from_model_config": true,
+        "output_attentions": false,
+        "output_hidden_states": false,
+        "pad_token_id": padding,
+    });
+    if kind != Kind::Ctc {
+        generation["decoder_start_token_id"] = json!(pieces);
+    }
+    if kind == Kind::Tdt {
+        generation["suppress_tokens"] = json!((pieces + 1..=pieces + durations).collect::<Vec<_>>());
+    }
+    write_json(GENERATION, &generation)?;
     write_json(
         PROCESSOR,
         &json!({
             "blank_token": BLANK,
-            "decoder_type": "tdt",
+            "decoder_type": kind.decoder(),
             "feature_extractor": config.to_huggingface_features(),
             "processor_class": "ParakeetProcessor",
         }),

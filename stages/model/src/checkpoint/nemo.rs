@@ -168,7 +168,11 @@ pub(super) fn write_nemo(file: &mut File, path: &Path, model: &OpenModel, dtype:
     config.tokenizer.spe_tokenizer_vocab = scores_path;
     let config_yaml = config.to_nemo_archive_yaml()?;
 
-    let net = if config.joint.dropout > 0.0 { 2 } else { 1 };
+    let dropout = config
+        .transducer
+        .as_ref()
+        .map_or(0.0, |transducer| transducer.joint.dropout);
+    let net = if dropout > 0.0 { 2 } else { 1 };
     let tensors = model
         .tensors
         .iter()

@@ -4,19 +4,26 @@
 
 use super::TensorEntry;
 use crate::Result;
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, TransducerConfig};
 
 /// Gates of an LSTM, whose rows lie one after the other.
 const GATES: usize = 4;
 
+/// Widths of the prediction and the joint network; 0 where there are none.
+fn widths(config: &ModelConfig) -> (usize, usize) {
+    let of = |transducer: &TransducerConfig| (transducer.prediction.pred_hidden, transducer.joint.joint_hidden);
+    config.transducer.as_ref().map_or((0, 0), of)
+}
+
 /// The width that both networks have then.
 pub(super) fn width(config: &ModelConfig) -> usize {
-    config.joint.joint_hidden.max(config.decoder.pred_hidden)
+    let (prediction, joint) = widths(config);
+    prediction.max(joint)
 }
 
 /// A note for the user; none where the widths are equal.
 pub(super) fn note(config: &ModelConfig) -> Option<String> {
-    let (prediction, joint) = (config.decoder.pred_hidden, config.joint.joint_hidden);
+    let (prediction, joint) = widths(config);
     let (narrow, was) = match prediction.cmp(&joint) {
         std::cmp::Ordering::Equal => return None,
         std::cmp::Ordering::Less => ("prediction", prediction),
@@ -31,9 +38,8 @@ pub(super) fn note(config: &ModelConfig) -> Option<String> {
 
 /// The tensor in a model of one width; one that is wide enough is given as it is.
 pub(super) fn widened(entry: &TensorEntry, config: &ModelConfig) -> Result<TensorEntry> {
-    let width = width(config);
-    let prediction = width - config.decoder.pred_hidden;
-    let joint = width - config.joint.joint_hidden;
+    let (width, (prediction, joint)) = (width(config), widths(config));
+    let (prediction, joint) = (width - prediction, width - joint);
     let name = entry.name.as_str();
     let lstm = name.strip_prefix("decoder.prediction.dec_rnn.lstm.");
     // Padding of each dimension; for an LSTM's rows, of each gate.

@@ -14,7 +14,7 @@ use super::nemo::{open_nemo, write_nemo};
 use super::{StoredModel, TensorEntry, broken};
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::ctc::HEAD as CTC_HEAD;
+use crate::heads::ctc::AUXILIARY;
 
 /// A storage format of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,12 +195,12 @@ impl OpenModel {
         })
     }
 
-    /// Removes the auxiliary CTC head, which is used in training only. A model without one is unchanged.
+    /// Removes the CTC head beside a transducer. A model without one is unchanged.
     pub fn without_ctc(mut self) -> Result<Self> {
         let mut config = ModelConfig::from_nemo_yaml(&self.config_yaml).map_err(|error| broken(&self.path, error))?;
-        if config.ctc_weight.take().is_some() {
+        if config.transducer.is_some() && config.ctc.take().is_some() {
             self.config_yaml = config.to_nemo_yaml()?;
-            self.tensors.retain(|entry| !entry.name.starts_with(CTC_HEAD));
+            self.tensors.retain(|entry| !entry.name.starts_with(AUXILIARY));
         }
         Ok(self)
     }

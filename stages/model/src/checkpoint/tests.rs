@@ -167,8 +167,8 @@ fn an_archive_comes_back_from_a_folder_with_the_same_bits() {
     let config = |model: &OpenModel| ModelConfig::from_nemo_yaml(&model.config_yaml).unwrap();
     let (ours, theirs) = (config(&again), config(&original));
     assert_eq!(
-        (&ours.encoder, &ours.loss, &ours.labels),
-        (&theirs.encoder, &theirs.loss, &theirs.labels)
+        (&ours.encoder, &ours.transducer, &ours.labels),
+        (&theirs.encoder, &theirs.transducer, &theirs.labels)
     );
 
     // The tokenizer's side files are those that NeMo wrote.
@@ -333,13 +333,11 @@ fn a_folder_of_transformers_is_written_as_it_writes_it() {
     // A vocabulary without a piece for padding pads with blank.
     let archive = opened("model.nemo");
     let config = ModelConfig::from_nemo_yaml(&archive.config_yaml).unwrap();
-    if config.joint.joint_hidden == config.decoder.pred_hidden {
+    let transducer = config.transducer.as_ref().unwrap();
+    if transducer.joint.joint_hidden == transducer.prediction.pred_hidden {
         let path = place.path().join("from-nemo");
         archive.write(&path, Format::HuggingFace, None, false).unwrap();
-        assert_eq!(
-            json(path.join("config.json"))["pad_token_id"],
-            config.decoder.vocab_size
-        );
+        assert_eq!(json(path.join("config.json"))["pad_token_id"], config.vocab_size);
         let back = OpenModel::open(&path).unwrap();
         let (before, after) = (bits(&archive), bits(&back));
         for (name, tensor) in after.iter().filter(|(name, _)| !name.starts_with("preprocessor.")) {
@@ -367,9 +365,10 @@ fn two_widths_become_one_and_the_outputs_stay() {
     let waves: Vec<&[f32]> = waves.iter().map(Vec::as_slice).collect();
     for (prediction, joint, layers) in [(10, 24, 2), (24, 10, 1), (16, 16, 1)] {
         let mut config = ModelConfig::from_nemo_yaml(&original.config_yaml).unwrap();
-        config.decoder.pred_hidden = prediction;
-        config.decoder.pred_rnn_layers = layers;
-        config.joint.joint_hidden = joint;
+        let transducer = config.transducer.as_mut().unwrap();
+        transducer.prediction.pred_hidden = prediction;
+        transducer.prediction.pred_rnn_layers = layers;
+        transducer.joint.joint_hidden = joint;
         let config = ModelConfig::from_nemo_yaml(&config.to_nemo_yaml().unwrap()).unwrap();
         let mut model = TdtModel::new(config, Some(tokenizer()), 3, DType::F32, &Device::Cpu).unwrap();
         // Outputs of random weights are nearly even; these say something.
@@ -389,9 +388,9 @@ fn two_widths_become_one_and_the_outputs_stay() {
             "{notes:?}"
         );
         let wide = TdtModel::load(&theirs, DType::F32, &Device::Cpu).unwrap();
-        let width = prediction.max(joint);
+        let (width, transducer) = (prediction.max(joint), wide.config.transducer.as_ref().unwrap());
         assert_eq!(
-            (wide.config.decoder.pred_hidden, wide.config.joint.joint_hidden),
+            (transducer.prediction.pred_hidden, transducer.joint.joint_hidden),
             (width, width)
         );
         assert!(wide.unused_tensors().is_empty());
@@ -588,9 +587,15 @@ fn lightning_checkpoints_are_read() {
         let model = OpenModel::open(&path).unwrap();
         assert_eq!(model.format, Format::Lightning);
         let config = ModelConfig::from_nemo_yaml(&model.config_yaml).unwrap();
-        assert_eq!((config.encoder.d_model, config.joint.joint_hidden), (8, 4));
+        assert_eq!(
+            (
+                config.encoder.d_model,
+                config.transducer.as_ref().unwrap().joint.joint_hidden
+            ),
+            (8, 4)
+        );
         assert_eq!(config.labels, ["<unk>", "a", "b"]);
-        assert_eq!(config.loss.durations, [0, 1, 2]);
+        assert_eq!(config.transducer.as_ref().unwrap().loss.durations, [0, 1, 2]);
         assert_eq!(model.tensors.len(), 5);
         let tensor = |name: &str| model.tensors.iter().find(|entry| entry.name == name).unwrap();
         let weight = tensor("decoder.prediction.dec_rnn.lstm.weight_ih_l0");

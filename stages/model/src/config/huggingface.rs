@@ -1,12 +1,12 @@
 //! A [`ModelConfig`] from and to `config.json` and `processor_config.json` of Hugging Face's transformers
-//! (`ParakeetForTDT`).
+//! (`ParakeetForTDT`, `ParakeetForRNNT`, `ParakeetForCTC`).
 
 use serde_json::{Value, json};
 use serde_yaml::Mapping;
 
 use super::{
-    AttentionContext, DecoderConfig, DecodingConfig, EncoderConfig, JointConfig, LossConfig, ModelConfig,
-    PreprocessorConfig, Reduction, SpecAugmentConfig, TimeWidth, TokenizerConfig,
+    AttentionContext, CtcConfig, DecodingConfig, EncoderConfig, JointConfig, LossConfig, ModelConfig, PredictionConfig,
+    PreprocessorConfig, Reduction, SpecAugmentConfig, TimeWidth, TokenizerConfig, TransducerConfig,
 };
 use crate::error::{Error, Result};
 
@@ -14,6 +14,93 @@ use crate::error::{Error, Result};
 const SIGMA: f64 = 0.02;
 const DECODER_DROPOUT: f64 = 0.2;
 const DITHER: f64 = 1e-5;
+
+/// Which of transformers' Parakeet models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Tdt,
+    Rnnt,
+    Ctc,
+}
+
+impl Kind {
+    /// The one that a configuration is written as: that of its transducer, if it has one.
+    pub fn of(config: &ModelConfig) -> Self {
+        match &config.transducer {
+            Some(transducer) if transducer.is_rnnt() => Kind::Rnnt,
+            Some(_) => Kind::Tdt,
+            None => Kind::Ctc,
+        }
+    }
+
+    /// The name of the decoder in `processor_config.json`.
+    pub fn decoder(self) -> &'static str {
+        match self {
+            Kind::Tdt => "tdt",
+            Kind::Rnnt => "rnnt",
+            Kind::Ctc => "ctc",
+        }
+    }
+
+    fn model_type(self) -> &'static str {
+        match self {
+            Kind::Tdt => "parakeet_tdt",
+            Kind::Rnnt => "parakeet_rnnt",
+            Kind::Ctc => "parakeet_ctc",
+        }
+    }
+
+    fn class(self) -> &'static str {
+        match self {
+            Kind::Tdt => "ParakeetForTDT",
+            Kind::Rnnt => "ParakeetForRNNT",
+            Kind::Ctc => "ParakeetForCTC",
+        }
+    }
+}
+
+fn transducer(root: &Section, kind: Kind) -> Result<TransducerConfig> {
+    let durations = match &root.value["durations"] {
+        _ if kind == Kind::Rnnt => Vec::new(),
+        Value::Null => vec![0, 1, 2, 3, 4],
+        value => {
+            serde_json::from_value(value.clone()).map_err(|_| root.wrong("durations", "a list of whole numbers"))?
+        }
+    };
+    let hidden = root.size("decoder_hidden_size", Some(640))?;
+    Ok(TransducerConfig {
+        prediction: PredictionConfig {
+            pred_hidden: hidden,
+            pred_rnn_layers: root.size("num_decoder_layers", Some(2))?,
+            dropout: DECODER_DROPOUT,
+        },
+        joint: JointConfig {
+            joint_hidden: hidden,
+            dropout: DECODER_DROPOUT,
+        },
+        loss: LossConfig {
+            durations,
+            sigma: if kind == Kind::Tdt { SIGMA } else { 0.0 },
+            omega: 0.0,
+            fastemit_lambda: 0.0,
+            clamp: -1.0,
+            reduction: Reduction::MeanBatch,
+        },
+        decoding: DecodingConfig {
+            max_symbols: root.size("max_symbols_per_step", Some(10))?,
+        },
+    })
+}
+
+fn ctc(root: &Section) -> Result<CtcConfig> {
+    let reduction = match root.value["ctc_loss_reduction"].as_str() {
+        None | Some("mean") => Reduction::Mean,
+        Some("sum") => Reduction::Sum,
+        Some(_) => return Err(root.wrong("ctc_loss_reduction", "\"mean\" or \"sum\"")),
+    };
+    root.only("ctc_zero_infinity", json!(true))?;
+    Ok(CtcConfig { weight: 1.0, reduction })
+}
 
 /// Said to the user when a model is read from such a folder.
 pub const READ_NOTE: &str = "config.json says nothing of the loss (sigma, omega, reduction), SpecAugment, dither and \
@@ -88,10 +175,14 @@ impl ModelConfig {
             value: feature_extractor,
             name: "processor_config.json: feature_extractor",
         };
-        match config["model_type"].as_str() {
-            Some("parakeet_tdt") => {}
-            _ => return Err(root.wrong("model_type", "\"parakeet_tdt\"")),
-        }
+        let kind = match config["model_type"].as_str() {
+            Some("parakeet_tdt") => Kind::Tdt,
+            Some("parakeet_rnnt") => Kind::Rnnt,
+            Some("parakeet_ctc") => Kind::Ctc,
+            _ => {
+                return Err(root.wrong("model_type", "\"parakeet_tdt\", \"parakeet_rnnt\" or \"parakeet_ctc\""));
+            }
+        };
         root.only("hidden_act", json!("relu"))?;
         encoder.only("hidden_act", json!("silu"))?;
         encoder.only("subsampling_factor", json!(EncoderConfig::SUBSAMPLING))?;
@@ -99,13 +190,15 @@ impl ModelConfig {
         encoder.only("subsampling_conv_stride", json!(2))?;
         let outputs = root.size("vocab_size", None)?;
         let vocab_size = outputs - 1;
-        root.only("blank_token_id", json!(vocab_size))?;
-        let durations: Vec<usize> = match &config["durations"] {
-            Value::Null => vec![0, 1, 2, 3, 4],
-            value => {
-                serde_json::from_value(value.clone()).map_err(|_| root.wrong("durations", "a list of whole numbers"))?
-            }
-        };
+        // That of CTC pads with blank.
+        root.only(
+            if kind == Kind::Ctc {
+                "pad_token_id"
+            } else {
+                "blank_token_id"
+            },
+            json!(vocab_size),
+        )?;
         let d_model = encoder.size("hidden_size", Some(1024))?;
         let n_heads = encoder.size("num_attention_heads", Some(8))?;
         encoder.only("num_key_value_heads", json!(n_heads))?;
@@ -124,7 +217,10 @@ impl ModelConfig {
             Ok(features.size(key, Some(default))? as f64 / sample_rate as f64)
         };
         let dropout = encoder.number("dropout", 0.1)?;
-        let hidden = root.size("decoder_hidden_size", Some(640))?;
+        let (transducer, ctc) = match kind {
+            Kind::Ctc => (None, Some(ctc(&root)?)),
+            _ => (Some(transducer(&root, kind)?), None),
+        };
         let model = ModelConfig {
             preprocessor: PreprocessorConfig {
                 sample_rate,
@@ -153,35 +249,15 @@ impl ModelConfig {
                 dropout_emb: encoder.number("dropout_positions", 0.0)?,
                 dropout_att: encoder.number("attention_dropout", 0.1)?,
             },
-            decoder: DecoderConfig {
-                vocab_size,
-                pred_hidden: hidden,
-                pred_rnn_layers: root.size("num_decoder_layers", Some(2))?,
-                dropout: DECODER_DROPOUT,
-            },
-            joint: JointConfig {
-                joint_hidden: hidden,
-                dropout: DECODER_DROPOUT,
-                num_extra_outputs: durations.len(),
-            },
-            loss: LossConfig {
-                durations,
-                sigma: SIGMA,
-                omega: 0.0,
-                fastemit_lambda: 0.0,
-                clamp: -1.0,
-                reduction: Reduction::MeanBatch,
-            },
-            decoding: DecodingConfig {
-                max_symbols: root.size("max_symbols_per_step", Some(10))?,
-            },
+            vocab_size,
+            transducer,
+            ctc,
             spec_augment: SpecAugmentConfig {
                 freq_masks: 2,
                 time_masks: 10,
                 freq_width: 27,
                 time_width: TimeWidth::Share(0.05),
             },
-            ctc_weight: None,
             tokenizer: TokenizerConfig {
                 kind: "bpe".into(),
                 ..TokenizerConfig::default()
@@ -196,10 +272,10 @@ impl ModelConfig {
     /// `config.json` for this model, with the one width that prediction and joint network have there and the id of the
     /// padding token. What transformers cannot express is an error.
     pub fn to_huggingface(&self, width: usize, padding: usize, dtype: &str) -> Result<Value> {
-        let (e, d) = (&self.encoder, &self.decoder);
+        let e = &self.encoder;
         let refuse = |what: String| {
             Err(Error::Config(format!(
-                "{what}, which transformers' ParakeetForTDT cannot express; write a .nemo archive or a model folder \
+                "{what}, which transformers' Parakeet models cannot express; write a .nemo archive or a model folder \
                  instead"
             )))
         };
@@ -213,12 +289,10 @@ impl ModelConfig {
                 p.low_frequency, p.high_frequency
             ));
         }
-        Ok(json!({
-            "architectures": ["ParakeetForTDT"],
-            "blank_token_id": d.vocab_size,
-            "decoder_hidden_size": width,
+        let kind = Kind::of(self);
+        let mut document = json!({
+            "architectures": [kind.class()],
             "dtype": dtype,
-            "durations": self.loss.durations,
             "encoder_config": {
                 "activation_dropout": 0.1,
                 "attention_bias": e.use_bias,
@@ -245,15 +319,37 @@ impl ModelConfig {
                 "subsampling_conv_stride": 2,
                 "subsampling_factor": EncoderConfig::SUBSAMPLING,
             },
-            "hidden_act": "relu",
             "initializer_range": 0.02,
-            "is_encoder_decoder": true,
-            "max_symbols_per_step": self.decoding.max_symbols,
-            "model_type": "parakeet_tdt",
-            "num_decoder_layers": d.pred_rnn_layers,
+            "model_type": kind.model_type(),
             "pad_token_id": padding,
-            "vocab_size": d.vocab_size + 1,
-        }))
+            "vocab_size": self.vocab_size + 1,
+        });
+        let of_head = match (&self.transducer, &self.ctc) {
+            (Some(transducer), _) => {
+                let mut fields = json!({
+                    "blank_token_id": self.vocab_size,
+                    "decoder_hidden_size": width,
+                    "hidden_act": "relu",
+                    "is_encoder_decoder": true,
+                    "max_symbols_per_step": transducer.decoding.max_symbols,
+                    "num_decoder_layers": transducer.prediction.pred_rnn_layers,
+                });
+                if !transducer.is_rnnt() {
+                    fields["durations"] = json!(transducer.loss.durations);
+                }
+                fields
+            }
+            // torch knows two of the reductions; NeMo's mean over utterances is its sum with another step size.
+            (None, Some(ctc)) => json!({
+                "ctc_loss_reduction": if ctc.reduction == Reduction::Mean { "mean" } else { "sum" },
+                "ctc_zero_infinity": true,
+            }),
+            (None, None) => json!({}),
+        };
+        if let (Some(document), Value::Object(of_head)) = (document.as_object_mut(), of_head) {
+            document.extend(of_head);
+        }
+        Ok(document)
     }
 
     /// The section `feature_extractor` of `processor_config.json`.

@@ -4,13 +4,13 @@ use serde_yaml::Value;
 
 use super::section::{Section, wrong};
 use super::{
-    AttentionContext, DecoderConfig, DecodingConfig, EncoderConfig, JointConfig, LossConfig, ModelConfig,
-    PreprocessorConfig, Reduction, SpecAugmentConfig, TimeWidth, TokenizerConfig,
+    AttentionContext, CtcConfig, EncoderConfig, ModelConfig, PreprocessorConfig, Reduction, SpecAugmentConfig,
+    TimeWidth, TokenizerConfig, TransducerConfig, ctc, transducer,
 };
 use crate::error::{Error, Result};
 
 /// Larger sizes than any model of this family has; they keep a hostile file from asking for terabytes.
-const MAX_WIDTH: usize = 16_384;
+pub(super) const MAX_WIDTH: usize = 16_384;
 
 impl ModelConfig {
     /// Reads NeMo's `model_config.yaml`. Keys that do not matter here are ignored; values that this crate does not
@@ -28,22 +28,8 @@ impl ModelConfig {
         };
         let preprocessor = preprocessor(&root.section("preprocessor")?)?;
         let encoder = encoder(&root.section("encoder")?)?;
-        let decoder = decoder(&root.section("decoder")?)?;
-        let durations = durations(&root)?;
-        let joint = joint(&root.section("joint")?, &encoder, &decoder, durations.len())?;
-        let loss = loss(&root, durations)?;
-        let greedy = root.section("decoding")?.section("greedy")?;
-        let decoding = DecodingConfig {
-            max_symbols: match greedy.optional_size("max_symbols", 1..=100_000)? {
-                Some(n) => n,
-                None => greedy.optional_size("max_symbols_per_step", 1..=100_000)?.unwrap_or(10),
-            },
-        };
+        let heads = heads(&root, &encoder)?;
         let spec_augment = spec_augment(&root.section("spec_augment")?)?;
-        let ctc_weight = match root.get("aux_ctc")? {
-            Some(_) => Some(root.section("aux_ctc")?.probability("ctc_loss_weight", 0.3)?),
-            None => None,
-        };
         let tokenizer = root.section("tokenizer")?;
         let tokenizer = TokenizerConfig {
             kind: tokenizer.text("type")?.unwrap_or_else(|| "bpe".into()),
@@ -53,7 +39,7 @@ impl ModelConfig {
         };
         let labels = match root.texts("labels")? {
             Some(labels) => labels,
-            None => root.section("joint")?.texts("vocabulary")?.unwrap_or_default(),
+            None => heads.vocabulary,
         };
         if encoder.feat_in != preprocessor.features {
             return Err(Error::Config(format!(
@@ -61,22 +47,20 @@ impl ModelConfig {
                 encoder.feat_in, preprocessor.features
             )));
         }
-        if !labels.is_empty() && labels.len() != decoder.vocab_size {
+        if !labels.is_empty() && labels.len() != heads.vocab_size {
             return Err(Error::Config(format!(
-                "`decoder.vocab_size` is {}, but there are {} labels",
-                decoder.vocab_size,
+                "`decoder` has {} tokens, but there are {} labels",
+                heads.vocab_size,
                 labels.len()
             )));
         }
         Ok(Self {
             preprocessor,
             encoder,
-            decoder,
-            joint,
-            loss,
-            decoding,
+            vocab_size: heads.vocab_size,
+            transducer: heads.transducer,
+            ctc: heads.ctc,
             spec_augment,
-            ctc_weight,
             tokenizer,
             labels,
             source,
@@ -229,82 +213,51 @@ fn attention_context(section: &Section) -> Result<AttentionContext> {
     }
 }
 
-fn decoder(section: &Section) -> Result<DecoderConfig> {
-    section.only("normalization_mode", &[])?;
-    section.only("random_state_sampling", &[false.into()])?;
-    section.only("blank_as_pad", &[true.into()])?;
-    let prednet = section.section("prednet")?;
-    Ok(DecoderConfig {
-        vocab_size: section.size("vocab_size", 1..=1_000_000)?,
-        pred_hidden: prednet.size("pred_hidden", 1..=MAX_WIDTH)?,
-        pred_rnn_layers: prednet.optional_size("pred_rnn_layers", 1..=64)?.unwrap_or(1),
-        dropout: prednet.probability("dropout", 0.0)?,
-    })
+/// The heads that a document describes.
+struct Heads {
+    vocab_size: usize,
+    /// The texts of the tokens, if they stand in a section of a head.
+    vocabulary: Vec<String>,
+    transducer: Option<TransducerConfig>,
+    ctc: Option<CtcConfig>,
 }
 
-fn durations(root: &Section) -> Result<Vec<usize>> {
-    let places = [
-        (root.section("loss")?.section("tdt_kwargs")?, "durations"),
-        (root.section("model_defaults")?, "tdt_durations"),
-        (root.section("decoding")?, "durations"),
-    ];
-    for (section, key) in &places {
-        if let Some(durations) = section.sizes(key)? {
-            if durations.is_empty()
-                || durations.iter().any(|&d| d > 10_000)
-                || durations.windows(2).any(|w| w[0] >= w[1])
-                || durations.iter().all(|&d| d == 0)
-            {
-                return Err(Error::Config(format!(
-                    "`{}` is {durations:?}, expected ascending frame counts with one above 0",
-                    section.key(key)
-                )));
-            }
-            return Ok(durations);
-        }
+/// A document with a section `joint` or `loss` is that of a transducer, with `aux_ctc` of one with a CTC head beside it;
+/// without them the decoder is the CTC head.
+fn heads(root: &Section, encoder: &EncoderConfig) -> Result<Heads> {
+    if root.get("joint")?.is_some() || root.get("loss")?.is_some() {
+        let vocab_size = transducer::vocab_size(root)?;
+        return Ok(Heads {
+            vocab_size,
+            vocabulary: root.section("joint")?.texts("vocabulary")?.unwrap_or_default(),
+            transducer: Some(transducer::read(root, encoder, vocab_size)?),
+            ctc: ctc::read_auxiliary(root, encoder, vocab_size)?,
+        });
     }
-    Err(Error::Config(
-        "no TDT durations (`loss.tdt_kwargs.durations` or `model_defaults.tdt_durations`): this is not a TDT model"
-            .into(),
-    ))
-}
-
-fn joint(section: &Section, encoder: &EncoderConfig, decoder: &DecoderConfig, durations: usize) -> Result<JointConfig> {
-    let net = section.section("jointnet")?;
-    net.only("activation", &["relu".into()])?;
-    net.only("encoder_hidden", &[encoder.d_model.into()])?;
-    net.only("pred_hidden", &[decoder.pred_hidden.into()])?;
-    section.only("num_classes", &[decoder.vocab_size.into()])?;
-    section.only("num_extra_outputs", &[durations.into()])?;
-    Ok(JointConfig {
-        joint_hidden: net.size("joint_hidden", 1..=MAX_WIDTH)?,
-        dropout: net.probability("dropout", 0.0)?,
-        num_extra_outputs: durations,
+    if !ctc::is_decoder(root)? {
+        return Err(Error::Config(
+            "there is neither a transducer (`joint` and `loss`) nor a CTC head (`decoder.num_classes`)".into(),
+        ));
+    }
+    let (vocab_size, vocabulary) = ctc::vocabulary(&root.section("decoder")?, encoder)?;
+    Ok(Heads {
+        vocab_size,
+        vocabulary,
+        transducer: None,
+        ctc: Some(ctc::read(root)?),
     })
 }
 
-fn loss(root: &Section, durations: Vec<usize>) -> Result<LossConfig> {
-    let section = root.section("loss")?;
-    section.only("loss_name", &["tdt".into(), "default".into(), "tdt_pytorch".into()])?;
-    let tdt = section.section("tdt_kwargs")?;
-    let reduction = match root.text("rnnt_reduction")?.as_deref() {
-        None | Some("mean_batch") => Reduction::MeanBatch,
-        Some("mean") => Reduction::Mean,
-        Some("mean_volume") => Reduction::MeanVolume,
-        Some("sum") => Reduction::Sum,
-        Some(other) => {
-            return Err(Error::Config(format!(
-                "`rnnt_reduction` is `{other}`, expected mean_batch, mean, mean_volume or sum"
-            )));
-        }
+/// The reduction that a key names; `mean_batch` where it is absent, as in NeMo.
+pub(super) fn reduction(section: &Section, key: &str) -> Result<Reduction> {
+    let Some(name) = section.text(key)? else {
+        return Ok(Reduction::MeanBatch);
     };
-    Ok(LossConfig {
-        durations,
-        sigma: tdt.number("sigma", 0.0)?,
-        omega: tdt.probability("omega", 0.0)?,
-        fastemit_lambda: tdt.number("fastemit_lambda", 0.0)?,
-        clamp: tdt.number("clamp", -1.0)?,
-        reduction,
+    Reduction::named(&name).ok_or_else(|| {
+        Error::Config(format!(
+            "`{}` is `{name}`, expected mean_batch, mean, mean_volume or sum",
+            section.key(key)
+        ))
     })
 }
 

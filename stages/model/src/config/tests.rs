@@ -28,18 +28,21 @@ fn nemo_configuration_survives_reading_and_writing() {
     let config = read(|root| put(root, &["of_ours", "unknown"], "kept")).unwrap();
     let plain = plain();
     assert_eq!(config.encoder.d_model, size(&plain["encoder"]["d_model"]));
-    assert_eq!(config.decoder.vocab_size, size(&plain["decoder"]["vocab_size"]));
+    assert_eq!(config.vocab_size, size(&plain["decoder"]["vocab_size"]));
     let durations = plain["loss"]["tdt_kwargs"]["durations"].as_sequence().unwrap();
-    assert_eq!(config.loss.durations, durations.iter().map(size).collect::<Vec<_>>());
     assert_eq!(
-        config.loss.reduction.name(),
+        config.transducer.as_ref().unwrap().loss.durations,
+        durations.iter().map(size).collect::<Vec<_>>()
+    );
+    assert_eq!(
+        config.transducer.as_ref().unwrap().loss.reduction.name(),
         plain["rnnt_reduction"].as_str().unwrap_or("mean_batch")
     );
-    assert_eq!(config.labels.len(), config.decoder.vocab_size);
+    assert_eq!(config.labels.len(), config.vocab_size);
     let written = config.to_nemo_yaml().unwrap();
     let again = ModelConfig::from_nemo_yaml(&written).unwrap();
     assert_eq!(again.encoder, config.encoder);
-    assert_eq!(again.loss, config.loss);
+    assert_eq!(again.transducer, config.transducer);
     assert_eq!(again.labels, config.labels);
     // What we do not know stays.
     let written: Value = serde_yaml::from_str(&written).unwrap();
@@ -147,7 +150,10 @@ fn references_are_followed() {
     .unwrap();
     let defaults = &plain()["model_defaults"];
     assert_eq!(config.encoder.d_model, size(&defaults["enc_hidden"]));
-    assert_eq!(config.decoder.pred_hidden, size(&defaults["pred_hidden"]));
+    assert_eq!(
+        config.transducer.as_ref().unwrap().prediction.pred_hidden,
+        size(&defaults["pred_hidden"])
+    );
     let error = read(|root| put(root, &["encoder", "d_model"], "${encoder.d_model}")).unwrap_err();
     assert!(error.to_string().contains("refers to itself"), "{error}");
 }
@@ -197,12 +203,12 @@ fn unsupported_and_wrong_values_are_named() {
         ),
         (
             &["decoder", "vocab_size"],
-            one_more(right.decoder.vocab_size),
+            one_more(right.vocab_size),
             "joint.num_classes",
         ),
         (
             &["joint", "num_extra_outputs"],
-            one_more(right.joint.num_extra_outputs),
+            one_more(right.transducer.as_ref().unwrap().loss.durations.len()),
             "joint.num_extra_outputs",
         ),
         (&["loss", "tdt_kwargs", "durations"], vec![0u64].into(), "durations"),

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_yaml::{Mapping, Value};
 
-use super::{AttentionContext, EncoderConfig, ModelConfig, TimeWidth};
+use super::{AttentionContext, EncoderConfig, ModelConfig, TimeWidth, ctc, transducer};
 use crate::error::{Error, Result};
 
 impl ModelConfig {
@@ -11,18 +11,19 @@ impl ModelConfig {
     pub fn to_nemo_yaml(&self) -> Result<String> {
         let mut root = self.source.clone();
         if root.is_empty() {
-            for (section, target) in [
-                ("preprocessor", PREPROCESSOR),
-                ("encoder", ENCODER),
-                ("decoder", DECODER),
-                ("joint", JOINT),
-            ] {
-                put(&mut root, &[section, "_target_"], target);
+            let of_transducer = self.transducer.is_some();
+            put(&mut root, &["preprocessor", "_target_"], PREPROCESSOR);
+            put(&mut root, &["encoder", "_target_"], ENCODER);
+            if of_transducer {
+                put(&mut root, &["decoder", "_target_"], DECODER);
+                put(&mut root, &["joint", "_target_"], JOINT);
             }
-            put(&mut root, &["target"], MODEL);
+            put(&mut root, &["target"], self.own_class());
             put(&mut root, &["decoding", "strategy"], "greedy_batch");
-            put(&mut root, &["decoder", "blank_as_pad"], true);
-            put(&mut root, &["joint", "log_softmax"], Value::Null);
+            if of_transducer {
+                put(&mut root, &["decoder", "blank_as_pad"], true);
+                put(&mut root, &["joint", "log_softmax"], Value::Null);
+            }
         }
         let p = &self.preprocessor;
         put(&mut root, &["sample_rate"], p.sample_rate);
@@ -75,43 +76,12 @@ impl ModelConfig {
         put(&mut root, &["encoder", "dropout_pre_encoder"], e.dropout_pre_encoder);
         put(&mut root, &["encoder", "dropout_emb"], e.dropout_emb);
         put(&mut root, &["encoder", "dropout_att"], e.dropout_att);
-        let d = &self.decoder;
-        put(&mut root, &["decoder", "vocab_size"], d.vocab_size);
-        put(&mut root, &["decoder", "prednet", "pred_hidden"], d.pred_hidden);
-        put(&mut root, &["decoder", "prednet", "pred_rnn_layers"], d.pred_rnn_layers);
-        put(&mut root, &["decoder", "prednet", "dropout"], d.dropout);
-        let j = &self.joint;
-        put(&mut root, &["joint", "num_classes"], d.vocab_size);
-        put(&mut root, &["joint", "num_extra_outputs"], j.num_extra_outputs);
-        put(&mut root, &["joint", "jointnet", "joint_hidden"], j.joint_hidden);
-        put(&mut root, &["joint", "jointnet", "activation"], "relu");
-        put(&mut root, &["joint", "jointnet", "dropout"], j.dropout);
-        put(&mut root, &["joint", "jointnet", "encoder_hidden"], e.d_model);
-        put(&mut root, &["joint", "jointnet", "pred_hidden"], d.pred_hidden);
-        if !self.labels.is_empty() {
-            put(&mut root, &["joint", "vocabulary"], self.labels.clone());
-            put(&mut root, &["labels"], self.labels.clone());
+        let (vocab_size, labels) = (self.vocab_size, &self.labels);
+        match (&self.transducer, &self.ctc) {
+            (Some(transducer), _) => transducer::write(transducer, &mut root, e, vocab_size, labels),
+            (None, Some(ctc)) => ctc::write(ctc, &mut root, e, vocab_size, labels),
+            (None, None) => {}
         }
-        let l = &self.loss;
-        put(&mut root, &["model_defaults", "enc_hidden"], e.d_model);
-        put(&mut root, &["model_defaults", "pred_hidden"], d.pred_hidden);
-        put(&mut root, &["model_defaults", "joint_hidden"], j.joint_hidden);
-        put(&mut root, &["model_defaults", "tdt_durations"], l.durations.clone());
-        put(&mut root, &["model_defaults", "num_tdt_durations"], l.durations.len());
-        put(&mut root, &["rnnt_reduction"], l.reduction.name());
-        put(&mut root, &["loss", "loss_name"], "tdt");
-        put(&mut root, &["loss", "tdt_kwargs", "durations"], l.durations.clone());
-        put(&mut root, &["loss", "tdt_kwargs", "sigma"], l.sigma);
-        put(&mut root, &["loss", "tdt_kwargs", "omega"], l.omega);
-        put(&mut root, &["loss", "tdt_kwargs", "fastemit_lambda"], l.fastemit_lambda);
-        put(&mut root, &["loss", "tdt_kwargs", "clamp"], l.clamp);
-        put(&mut root, &["decoding", "model_type"], "tdt");
-        put(&mut root, &["decoding", "durations"], l.durations.clone());
-        put(
-            &mut root,
-            &["decoding", "greedy", "max_symbols"],
-            self.decoding.max_symbols,
-        );
         let s = &self.spec_augment;
         if s.freq_masks + s.time_masks > 0 || root.contains_key("spec_augment") {
             put(
@@ -127,20 +97,11 @@ impl ModelConfig {
                 TimeWidth::Share(x) => put(&mut root, &["spec_augment", "time_width"], x),
             }
         }
-        if let Some(weight) = self.ctc_weight {
-            put(&mut root, &["aux_ctc", "ctc_loss_weight"], weight);
-            put(&mut root, &["aux_ctc", "ctc_reduction"], "mean_batch");
-            let decoder = |key| ["aux_ctc", "decoder", key];
-            put(
-                &mut root,
-                &decoder("_target_"),
-                "nemo.collections.asr.modules.ConvASRDecoder",
-            );
-            put(&mut root, &decoder("feat_in"), e.d_model);
-            put(&mut root, &decoder("num_classes"), d.vocab_size);
-            put(&mut root, &decoder("vocabulary"), self.labels.clone());
-        } else {
-            root.remove("aux_ctc");
+        match (&self.transducer, &self.ctc) {
+            (Some(_), Some(ctc)) => ctc::write_auxiliary(ctc, &mut root, e, vocab_size, labels),
+            _ => {
+                root.remove("aux_ctc");
+            }
         }
         let t = &self.tokenizer;
         put(&mut root, &["tokenizer", "type"], t.kind.clone());
@@ -172,15 +133,7 @@ impl ModelConfig {
             put(&mut root, &["optim", "sched", "min_lr"], 1e-6);
         }
         let nothing = Value::Null;
-        for (section, key, value) in [
-            ("preprocessor", "_target_", PREPROCESSOR.into()),
-            ("preprocessor", "frame_splicing", 1.into()),
-            ("encoder", "_target_", ENCODER.into()),
-            ("encoder", "feat_out", (-1).into()),
-            ("encoder", "causal_downsampling", false.into()),
-            ("encoder", "att_context_style", "regular".into()),
-            ("encoder", "pos_emb_max_len", 5000.into()),
-            ("encoder", "conv_context_size", nothing.clone()),
+        let of_transducer = [
             ("decoder", "_target_", DECODER.into()),
             ("decoder", "normalization_mode", nothing.clone()),
             ("decoder", "random_state_sampling", false.into()),
@@ -190,15 +143,27 @@ impl ModelConfig {
             ("joint", "preserve_memory", false.into()),
             ("joint", "fuse_loss_wer", false.into()),
             ("joint", "fused_batch_size", nothing.clone()),
+        ];
+        let of_transducer = of_transducer.into_iter().filter(|_| self.transducer.is_some());
+        let of_all = [
+            ("preprocessor", "_target_", PREPROCESSOR.into()),
+            ("preprocessor", "frame_splicing", 1.into()),
+            ("encoder", "_target_", ENCODER.into()),
+            ("encoder", "feat_out", (-1).into()),
+            ("encoder", "causal_downsampling", false.into()),
+            ("encoder", "att_context_style", "regular".into()),
+            ("encoder", "pos_emb_max_len", 5000.into()),
+            ("encoder", "conv_context_size", nothing.clone()),
             ("decoding", "strategy", "greedy_batch".into()),
             ("optim", "name", "adamw".into()),
             ("optim", "lr", 1e-4.into()),
             ("optim", "weight_decay", 1e-3.into()),
-        ] {
+        ];
+        for (section, key, value) in of_all.into_iter().chain(of_transducer) {
             put_missing(&mut root, &[section, key], value);
         }
         put_missing(&mut root, &["optim", "betas"], vec![0.9, 0.98].into());
-        if self.ctc_weight.is_some() {
+        if self.transducer.is_some() && self.ctc.is_some() {
             put_missing(&mut root, &["aux_ctc", "decoding", "strategy"], "greedy".into());
         }
         serde_yaml::to_string(&root).map_err(|error| Error::Config(error.to_string()))
@@ -246,18 +211,27 @@ impl ModelConfig {
         }
     }
 
-    /// NeMo's class of this model, which depends on whether it has an auxiliary CTC head.
+    /// NeMo's class of a model with these heads.
+    fn own_class(&self) -> &'static str {
+        match (&self.transducer, &self.ctc) {
+            (Some(_), Some(_)) => HYBRID_MODEL,
+            (Some(_), None) => MODEL,
+            (None, _) => CTC_MODEL,
+        }
+    }
+
+    /// NeMo's class of this model: the one that the document names, unless it is that of other heads.
     fn nemo_class(&self, root: &Mapping) -> String {
-        let class = if self.ctc_weight.is_some() { HYBRID_MODEL } else { MODEL };
         match root.get("target").and_then(Value::as_str) {
-            Some(named) if named != MODEL && named != HYBRID_MODEL => named.to_string(),
-            _ => class.to_string(),
+            Some(named) if ![MODEL, HYBRID_MODEL, CTC_MODEL].contains(&named) => named.to_string(),
+            _ => self.own_class().to_string(),
         }
     }
 }
 
 const MODEL: &str = "nemo.collections.asr.models.rnnt_bpe_models.EncDecRNNTBPEModel";
 const HYBRID_MODEL: &str = "nemo.collections.asr.models.hybrid_rnnt_ctc_bpe_models.EncDecHybridRNNTCTCBPEModel";
+const CTC_MODEL: &str = "nemo.collections.asr.models.ctc_bpe_models.EncDecCTCModelBPE";
 const PREPROCESSOR: &str = "nemo.collections.asr.modules.AudioToMelSpectrogramPreprocessor";
 const ENCODER: &str = "nemo.collections.asr.modules.ConformerEncoder";
 const DECODER: &str = "nemo.collections.asr.modules.RNNTDecoder";

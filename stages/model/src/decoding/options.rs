@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::DecodingSettings;
 use crate::fusion::{BoostingRules, Fusion, boosting_tree, read_arpa, read_phrases};
+use crate::heads::HeadKind;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -16,6 +17,8 @@ pub const MAX_BEAM: usize = 64;
 /// How settings describe decoding: see [`DecodingSettings`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecodingOptions {
+    /// The head that decodes; none for the model's own choice.
+    pub head: Option<HeadKind>,
     /// Hypotheses that are kept; 0 or 1 for greedy search.
     pub beam: usize,
     /// An n-gram language model in the ARPA format.
@@ -29,6 +32,7 @@ pub struct DecodingOptions {
 impl Default for DecodingOptions {
     fn default() -> Self {
         DecodingOptions {
+            head: None,
             beam: 0,
             lm: None,
             lm_weight: 0.3,
@@ -43,12 +47,18 @@ impl DecodingOptions {
     pub fn of(beam: usize, lm: (&Path, f64), boost: (&Path, f64)) -> Self {
         let file = |path: &Path| (!path.as_os_str().is_empty()).then(|| path.to_owned());
         DecodingOptions {
+            head: None,
             beam,
             lm: file(lm.0),
             lm_weight: lm.1,
             boost: file(boost.0),
             boost_weight: boost.1,
         }
+    }
+
+    /// The same with the head that decodes, none for the model's own choice.
+    pub fn with_head(self, head: Option<HeadKind>) -> Self {
+        DecodingOptions { head, ..self }
     }
 
     /// What is wrong with a value, and the name of its setting.
@@ -58,6 +68,10 @@ impl DecodingOptions {
                 "beam",
                 format!("`beam` is {}; it must be from 0 to {MAX_BEAM}", self.beam),
             ));
+        }
+        if self.head == Some(HeadKind::Ctc) && (self.beam > 1 || self.lm.is_some() || self.boost.is_some()) {
+            let what = "a CTC head is decoded by greedy search alone, without `beam`, `lm` and `boost`".to_string();
+            return Err(("decoder", what));
         }
         for (name, value) in [("lm_weight", self.lm_weight), ("boost_weight", self.boost_weight)] {
             if !(0.0..=100.0).contains(&value) {
@@ -78,13 +92,17 @@ impl DecodingOptions {
     /// The options that affect the result, apart from the bytes of the files; none for plain greedy search.
     pub fn identity(&self) -> Option<Value> {
         if self.beam <= 1 && self.lm.is_none() && self.boost.is_none() {
-            return None;
+            return self.head.map(|head| json!({ "head": head }));
         }
-        Some(json!({
+        let mut identity = json!({
             "beam": if self.beam > 1 { self.beam } else { 0 },
             "lm_weight": self.lm.as_ref().map(|_| self.lm_weight),
             "boost_weight": self.boost.as_ref().map(|_| self.boost_weight),
-        }))
+        });
+        if let Some(head) = self.head {
+            identity["head"] = json!(head);
+        }
+        Some(identity)
     }
 
     /// Reads the files.
@@ -105,6 +123,7 @@ impl DecodingOptions {
             fusion.add(Arc::new(tree), self.boost_weight)?;
         }
         Ok(DecodingSettings {
+            head: self.head,
             beam: self.beam,
             fusion,
             notes,

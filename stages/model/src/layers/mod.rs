@@ -48,14 +48,19 @@ pub(crate) mod golden {
 
     /// A file or folder of the golden model data, unpacked where it is packed.
     pub fn file(name: &str) -> PathBuf {
-        let path = std::env::var_os("FLOW_TEST_GOLDEN_MODEL")
-            .map_or_else(
-                || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/model")),
-                PathBuf::from,
-            )
-            .join(name);
+        file_of("model", name)
+    }
+
+    /// The same of another set: `ctc`, `rnnt` or `hybrid`. `FLOW_TEST_GOLDEN_CTC` and so on name folders in place of those in the
+    /// repository.
+    pub fn file_of(set: &str, name: &str) -> PathBuf {
+        let folder = std::env::var_os(format!("FLOW_TEST_GOLDEN_{}", set.to_uppercase())).map_or_else(
+            || Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden")).join(set),
+            PathBuf::from,
+        );
         // Beside the test itself, in the target folder.
-        unpacked_copy(&path, &std::env::current_exe().unwrap().with_file_name("golden-model")).unwrap()
+        let place = std::env::current_exe().unwrap().with_file_name(format!("golden-{set}"));
+        unpacked_copy(&folder.join(name), &place).unwrap()
     }
 
     /// All tensors of a golden safetensors file, which may be packed.
@@ -83,13 +88,16 @@ pub(crate) mod golden {
 
     /// The recordings of a golden set, in the order of their numbers: `eval0_xx.wav`, `eval1_yy.wav`, ...
     pub fn waves(set: &str) -> Vec<Vec<f32>> {
+        waves_in(&file("audio"), set)
+    }
+
+    /// The same in a folder.
+    pub fn waves_in(folder: &Path, set: &str) -> Vec<Vec<f32>> {
         let number = |path: &Path| -> Option<usize> {
             let name = path.file_stem()?.to_str()?.strip_prefix(set)?;
             name.split_once('_').map_or(name, |(number, _)| number).parse().ok()
         };
-        let paths = std::fs::read_dir(file("audio"))
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
+        let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let mut found: Vec<(usize, PathBuf)> = paths.filter_map(|path| Some((number(&path)?, path))).collect();
         found.sort();
         assert!(!found.is_empty(), "no recordings of {set}");

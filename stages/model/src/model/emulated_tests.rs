@@ -140,7 +140,10 @@ fn a_batch_without_memory_is_transcribed_in_parts() {
 #[test]
 fn a_hybrid_model_with_limited_attention_trains() {
     let mut config = golden::model().0;
-    config.ctc_weight = Some(0.3);
+    config.ctc = Some(crate::config::CtcConfig {
+        weight: 0.3,
+        reduction: crate::config::Reduction::MeanBatch,
+    });
     config.encoder.use_bias = true;
     config.encoder.xscaling = true;
     config.encoder.attention_context = AttentionContext::Band(2);
@@ -289,7 +292,12 @@ const ODD_CASES: [OddCase; 9] = [
     },
     OddCase {
         name: "CTC",
-        change: |config| config.ctc_weight = Some(0.3),
+        change: |config| {
+            config.ctc = Some(crate::config::CtcConfig {
+                weight: 0.3,
+                reduction: crate::config::Reduction::MeanBatch,
+            })
+        },
         ..ODD
     },
     OddCase {
@@ -314,7 +322,7 @@ fn odd_cases_train() {
         };
         let mut config = golden::model().0;
         (case.change)(&mut config);
-        let vocabulary = config.decoder.vocab_size;
+        let vocabulary = config.vocab_size;
         let batch = MicroBatch {
             signals: golden::waves("train")[..case.utterances]
                 .iter()

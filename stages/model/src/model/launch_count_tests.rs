@@ -62,12 +62,12 @@ fn a_step_launches_no_more_than_it_did() {
     config.encoder.n_layers = 2;
     config.encoder.use_bias = false;
     config.encoder.xscaling = false;
-    config.decoder.pred_rnn_layers = 2;
+    config.transducer.as_mut().unwrap().prediction.pred_rnn_layers = 2;
     config.encoder.dropout = 0.1;
     config.encoder.dropout_pre_encoder = 0.1;
     config.encoder.dropout_att = 0.1;
-    config.decoder.dropout = 0.2;
-    config.joint.dropout = 0.2;
+    config.transducer.as_mut().unwrap().prediction.dropout = 0.2;
+    config.transducer.as_mut().unwrap().joint.dropout = 0.2;
     let batch = MicroBatch {
         signals: vec![golden::wave("train", 0)[..8_000].to_vec(); 2],
         tokens: vec![vec![3, 5, 7]; 2],

@@ -11,18 +11,16 @@ use flow_kernels::device::{is_out_of_memory, release_memory};
 use flow_kernels::elementwise::add_in_place;
 
 use crate::checkpoint::{OpenModel, StoredModel, broken, write_model_folder};
-use crate::config::{EncoderConfig, ModelConfig};
-use crate::ctc::CtcHead;
-use crate::decoding::beam::{Steps, decode_beam};
-use crate::decoding::{DecodingSettings, Hypothesis, Networks, TokenObserver, decode_greedy_observed};
+use crate::config::{EncoderConfig, ModelConfig, TransducerConfig};
+use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver, check_lengths};
 use crate::encoder::Encoder;
 use crate::features::LogMel;
-use crate::joint::{Joint, JointSizes};
+use crate::heads::{self, Head, HeadInput, HeadKind, HeadPass};
 use crate::layers::convolution::BatchNorm;
-use crate::loss::{TdtLoss, factors_in, reduction_factors};
+use crate::loss::divisors_in;
 use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
-use crate::prediction::Prediction;
+use crate::timestamps::{TimeStamps, time_stamps};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Precision, Result, encoder};
 
@@ -86,11 +84,11 @@ pub struct MicroBatchOutput {
     /// Loss after the configured reduction, not multiplied by `TrainOptions::scale`. Not finite when an utterance's
     /// loss is not.
     pub loss: f64,
-    /// Negative log likelihood of each utterance: zero for one too short to have a frame, infinite for one whose
-    /// target cannot be aligned.
+    /// Negative log likelihood of each utterance by the model's first head: zero for one too short to have a frame, infinite
+    /// for one whose target a transducer cannot align; zero for one that CTC cannot, which then has no gradient, as in NeMo.
     pub losses: Vec<f64>,
-    /// Mean CTC loss per utterance, where the model has an auxiliary CTC head and trains it. The gradient is then that
-    /// of `(1 - weight) * loss + weight * ctc_loss`.
+    /// CTC loss after its own reduction, where the model has a CTC head beside a transducer and trains it. The gradient is then
+    /// that of `(1 - weight) * loss + weight * ctc_loss`.
     pub ctc_loss: Option<f64>,
     /// Encoder frames of each utterance.
     pub frames: Vec<usize>,
@@ -102,7 +100,7 @@ pub struct MicroBatchOutput {
     pub flops_left_out: f64,
 }
 
-/// A Parakeet TDT model: front end, FastConformer encoder, prediction network and joint network.
+/// A Parakeet model: front end, FastConformer encoder, and one or two heads.
 pub struct TdtModel {
     /// Sizes and dropout rates are fixed when the model is made; the settings of loss, decoding and SpecAugment may be
     /// changed at any time.
@@ -113,9 +111,8 @@ pub struct TdtModel {
     pub decoding: DecodingSettings,
     front_end: LogMel,
     encoder: Encoder,
-    prediction: Prediction,
-    joint: Joint,
-    ctc: Option<CtcHead>,
+    /// The first one is the main one.
+    heads: Vec<Box<dyn Head>>,
     unused: Vec<String>,
 }
 
@@ -208,10 +205,10 @@ impl TdtModel {
 
     fn build(mut config: ModelConfig, tokenizer: Option<Tokenizer>, mut builder: ParameterBuilder) -> Result<Self> {
         if let Some(tokenizer) = &tokenizer {
-            if tokenizer.vocabulary_size() != config.decoder.vocab_size {
+            if tokenizer.vocabulary_size() != config.vocab_size {
                 return Err(Error::Config(format!(
-                    "`decoder.vocab_size` is {}, but the tokenizer has {} pieces",
-                    config.decoder.vocab_size,
+                    "the model has {} tokens, but the tokenizer has {} pieces",
+                    config.vocab_size,
                     tokenizer.vocabulary_size()
                 )));
             }
@@ -221,28 +218,7 @@ impl TdtModel {
         }
         let front_end = LogMel::new(&config.preprocessor, &mut builder)?;
         let encoder = Encoder::new(&config.encoder, "encoder", &mut builder)?;
-        let decoder = &config.decoder;
-        let prediction = Prediction::new(
-            decoder.vocab_size,
-            decoder.pred_hidden,
-            decoder.pred_rnn_layers,
-            decoder.dropout,
-            "decoder.prediction",
-            &mut builder,
-        )?;
-        let sizes = JointSizes {
-            encoder: config.encoder.d_model,
-            prediction: decoder.pred_hidden,
-            hidden: config.joint.joint_hidden,
-            vocabulary: decoder.vocab_size,
-            durations: config.loss.durations.len(),
-            dropout: config.joint.dropout,
-        };
-        let joint = Joint::new(&sizes, "joint", &mut builder)?;
-        let ctc = match config.ctc_weight {
-            Some(_) => Some(CtcHead::new(config.encoder.d_model, decoder.vocab_size, &mut builder)?),
-            None => None,
-        };
+        let heads = heads::of_model(&config, &mut builder)?;
         let (parameters, unused) = builder.finish();
         Ok(TdtModel {
             config,
@@ -251,9 +227,7 @@ impl TdtModel {
             decoding: DecodingSettings::default(),
             front_end,
             encoder,
-            prediction,
-            joint,
-            ctc,
+            heads,
             unused,
         })
     }
@@ -377,60 +351,66 @@ impl TdtModel {
             dropout = dropout.without_dropout();
         }
         let encoded = self.encode_for_training(batch, options, &noise, &mut dropout, observer)?;
-        let rnnt = self.config.loss.omega > of_whole.derive("omega").uniform();
-        let settings = self.loss_settings(rnnt);
-        observer.before_forward(ParameterGroup::Prediction, &self.parameters);
-        let (predicted, prediction_saved) =
-            self.prediction
-                .forward(&self.parameters, &batch.tokens, Mode::Train(&mut dropout))?;
-        observer.before_forward(ParameterGroup::Heads, &self.parameters);
-        let loss = self.joint.loss(
-            &self.parameters,
-            &settings,
-            (&encoded.frames, &encoded.lengths),
-            (&predicted, &batch.tokens),
-            Mode::Train(&mut dropout),
-        )?;
-        let (mut output, factors) = self.output(batch, options.part, &encoded, loss.losses.clone())?;
-        if !output.loss.is_finite() {
-            return Ok(output);
-        }
-        output.flops_left_out = self.joint.flops_left_out(&loss);
-        let ctc_weight = self.config.ctc_weight.unwrap_or(0.0);
-        let factors: Vec<f64> = factors
-            .iter()
-            .map(|factor| factor * options.scale * (1.0 - ctc_weight))
-            .collect();
-        let d_ctc = match &self.ctc {
-            Some(head) if ctc_weight > 0.0 => {
-                let utterances = options.part.map_or(batch.tokens.len(), |part| part.utterances) as f64;
-                let factors = vec![ctc_weight * options.scale / utterances; batch.tokens.len()];
-                let frames = (&encoded.frames, encoded.lengths.as_slice());
-                let (losses, d_frames) = head.loss(&self.parameters, frames, &batch.tokens, &factors, gradients)?;
-                // Utterances whose target does not fit their frames contribute nothing, as in NeMo.
-                let fitting = losses.iter().filter(|loss| **loss != f64::INFINITY);
-                output.ctc_loss = Some(fitting.sum::<f64>() / utterances);
-                Some(d_frames)
+        // Heads may have a group in common.
+        let mut read: Vec<ParameterGroup> = Vec::new();
+        let mut before = |group: ParameterGroup| {
+            if !read.contains(&group) {
+                read.push(group);
+                observer.before_forward(group, &self.parameters);
             }
-            _ => None,
         };
-        let (d_encoded, d_predicted) = self.joint.backward(
-            &self.parameters,
-            &settings,
-            &loss,
-            &factors,
-            encoded.saved.is_none(),
-            gradients,
-        )?;
-        drop(loss);
-        observer.gradients_complete(ParameterGroup::Heads, gradients, &self.parameters);
-        self.prediction
-            .backward(&self.parameters, &prediction_saved, &d_predicted, gradients)?;
-        observer.gradients_complete(ParameterGroup::Prediction, gradients, &self.parameters);
-        if let (Some(saved), Some(d_encoded)) = (encoded.saved, d_encoded) {
-            if let Some(d_ctc) = d_ctc {
-                add_in_place(&d_encoded, &d_ctc)?;
+        let mut passes: Vec<Box<dyn HeadPass + '_>> = Vec::with_capacity(self.heads.len());
+        let mut output = self.output(batch, options.part, &encoded, Vec::new())?;
+        for head in &self.heads {
+            let weight = self.head_weight(head.as_ref());
+            // The main head has a loss whatever its share is.
+            if weight == 0.0 && !passes.is_empty() {
+                continue;
             }
+            let divisors = self.divisors(head.as_ref(), batch, options.part);
+            let factors: Vec<f64> = if passes.is_empty() {
+                let factors = divisors.iter().map(|divisor| 1.0 / divisor);
+                factors.map(|factor| factor * options.scale * weight).collect()
+            } else {
+                divisors
+                    .iter()
+                    .map(|divisor| weight * options.scale / divisor)
+                    .collect()
+            };
+            let input = HeadInput {
+                frames: &encoded.frames,
+                lengths: &encoded.lengths,
+                targets: &batch.tokens,
+                factors: &factors,
+                choices: Some(&of_whole),
+            };
+            let mode = Mode::Train(&mut dropout);
+            let pass = head.forward(&self.parameters, &self.config, &input, mode, &mut before)?;
+            if passes.is_empty() {
+                output = self.output(batch, options.part, &encoded, pass.losses().to_vec())?;
+                if !output.loss.is_finite() {
+                    return Ok(output);
+                }
+                output.flops_left_out = pass.flops_left_out();
+            } else {
+                output.ctc_loss = Some(reduced_by(pass.losses(), &divisors));
+            }
+            passes.push(pass);
+        }
+        let mut d_encoded: Option<Tensor> = None;
+        for pass in &mut passes {
+            let d_frames = pass.backward_outputs(&self.parameters, encoded.saved.is_none(), gradients)?;
+            match (&d_encoded, d_frames) {
+                (Some(sum), Some(d_frames)) => add_in_place(sum, &d_frames)?,
+                (None, d_frames) => d_encoded = d_frames,
+                (Some(_), None) => {}
+            }
+        }
+        observer.gradients_complete(ParameterGroup::Heads, gradients, &self.parameters);
+        for pass in passes {
+            pass.backward_rest(&self.parameters, gradients, observer)?;
+        }
+        if let (Some(saved), Some(d_encoded)) = (encoded.saved, d_encoded) {
             self.encoder
                 .backward_observed(&self.parameters, saved, &d_encoded, gradients, observer)?;
         }
@@ -493,21 +473,21 @@ impl TdtModel {
             saved: None,
             updates: BufferUpdates::default(),
         };
-        Ok(self.output(batch, None, &encoded, losses)?.0)
+        self.output(batch, None, &encoded, losses)
     }
 
-    /// The TDT loss of each utterance in evaluation mode. `frames`: (batch, frames, d_model) as [`TdtModel::encode`] gives
-    /// them, of which `lengths` are valid; `targets`: token ids of each utterance.
+    /// The loss of each utterance by the main head in evaluation mode. `frames`: (batch, frames, d_model) as
+    /// [`TdtModel::encode`] gives them, of which `lengths` are valid; `targets`: token ids of each utterance.
     fn losses_of_encoded(&self, frames: &Tensor, lengths: &[usize], targets: &[Vec<u32>]) -> Result<Vec<f64>> {
-        let (predicted, _) = self.prediction.forward(&self.parameters, targets, Mode::Evaluate)?;
-        let loss = self.joint.loss(
-            &self.parameters,
-            &self.loss_settings(false),
-            (frames, lengths),
-            (&predicted, targets),
-            Mode::Evaluate,
-        )?;
-        Ok(loss.losses)
+        let input = HeadInput {
+            frames,
+            lengths,
+            targets,
+            factors: &vec![1.0; targets.len()],
+            choices: None,
+        };
+        let pass = self.heads[0].forward(&self.parameters, &self.config, &input, Mode::Evaluate, &mut |_| ())?;
+        Ok(pass.losses().to_vec())
     }
 
     /// Encoder output in evaluation mode, (batch, frames, d_model), and valid frames per signal. Signals are 16 kHz
@@ -611,8 +591,22 @@ impl TdtModel {
                 .map(|best| best.into_iter().next().unwrap_or_default())
                 .collect());
         }
-        let (networks, fusion) = (self.networks(), &self.decoding.fusion);
-        let mut hypotheses = decode_greedy_observed(&networks, fusion, self.steps(), encoded, lengths, observer)?;
+        let (batch, padded, _) = encoded.dims3()?;
+        check_lengths(lengths, batch, padded)?;
+        let head = self.decoding_head()?;
+        if lengths.iter().all(|&length| length == 0) {
+            return Ok(vec![Hypothesis::default(); batch]);
+        }
+        let mut state = head.start(&self.parameters, &self.decoding, batch)?;
+        let encoded = (encoded, lengths);
+        let mut hypotheses = head.search(
+            &self.parameters,
+            &self.config,
+            &self.decoding,
+            encoded,
+            &mut state,
+            observer,
+        )?;
         self.add_texts(&mut hypotheses)?;
         Ok(hypotheses)
     }
@@ -632,28 +626,57 @@ impl TdtModel {
         lengths: &[usize],
         observer: Option<TokenObserver>,
     ) -> Result<Vec<Vec<Hypothesis>>> {
-        let (networks, steps) = (self.networks(), self.steps());
-        let mut found = decode_beam(&networks, &self.decoding, steps, encoded, lengths, observer)?;
+        let (head, encoded) = (self.decoding_head()?, (encoded, lengths));
+        let mut found = head.n_best(&self.parameters, &self.config, &self.decoding, encoded, observer)?;
         for hypotheses in &mut found {
             self.add_texts(hypotheses)?;
         }
         Ok(found)
     }
 
-    fn networks(&self) -> Networks<'_> {
-        Networks {
-            parameters: &self.parameters,
-            prediction: &self.prediction,
-            joint: &self.joint,
-        }
+    /// The head that decodes.
+    ///
+    /// # Errors
+    /// Where the settings name one that the model does not have.
+    fn decoding_head(&self) -> Result<&dyn Head> {
+        let Some(kind) = self.decoding.head else {
+            return Ok(self.heads[0].as_ref());
+        };
+        let named = self.heads.iter().find(|head| head.kind() == kind);
+        named.map(Box::as_ref).ok_or_else(|| {
+            Error::Input(format!(
+                "`decoder` is `{}`, but the model has no such head: it is of {}",
+                kind.name(),
+                self.config.heads()
+            ))
+        })
     }
 
-    /// The model's durations, and its limit of tokens on one frame.
-    fn steps(&self) -> Steps<'_> {
-        Steps {
-            durations: &self.config.loss.durations,
-            max_symbols: self.config.decoding.max_symbols,
+    /// Sets how the model is decoded.
+    ///
+    /// # Errors
+    /// Where it cannot be: it has no such head, or the head no such search.
+    pub fn set_decoding(&mut self, settings: DecodingSettings) -> Result<()> {
+        let before = std::mem::replace(&mut self.decoding, settings);
+        let possible = self.decoding_head().and_then(|head| head.check(&self.decoding));
+        if possible.is_err() {
+            self.decoding = before;
         }
+        possible
+    }
+
+    /// Time stamps of a hypothesis, by NeMo's rules for the head that found it. (For CTC, NeMo's own stamps place each token in the gap
+    /// before it; these are where it is.)
+    ///
+    /// # Errors
+    /// As [`time_stamps`], and where there is no tokenizer or the settings name a head that the model does not have.
+    pub fn time_stamps(&self, hypothesis: &Hypothesis) -> Result<TimeStamps> {
+        let Some(tokenizer) = &self.tokenizer else {
+            return Err(Error::Tokenizer("the model holds none".into()));
+        };
+        let rnnt = self.config.transducer.as_ref().is_some_and(TransducerConfig::is_rnnt);
+        let marks_last = rnnt && self.decoding_head()?.kind() == HeadKind::Transducer;
+        time_stamps(tokenizer, hypothesis, !marks_last)
     }
 
     fn add_texts(&self, hypotheses: &mut [Hypothesis]) -> Result<()> {
@@ -665,43 +688,57 @@ impl TdtModel {
         Ok(())
     }
 
-    fn loss_settings(&self, rnnt: bool) -> TdtLoss {
-        let loss = &self.config.loss;
-        TdtLoss {
-            durations: loss.durations.clone(),
-            sigma: loss.sigma,
-            fastemit: loss.fastemit_lambda,
-            clamp: loss.clamp,
-            rnnt,
+    /// The share of a head's loss in training.
+    fn head_weight(&self, head: &dyn Head) -> f64 {
+        let ctc = self.config.ctc.as_ref().map(|ctc| ctc.weight);
+        match (head.kind(), ctc) {
+            (HeadKind::Ctc, Some(weight)) => weight,
+            (HeadKind::Transducer, Some(weight)) => 1.0 - weight,
+            (_, None) => 1.0,
         }
     }
 
-    /// The result of a batch, and the factor of each utterance's loss in it.
+    /// What the losses of a head's utterances are divided by.
+    fn divisors(&self, head: &dyn Head, batch: &MicroBatch, part: Option<PartOf>) -> Vec<f64> {
+        let lengths: Vec<usize> = batch.tokens.iter().map(Vec::len).collect();
+        let (utterances, tokens) = part.map_or((lengths.len(), lengths.iter().sum()), |part| {
+            (part.utterances, part.tokens)
+        });
+        divisors_in(head.reduction(&self.config), &lengths, utterances, tokens)
+    }
+
+    /// The result of a batch.
     fn output(
         &self,
         batch: &MicroBatch,
         part: Option<PartOf>,
         encoded: &Encoded,
         losses: Vec<f64>,
-    ) -> Result<(MicroBatchOutput, Vec<f64>)> {
-        let (reduction, target_lengths) = (self.config.loss.reduction, batch.tokens.iter().map(Vec::len));
-        let target_lengths: Vec<usize> = target_lengths.collect();
-        let factors = match part {
-            Some(part) => factors_in(reduction, &target_lengths, part.utterances, part.tokens),
-            None => reduction_factors(reduction, &target_lengths),
-        };
-        let loss = losses.iter().zip(&factors).map(|(loss, factor)| loss * factor).sum();
+    ) -> Result<MicroBatchOutput> {
+        let divisors = self.divisors(self.heads[0].as_ref(), batch, part);
+        let loss = losses
+            .iter()
+            .zip(&divisors)
+            .map(|(loss, divisor)| loss * (1.0 / divisor))
+            .sum();
         let (utterances, frames, _) = encoded.frames.dims3()?;
-        let output = MicroBatchOutput {
+        Ok(MicroBatchOutput {
             loss,
             losses,
             ctc_loss: None,
             frames: encoded.lengths.clone(),
             padded_frames: utterances * frames,
-            tokens: target_lengths.iter().sum(),
+            tokens: batch.tokens.iter().map(Vec::len).sum(),
             flops_left_out: 0.0,
-        };
-        Ok((output, factors))
+        })
+    }
+}
+
+/// Losses divided by these: the sum is divided once where all divisors are one.
+fn reduced_by(losses: &[f64], divisors: &[f64]) -> f64 {
+    match divisors.first() {
+        Some(first) if divisors.iter().all(|divisor| divisor == first) => losses.iter().sum::<f64>() / first,
+        _ => losses.iter().zip(divisors).map(|(loss, divisor)| loss / divisor).sum(),
     }
 }
 

@@ -5,9 +5,10 @@ use candle_core::Tensor;
 
 use super::TdtModel;
 use crate::Result;
-use crate::decoding::{GreedyState, Hypothesis, TokenObserver, decode_greedy_on};
+use crate::decoding::{Hypothesis, TokenObserver};
 use crate::encoder::stream::EncoderStream;
 use crate::features::{LogMelStream, Moments};
+use crate::heads::SearchState;
 use crate::layers::subsampling::subsampled_length;
 
 impl TdtModel {
@@ -59,31 +60,28 @@ impl TdtModel {
     /// Greedy search before the first frame of one recording.
     ///
     /// # Errors
-    /// If a language model is of another vocabulary.
-    pub fn greedy_state(&self) -> Result<GreedyState> {
-        let fusion = &self.decoding.fusion;
-        fusion.check(self.joint.blank())?;
-        GreedyState::start(&self.networks(), fusion, 1)
+    /// If a language model is of another vocabulary, or the head that is to decode has no such search.
+    pub fn greedy_state(&self) -> Result<SearchState> {
+        self.decoding_head()?.start(&self.parameters, &self.decoding, 1)
     }
 
     /// Greedy search in the next encoded frames of a recording, (frames, d); frames of tokens count from the first of
-    /// these. Texts are left empty.
+    /// these. Texts are left empty. A token of CTC that goes on in the next part does not get longer.
     ///
     /// # Errors
     /// If the device fails.
     pub fn decode_on(
         &self,
         encoded: &Tensor,
-        state: &mut GreedyState,
+        state: &mut SearchState,
         observer: Option<TokenObserver>,
     ) -> Result<Hypothesis> {
-        let frames = encoded.dim(0)?;
-        let found = decode_greedy_on(
-            &self.networks(),
-            &self.decoding.fusion,
-            self.steps(),
-            &encoded.unsqueeze(0)?,
-            &[frames],
+        let (frames, encoded) = (encoded.dim(0)?, encoded.unsqueeze(0)?);
+        let found = self.decoding_head()?.search(
+            &self.parameters,
+            &self.config,
+            &self.decoding,
+            (&encoded, &[frames]),
             state,
             observer,
         )?;

@@ -6,6 +6,7 @@ use flow_kernels::testing::values;
 use super::*;
 use crate::checkpoint::{read_packed, read_safetensors};
 use crate::config::{EncoderConfig, Reduction};
+use crate::heads::transducer::Transducer;
 use crate::layers::golden;
 
 fn model(dtype: DType) -> TdtModel {
@@ -183,7 +184,7 @@ fn accumulated_gradients_are_those_of_lightning() {
     ] {
         let case = &facts["cases"][reduction.name()];
         let mut model = model(DType::F32);
-        model.config.loss.reduction = reduction;
+        model.config.transducer.as_mut().unwrap().loss.reduction = reduction;
         let mut gradients = Gradients::new(&model.parameters);
         for (micro, utterances) in micro_batches.iter().enumerate() {
             let batch = MicroBatch {
@@ -247,10 +248,12 @@ fn logits_are_nemos() {
         .unwrap();
     assert_eq!(lengths, golden::lengths(&expected["encoded_len"]));
     let targets = targets(&expected);
-    let (predicted, _) = model
-        .prediction
-        .forward(&model.parameters, &targets, Mode::Evaluate)
-        .unwrap();
+    // Its own copy of the head, as that of the model is behind a trait.
+    let (config, tensors) = golden::model();
+    let mut builder = ParameterBuilder::from_tensors(DType::F32, Device::Cpu, tensors);
+    let head = Transducer::new(&config, config.transducer.as_ref().unwrap(), &mut builder).unwrap();
+    let (parameters, _) = builder.finish();
+    let (predicted, _) = head.prediction.forward(&parameters, &targets, Mode::Evaluate).unwrap();
     let prednet = expected["prednet"].transpose(1, 2).unwrap();
     let lengths_with_start: Vec<usize> = targets.iter().map(|target| target.len() + 1).collect();
     assert!(
@@ -259,12 +262,12 @@ fn logits_are_nemos() {
     );
     let (_, frames, width) = encoded.dims3().unwrap();
     let states = predicted.dim(1).unwrap();
-    let f = model
+    let f = head
         .joint
-        .project_encoder(&model.parameters, &encoded.reshape(((), width)).unwrap())
+        .project_encoder(&parameters, &encoded.reshape(((), width)).unwrap())
         .unwrap();
     let g = predicted.reshape(((), predicted.dim(2).unwrap())).unwrap();
-    let g = model.joint.project_prediction(&model.parameters, &g).unwrap();
+    let g = head.joint.project_prediction(&parameters, &g).unwrap();
     let mut compared = 0;
     for (b, target) in targets.iter().enumerate() {
         let Some(expected) = expected.get(&format!("logits{b}")) else {
@@ -282,7 +285,7 @@ fn logits_are_nemos() {
                 }
             })
             .collect();
-        let logits = model.joint.logits(&model.parameters, &f, &g, &pairs).unwrap();
+        let logits = head.joint.logits(&parameters, &f, &g, &pairs).unwrap();
         let expected = expected.flatten_to(1).unwrap();
         let difference = flow_kernels::testing::max_difference(&logits, &expected);
         let magnitude = golden::magnitude(&expected);
@@ -314,7 +317,7 @@ fn greedy_decoding_is_nemos_token_for_token() {
         .collect();
     assert!(!limits.is_empty());
     for limit in limits {
-        model.config.decoding.max_symbols = limit.parse().unwrap();
+        model.config.transducer.as_mut().unwrap().decoding.max_symbols = limit.parse().unwrap();
         let alone = facts[format!("greedy_batch_alone_max{limit}")].as_array().unwrap();
         let together: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
         let together = model.transcribe(&together).unwrap();
@@ -341,7 +344,7 @@ fn an_observer_sees_the_outputs_behind_each_token() {
     let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
     let mut seen: Vec<Vec<u32>> = vec![Vec::new(); signals.len()];
     let mut observer = |utterance: usize, token: u32, logits: &[f32]| {
-        assert_eq!(logits.len(), model.config.decoder.vocab_size + 1);
+        assert_eq!(logits.len(), model.config.vocab_size + 1);
         let first_largest =
             (0..logits.len()).fold(0, |best, next| if logits[next] > logits[best] { next } else { best });
         assert_eq!(token, first_largest as u32);
@@ -416,8 +419,9 @@ fn a_new_model_learns_one_batch() {
         xscaling: false,
         ..config.encoder
     };
-    (config.decoder.pred_hidden, config.decoder.pred_rnn_layers) = (64, 1);
-    config.joint.joint_hidden = 64;
+    let transducer = config.transducer.as_mut().unwrap();
+    (transducer.prediction.pred_hidden, transducer.prediction.pred_rnn_layers) = (64, 1);
+    transducer.joint.joint_hidden = 64;
     let mut model = TdtModel::new(config.clone(), None, 7, DType::F32, &Device::Cpu).unwrap();
     let twin = TdtModel::new(config, None, 7, DType::F32, &Device::Cpu).unwrap();
     for ((_, a), (_, b)) in model.parameters.iter().zip(twin.parameters.iter()) {
@@ -494,8 +498,8 @@ fn losses_beside_transcripts_are_those_of_training_without_noise() {
     assert!(losses.iter().all(|loss| *loss > 0.0), "{losses:?}");
     // The same reduction as that of training.
     let lengths: Vec<usize> = batch.tokens.iter().map(Vec::len).collect();
-    let reduced = crate::loss::reduced(model.config.loss.reduction, &losses, &lengths);
-    model.config.loss.omega = 0.0;
+    let reduced = crate::loss::reduced(model.config.reduction(), &losses, &lengths);
+    model.config.transducer.as_mut().unwrap().loss.omega = 0.0;
     let options = TrainOptions {
         freeze_encoder: true,
         ..quiet(1.0)
@@ -690,7 +694,7 @@ fn odd_batches_do_not_crash() {
     }
     let unknown = MicroBatch {
         signals: vec![speech],
-        tokens: vec![vec![model.config.decoder.vocab_size as u32]],
+        tokens: vec![vec![model.config.vocab_size as u32]],
     };
     assert!(model.train_micro_batch(&unknown, &quiet(1.0), &mut gradients).is_err());
     assert!(

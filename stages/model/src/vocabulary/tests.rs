@@ -134,6 +134,8 @@ fn more_pieces_leave_the_old_ones_alone() {
         };
         let durations = ModelConfig::from_nemo_yaml(&extended.config_yaml)
             .unwrap()
+            .transducer
+            .unwrap()
             .loss
             .durations
             .len();

@@ -82,7 +82,7 @@ pub fn ceilings(device: &Device) -> Outcome<Ceilings> {
 /// The launches of some steps, after as many others.
 fn steps(training: &mut Training, device: &Device, text: &str) -> Outcome<(Vec<Timing>, f64)> {
     let (sizes, before) = text.split_once('@').unwrap_or((text, "3"));
-    let batch = clips(shape(sizes)?, full_size()?.decoder.vocab_size, 2);
+    let batch = clips(shape(sizes)?, full_size()?.vocab_size, 2);
     for _ in 0..before.parse::<usize>()? {
         training.step(&batch, |_| {})?;
     }

@@ -200,7 +200,7 @@ fn by_parts(device: &Device, card: &Card, shapes: &[BatchShape]) -> Outcome<()> 
             matrices_in_bf16: true,
             tf32,
         };
-        let batch = clips(shape, config.decoder.vocab_size, 2);
+        let batch = clips(shape, config.vocab_size, 2);
         forget_peak_memory(device);
         for _ in 0..WARM {
             training.step(&batch, |_| {})?;

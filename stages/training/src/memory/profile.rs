@@ -102,7 +102,8 @@ fn profile_whole(
     // The joint network takes most of the time, in proportion to tokens. Its memory is known from a part of them, and
     // does not depend on the depth of the encoder, of which few tokens tell enough.
     let frames = (shape.seconds * SAMPLE_RATE / 1280.0) as usize * shape.utterances;
-    let row = (config.decoder.vocab_size + 1 + config.loss.durations.len()) * 4;
+    let durations = config.transducer.as_ref().map_or(0, |head| head.loss.durations.len());
+    let row = (config.vocab_size + 1 + durations) * 4;
     let few = LINEAR_FROM / (frames * row).max(1) + 2;
     let part = few.max(shape.tokens / 16);
     if 2 * part >= shape.tokens {
@@ -203,7 +204,7 @@ fn measured_here(
             }
         }
     }
-    let batch = micro_batch(shape, model.config.decoder.vocab_size);
+    let batch = micro_batch(shape, model.config.vocab_size);
     let options = TrainOptions {
         freeze_encoder: false,
         seed: 1,

@@ -276,7 +276,7 @@ fn parts_have_the_gradient_of_the_whole() {
     ] {
         let train = |parts: usize| {
             let mut model = model();
-            model.config.loss.reduction = reduction;
+            model.config.transducer.as_mut().unwrap().loss.reduction = reduction;
             let options = TrainOptions {
                 freeze_encoder: true,
                 seed: 9,

@@ -273,7 +273,8 @@ impl Replica {
         ParameterGroup::backward_order(self.model.encoder_layers())
             .into_iter()
             .filter(move |group| !frozen || matches!(group, ParameterGroup::Heads | ParameterGroup::Prediction))
-            .map(|group| (group, self.groups.get(&group).cloned().unwrap_or_default()))
+            // A model without a transducer has no prediction network.
+            .filter_map(|group| Some((group, self.groups.get(&group)?.clone())))
             .collect()
     }
 

@@ -5,6 +5,7 @@
 
 use flow_kernels::subsample::halved;
 use flow_model::ModelConfig;
+use flow_model::config::TransducerConfig;
 use flow_model::joint::cells_computed_again;
 use flow_model::layers::attention::attention_blocks;
 use flow_model::layers::subsampling::subsampled_length;
@@ -102,10 +103,12 @@ pub fn parts(config: &ModelConfig, settings: &ResolvedSettings, shape: BatchShap
         ("feed-forward", layer(feed_forward(&sizes))),
         ("attention", layer(attention(&sizes, on_device))),
         ("convolution", layer(convolution(&sizes))),
-        ("prediction network", prediction(&sizes).together(false)),
-        ("joint network and loss", joint(&sizes, on_device)),
     ];
-    if config.ctc_weight.is_some_and(|weight| weight > 0.0) {
+    if let Some(transducer) = &config.transducer {
+        parts.push(("prediction network", prediction(&sizes, transducer).together(false)));
+        parts.push(("joint network and loss", joint(&sizes, transducer, on_device)));
+    }
+    if config.ctc.as_ref().is_some_and(|ctc| ctc.weight > 0.0) {
         parts.push(("CTC head", ctc(&sizes).together(false)));
     }
     parts.push(("optimizer", optimizer(config, settings)));
@@ -297,8 +300,8 @@ fn convolution(sizes: &Sizes) -> Passes {
 }
 
 /// Embedding and LSTM.
-fn prediction(sizes: &Sizes) -> Passes {
-    let config = &sizes.config.decoder;
+fn prediction(sizes: &Sizes, transducer: &TransducerConfig) -> Passes {
+    let config = &transducer.prediction;
     let width = config.pred_hidden as f64;
     let (rows, recurrent) = (sizes.states * sizes.batch, (sizes.states - 1.0) * sizes.batch);
     let mut passes = none();
@@ -306,7 +309,7 @@ fn prediction(sizes: &Sizes) -> Passes {
     // The table's gradient is all zeros first.
     passes
         .backward
-        .pass(rows * width + (config.vocab_size as f64 + 1.0) * width);
+        .pass(rows * width + (sizes.config.vocab_size as f64 + 1.0) * width);
     for _ in 0..config.pred_rnn_layers {
         // Gates of all inputs at once, then step by step of the outputs before.
         passes.forward.product(1.0, rows, width, 4.0 * width);
@@ -327,16 +330,15 @@ fn prediction(sizes: &Sizes) -> Passes {
     passes
 }
 
-/// The joint network and the TDT loss. All cells count in the backward pass, though it leaves out those that hardly any
+/// The joint network and the loss of the transducer. All cells count in the backward pass, though it leaves out those that hardly any
 /// alignment goes through.
-fn joint(sizes: &Sizes, on_device: bool) -> Work {
+fn joint(sizes: &Sizes, transducer: &TransducerConfig, on_device: bool) -> Work {
     let Sizes { n, d, cells, .. } = *sizes;
-    let config = sizes.config;
-    let hidden = config.joint.joint_hidden as f64;
-    let outputs = outputs(config);
+    let hidden = transducer.joint.joint_hidden as f64;
+    let outputs = outputs(sizes.config, transducer);
     let states = sizes.states * sizes.batch;
     let mut work = Work::default();
-    let projections = [(n, d), (states, config.decoder.pred_hidden as f64)];
+    let projections = [(n, d), (states, transducer.prediction.pred_hidden as f64)];
     for (rows, inputs) in projections {
         let matrix = sizes.matrix(inputs, hidden, true);
         // On a device biases are added where hidden values are joined.
@@ -368,14 +370,18 @@ fn joint(sizes: &Sizes, on_device: bool) -> Work {
     let again = cells_computed_again(cells.min(1e15) as usize, outputs as usize, on_device) as f64;
     work += logits.again() * (again / cells.max(1.0));
     // Log probabilities of each cell, in 64 bits: a normaliser, those of blank, label and durations.
-    let durations = config.loss.durations.len() as f64;
+    let durations = transducer.loss.durations.len() as f64;
     let (terms, arcs) = (2.0 * WIDE * (3.0 + durations), 2.0 * WIDE * (2.0 + durations));
     work.bytes += cells * (factor * outputs + terms);
     // The sums over alignments, in numbers of 64 bits with an exponent of 32. Weights of arcs, a blank and a label for each duration,
     // are made of the terms, and read by the recursion from each end and for the posteriors; an RNN-T has one of each. The sums of
     // both recursions are written and read; posteriors are written, and whether the cell counts is written and read.
     let scaled = 3.0 * WIDE;
-    let omega = config.loss.omega;
+    let omega = if transducer.is_rnnt() {
+        1.0
+    } else {
+        transducer.loss.omega
+    };
     let arcs_of_cell = 2.0 * (omega + (1.0 - omega) * durations);
     work.bytes += cells * (terms + 4.0 * arcs_of_cell * scaled + 2.0 * 2.0 * scaled + arcs + 2.0);
     // Gradients of logits, and their sums for the bias.
@@ -389,9 +395,9 @@ fn joint(sizes: &Sizes, on_device: bool) -> Work {
     work
 }
 
-/// The auxiliary CTC head.
+/// The CTC head.
 fn ctc(sizes: &Sizes) -> Passes {
-    let tokens = sizes.config.decoder.vocab_size as f64 + 1.0;
+    let tokens = sizes.config.vocab_size as f64 + 1.0;
     let matrix = sizes.matrix(sizes.d, tokens, true);
     let mut passes = none();
     passes.forward.linear(sizes.n, matrix);
@@ -401,8 +407,8 @@ fn ctc(sizes: &Sizes) -> Passes {
 }
 
 /// Tokens, blank and durations.
-fn outputs(config: &ModelConfig) -> f64 {
-    (config.decoder.vocab_size + 1 + config.loss.durations.len()) as f64
+fn outputs(config: &ModelConfig, transducer: &TransducerConfig) -> f64 {
+    (config.vocab_size + 1 + transducer.loss.durations.len()) as f64
 }
 
 /// Numbers of all trainable parameters, and of those among them that are stored matrices.
@@ -423,15 +429,19 @@ pub fn parameter_counts(config: &ModelConfig) -> (f64, f64) {
         (10.0 + 2.0 + 2.0 + encoder.conv_kernel_size as f64) * d
             + bias(2.0 * (hidden + d) + 4.0 * d + (2.0 + 1.0 + 1.0) * d),
     );
-    let (width, vocabulary) = (config.decoder.pred_hidden as f64, config.decoder.vocab_size as f64);
-    let prediction =
-        (vocabulary + 1.0) * width + config.decoder.pred_rnn_layers as f64 * (8.0 * width * width + 8.0 * width);
-    let joint_hidden = config.joint.joint_hidden as f64;
-    let joint = (
-        (d + width) * joint_hidden,
-        2.0 * joint_hidden + (joint_hidden + 1.0) * outputs(config),
-    );
-    let ctc = match config.ctc_weight {
+    let vocabulary = config.vocab_size as f64;
+    let (mut prediction, mut joint) = (0.0, (0.0, 0.0));
+    if let Some(transducer) = &config.transducer {
+        let width = transducer.prediction.pred_hidden as f64;
+        let layers = transducer.prediction.pred_rnn_layers as f64;
+        prediction = (vocabulary + 1.0) * width + layers * (8.0 * width * width + 8.0 * width);
+        let hidden = transducer.joint.joint_hidden as f64;
+        joint = (
+            (d + width) * hidden,
+            2.0 * hidden + (hidden + 1.0) * outputs(config, transducer),
+        );
+    }
+    let ctc = match config.ctc {
         Some(_) => (d * (vocabulary + 1.0), vocabulary + 1.0),
         None => (0.0, 0.0),
     };

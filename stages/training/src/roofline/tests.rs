@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device};
 use flow_kernels::counts::counted;
-use flow_model::config::AttentionContext;
+use flow_model::config::{AttentionContext, CtcConfig, Reduction};
 use flow_model::joint::cells_computed_again;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::{Gradients, ModelConfig};
@@ -86,7 +86,10 @@ fn operations_are_those_of_a_training_step() {
     limited.encoder.attention_context = AttentionContext::Band(2);
     check("limited attention", &limited, shape(2, 3.0, 4), true);
     let mut hybrid = config();
-    hybrid.ctc_weight = Some(0.3);
+    hybrid.ctc = Some(CtcConfig {
+        weight: 0.3,
+        reduction: Reduction::MeanBatch,
+    });
     hybrid.encoder.use_bias = true;
     hybrid.encoder.conv_kernel_size = 9;
     check("biases and a CTC head", &hybrid, shape(2, 0.7, 3), false);
@@ -206,7 +209,7 @@ fn bytes_on_a_device_are_those_of_its_kernels() {
     // Bytes for each output of each cell: of the logits, which are written and read twice, and of their gradients, which are
     // written once and read twice.
     let mut wide = config();
-    wide.decoder.vocab_size = 2020;
+    wide.vocab_size = 2020;
     for (precision, bytes) in [
         (Precision::Bf16, (4.0 + 3.0) * 2.0),
         (Precision::F32, (4.0 + 3.0) * 4.0),
@@ -220,7 +223,7 @@ fn bytes_on_a_device_are_those_of_its_kernels() {
     // Weights of the arcs of a cell: of five durations, or of one.
     let joint = |omega: f64| {
         let mut config = config();
-        config.loss.omega = omega;
+        config.transducer.as_mut().unwrap().loss.omega = omega;
         let all = of(
             &config,
             Precision::Bf16,

@@ -56,7 +56,7 @@ fn quiet(batch_norm: BatchNormStatistics, ranks: u32) -> TrainSettings {
 /// Losses, norms, weights and statistics after four steps, in 64 bits and without any noise.
 fn trained(model: &Path, settings: &TrainSettings, recompute: bool) -> Vec<(String, Vec<f64>)> {
     let mut model = TdtModel::load(model, DType::F64, &Device::Cpu).expect("the model");
-    model.config.loss.omega = 0.0;
+    model.config.transducer.as_mut().unwrap().loss.omega = 0.0;
     model.set_recompute(recompute);
     model.set_batch_norm(settings.batch_norm.into());
     let config = TrainerConfig {

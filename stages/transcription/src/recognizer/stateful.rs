@@ -2,7 +2,8 @@
 
 use candle_core::Tensor;
 use flow_kernels::is_gpu;
-use flow_model::decoding::{GreedyState, Hypothesis};
+use flow_model::decoding::Hypothesis;
+use flow_model::heads::SearchState;
 use flow_runtime::available_memory;
 use flow_speakers::silero::SAMPLE_RATE;
 
@@ -18,7 +19,7 @@ const AT_ONCE: usize = 10 * SAMPLE_RATE as usize;
 
 /// The result so far, and the decoder's state after it.
 struct Decoded {
-    state: GreedyState,
+    state: SearchState,
     hypothesis: Hypothesis,
     scores: Vec<TokenScore>,
     /// Frames that were decoded.

@@ -1,57 +1,14 @@
-//! An auxiliary CTC head on the encoder, as in NeMo's hybrid models: it learns alignments where the transducer alone
-//! is slow to find them, and plays no part in decoding.
-//!
-//! Connectionist temporal classification (Graves et al., 2006): the probability of a target is the sum over all ways to
-//! place its labels in order on the frames, with blanks between equal labels and anywhere else. Forward and backward
-//! sums run over the target with a blank before, between and after its labels; the gradient with respect to a frame's
-//! logits is its softmax minus the posterior of each label there.
+//! The loss of connectionist temporal classification (Graves et al., 2006): the probability of a target is the sum over
+//! all ways to place its labels in order on the frames, with blanks between equal labels and anywhere else. Forward and
+//! backward sums run over the target with a blank before, between and after its labels; the gradient with respect to a
+//! frame's logits is its softmax minus the posterior of each label there.
 
 use candle_core::{Device, Tensor};
 use flow_kernels::device::{to_device, to_host};
 use flow_kernels::{Float, dispatch, is_gpu, on_cpu, slice, tensor};
 use rayon::prelude::*;
 
-use crate::layers::linear::Linear;
-use crate::parameters::{Gradients, ParameterBuilder, Parameters};
 use crate::{Error, Result};
-
-/// What the names of the head's tensors begin with, as in NeMo.
-pub const HEAD: &str = "ctc_decoder.";
-
-/// A linear layer from encoder frames to tokens and blank. Named as NeMo's `ConvASRDecoder`.
-#[derive(Debug, Clone)]
-pub struct CtcHead {
-    projection: Linear,
-}
-
-impl CtcHead {
-    /// Declares `ctc_decoder.decoder_layers.0`, a pointwise convolution, with Xavier-uniform initial values.
-    pub fn new(encoder: usize, vocabulary: usize, builder: &mut ParameterBuilder) -> Result<Self> {
-        let bound = (6.0 / (encoder + vocabulary + 1) as f64).sqrt();
-        let shape = vec![vocabulary + 1, encoder, 1];
-        let projection = Linear::with_shape("ctc_decoder.decoder_layers.0", shape, true, bound, builder)?;
-        Ok(CtcHead { projection })
-    }
-
-    /// Loss of each utterance, and the gradient with respect to `frames` (batch, frames, d_model) of the sum of losses
-    /// times `factors`. Adds the gradients of the head's own parameters. An utterance whose frames cannot hold its
-    /// target has an infinite loss and no gradient.
-    pub fn loss(
-        &self,
-        parameters: &Parameters,
-        (frames, lengths): (&Tensor, &[usize]),
-        targets: &[Vec<u32>],
-        factors: &[f64],
-        gradients: &mut Gradients,
-    ) -> Result<(Vec<f64>, Tensor)> {
-        let (batch, time, width) = frames.dims3()?;
-        let rows = frames.reshape((batch * time, width))?.contiguous()?;
-        let logits = self.projection.forward(parameters, &rows)?;
-        let (losses, d_logits) = ctc_loss(&logits, time, lengths, targets, factors)?;
-        let d_rows = self.projection.backward(parameters, &rows, &d_logits, gradients)?;
-        Ok((losses, d_rows.reshape((batch, time, width))?))
-    }
-}
 
 /// CTC losses of a padded batch of logits (batch * time, tokens and blank), blank last, and the gradient with respect
 /// to the logits of the sum of losses times `factors`.

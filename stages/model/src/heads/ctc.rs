@@ -1,0 +1,260 @@
+//! A CTC head: a linear layer from the encoder's frames to tokens and blank, the last output. It is the only head of NeMo's
+//! CTC models, and the second one of its hybrid models.
+
+mod loss;
+
+use candle_core::{Device, Tensor};
+use flow_kernels::{Float, dispatch, on_cpu, slice};
+
+use super::{Head, HeadInput, HeadKind, HeadPass, SearchState};
+use crate::config::{ModelConfig, Reduction};
+use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver, check_lengths};
+use crate::layers::linear::Linear;
+use crate::parameter_groups::{ParameterGroup, PassObserver};
+use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
+use crate::{Error, Result};
+
+pub use loss::ctc_loss;
+
+/// What the names of the head's tensors begin with, as in NeMo: in a model with a transducer, and without one.
+pub const AUXILIARY: &str = "ctc_decoder.";
+pub const ALONE: &str = "decoder.decoder_layers.";
+
+/// The power of probabilities in the entropy that tells which frame of a token is the least certain, NeMo's for confidences.
+const ENTROPY_POWER: f32 = 0.33;
+
+/// A linear layer from encoder frames to tokens and blank. Named as NeMo's `ConvASRDecoder`.
+#[derive(Debug, Clone)]
+pub struct CtcHead {
+    projection: Linear,
+    /// Tokens without blank.
+    vocabulary: usize,
+}
+
+impl CtcHead {
+    /// Declares `ctc_decoder.decoder_layers.0` beside a transducer and `decoder.decoder_layers.0` without one, a pointwise
+    /// convolution with Xavier-uniform initial values.
+    pub fn new(config: &ModelConfig, builder: &mut ParameterBuilder) -> Result<Self> {
+        let (encoder, vocabulary) = (config.encoder.d_model, config.vocab_size);
+        let bound = (6.0 / (encoder + vocabulary + 1) as f64).sqrt();
+        let name = match config.transducer {
+            Some(_) => format!("{AUXILIARY}decoder_layers.0"),
+            None => format!("{ALONE}0"),
+        };
+        let projection = Linear::with_shape(&name, vec![vocabulary + 1, encoder, 1], true, bound, builder)?;
+        Ok(CtcHead { projection, vocabulary })
+    }
+
+    /// Logits (batch * frames, tokens and blank) of frames (batch, frames, d_model), and these as rows.
+    pub fn logits(&self, parameters: &Parameters, frames: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (batch, time, width) = frames.dims3()?;
+        let rows = frames.reshape((batch * time, width))?.contiguous()?;
+        Ok((self.projection.forward(parameters, &rows)?, rows))
+    }
+}
+
+/// What the backward pass of a micro-batch needs.
+struct CtcPass<'a> {
+    projection: &'a Linear,
+    rows: Tensor,
+    d_logits: Tensor,
+    shape: (usize, usize),
+    losses: Vec<f64>,
+}
+
+impl HeadPass for CtcPass<'_> {
+    fn losses(&self) -> &[f64] {
+        &self.losses
+    }
+
+    fn backward_outputs(
+        &mut self,
+        parameters: &Parameters,
+        encoder_frozen: bool,
+        gradients: &mut Gradients,
+    ) -> Result<Option<Tensor>> {
+        if encoder_frozen {
+            self.projection
+                .backward_weights(&self.rows, &self.d_logits, gradients)?;
+            return Ok(None);
+        }
+        let d_rows = self
+            .projection
+            .backward(parameters, &self.rows, &self.d_logits, gradients)?;
+        Ok(Some(d_rows.reshape((self.shape.0, self.shape.1, ()))?))
+    }
+
+    fn backward_rest(
+        self: Box<Self>,
+        _: &Parameters,
+        _: &mut Gradients,
+        _: &mut (dyn PassObserver + Send),
+    ) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Head for CtcHead {
+    fn kind(&self) -> HeadKind {
+        HeadKind::Ctc
+    }
+
+    fn reduction(&self, config: &ModelConfig) -> Reduction {
+        config.ctc.as_ref().map_or(Reduction::MeanBatch, |ctc| ctc.reduction)
+    }
+
+    /// An utterance whose frames cannot hold its target has loss 0 and no gradient, as in NeMo (`zero_infinity`).
+    fn forward<'a>(
+        &'a self,
+        parameters: &Parameters,
+        _: &ModelConfig,
+        input: &HeadInput,
+        _: Mode,
+        before: &mut dyn FnMut(ParameterGroup),
+    ) -> Result<Box<dyn HeadPass + 'a>> {
+        let (batch, time, _) = input.frames.dims3()?;
+        before(ParameterGroup::Heads);
+        let (logits, rows) = self.logits(parameters, input.frames)?;
+        let (mut losses, d_logits) = ctc_loss(&logits, time, input.lengths, input.targets, input.factors)?;
+        for loss in &mut losses {
+            if *loss == f64::INFINITY {
+                *loss = 0.0;
+            }
+        }
+        Ok(Box::new(CtcPass {
+            projection: &self.projection,
+            rows,
+            d_logits,
+            shape: (batch, time),
+            losses,
+        }))
+    }
+
+    fn check(&self, settings: &DecodingSettings) -> Result<()> {
+        if settings.beam > 1 || !settings.fusion.is_empty() {
+            return Err(Error::Input(
+                "a CTC head is decoded by greedy search alone, without `beam`, `lm` and `boost`".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn start(&self, _: &Parameters, settings: &DecodingSettings, batch: usize) -> Result<SearchState> {
+        self.check(settings)?;
+        Ok(SearchState::Ctc(vec![None; batch]))
+    }
+
+    /// At each frame the best output; equal ones in a row are one token, blanks none. A token's frame is the first of its
+    /// row, its duration the length of the row. The observer sees the logits of the frame of the row that is the least
+    /// certain.
+    fn search(
+        &self,
+        parameters: &Parameters,
+        _: &ModelConfig,
+        settings: &DecodingSettings,
+        (encoded, lengths): (&Tensor, &[usize]),
+        state: &mut SearchState,
+        mut observer: Option<TokenObserver>,
+    ) -> Result<Vec<Hypothesis>> {
+        self.check(settings)?;
+        let (batch, padded, _) = encoded.dims3()?;
+        check_lengths(lengths, batch, padded)?;
+        let SearchState::Ctc(last) = state else {
+            return Err(Error::Input("a state of a transducer's search is none of CTC's".into()));
+        };
+        if last.len() != batch {
+            let states = last.len();
+            return Err(Error::Input(format!(
+                "a state of {states} utterances is not one of {batch}"
+            )));
+        }
+        let mut hypotheses = vec![Hypothesis::default(); batch];
+        if padded == 0 {
+            return Ok(hypotheses);
+        }
+        let logits = self.logits(parameters, encoded)?.0.to_device(&Device::Cpu)?;
+        let outputs = self.vocabulary + 1;
+        on_cpu(|| {
+            dispatch!(logits.dtype(), T => {
+                let logits = slice::<T>(&logits)?;
+                let utterances = logits.chunks_exact(padded * outputs).zip(lengths).zip(last.iter_mut());
+                for (utterance, ((rows, &length), last)) in utterances.enumerate() {
+                    let hypothesis = &mut hypotheses[utterance];
+                    let mut observe = |row: &[f32], token: u32| {
+                        if let Some(observer) = &mut observer {
+                            observer(utterance, token, row);
+                        }
+                    };
+                    decode_one(&rows[..length * outputs], outputs, last, hypothesis, &mut observe);
+                }
+                Ok(())
+            })
+        })
+        .map(|()| hypotheses)
+    }
+
+    fn n_best(
+        &self,
+        parameters: &Parameters,
+        config: &ModelConfig,
+        settings: &DecodingSettings,
+        (encoded, lengths): (&Tensor, &[usize]),
+        observer: Option<TokenObserver>,
+    ) -> Result<Vec<Vec<Hypothesis>>> {
+        let mut state = self.start(parameters, settings, lengths.len())?;
+        let found = self.search(parameters, config, settings, (encoded, lengths), &mut state, observer)?;
+        Ok(found.into_iter().map(|best| vec![best]).collect())
+    }
+}
+
+/// Decodes rows of logits. `last` is the output of the frame before.
+fn decode_one<T: Float>(
+    rows: &[T],
+    outputs: usize,
+    last: &mut Option<u32>,
+    hypothesis: &mut Hypothesis,
+    observe: &mut dyn FnMut(&[f32], u32),
+) {
+    let blank = (outputs - 1) as u32;
+    // The least certain row of the token that goes on, with its entropy.
+    let mut shown: Option<(Vec<f32>, f32)> = None;
+    let mut end = |shown: &mut Option<(Vec<f32>, f32)>, hypothesis: &Hypothesis| {
+        if let (Some((row, _)), Some(&token)) = (shown.take(), hypothesis.ids.last()) {
+            observe(&row, token);
+        }
+    };
+    for (frame, row) in rows.chunks_exact(outputs).enumerate() {
+        let row: Vec<f32> = row.iter().map(|logit| logit.wide() as f32).collect();
+        let best = (0..outputs).fold(0, |best, next| if row[next] > row[best] { next } else { best });
+        let goes_on = *last == Some(best as u32);
+        if !goes_on {
+            end(&mut shown, hypothesis);
+        }
+        *last = Some(best as u32);
+        if best as u32 == blank {
+            continue;
+        }
+        let normaliser = log_sum(&row, 1.0, row[best]);
+        hypothesis.score += f64::from(row[best] - normaliser);
+        if !goes_on {
+            hypothesis.ids.push(best as u32);
+            hypothesis.frames.push(frame as u32);
+            hypothesis.durations.push(1);
+        } else if let Some(duration) = hypothesis.durations.last_mut() {
+            *duration += 1;
+        } else {
+            // It began in the part before, where it was found.
+            continue;
+        }
+        let entropy = log_sum(&row, ENTROPY_POWER, row[best]) - ENTROPY_POWER * normaliser;
+        if shown.as_ref().is_none_or(|(_, least_certain)| entropy > *least_certain) {
+            shown = Some((row, entropy));
+        }
+    }
+    end(&mut shown, hypothesis);
+}
+
+/// The logarithm of the sum of `e^(power x)` over a row whose largest value is `top`.
+fn log_sum(row: &[f32], power: f32, top: f32) -> f32 {
+    power * top + row.iter().map(|x| (power * (x - top)).exp()).sum::<f32>().ln()
+}

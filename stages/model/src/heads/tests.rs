@@ -1,0 +1,702 @@
+//! Models with other heads than TDT alone, beside NeMo's.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor};
+use flow_kernels::testing::{max_difference, values};
+use serde_json::Value;
+
+use super::*;
+use crate::checkpoint::{Format, OpenModel, read_packed};
+use crate::layers::golden;
+use crate::model::{MicroBatch, TdtModel, TrainOptions};
+use crate::tokenizer::Tokenizer;
+use crate::vocabulary::NewPieces;
+
+const SETS: [&str; 3] = ["ctc", "rnnt", "hybrid"];
+
+fn model(set: &str, dtype: DType) -> TdtModel {
+    TdtModel::load(&golden::file_of(set, "model.nemo"), dtype, &Device::Cpu).unwrap()
+}
+
+fn opened(set: &str) -> OpenModel {
+    OpenModel::open(&golden::file_of(set, "model.nemo")).unwrap()
+}
+
+fn tensors(set: &str, name: &str) -> HashMap<String, Tensor> {
+    golden::tensors_of(&golden::file_of(set, name))
+}
+
+fn json(set: &str, name: &str) -> Value {
+    serde_json::from_slice(&read_packed(&golden::file_of(set, name), 1).unwrap()).unwrap()
+}
+
+fn waves(set: &str, which: &str) -> Vec<Vec<f32>> {
+    golden::waves_in(&golden::file_of(set, "audio"), which)
+}
+
+fn slices(waves: &[Vec<f32>]) -> Vec<&[f32]> {
+    waves.iter().map(Vec::as_slice).collect()
+}
+
+/// Rows of a padded (B, U) tensor of ids.
+fn ids(rows: &Tensor, lengths: &Tensor) -> Vec<Vec<u32>> {
+    let lengths = golden::lengths(lengths);
+    let row = |(row, length): (usize, usize)| -> Vec<u32> {
+        let ids = golden::lengths(&rows.get(row).unwrap());
+        ids[..length].iter().map(|&id| id as u32).collect()
+    };
+    lengths.into_iter().enumerate().map(row).collect()
+}
+
+fn batch(set: &str) -> MicroBatch {
+    let expected = tensors(set, "train_step.safetensors");
+    MicroBatch {
+        signals: waves(set, "train"),
+        tokens: ids(&expected["targets"], &expected["target_len"]),
+    }
+}
+
+fn quiet() -> TrainOptions {
+    TrainOptions {
+        spec_augment: false,
+        dither: false,
+        dropout: false,
+        ..TrainOptions::default()
+    }
+}
+
+fn numbers(value: &Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn floats(value: &Value) -> Vec<f64> {
+    let number = |value: &Value| value.as_f64().unwrap_or(f64::INFINITY);
+    value.as_array().unwrap().iter().map(number).collect()
+}
+
+#[test]
+fn archives_say_which_heads_they_have() {
+    for (set, heads, reduction) in [
+        ("ctc", "CTC", Reduction::MeanBatch),
+        ("rnnt", "RNN-T", Reduction::MeanBatch),
+        ("hybrid", "TDT and CTC", Reduction::MeanBatch),
+    ] {
+        let model = model(set, DType::F32);
+        assert!(model.unused_tensors().is_empty(), "{set}: {:?}", model.unused_tensors());
+        assert_eq!(
+            (model.config.heads(), model.config.reduction()),
+            (heads, reduction),
+            "{set}"
+        );
+        assert_eq!(model.config.labels.len(), model.config.vocab_size);
+        let again = ModelConfig::from_nemo_yaml(&model.config.to_nemo_yaml().unwrap()).unwrap();
+        assert_eq!(
+            (&again.transducer, &again.ctc, again.vocab_size),
+            (&model.config.transducer, &model.config.ctc, model.config.vocab_size)
+        );
+    }
+    assert_eq!(model("hybrid", DType::F32).config.ctc.unwrap().weight, 0.3);
+}
+
+#[test]
+fn heads_that_are_not_known_are_refused_by_name() {
+    let changed = |set: &str, from: &str, to: &str| {
+        let yaml = opened(set).config_yaml;
+        assert!(yaml.contains(from), "{set}: {from}");
+        ModelConfig::from_nemo_yaml(&yaml.replacen(from, to, 1))
+            .unwrap_err()
+            .to_string()
+    };
+    let cases = [
+        (
+            "rnnt",
+            "loss_name: default",
+            "loss_name: monotonic_rnnt",
+            "loss.loss_name",
+        ),
+        ("rnnt", "loss_name: default", "loss_name: tdt", "no durations"),
+        ("rnnt", "vocab_size: 112", "vocab_size: 111", "joint.num_classes"),
+        (
+            "ctc",
+            "modules.ConvASRDecoder",
+            "modules.ConvASRDecoderReconstruction",
+            "decoder._target_",
+        ),
+        ("ctc", "num_classes: 120", "num_classes: 119", "decoder.vocabulary"),
+        ("ctc", "feat_in: 48", "feat_in: 47", "decoder.feat_in"),
+        (
+            "ctc",
+            "ctc_reduction: mean_batch",
+            "ctc_reduction: median",
+            "ctc_reduction",
+        ),
+        (
+            "ctc",
+            "ctc_reduction: mean_batch",
+            "interctc: {loss_weights: [0.3], apply_at_layers: [1]}",
+            "interctc.loss_weights",
+        ),
+        (
+            "ctc",
+            "num_classes: 120\n  vocabulary",
+            "other: 1\n  texts",
+            "neither a transducer",
+        ),
+        (
+            "hybrid",
+            "num_classes: 104\n    vocabulary",
+            "num_classes: 103\n    texts",
+            "103 tokens",
+        ),
+        (
+            "hybrid",
+            "ctc_loss_weight: 0.3",
+            "ctc_loss_weight: 1.3",
+            "aux_ctc.ctc_loss_weight",
+        ),
+    ];
+    for (set, from, to, expected) in cases {
+        let error = changed(set, from, to);
+        assert!(error.contains(expected), "{to}: {error}");
+    }
+    // NeMo's default, and lists of no inner heads, which NeMo's own recipes write.
+    let yaml = opened("hybrid")
+        .config_yaml
+        .replace("ctc_loss_weight: 0.3", "unknown: 1");
+    assert_eq!(ModelConfig::from_nemo_yaml(&yaml).unwrap().ctc.unwrap().weight, 0.5);
+    let yaml = opened("ctc").config_yaml + "\ninterctc: {loss_weights: [], apply_at_layers: []}\n";
+    ModelConfig::from_nemo_yaml(&yaml).unwrap();
+}
+
+#[test]
+fn outputs_are_nemos() {
+    for set in SETS {
+        let model = model(set, DType::F32);
+        let expected = tensors(set, "eval.safetensors");
+        let waves = waves(set, "eval");
+        let (encoded, lengths) = model.encode(&slices(&waves)).unwrap();
+        assert_eq!(lengths, golden::lengths(&expected["encoded_len"]));
+        let theirs = expected["encoded"].transpose(1, 2).unwrap();
+        let difference = golden::valid_difference(&encoded, &theirs, &lengths);
+        println!("{set}: encoded {difference:e} of {}", golden::magnitude(&theirs));
+        assert!(
+            difference < golden::FROM_WAVES * golden::magnitude(&theirs),
+            "{set}: {difference}"
+        );
+        if set == "rnnt" {
+            continue;
+        }
+        let mut builder = ParameterBuilder::from_tensors(DType::F32, Device::Cpu, opened(set).load().unwrap().tensors);
+        let head = ctc::CtcHead::new(&model.config, &mut builder).unwrap();
+        let (parameters, _) = builder.finish();
+        let (logits, _) = head.logits(&parameters, &encoded).unwrap();
+        let (rows, outputs) = logits.dims2().unwrap();
+        let logits = logits.reshape((lengths.len(), rows / lengths.len(), outputs)).unwrap();
+        for (utterance, &length) in lengths.iter().enumerate() {
+            let logits = logits.get(utterance).unwrap().narrow(0, 0, length).unwrap();
+            let sums = logits.to_dtype(DType::F64).unwrap().log_sum_exp(1).unwrap();
+            let found = logits.to_dtype(DType::F64).unwrap();
+            let found = found.broadcast_sub(&sums.unsqueeze(1).unwrap()).unwrap();
+            let expected = expected[&format!("ctc_logprobs{utterance}")]
+                .to_dtype(DType::F64)
+                .unwrap();
+            let difference = max_difference(&found, &expected);
+            let magnitude = golden::magnitude(&expected);
+            println!("{set} {utterance}: log-probabilities {difference:e} of {magnitude}");
+            assert!(
+                difference < golden::FROM_WAVES * magnitude,
+                "{set} {utterance}: {difference}"
+            );
+        }
+    }
+}
+
+#[test]
+fn greedy_ctc_is_nemos_token_for_token() {
+    for set in ["ctc", "hybrid"] {
+        let mut model = model(set, DType::F32);
+        let golden = json(set, "decode.json");
+        let settings = DecodingSettings {
+            head: Some(HeadKind::Ctc),
+            ..DecodingSettings::default()
+        };
+        model.set_decoding(settings).unwrap();
+        let waves = waves(set, "eval");
+        let mut shown: Vec<Vec<u32>> = vec![Vec::new(); waves.len()];
+        let mut observe = |utterance: usize, token: u32, logits: &[f32]| {
+            assert!(logits.iter().all(|logit| *logit <= logits[token as usize]));
+            shown[utterance].push(token);
+        };
+        let found = model.transcribe_observed(&slices(&waves), Some(&mut observe)).unwrap();
+        for (utterance, hypothesis) in found.iter().enumerate() {
+            let own = &golden["ctc_own"][utterance];
+            assert_eq!(hypothesis.ids, numbers(&own["ids"]), "{set} {utterance}");
+            assert_eq!(shown[utterance], hypothesis.ids);
+            let (first, last) = (numbers(&own["first_frame"]), numbers(&own["last_frame"]));
+            assert_eq!(hypothesis.frames, first, "{set} {utterance}");
+            let lengths: Vec<u32> = last.iter().zip(&first).map(|(last, first)| last - first + 1).collect();
+            assert_eq!(hypothesis.durations, lengths, "{set} {utterance}");
+            let theirs = &golden["ctc_greedy_batch"][utterance];
+            assert_eq!(theirs["text"], hypothesis.text.as_str());
+            let score = theirs["score"].as_f64().unwrap();
+            // Log-probabilities of up to 66 frames near 0, each of logits up to 40 in 32 bits.
+            assert!((hypothesis.score - score).abs() < 2e-4, "{} {score}", hypothesis.score);
+            let stamps = model.time_stamps(hypothesis).unwrap();
+            let words: Vec<&str> = stamps.words.iter().map(|word| word.text.as_str()).collect();
+            let expected: Vec<&str> = theirs["word"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|w| w["word"].as_str().unwrap())
+                .collect();
+            assert_eq!(words, expected);
+            // NeMo's stamps end a token where it begins.
+            for (word, theirs) in stamps.word_tokens.iter().zip(theirs["word"].as_array().unwrap()) {
+                let text: Vec<u32> = hypothesis.ids[word.clone()].to_vec();
+                let mark =
+                    |id: u32| [".", ",", "?", "!", "'"].contains(&model.tokenizer.as_ref().unwrap().piece(id).unwrap());
+                if !mark(text[text.len() - 1]) {
+                    assert_eq!(theirs["end_offset"], hypothesis.frames[word.end - 1]);
+                }
+            }
+            // Alone, and in parts, it is the same.
+            let encoded = model.encode_frames(&waves[utterance], 0, None).unwrap();
+            let (mut state, mut parts) = (model.greedy_state().unwrap(), Hypothesis::default());
+            for first in (0..encoded.dim(0).unwrap()).step_by(5) {
+                let part = encoded
+                    .narrow(0, first, 5.min(encoded.dim(0).unwrap() - first))
+                    .unwrap();
+                let next = model.decode_on(&part, &mut state, None).unwrap();
+                parts.ids.extend(next.ids);
+                parts
+                    .frames
+                    .extend(next.frames.iter().map(|frame| first as u32 + frame));
+            }
+            assert_eq!(
+                (parts.ids, parts.frames),
+                (hypothesis.ids.clone(), hypothesis.frames.clone())
+            );
+        }
+    }
+}
+
+#[test]
+fn greedy_transducers_are_nemos_token_for_token() {
+    for set in ["rnnt", "hybrid"] {
+        let mut model = model(set, DType::F32);
+        let golden = json(set, "decode.json");
+        let waves = waves(set, "eval");
+        for (key, limit) in [("own", 10), ("own_max2", 2)] {
+            model.config.transducer.as_mut().unwrap().decoding.max_symbols = limit;
+            let found = model.transcribe(&slices(&waves)).unwrap();
+            for (utterance, hypothesis) in found.iter().enumerate() {
+                let expected = &golden[key][utterance];
+                assert_eq!(hypothesis.ids, numbers(&expected["ids"]), "{set} {key} {utterance}");
+                assert_eq!(
+                    hypothesis.frames,
+                    numbers(&expected["frames"]),
+                    "{set} {key} {utterance}"
+                );
+                if set == "hybrid" {
+                    assert_eq!(hypothesis.durations, numbers(&expected["durations"]));
+                }
+                if limit != 10 {
+                    continue;
+                }
+                let theirs = &golden["greedy_batch_alone"][utterance];
+                assert_eq!(theirs["text"], hypothesis.text.as_str());
+                let stamps = model.time_stamps(hypothesis).unwrap();
+                for (ours, key) in [(&stamps.words, "word"), (&stamps.segments, "segment")] {
+                    let ours: Vec<(&str, u32, u32)> = ours.iter().map(|w| (w.text.as_str(), w.start, w.end)).collect();
+                    let theirs = theirs[key].as_array().unwrap().iter();
+                    let offset = |word: &Value, key: &str| word[key].as_u64().unwrap() as u32;
+                    let theirs: Vec<(&str, u32, u32)> = theirs
+                        .map(|w| {
+                            (
+                                w[key].as_str().unwrap(),
+                                offset(w, "start_offset"),
+                                offset(w, "end_offset"),
+                            )
+                        })
+                        .collect();
+                    assert_eq!(ours, theirs, "{set} {utterance} {key}");
+                }
+            }
+        }
+    }
+}
+
+/// Beam search of an RNN-T: NeMo's best hypothesis, with its score.
+#[test]
+fn beam_search_of_rnnt_is_nemos() {
+    let mut model = model("rnnt", DType::F32);
+    let golden = json("rnnt", "decode.json");
+    let settings = DecodingSettings {
+        beam: 4,
+        ..DecodingSettings::default()
+    };
+    model.set_decoding(settings).unwrap();
+    for (utterance, wave) in waves("rnnt", "eval").iter().enumerate() {
+        let found = model.transcribe_n_best(&[wave]).unwrap().swap_remove(0);
+        let expected = &golden["malsd_batch_4"][utterance][0];
+        assert_eq!(found[0].ids, numbers(&expected["ids"]));
+        let score = expected["score"].as_f64().unwrap();
+        // NeMo's own scores of a batch and of one utterance lie 3e-5 apart.
+        assert!((found[0].score - score).abs() < 3e-4, "{} {score}", found[0].score);
+    }
+}
+
+/// NeMo's own gradients in 32 bits are up to 2e-5 of a tensor's norm from those in 64, for these networks; the features of another
+/// Fourier transform move ours by as much again.
+const GRADIENT: f64 = 1e-4;
+
+#[test]
+fn training_steps_have_nemos_losses_and_all_gradients() {
+    for set in SETS {
+        let expected = tensors(set, "train_step.safetensors");
+        let facts = json(set, "train_step.json");
+        for dtype in [DType::F64, DType::F32] {
+            let mut model = model(set, dtype);
+            let mut gradients = Gradients::new(&model.parameters);
+            let output = model.train_micro_batch(&batch(set), &quiet(), &mut gradients).unwrap();
+            assert_eq!(output.frames, golden::lengths(&expected["enc_len"]));
+            let main = &facts[match set {
+                "ctc" => "ctc",
+                "rnnt" => "rnnt",
+                _ => "tdt",
+            }];
+            for (found, exact) in output.losses.iter().zip(floats(&main["loss_per_utt_f64_model"])) {
+                assert!(
+                    (found - exact).abs() < 1e-5 * exact,
+                    "{set} {dtype:?}: loss {found} {exact}"
+                );
+            }
+            let lengths: Vec<usize> = batch(set).tokens.iter().map(Vec::len).collect();
+            for reduction in [
+                Reduction::MeanBatch,
+                Reduction::Mean,
+                Reduction::MeanVolume,
+                Reduction::Sum,
+            ] {
+                let found = crate::loss::reduced(reduction, &output.losses, &lengths);
+                let theirs = main["reductions"][reduction.name()].as_f64().unwrap();
+                assert!(
+                    (found - theirs).abs() < 1e-5 * theirs,
+                    "{set} {reduction:?}: {found} {theirs}"
+                );
+            }
+            let total = match output.ctc_loss {
+                Some(ctc) => {
+                    let theirs = facts["ctc"]["loss"].as_f64().unwrap();
+                    assert!((ctc - theirs).abs() < 1e-5 * theirs, "{ctc} {theirs}");
+                    let weight = model.config.ctc.as_ref().unwrap().weight;
+                    (1.0 - weight) * output.loss + weight * ctc
+                }
+                None => output.loss,
+            };
+            let theirs = facts["combined"]["loss"]
+                .as_f64()
+                .unwrap_or(main["loss"].as_f64().unwrap());
+            assert!((total - theirs).abs() < 1e-5 * theirs, "{set}: {total} {theirs}");
+            let (mut compared, mut worst) = (0, 0.0f64);
+            for (id, parameter) in model.parameters.iter().filter(|(_, parameter)| parameter.trainable) {
+                let name = &parameter.name;
+                let found = values(gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient")));
+                let facts = &facts["grads"][name];
+                let norm = facts["f64_norm"].as_f64().unwrap();
+                let theirs = facts["f32_err_rel"].as_f64().unwrap();
+                // Gradients that are zero but for rounding (biases before a normalisation) are compared with the largest ones.
+                let bound = GRADIENT.max(3.0 * theirs) * norm.max(1e-2);
+                let own_norm = found.iter().map(|x| x * x).sum::<f64>().sqrt();
+                assert!(
+                    (own_norm - norm).abs() < bound,
+                    "{set} {dtype:?} {name}: norm {own_norm} {norm}"
+                );
+                let pairs: Vec<(f64, f64)> = match expected.get(&format!("grad.{name}#idx")) {
+                    Some(places) => {
+                        let places = golden::lengths(places).into_iter().map(|place| found[place]);
+                        places.zip(values(&expected[&format!("grad.{name}#val")])).collect()
+                    }
+                    None => {
+                        let all = values(&expected[&format!("grad.{name}")]);
+                        assert_eq!(all.len(), found.len(), "{name}");
+                        found.into_iter().zip(all).collect()
+                    }
+                };
+                let difference = pairs.iter().map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+                worst = worst.max(difference / norm.max(1e-2));
+                assert!(difference < bound, "{set} {dtype:?} {name}: {difference} of {norm}");
+                compared += 1;
+            }
+            println!("{set} {dtype:?}: {compared} gradients, the worst {worst:e} of its norm");
+            assert_eq!(compared, facts["grads"].as_object().unwrap().len());
+            for (key, value) in expected.iter().filter(|(key, _)| key.starts_with("after.")) {
+                let id = model.parameters.id(&key["after.".len()..]).unwrap();
+                let found = values(model.parameters.get(id));
+                for (found, expected) in found.iter().zip(values(value)) {
+                    assert!(
+                        (found - expected).abs() < 1e-5 * expected.abs().max(1.0),
+                        "{key}: {found} {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// All of NeMo's cases of the CTC loss: infeasible targets, empty ones, and rows of one frame among them.
+#[test]
+fn golden_cases_of_the_ctc_loss() {
+    let cases = json("ctc", "loss_cases.json");
+    let golden_tensors = tensors("ctc", "loss_cases.safetensors");
+    let cases = cases.as_object().unwrap();
+    assert!(cases.len() > 8);
+    for (name, case) in cases {
+        let get = |part: &str| &golden_tensors[&format!("{name}.{part}")];
+        let (batch, time, outputs) = get("logits").dims3().unwrap();
+        let lengths = golden::lengths(get("t_len"));
+        let targets = ids(get("labels"), get("u_len"));
+        for (dtype, bound) in [(DType::F64, 1e-6), (DType::F32, 2e-5)] {
+            let logits = get("logits")
+                .to_dtype(dtype)
+                .unwrap()
+                .reshape((batch * time, outputs))
+                .unwrap();
+            let (losses, gradient) = ctc::ctc_loss(&logits, time, &lengths, &targets, &vec![1.0; batch]).unwrap();
+            for (utterance, found) in losses.iter().enumerate() {
+                let plain = &case["none_plain"][utterance];
+                let plain: f64 = plain.as_str().map_or(plain.as_f64(), |text| text.parse().ok()).unwrap();
+                if plain.is_infinite() {
+                    assert_eq!(*found, f64::INFINITY, "{name}");
+                    continue;
+                }
+                // NeMo's are of 32 bits.
+                assert!(
+                    (found - plain).abs() <= 2e-6 * plain.abs().max(1.0),
+                    "{name}: {found} {plain}"
+                );
+            }
+            let expected = get("grad_f64").to_dtype(DType::F64).unwrap();
+            let found = gradient
+                .to_dtype(DType::F64)
+                .unwrap()
+                .reshape((batch, time, outputs))
+                .unwrap();
+            let difference = max_difference(&found, &expected);
+            assert!(difference < bound, "{name} {dtype:?}: gradient differs by {difference}");
+        }
+    }
+}
+
+/// What is exported is the same model: as an archive, a model folder and, where transformers has such a model, for it.
+#[test]
+fn exported_models_are_the_same() {
+    for set in SETS {
+        let place = tempfile::tempdir().unwrap();
+        let original = opened(set);
+        let waves = waves(set, "eval");
+        let whole = model(set, DType::F32);
+        let expected = whole.transcribe(&slices(&waves)).unwrap();
+        assert!(expected.iter().all(|hypothesis| !hypothesis.text.is_empty()));
+        for (format, name) in [
+            (Format::Nemo, "a.nemo"),
+            (Format::Folder, "folder"),
+            (Format::HuggingFace, "hf"),
+        ] {
+            let path = place.path().join(name);
+            let notes = original.write(&path, format, None, false).unwrap();
+            let back = OpenModel::open(&path).unwrap();
+            let left_out = notes.iter().any(|note| note.contains("CTC head is left out"));
+            assert_eq!(left_out, set == "hybrid" && format == Format::HuggingFace);
+            let names = |model: &OpenModel| -> Vec<String> {
+                let mut names: Vec<String> = model.tensors.iter().map(|entry| entry.name.clone()).collect();
+                names.retain(|name| !(left_out && name.starts_with(ctc::AUXILIARY)));
+                names.sort();
+                names
+            };
+            if format != Format::HuggingFace {
+                assert_eq!(names(&back), names(&original), "{set} {name}");
+            }
+            let read = TdtModel::load(&path, DType::F32, &Device::Cpu).unwrap();
+            assert!(
+                read.unused_tensors().is_empty(),
+                "{set} {name}: {:?}",
+                read.unused_tensors()
+            );
+            assert_eq!(read.config.vocab_size, whole.config.vocab_size);
+            let found = read.transcribe(&slices(&waves)).unwrap();
+            for (found, expected) in found.iter().zip(&expected) {
+                assert_eq!(
+                    (&found.ids, &found.text),
+                    (&expected.ids, &expected.text),
+                    "{set} {name}"
+                );
+            }
+        }
+        let config: Value =
+            serde_json::from_slice(&std::fs::read(place.path().join("hf/config.json")).unwrap()).unwrap();
+        let kind = match set {
+            "ctc" => "parakeet_ctc",
+            "rnnt" => "parakeet_rnnt",
+            _ => "parakeet_tdt",
+        };
+        assert_eq!(config["model_type"], kind);
+        assert_eq!(config.get("durations").is_some(), set == "hybrid");
+        let archive = OpenModel::open(&place.path().join("a.nemo")).unwrap();
+        let yaml: serde_yaml::Value = serde_yaml::from_str(&archive.config_yaml).unwrap();
+        let before: serde_yaml::Value = serde_yaml::from_str(&original.config_yaml).unwrap();
+        assert_eq!(yaml["target"], before["target"]);
+        assert_eq!(yaml["loss"].is_mapping(), set != "ctc");
+        if set == "rnnt" {
+            assert_eq!(yaml["loss"]["loss_name"], "default");
+            assert!(yaml["joint"]["num_extra_outputs"].is_null() && yaml["decoding"]["durations"].is_null());
+        }
+    }
+}
+
+/// A head that is gone, or that a model never had, is refused before anything is decoded; so is a search that CTC does not have.
+#[test]
+fn heads_that_a_model_does_not_have_do_not_decode() {
+    let set = |set: &str, head: HeadKind, beam: usize| {
+        let mut model = model(set, DType::F32);
+        let settings = DecodingSettings {
+            head: Some(head),
+            beam,
+            ..DecodingSettings::default()
+        };
+        model.set_decoding(settings).map_err(|error| error.to_string())
+    };
+    let error = set("rnnt", HeadKind::Ctc, 0).unwrap_err();
+    assert!(error.contains("`ctc`") && error.contains("RNN-T"), "{error}");
+    assert!(set("ctc", HeadKind::Transducer, 0).is_err());
+    assert!(set("ctc", HeadKind::Ctc, 4).unwrap_err().contains("greedy"));
+    set("hybrid", HeadKind::Transducer, 4).unwrap();
+    let mut whole = model("hybrid", DType::F32);
+    assert!(whole.decoding.head.is_none());
+    whole.decoding.head = Some(HeadKind::Ctc);
+    let without = TdtModel::from_stored(
+        opened("hybrid").without_ctc().unwrap().load().unwrap(),
+        ModelConfig::from_nemo_yaml(&opened("hybrid").without_ctc().unwrap().config_yaml).unwrap(),
+        DType::F32,
+        &Device::Cpu,
+    );
+    assert_eq!(without.unwrap().config.heads(), "TDT");
+    // The only head of a model stays.
+    assert_eq!(
+        opened("ctc").without_ctc().unwrap().tensors.len(),
+        opened("ctc").tensors.len()
+    );
+}
+
+/// With a share of 0 a hybrid model learns as its transducer alone does, and keeps its CTC head; with 1 it learns CTC.
+#[test]
+fn shares_of_the_two_losses() {
+    let gradients = |weight: f64| {
+        let mut model = model("hybrid", DType::F64);
+        model.config.ctc.as_mut().unwrap().weight = weight;
+        let mut gradients = Gradients::new(&model.parameters);
+        let output = model
+            .train_micro_batch(&batch("hybrid"), &quiet(), &mut gradients)
+            .unwrap();
+        let of = |name: &str| gradients.get(model.parameters.id(name).unwrap()).map(values);
+        let names = [
+            "encoder.pre_encode.out.weight",
+            "joint.enc.weight",
+            "ctc_decoder.decoder_layers.0.weight",
+        ];
+        (output, names.map(of))
+    };
+    let (none, [encoder, joint, head]) = gradients(0.0);
+    assert!(none.ctc_loss.is_none() && head.is_none());
+    let (half, [encoder_half, joint_half, _]) = gradients(0.5);
+    let (all, [encoder_all, joint_all, _]) = gradients(1.0);
+    assert_eq!(
+        (none.losses.clone(), half.ctc_loss.is_some()),
+        (all.losses.clone(), true)
+    );
+    assert!(joint_all.unwrap().iter().all(|gradient| *gradient == 0.0));
+    for (half, whole) in joint_half.unwrap().iter().zip(joint.unwrap()) {
+        assert!((half - 0.5 * whole).abs() < 1e-12 * whole.abs().max(1.0));
+    }
+    for ((half, none), all) in encoder_half
+        .unwrap()
+        .iter()
+        .zip(encoder.unwrap())
+        .zip(encoder_all.unwrap())
+    {
+        assert!(
+            (half - 0.5 * (none + all)).abs() < 1e-9 * half.abs().max(1.0),
+            "{half} {none} {all}"
+        );
+    }
+}
+
+/// Utterances that are too short for their target count as 0, in training and in evaluation.
+#[test]
+fn targets_that_do_not_fit_have_no_ctc_loss() {
+    let mut model = model("ctc", DType::F32);
+    let speech = waves("ctc", "train").swap_remove(0);
+    let batch = MicroBatch {
+        signals: vec![speech.clone(), vec![0.25; 5000], vec![], speech],
+        tokens: vec![vec![3; 400], vec![4; 300], vec![1], vec![]],
+    };
+    let mut gradients = Gradients::new(&model.parameters);
+    let output = model.train_micro_batch(&batch, &quiet(), &mut gradients).unwrap();
+    assert_eq!(output.losses[..3], [0.0; 3]);
+    assert!(output.losses[3] > 0.0 && (output.loss - output.losses[3] / 4.0).abs() < 1e-9);
+    assert!(
+        gradients
+            .iter()
+            .all(|(_, gradient)| values(gradient).iter().all(|x| x.is_finite()))
+    );
+    assert_eq!(model.evaluate_loss(&batch).unwrap().losses[..3], [0.0; 3]);
+    let unknown = MicroBatch {
+        signals: batch.signals[..1].to_vec(),
+        tokens: vec![vec![model.config.vocab_size as u32]],
+    };
+    assert!(model.train_micro_batch(&unknown, &quiet(), &mut gradients).is_err());
+    let found = model.transcribe(&[&[], &[0.0; 100]]).unwrap();
+    assert!(found.iter().all(|hypothesis| hypothesis.ids.is_empty()));
+}
+
+/// Another tokenizer: rows of pieces that both have stay, in the outputs of every head.
+#[test]
+fn vocabularies_of_all_heads_change() {
+    let other = opened("hybrid");
+    let tokenizer = Tokenizer::from_bytes(other.tokenizer.as_deref().unwrap()).unwrap();
+    for (set, weight) in [
+        ("ctc", "decoder.decoder_layers.0.weight"),
+        ("rnnt", "joint.joint_net.2.weight"),
+    ] {
+        let before = opened(set);
+        let old = Tokenizer::from_bytes(before.tokenizer.as_deref().unwrap()).unwrap();
+        let (changed, change) = opened(set).with_tokenizer(&tokenizer, NewPieces::Mean, 3).unwrap();
+        assert!(change.is_some_and(|change| change.kept() > 10));
+        let config = ModelConfig::from_nemo_yaml(&changed.config_yaml).unwrap();
+        assert_eq!(config.vocab_size, tokenizer.vocabulary_size());
+        assert_eq!(config.labels, tokenizer.pieces());
+        let rows = |model: &OpenModel| {
+            let entry = model.tensors.iter().find(|entry| entry.name == weight).unwrap();
+            entry.load().unwrap().flatten_from(1).unwrap()
+        };
+        let (new_rows, old_rows) = (rows(&changed), rows(&before));
+        assert_eq!(new_rows.dim(0).unwrap(), tokenizer.vocabulary_size() + 1);
+        let row = |rows: &Tensor, at: usize| values(&rows.get(at).unwrap());
+        for (id, piece) in tokenizer.pieces().iter().enumerate() {
+            if let Some(old) = old.id(piece) {
+                assert_eq!(row(&new_rows, id), row(&old_rows, old as usize), "{set} {piece}");
+            }
+        }
+        let blank = |rows: &Tensor| row(rows, rows.dim(0).unwrap() - 1);
+        assert_eq!(blank(&new_rows), blank(&old_rows));
+        let mut model = TdtModel::from_stored(changed.load().unwrap(), config, DType::F32, &Device::Cpu).unwrap();
+        let batch = MicroBatch {
+            signals: waves(set, "train")[..1].to_vec(),
+            tokens: vec![vec![1, 2]],
+        };
+        let mut gradients = Gradients::new(&model.parameters);
+        let output = model.train_micro_batch(&batch, &quiet(), &mut gradients).unwrap();
+        assert!(output.loss.is_finite() && output.loss > 0.0);
+    }
+}
