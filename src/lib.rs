@@ -35,7 +35,7 @@ use std::process::ExitCode;
 
 use flow_runtime::registry::{AnyKind, Registry};
 
-use arguments::{Arguments, Command, EvaluateCommand};
+use arguments::{Arguments, Command, CompareFormat, EvaluateCommand};
 use failure::{Exit, Failure};
 
 /// Runs the command line with these stage kinds.
@@ -89,6 +89,9 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Doctor(arguments) => arguments.json,
         Command::Evaluate(EvaluateCommand::Diarization(arguments)) => arguments.json,
         Command::Evaluate(EvaluateCommand::Texts(arguments)) => arguments.json,
+        Command::Evaluate(EvaluateCommand::Compare(arguments)) => {
+            arguments.json || arguments.format == CompareFormat::Json
+        }
         // Transcripts, too: as in their files.
         Command::Transcribe(_) | Command::Diarize(_) => true,
         Command::Graph(_) | Command::Kinds(_) | Command::Completions(_) | Command::Man(_) => true,

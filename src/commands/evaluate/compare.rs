@@ -302,7 +302,7 @@ impl Compared {
                 let each = groups.iter().filter(|_| !is_language || groups.len() > 1);
                 let each = each.map(|(name, group)| (if name.is_empty() { "none" } else { name.as_str() }, group));
                 let all = is_language.then_some(("all", &self.overall));
-                let head = [by, "A", "B", "B - A", "95 %", "p", "units", "utterances"];
+                let head = [by.as_str(), "A", "B", "B - A", "95 %", "p", "units", "utterances"];
                 let mut rows = vec![head.map(str::to_owned).to_vec()];
                 rows.extend(each.chain(all).map(|(name, group)| cells(name, group, number)));
                 shown.push(String::new());
