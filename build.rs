@@ -8,12 +8,15 @@ use std::process::Command;
 
 /// What the program is made of. Where one of these changes it is compiled again in any case, and only then is the
 /// commit asked for again.
-const SOURCES: [&str; 23] = [
+const SOURCES: [&str; 26] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
     "src",
     "runtime/src",
+    "runtime/base/src",
+    "runtime/processes/src",
+    "runtime/store/src",
     "stages/audio/src",
     "stages/evaluation/src",
     "stages/hub/src",

@@ -1,48 +1,33 @@
 //! The runtime of `flow`: reads a pipeline, plans what must run, runs it on timely dataflow, and stores the results. It
 //! is independent of speech, and the only crate that depends on timely and differential dataflow.
 
-mod available_memory;
 pub mod context;
 pub mod dataflow;
 mod decision;
-pub mod digest;
-pub mod error;
-pub mod escape;
-pub mod event;
-pub mod failpoints;
-mod full_disk;
-pub mod glob;
 pub mod harness;
-mod host;
 pub mod inputs;
 pub mod kind;
 mod local_copy;
 mod options;
 pub mod out;
 pub mod output_files;
-mod panic_guard;
-pub mod partition;
 pub mod pipeline_test;
 pub mod plan;
 mod planner;
-pub mod processes;
-mod read_once;
 pub mod registry;
-mod regular_file;
-pub mod reject;
-mod row_json;
-pub mod row_number;
 mod row_order;
 pub mod run;
 pub mod run_error;
-pub mod secret;
-mod shared;
 pub mod spec;
-pub mod store;
-mod suggest;
-mod switched_off;
-mod unlinked_file;
-mod url_use;
+
+pub use flow_base::{digest, error, escape, event, failpoints, glob, partition, reject, row_number, secret};
+pub use flow_processes as processes;
+pub use flow_store as store;
+
+use flow_base::{
+    available_memory, full_disk, host, panic_guard, read_once, regular_file, row_json, shared, suggest, switched_off,
+    unlinked_file, url_use,
+};
 
 pub use available_memory::available_memory;
 pub use context::{Context, ProcessShare};

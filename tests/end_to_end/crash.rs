@@ -14,7 +14,7 @@ use crate::pseudo_labels;
 use crate::training::finetune;
 use crate::transcription::recording;
 
-/// The named points of the commit protocol: `runtime/src/failpoints.rs`.
+/// The named points of the commit protocol: `runtime/base/src/failpoints.rs`.
 const KILL_POINTS: [&str; 7] = [
     "data-written",
     "data-renamed",
