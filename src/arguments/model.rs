@@ -46,7 +46,7 @@ pub struct ModelConvertArguments {
     /// Seed of random initialisation
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub seed: u64,
-    /// Leave out the auxiliary CTC head, which is used in training only
+    /// Leave out the CTC head beside a transducer
     #[arg(long)]
     pub without_ctc: bool,
     /// Replace an existing target

@@ -53,6 +53,7 @@ fn fusion(config: &Value, golden: &Value, vocabulary: usize) -> Fusion {
 
 fn settings(config: &Value, golden: &Value, vocabulary: usize) -> DecodingSettings {
     DecodingSettings {
+        head: None,
         beam: config["beam_size"].as_u64().unwrap_or(0) as usize,
         score_norm: config["score_norm"].as_bool().unwrap_or(true),
         fusion: fusion(config, golden, vocabulary),

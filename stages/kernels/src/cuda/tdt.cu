@@ -361,7 +361,8 @@ KERNEL(tdt_posteriors, (const double* arc_fractions, const u32* arc_exponents, c
         if (any) here /= total;
         double* out = arcs + cell * (2 + durations);
         double blank = 0.0, label = 0.0;
-        for (int d = 0; d < durations; d++) {
+        // An RNN-T has arcs of one kind and may have no outputs of durations.
+        for (int d = 0; d < durations || d < lattice.durations; d++) {
             double both = 0.0;
             for (int which = 0; which < 2; which++) {
                 if (!any || d >= lattice.durations || (which && u + 1 == states)) continue;
@@ -382,7 +383,7 @@ KERNEL(tdt_posteriors, (const double* arc_fractions, const u32* arc_exponents, c
                 (which ? label : blank) += share;
                 both += share;
             }
-            out[2 + d] = rnnt ? 0.0 : both;
+            if (d < durations) out[2 + d] = rnnt ? 0.0 : both;
         }
         out[0] = blank;
         out[1] = label;
