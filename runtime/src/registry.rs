@@ -301,8 +301,10 @@ fn schema_faults(at: &str, schema: &serde_json::Value, faults: &mut Vec<String>)
                         "{at}: its settings take unknown keys; add #[serde(deny_unknown_fields)]"
                     ));
                 }
+                // A variant of an enum: the only property is its name, and the object has the description.
+                let is_variant = properties.len() == 1 && map.contains_key("description");
                 for (name, property) in properties {
-                    if property.get("description").is_none() {
+                    if property.get("description").is_none() && !is_variant {
                         faults.push(format!("{at}.{name}: no doc comment"));
                     }
                 }

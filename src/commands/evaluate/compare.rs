@@ -142,7 +142,9 @@ fn matched(mut a: Vec<Pair>, mut b: Vec<Pair>) -> Matched {
                 .iter()
                 .all(|pair| !pair.short.is_empty() && names.insert(pair.short.as_str()))
         };
-        if is_unique(&a) && is_unique(&b) {
+        let shorts: HashSet<&str> = b.iter().map(|pair| pair.short.as_str()).collect();
+        let meet = a.iter().any(|pair| shorts.contains(pair.short.as_str()));
+        if meet && is_unique(&a) && is_unique(&b) {
             for pair in a.iter_mut().chain(&mut b) {
                 pair.name.clone_from(&pair.short);
             }

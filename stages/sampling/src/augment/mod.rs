@@ -78,22 +78,33 @@ macro_rules! settings {
 
 settings! {
     Mix {
+        /// Folder or pattern of recordings, or a manifest of JSON lines.
         path: String = String::new(),
+        /// Probability for an utterance.
         prob: f64 = 0.5,
         /// SNR in dB, drawn evenly.
         snr: [f64; 2] = [10.0, 20.0],
     }
     Noise {
+        /// Folder or pattern of recordings, or a manifest of JSON lines.
         path: String = String::new(),
+        /// Probability for an utterance.
         prob: f64 = 0.5,
+        /// Least SNR in dB.
         min_snr_db: f64 = 10.0,
+        /// Largest SNR in dB.
         max_snr_db: f64 = 50.0,
+        /// Most by which the noise is amplified, in dB.
         max_gain_db: f64 = 300.0,
     }
     NoiseNorm {
+        /// Folder or pattern of recordings, or a manifest of JSON lines.
         path: String = String::new(),
+        /// Probability for an utterance.
         prob: f64 = 0.5,
+        /// Least SNR in dB.
         min_snr_db: f64 = 10.0,
+        /// Largest SNR in dB.
         max_snr_db: f64 = 50.0,
         /// SNRs to choose from, in place of the range.
         snr_samples: Vec<f64> = Vec::new(),
@@ -101,34 +112,49 @@ settings! {
         norm_to_db: Option<f64> = None,
     }
     WhiteNoise {
+        /// Probability for an utterance.
         prob: f64 = 0.5,
-        /// Whole dB, drawn evenly from `min_level` up to, without it, `max_level`.
+        /// Least level in dB; whole dB are drawn.
         min_level: i32 = -90,
+        /// End of the levels in dB, which is not drawn.
         max_level: i32 = -46,
     }
     ReverbRir {
+        /// Folder or pattern of recordings, or a manifest of JSON lines.
         path: String = String::new(),
+        /// Probability for an utterance.
         prob: f64 = 0.5,
-        /// The first 50 ms of the response alone.
+        /// Use the first 50 ms of the response alone.
         early_only: bool = false,
     }
     Impulse {
+        /// Folder or pattern of recordings, or a manifest of JSON lines.
         path: String = String::new(),
+        /// Probability for an utterance.
         prob: f64 = 0.5,
+        /// Subtract the mean of the response.
         normalize_impulse: bool = false,
+        /// Begin where the response is loudest.
         shift_impulse: bool = false,
     }
     Gain {
+        /// Probability for an utterance.
         prob: f64 = 0.5,
+        /// Least change of the level in dB.
         min_gain_dbfs: f64 = -10.0,
+        /// Largest change of the level in dB.
         max_gain_dbfs: f64 = 10.0,
     }
     PerturbVolume {
+        /// Probability for an utterance.
         prob: f64 = 0.5,
+        /// Least factor.
         scale_low: f64 = 0.125,
+        /// Largest factor.
         scale_high: f64 = 2.0,
     }
     ClipAmplitude {
+        /// Probability for an utterance.
         prob: f64 = 0.5,
         /// Gain above full scale in dB, drawn evenly.
         gain_db: [f64; 2] = [0.0, 24.0],
@@ -136,26 +162,35 @@ settings! {
         prob_hard: f64 = 0.5,
     }
     Lowpass {
+        /// Probability for an utterance.
         prob: f64 = 0.5,
-        /// Hz, drawn evenly in steps of 100.
+        /// Least and largest frequency in Hz, drawn in steps of 100.
         frequencies_interval: [u32; 2] = [3500, 8000],
     }
     Narrowband {
+        /// Probability for an utterance.
         prob: f64 = 0.5,
-        /// One of them is drawn.
+        /// Codecs, of which one is drawn.
         codecs: Vec<Codec> = vec![Codec::MuLaw, Codec::ALaw],
     }
     Shift {
+        /// Probability for an utterance.
         prob: f64 = 0.5,
-        /// Milliseconds; positive is earlier.
+        /// Least shift in milliseconds; positive is earlier.
         min_shift_ms: f64 = -5.0,
+        /// Largest shift in milliseconds.
         max_shift_ms: f64 = 5.0,
     }
     Silence {
+        /// Probability for an utterance.
         prob: f64 = 0.5,
+        /// Least silence before, in seconds.
         min_start_silence_secs: f64 = 0.0,
+        /// Largest silence before, in seconds.
         max_start_silence_secs: f64 = 0.0,
+        /// Least silence after, in seconds.
         min_end_silence_secs: f64 = 0.0,
+        /// Largest silence after, in seconds.
         max_end_silence_secs: f64 = 0.0,
     }
 }
