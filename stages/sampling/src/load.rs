@@ -114,6 +114,7 @@ pub struct LoadSettings {
     pub speeds: Vec<f64>,
     /// Steps that change the signals of training, in this order: `[{mix: {path: /data/noise, prob: 0.5, snr: [10, 20]}}]`.
     /// Each is drawn anew for each utterance in each epoch. They follow `speeds`. docs/training.md lists them.
+    #[serde(deserialize_with = "augment::steps")]
     pub augment: Vec<Step>,
     /// Number of optimizer steps, from the first, to which `speeds` and `augment` apply. Later ones see the recordings as they
     /// are. Left out: all.

@@ -21,7 +21,8 @@ use flow_audio::decode::SAMPLE_RATE;
 use flow_random::SplitMix64;
 use flow_runtime::Shared;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use bands::Codec;
 use sounds::Sounds;
@@ -353,6 +354,12 @@ impl Step {
             _ => 0.0,
         }
     }
+}
+
+/// Steps as settings have them: maps of one name. By way of JSON, as serde_yaml wants a tag (`!mix`) for an enum.
+pub(crate) fn steps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Step>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    serde_json::from_value(value).map_err(D::Error::custom)
 }
 
 /// Checks the numbers of steps.
