@@ -126,8 +126,8 @@ impl Matched {
             ("only_a", "only A has", &self.only_a),
             ("only_b", "only B has", &self.only_b),
             ("neither", "neither has", &self.neither),
-            ("different_references", "have another reference in B", &self.different),
-            ("not_in_reference", "are not in the reference", &self.unknown),
+            ("different_references", "another reference in B", &self.different),
+            ("not_in_reference", "not in the reference", &self.unknown),
         ]
     }
 }
@@ -292,7 +292,7 @@ impl Compared {
             if !names.is_empty() {
                 let utterances = plural(names.len() as u64, "utterance");
                 shown.push(format!(
-                    "not compared: {utterances} that {what}: {}",
+                    "not compared: {utterances} ({what}): {}",
                     escape_line(&named(names))
                 ));
             }
