@@ -216,7 +216,7 @@ fn intervals_columns_and_groups_of_words_are_printed() {
     let folder = place.path();
     let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
     let line = |number: usize| {
-        let heard = if number % 3 == 0 {
+        let heard = if number.is_multiple_of(3) {
             "my office in york"
         } else {
             "Mein office in New York"
@@ -225,7 +225,7 @@ fn intervals_columns_and_groups_of_words_are_printed() {
             "{{\"audio_filepath\": \"{}.wav\", \"offset\": {number}, \"gender\": \"{}\", \"lang\": \"de\", \
              \"text\": \"<|de|> mein <|en|> office <|de|> in New York\", \"pred_text\": \"<|de|> {heard}\"}}\n",
             number / 2,
-            if number % 2 == 0 { "f" } else { "m" }
+            if number.is_multiple_of(2) { "f" } else { "m" }
         )
     };
     write("both.jsonl", &(0..24).map(line).collect::<String>());

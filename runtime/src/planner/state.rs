@@ -352,18 +352,16 @@ impl PlanState {
     pub(super) fn read_key_inputs(&mut self, node: usize) -> Result<(), RunError> {
         for input in self.graph.nodes[node].key_inputs.clone() {
             match input {
-                KeyInput::Whole { node, port } if self.nodes[node].all_settled => {
-                    if !self.nodes[node].whole.contains_key(&port) {
-                        let digest = self.digest_of_whole(node, port)?;
-                        self.nodes[node].whole.insert(port, digest);
-                    }
+                KeyInput::Whole { node, port }
+                    if self.nodes[node].all_settled && !self.nodes[node].whole.contains_key(&port) =>
+                {
+                    let digest = self.digest_of_whole(node, port)?;
+                    self.nodes[node].whole.insert(port, digest);
                 }
-                KeyInput::Decisions { node } if self.nodes[node].all_settled => {
-                    if self.nodes[node].decided.is_none() {
-                        let list = self.artifact(node, 1)?;
-                        let digests = stored::digests(&list).map_err(|error| self.failed(node, None, error))?;
-                        self.nodes[node].decided = Some(Arc::new(digests));
-                    }
+                KeyInput::Decisions { node } if self.nodes[node].all_settled && self.nodes[node].decided.is_none() => {
+                    let list = self.artifact(node, 1)?;
+                    let digests = stored::digests(&list).map_err(|error| self.failed(node, None, error))?;
+                    self.nodes[node].decided = Some(Arc::new(digests));
                 }
                 _ => {}
             }

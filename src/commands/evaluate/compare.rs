@@ -425,7 +425,7 @@ mod tests {
     /// Sixty utterances of twenty recordings; B misses a word in each third one, A in each second one, of the first ones both.
     fn results(folder: &str) -> [String; 2] {
         let line = |number: usize, heard: &str| {
-            let lang = if number % 3 == 0 { "hi" } else { "en" };
+            let lang = if number.is_multiple_of(3) { "hi" } else { "en" };
             let (recording, speaker) = (number / 3, number % 4);
             format!(
                 "{{\"audio_filepath\": \"{folder}/{recording}.wav\", \"offset\": {number}, \"duration\": 1, \"lang\": \"{lang}\", \

@@ -371,7 +371,7 @@ fn each_step_changes_the_signal_the_same_way_each_time_and_in_each_epoch_anew() 
         check(std::slice::from_ref(&step)).unwrap();
         let name = step.name();
         let (one, other) = (
-            Augmenter::open(&[step.clone()]).unwrap(),
+            Augmenter::open(std::slice::from_ref(&step)).unwrap(),
             Augmenter::open(&[step]).unwrap(),
         );
         let signal = tone(10_000);
