@@ -1,7 +1,7 @@
 //! What must run and why: nodes, regions, recipes, keys, verdicts and reasons, as functions of what is known.
 //!
-//! Nothing here reads a file or a clock, waits or locks: [`crate::planner`] reads what is needed, and gives it as a
-//! [`snapshot`].
+//! Nothing here reads a file or a clock, waits or locks: `planner` reads what is needed, and gives it as a
+//! `snapshot`.
 
 mod cursor;
 pub(crate) mod earlier;
