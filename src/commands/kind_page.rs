@@ -141,7 +141,7 @@ fn choices(page: &mut String, schema: &Value) {
             .iter()
             .map(|variant| {
                 (
-                    type_of(variant),
+                    variant_name(variant).unwrap_or_else(|| type_of(variant)),
                     variant
                         .get("description")
                         .and_then(Value::as_str)
@@ -165,6 +165,14 @@ fn choices(page: &mut String, schema: &Value) {
         };
     }
     page.push('\n');
+}
+
+/// The key of an enum's variant that is a map of one key, whose settings have a section of their own.
+fn variant_name(variant: &Value) -> Option<String> {
+    let [key] = variant.get("required")?.as_array()?.as_slice() else {
+        return None;
+    };
+    Some(key.as_str()?.to_owned())
 }
 
 /// The name of a type for readers.

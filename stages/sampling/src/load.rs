@@ -1,9 +1,8 @@
 //! The kind `sampling.load`.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
@@ -301,8 +300,6 @@ struct Loader {
     curriculum: Curriculum,
     augmenter: Augmenter,
     left_out: AtomicU64,
-    /// Recordings of augmentation that were reported.
-    broken: Mutex<BTreeSet<String>>,
 }
 
 /// The loaders in use, by their parameters.
@@ -368,7 +365,6 @@ impl LoadBody {
                 curriculum,
                 augmenter: Augmenter::open(&settings.augment).map_err(wrong_step)?,
                 left_out: AtomicU64::new(0),
-                broken: Mutex::default(),
             })
         })?;
         Ok(self.loader.insert(loader).clone())
@@ -454,7 +450,12 @@ impl Source for LoadBody {
             return Err(StageError::failed("stopped"));
         }
         let loaded = self.told(&loader, number, wanted, signals)?;
-        self.report_broken(&loader);
+        for message in loader.augmenter.newly_broken() {
+            self.context.events.send(Event::Warning {
+                stage: Some(self.context.stage.clone()),
+                message,
+            });
+        }
         let mut row = 0;
         let mut rest = loaded.as_slice();
         for (rank, micro, seconds) in places {
@@ -537,23 +538,6 @@ impl LoadBody {
 }
 
 impl LoadBody {
-    /// Warns of recordings of augmentation that cannot be used, of each once.
-    fn report_broken(&self, loader: &Loader) {
-        for message in loader.augmenter.take_broken() {
-            let is_new = loader
-                .broken
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(message.clone());
-            if is_new {
-                self.context.events.send(Event::Warning {
-                    stage: Some(self.context.stage.clone()),
-                    message,
-                });
-            }
-        }
-    }
-
     /// The speed of an utterance in an epoch, drawn by a hash, so without state.
     fn speed(&self, seed: i64, epoch: u64, segment_id: &str) -> f64 {
         let speeds = &self.settings.speeds;

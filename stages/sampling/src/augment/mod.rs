@@ -12,7 +12,7 @@ mod sounds;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::f64::consts::TAU;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -219,18 +219,8 @@ impl Step {
         }
     }
 
-    fn path(&self) -> Option<&str> {
-        match self {
-            Step::Mix(Mix { path, .. })
-            | Step::Noise(Noise { path, .. })
-            | Step::NoiseNorm(NoiseNorm { path, .. })
-            | Step::ReverbRir(ReverbRir { path, .. })
-            | Step::Impulse(Impulse { path, .. }) => Some(path),
-            _ => None,
-        }
-    }
-
-    fn path_mut(&mut self) -> Option<&mut String> {
+    /// Where the step's recordings are; none of a step without.
+    fn path(&mut self) -> Option<&mut String> {
         match self {
             Step::Mix(Mix { path, .. })
             | Step::Noise(Noise { path, .. })
@@ -315,7 +305,7 @@ impl Step {
     }
 
     fn check(&self) -> Result<(), String> {
-        if self.path() == Some("") {
+        if self.clone().path().is_some_and(|path| path.is_empty()) {
             return Err("`path` is needed: a folder of recordings, or a manifest".into());
         }
         if !(0.0..=1.0).contains(&self.prob()) {
@@ -388,7 +378,7 @@ pub fn identified(steps: &[Step]) -> Result<Vec<Step>, String> {
     let mut steps = steps.to_vec();
     for step in &mut steps {
         let name = step.name();
-        if let Some(path) = step.path_mut() {
+        if let Some(path) = step.path() {
             let sounds = Sounds::open(path).map_err(|why| format!("`{name}`: {why}"))?;
             *path = sounds.digest(path);
         }
@@ -427,8 +417,8 @@ impl Draws {
 /// Steps with their recordings.
 pub struct Augmenter {
     steps: Vec<(Step, Option<Arc<Sounds>>)>,
-    /// Recordings that could not be used.
-    broken: Mutex<BTreeSet<String>>,
+    /// What could not be used, and whether it was told.
+    broken: Mutex<BTreeMap<String, bool>>,
 }
 
 /// The recordings in use, by their paths.
@@ -439,11 +429,12 @@ impl Augmenter {
     /// If there are no recordings where a step looks for them; with the text of the fault.
     pub fn open(steps: &[Step]) -> Result<Augmenter, String> {
         let open = |step: &Step| -> Result<_, String> {
+            let mut step = step.clone();
             let sounds = match step.path() {
-                Some(path) => Some(SOUNDS.get(path.to_owned(), || Sounds::open(path))?),
+                Some(path) => Some(SOUNDS.get(path.clone(), || Sounds::open(path))?),
                 None => None,
             };
-            Ok((step.clone(), sounds))
+            Ok((step, sounds))
         };
         Ok(Augmenter {
             steps: steps.iter().map(open).collect::<Result<_, String>>()?,
@@ -470,16 +461,20 @@ impl Augmenter {
                 Err(error) => {
                     let path = chosen.map(|chosen| chosen.path()).unwrap_or_default();
                     let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-                    broken.insert(format!("`{}` leaves {path} out: {error}", step.name()));
+                    broken
+                        .entry(format!("`{}` leaves {path} out: {error}", step.name()))
+                        .or_default();
                 }
             }
         }
         signal
     }
 
-    /// What could not be used since the last call, once for each recording while it is in the list.
-    pub fn take_broken(&self) -> BTreeSet<String> {
-        std::mem::take(&mut self.broken.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What could not be used and was not told by an earlier call.
+    pub fn newly_broken(&self) -> Vec<String> {
+        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = broken.iter_mut().filter(|(_, told)| !std::mem::replace(*told, true));
+        new.map(|(message, _)| message.clone()).collect()
     }
 }
 

@@ -179,7 +179,8 @@ impl Cache {
 }
 
 fn lines(manifest: &Path) -> Result<Vec<Sound>, String> {
-    let text = fs::read_to_string(manifest).map_err(|error| format!("cannot read {}: {error}", manifest.display()))?;
+    let bytes = read_file(manifest).map_err(|error| error.to_string())?;
+    let text = String::from_utf8(bytes).map_err(|error| format!("{}: {error}", manifest.display()))?;
     let folder = manifest.parent().unwrap_or(Path::new(""));
     let mut sounds = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
