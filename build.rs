@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// What the program is made of. Where one of these changes it is compiled again in any case, and only then is the
 /// commit asked for again.
-const SOURCES: [&str; 26] = [
+const SOURCES: [&str; 27] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
@@ -30,6 +30,7 @@ const SOURCES: [&str; 26] = [
     "stages/storage/src",
     "stages/training/src",
     "stages/transcription/src",
+    "stages/yaml-guard/src",
     "configs",
     "pipelines",
     "tests/data/corpus/mini",

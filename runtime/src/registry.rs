@@ -255,7 +255,7 @@ impl Registry {
                     faults.push(format!("{name}: it has no setting `{setting}`, which may be a URL"));
                 }
             }
-            schema_faults(name, &schema, &mut faults);
+            schema_faults(name, &schema, false, &mut faults);
             port_faults(kind.as_ref(), &mut faults);
         }
         faults
@@ -292,7 +292,8 @@ fn is_lower_name(text: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
 }
 
-fn schema_faults(at: &str, schema: &serde_json::Value, faults: &mut Vec<String>) {
+/// `is_choice`: whether the schema is one of several, of which a value fits one.
+fn schema_faults(at: &str, schema: &serde_json::Value, is_choice: bool, faults: &mut Vec<String>) {
     match schema {
         serde_json::Value::Object(map) => {
             if let Some(properties) = map.get("properties").and_then(|p| p.as_object()) {
@@ -302,7 +303,7 @@ fn schema_faults(at: &str, schema: &serde_json::Value, faults: &mut Vec<String>)
                     ));
                 }
                 // A variant of an enum: the only property is its name, and the object has the description.
-                let is_variant = properties.len() == 1 && map.contains_key("description");
+                let is_variant = is_choice && properties.len() == 1 && map.contains_key("description");
                 for (name, property) in properties {
                     if property.get("description").is_none() && !is_variant {
                         faults.push(format!("{at}.{name}: no doc comment"));
@@ -318,12 +319,12 @@ fn schema_faults(at: &str, schema: &serde_json::Value, faults: &mut Vec<String>)
                 } else {
                     format!("{at}.{key}")
                 };
-                schema_faults(&at, inner, faults);
+                schema_faults(&at, inner, matches!(key.as_str(), "anyOf" | "oneOf"), faults);
             }
         }
         serde_json::Value::Array(items) => {
             for inner in items {
-                schema_faults(at, inner, faults);
+                schema_faults(at, inner, is_choice, faults);
             }
         }
         _ => {}
@@ -337,6 +338,7 @@ mod tests {
 
     struct Strict;
     struct Lax;
+    struct One;
 
     /// Settings that refuse unknown keys.
     #[derive(Clone, Serialize, Deserialize, schemars::JsonSchema)]
@@ -362,6 +364,13 @@ mod tests {
         share: f64,
     }
 
+    /// One setting, which has no description.
+    #[derive(Clone, Serialize, Deserialize, schemars::JsonSchema)]
+    #[serde(deny_unknown_fields)]
+    struct OneSettings {
+        share: f64,
+    }
+
     macro_rules! toy {
         ($kind:ident, $name:literal, $settings:ident) => {
             impl Kind for $kind {
@@ -381,6 +390,7 @@ mod tests {
     }
     toy!(Strict, "toy.strict", StrictSettings);
     toy!(Lax, "toy", LaxSettings);
+    toy!(One, "toy.one", OneSettings);
 
     #[test]
     fn identity_does_not_depend_on_the_order_of_a_hash_map() {
@@ -397,6 +407,8 @@ mod tests {
             Registry::new(vec![kind::<Strict>()]).unwrap().faults(),
             Vec::<String>::new()
         );
+        let faults = Registry::new(vec![kind::<One>()]).unwrap().faults();
+        assert_eq!(faults, ["toy.one.share: no doc comment"]);
         let faults = Registry::new(vec![kind::<Lax>()]).unwrap().faults();
         assert_eq!(
             faults,

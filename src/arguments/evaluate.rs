@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use flow_manifest::read::usual_language;
 
 #[derive(Debug, Subcommand)]
 pub enum EvaluateCommand {
@@ -40,7 +41,8 @@ fn language_normalization(text: &str) -> Result<(String, Normalize), String> {
         .ok_or("write LANG=HOW, such as en=whisper_english")?;
     match lang.is_empty() {
         true => Err("the code of the language is missing before `=`".to_owned()),
-        false => Ok((lang.to_owned(), Normalize::from_str(how, false)?)),
+        // As rows have it: `EN` and `en-GB` are `en`.
+        false => Ok((usual_language(lang), Normalize::from_str(how, false)?)),
     }
 }
 

@@ -40,7 +40,12 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
         let message = format!("--collar is {}", arguments.collar);
         return Err(Failure::usage(message, "give a number of seconds, 0 or more"));
     }
-    let normalizer = normalizer(&arguments.normalization)?;
+    let normalization = &arguments.normalization;
+    if normalization.normalize == Normalize::ByLanguage || !normalization.normalize_language.is_empty() {
+        let message = "utterances of a diarization have no language to normalise by";
+        return Err(Failure::usage(message, "name one normaliser with --normalize"));
+    }
+    let normalizer = normalizer(normalization)?;
     if let Some(page) = &arguments.page {
         check_page(page, arguments)?;
     }

@@ -28,7 +28,7 @@ fn build(arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Fail
     let (mut without, mut with_unknown) = (0, 0u64);
     let mut failure = None;
     for manifest in &arguments.manifests {
-        let mut add = |text: &str| {
+        let mut add = |text: &str, _: &str| {
             let tokens = tokenizer.encode(text);
             if tokens.contains(&unknown) {
                 // Skipped: the model never emits the unknown token, and without it the tokens around it would count as

@@ -98,7 +98,8 @@ fn a_part_of_the_rows_becomes_a_validation_manifest() {
         .command("run", "pipelines/manifest.yaml", &["val_percent=10", "jsonl=true"])
         .output()
         .unwrap();
-    assert!(!output.status.success(), "there is no such parameter");
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("jsonl"), "{}", stderr(&output));
     let output = place.command("run", "pipelines/manifest.yaml", &["val_percent=20"]);
     let mut output = output;
     output.args([

@@ -229,7 +229,15 @@ fn intervals_columns_and_groups_of_words_are_printed() {
         )
     };
     write("both.jsonl", &(0..24).map(line).collect::<String>());
-    write("train.jsonl", &"{\"text\": \"<|de|> mein in in\"}\n".repeat(5));
+    write(
+        "train.jsonl",
+        &"{\"text\": \"mein in in\", \"locale\": \"de-DE\"}\n".repeat(5),
+    );
+    write("english.jsonl", "{\"text\": \"twenty five\", \"lang\": \"en-GB\"}\n");
+    write(
+        "said.jsonl",
+        "{\"audio_filepath\": \"a.wav\", \"lang\": \"en\", \"text\": \"25\", \"pred_text\": \"25\"}\n",
+    );
     write("names.txt", "New York\n\n");
     let arguments = [
         "both.jsonl",
@@ -245,6 +253,13 @@ fn intervals_columns_and_groups_of_words_are_printed() {
         "names.txt",
         "--switches",
     ];
+    // Texts of training are normalised as those of their language.
+    let english = scores(
+        folder,
+        &["said.jsonl", "--normalize", "by_language", "--train", "english.jsonl"],
+    );
+    let ranges = english["rare_words"].as_array().unwrap();
+    assert_eq!((ranges.len(), &ranges[0]["training_count"]), (1, &"1 to 9".into()));
     let scores = scores(folder, &arguments);
     assert_eq!(scores["clusters"], 12);
     let interval = &scores["normalized_wer"]["interval"];
@@ -283,6 +298,7 @@ fn intervals_columns_and_groups_of_words_are_printed() {
         ),
         (&["both.jsonl", "--normalize-language", "de=german"], "german"),
         (&["both.jsonl", "--ascii-digits"], "`--ascii-digits` needs `indic`"),
+        (&["both.jsonl", "--cluster", "gender"], "--cluster needs --resamples"),
     ] {
         let output = evaluate(folder, arguments);
         expect_code(&output, 2);

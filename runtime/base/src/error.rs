@@ -83,7 +83,15 @@ impl StageError {
         | StageError::Failed { message, .. }
         | StageError::Damaged { message, .. }) = &mut self;
         *message = format!("{name}: {message}");
-        self
+        match self {
+            // The path is one of that machine: here a sound file may have the same one.
+            StageError::Damaged { message, help, .. } => StageError::Failed {
+                message,
+                row: None,
+                help,
+            },
+            other => other,
+        }
     }
 
     pub fn with_help(mut self, text: impl Into<String>) -> Self {

@@ -228,11 +228,14 @@ impl Store {
         for record in records {
             let missing = record.ports.values().find_map(|port| {
                 let selection = port.selection.as_ref()?;
-                let found = self
-                    .inner
-                    .files
-                    .backend()
-                    .size_of(&self.inner.dir.join(&selection.file));
+                // The path of an invalid one may lead anywhere.
+                let size = || {
+                    self.inner
+                        .files
+                        .backend()
+                        .size_of(&self.inner.dir.join(&selection.file))
+                };
+                let found = selection.is_valid().then(size).flatten();
                 (found != Some(selection.file_bytes)).then(|| (selection.file.clone(), found))
             });
             match missing {
@@ -392,10 +395,15 @@ impl Store {
         stored: &'a PortRecord,
     ) -> Result<Option<&'a Arc<Selection>>, StoreError> {
         match &stored.selection {
-            Some(selection) if !selection.is_valid() => Err(StoreError::Damaged {
-                path: self.inner.dir.join(&selection.file),
-                detail: format!("partition {} selects rows that it cannot have", record.partition),
-            }),
+            // The record is wrong, not the file.
+            Some(selection) if !selection.is_valid() => Err(StoreError::io(
+                "use",
+                &self.inner.dir.join(&selection.file),
+                std::io::Error::other(format!(
+                    "partition {} selects rows that it cannot have",
+                    record.partition
+                )),
+            )),
             selection => Ok(selection.as_ref()),
         }
     }

@@ -14,13 +14,11 @@ use serde_json::{Value, json};
 use super::normalizer;
 use super::texts::forms::Form;
 use super::texts::pairs::{Pair, paired};
-use super::texts::{check_columns, cluster, columns, language, rate};
+use super::texts::{check_columns, cluster, columns, edits, language, named, rate};
 use crate::arguments::{CompareFormat, EvaluateCompareArguments};
 use crate::failure::{Exit, Failure};
 use crate::table::{count, lines, plural};
 
-/// Names that a line lists.
-const NAMED: usize = 5;
 /// The rates, as JSON and as titles of tables.
 const NAMES: [(&str, &str); RATES] = [
     ("wer", "Word error rate"),
@@ -173,15 +171,6 @@ fn matched(mut a: Vec<Pair>, mut b: Vec<Pair>) -> Matched {
     matched
 }
 
-/// The first names of a list.
-fn named(names: &[String]) -> String {
-    let first = names[..names.len().min(NAMED)].join(", ");
-    match names.len().saturating_sub(NAMED) {
-        0 => first,
-        more => format!("{first} and {} more", count(more as u64)),
-    }
-}
-
 /// A group of utterances.
 #[derive(Clone, Debug, Default)]
 struct Group {
@@ -251,12 +240,9 @@ impl Compared {
             seed: arguments.draw.seed,
         };
         let resample = |group: &mut Group, clusters: &[[Ratio; 2 * RATES]]| {
-            let of = |first: usize| -> Vec<[Ratio; RATES]> {
-                let part = |both: &[Ratio; 2 * RATES]| std::array::from_fn(|rate| both[first + rate]);
-                clusters.iter().map(part).collect()
-            };
-            group.intervals = Some((resampling.intervals(&of(0)), resampling.intervals(&of(RATES))));
-            group.differences = Some(resampling.differences(clusters));
+            let (intervals, differences) = resampling.compared(clusters);
+            group.intervals = Some(intervals);
+            group.differences = Some(differences);
         };
         resample(&mut compared.overall, &clusters.of("all", ""));
         for (grouping, (_, groups)) in groupings.iter().zip(&mut compared.by) {
@@ -322,15 +308,7 @@ impl Compared {
                 "clusters": group.intervals.map(|(a, _)| a.clusters),
             });
             for (number, (name, _)) in NAMES.into_iter().enumerate().take(self.rates()) {
-                let [a, b] = group.edits(number).map(|edits| {
-                    json!({
-                        "rate": Some(edits.rate()).filter(|rate| rate.is_finite()),
-                        "total": edits.units,
-                        "substitutions": edits.substitutions,
-                        "insertions": edits.insertions,
-                        "deletions": edits.deletions,
-                    })
-                });
+                let [a, b] = group.edits(number).map(edits);
                 let difference = group.differences.map(|differences| differences[number]);
                 let test = difference.and_then(|difference| difference.test);
                 figures[name] = json!({

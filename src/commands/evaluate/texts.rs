@@ -20,10 +20,14 @@ use crate::arguments::{DrawArguments, EvaluateTextsArguments};
 use crate::failure::{Exit, Failure};
 use crate::table::{count, lines};
 
-/// Names that a warning lists.
+/// Names that a line lists.
 const NAMED: usize = 5;
 
 pub fn texts(arguments: &EvaluateTextsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if arguments.draw.cluster.is_some() && arguments.resamples == 0 {
+        let help = "add --resamples 10000, or leave it out";
+        return Err(Failure::usage("--cluster needs --resamples", help));
+    }
     let normalizer = normalizer(&arguments.normalization)?;
     let columns = columns(&arguments.by, &arguments.draw);
     let form = |path| Form::read(path, arguments.ids, &columns);
@@ -158,12 +162,16 @@ fn warn(what: &str, so: &str, names: &[String]) -> io::Result<()> {
     if names.is_empty() {
         return Ok(());
     }
+    writeln!(io::stderr(), "warning: {what} {}, {so}", escape_line(&named(names)))
+}
+
+/// The first names of a list.
+pub fn named(names: &[String]) -> String {
     let first = names[..names.len().min(NAMED)].join(", ");
-    let more = match names.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {} more", count(more as u64)),
-    };
-    writeln!(io::stderr(), "warning: {what} {}{more}, {so}", escape_line(&first))
+    match names.len().saturating_sub(NAMED) {
+        0 => first,
+        more => format!("{first} and {} more", count(more as u64)),
+    }
 }
 
 const HEAD: [&str; 9] = [
@@ -223,16 +231,18 @@ fn cells(name: &str, score: &Score, is_normalized: bool) -> Vec<String> {
     cells
 }
 
+/// A rate and what it is made of, as JSON.
+pub fn edits(edits: &EditCounts) -> Value {
+    json!({
+        "rate": Some(edits.rate()).filter(|rate| rate.is_finite()),
+        "total": edits.units,
+        "substitutions": edits.substitutions,
+        "insertions": edits.insertions,
+        "deletions": edits.deletions,
+    })
+}
+
 pub fn figures(score: &Score, is_normalized: bool) -> Value {
-    let edits = |edits: &EditCounts| {
-        json!({
-            "rate": Some(edits.rate()).filter(|rate| rate.is_finite()),
-            "total": edits.units,
-            "substitutions": edits.substitutions,
-            "insertions": edits.insertions,
-            "deletions": edits.deletions,
-        })
-    };
     let mut figures = json!({
         "wer": edits(&score.words),
         "cer": edits(&score.characters),

@@ -6,7 +6,8 @@
 //! resample `r` of `n` clusters is `nth(seed, r * n + k + 1) % n` of SplitMix64, so that results depend neither on threads nor,
 //! as clusters are sorted by name, on the order of rows.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use flow_kernels::threads::install;
 use flow_random::nth;
@@ -120,8 +121,9 @@ impl Resampling {
         }
     }
 
-    /// The difference of each rate of two systems on the same utterances: ratios of the first system, then of the second.
-    pub fn differences(&self, clusters: &[[Ratio; 2 * RATES]]) -> [Difference; RATES] {
+    /// The intervals of two systems on the same utterances, and the difference of each rate: ratios of the first system, then
+    /// of the second.
+    pub fn compared(&self, clusters: &[[Ratio; 2 * RATES]]) -> ((Intervals, Intervals), [Difference; RATES]) {
         let mut sums = [Ratio::default(); 2 * RATES];
         for cluster in clusters {
             sums.iter_mut().zip(cluster).for_each(|(sum, ratio)| sum.add(ratio));
@@ -130,7 +132,11 @@ impl Resampling {
             0 | 1 => Vec::new(),
             _ => self.rates(clusters),
         };
-        std::array::from_fn(|rate| {
+        let intervals = |first: usize| Intervals {
+            clusters: clusters.len(),
+            rates: std::array::from_fn(|rate| interval(resampled.iter().map(|rates| rates[first + rate]).collect())),
+        };
+        let difference = |rate: usize| {
             let differences: Vec<f64> = resampled
                 .iter()
                 .map(|rates| rates[RATES + rate] - rates[rate])
@@ -145,7 +151,8 @@ impl Resampling {
                     p: p.min(1.0),
                 }),
             }
-        })
+        };
+        ((intervals(0), intervals(RATES)), std::array::from_fn(difference))
     }
 }
 
@@ -169,8 +176,8 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 /// Sums by cluster, of groups that are named by a grouping (such as `language`) and a name in it.
 #[derive(Clone, Debug, Default)]
 pub struct Clusters<const N: usize> {
-    numbers: BTreeMap<String, u32>,
-    groups: BTreeMap<String, BTreeMap<String, HashMap<u32, [Ratio; N]>>>,
+    names: BTreeSet<Arc<str>>,
+    groups: BTreeMap<String, BTreeMap<String, BTreeMap<Arc<str>, [Ratio; N]>>>,
 }
 
 impl<const N: usize> Clusters<N> {
@@ -181,12 +188,12 @@ impl<const N: usize> Clusters<N> {
         groups: impl IntoIterator<Item = (&'g str, &'g str)>,
         ratios: &[Ratio; N],
     ) {
-        let number = match self.numbers.get(cluster) {
-            Some(number) => *number,
+        let cluster = match self.names.get(cluster) {
+            Some(known) => known.clone(),
             None => {
-                let next = self.numbers.len() as u32;
-                self.numbers.insert(cluster.to_owned(), next);
-                next
+                let new: Arc<str> = cluster.into();
+                self.names.insert(new.clone());
+                new
             }
         };
         for (grouping, name) in groups {
@@ -197,29 +204,18 @@ impl<const N: usize> Clusters<N> {
                 continue;
             };
             if !groups.contains_key(name) {
-                groups.insert(name.to_owned(), HashMap::new());
+                groups.insert(name.to_owned(), BTreeMap::new());
             }
             let Some(sums) = groups.get_mut(name) else { continue };
-            let sums = sums.entry(number).or_insert([Ratio::default(); N]);
+            let sums = sums.entry(cluster.clone()).or_insert([Ratio::default(); N]);
             sums.iter_mut().zip(ratios).for_each(|(sum, ratio)| sum.add(ratio));
         }
     }
 
     /// The sums of a group's clusters, in the order of their names.
     pub fn of(&self, grouping: &str, name: &str) -> Vec<[Ratio; N]> {
-        let Some(sums) = self.groups.get(grouping).and_then(|groups| groups.get(name)) else {
-            return Vec::new();
-        };
-        let mut ranks = vec![0usize; self.numbers.len()];
-        for (rank, number) in self.numbers.values().enumerate() {
-            ranks[*number as usize] = rank;
-        }
-        let mut ranked: Vec<(usize, [Ratio; N])> = sums
-            .iter()
-            .map(|(number, sums)| (ranks[*number as usize], *sums))
-            .collect();
-        ranked.sort_unstable_by_key(|(rank, _)| *rank);
-        ranked.into_iter().map(|(_, sums)| sums).collect()
+        let sums = self.groups.get(grouping).and_then(|groups| groups.get(name));
+        sums.map_or(Vec::new(), |sums| sums.values().copied().collect())
     }
 }
 
@@ -265,7 +261,8 @@ mod tests {
                     [a, none, none, none, b, none, none, none]
                 })
                 .collect();
-            let [of_words, of_characters, ..] = resampling.differences(&both);
+            let ((of_one, of_other), [of_words, of_characters, ..]) = resampling.compared(&both);
+            assert_eq!((of_one, of_other.clusters), (intervals, clusters.len()));
             assert_eq!(of_characters.test, None);
             near(of_words.difference, &case["difference"]);
             let test = of_words.test.unwrap();
@@ -281,7 +278,7 @@ mod tests {
         let ratio = Ratio { errors: 1, units: 2 };
         assert_eq!(resampling.intervals(&[[ratio; RATES]]).rates, [None; RATES]);
         assert_eq!(resampling.intervals(&[]).rates, [None; RATES]);
-        let [difference, ..] = resampling.differences(&[[ratio; 2 * RATES]]);
+        let (_, [difference, ..]) = resampling.compared(&[[ratio; 2 * RATES]]);
         assert_eq!(
             difference,
             Difference {
@@ -308,7 +305,7 @@ mod tests {
             };
             let clusters = collected(&rows);
             prop_assume!(clusters.len() > 1);
-            for difference in resampling.differences(&clusters) {
+            for difference in resampling.compared(&clusters).1 {
                 prop_assert_eq!(difference.difference, 0.0);
                 let test = difference.test.unwrap();
                 prop_assert_eq!((test.interval, test.p), ((0.0, 0.0), 1.0));

@@ -105,7 +105,7 @@ fn range((low, high): (f64, f64)) -> String {
 
 /// Error rates of groups of words, in one table.
 fn word_groups(set: &SetFigures) -> Option<Value> {
-    let row = |group: String, counts: &EditCounts| {
+    let row = |(group, counts): (String, &EditCounts)| {
         json!([
             group,
             counts.units,
@@ -115,19 +115,7 @@ fn word_groups(set: &SetFigures) -> Option<Value> {
             counts.substitutions
         ])
     };
-    let WordFigures { rare, names, switches } = &set.words;
-    let mut rows: Vec<Value> = rare
-        .iter()
-        .map(|(label, counts)| row(format!("{label} times in training"), counts))
-        .collect();
-    if let Some(names) = names {
-        rows.push(row("names".to_owned(), &names.words));
-        rows.push(row("other words".to_owned(), &names.others));
-    }
-    if let Some(switches) = switches {
-        rows.push(row("where script or language change".to_owned(), &switches.points));
-        rows.push(row("elsewhere".to_owned(), &switches.elsewhere));
-    }
+    let rows: Vec<Value> = set.words.rows().into_iter().map(row).collect();
     let columns = [
         "group",
         "words",

@@ -11,7 +11,9 @@ use flow_audio::language_tag::{next_tag, split_tag};
 
 use crate::alignment::aligned;
 use crate::normalize::Normalizer;
-use crate::script::{Script, script_of};
+use unicode_script::Script;
+
+use crate::script::script_of;
 use crate::wer::{EditCounts, words};
 
 /// What is measured.
@@ -81,6 +83,25 @@ pub struct WordFigures {
     pub rare: Vec<(String, EditCounts)>,
     pub names: Option<NameFigures>,
     pub switches: Option<SwitchFigures>,
+}
+
+impl WordFigures {
+    /// The groups with their names, as tables show them.
+    pub fn rows(&self) -> Vec<(String, &EditCounts)> {
+        let rare = self.rare.iter();
+        let mut rows: Vec<(String, &EditCounts)> = rare
+            .map(|(label, counts)| (format!("{label} times in training"), counts))
+            .collect();
+        if let Some(names) = &self.names {
+            rows.push(("names".to_owned(), &names.words));
+            rows.push(("other words".to_owned(), &names.others));
+        }
+        if let Some(switches) = &self.switches {
+            rows.push(("where script or language change".to_owned(), &switches.points));
+            rows.push(("elsewhere".to_owned(), &switches.elsewhere));
+        }
+        rows
+    }
 }
 
 /// Errors of names.

@@ -204,20 +204,8 @@ fn log_sum_exp(terms: &[f64]) -> f64 {
     largest + terms.iter().map(|&term| (term - largest).exp()).sum::<f64>().ln()
 }
 
-/// The factor of each utterance's loss in the reduced loss. An utterance without target tokens counts as one with a
-/// single token where NeMo would divide by zero.
-pub fn reduction_factors(reduction: Reduction, target_lengths: &[usize]) -> Vec<f64> {
-    let tokens = target_lengths.iter().sum::<usize>();
-    factors_in(reduction, target_lengths, target_lengths.len(), tokens)
-}
-
-/// The factors of utterances in a batch that has so many utterances and target tokens, others included.
-pub fn factors_in(reduction: Reduction, target_lengths: &[usize], utterances: usize, tokens: usize) -> Vec<f64> {
-    let divisors = divisors_in(reduction, target_lengths, utterances, tokens);
-    divisors.into_iter().map(|divisor| 1.0 / divisor).collect()
-}
-
-/// What the losses of utterances are divided by in a batch that has so many utterances and target tokens, others included.
+/// What the losses of utterances are divided by in a batch that has so many utterances and target tokens, others
+/// included. An utterance without target tokens counts as one with a single token where NeMo would divide by zero.
 pub fn divisors_in(reduction: Reduction, target_lengths: &[usize], utterances: usize, tokens: usize) -> Vec<f64> {
     let (count, volume) = (utterances.max(1) as f64, tokens.max(1) as f64);
     let divisor = |&length: &usize| match reduction {
@@ -231,8 +219,13 @@ pub fn divisors_in(reduction: Reduction, target_lengths: &[usize], utterances: u
 
 /// The loss of a batch: those of its utterances, with so many target tokens each, after the reduction.
 pub fn reduced(reduction: Reduction, losses: &[f64], target_lengths: &[usize]) -> f64 {
-    let factors = reduction_factors(reduction, target_lengths);
-    losses.iter().zip(&factors).map(|(loss, factor)| loss * factor).sum()
+    let tokens = target_lengths.iter().sum();
+    let divisors = divisors_in(reduction, target_lengths, target_lengths.len(), tokens);
+    losses
+        .iter()
+        .zip(&divisors)
+        .map(|(loss, divisor)| loss * (1.0 / divisor))
+        .sum()
 }
 
 #[cfg(test)]

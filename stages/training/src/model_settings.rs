@@ -233,6 +233,12 @@ mod tests {
             assert_eq!(config.vocab_size, 3);
             let again = ModelConfig::from_nemo_yaml(&config.to_nemo_archive_yaml().unwrap()).unwrap();
             assert_eq!((&again.transducer, &again.ctc), (&config.transducer, &config.ctc));
+            // Another vocabulary, as `init` with another tokenizer has it.
+            let mut other = config.clone();
+            other.vocab_size = 2;
+            other.labels.truncate(2);
+            let other = ModelConfig::from_nemo_yaml(&other.to_nemo_yaml().unwrap()).unwrap();
+            assert_eq!(other.labels, labels[..2]);
             config.heads()
         };
         assert_eq!(heads(&|_| ()), "TDT");

@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
+use flow_audio::language_tag::tag_of;
 use flow_evaluation::bootstrap::{Clusters, RATES, Resampling, ratios};
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore};
 use flow_evaluation::word_groups::{TrainingCounts, WordFigures, WordMeasure, WordTally};
 use flow_manifest::read::texts::read_texts;
+use flow_manifest::read::usual_language;
 use serde_json::{Value, json};
 
 use super::super::files::read;
 use super::pairs::Pair;
-use super::{cluster, figures, rate};
+use super::{cluster, edits, figures, rate};
 use crate::arguments::EvaluateTextsArguments;
 use crate::failure::Failure;
 use crate::table::{count, lines};
@@ -31,10 +33,9 @@ pub fn word_measure(arguments: &EvaluateTextsArguments, normalizer: &Normalizer)
     let mut rare = None;
     for manifest in &arguments.train {
         let counts = rare.get_or_insert_with(|| TrainingCounts::new(counts.clone()));
-        // Rows of several languages: that of a text is the one of its tag.
-        let mut add = |text: &str| {
-            let lang = flow_audio::language_tag::tag_of(text).unwrap_or_default();
-            counts.add(text, lang, normalizer);
+        let mut add = |text: &str, lang: &str| {
+            let lang = Some(lang).filter(|lang| !lang.is_empty()).or_else(|| tag_of(text));
+            counts.add(text, &lang.map(usual_language).unwrap_or_default(), normalizer);
         };
         read_texts(manifest, &mut add).map_err(Failure::unreadable)?;
     }
@@ -147,15 +148,6 @@ impl Measured {
                 .map(|(column, scores)| (column.clone(), values(scores)));
             document["columns"] = Value::Object(columns.collect());
         }
-        let edits = |edits: &EditCounts| {
-            json!({
-                "rate": Some(edits.rate()).filter(|rate| rate.is_finite()),
-                "total": edits.units,
-                "substitutions": edits.substitutions,
-                "insertions": edits.insertions,
-                "deletions": edits.deletions,
-            })
-        };
         let WordFigures { rare, names, switches } = &self.words;
         if !rare.is_empty() {
             let ranges = rare
@@ -179,23 +171,11 @@ impl Measured {
 
     /// The table of groups of words, if there are any.
     pub fn write_words(&self, out: &mut dyn Write) -> io::Result<()> {
-        let WordFigures { rare, names, switches } = &self.words;
-        let row = |name: String, edits: &EditCounts| {
+        let row = |(name, edits): (String, &EditCounts)| {
             let counts = [edits.units, edits.substitutions, edits.insertions, edits.deletions];
             [vec![name, rate(edits)], counts.map(count).to_vec()].concat()
         };
-        let mut rows: Vec<Vec<String>> = rare
-            .iter()
-            .map(|(label, counts)| row(format!("{label} times in training"), counts))
-            .collect();
-        if let Some(names) = names {
-            rows.push(row("names".to_owned(), &names.words));
-            rows.push(row("other words".to_owned(), &names.others));
-        }
-        if let Some(switches) = switches {
-            rows.push(row("where script or language change".to_owned(), &switches.points));
-            rows.push(row("elsewhere".to_owned(), &switches.elsewhere));
-        }
+        let mut rows: Vec<Vec<String>> = self.words.rows().into_iter().map(row).collect();
         if rows.is_empty() {
             return Ok(());
         }
@@ -205,7 +185,7 @@ impl Measured {
         for line in lines(&rows) {
             writeln!(out, "{line}")?;
         }
-        if let Some(names) = names {
+        if let Some(names) = &self.words.names {
             let (correct, all) = (count(names.correct), count(names.occurrences));
             writeln!(out, "{correct} of {all} names are right as a whole")?;
         }

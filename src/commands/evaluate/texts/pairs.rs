@@ -377,9 +377,16 @@ fn by_times(said: BTreeMap<String, Vec<Utterance>>, mut heard: BTreeMap<String, 
                 texts[nearest].push(word.text.as_str());
             }
         }
-        for (utterance, words) in utterances.iter().zip(texts) {
+        for (place, (utterance, words)) in utterances.iter().zip(texts).enumerate() {
+            // Speakers may begin at the same time; utterances are in the order of their starts.
+            let start = utterance.turn.start;
+            let earlier = utterances[..place].iter().rev();
+            let number = match earlier.take_while(|other| other.turn.start == start).count() {
+                0 => String::new(),
+                before => format!(" ({})", before + 1),
+            };
             paired.pairs.push(Pair {
-                name: format!("{recording} at {} s", utterance.turn.start),
+                name: format!("{recording} at {start} s{number}"),
                 seconds: utterance.turn.end - utterance.turn.start,
                 is_missing,
                 source: recording.clone(),

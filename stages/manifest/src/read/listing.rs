@@ -17,14 +17,14 @@ use crate::error::ManifestError;
 /// Recordings that make a partition.
 const BLOCK: usize = 1_000;
 /// Most folders that lie in one another below the first.
-const MOST_DEPTH: usize = 64;
+pub const MOST_DEPTH: usize = 64;
 
 pub const AUDIO: [&str; 16] = [
     "flac", "wav", "wave", "mp3", "m4a", "mp4", "aac", "ogg", "oga", "opus", "webm", "mka", "aif", "aiff", "caf", "mov",
 ];
 
 /// Folders that programs put beside recordings.
-const OF_PROGRAMS: [&str; 3] = ["__MACOSX", ".ipynb_checkpoints", "lost+found"];
+pub const OF_PROGRAMS: [&str; 3] = ["__MACOSX", ".ipynb_checkpoints", "lost+found"];
 /// Endings of LibriTTS's transcripts: the first is read, the second is passed over.
 const NORMALIZED: &str = "normalized.txt";
 const ORIGINAL: &str = "original.txt";

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use arrow::array::AsArray;
+use arrow::array::{Array, AsArray, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use flow_runtime::open_regular_file_or_open_pipe;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::json_line;
 use super::tables::sheltered;
-use super::text_tables::TEXT_COLUMNS;
+use super::text_tables::{LANGUAGE_COLUMNS, TEXT_COLUMNS};
 use crate::error::ManifestError;
 
 /// Rows of a table in memory at once.
@@ -23,11 +23,12 @@ const LONGEST_LINE: u64 = 1 << 20;
 
 /// Passes on the texts of a manifest, in order: of a Parquet file (by its ending), or of NeMo's JSON lines, with or
 /// without a byte-order mark. Texts are those of the first of the columns or keys `text, transcription, transcript,
-/// sentence, normalized_text` that is there. Returns how many rows have none.
+/// sentence, normalized_text` that is there. Each comes with the language that its row names, empty where it names none.
+/// Returns how many rows have no text.
 ///
 /// # Errors
 /// If the file cannot be read, or is no such manifest: the line is named.
-pub fn read_texts(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestError> {
+pub fn read_texts(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
     if path
         .extension()
         .is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"))
@@ -45,7 +46,7 @@ fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
     }
 }
 
-fn of_table(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestError> {
+fn of_table(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
     let parquet = |source| ManifestError::Parquet {
         path: path.to_path_buf(),
         source,
@@ -53,26 +54,34 @@ fn of_table(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestErro
     let file = ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))?;
     let metadata = file.metadata().map_err(parquet)?;
     let fields = metadata.schema().fields();
-    let place = TEXT_COLUMNS
-        .iter()
-        .find_map(|name| fields.iter().position(|field| field.name() == name));
-    let Some(place) = place else {
+    let first = |names: &[&str]| {
+        let place = |name: &&str| fields.iter().position(|field| field.name() == name);
+        names.iter().find_map(place)
+    };
+    let Some(place) = first(&TEXT_COLUMNS) else {
         return Err(wrong(
             path,
             format!("it has none of the columns {}", TEXT_COLUMNS.join(", ")),
         ));
     };
-    let mask = ProjectionMask::roots(metadata.parquet_schema(), [place]);
+    let of_language = first(&LANGUAGE_COLUMNS);
+    let mask = ProjectionMask::roots(metadata.parquet_schema(), [place].into_iter().chain(of_language));
     let mut without = 0;
     for batch in file.rows(&metadata, mask, BATCH_ROWS, None).map_err(parquet)? {
         let batch = batch?;
-        let texts = cast(batch.column(0), &DataType::Utf8)?;
-        let Some(texts) = texts.as_string_opt::<i32>() else {
-            return Err(wrong(path, format!("column `{}` is no text", fields[place].name())));
+        let column = |place: usize| -> Result<StringArray, ManifestError> {
+            let name = fields[place].name();
+            let no_text = || wrong(path, format!("column `{name}` is no text"));
+            let texts = cast(batch.column_by_name(name).ok_or_else(no_text)?, &DataType::Utf8)?;
+            texts.as_string_opt::<i32>().cloned().ok_or_else(no_text)
         };
-        for text in texts {
+        let texts = column(place)?;
+        let languages = of_language.map(column).transpose()?;
+        for (row, text) in texts.iter().enumerate() {
+            let language = languages.as_ref().filter(|languages| languages.is_valid(row));
+            let language = language.map_or("", |languages| languages.value(row));
             match text.map(str::trim).filter(|text| !text.is_empty()) {
-                Some(text) => each(text),
+                Some(text) => each(text, language),
                 None => without += 1,
             }
         }
@@ -80,7 +89,7 @@ fn of_table(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestErro
     Ok(without)
 }
 
-fn of_lines(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestError> {
+fn of_lines(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
     let io = |error| ManifestError::io(path, error);
     let mut reader = BufReader::new(open_regular_file_or_open_pipe(path).map_err(io)?);
     let (mut line, mut number, mut without) = (Vec::new(), 0u64, 0);
@@ -117,7 +126,10 @@ fn of_lines(path: &Path, each: &mut dyn FnMut(&str)) -> Result<u64, ManifestErro
             .map(str::trim)
             .filter(|text| !text.is_empty())
         {
-            Some(text) => each(text),
+            Some(text) => {
+                let language = LANGUAGE_COLUMNS.iter().find_map(|name| values.get(*name)?.as_str());
+                each(text, language.unwrap_or_default());
+            }
             None => without += 1,
         }
     }
@@ -128,14 +140,14 @@ mod tests {
     use std::fs::File;
     use std::sync::Arc;
 
-    use arrow::array::{ArrayRef, RecordBatch, StringArray};
+    use arrow::array::{ArrayRef, RecordBatch};
     use parquet::arrow::ArrowWriter;
 
     use super::*;
 
-    fn texts(path: &Path) -> Result<(Vec<String>, u64), ManifestError> {
+    fn texts(path: &Path) -> Result<(Vec<(String, String)>, u64), ManifestError> {
         let mut texts = Vec::new();
-        let without = read_texts(path, &mut |text| texts.push(text.to_owned()))?;
+        let without = read_texts(path, &mut |text, lang| texts.push((text.to_owned(), lang.to_owned())))?;
         Ok((texts, without))
     }
 
@@ -148,7 +160,8 @@ mod tests {
             "{\"text\": \"one two\", \"lang\": \"en\"}\n\n{\"audio_filepath\": \"a.wav\"}\n{\"transcript\": \" three \"}\n{\"text\": \"\"}",
         )
         .unwrap();
-        let expected = (vec!["one two".to_owned(), "three".to_owned()], 2);
+        let row = |text: &str, lang: &str| (text.to_owned(), lang.to_owned());
+        let expected = (vec![row("one two", "en"), row("three", "")], 2);
         assert_eq!(texts(&lines).unwrap(), expected);
 
         let table = place.path().join("a.parquet");
@@ -158,7 +171,8 @@ mod tests {
             Some(" three "),
             Some(""),
         ]));
-        let batch = RecordBatch::try_from_iter([("sentence", column)]).unwrap();
+        let languages: ArrayRef = Arc::new(StringArray::from(vec![Some("en"), None, None, None]));
+        let batch = RecordBatch::try_from_iter([("locale", languages), ("sentence", column)]).unwrap();
         let mut writer = ArrowWriter::try_new(File::create(&table).unwrap(), batch.schema(), None).unwrap();
         writer.write(&batch).unwrap();
         writer.close().unwrap();
@@ -184,7 +198,7 @@ mod tests {
             "\u{feff}{\"text\": \"one\"}\n{\"text\": null, \"transcript\": \"two\"}\n{\"text\": 3, \"sentence\": \"three\"}\n",
         )
         .unwrap();
-        assert_eq!(texts(&lines).unwrap(), (vec!["one".to_owned()], 2));
+        assert_eq!(texts(&lines).unwrap(), (vec![("one".to_owned(), String::new())], 2));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::safetensors::{open_tensor_files, write_entries};
 use super::tensor_entry::written_dtype;
 use super::{Format, OpenModel, TOKENIZER_FILE, TensorEntry, WEIGHTS_FILE, broken, one_width};
 use crate::config::ModelConfig;
-use crate::config::huggingface::{Kind, READ_NOTE, WRITE_NOTE};
+use crate::config::huggingface::{Kind, WRITE_NOTE, read_note};
 use crate::features::LogMel;
 use crate::heads::ctc::AUXILIARY;
 use crate::parameters::{Parameter, ParameterBuilder};
@@ -129,7 +129,7 @@ pub(super) fn open_huggingface(folder: &Path) -> Result<OpenModel> {
         tokenizer,
         no_tokenizer,
         tensors,
-        notes: vec![READ_NOTE.to_string()],
+        notes: vec![read_note(&parsed)],
     })
 }
 

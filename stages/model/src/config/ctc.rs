@@ -86,6 +86,10 @@ pub(super) fn write(
 ) {
     put(root, &["ctc_reduction"], ctc.reduction.name());
     write_decoder(root, &["decoder"], encoder, vocab_size, labels);
+    // They come before the decoder's when they are read.
+    if !labels.is_empty() && root.contains_key("labels") {
+        put(root, &["labels"], labels);
+    }
 }
 
 /// Writes the head beside a transducer.

@@ -103,9 +103,23 @@ fn ctc(root: &Section) -> Result<CtcConfig> {
 }
 
 /// Said to the user when a model is read from such a folder.
-pub const READ_NOTE: &str = "config.json says nothing of the loss (sigma, omega, reduction), SpecAugment, dither and \
-the dropout of the prediction and joint networks: NeMo's stock values stand in (sigma 0.02, omega 0, mean_batch, \
-2 x 27 bands and 10 x 5 % of time, 1e-5, 0.2)";
+pub fn read_note(config: &ModelConfig) -> String {
+    let (unsaid, values) = match Kind::of(config) {
+        Kind::Tdt => (
+            "the loss (sigma, omega, reduction), the dropout of the prediction and joint networks, ",
+            "sigma 0.02, omega 0, mean_batch, 0.2, ",
+        ),
+        Kind::Rnnt => (
+            "the reduction of the loss, the dropout of the prediction and joint networks, ",
+            "mean_batch, 0.2, ",
+        ),
+        Kind::Ctc => ("", ""),
+    };
+    format!(
+        "config.json says nothing of {unsaid}SpecAugment and dither: NeMo's stock values stand in ({values}2 x 27 bands and \
+         10 x 5 % of time, 1e-5)"
+    )
+}
 
 /// Said to the user when a model is written so.
 pub const WRITE_NOTE: &str = "transformers keeps neither the loss (sigma, omega, reduction) nor SpecAugment, dither, \
@@ -339,9 +353,9 @@ impl ModelConfig {
                 }
                 fields
             }
-            // torch knows two of the reductions; NeMo's mean over utterances is its sum with another step size.
+            // torch knows two of the reductions. Of NeMo's means, its own has the size that does not depend on the batch.
             (None, Some(ctc)) => json!({
-                "ctc_loss_reduction": if ctc.reduction == Reduction::Mean { "mean" } else { "sum" },
+                "ctc_loss_reduction": if ctc.reduction == Reduction::Sum { "sum" } else { "mean" },
                 "ctc_zero_infinity": true,
             }),
             (None, None) => json!({}),

@@ -55,9 +55,9 @@ fn durations(root: &Section) -> Result<Option<Vec<usize>>> {
         (root.section("decoding")?, "durations"),
     ];
     for (section, key) in &places {
-        if let Some(durations) = section.sizes(key)? {
-            if durations.is_empty()
-                || durations.iter().any(|&d| d > 10_000)
+        // NeMo writes an empty list where a transducer has none.
+        if let Some(durations) = section.sizes(key)?.filter(|durations| !durations.is_empty()) {
+            if durations.iter().any(|&d| d > 10_000)
                 || durations.windows(2).any(|w| w[0] >= w[1])
                 || durations.iter().all(|&d| d == 0)
             {

@@ -167,6 +167,10 @@ fn heads_that_are_not_known_are_refused_by_name() {
     assert_eq!(ModelConfig::from_nemo_yaml(&yaml).unwrap().ctc.unwrap().weight, 0.5);
     let yaml = opened("ctc").config_yaml + "\ninterctc: {loss_weights: [], apply_at_layers: []}\n";
     ModelConfig::from_nemo_yaml(&yaml).unwrap();
+    let mut root: serde_yaml::Value = serde_yaml::from_str(&opened("rnnt").config_yaml).unwrap();
+    root["decoding"]["durations"] = serde_yaml::Value::Sequence(Vec::new());
+    let yaml = serde_yaml::to_string(&root).unwrap();
+    assert_eq!(ModelConfig::from_nemo_yaml(&yaml).unwrap().heads(), "RNN-T");
 }
 
 #[test]
@@ -572,16 +576,20 @@ fn heads_that_a_model_does_not_have_do_not_decode() {
     assert!(set("ctc", HeadKind::Transducer, 0).is_err());
     assert!(set("ctc", HeadKind::Ctc, 4).unwrap_err().contains("greedy"));
     set("hybrid", HeadKind::Transducer, 4).unwrap();
-    let mut whole = model("hybrid", DType::F32);
-    assert!(whole.decoding.head.is_none());
-    whole.decoding.head = Some(HeadKind::Ctc);
     let without = TdtModel::from_stored(
         opened("hybrid").without_ctc().unwrap().load().unwrap(),
         ModelConfig::from_nemo_yaml(&opened("hybrid").without_ctc().unwrap().config_yaml).unwrap(),
         DType::F32,
         &Device::Cpu,
     );
-    assert_eq!(without.unwrap().config.heads(), "TDT");
+    let mut without = without.unwrap();
+    assert_eq!(without.config.heads(), "TDT");
+    let ctc = DecodingSettings {
+        head: Some(HeadKind::Ctc),
+        ..DecodingSettings::default()
+    };
+    assert!(without.set_decoding(ctc).unwrap_err().to_string().contains("TDT"));
+    assert!(without.decoding.head.is_none());
     // The only head of a model stays.
     assert_eq!(
         opened("ctc").without_ctc().unwrap().tensors.len(),

@@ -473,8 +473,10 @@ impl Augmenter {
     /// What could not be used and was not told by an earlier call.
     pub fn newly_broken(&self) -> Vec<String> {
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = broken.iter_mut().filter(|(_, told)| !std::mem::replace(*told, true));
-        new.map(|(message, _)| message.clone()).collect()
+        let new = broken
+            .iter_mut()
+            .filter_map(|(message, told)| (!std::mem::replace(told, true)).then_some(message));
+        new.cloned().collect()
     }
 }
 

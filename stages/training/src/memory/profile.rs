@@ -226,7 +226,14 @@ fn measured_here(
                 held: count.held(),
             };
             match group {
-                ParameterGroup::Heads => profile.heads = mark,
+                ParameterGroup::Heads => {
+                    profile.heads = mark;
+                    // It stays so where there is no prediction network.
+                    profile.prediction = MemoryMark {
+                        most: mark.held,
+                        held: mark.held,
+                    };
+                }
                 ParameterGroup::Prediction => {
                     profile.joint_held = before - mark.held;
                     profile.prediction = mark;
