@@ -116,9 +116,20 @@ pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) ->
     let locale = locale.map(str::to_string);
     let (common, folder) = (Common::of(settings), root.join("audios"));
     let wanted_split = settings.split.clone();
+    let has_splits = heading.has("split");
     let read = match wanted_split.as_str() {
+        "" if has_splits => "; rows of the splits validation and test are left out (`split: all` reads them)".into(),
         "" | "all" => String::new(),
-        split => format!("; of its splits `{split}` is read"),
+        split if has_splits => format!("; of its splits `{split}` is read"),
+        split => {
+            let why = format!("it has no column split, so `split: {split}` cannot be read of it");
+            return Err(wrong(&table, why));
+        }
+    };
+    let is_wanted = move |split: &str| match wanted_split.as_str() {
+        "all" => true,
+        "" => !["validation", "test"].contains(&usual(split)),
+        wanted => usual(split) == usual(wanted),
     };
     let row = move |_: usize, line: &str| {
         let fields = heading.fields(line, '\t')?;
@@ -127,7 +138,7 @@ pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) ->
         if file.is_empty() || crate::names::unsafe_name(file) {
             return Err(refuse("unsafe_name", format!("{file:?}")));
         }
-        if !["", "all"].contains(&wanted_split.as_str()) && usual(get("split")) != usual(&wanted_split) {
+        if !is_wanted(get("split")) {
             let why = format!("the row is of the split {:?}", get("split"));
             return Err(super::super::rows::refuse_by_rule("other_split", why));
         }

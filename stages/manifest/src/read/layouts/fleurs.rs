@@ -7,8 +7,9 @@ use serde_json::Map;
 use super::super::ReadSettings;
 use super::super::recordings::Wanted;
 use super::super::rows::refuse;
+use super::super::text_tables::renamed;
 use super::splits::chosen;
-use super::table_lines::{TableLines, fields};
+use super::table_lines::{TableLines, fields, first_line};
 use super::utterance::{Common, Utterance, language_called, text_of};
 use super::{LaidOut, Manifest, wrong};
 use crate::error::ManifestError;
@@ -19,24 +20,12 @@ const FIELDS: usize = 7;
 /// Samples a second.
 const RATE: f64 = 16_000.0;
 const WRITTEN: &str = "raw_transcription";
-
-fn first_fields(table: &Path) -> Option<Vec<String>> {
-    use std::io::{BufRead, BufReader, Read};
-    let mut line = String::new();
-    BufReader::new(std::fs::File::open(table).ok()?.take(1 << 16))
-        .read_line(&mut line)
-        .ok()?;
-    Some(
-        line.trim_end_matches(['\n', '\r'])
-            .split('\t')
-            .map(str::to_string)
-            .collect(),
-    )
-}
+const SPOKEN: &str = "transcription";
 
 /// Whether a table has rows of FLEURS from its first line on.
 fn is_table(table: &Path) -> bool {
-    first_fields(table).is_some_and(|fields| {
+    first_line(table).is_some_and(|line| {
+        let fields: Vec<&str> = line.split('\t').collect();
         fields.len() == FIELDS
             && fields[0].parse::<u64>().is_ok()
             && fields[1].ends_with(".wav")
@@ -69,15 +58,24 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
             return Err(wrong(&packed, why));
         }
     }
-    let theirs = super::super::text_tables::renamed(&settings.columns).unwrap_or_default();
-    let as_written = theirs.contains(&(WRITTEN, "text"));
+    let pairs = renamed(&settings.columns).map_err(|why| wrong(root, why))?;
+    if let Some((theirs, ours)) = pairs
+        .iter()
+        .find(|pair| ![(WRITTEN, "text"), (SPOKEN, "text")].contains(pair))
+    {
+        let why = format!(
+            "`columns` has {theirs}={ours}, but of FLEURS it says which text is read: [{WRITTEN}=text] or [{SPOKEN}=text]"
+        );
+        return Err(wrong(root, why));
+    }
+    let as_written = pairs.contains(&(WRITTEN, "text"));
     let files: Vec<PathBuf> = tables.iter().map(|(path, _)| path.clone()).collect();
     let folder = std::path::absolute(root).unwrap_or_default();
     let lang = folder
         .file_name()
         .and_then(|name| language_called(name.to_str()?).map(str::to_string));
     let told = told.map_or_else(String::new, |told| format!("; {told}"));
-    let column = if as_written { WRITTEN } else { "transcription" };
+    let column = if as_written { WRITTEN } else { SPOKEN };
     let told = format!("FLEURS; texts are of the column {column}{told}");
     let (common, root_of) = (Common::of(settings), root.to_path_buf());
     let row = move |file: usize, line: &str| {
@@ -100,7 +98,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         // Several recordings have one sentence.
         extra.insert("sentence_id".into(), fields[0].into());
         extra.insert("gender".into(), fields[6].trim().to_lowercase().into());
-        let key = if as_written { "transcription" } else { WRITTEN };
+        let key = if as_written { SPOKEN } else { WRITTEN };
         extra.insert(key.into(), other.into());
         let id = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
         Ok(Utterance {

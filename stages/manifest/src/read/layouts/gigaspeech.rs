@@ -32,6 +32,8 @@ const MARKS: [(&str, &str); 4] = [
 ];
 /// Words that stand for what is no speech.
 const NO_SPEECH: [&str; 4] = ["<SIL>", "<MUSIC>", "<NOISE>", "<OTHER>"];
+/// Subsets for training, each of which has the ones before it.
+const SUBSETS: [&str; 5] = ["xs", "s", "m", "l", "xl"];
 /// Subsets that are not for training.
 const HELD_OUT: [&str; 2] = ["{DEV}", "{TEST}"];
 
@@ -100,7 +102,17 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
         named => match usual(named) {
             "validation" => "{DEV}".into(),
             "test" => "{TEST}".into(),
-            other => format!("{{{}}}", other.to_uppercase()),
+            "train" => "train".into(),
+            other if SUBSETS.iter().any(|subset| subset.eq_ignore_ascii_case(other)) => {
+                format!("{{{}}}", other.to_uppercase())
+            }
+            other => {
+                let why = format!(
+                    "it has no subset {other:?}, which `split` names; its subsets are {}, dev, test (`split: all` reads all)",
+                    SUBSETS.join(", ")
+                );
+                return Err(wrong(root, why));
+            }
         },
     };
     let corpus = GigaSpeech {

@@ -6,19 +6,16 @@ use std::path::{Path, PathBuf};
 use super::super::ReadSettings;
 use super::super::recordings::Wanted;
 use super::super::rows::refuse;
-use super::splits::chosen;
+use super::splits::{chosen, usual};
 use super::table_lines::{TableLines, fields};
 use super::utterance::{Common, Utterance, language_called, text_of};
 use super::{LaidOut, Manifest, wrong};
 use crate::error::ManifestError;
 
+const RAW: &str = "train_raw";
+const REFINED: &str = "train_refined";
 /// Lists, of which the second is read for training where both are there, and the folder of their recordings.
-const LISTS: [(&str, &str); 4] = [
-    ("train_raw", "train"),
-    ("train_refined", "train"),
-    ("dev", "dev"),
-    ("test", "test"),
-];
+const LISTS: [(&str, &str); 4] = [(RAW, "train"), (REFINED, "train"), ("dev", "dev"), ("test", "test")];
 
 fn list(root: &Path, name: &str) -> PathBuf {
     root.join(format!("{name}.tsv"))
@@ -33,19 +30,25 @@ pub fn detect(root: &Path) -> Option<String> {
 }
 
 pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
-    let there: Vec<(&str, &str)> = LISTS
+    let mut there: Vec<(&str, &str)> = LISTS
         .into_iter()
         .filter(|(name, _)| list(root, name).is_file())
         .collect();
     if there.is_empty() {
         return Err(wrong(root, "there is no train_refined.tsv in it"));
     }
-    let names: Vec<&str> = there.iter().map(|(name, _)| *name).collect();
-    // Of the two lists for training one has the rows of the other.
+    // Of the two lists for training one has the recordings of the other, which is read where it is named.
+    let is_there = |name: &str| there.iter().any(|(other, _)| *other == name);
+    let is_left_out = is_there(RAW) && is_there(REFINED) && !settings.split.eq_ignore_ascii_case(RAW);
+    let training = [REFINED, RAW].into_iter().find(|name| is_there(name));
     let split = match settings.split.as_str() {
-        "" | "train" if names.contains(&"train_refined") => "train_refined",
+        named if usual(named) == "train" => training.unwrap_or(named),
         other => other,
     };
+    if is_left_out {
+        there.retain(|(name, _)| *name != RAW);
+    }
+    let names: Vec<&str> = there.iter().map(|(name, _)| *name).collect();
     let (places, told) = chosen(&names, split, root)?;
     let files: Vec<PathBuf> = places.iter().map(|place| list(root, there[*place].0)).collect();
     let folders: Vec<&str> = places.iter().map(|place| there[*place].1).collect();
@@ -78,6 +81,11 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         .row(&common))
     };
     let told = told.map_or_else(String::new, |told| format!("; {told}"));
-    let told = format!("GigaSpeech 2{told}");
+    let left_out = if is_left_out {
+        "; train_raw.tsv has the same recordings and is not read (`split: train_raw` reads it)"
+    } else {
+        ""
+    };
+    let told = format!("GigaSpeech 2{told}{left_out}");
     LaidOut::of(TableLines::open(&files, false, told, scratch, row)?, root, settings)
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
@@ -30,7 +31,7 @@ use super::super::{ReadSettings, file_stem};
 use super::splits::{chosen, spoken_of, usual};
 use super::stream_offsets::ArrowFile;
 use super::utterance::{Common, Utterance, language_called, text_of};
-use super::{Corpus, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, wrong};
+use super::{Corpus, Entries, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, read_entries, wrong};
 use crate::error::ManifestError;
 
 /// Further names of the text, after those that tables have.
@@ -232,7 +233,7 @@ impl Columns {
             }
             (_, DataType::Boolean) => column.as_boolean().value(row).into(),
             (_, data_type) if data_type.is_integer() => whole(column, row).map_or(Value::Null, Value::from),
-            (_, data_type) if data_type.is_numeric() => number(column, row).map_or(Value::Null, Value::from),
+            (_, data_type) if data_type.is_numeric() => float(column, row).map_or(Value::Null, Value::from),
             _ => text(column, row).map_or(Value::Null, Value::from),
         }
     }
@@ -254,7 +255,7 @@ fn whole(column: &ArrayRef, row: usize) -> Option<i64> {
     Some(one(column, row, &DataType::Int64)?.as_primitive::<Int64Type>().value(0))
 }
 
-fn number(column: &ArrayRef, row: usize) -> Option<f64> {
+fn float(column: &ArrayRef, row: usize) -> Option<f64> {
     Some(
         one(column, row, &DataType::Float64)?
             .as_primitive::<Float64Type>()
@@ -312,6 +313,10 @@ struct File {
     lang: Option<String>,
     split: String,
     places: Places,
+    /// What rows are called by, and their shard.
+    stem: String,
+    /// Whether all its rows hold their recordings, as far as it says so.
+    embeds: bool,
 }
 
 enum Content {
@@ -395,10 +400,9 @@ impl File {
         )?;
         let seconds = |(name, parts): &(String, f64)| {
             let column = batch.column_by_name(name)?;
-            number_of(column, row).map(|value| value / parts)
+            float(column, row).map(|value| value / parts)
         };
         let duration = columns.duration.as_ref().and_then(seconds);
-        let stem = file_stem(&self.path);
         let id = columns
             .id
             .as_ref()
@@ -413,8 +417,8 @@ impl File {
         Ok(Utterance {
             id: id
                 .filter(|id| !id.is_empty())
-                .unwrap_or_else(|| format!("{stem}/{number}")),
-            shard: stem,
+                .unwrap_or_else(|| format!("{}/{number}", self.stem)),
+            shard: self.stem.clone(),
             text,
             lang: columns
                 .lang
@@ -431,10 +435,6 @@ impl File {
     }
 }
 
-fn number_of(column: &ArrayRef, row: usize) -> Option<f64> {
-    number(column, row).filter(|_| column.is_valid(row))
-}
-
 /// A file that is listed: its folder below the first one, and its split.
 #[derive(Clone, Debug, PartialEq)]
 struct Listed {
@@ -444,27 +444,44 @@ struct Listed {
 }
 
 /// Files of an extension in a folder and below it.
-fn listed(root: &Path, extension: &str) -> Vec<Listed> {
-    let mut found = listed_until(root, extension, |_, _| false);
+fn listed(root: &Path, extension: &str) -> Result<Vec<Listed>, ManifestError> {
+    let read = |folder: &Path| {
+        let entries = read_entries(folder)?;
+        let is_one = |name: &str| Path::new(name).extension().is_some_and(|found| found == extension);
+        let mut unnamed = entries.unnamed.iter();
+        match unnamed.find(|(name, is_folder)| *is_folder || is_one(name)) {
+            Some((name, _)) => Err(wrong(&folder.join(name), "its name is not UTF-8; give it another")),
+            None => Ok(entries),
+        }
+    };
+    let mut found = listed_until(root, extension, read, |_, _| false)?;
     found.sort_by(|a, b| a.path.cmp(&b.path));
-    found
+    Ok(found)
 }
 
 /// The first file of an extension that is found in few folders.
 fn first_listed(root: &Path, extension: &str) -> Option<Listed> {
-    let found = listed_until(root, extension, |found, folders| found > 0 || folders >= MOST_FOLDERS);
+    let is_enough = |found, folders| found > 0 || folders >= MOST_FOLDERS;
+    let found = listed_until(root, extension, |folder| Ok(entries_of(folder)), is_enough).ok()?;
     found.into_iter().min_by(|a, b| a.path.cmp(&b.path))
 }
 
-/// `is_enough` is asked after each folder with how many files and folders there were.
-fn listed_until(root: &Path, extension: &str, is_enough: impl Fn(usize, usize) -> bool) -> Vec<Listed> {
+/// `is_enough` is asked after each folder with how many files and folders there were. As for Hugging Face, names that begin with an
+/// underscore do not count.
+fn listed_until(
+    root: &Path,
+    extension: &str,
+    entries: impl Fn(&Path) -> Result<Rc<Entries>, ManifestError>,
+    is_enough: impl Fn(usize, usize) -> bool,
+) -> Result<Vec<Listed>, ManifestError> {
     let (mut found, mut folders) = (Vec::new(), 0);
     let mut waiting = VecDeque::from([(root.to_path_buf(), Vec::<String>::new())]);
     while let Some((folder, below)) = waiting.pop_front() {
-        let entries = entries_of(&folder);
+        let entries = entries(&folder)?;
         for name in entries.names.difference(&entries.folders) {
             let path = folder.join(name);
-            if path.extension().is_some_and(|found| found == extension) && !name.starts_with("metadata.") {
+            let is_one = path.extension().is_some_and(|found| found == extension);
+            if is_one && !name.starts_with("metadata.") && !name.starts_with('_') {
                 let (config, split) = config_and_split(&below, name);
                 found.push(Listed { path, config, split });
             }
@@ -474,11 +491,11 @@ fn listed_until(root: &Path, extension: &str, is_enough: impl Fn(usize, usize) -
             break;
         }
         if below.len() < MOST_DEPTH {
-            let inner = entries.folders.iter();
+            let inner = entries.folders.iter().filter(|name| !name.starts_with('_'));
             waiting.extend(inner.map(|name| (folder.join(name), [&below[..], std::slice::from_ref(name)].concat())));
         }
     }
-    found
+    Ok(found)
 }
 
 /// Configuration and split by the names of folders and of the file: `hindi/train-00000-of-00047.parquet`, `data/test-….parquet`,
@@ -605,7 +622,7 @@ fn chosen_files(
 
 pub fn open_parquet(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let (files, told) = match root.is_dir() {
-        true => chosen_files(root, listed(root, "parquet"), settings)?,
+        true => chosen_files(root, listed(root, "parquet")?, settings)?,
         false => (vec![named(root)], String::new()),
     };
     open_parquet_files(
@@ -653,12 +670,16 @@ fn open_parquet_files(
             let last = first_rows.last().copied().unwrap_or(0);
             first_rows.push(last.saturating_add(u64::try_from(group.num_rows()).unwrap_or(0)));
         }
+        let embeds = (0..metadata.metadata().num_row_groups()).all(|group| is_full(&metadata, group, leaf));
         let content = Content::Parquet {
             leaf,
             first_rows,
             metadata,
         };
-        Ok(file_of(path, split, look, columns, content, settings))
+        Ok(File {
+            embeds,
+            ..file_of(path, split, look, columns, content, settings)
+        })
     };
     let files = files
         .into_iter()
@@ -687,6 +708,8 @@ fn file_of(
     File {
         lang: lang.map(str::to_string),
         places: settings.places(path.parent().unwrap_or(Path::new(""))),
+        stem: file_stem(&path),
+        embeds: false,
         path,
         look,
         columns,
@@ -695,7 +718,32 @@ fn file_of(
     }
 }
 
-fn open_files(root: &Path, files: Vec<File>, what: String, settings: &ReadSettings) -> Result<Manifest, ManifestError> {
+/// Whether the statistics of a row group say that a column has no nulls.
+fn is_full(metadata: &ArrowReaderMetadata, group: usize, leaf: usize) -> bool {
+    let statistics = metadata.metadata().row_group(group).column(leaf).statistics();
+    statistics.and_then(|statistics| statistics.null_count_opt()) == Some(0)
+}
+
+/// Files of one name in several splits (`train/data-00000-of-00001.arrow`) call their rows by the split, too.
+fn name_by_split(files: &mut [File]) {
+    let mut splits: HashMap<&str, &str> = HashMap::new();
+    let is_unclear = files.iter().any(|file| {
+        splits
+            .insert(&file.stem, &file.split)
+            .is_some_and(|other| other != file.split)
+    });
+    for file in files.iter_mut().filter(|_| is_unclear) {
+        file.stem = format!("{}/{}", file.split, file.stem);
+    }
+}
+
+fn open_files(
+    root: &Path,
+    mut files: Vec<File>,
+    what: String,
+    settings: &ReadSettings,
+) -> Result<Manifest, ManifestError> {
+    name_by_split(&mut files);
     let columns = files.first().map(|file| &file.columns);
     let columns = columns.map_or_else(String::new, |columns| {
         format!(
@@ -759,7 +807,7 @@ pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Mani
             .collect()
     } else if root.is_dir() {
         // A cache has results of `map`, too.
-        let all = listed(root, "arrow").into_iter().filter(|file| {
+        let all = listed(root, "arrow")?.into_iter().filter(|file| {
             file.config.is_empty()
                 && !file
                     .path
@@ -783,7 +831,11 @@ pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Mani
         let look = FileLook::of(&path).map_err(|error| ManifestError::io(&path, error))?;
         let file = ArrowFile::open(&path)?;
         let columns = Columns::of(&file.schema, settings).map_err(|why| wrong(&path, why))?;
-        Ok(file_of(path, split, look, columns, Content::Arrow(file), settings))
+        let embeds = !file.has_nulls(&columns.audio, "bytes")?;
+        Ok(File {
+            embeds,
+            ..file_of(path, split, look, columns, Content::Arrow(file), settings)
+        })
     };
     let files = files
         .into_iter()
@@ -821,9 +873,10 @@ impl Corpus for DataSet {
         self.told.clone()
     }
 
-    /// Files with recordings are not read for their digests: their looks stand for them.
-    fn has_files(&self) -> bool {
-        false
+    /// Files with recordings are not read for their digests: their looks stand for them. A row without bytes names another file.
+    fn has_files(&self, part: &Part) -> bool {
+        let file = self.places().get(part.number).map(|(file, _)| *file);
+        file.is_some_and(|file| !self.files[file].embeds)
     }
 
     fn parts(&self) -> Vec<Part> {
@@ -886,8 +939,7 @@ impl Corpus for DataSet {
                 let schema = metadata.parquet_schema();
                 for group in groups {
                     // Where all rows have bytes, these are not read.
-                    let nulls = metadata.metadata().row_group(group).column(*leaf).statistics();
-                    let is_full = nulls.and_then(|nulls| nulls.null_count_opt()) == Some(0);
+                    let is_full = is_full(metadata, group, *leaf);
                     let read = |column: &usize| {
                         let parts = schema.column(*column).path().parts().to_vec();
                         let is_audio = parts.first().is_some_and(|name| name == audio);

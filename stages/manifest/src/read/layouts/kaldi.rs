@@ -14,13 +14,11 @@ use super::super::listing::AUDIO;
 use super::super::recordings::Wanted;
 use super::super::rows::{ManifestRow, Refusal, line_values, refuse};
 use super::super::{ReadSettings, file_stem};
+use super::lhotse::Paths;
 use super::line_file::{Block, IdIndex, Indexing, LineFile};
 use super::utterance::{Common, Utterance, take_line, text_of};
-use super::{Corpus, LaidOut, Manifest, Part, Take, base_of, entries_of, wrong};
+use super::{Corpus, LaidOut, Manifest, Part, Take, entries_of, wrong};
 use crate::error::ManifestError;
-
-/// Recordings by which it is found out what paths are relative to.
-const SAMPLED: usize = 64;
 
 /// A `wav.scp`, in a folder or named itself.
 fn folder_of(root: &Path) -> Option<PathBuf> {
@@ -73,15 +71,14 @@ impl List {
 
     /// What the first line of an id says of it.
     fn find(&self, id: &str) -> Result<Option<String>, ManifestError> {
-        let is_of = |line: &str| split(line).is_some_and(|(other, _)| other == id);
-        let line = self.ids.find(&self.file, id, is_of)?;
-        Ok(line.and_then(|line| split(&line).map(|(_, rest)| rest.to_string())))
+        let of = |line: &str| split(line).and_then(|(other, rest)| (other == id).then(|| rest.to_string()));
+        self.ids.find(&self.file, id, of)
     }
 }
 
 /// The id of a line, and what follows.
 fn split(line: &str) -> Option<(&str, &str)> {
-    let line = line.trim_start_matches('\u{feff}').trim();
+    let line = line.trim();
     let (id, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     (!id.is_empty()).then_some((id, rest.trim()))
 }
@@ -93,9 +90,9 @@ struct Kaldi {
     speakers: Option<List>,
     languages: Option<List>,
     genders: Option<List>,
-    /// What relative paths are relative to.
-    base: Option<PathBuf>,
-    folder: PathBuf,
+    paths: Paths,
+    /// What rows have as their shard.
+    label: String,
     common: Common,
 }
 
@@ -107,39 +104,33 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         list(name)?.ok_or_else(|| wrong(&folder, why))
     };
     let recordings = needed("wav.scp")?;
-    let mut sample = Vec::new();
-    for block in &recordings.blocks {
-        let add = &mut |line: super::line_file::Line<'_>| {
-            if let Ok(Some((_, place))) = line.text.as_ref().map(|text| split(text))
-                && sample.len() < SAMPLED
-                && !place.ends_with('|')
-            {
-                sample.push(place.to_string());
-            }
-            match sample.len() < SAMPLED {
-                true => Ok(()),
-                false => Err(StageError::failed("enough")),
-            }
-        };
-        if recordings.file.lines(*block, add).is_err() {
-            break;
-        }
-    }
+    let place_of = |line: &str| {
+        let (_, place) = split(line)?;
+        (!place.ends_with('|')).then(|| place.to_string())
+    };
     let kaldi = Kaldi {
         text: needed("text")?,
         segments: list("segments")?,
         speakers: list("utt2spk")?,
         languages: list("utt2lang")?,
         genders: list("spk2gender")?,
-        base: base_of(&folder, sample.iter().map(String::as_str)),
+        paths: Paths::of(&recordings.file, &recordings.blocks, place_of),
+        label: file_stem(&folder),
         recordings,
-        folder,
         common: Common::of(settings),
     };
     LaidOut::of(kaldi, root, settings)
 }
 
 impl Kaldi {
+    /// All lists that rows are made of.
+    fn lists(&self) -> impl Iterator<Item = &List> {
+        let others = [&self.segments, &self.speakers, &self.languages, &self.genders];
+        [&self.text, &self.recordings]
+            .into_iter()
+            .chain(others.into_iter().flatten())
+    }
+
     /// The list whose utterances should have texts.
     fn utterances(&self) -> &List {
         self.segments.as_ref().unwrap_or(&self.recordings)
@@ -182,7 +173,7 @@ impl Kaldi {
         }
         Ok(Ok(Utterance {
             id: id.to_string(),
-            shard: file_stem(&self.folder),
+            shard: self.label.clone(),
             text,
             lang: of(&self.languages, id)?,
             lang_field: "utt2lang",
@@ -223,10 +214,7 @@ impl Kaldi {
             .rsplit_once(':')
             .and_then(|(file, offset)| Some((file, offset.parse::<u64>().ok()?)));
         let path = archive.map_or(place, |(file, _)| file);
-        let path = match &self.base {
-            Some(base) => base.join(path),
-            None => self.folder.join(path),
-        };
+        let path = self.paths.join(path);
         let Some((_, offset)) = archive else {
             return Ok(Wanted {
                 files: vec![path],
@@ -304,23 +292,16 @@ fn times(fields: &str) -> Result<(String, f64, Option<f64>), Refusal> {
 
 impl Corpus for Kaldi {
     fn told(&self) -> String {
-        let base = match &self.base {
-            Some(base) if base.as_os_str().is_empty() => "; paths are relative to the current folder".into(),
-            Some(base) => format!("; paths are relative to {}", base.display()),
-            None => String::new(),
-        };
         let segments = if self.segments.is_some() {
             "with segments"
         } else {
             "without segments"
         };
-        format!("a data folder of Kaldi {segments}{base}")
+        format!("a data folder of Kaldi {segments}{}", self.paths.told())
     }
 
     fn parts(&self) -> Vec<Part> {
-        let mut files = vec![self.text.file.path.clone(), self.recordings.file.path.clone()];
-        let others = [&self.segments, &self.speakers, &self.languages, &self.genders];
-        files.extend(others.into_iter().flatten().map(|list| list.file.path.clone()));
+        let files: Vec<PathBuf> = self.lists().map(|list| list.file.path.clone()).collect();
         let texts = (0..self.text.blocks.len()).map(|block| format!("text/{block:06}"));
         let without = (0..self.utterances().blocks.len()).map(|block| format!("without_text/{block:06}"));
         let part = |(number, name): (usize, String)| Part {
@@ -333,7 +314,9 @@ impl Corpus for Kaldi {
     }
 
     fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
-        self.text.file.still()?;
+        for list in self.lists() {
+            list.file.still()?;
+        }
         if let Some(block) = self.text.blocks.get(part.number) {
             return self.text.file.lines(*block, &mut |line| match line.text {
                 Ok(text) => take(Some(line.number), self.row(text)?, &|| line_values(text)),

@@ -227,7 +227,7 @@ pub(super) struct Paths {
 
 impl Paths {
     /// `source_of` gives the path of a line, if it names one.
-    fn of(file: &LineFile, blocks: &[Block], source_of: impl Fn(&str) -> Option<String>) -> Paths {
+    pub fn of(file: &LineFile, blocks: &[Block], source_of: impl Fn(&str) -> Option<String>) -> Paths {
         let mut sample = Vec::new();
         for block in blocks {
             let add = &mut |line: super::line_file::Line<'_>| {
@@ -248,7 +248,7 @@ impl Paths {
         }
     }
 
-    fn told(&self) -> String {
+    pub fn told(&self) -> String {
         match &self.base {
             Some(base) if base.as_os_str().is_empty() => "; paths are relative to the current folder".into(),
             Some(base) => format!("; paths are relative to {}", base.display()),
@@ -256,7 +256,7 @@ impl Paths {
         }
     }
 
-    fn join(&self, path: &str) -> PathBuf {
+    pub fn join(&self, path: &str) -> PathBuf {
         self.base.as_ref().unwrap_or(&self.folder).join(path)
     }
 }
@@ -435,37 +435,39 @@ impl Recordings {
             Err(error) => return Ok(Err(bad(&error))),
         };
         let id = supervision.recording_id.clone();
-        let is_of = |line: &str| serde_json::from_str::<Recording>(line).is_ok_and(|recording| recording.id == id);
-        let Some(recording) = self.ids.find(&self.recordings, &id, is_of)? else {
+        let of = |line: &str| {
+            let recording: Recording = serde_json::from_str(line).ok()?;
+            (recording.id == id).then_some(recording)
+        };
+        let Some(recording) = self.ids.find(&self.recordings, &id, of)? else {
             return Ok(Err(refuse(
                 "missing_recording",
                 format!("there is no recording {id:?}"),
             )));
         };
-        Ok(serde_json::from_str(&recording)
-            .map_err(|error| bad(&error))
-            .and_then(|recording: Recording| {
-                one_channel(supervision.channel.as_ref())?;
-                let wanted = file_of(&recording, &self.paths)?;
-                within(supervision.start, supervision.duration, &recording)?;
-                let text = text_of(
-                    supervision.text.as_deref().unwrap_or_default(),
-                    "the supervision has no text",
-                )?;
-                Ok(Utterance {
-                    extra: supervision.extra(),
-                    id: supervision.id,
-                    shard: self.label.clone(),
-                    text,
-                    lang: supervision.language,
-                    lang_field: "language",
-                    start: supervision.start,
-                    duration: Some(supervision.duration),
-                    wanted,
-                    ..Utterance::default()
-                }
-                .row(&self.common))
-            }))
+        let mut row = || -> Result<ManifestRow, Refusal> {
+            one_channel(supervision.channel.as_ref())?;
+            let wanted = file_of(&recording, &self.paths)?;
+            within(supervision.start, supervision.duration, &recording)?;
+            let text = text_of(
+                supervision.text.as_deref().unwrap_or_default(),
+                "the supervision has no text",
+            )?;
+            Ok(Utterance {
+                extra: supervision.extra(),
+                id: std::mem::take(&mut supervision.id),
+                shard: self.label.clone(),
+                text,
+                lang: supervision.language.take(),
+                lang_field: "language",
+                start: supervision.start,
+                duration: Some(supervision.duration),
+                wanted,
+                ..Utterance::default()
+            }
+            .row(&self.common))
+        };
+        Ok(row())
     }
 }
 
@@ -517,12 +519,13 @@ pub fn open_cuts(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result
         }
         false => (vec![root.to_path_buf()], None),
     };
-    let mut all_paths = Vec::new();
+    let (mut opened, mut all_paths) = (Vec::new(), Vec::new());
     for path in &files {
         let file = LineFile::open(path, scratch)?;
         let blocks = file.blocks(|_, _| {})?;
         let path_of = |line: &str| path_of_recording(recording_of(serde_json::from_str(line).ok()?)?);
         all_paths.push(Paths::of(&file, &blocks, path_of));
+        opened.push((file, blocks));
     }
     let split = told.map_or_else(String::new, |told| format!("; {told}"));
     let told = format!(
@@ -540,7 +543,7 @@ pub fn open_cuts(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result
         })?;
         cut.row(stems[file].clone(), wanted, None, &common)
     };
-    LaidOut::of(TableLines::open(&files, false, told, scratch, row)?, root, settings)
+    LaidOut::of(TableLines::of(opened, false, told, row), root, settings)
 }
 
 fn recording_of(cut: Cut) -> Option<Recording> {

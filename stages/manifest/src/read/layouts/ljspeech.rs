@@ -8,22 +8,13 @@ use super::super::ReadSettings;
 use super::super::file_stem;
 use super::super::recordings::Wanted;
 use super::super::rows::refuse;
-use super::table_lines::{TableLines, fields};
+use super::table_lines::{TableLines, fields, first_line};
 use super::utterance::{Common, Utterance, text_of};
 use super::{LaidOut, Manifest};
 use crate::error::ManifestError;
 
 const TABLE: &str = "metadata.csv";
 const ENDINGS: [&str; 2] = ["wav", "flac"];
-
-fn first_line(table: &Path) -> Option<String> {
-    use std::io::{BufRead, BufReader, Read};
-    let mut line = String::new();
-    BufReader::new(std::fs::File::open(table).ok()?.take(1 << 16))
-        .read_line(&mut line)
-        .ok()?;
-    Some(line.trim_start_matches('\u{feff}').to_string())
-}
 
 /// Whether a folder has such a table: its first field names a recording in `wavs`.
 pub fn is_there(root: &Path) -> bool {

@@ -20,7 +20,7 @@ mod utterance;
 mod voxpopuli;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -30,6 +30,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ReadSettings;
+use super::listing::OF_PROGRAMS;
 use super::looks::{Chain, Eyes};
 use super::opening::Manifest;
 use super::rows::{ManifestRow, Refusal, Rows};
@@ -199,7 +200,7 @@ const KNOWN: [Known; 17] = [
 ];
 
 /// Layouts without columns that `columns` could name.
-const WITHOUT_COLUMNS: [Layout; 10] = [
+const WITHOUT_COLUMNS: [Layout; 11] = [
     Layout::Gigaspeech2,
     Layout::LhotseRecordings,
     Layout::LhotseCuts,
@@ -210,32 +211,36 @@ const WITHOUT_COLUMNS: [Layout; 10] = [
     Layout::Gigaspeech,
     Layout::Ljspeech,
     Layout::Subtitles,
+    Layout::Transcripts,
 ];
 /// Layouts without splits that `split` could name.
-const WITHOUT_SPLITS: [Layout; 5] = [
+const WITHOUT_SPLITS: [Layout; 6] = [
     Layout::LhotseShar,
     Layout::Kaldi,
     Layout::Ljspeech,
     Layout::NemoTarred,
     Layout::Subtitles,
+    Layout::Transcripts,
 ];
 
 impl Known {
     fn open(&self, root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
-        if !settings.columns.is_empty() && WITHOUT_COLUMNS.contains(&self.layout) {
-            return Err(wrong(
-                root,
-                format!("`columns` belongs to manifests with columns, and this is {}", self.name),
-            ));
-        }
-        if !settings.split.is_empty() && WITHOUT_SPLITS.contains(&self.layout) {
-            return Err(wrong(
-                root,
-                format!("`split` belongs to layouts with splits, and this is {}", self.name),
-            ));
-        }
+        refuse_settings(self.layout, self.name, root, settings)?;
         (self.open)(root, settings, scratch)
     }
+}
+
+/// Refuses settings that a layout does not have.
+fn refuse_settings(layout: Layout, name: &str, root: &Path, settings: &ReadSettings) -> Result<(), ManifestError> {
+    if !settings.columns.is_empty() && WITHOUT_COLUMNS.contains(&layout) {
+        let why = format!("`columns` belongs to manifests with columns, and this is {name}");
+        return Err(wrong(root, why));
+    }
+    if !settings.split.is_empty() && WITHOUT_SPLITS.contains(&layout) {
+        let why = format!("`split` belongs to layouts with splits, and this is {name}");
+        return Err(wrong(root, why));
+    }
+    Ok(())
 }
 
 /// Opens what lies at `root`, where a layout of the list fits; none where none does.
@@ -244,13 +249,14 @@ impl Known {
 /// Where several fit, or the one cannot be opened.
 pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Option<Manifest>, ManifestError> {
     if settings.layout == Layout::Transcripts {
+        refuse_settings(Layout::Transcripts, "transcripts", root, settings)?;
         return super::folder::AudioFolder::open(root, settings).map(|folder| Some(Manifest::Folder(folder)));
     }
     if settings.layout != Layout::Auto {
         let known = KNOWN.iter().find(|known| known.layout == settings.layout);
         return known.map(|known| known.open(root, settings, scratch)).transpose();
     }
-    KEPT.set(Some((root.to_path_buf(), entries_of(root))));
+    KEPT.set(Some(HashMap::new()));
     let found: Vec<(&Known, String)> = KNOWN
         .iter()
         .filter_map(|known| Some((known, (known.detect)(root)?)))
@@ -299,9 +305,9 @@ pub trait Corpus: Send + Sync {
     /// Its parts, by name.
     fn parts(&self) -> Vec<Part>;
 
-    /// Whether the recordings of its rows are looked at one by one for changes. Where they lie in few large files, their looks are
-    /// in [`Part::looks`].
-    fn has_files(&self) -> bool {
+    /// Whether the recordings of a part's rows are looked at one by one for changes. Where they lie in few large files, their looks
+    /// are in [`Part::looks`].
+    fn has_files(&self, _part: &Part) -> bool {
         true
     }
 
@@ -347,7 +353,7 @@ impl LaidOut {
     pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
         let partition = |part: &Part| -> Result<SourcePartition, ManifestError> {
             let (mut chain, mut eyes, mut failed) = (None::<Chain>, Eyes::default(), None);
-            let read = match self.corpus.has_files() {
+            let read = match self.corpus.has_files(part) {
                 false => Ok(()),
                 true => self.corpus.each(part, &mut |_, row, _| {
                     // Rows contain the offset of a recording in its tar and a measured duration, so these recordings are looked at in
@@ -406,44 +412,63 @@ fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
     }
 }
 
-/// Names in a folder, without those that begin with a dot or an underscore.
+/// Names in a folder, without those that begin with a dot and the folders of programs.
 #[derive(Debug, Default)]
 struct Entries {
     names: BTreeSet<String>,
     /// Of these, folders and links to folders.
     folders: BTreeSet<String>,
+    /// Names that are not UTF-8, as they can be shown, and whether they are of folders.
+    unnamed: BTreeSet<(String, bool)>,
 }
 
 thread_local! {
-    /// The folder whose layout is found out: each layout asks what is in it, and there may be a million files.
-    static KEPT: RefCell<Option<(PathBuf, Rc<Entries>)>> = const { RefCell::new(None) };
+    /// What is in the folders that were looked into while a layout is found out: each layout asks, and there may be a million files.
+    static KEPT: RefCell<Option<HashMap<PathBuf, Rc<Entries>>>> = const { RefCell::new(None) };
 }
 
-/// What is in a folder; of what is no folder, or cannot be read, nothing.
+/// What is in a folder, to find out a layout; of what is no folder, or cannot be read, nothing.
 fn entries_of(folder: &Path) -> Rc<Entries> {
-    let kept = KEPT.with_borrow(|kept| {
-        kept.as_ref()
-            .filter(|(path, _)| path == folder)
-            .map(|(_, found)| Rc::clone(found))
-    });
-    kept.unwrap_or_else(|| {
-        let mut found = Entries::default();
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            if let Ok(name) = entry.file_name().into_string()
-                && !name.starts_with(['.', '_'])
-            {
-                // Only links are looked up.
-                let is_folder = entry
-                    .file_type()
-                    .is_ok_and(|kind| kind.is_dir() || kind.is_symlink() && entry.path().is_dir());
-                if is_folder {
-                    found.folders.insert(name.clone());
-                }
-                found.names.insert(name);
+    let known = KEPT.with_borrow(|kept| kept.as_ref()?.get(folder).map(Rc::clone));
+    known.unwrap_or_else(|| {
+        let found = read_entries(folder).unwrap_or_default();
+        KEPT.with_borrow_mut(|kept| {
+            if let Some(kept) = kept {
+                kept.insert(folder.to_path_buf(), Rc::clone(&found));
             }
-        }
-        Rc::new(found)
+        });
+        found
     })
+}
+
+/// What is in a folder, to read all of it.
+///
+/// # Errors
+/// When it cannot be read.
+fn read_entries(folder: &Path) -> Result<Rc<Entries>, ManifestError> {
+    let failed = |error| ManifestError::io(folder, error);
+    let mut found = Entries::default();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let kind = entry.file_type().map_err(failed)?;
+        // Only links are looked up.
+        let is_folder = kind.is_dir() || kind.is_symlink() && entry.path().is_dir();
+        let name = match entry.file_name().into_string() {
+            Ok(name) => name,
+            Err(name) => {
+                found.unnamed.insert((name.to_string_lossy().into_owned(), is_folder));
+                continue;
+            }
+        };
+        if name.starts_with('.') || OF_PROGRAMS.contains(&name.as_str()) {
+            continue;
+        }
+        if is_folder {
+            found.folders.insert(name.clone());
+        }
+        found.names.insert(name);
+    }
+    Ok(Rc::new(found))
 }
 
 /// Folders that are looked into to find out a layout.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::buffer::{Buffer, MutableBuffer};
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::ipc::convert::fb_to_schema;
 use arrow::ipc::reader::{read_dictionary, read_record_batch};
 use arrow::ipc::{MessageHeader, root_as_message};
@@ -122,6 +122,46 @@ impl ArrowFile {
         Ok(Some(Message { metadata, body, size }))
     }
 
+    /// Whether a column, or the field `inner` of it where it is a struct, has nulls, by the metadata of all batches. What does not
+    /// say so counts as having some.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is damaged.
+    pub fn has_nulls(&self, column: &str, inner: &str) -> Result<bool, ManifestError> {
+        let mut nodes = Vec::new();
+        let mut next = 0;
+        for field in self.schema.fields() {
+            if field.name() == column {
+                nodes.push(next);
+                if let DataType::Struct(fields) = field.data_type() {
+                    let before = fields.iter().take_while(|field| field.name() != inner);
+                    nodes.push(next + 1 + before.map(|field| nodes_of(field.data_type())).sum::<usize>());
+                }
+            }
+            next += nodes_of(field.data_type());
+        }
+        let mut at = self.first;
+        while let Some(message) = self.message(at)? {
+            at = message.body + message.size;
+            let has_nulls = sheltered(&self.path, || {
+                let header = root_as_message(&message.metadata).map_err(|error| damaged(&self.path, &error))?;
+                let Some(batch) = header.header_as_record_batch() else {
+                    return Ok(false);
+                };
+                let said = batch.nodes();
+                let is_full = |node: &usize| {
+                    let node = said.filter(|said| *node < said.len()).map(|said| said.get(*node));
+                    node.is_some_and(|node| node.null_count() == 0)
+                };
+                Ok(nodes.is_empty() || !nodes.iter().all(is_full))
+            })?;
+            if has_nulls {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Gives each record batch.
     ///
     /// # Errors
@@ -171,6 +211,41 @@ impl ArrowFile {
     }
 }
 
+/// How many nodes of a record batch a column has: itself and, depth first, what is in it.
+fn nodes_of(data_type: &DataType) -> usize {
+    let inner: usize = match data_type {
+        DataType::Struct(fields) => fields.iter().map(|field| nodes_of(field.data_type())).sum(),
+        DataType::Union(fields, _) => fields.iter().map(|(_, field)| nodes_of(field.data_type())).sum(),
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::ListView(field)
+        | DataType::LargeListView(field)
+        | DataType::FixedSizeList(field, _)
+        | DataType::Map(field, _) => nodes_of(field.data_type()),
+        DataType::RunEndEncoded(ends, values) => nodes_of(ends.data_type()) + nodes_of(values.data_type()),
+        _ => 0,
+    };
+    1 + inner
+}
+
 fn damaged(path: &Path, error: &dyn std::fmt::Display) -> ManifestError {
     wrong(path, format!("it is damaged: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nulls_are_told_by_the_metadata_of_batches() {
+        let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/layouts"));
+        let of = |folder: &str| ArrowFile::open(&data.join(folder).join("data-00000-of-00001.arrow")).unwrap();
+        let has_nulls = |folder: &str, column: &str| of(folder).has_nulls(column, "bytes").unwrap();
+        assert!(has_nulls("saved", "audio") && has_nulls("saved", "sentence"));
+        assert!(!has_nulls("saved", "lang") && !has_nulls("saved_dict/train", "audio"));
+        // Only the path of its row is null.
+        assert!(!has_nulls("saved_dict/test", "audio"));
+        assert!(of("saved_dict/test").has_nulls("audio", "path").unwrap());
+        assert!(has_nulls("saved", "no such column"));
+    }
 }

@@ -1,5 +1,6 @@
 //! Corpora whose rows are lines of lists or of tables without quotes.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use flow_runtime::{Partition, StageError};
@@ -38,12 +39,23 @@ impl TableLines {
             let blocks = file.blocks(|_, _| {})?;
             Ok((file, blocks))
         };
-        Ok(TableLines {
-            files: paths.iter().map(open).collect::<Result<_, ManifestError>>()?,
+        let files = paths.iter().map(open).collect::<Result<_, ManifestError>>()?;
+        Ok(TableLines::of(files, has_heading, told, row))
+    }
+
+    /// Of files that are open, each with all its blocks.
+    pub fn of(
+        files: Vec<(LineFile, Vec<Block>)>,
+        has_heading: bool,
+        told: String,
+        row: impl Fn(usize, &str) -> Result<ManifestRow, Refusal> + Send + Sync + 'static,
+    ) -> TableLines {
+        TableLines {
+            files,
             has_heading,
             told,
             row: Box::new(row),
-        })
+        }
     }
 
     fn places(&self) -> impl Iterator<Item = (usize, usize)> {
@@ -84,6 +96,21 @@ impl Corpus for TableLines {
             take_line(take, line.number, line.text, |text| (self.row)(number, text))
         })
     }
+}
+
+/// Most bytes of a first line.
+const LONGEST_HEADING: u64 = 1 << 16;
+
+/// The first line of a table, without a byte order mark and the end of the line; none where it cannot be read or is not UTF-8.
+pub fn first_line(table: &Path) -> Option<String> {
+    let file = std::fs::File::open(table).ok()?.take(LONGEST_HEADING);
+    let mut line = String::new();
+    BufReader::new(file).read_line(&mut line).ok()?;
+    Some(
+        line.trim_start_matches('\u{feff}')
+            .trim_end_matches(['\n', '\r'])
+            .to_string(),
+    )
 }
 
 /// The fields of a line, which are at least `least`.

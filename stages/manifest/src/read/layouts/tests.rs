@@ -118,7 +118,8 @@ fn recordings_and_supervisions_of_lhotse_are_joined() {
             &format!(", \"sources\": [{file}], \"transforms\": [{{\"name\": \"Speed\", \"kwargs\": {{}}}}]"),
         ),
     ];
-    fs::write(at("recordings.jsonl"), recordings.concat()).unwrap();
+    // A byte order mark is of no line.
+    fs::write(at("recordings.jsonl"), format!("\u{feff}{}", recordings.concat())).unwrap();
     let supervision = |id: &str, of: &str, start: f64, duration: f64| {
         format!(
             "{{\"id\": \"{id}\", \"recording_id\": \"{of}\", \"start\": {start}, \"duration\": {duration}, \"channel\": 0, \
@@ -253,6 +254,20 @@ fn folders_of_kaldi_are_joined_by_ids() {
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
+    // A list that is changed while rows are read has its lines elsewhere.
+    for name in ["utt2spk", "utt2lang", "spk2gender", "segments", "wav.scp"] {
+        let path = at("data/train").join(name);
+        let before = fs::read(&path).unwrap();
+        let settings = with_lang(&at("data/train"), "en");
+        let manifest = opened(&settings);
+        let partition = manifest.names().remove(0);
+        fs::write(&path, [b"u0 x 0 1\n", &before[..]].concat()).unwrap();
+        let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(true));
+        let read = manifest.read(&partition, &mut Rows::new(&mut out, &mut recordings));
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("was changed while"), "{error}");
+        fs::write(&path, before).unwrap();
+    }
     // Without segments an utterance is a recording.
     fs::remove_file(at("data/train/segments")).unwrap();
     fs::write(at("data/train/text"), "r1 ek\n").unwrap();
@@ -308,6 +323,26 @@ fn data_sets_of_hugging_face_are_read_where_they_are() {
         expected("data-00000-of-00001")
     );
     assert_eq!(reasons(&run(split("saved_dict", "test"))), ["missing_text"]);
+    // Both splits have a file of one name.
+    let folder = copied(&["saved_dict/dataset_dict.json"]);
+    for name in ["data-00000-of-00001.arrow", "state.json"] {
+        for split in ["train", "test"] {
+            let to = folder.path().join("saved_dict").join(split);
+            fs::create_dir_all(&to).unwrap();
+            fs::copy(data("saved_dict/train").join(name), to.join(name)).unwrap();
+        }
+    }
+    let all = run(ReadSettings {
+        split: "all".into(),
+        ..settings(&folder.path().join("saved_dict"))
+    });
+    let ids: Vec<String> = ["test", "train"]
+        .iter()
+        .flat_map(|split| (0..2).map(move |row| format!("{split}/data-00000-of-00001/{row}")))
+        .collect();
+    let mut found = column(&all, "segment_id");
+    found.sort();
+    assert_eq!(found, ids);
     // A manifest of these rows is read again.
     let output = run(settings(&data("saved")));
     let folder = tempfile::tempdir().unwrap();
@@ -318,6 +353,40 @@ fn data_sets_of_hugging_face_are_read_where_they_are() {
     fs::write(folder.path().join("m.jsonl"), lines.join("\n")).unwrap();
     let again = run(settings(&folder.path().join("m.jsonl")));
     assert_eq!(recordings_of(&again)[0], wav("a.flac"));
+}
+
+#[test]
+fn rows_without_bytes_are_read_again_when_their_recordings_turn_up() {
+    use arrow::array::{ArrayRef, BinaryArray, RecordBatch, StructArray};
+    let folder = tempfile::tempdir().unwrap();
+    let texts = |texts: [&str; 2]| Arc::new(StringArray::from_iter_values(texts)) as ArrayRef;
+    let bytes = BinaryArray::from_opt_vec(vec![Some(b"x"), None]);
+    let audio = StructArray::try_from(vec![
+        ("bytes", Arc::new(bytes) as ArrayRef),
+        ("path", texts(["", "a.flac"])),
+    ]);
+    let columns = [
+        ("audio", Arc::new(audio.unwrap()) as ArrayRef),
+        ("text", texts(["x", "ek"])),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let mut writer = ArrowWriter::try_new(fs::File::create(at("x.parquet")).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let file = fs::File::create(at("x.arrow")).unwrap();
+    let mut writer = arrow::ipc::writer::StreamWriter::try_new(file, &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+    for name in ["x.parquet", "x.arrow"] {
+        let settings = with_lang(&at(name), "hi");
+        let (before, missing) = (extras(&settings), run(settings.clone()));
+        assert_eq!(column(&missing, "text"), Vec::<String>::new());
+        fs::write(at("a.flac"), wav("a.flac")).unwrap();
+        assert_ne!(extras(&settings), before, "{name}");
+        assert_eq!(column(&run(settings), "text"), ["ek"]);
+        fs::remove_file(at("a.flac")).unwrap();
+    }
 }
 
 #[test]
@@ -394,7 +463,7 @@ fn lists_of_public_corpora_are_read_by_their_columns() {
             ("sps/audios/c.mp3", ""),
             (
                 "sps/ss-corpus-ga.tsv",
-                "client_id\taudio_id\taudio_file\tduration_ms\ttranscription\tsplit\n1\t2\tc.mp3\t1000\ta haon\ttrain\n1\t3\td.mp3\t1000\t\ttrain\n",
+                "client_id\taudio_id\taudio_file\tduration_ms\ttranscription\tsplit\n1\t2\tc.mp3\t1000\ta haon\ttrain\n1\t3\td.mp3\t1000\t\ttrain\n1\t4\tc.mp3\t1000\ta do\tdev\n1\t5\tc.mp3\t1000\ta tri\t\n",
             ),
         ],
     );
@@ -454,6 +523,17 @@ fn lists_of_public_corpora_are_read_by_their_columns() {
         short(&read("fleurs/hi_in", "", &["raw_transcription=text"])),
         one("12", "Raw \"one", "hi")
     );
+    for (name, pair) in [
+        ("fleurs/hi_in", "raw_transcript=text"),
+        ("vp", "raw_text=text2"),
+        ("vp", "gender=lang"),
+    ] {
+        let message = failure(ReadSettings {
+            columns: vec![pair.into()],
+            ..settings(&at(name))
+        });
+        assert!(message.contains(pair.split('=').next_back().unwrap()), "{message}");
+    }
     fs::rename(at("fleurs/hi_in/audio/train"), at("fleurs/hi_in/audio/other")).unwrap();
     fs::write(at("fleurs/hi_in/audio/train.tar.gz"), "").unwrap();
     assert!(failure(settings(&at("fleurs/hi_in"))).contains("unpack it"));
@@ -462,6 +542,13 @@ fn lists_of_public_corpora_are_read_by_their_columns() {
     assert_eq!(short(&gs2), one("0-1-2", "sawasdee \"x", "th"));
     assert_eq!(by_reason(&gs2), counts(&[("missing_audio", 1), ("unsafe_name", 1)]));
     assert_eq!(short(&read("gs2/th", "train_raw", &[])), one("0-1-2", "raw", "th"));
+    // The recordings of the raw list are those of the other.
+    assert_eq!(short(&read("gs2/th", "all", &[])), one("0-1-2", "sawasdee \"x", "th"));
+    fs::remove_file(at("gs2/th/train_refined.tsv")).unwrap();
+    fs::write(at("gs2/th/dev.tsv"), "0-1-2\tdev\n").unwrap();
+    for split in ["", "train", "training"] {
+        assert_eq!(short(&read("gs2/th", split, &[])), one("0-1-2", "raw", "th"), "{split}");
+    }
 
     let lj = run(with_lang(&at("lj"), "en"));
     let texts = ["in eighteen fifty", "x \"y"];
@@ -476,8 +563,11 @@ fn lists_of_public_corpora_are_read_by_their_columns() {
     });
     assert!(message.contains("its tables are train, test"), "{message}");
     let sps = read("sps", "", &[]);
-    assert_eq!(short(&sps), one("c", "a haon", "ga"));
-    assert_eq!(reasons(&sps), ["missing_text"]);
+    assert_eq!(column(&sps, "text"), ["a haon", "a tri"]);
+    assert_eq!(by_reason(&sps), counts(&[("missing_text", 1), ("other_split", 1)]));
+    assert_eq!(short(&sps)[..1], one("c", "a haon", "ga"));
+    assert_eq!(column(&read("sps", "all", &[]), "text"), ["a haon", "a do", "a tri"]);
+    assert_eq!(column(&read("sps", "validation", &[]), "text"), ["a do"]);
 }
 
 #[test]
@@ -515,6 +605,12 @@ fn gigaspeech_is_read_segment_by_segment() {
         ..settings(folder.path())
     };
     assert_eq!(column(&run(dev), "segment_id"), ["s3"]);
+    let split = |split: &str| ReadSettings {
+        split: split.into(),
+        ..settings(folder.path())
+    };
+    assert_eq!(column(&run(split("XL")), "segment_id"), ["s1"]);
+    assert!(failure(split("medium")).contains("no subset \"medium\", which `split` names; its subsets are xs, s, m"));
 }
 
 #[test]
@@ -544,6 +640,46 @@ fn subtitles_beside_long_recordings_are_rows() {
     );
     fs::write(folder.path().join("a.en.srt"), srt).unwrap();
     assert!(failure(settings(folder.path())).contains("subtitles of one recording"));
+}
+
+#[test]
+fn recordings_and_subtitles_of_any_name_are_rows_or_rejects() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().unwrap();
+    let vtt = "WEBVTT\n\n00:00.000 --> 00:00.500\nein\n";
+    lay_out(
+        folder.path(),
+        &[
+            ("_4K.wav", ""),
+            ("_4K.de.vtt", vtt),
+            // Another recording of this name.
+            ("_4K.mp3", ""),
+            ("_talks/_b.mp3", ""),
+            ("_talks/_b.srt", "1\n00:00:00,000 --> 00:00:00,500\nzwei\n"),
+            ("_talks/untitled.flac", ""),
+            ("_talks/gone.srt", ""),
+            ("_talks/notes.pdf", ""),
+            ("lost+found/c.mp3", ""),
+        ],
+    );
+    let unnamed = std::ffi::OsStr::from_bytes(b"caf\xe9.mp3");
+    fs::write(folder.path().join(unnamed), recording()).unwrap();
+    let settings = with_lang(folder.path(), "de");
+    let output = run(settings.clone());
+    assert_eq!(column(&output, "text"), ["ein", "zwei"]);
+    assert_eq!(
+        by_reason(&output),
+        counts(&[("missing_audio", 1), ("missing_text", 2), ("unsafe_name", 1)])
+    );
+    let said = details(&output).join("\n");
+    assert!(
+        said.contains("are read with _4K.") && said.contains("untitled.flac: no subtitles"),
+        "{said}"
+    );
+    // What turns up later is read, too.
+    let before = extras(&settings);
+    fs::write(folder.path().join("new.mp3"), recording()).unwrap();
+    assert_ne!(extras(&settings), before);
 }
 
 #[test]
@@ -641,6 +777,15 @@ fn recordings_with_texts_may_have_a_list_beside_them() {
         &[("a.wav", ""), ("a.txt", "one"), ("wav.scp", "a a.wav\n")],
     );
     assert_eq!(column(&run(with_lang(folder.path(), "en")), "text"), ["one"]);
+    for (split, columns) in [("dev", vec![]), ("", vec!["a=text".to_string()])] {
+        let message = failure(ReadSettings {
+            layout: Layout::Transcripts,
+            split: split.into(),
+            columns,
+            ..with_lang(folder.path(), "en")
+        });
+        assert!(message.ends_with("and this is transcripts"), "{message}");
+    }
     // Cuts beside recordings and supervisions.
     let folder = copied(&[
         "lhotse/x_recordings_train.jsonl.gz",

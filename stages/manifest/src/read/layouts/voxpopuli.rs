@@ -7,8 +7,9 @@ use serde_json::Map;
 use super::super::ReadSettings;
 use super::super::recordings::Wanted;
 use super::super::rows::refuse;
+use super::super::text_tables::renamed;
 use super::splits::chosen;
-use super::table_lines::{Heading, TableLines};
+use super::table_lines::{Heading, TableLines, first_line};
 use super::utterance::{Common, Utterance, text_of};
 use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of, wrong};
 use crate::error::ManifestError;
@@ -18,19 +19,6 @@ const OTHER_TEXT: &str = "raw_text";
 /// Letters of an id that name the folder of its year.
 const YEAR: usize = 4;
 
-fn heading_of(table: &Path) -> Option<String> {
-    use std::io::{BufRead, BufReader, Read};
-    let mut line = String::new();
-    BufReader::new(std::fs::File::open(table).ok()?.take(1 << 16))
-        .read_line(&mut line)
-        .ok()?;
-    Some(
-        line.trim_start_matches('\u{feff}')
-            .trim_end_matches(['\n', '\r'])
-            .to_string(),
-    )
-}
-
 /// The tables of a folder of one language, by split.
 fn tables_in(folder: &Path) -> Vec<(PathBuf, String)> {
     let entries = entries_of(folder);
@@ -38,7 +26,7 @@ fn tables_in(folder: &Path) -> Vec<(PathBuf, String)> {
     let table = |name: &String| {
         let split = name.strip_prefix("asr_")?.strip_suffix(".tsv")?;
         let path = folder.join(name);
-        let heading = Heading::of(&heading_of(&path)?, '\t');
+        let heading = Heading::of(&first_line(&path)?, '\t');
         (heading.has("id") && heading.has(OTHER_TEXT)).then(|| (path, split.to_string()))
     };
     names.iter().filter_map(table).collect()
@@ -80,13 +68,18 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
     let tables: Vec<(PathBuf, String, String)> = places.into_iter().map(|place| all[place].clone()).collect();
     let files: Vec<PathBuf> = tables.iter().map(|(path, ..)| path.clone()).collect();
     let headings = files.iter().map(|path| {
-        let line = heading_of(path).ok_or_else(|| wrong(path, "it cannot be read"))?;
+        let line = first_line(path).ok_or_else(|| wrong(path, "it cannot be read"))?;
         Ok(Heading::of(&line, '\t'))
     });
     let headings = headings.collect::<Result<Vec<Heading>, ManifestError>>()?;
     // The text is chosen as of other tables.
-    let theirs = super::super::text_tables::renamed(&settings.columns).unwrap_or_default();
-    let named = theirs
+    let pairs = renamed(&settings.columns).map_err(|why| wrong(root, why))?;
+    if let Some((theirs, ours)) = pairs.iter().find(|(_, ours)| *ours != "text") {
+        let why =
+            format!("`columns` has {theirs}={ours}, but of VoxPopuli it says which text is read: [{OTHER_TEXT}=text]");
+        return Err(wrong(root, why));
+    }
+    let named = pairs
         .iter()
         .find(|(_, ours)| *ours == "text")
         .map_or(TEXT, |(theirs, _)| theirs);
