@@ -173,11 +173,13 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * (place - below as f64)
 }
 
+type ByCluster<const N: usize> = BTreeMap<Arc<str>, [Ratio; N]>;
+
 /// Sums by cluster, of groups that are named by a grouping (such as `language`) and a name in it.
 #[derive(Clone, Debug, Default)]
 pub struct Clusters<const N: usize> {
     names: BTreeSet<Arc<str>>,
-    groups: BTreeMap<String, BTreeMap<String, BTreeMap<Arc<str>, [Ratio; N]>>>,
+    groups: BTreeMap<String, BTreeMap<String, ByCluster<N>>>,
 }
 
 impl<const N: usize> Clusters<N> {

@@ -6,7 +6,6 @@ use crate::figures::{Confusion, SetFigures, confusion};
 use crate::normalize::Normalizer;
 use crate::page::{Evaluated, ModelFigures, PageData, chosen, percent, when};
 use crate::wer::{EditCounts, Score};
-use crate::word_groups::WordFigures;
 
 /// Larger tables are shown in the page only.
 const SHORT: usize = 16;
