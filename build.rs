@@ -94,7 +94,7 @@ fn commit(root: &Path) -> Option<String> {
 
 /// HEAD, and the reference that it names.
 fn watch_commits(root: &Path) -> Option<()> {
-    // In a working tree of its own `.git` is a file, and references lie in the folder that all of them share.
+    // In a working tree of its own `.git` is a file, and references are in the folder that all of them share.
     let folder = root.join(git(root, &["rev-parse", "--git-dir"])?);
     let shared = root.join(git(root, &["rev-parse", "--git-common-dir"])?);
     let head = folder.join("HEAD");

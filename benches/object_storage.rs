@@ -60,7 +60,7 @@ fn write(path: &Path, columns: Vec<(&str, ArrayRef)>) {
     writer.close().expect("the end of the file");
 }
 
-/// A shard of at least so many bytes. Gives their number.
+/// A shard of at least this many bytes. Gives their number.
 fn shard(folder: &Path, name: &str, bytes: u64, recordings: &[Vec<u8>]) -> u64 {
     fs::create_dir_all(folder).expect("a folder of the corpus");
     let file = File::create(folder.join(name).with_extension("tar")).expect("a file of the corpus");

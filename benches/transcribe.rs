@@ -70,7 +70,7 @@ fn workloads(root: &Path, work: &Path) -> [Workload; 3] {
         for (number, cut) in long.chunks(CUT).enumerate() {
             write_wav(&work.join(format!("cuts/{number:04}.wav")), cut);
         }
-        File::create(work.join("whole")).expect("the mark of a whole set");
+        File::create(work.join("whole")).expect("the mark of a complete set");
     }
     let seconds = |samples: usize| samples as f64 / RATE as f64;
     let all_short: usize = (0..SHORT_FILES).map(|number| short(number).len()).sum();

@@ -66,7 +66,7 @@ pub enum Failure {
     /// Process 0 ended the run, and why.
     #[error("process 0 ended the run: {message}")]
     Ended { code: u8, message: String },
-    /// A damaged file of the state directory, rejects that cannot be read, or a model that is not to be had.
+    /// A damaged file of the state directory, rejects that cannot be read, or a model that is not available.
     #[error("{message}")]
     Unreadable { message: String, help: Option<String> },
     /// Standard output or a file of the user could not be written.

@@ -209,7 +209,7 @@ mod tests {
         assert!(SAME.iter().all(|(_, targets)| !targets.is_empty()));
         let near = NEAR.iter().map(|(name, _, targets)| (name, targets));
         for (name, targets) in SAME.iter().map(|(name, targets)| (name, targets)).chain(near) {
-            assert!(seen.insert(name), "{name} stands twice");
+            assert!(seen.insert(name), "{name} appears twice");
             assert_eq!(*name, name.to_lowercase());
             for target in *targets {
                 assert!(known.contains(*target), "{name}: no parameter is called {target}");

@@ -349,7 +349,7 @@ fn try_shard(target: &str, metadata: &[u8], index: &[u8]) -> bool {
         .joined(8192)
         .map(|batch| batch.map_or(0, |batch| batch.num_rows()))
         .sum();
-    let unjoined = shard.unjoined().expect("what has no partner can be told");
+    let unjoined = shard.unjoined().expect("what has no partner is known");
     assert!(joined as u64 <= shard.rows());
     assert!(
         unjoined.iter().map(|(_, rows)| rows.num_rows()).sum::<usize>() <= shard.metadata_rows() + shard.index_rows()

@@ -621,7 +621,7 @@ pub fn stored_decisions(
     Ok(partitions.map(|name| (name.clone(), decisions.of(name))).collect())
 }
 
-/// Decides about `keys` with so many bytes of memory for them: the decisions, and of a choice rows in all and chosen rows by
+/// Decides about `keys` with this many bytes of memory for them: the decisions, and of a choice rows in all and chosen rows by
 /// class.
 ///
 /// # Errors

@@ -114,7 +114,7 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conservation {
     /// Rows of input 0 = rows out over all ports + rejects + what `Out::merged` counted.
-    /// For a source: what `Out::read` counted stands for the rows in.
+    /// For a source: what `Out::read` counted represents the rows in.
     Rows,
     /// The stage makes new rows that do not correspond to those of its input; nothing is compared.
     NewRows,

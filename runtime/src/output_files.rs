@@ -243,7 +243,7 @@ impl Objects {
         Ok(Objects(listed.into_iter().map(object).collect()))
     }
 
-    /// What is wrong with an object that was written with so many bytes and, where that is known, this ETag.
+    /// What is wrong with an object that was written with this many bytes and, where that is known, this ETag.
     pub fn fault(&self, url: &str, bytes: i64, etag: Option<&str>) -> Option<String> {
         let Some((size, found)) = self.0.get(url) else {
             return Some(format!("{url} is gone"));
@@ -275,7 +275,7 @@ impl Objects {
     }
 }
 
-/// What is wrong with the first file that is not as it was written: it may have been written anew by a run with other
+/// What is wrong with the first file that is not as it was written: it may have been rewritten by a run with other
 /// settings. `files` has the columns `path` and `digest`.
 ///
 /// # Errors

@@ -148,7 +148,7 @@ struct ChangeSettings {
     /// Refuses all rows.
     #[serde(default)]
     refuse: bool,
-    /// Otherwise gives rows with texts of so many bytes.
+    /// Otherwise gives rows with texts of this many bytes.
     #[serde(default)]
     length: usize,
     /// Is through with a partition so many milliseconds after it is complete.
@@ -265,7 +265,7 @@ fn sources_hold_back_for_what_stages_collect() {
     println!("{most} held");
     // Collected, and once more while it is encoded.
     assert!(most < 6 * partition, "{most} bytes held");
-    // The same with no bound to speak of, which shows that the bound does it.
+    // The same with no bound to mention, which shows that the bound does it.
     let (_, unbounded) = most_held(|| run_stages(stages, Some(u64::MAX / 4)));
     println!("{unbounded} held without a bound");
     assert!(unbounded > 9 * partition, "{unbounded} bytes held");

@@ -90,7 +90,7 @@ mod tests {
             (&["build", "rec", "--set", "a=1"], Some("build"), "rec"),
             (&["rec", "p.yaml"], Some("p.yaml"), "rec"),
             (&["p.yaml"], None, "p.yaml"),
-            // Options may stand between them.
+            // Options may be between them.
             (&["p.yaml", "--state", "s", "rec"], Some("p.yaml"), "rec"),
             (&["rec", "--run", "latest", "p.yaml"], Some("p.yaml"), "rec"),
             (&["build", "--set", "a=1", "rec"], Some("build"), "rec"),

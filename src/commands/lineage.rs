@@ -118,7 +118,7 @@ fn not_found(run: &PastRun, stages: &[StageRecords], searches: &[Search], text: 
     let help = match near {
         Some(near) => format!("did you mean `{near}`?"),
         None if partition.is_none_or(knows_partition) => {
-            "its id may be spelt otherwise, or no stored stage has it: a segment that only streamed stages saw leaves no trace"
+            "its id may be spelled differently, or no stored stage has it: a segment that only streamed stages saw leaves no trace"
                 .into()
         }
         None => FORMS.into(),

@@ -201,7 +201,7 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
         ));
     }
     // What a process that was killed left there; what cannot be removed does no harm.
-    // (A link that is replaced stands for its target.)
+    // (A link that is replaced represents its target.)
     let target = std::fs::canonicalize(&arguments.to).unwrap_or_else(|_| arguments.to.clone());
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
     let _ = remove_left(folder.unwrap_or(Path::new(".")));

@@ -366,7 +366,7 @@ mod tests {
     use super::*;
     use crate::arguments::PipelineArguments;
 
-    /// What differs between processes of which one has another build, or another file: the names.
+    /// Names of what differs between processes with different builds or files.
     #[test]
     fn another_build_and_other_columns_are_told_apart_by_name() {
         let folder = tempfile::tempdir().unwrap();

@@ -25,7 +25,7 @@ use crate::arguments::{Progress, RunArguments};
 use crate::failure::{Exit, Failure};
 use crate::screen;
 
-/// Sources that change all the time are run after so many times `--settle`, whatever still changes.
+/// Sources that change all the time are run after this many times `--settle`, whatever still changes.
 const LONGEST_WAIT: u32 = 10;
 /// A run that failed is tried again after this time, or as long as sources may take to settle if that is more.
 const RETRY: Duration = Duration::from_secs(60);
@@ -124,7 +124,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Digest of what sources list, and of the pipeline with its values; read anew each time. Events are from here on those
+    /// Digest of what sources list, and of the pipeline with its values; read again each time. Events are from here on those
     /// that come after it was read.
     fn listing(&mut self) -> Result<Digest, Failure> {
         if let Some(events) = &mut self.events {

@@ -182,7 +182,7 @@ mod tests {
             drawn.contains("&lt;7&gt; rows") && drawn.contains("stage done"),
             "{drawn}"
         );
-        // Whatever stands there.
+        // Whatever is there.
         for damaged in ["", "[", "stages: [1]", "stages: {a: {from: 7}}", "params: x"] {
             std::fs::write(&file, damaged).unwrap();
             let _ = drawing(&Frozen::read(&file).nodes, |_| State {

@@ -1,4 +1,4 @@
-//! In what runs differ that stand beside each other: settings of a stage, and parameters.
+//! In what runs differ that are beside each other: settings of a stage, and parameters.
 
 /// Names and values.
 pub type Settings = Vec<(String, String)>;

@@ -64,7 +64,7 @@ pub struct Settings {
     pub shards: Option<PathBuf>,
     /// JSON transcripts, and folders of them.
     pub transcripts: Vec<PathBuf>,
-    /// Folders that their recordings lie in.
+    /// Folders that their recordings are in.
     pub recordings: Vec<PathBuf>,
     /// The file of corrections, where some may be made.
     pub corrections: Option<PathBuf>,

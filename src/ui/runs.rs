@@ -32,7 +32,7 @@ pub const SHOWN: usize = 200;
 const LIST_TIME: Duration = Duration::from_millis(1500);
 /// Between looks at a run that goes on.
 const PAUSE: Duration = Duration::from_secs(1);
-/// After which a state directory in object storage is looked at anew.
+/// Interval at which a state directory in object storage is reread.
 const REOPENED: Duration = Duration::from_secs(60);
 /// Largest report that is served.
 const MAX_REPORT: u64 = 256 << 20;

@@ -117,12 +117,9 @@ fn recording(path: &Path, transcript: &Transcript, folders: &[PathBuf]) -> Resul
         .map(|folder| folder.join(&source));
     let beside = source.file_name().and_then(|name| Some(path.parent()?.join(name)));
     let mut places = folders.chain([source.clone()]).chain(beside);
-    let found = places.find(|path| path.is_file()).ok_or_else(|| {
-        format!(
-            "{} is not there; --recordings names the folder that it lies in",
-            source.display()
-        )
-    })?;
+    let found = places
+        .find(|path| path.is_file())
+        .ok_or_else(|| format!("{} is not there; --recordings names its folder", source.display()))?;
     // Other files that a transcript may name are not served.
     RecordingReader::open(&found, None, Channels::Mix).map_err(|error| format!("{}: {error}", found.display()))?;
     Ok(found)

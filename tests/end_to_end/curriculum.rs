@@ -117,7 +117,7 @@ fn a_changed_curriculum_is_refused() {
         &["train.curriculum=[30, all]", "train.curriculum_steps=[3]"],
         "curriculum_steps",
     );
-    // It would move the end of the first stage, which lies behind.
+    // It would move the end of the first stage, which is behind.
     refused(&["train.curriculum=[30, all]", "train.max_steps=8"], "max_steps");
     for wrong in ["[all, 30]", "[30, 30]", "[ten]", "[0, all]", "[-3]"] {
         refused(&[&format!("train.curriculum={wrong}")], "curriculum");

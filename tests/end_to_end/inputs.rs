@@ -165,7 +165,7 @@ fn recordings_in_tars_that_change_are_evaluated_again() {
 fn delete_tars(shards: &Path) {
     for lang in fs::read_dir(shards).unwrap() {
         let lang = lang.unwrap().path();
-        // Some of what lies there are files.
+        // Some of what is there are files.
         for shard in fs::read_dir(lang).into_iter().flatten() {
             for file in fs::read_dir(shard.unwrap().path()).into_iter().flatten() {
                 let path = file.unwrap().path();

@@ -102,7 +102,7 @@ fn started(commands: [Command; 2]) -> [Started; 2] {
 pub fn wait_until(what: &str, is: impl Fn() -> bool) {
     let until = Instant::now() + LONG;
     while !is() {
-        assert!(Instant::now() < until, "waited in vain: {what}");
+        assert!(Instant::now() < until, "waited without success: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -99,7 +99,7 @@ impl Place {
     }
 }
 
-/// The files of the set that stands below a prefix.
+/// The files of the set that is below a prefix.
 fn set_at(prefix: &Path) -> BTreeMap<String, Vec<u8>> {
     let sets = fs::read_dir(prefix).unwrap().map(|entry| entry.unwrap().path());
     let sets: Vec<PathBuf> = sets.filter(|path| path.is_dir()).collect();
@@ -158,7 +158,7 @@ fn a_training_in_buckets_gives_the_bits_of_the_disk_whoever_is_killed() {
     let mut alone = place.on(5, &command, STATE);
     expect_code(&alone.output().unwrap(), 0);
     let fetched = "GET /bucket/run/step-000000004/model.safetensors";
-    assert!(place.server.requests(fetched) > 0, "it began anew");
+    assert!(place.server.requests(fetched) > 0, "it started over");
     let step = place.served("run/step-000000008");
     for (name, bytes) in expected {
         assert!(fs::read(step.join(&name)).unwrap() == bytes, "{name} has other bits");

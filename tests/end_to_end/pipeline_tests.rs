@@ -57,7 +57,7 @@ fn stdout(output: &Output) -> String {
 
 #[test]
 fn the_shipped_pipelines_pass_their_tests() {
-    // Those of long pipelines stand in files of their own.
+    // Those of long pipelines are in files of their own.
     let folders = ["pipelines", "tests/pipelines"].map(|name| Path::new(env!("CARGO_MANIFEST_DIR")).join(name));
     let mut tested = 0;
     for entry in folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
@@ -290,7 +290,7 @@ fn rows_of_a_run_are_recorded() {
         .filter(|line| line.starts_with("          - {_row: "))
         .count();
     assert!((1..=5).contains(&rows), "{recorded}");
-    // In place of the tests that stand there.
+    // In place of the tests that are there.
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let pipeline = std::fs::read_to_string(root.join("pipelines/build_manifest_v2.yaml")).unwrap();
     let (pipeline, _) = pipeline.split_once("\ntests:\n").unwrap();

@@ -134,7 +134,7 @@ fn divided(line: &str) -> Vec<String> {
     arguments.map(|argument| argument.replace('\'', "")).collect()
 }
 
-/// Lines of the documentation that run a pipeline pass the check as they stand: pipelines, overlays and settings are there. (Files
+/// Lines of the documentation that run a pipeline pass the check as they are: pipelines, overlays and settings are there. (Files
 /// of the user's are not, which is warned of.)
 #[test]
 fn lines_of_the_documentation_pass_the_check() {

@@ -140,7 +140,7 @@ fn a_token_is_sent_to_the_hub_and_found_nowhere() {
     }
     assert!(path("hook.json").exists() && events.exists());
     assert_eq!(files_with(folder.path(), TOKEN), Vec::<PathBuf>::new());
-    // The search finds the name, which stands in its place.
+    // The search finds the name, which is in its place.
     assert!(!files_with(&path("state"), "${token}").is_empty() || !files_with(&path("state"), "$secret").is_empty());
 }
 

@@ -83,7 +83,7 @@ fn npm_installs(package: &str, folder: &Path) -> bool {
     installed(install.current_dir(folder))
 }
 
-/// Node with a script of `tests/browser`, in a folder of this name with what it needs; none where that is not to be had.
+/// Node with a script of `tests/browser`, in a folder of this name with what it needs; none where that is not available.
 pub fn browser(script: &str, folder: &str) -> Option<Command> {
     let folder = kept(folder);
     let chromium = std::env::var("FLOW_TEST_CHROMIUM").unwrap_or_else(|_| "chromium".into());

@@ -23,7 +23,7 @@ const SEED: u64 = 10_000;
 
 /// What the least resident memory of each later fifth of the requests may exceed the most of the first two fifths by, in KiB. For
 /// the last fifth it is 16 KiB for each of the 4,000 requests between, and the smallest recording that is sent has 25: a leak of
-/// recordings, of their samples or of jobs exceeds it. The least counts, as without a leak 120 MiB lie between rounds (606 to 727 in
+/// recordings, of their samples or of jobs exceeds it. The least counts, as without a leak 120 MiB are between rounds (606 to 727 in
 /// those from the 2,400th request to the 14,400th): what the allocator keeps depends on which requests come together.
 const MOST_GROWTH: u64 = 64 << 10;
 

@@ -204,7 +204,7 @@ fn words_have_speakers() {
             .all(|segment| segment.get("speaker").is_none())
     );
 
-    // `flow diarize` gives the same turns; the transcript that stands here is none of its files.
+    // `flow diarize` gives the same turns; the transcript that is here is none of its files.
     expect_code(&place.flow("diarize", &[]), 0);
     assert_eq!(place.out("talks/conv2.rttm"), rttm);
     let output = place.flow("diarize", &["--format", "json"]);

@@ -197,7 +197,7 @@ fn what_stays_wrong_is_said_as_on_disk() {
         ("s3://corpora/../shards", "no part of a key may be"),
         (
             "https://user:hush@host/shards",
-            "no user or password may stand in a URL",
+            "a URL must not contain a user or password",
         ),
         ("https://host/shards", "cannot be listed"),
     ] {

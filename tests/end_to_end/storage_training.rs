@@ -36,7 +36,7 @@ impl Place {
         }
     }
 
-    /// A training of which everything lies in a bucket.
+    /// A training of which everything is in a bucket.
     fn train(&self, settings: &[&str]) -> Command {
         let all: Vec<&str> = ["checkpoints=s3://runs/first"]
             .iter()
@@ -136,7 +136,7 @@ fn training_in_buckets_gives_the_bits_of_the_disk_and_goes_on_elsewhere() {
     let fetched = place
         .server
         .requests("GET /runs/first/step-000000004/model.safetensors");
-    assert!(fetched > 0, "it began anew");
+    assert!(fetched > 0, "it started over");
     let metrics = fs::read_to_string(place.server.root().join("runs/first/metrics.jsonl")).unwrap();
     assert!(
         metrics.contains("\"step\":0") && metrics.contains("\"step\":8"),

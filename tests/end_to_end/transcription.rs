@@ -206,7 +206,7 @@ fn what_cannot_be_read_is_named_and_silence_is_no_error() {
     expect_code(&none.output().unwrap(), 1);
 }
 
-/// Whatever lies in a stranger's folder: each file has a transcript or is named with its reason.
+/// Whatever is in a stranger's folder: each file has a transcript or is named with its reason.
 #[test]
 fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
     let place = Place::new();
@@ -275,7 +275,7 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
     }
     assert!(!place.path("out/notes.txt").exists() && !place.path("out/talks/back").exists());
 
-    // What was refused is told by the next run too, until it is there.
+    // What was refused is recognised by the next run too, until it is there.
     std::fs::write(place.path("in/nowhere.flac"), recording("rec_hi_0001_000.flac")).unwrap();
     let again = place.transcribe(&["--format", "txt,json"]);
     expect_code(&again, 4);
@@ -474,7 +474,7 @@ fn of_several_tracks_the_default_one_is_transcribed_and_named() {
     expect_code(&output, 0);
     let said = stderr(&output);
     assert!(
-        said.contains("two.mkv: it has 2 audio tracks, of which number 2 is decoded"),
+        said.contains("two.mkv: it has 2 audio tracks; number 2 is decoded"),
         "{said}"
     );
     assert!(!place.out("two.txt").trim().is_empty());

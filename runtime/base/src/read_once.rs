@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// every file that decides a stage's output is read through this type, and the bytes used are those whose digest is in
 /// the key.
 ///
-/// Clones share what was read. Under another name (a clone whose setting was changed) the file is read anew.
+/// Clones share what was read. Under another name (a clone whose setting was changed) the file is read again.
 pub struct ReadOnce<T>(Arc<Mutex<Option<Read<T>>>>);
 
 /// A file name, and what was read from that file.

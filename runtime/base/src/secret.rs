@@ -115,7 +115,7 @@ impl Secrets {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the value of a parameter, and gives the name that stands for it: another one where a parameter of an included
+    /// Adds the value of a parameter, and gives the name that represents it: another one where a parameter of an included
     /// pipeline has the same name and another value.
     pub fn add(&self, parameter: &str, value: &str) -> String {
         let mut all = self.all();

@@ -54,7 +54,7 @@ pub fn no_url(what: &str, scheme: &str) -> String {
 }
 
 /// What may be done about it.
-pub const NO_URL_HELP: &str = "docs/storage.md says what may lie in object storage; copy what is read here to this machine, or write here \
+pub const NO_URL_HELP: &str = "docs/storage.md says what may be in object storage; copy what is read here to this machine, or write here \
     and copy the files to the bucket afterwards";
 
 #[cfg(test)]

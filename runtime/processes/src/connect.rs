@@ -34,7 +34,7 @@ pub(super) fn connect(server: &Server, client: &Client, until: Instant) -> Resul
     let unreachable = |why: &dyn fmt::Display| {
         failed(
             format!("{} cannot be reached: {why}", server.name),
-            "is it started, with that host and port, and does no firewall stand between?",
+            "is it started, with that host and port, and is there no firewall between them?",
         )
     };
     let mut last = unreachable(&"no time was left");

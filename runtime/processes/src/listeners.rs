@@ -15,7 +15,7 @@ pub(super) struct Listeners {
 
 impl Listeners {
     /// Listens at `port` (0: any that is free). A port that is taken is waited for until `until`: the process that was
-    /// killed there may not be gone yet. Warns where it listens more widely than it was told to, and where
+    /// killed there may not be gone yet. Warns where it listens more widely than it was asked to, and where
     /// others than this machine can connect though there is no secret.
     pub fn open(join: &Join, port: u16, until: Instant, tell: &dyn Fn(JoinMessage)) -> Result<Listeners, JoinError> {
         let all = bind_once_free(join, port, until, tell).map_err(|error| match error.kind() {

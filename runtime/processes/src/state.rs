@@ -16,7 +16,7 @@ const OF_A_MESSAGE: u64 = 256;
 
 /// Messages that nobody listens to yet may have this share of the memory that is available at first,
 const KEPT_SHARE: u64 = 4;
-/// and so many bytes at least.
+/// and this many bytes at least.
 const LEAST_KEPT: u64 = 64 << 20;
 
 pub(super) type LossListener = Arc<dyn Fn(&Loss) + Send + Sync>;
@@ -101,7 +101,7 @@ impl GroupState {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a message of so many bytes may be read.
+    /// Whether a message of this many bytes may be read.
     ///
     /// # Errors
     /// If nobody listens to its topic, and too much is kept already for who may listen later.
@@ -231,7 +231,7 @@ impl Inner {
     }
 }
 
-/// What a message of so many bytes costs while it is kept.
+/// What a message of this many bytes costs while it is kept.
 fn cost(bytes: u64) -> u64 {
     bytes.saturating_add(OF_A_MESSAGE)
 }

@@ -37,7 +37,7 @@ impl StageSelection {
         if is_partial && (options.from.is_some() || !options.only.is_empty()) {
             return Err((
                 "--partition cannot be given together with --from or --only".to_string(),
-                "these take what stands of other stages, which is of all partitions".to_string(),
+                "these take the stored output of other stages, which covers all partitions".to_string(),
             ));
         }
         if let Some(name) = &options.from {

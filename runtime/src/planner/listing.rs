@@ -18,7 +18,7 @@ pub struct Listing {
     /// Equal for equal partitions, made of files of equal sizes, modification times and inodes.
     pub digest: Digest,
     /// Folders and files that sources name in their settings, as absolute paths, sorted, if all files that were listed are
-    /// these or lie below them, and only this machine writes there: then what changes the listing changes something there.
+    /// these or are below them, and only this machine writes there: then what changes the listing changes something there.
     /// Else none.
     pub paths: Vec<PathBuf>,
 }
@@ -69,7 +69,7 @@ impl PlanState {
     }
 }
 
-/// Of several paths the one that is a file's, or the folder that it lies in or below; of two the one below the other.
+/// Of several paths the one that is a file's, or the folder that it is in or below; of two the one below the other.
 fn innermost<'p>(paths: &'p [PathBuf], file: &Path) -> Option<&'p PathBuf> {
     let file = std::path::absolute(file).ok()?;
     let around = paths.iter().filter(|path| file.starts_with(path));

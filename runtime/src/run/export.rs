@@ -41,7 +41,7 @@ pub(super) fn run(
         ExportSet::clean_up(&folder, run_id);
         if state.selection.selected[node] {
             let stage = &state.stage(node).name;
-            let message = format!("{stage}: its files stand unchanged in {}", folder.display());
+            let message = format!("{stage}: its files are unchanged in {}", folder.display());
             state.events.send(Event::Note { message });
         }
         return Ok(());

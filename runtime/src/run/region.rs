@@ -64,8 +64,8 @@ fn run(state: &mut PlanState, region: usize, running: &Running, run_counts: &mut
         let stale = state.nodes[node].stale;
         if stale > 0 && !state.is_partial() && state.graph.nodes[node].stored.contains(&true) {
             let message = match stale {
-                1 => "a partition is taken as it stands, though the plan would make it again".to_string(),
-                _ => format!("{stale} partitions are taken as they stand, though the plan would make them again"),
+                1 => "a partition is used although its stored output is stale".to_string(),
+                _ => format!("{stale} partitions are used although their stored output is stale"),
             };
             state.events.send(Event::Warning {
                 stage: Some(state.graph.nodes[node].name.clone()),

@@ -474,7 +474,7 @@ fn with_origin_of_value(stage: &Stage, below_with: &Steps, help: Option<String>)
     match (put_in, help) {
         (None, help) => help,
         (Some(put_in), help) => {
-            // A user, a password or a signature may stand there.
+            // A user, a password or a signature may be there.
             let is_secret =
                 url_scheme(put_in.value.trim_matches(['"', '\''])).is_some_and(|_| put_in.value.contains(['@', '?']));
             let value = if is_secret { "a URL" } else { &put_in.value };

@@ -158,7 +158,7 @@ impl<L: Lookup> Parser<'_, '_, L> {
     fn deeper(&mut self, start: usize) -> Result<(), Mistake> {
         self.depth += 1;
         if self.depth > DEEPEST {
-            let message = format!("more than {DEEPEST} parentheses or `not` lie within each other");
+            let message = format!("more than {DEEPEST} parentheses or `not` are nested");
             return Err(self.mistake(start, message, None));
         }
         Ok(())

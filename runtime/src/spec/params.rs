@@ -76,7 +76,7 @@ pub struct ParamValue {
 pub(super) struct Given {
     pub by: String,
     pub place: Option<Place>,
-    /// Whether it stands in a pipeline, and not in an overlay or on the command line.
+    /// Whether it is in a pipeline, and not in an overlay or on the command line.
     pub by_pipeline: bool,
 }
 
@@ -362,7 +362,7 @@ impl Params {
             && !written.is_null()
             && !reads_environment(written)
         {
-            let message = format!("parameter `{name}` is secret, so its value cannot stand in a pipeline file");
+            let message = format!("parameter `{name}` is secret, so a pipeline file cannot contain its value");
             let help =
                 "write `default: ${env:NAME}`, `default: null` where it need not be given, or no default".to_string();
             wrong(here, Part::Key, message, Some(help));
@@ -483,7 +483,7 @@ impl Params {
                     (None, Some(_)) => {
                         self.files_with_secrets.insert(source.path.clone());
                         let message =
-                            format!("parameter `{name}` is secret, so its value cannot stand in a pipeline file");
+                            format!("parameter `{name}` is secret, so a pipeline file cannot contain its value");
                         found.push(
                             given
                                 .wrong(message)
@@ -565,7 +565,7 @@ impl Params {
         }
     }
 
-    /// Puts the folder that `${file_dir}` stands for into the texts of an overlay or of the command line: their values are
+    /// Puts the folder that `${file_dir}` represents into the texts of an overlay or of the command line: their values are
     /// resolved among the parameters of another file. `name` is the parameter that is given the value; empty for a map of all.
     /// Values of secrets may hold any characters, and stay as they are.
     pub fn put_file_dir(&self, name: &str, value: &mut Value, folder: &str) {
@@ -612,7 +612,7 @@ impl Params {
         .help(did_you_mean(name, members, "parameters in it"))
     }
 
-    /// The default at `name`, which may lie within a map that is a parameter's default.
+    /// The default at `name`, which may be within a map that is a parameter's default.
     fn declared(&self, name: &str) -> Option<&Value> {
         let (index, inner) = self.find(name)?;
         inner.of(self.params[index].default.as_ref()?)
@@ -678,7 +678,7 @@ fn lone_environment_at<'a>(root: &'a Mapping, steps: &Steps) -> Option<&'a str> 
     substitute::is_lone_environment(text).then_some(text)
 }
 
-/// The folder of a file: relative to the current directory if it lies below, else absolute; symbolic links are
+/// The folder of a file: relative to the current directory if it is below, else absolute; symbolic links are
 /// resolved, so that a `..` after it leads to the expected folder.
 pub(super) fn file_dir(path: &Path) -> String {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());

@@ -38,7 +38,7 @@ pub(super) struct Taken {
 #[derive(Debug, PartialEq)]
 enum Piece<'t> {
     Text(&'t str),
-    /// `$${`, which stands for `${`.
+    /// `$${`, which represents `${`.
     Escaped,
     Param(&'t str),
     Environment {
@@ -47,7 +47,7 @@ enum Piece<'t> {
     },
 }
 
-/// A name as it may stand between `${` and `}`, without dots.
+/// A name as it may be between `${` and `}`, without dots.
 pub(super) fn is_param_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
@@ -288,7 +288,7 @@ impl<L: Lookup> Expansion<'_, L> {
             {
                 Ok(Ok(text)) => whole.push_str(&text),
                 Ok(Err(what)) => {
-                    let message = format!("`{name}` is {what}, which cannot stand inside a text");
+                    let message = format!("`{name}` is {what}, which cannot be part of a text");
                     self.problems.push(problem(*at, Some(message), None));
                 }
                 Err((message, help)) => self.problems.push(problem(*at, message, help)),
@@ -560,7 +560,7 @@ mod tests {
         assert_eq!(put("${min").unwrap_err(), ["(1, 1) `${` is not closed with `}`"]);
         assert_eq!(
             put("x ${list}").unwrap_err(),
-            ["(1, 3) `${list}` is a list, which cannot stand inside a text"]
+            ["(1, 3) `${list}` is a list, which cannot be part of a text"]
         );
         assert_eq!(
             put("${ min}").unwrap_err(),
@@ -588,11 +588,11 @@ mod tests {
     fn sql_never_takes_a_reference_as_text() {
         assert_eq!(
             sql("a = '${min}'").unwrap_err(),
-            ["(1, 6) `${min}` stands within quotes, where it would be plain text"]
+            ["(1, 6) `${min}` is inside quotes, where it would be plain text"]
         );
         assert_eq!(
             sql("a = 'it''s' AND b = ${min}x").unwrap_err(),
-            ["(1, 21) `${min}` stands for a whole value and cannot be part of a word"]
+            ["(1, 21) `${min}` is a whole value and cannot be part of a word"]
         );
         assert_eq!(sql("${train.steps} ${train_steps}").unwrap_err().len(), 1);
         assert_eq!(sql("a = ${").unwrap_err(), ["(1, 5) `${` is not closed with `}`"]);

@@ -229,7 +229,7 @@ fn registry() -> Registry {
     .unwrap()
 }
 
-/// Files in a folder of their own; `DIR` in a text stands for the folder.
+/// Files in a folder of their own; `DIR` in a text represents the folder.
 struct Files(TempDir);
 
 impl Files {

@@ -233,7 +233,7 @@ fn plain_words(message: &str) -> (String, Option<String>) {
         }
         Some((name, known)) if message.starts_with("unknown variant") => {
             return (
-                format!("`{name}` is not one of the values that can stand here"),
+                format!("`{name}` is not a valid value here"),
                 Some(did_you_mean(name, known.iter().copied(), "values")),
             );
         }
@@ -241,7 +241,7 @@ fn plain_words(message: &str) -> (String, Option<String>) {
             return (format!("the setting `{name}` is missing"), None);
         }
         Some((name, _)) if message.starts_with("duplicate field") => {
-            return (format!("the setting `{name}` stands twice"), None);
+            return (format!("the setting `{name}` appears twice"), None);
         }
         _ => {}
     }

@@ -118,7 +118,7 @@ impl Artifact {
         Artifact::new(schema, BTreeMap::new())
     }
 
-    /// An artifact that lies in memory, for tests of stages that read whole inputs. Its digests are those that
+    /// An artifact that is in memory, for tests of stages that read whole inputs. Its digests are those that
     /// the same rows would have on disk.
     ///
     /// # Errors

@@ -98,7 +98,7 @@ impl DigestedFile {
     /// The bytes at `offset`. Bytes before them that were not read yet are read (and digested) first.
     ///
     /// # Errors
-    /// If they cannot be read, the file ends before them, or they lie before what was read already.
+    /// If they cannot be read, the file ends before them, or they are before what was read already.
     pub fn read(&mut self, offset: u64, size: usize) -> io::Result<Vec<u8>> {
         if offset < self.at {
             let message = format!("bytes at {offset} were asked for after those up to {}", self.at);

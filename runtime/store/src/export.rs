@@ -24,7 +24,7 @@ use flow_base::failpoints;
 pub(super) const EXPORT_VERSION: u64 = 2;
 /// Version of `flow.json` in a folder.
 const FOLDER_VERSION: u64 = 1;
-/// Says of what a set consists; a set without it is not whole. Sets that share a folder have names of their own.
+/// Says of what a set consists; a set without it is incomplete. Sets that share a folder have names of their own.
 const MANIFEST: &str = "flow.json";
 const LOCK: &str = ".flow-lock";
 /// Prefix of the names of folders of unfinished files, after [`TEMPORARY`].
@@ -178,7 +178,7 @@ enum Target {
 
 impl ExportSet {
     /// Whether the set that `manifest` (a name such as `flow.json`) describes in `folder` is whole and made from
-    /// what `key` stands for. Changes nothing. Files are read only if `sources` has no note of them.
+    /// what `key` represents. Changes nothing. Files are read only if `sources` has no note of them.
     ///
     /// # Errors
     /// If a newer flow wrote the folder, or the set's description cannot be read.
@@ -391,7 +391,7 @@ impl ExportSet {
         if let Target::Objects(set) = &self.target {
             return self.fewer_than(|guarded| set.rows_before(&guarded.names));
         }
-        // Without it (somebody removed it, or an export was cut short) the files that stand there count.
+        // Without it (somebody removed it, or an export was cut short) the files that are there count.
         let old = read_manifest(&self.folder.join(&self.manifest)).ok().flatten();
         let of_old = |guarded: &Guarded| {
             let is_old = |name: &&String| old.as_ref().is_none_or(|old| old.files.contains_key(*name));

@@ -11,7 +11,7 @@ use super::StoreError;
 use super::file_digest::read_digest;
 use flow_base::digest::Digest;
 
-/// Bytes after which the disk is told to take what was written, so that the flush at the end waits for little.
+/// Bytes after which the disk is asked to take what was written, so that the flush at the end waits for little.
 const STARTED_AT_ONCE: u64 = 8 << 20;
 
 /// Digests and lengths of the files of a set that were written, by name.
@@ -25,7 +25,7 @@ pub struct ExportFile {
     name: String,
     digest: blake3::Hasher,
     bytes: u64,
-    /// Up to where the disk was told to take it.
+    /// Up to where the disk was asked to take it.
     started: u64,
     noted: Noted,
 }

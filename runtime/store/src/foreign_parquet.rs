@@ -33,13 +33,13 @@ const LONGEST_HEADER: u64 = 64 << 20;
 /// A parquet file that is read by the parquet crate, after checks of values that the crate does not validate:
 ///
 /// - Where more is read than there is, it gets an error. Skipping in the header of a page takes the end of a file for
-///   numbers that were skipped, and where a damaged header speaks of two thousand million of them, that takes many minutes.
-/// - A page may not speak of more values than it can hold, or of more bytes than its column has, for which gigabytes would
+///   numbers that were skipped, and where a damaged header mentions two thousand million of them, that takes many minutes.
+/// - A page may not mention more values than it can hold, or of more bytes than its column has, for which gigabytes would
 ///   be set aside.
 /// - Columns may not end before or after the number of rows that the metadata say: [`CountedRows`].
 /// - No header has a list of two thousand million booleans, which take no bytes, but a long time to be passed over.
 /// - Fields have the types that the crate takes them for, and schemas are not nested without end (`thrift.rs`).
-/// - Columns lie within the file, and what the crate panics at is an error.
+/// - Columns are within the file, and what the crate panics at is an error.
 #[derive(Clone, Debug)]
 pub struct ForeignParquet {
     file: Arc<Noting>,
@@ -180,7 +180,7 @@ fn check_footer(file: &impl ChunkReader) -> Result<()> {
     check_metadata(&bytes).map_err(|fault| general(format!("the metadata: {fault}")))
 }
 
-/// Columns lie within the file.
+/// Columns are within the file.
 fn check_places(metadata: &ParquetMetaData, file_length: u64) -> Result<()> {
     for column in metadata.row_groups().iter().flat_map(RowGroupMetaData::columns) {
         let (first, length) = (column.data_page_offset(), column.compressed_size());

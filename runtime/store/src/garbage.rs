@@ -68,7 +68,7 @@ impl Store {
     /// Removes the folders of all runs of a pipeline but the last `keep` and the last that had all of some stage, the artifacts that none of these planned with,
     /// and of the others the partitions that none of these had. Data files with rows that are selected by a kept record
     /// are kept, too. With `dry` nothing is removed. Where no run is known, nothing is removed either: what the
-    /// artifacts are for cannot be told.
+    /// artifacts are for cannot be determined.
     ///
     /// After a crash a part is removed, and the rest is found again.
     ///
@@ -159,7 +159,7 @@ impl Store {
                 std::fs::remove_dir_all(&folder).map_err(|e| StoreError::io("remove", &folder, e))?;
             }
         }
-        // After the runs that name them: a crash leaves none that looks for one in vain.
+        // After the runs that name them: a crash leaves none that looks for one without success.
         for path in self.snapshot_files()? {
             if !needed.snapshots.contains(&path) {
                 sum.bytes += std::fs::metadata(&path).map_or(0, |file| file.len());

@@ -113,7 +113,7 @@ impl LeaseRecord {
     }
 }
 
-/// The namespace in which process numbers of this process are unique; empty where it cannot be told.
+/// The namespace in which process numbers of this process are unique; empty where it cannot be determined.
 fn process_namespace() -> String {
     let link = std::fs::read_link("/proc/self/ns/pid");
     link.map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
@@ -251,7 +251,7 @@ impl LeaseState {
             if self.is_fresh() {
                 return Ok(());
             }
-            // A process that slept is told by the next renewal whether another one has the lease: it waits for that.
+            // A process that slept is recognised by the next renewal whether another one has the lease: it waits for that.
             if began.elapsed() > self.patience.wait {
                 return Err(StoreError::NotRenewed {
                     path: self.state.clone(),

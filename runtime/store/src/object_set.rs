@@ -1,7 +1,7 @@
 //! Sets of files in object storage, where nothing is renamed and nobody holds a lock.
 //!
 //! ```text
-//! <folder>/flow.json             which set stands: whoever reads a file of it goes by this
+//! <folder>/flow.json             which set is current: whoever reads a file of it depends on this
 //! <folder>/set-<token>/<name>    its files
 //! ```
 //!
@@ -192,7 +192,7 @@ impl ObjectSet {
     /// of them are in `scratch`.
     ///
     /// # Errors
-    /// If a newer flow wrote what stands there, or somebody else's file has the name of the set's list.
+    /// If a newer flow wrote what is there, or somebody else's file has the name of the set's list.
     pub fn begin(
         storage: &Storage,
         folder: &ObjectUrl,
@@ -353,7 +353,7 @@ impl ObjectSet {
         self.write_notes(&notes)
     }
 
-    /// Deletes the files of sets that were noted and do not stand. What cannot be deleted stays noted: it costs room, and is
+    /// Deletes the files of sets that were noted and is not. What cannot be deleted stays noted: it costs room, and is
     /// no reason to fail.
     fn delete_noted(&self) {
         let notes = self.notes();
@@ -380,7 +380,7 @@ fn delete(storage: &Storage, note: &Note) -> Result<(), StoreError> {
     let prefix = folder.join(&note.prefix)?;
     match read_manifest(storage, &manifest)? {
         Some(Standing { set: Some(set), .. }) if set.prefix.as_ref() == Some(&note.prefix) => return Ok(()),
-        // Whether it stands cannot be told.
+        // Whether it stands cannot be determined.
         Some(Standing { set: None, .. }) => return Ok(()),
         _ => {}
     }

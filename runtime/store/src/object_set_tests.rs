@@ -63,7 +63,7 @@ impl Place {
         listed.iter().map(name).collect()
     }
 
-    /// What a reader finds who goes by `flow.json`.
+    /// What a reader finds who depends on `flow.json`.
     fn read(&self, name: &str) -> String {
         let named = url("s3://bucket/out").join(name).unwrap();
         let object = object_of_set(&self.storage, &named).unwrap().unwrap();

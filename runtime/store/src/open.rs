@@ -165,7 +165,7 @@ impl Store {
         }
     }
 
-    /// Who runs in the state directory `dir` (a folder or a URL) at this moment, as far as it can be told.
+    /// Who runs in the state directory `dir` (a folder or a URL) at this moment, as far as it can be determined.
     pub fn holder(dir: &Path) -> Option<Holder> {
         match Location::of_path(dir).ok()? {
             Location::Local(dir) => lock::holder_of(&dir.join("lock")),

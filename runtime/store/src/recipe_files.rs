@@ -9,7 +9,7 @@ use super::recovery::Listing;
 use super::versioned_json::{Versioned, from_json};
 use flow_base::digest::Digest;
 
-/// What lies in the folder of a recipe.
+/// What is in the folder of a recipe.
 pub(super) struct RecipeFiles {
     pub top: Listing,
     pub data: Listing,

@@ -31,7 +31,7 @@ use flow_base::digest::Digest;
 use flow_base::failpoints;
 use update::Copied;
 
-/// What the state directory has in object storage; what else lies in the copy is of this machine alone.
+/// What the state directory has in object storage; what else is in the copy is of this machine alone.
 const KEPT: [&str; 5] = ["FORMAT", "artifacts", "snapshots", "runs", "sources.json"];
 
 /// Requests that are under way at the same time.

@@ -154,12 +154,12 @@ impl versioned_json::Versioned for JournalLine {
 }
 
 impl SourceDigests {
-    /// The digest that stands for a file that is not there. (No file has it: it is not a digest of bytes alone.)
+    /// The digest that represents a file that is not there. (No file has it: it is not a digest of bytes alone.)
     pub fn absent() -> Digest {
         Digest::of_parts([b"flow: absent file".as_slice(), b""])
     }
 
-    /// The digest that stands for a file that is there and cannot be read. No file has it, so that what is computed
+    /// The digest that represents a file that is there and cannot be read. No file has it, so that what is computed
     /// without the file is computed again once it can be read.
     pub fn unreadable() -> Digest {
         Digest::of_parts([b"flow: unreadable file".as_slice(), b""])

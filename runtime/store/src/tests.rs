@@ -267,7 +267,7 @@ fn an_artifact_in_memory_is_like_one_on_disk() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// How rows are cut into batches, and what lies around them in memory, does not show in the bytes.
+    /// How rows are cut into batches, and what is around them in memory, does not show in the bytes.
     #[test]
     fn the_same_rows_give_the_same_bytes(seed in 0u64..1000, count in 0usize..70_000, cuts in prop::collection::vec(0.0f64..1.0, 0..6)) {
         let batch = rows(seed, count);

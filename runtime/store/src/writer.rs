@@ -375,7 +375,7 @@ impl ArtifactWriter {
         Ok(records)
     }
 
-    /// Gives the data of partitions its final names. Returns their records, and those of them that no record stands for.
+    /// Gives the data of partitions its final names. Returns their records, and those of them that no record represents.
     #[allow(clippy::type_complexity, reason = "two lists of one kind")]
     fn place_data(
         &self,

@@ -49,7 +49,7 @@ fn nothing_changed_runs_nothing() {
     assert_eq!(summary.ran, 0);
     assert_eq!(place.worked(), BTreeMap::new());
     // Where its results are is told again.
-    let out = format!("out: its files stand unchanged in {}", place.path("out").display());
+    let out = format!("out: its files are unchanged in {}", place.path("out").display());
     assert_eq!(*notes.lock().unwrap(), [out]);
     // Rows and rejects of reused partitions still count.
     let clean = summary.stages.iter().find(|stage| stage.stage == "clean").unwrap();
@@ -196,7 +196,7 @@ fn stage_names_and_groups_do_not_enter_keys() {
     let place = Place::new();
     place.run(&[]);
     place.pipeline(&PIPELINE.replace("scan", "read").replace("clean", "tidy"));
-    // Names of stages stand in the file of rejects, so that alone is made again.
+    // Names of stages are in the file of rejects, so that alone is made again.
     let plan = place.plan(&[]);
     let running: Vec<&str> = plan
         .stages
@@ -250,7 +250,7 @@ fn only_from_until_and_force() {
     assert!(error.to_string().contains("has no artifact yet"), "{error}");
     place.options.only = Vec::new();
     place.run(&[]);
-    // A stale artifact is taken as it stands.
+    // A stale artifact is taken as it is.
     place.shard("s04", "4");
     place.options.only = vec!["dedup".into()];
     let events = Events::default();
@@ -263,7 +263,7 @@ fn only_from_until_and_force() {
         .lock()
         .unwrap()
         .iter()
-        .any(|event| matches!(event, Event::Warning { message, .. } if message.contains("as it stands") || message.contains("as they stand")));
+        .any(|event| matches!(event, Event::Warning { message, .. } if message.contains("stored output is stale")));
     assert!(warned);
     place.options.only = Vec::new();
     place.options.from = Some("clean".into());

@@ -182,7 +182,7 @@ fn where_a_secret_would_be_shown_it_is_refused() {
         (
             "user: \"${user}\"}",
             "user: \"a ${site.password}\"}",
-            "is a secret, which cannot stand inside a text",
+            "is a secret, which cannot be part of a text",
         ),
         (
             "\"${site.password}\"",
@@ -202,7 +202,7 @@ fn where_a_secret_would_be_shown_it_is_refused() {
         (
             "  user: ann",
             "  user: \"x${site.password}\"",
-            "is a secret, which cannot stand inside a text",
+            "is a secret, which cannot be part of a text",
         ),
     ] {
         let text = LOGIN.replace(from, to);
@@ -240,7 +240,7 @@ fn where_a_secret_would_be_shown_it_is_refused() {
     for default in ["in the file", "'${env:PASSWORD:-in the file}'"] {
         place.pipeline(&LOGIN.replace("{secret: true,", &format!("{{default: {default}, secret: true,")));
         let error = refusal(&place, &given(), None);
-        assert!(error.contains("cannot stand in a pipeline file"), "{error}");
+        assert!(error.contains("a pipeline file cannot contain its value"), "{error}");
     }
     place.pipeline(&LOGIN.replace("{secret: true,", "{default: '${env:PASSWORD:-}', secret: true,"));
     check_with(&place, &given(), None).unwrap();
@@ -268,7 +268,7 @@ fn an_include_gives_a_secret_no_text() {
         including(&params);
         let error = refusal(&place, &[], Some(PASSWORD));
         assert!(
-            error.contains("`site.password` is secret, so its value cannot stand in a pipeline file"),
+            error.contains("`site.password` is secret, so a pipeline file cannot contain its value"),
             "{params}: {error}"
         );
         assert!(!error.contains("is required"), "{params}: {error}");
@@ -282,7 +282,7 @@ fn an_include_gives_a_secret_no_text() {
     check_with(&place, &[format!("password={PASSWORD}")], None).unwrap();
 }
 
-/// A test stands in a pipeline file, too.
+/// A test is in a pipeline file, too.
 #[test]
 fn a_test_gives_a_secret_no_text() {
     use flow_runtime::spec::{Style, load_for_test, load_tests};
@@ -306,7 +306,7 @@ fn a_test_gives_a_secret_no_text() {
     };
     let error = loaded(PASSWORD).err().unwrap();
     assert!(
-        error.contains("`site.password` is secret, so its value cannot stand in a pipeline file"),
+        error.contains("`site.password` is secret, so a pipeline file cannot contain its value"),
         "{error}"
     );
     assert!(!error.contains(PASSWORD), "{error}");

@@ -37,7 +37,7 @@ pub struct DoubleSettings {
     dear: bool,
     /// Works beside the worker.
     aside: bool,
-    /// Takes nothing as it stands.
+    /// Takes nothing as it is.
     needs_current: bool,
     /// A file without which all rows are refused.
     needs: PathBuf,

@@ -187,7 +187,7 @@ fn nccl_check(version: Option<Option<c_int>>, built: bool) -> Check {
     let found = match version {
         None => "not there (libnccl.so.2 cannot be loaded)".to_string(),
         Some(None) => "it is there and does not say its version".to_string(),
-        // From 2.9 on 21703 stands for 2.17.3, before it 2708 for 2.7.8.
+        // From 2.9 on 21703 represents 2.17.3, before it 2708 for 2.7.8.
         Some(Some(version)) if version >= 10_000 => {
             format!("version {}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
         }

@@ -54,7 +54,7 @@ fn check(nodes: &[Node]) {
         assert!(last.1 == to.1 && (to.0..to.2).contains(&last.0));
         for pair in edge.points.windows(2) {
             assert!(pair[0].1 <= pair[1].1, "an edge leads up");
-            // A bent part has its control points in this area too, and so it lies within.
+            // A bent part has its control points in this area too, and so it is within.
             let part = around(pair[0], pair[1]);
             for other in (0..nodes.len()).filter(|other| ![edge.producer, edge.consumer].contains(other)) {
                 assert!(

@@ -96,7 +96,7 @@ fn main() {
         ours / sha
     );
 
-    // In turns: a file system that has just removed many files is slower at making new ones, for both. The tar lies in
+    // In turns: a file system that has just removed many files is slower at making new ones, for both. The tar is in
     // the page cache for both. First as far as the page cache, then to the disk, as `audio.extract` does it.
     let source = flow_storage::InputFile::open(&path).expect("the tar that was just written");
     for to_disk in [false, true] {

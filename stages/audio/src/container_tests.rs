@@ -443,7 +443,7 @@ fn of_several_tracks_the_default_one_is_decoded() {
             "{tracks:?}"
         );
         let number = if expected == &two { 2 } else { 1 };
-        let note = format!("it has 2 audio tracks, of which number {number} is decoded (`track` chooses)");
+        let note = format!("it has 2 audio tracks; number {number} is decoded (`track` chooses)");
         assert_eq!(found.note.as_deref(), Some(note.as_str()));
     }
     let alone = read(&matroska(&[Some(0)], &blocks[..1])).unwrap();

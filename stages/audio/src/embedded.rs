@@ -1,6 +1,6 @@
 //! Recordings that are stored within another file, named by a path with a fragment.
 //!
-//! - `data.arrow#offset=4096&size=20304`: bytes of the file as they lie there, such as of an Arrow file or a Kaldi archive.
+//! - `data.arrow#offset=4096&size=20304`: bytes of the file as they are there, such as of an Arrow file or a Kaldi archive.
 //! - `train.parquet#column=0&row_group=2&row=17`: the value of a leaf column of a Parquet file. Columns and row groups are counted
 //!   from 0, rows from the first of their row group.
 //!

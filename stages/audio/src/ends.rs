@@ -55,7 +55,7 @@ impl MediaSource for Endless {
 }
 
 /// An MP4 for its reader, which leaves out a box that goes beyond the end: where the index comes before the samples, as in downloads
-/// and in what is streamed, these are read up to the end, and that there are not all of them is an error.
+/// and in what is streamed, these are read up to the end, and missing ones are an error.
 pub(crate) struct Mp4 {
     pub source: Box<dyn MediaSource>,
     /// It consists of fragments, each with an index of its own.
@@ -267,7 +267,7 @@ fn before_packets(matroska: &mut dyn MediaSource, begin: u64, wanted: u64) -> io
     Ok(None)
 }
 
-/// A file whose chapters have the identifier of an element that there is not: its reader refuses chapters without an `EditionUID`, which
+/// A file whose chapters have the identifier of an unknown element: its reader refuses chapters without an `EditionUID`, which
 /// need not be there and which ffmpeg does not write.
 struct WithoutChapters {
     source: Box<dyn MediaSource>,

@@ -144,10 +144,7 @@ impl Kind for Extract {
             ("stored", ColumnType::Text),
         ]),
     ];
-    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
-        "rows",
-        "the rows, with where the recording of each lies",
-    )];
+    const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows, with the location of each recording")];
     const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("shards", UrlUse::Read), ("audio", UrlUse::Write)];
     type Settings = ExtractSettings;
 

@@ -97,7 +97,7 @@ proptest! {
             bytes.truncate(cut.index(bytes.len() + 1));
         }
         match probe(&bytes) {
-            // The rate enters the hash, and stands outside the MD5.
+            // The rate enters the hash, and is outside the MD5.
             Ok(verdict) if verdict.info.sample_rate == 16000 && bytes[26..42] == good[26..42] => {
                 prop_assert_eq!(verdict.audio_hash, hash);
             }

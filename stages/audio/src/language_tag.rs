@@ -41,7 +41,7 @@ pub fn untagged(text: &str) -> &str {
     behind.trim()
 }
 
-/// The next tag with a code, wherever it stands in a text: what is before it, the code, and what is after it.
+/// The next tag with a code, wherever it is in a text: what is before it, the code, and what is after it.
 pub fn next_tag(text: &str) -> Option<(&str, &str, &str)> {
     let mut from = 0;
     while let Some(found) = text[from..].find("<|") {

@@ -30,7 +30,7 @@ const ENDINGS: [&str; 32] = [
     "wma",
 ];
 
-/// Those of films, which may lie beside their sound.
+/// Those of films, which may be beside their sound.
 const OF_FILMS: [&str; 7] = ["3g2", "3gp", "m4v", "mkv", "mov", "mp4", "webm"];
 
 /// Whether a name with this ending is one of a film.
@@ -61,10 +61,10 @@ impl From<ListingError> for StageError {
 type Result<T> = std::result::Result<T, ListingError>;
 
 /// The recordings that `input` names, sorted by name. Each text is a file (whatever its ending; it need not be there), a
-/// folder (of which all files with an ending of audio are taken, those in its folders too, hidden ones not), or, where
-/// there is nothing of that name, a pattern: `*` and `?` stand for parts of a name, `**` for folders.
+/// folder (all its files with an extension of audio, also in its subfolders, without hidden ones), or, where
+/// there is nothing of that name, a pattern: `*` and `?` represent parts of a name, `**` for folders.
 ///
-/// A URL of object storage is an object, whatever its ending, a prefix (of which all objects with an ending of audio are taken), or
+/// A URL of object storage is an object, whatever its ending, a prefix (all its objects with an extension of audio), or
 /// a pattern of `*` and `**`.
 ///
 /// Names have no ending, unless two recordings would then have one name, or the ending is one of [`ENDINGS_OF_RESULTS`].
@@ -151,7 +151,7 @@ pub fn has_ending_of_audio(file: &str) -> bool {
 }
 
 /// How many files of the folders that `input` names are not taken for recordings, by their endings in small letters. Results and texts
-/// are not counted, as they may lie beside recordings. A folder that cannot be listed counts for nothing: [`recordings`] says so.
+/// are not counted, as they may be beside recordings. A folder that cannot be listed counts for nothing: [`recordings`] says so.
 pub fn left_out(input: &[String]) -> BTreeMap<String, u64> {
     let mut endings = BTreeMap::new();
     for folder in input.iter().filter(|text| !is_url(text)).map(Path::new) {

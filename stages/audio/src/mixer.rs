@@ -1,6 +1,6 @@
 //! One channel of several.
 //!
-//! The mean of two channels of which one is the other with its sign changed (a cable soldered the wrong way, a recorder of balanced
+//! The mean of two channels, one of which is the other with its sign changed (a cable soldered the wrong way, a recorder of balanced
 //! lines) is silence. Whether it is so is known from the beginning of the sound; then one channel is taken for the whole recording.
 
 use crate::part::mixed;
@@ -11,9 +11,9 @@ use crate::recording_reader::Channels;
 const LOST: f64 = 0.01;
 /// A tenth of a second counts if its channels have at least this mean square: -60 dB.
 const AUDIBLE: f64 = 1e-6;
-/// So many of them decide.
+/// This many of them decide.
 const ENOUGH: u32 = 10;
-/// So many samples of all channels are held until then, and no more than a tenth of a second beyond. Then fewer tenths decide; of
+/// This many samples of all channels are held until then, and no more than a tenth of a second beyond. Then fewer tenths decide; of
 /// silence the mean is given, and the look goes on.
 const MOST_HELD: usize = 1 << 22;
 
@@ -233,7 +233,7 @@ mod tests {
         (f64::from(at) * 0.3).sin().mul_add(1e8, 0.0) as i32
     }
 
-    /// In pieces of so many samples.
+    /// In pieces of this many samples.
     fn mono(interleaved: &[i32], channels: u32, piece: usize) -> (Vec<f32>, Option<Channels>) {
         let mut mixer = Mixer::new(channels, RATE, Channels::Mix);
         let mut out = Vec::new();

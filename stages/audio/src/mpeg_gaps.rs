@@ -1,4 +1,4 @@
-//! What lies between the frames of an MP3, and of AAC without a container: the reader looks for the next frame without a word where
+//! What is between the frames of an MP3, and of AAC without a container: the reader looks for the next frame without a word where
 //! there is something else, such as a part that was never downloaded. All that comes after it would then be too early.
 
 use std::io::{self, Read};
@@ -12,9 +12,9 @@ const MOST_KEPT: usize = 1 << 20;
 const LONGEST_FRAME: usize = 1_441;
 /// Most bytes after the last frame that need not be known.
 const MOST_AT_END: usize = 1 << 14;
-/// Tags that may stand between frames: where recordings were joined, and at the end.
+/// Tags that may be between frames: where recordings were joined, and at the end.
 const TAGS: [&[u8]; 5] = [b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN", b"3DI"];
-/// Bytes of what lies between two frames that tell what it is.
+/// Bytes of what is between two frames that tell what it is.
 const HEAD: usize = 11;
 
 /// Bytes that were read, from the end of the last frame on.
@@ -94,7 +94,7 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    /// For the frames that are read of a source, which is to be read from the result, with at most so many bytes of anything between
+    /// For the frames that are read of a source, which is to be read from the result, with at most this many bytes of anything between
     /// two of them.
     pub fn of<S: Read>(source: S, most: usize) -> (Gaps, Watched<S>) {
         let kept = Arc::<Mutex<Kept>>::default();
@@ -110,7 +110,7 @@ impl Gaps {
         (gaps, watched)
     }
 
-    /// Whether a frame follows the one before it, or what may stand between frames. Before the first frame there may be anything.
+    /// Whether a frame follows the one before it, or what may be between frames. Before the first frame there may be anything.
     pub fn follows(&mut self, frame: &[u8]) -> bool {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let place = kept
@@ -127,7 +127,7 @@ impl Gaps {
         !std::mem::replace(&mut self.begun, true) || usual
     }
 
-    /// Whether nothing is left after the last frame but what may stand there.
+    /// Whether nothing is left after the last frame but what may be there.
     pub fn ends(&mut self) -> bool {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let rest = kept.waiting().len();

@@ -367,7 +367,7 @@ fn rows_of_one_recording_are_the_same_together_and_alone() {
     assert!(gone.len() == 2 && gone.iter().all(Result::is_err));
 }
 
-/// Where no more can be decoded, rows that lie before it are there, also those that begin behind others which reach it; and
+/// Where no more can be decoded, rows that are before it are there, also those that begin behind others which reach it; and
 /// these have the error that they have alone, without being decoded again.
 #[test]
 fn rows_around_damage_are_decoded_once() {

@@ -297,7 +297,7 @@ fn each_piece_of_object(
 /// Distinguishes errors of this name from errors that would affect the next one too.
 fn judged(path: &Path, errno: Errno) -> AudioError {
     let why = match errno {
-        Errno::LOOP | Errno::NOTDIR => "a link or a file stands where a folder is needed",
+        Errno::LOOP | Errno::NOTDIR => "a link or a file is where a folder is needed",
         Errno::ISDIR => "a folder is there",
         Errno::NAMETOOLONG => "the name is too long for the file system",
         Errno::INVAL | Errno::ILSEQ => "the file system does not take the name",

@@ -59,7 +59,7 @@ pub enum AudioFrom {
 /// A tar that `audio.delete_tars` deleted counts as unchanged: what was found in it stays, and only a reason to
 /// decode it again (another setting, a lost state directory) is an error.
 ///
-/// A shard of which a file is there and cannot be read is refused as a whole (`unreadable_file`, class `fault`), and
+/// A shard with a file that cannot be read is refused as a whole (`unreadable_file`, class `fault`), and
 /// looked at again by the next run.
 ///
 /// Port `tars`, one row per partition: `_row, status, members, detail`; `status` is `ok`, `tar_truncated` or
@@ -146,7 +146,7 @@ impl Kind for Probe {
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(
             "members",
-            "one row for each recording of a shard: where it lies, and what it is",
+            "one row for each recording of a shard: its location and its format",
         ),
         OutputPort::new("tars", "one row for each shard: what its tar is"),
     ];
@@ -383,7 +383,7 @@ impl Source for Prober {
                     "{} has to be decoded again, but was deleted after its recordings were extracted",
                     shard.tar().display()
                 );
-                let help = "put the tar back, or set `audio_from: files` if the recordings lie beside it";
+                let help = "put the tar back, or set `audio_from: files` if the recordings are beside it";
                 return Err(StageError::failed(message).with_help(help));
             }
             let opening = self.ahead.take(partition);

@@ -37,9 +37,9 @@ pub(crate) const MOST_CHANNELS: u32 = 8;
 const MOST_MISSING: u64 = 1_024;
 /// Most seconds of an Ogg that may be missing, where silence takes their place.
 const MOST_SILENCE: u64 = 3_600;
-/// What is said of a WAV whose samples go on after those that its header speaks of.
+/// What is said of a WAV whose samples go on after those that its header mentions.
 pub(crate) const LONGER_THAN_ITS_HEADER_SAYS: &str = "more follows than its header says";
-/// What is said of a recording of which a part is missing at its end.
+/// What is reported of a recording whose end is missing.
 pub(crate) const ENDS_TOO_SOON: &str = "the file is truncated";
 /// Decodes the whole recording and checks it, if its format is one of `formats`.
 pub fn probe(bytes: &[u8], formats: &[Format]) -> Result<(Format, Verdict), Fault> {
@@ -182,7 +182,7 @@ pub(crate) struct Blocks {
     format: Format,
     decoder: Decoder,
     track_id: u32,
-    /// Frames that the header speaks of; in an Ogg of several streams one after the other, that of the stream that is read.
+    /// Frames that the header mentions; in an Ogg of several streams one after the other, that of the stream that is read.
     pub promised: Option<u64>,
     /// Frames that are given in all, if the recording says it.
     pub stated: Option<u64>,
@@ -426,7 +426,7 @@ impl Blocks {
     }
 
     /// Goes on with the next of several streams of an Ogg file: they are joined by writing one file after the other, and by
-    /// radio stations, of which each piece is a stream.
+    /// radio stations, each piece of which is a stream.
     fn begin_stream(&mut self) -> Result<(), Fault> {
         let stream = Stream::of(&*self.reader, self.format, &self.container, None);
         let Stream {
@@ -452,7 +452,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Whether as many frames were given as the header speaks of, where none were passed over.
+    /// Whether as many frames were given as the header mentions, where none were passed over.
     pub fn check_end(&self) -> Result<(), Fault> {
         let frames = match &self.timeline {
             Some(timeline) if timeline.is_over() => return Ok(()),

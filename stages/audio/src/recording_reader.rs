@@ -145,7 +145,7 @@ impl RecordingReader {
         Ok(reader)
     }
 
-    /// Puts silence in the place of damaged and missing pages of an Ogg, of which a note tells; otherwise the recording ends there.
+    /// Puts silence in the place of damaged and missing pages of an Ogg, with a note; otherwise the recording ends there.
     pub fn fill_holes(&mut self) {
         if let Some(blocks) = &mut self.blocks {
             blocks.fills_holes = true;

@@ -68,7 +68,7 @@ fn g711(code: u16, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Opus in Ogg, in pages of a few packets, of a signal at 48 kHz whose channels stand in turn.
+/// Opus in Ogg, in pages of a few packets, of a signal at 48 kHz whose channels are in turn.
 fn opus(channels: usize, signal: &[f32]) -> Vec<u8> {
     const FRAME: usize = 960;
     let mut encoder = OpusEncoder::new(48_000, channels, Application::Audio).unwrap();
@@ -222,11 +222,11 @@ fn rising(at: f64) -> f64 {
     0.5 * (2.0 * PI * (200.0 * t + 500.0 * t * t)).sin()
 }
 
-/// What comes of SILK's frames at 48 kHz is so many samples of 16 kHz earlier than what libopus gives at 16 kHz: the decoder
+/// What comes of SILK's frames at 48 kHz is this many samples of 16 kHz earlier than what libopus gives at 16 kHz: the decoder
 /// does not have the delay of libopus's resampler.
 const OPUS_EARLY: f64 = 0.75;
 
-/// How far the difference lies below the tone, in dB, where the first sample is the one of the number `delay`, and all are
+/// How far the difference is below the tone, in dB, where the first sample is the one of the number `delay`, and all are
 /// `early` samples too early.
 fn distance(samples: &[f32], delay: usize, early: f64) -> f64 {
     let (mut signal, mut noise) = (0.0, 0.0);

@@ -14,7 +14,7 @@ fn reference() -> Vec<f64> {
     (0..16_000).map(value).collect()
 }
 
-/// How far the difference lies below the signal, in dB.
+/// How far the difference is below the signal, in dB.
 fn distance(samples: &Samples) -> f64 {
     let (mut signal, mut noise) = (0.0, 0.0);
     for (expected, got) in reference().iter().zip(&samples.interleaved) {

@@ -14,13 +14,13 @@ pub const ENDS: [&str; 4] = ["end", "end_time", "stop", "stop_time"];
 
 /// Rows that are looked at to tell seconds from milliseconds.
 const MOST_SAMPLED: usize = 256;
-/// Times that end so many times later than their recordings cannot be seconds.
+/// Times that end this many times later than their recordings cannot be seconds.
 const FAR_BEYOND: f64 = 3.0;
 /// Shortest row in milliseconds that is believed.
 const LEAST_MILLISECONDS: f64 = 50.0;
 const MILLISECONDS: f64 = 1000.0;
 
-/// Words of names that say where a row begins or ends, and words that may stand beside these.
+/// Words of names that say where a row begins or ends, and words that may be beside these.
 const OF_PLACES: [&str; 9] = [
     "start", "begin", "beg", "onset", "end", "stop", "offset", "tmin", "tmax",
 ];

@@ -88,7 +88,7 @@ impl Stream {
                     let count = tracks.len();
                     let told = || {
                         let number = place + 1;
-                        format!("it has {count} audio tracks, of which number {number} is decoded (`track` chooses)")
+                        format!("it has {count} audio tracks; number {number} is decoded (`track` chooses)")
                     };
                     stream.note = (count > 1).then(told);
                     return Ok(stream);

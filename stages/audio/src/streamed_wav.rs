@@ -104,7 +104,7 @@ fn is_name(name: &[u8]) -> bool {
 /// Fewest bytes of samples that can be heard: a twentieth of a second of telephony.
 const AUDIBLE: u64 = 400;
 
-/// Whether audible samples follow those that the header of a WAV of `size` bytes speaks of.
+/// Whether audible samples follow those that the header of a WAV of `size` bytes mentions.
 pub(crate) fn is_longer_than_its_header_says(bytes: &mut (impl Read + Seek), size: u64) -> bool {
     if bytes.rewind().is_err() || header_with_sizes(&mut *bytes, size).is_some_and(|header| header.is_open) {
         // The header has no sizes: the samples end with the recording.
@@ -119,14 +119,14 @@ pub(crate) fn goes_on_after(bytes: &mut (impl Read + Seek), end: u64, size: u64)
     rest_after_chunks(bytes, end + fill, true, fill, size).is_some_and(|after| after >= AUDIBLE)
 }
 
-/// How many bytes of a WAV of `size` bytes come after the samples that its header speaks of and are no chunks, as where a program
+/// How many bytes of a WAV of `size` bytes come after the samples that its header mentions and are no chunks, as where a program
 /// that recorded was killed, or where a size does not fit 32 bits. None where these are the usual padding or a tag.
 fn bytes_after_end(bytes: &mut (impl Read + Seek), size: u64) -> Option<u64> {
     // After "RIFF", the size, and "WAVE".
     rest_after_chunks(bytes, 12, false, 0, size)
 }
 
-/// [`bytes_after_end`] from a place on, with so many bytes before it that fill up to an even number.
+/// [`bytes_after_end`] from a place on, with this many bytes before it that fill up to an even number.
 fn rest_after_chunks(
     bytes: &mut (impl Read + Seek),
     mut at: u64,
@@ -165,7 +165,7 @@ fn rest_after_chunks(
     (!is_tag && !is_silence(bytes, at, rest)).then_some(rest)
 }
 
-/// Whether there are zeros at the beginning, in the middle and at the end of so many bytes.
+/// Whether there are zeros at the beginning, in the middle and at the end of this many bytes.
 fn is_silence(bytes: &mut (impl Read + Seek), start: u64, length: u64) -> bool {
     const PART: u64 = 1 << 12;
     let last = length.saturating_sub(PART);

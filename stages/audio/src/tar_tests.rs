@@ -184,7 +184,7 @@ fn claims_of_size_are_not_believed() {
 }
 
 proptest! {
-    /// Damage anywhere: the walk ends, and every member that it calls whole lies inside the file.
+    /// Damage anywhere: the walk ends, and every member that it calls whole is inside the file.
     #[test]
     fn damage_never_panics_or_leads_outside(
         members in proptest::collection::vec((0usize..4, 0usize..1500), 0..6),

@@ -165,7 +165,7 @@ impl Timeline {
         u64::try_from(frames.max(0)).unwrap_or(u64::MAX)
     }
 
-    /// Adds what follows to `parts`: a block of so many frames, of a packet at `time` that lasts `duration`.
+    /// Adds what follows to `parts`: a block of this many frames, of a packet at `time` that lasts `duration`.
     ///
     /// # Errors
     /// Where that would be more silence than any recording has.

@@ -14,7 +14,7 @@ pub(crate) struct Wave64 {
     /// Where the samples begin and end, in bytes.
     pub start: u64,
     pub end: u64,
-    /// What is wrong where the header speaks of more or fewer samples than there are.
+    /// What is wrong where the header mentions more or fewer samples than there are.
     pub fault_at_end: Option<&'static str>,
 }
 
@@ -70,7 +70,7 @@ impl Layout {
         })
     }
 
-    /// A file of CAF up to its samples, of which there are so many bytes.
+    /// A file of CAF up to its samples, of which there are this many bytes.
     fn caf(&self, bytes: u64) -> Vec<u8> {
         let mut head = b"caff\0\x01\0\0desc".to_vec();
         head.extend(32u64.to_be_bytes());
@@ -154,7 +154,7 @@ pub(crate) mod tests {
     use crate::recording::probe;
     use crate::test_data::raw_wav;
 
-    /// A WAV as an RF64 whose `ds64` says that there are so many bytes of samples.
+    /// A WAV as an RF64 whose `ds64` says that there are this many bytes of samples.
     pub fn as_rf64(wav: &[u8], stated: u64) -> Vec<u8> {
         let data = wav.windows(4).position(|name| name == b"data").unwrap();
         let mut sizes = Vec::new();

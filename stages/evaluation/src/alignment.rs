@@ -106,7 +106,7 @@ fn steps<T: PartialEq>(reference: &[T], hypothesis: &[T]) -> Option<Vec<Step>> {
     let cells = height
         .checked_mul(hypothesis.len() + 1)
         .filter(|cells| *cells <= CELLS)?;
-    // Column by column, one for each word of the hypothesis; row i stands for the first i words of the reference.
+    // Column by column, one for each word of the hypothesis; row i represents the first i words of the reference.
     let mut steps = vec![Step::Deletion; cells];
     let mut errors: Vec<u32> = (0..).take(height).collect();
     for (place, heard) in hypothesis.iter().enumerate() {

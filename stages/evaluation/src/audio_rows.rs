@@ -183,7 +183,7 @@ impl AudioRows {
         finite(utterance.signal())
     }
 
-    /// The signals of some utterances, by the threads of the current pool. Those that lie in one recording, of which parts
+    /// The signals of some utterances, by the threads of the current pool. Those that are in one recording, of which parts
     /// cannot be decoded alone, are decoded together.
     pub fn signals(&self, indices: &[usize]) -> Vec<Result<Vec<f32>, String>> {
         let mut of_place: HashMap<Place, Vec<usize>> = HashMap::new();

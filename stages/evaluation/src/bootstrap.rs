@@ -90,7 +90,7 @@ pub struct Test {
 }
 
 impl Resampling {
-    /// The rates of each resample, in order of the draws. Clusters have the same ratios, of which each gives a rate.
+    /// The rates of each resample, in order of the draws. Clusters have the same ratios, each of which gives a rate.
     pub fn rates<const N: usize>(&self, clusters: &[[Ratio; N]]) -> Vec<[f64; N]> {
         let count = clusters.len() as u64;
         let resample = |number: u64| {

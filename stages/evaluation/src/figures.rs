@@ -46,7 +46,7 @@ pub struct Worst {
 #[derive(Clone, Debug)]
 pub struct Measure {
     pub normalizer: Normalizer,
-    /// Upper edges of the ranges of duration, in seconds; what lies on an edge falls into the range above.
+    /// Upper edges of the ranges of duration, in seconds; what is on an edge falls into the range above.
     pub duration_bounds: Vec<f64>,
     /// Utterances to list.
     pub worst: usize,

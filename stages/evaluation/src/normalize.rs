@@ -187,7 +187,7 @@ fn primary(lang: &str) -> String {
     lang.split(['-', '_']).next().unwrap_or_default().to_ascii_lowercase()
 }
 
-/// Without what stands in brackets or parentheses.
+/// Without what is in brackets or parentheses.
 fn without_brackets(text: &str) -> String {
     let text = replaced(&BRACKETS, text, "");
     replaced(&PARENTHESES, &text, "").into_owned()

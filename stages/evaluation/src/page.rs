@@ -129,7 +129,7 @@ fn vocabulary_section(figures: &VocabularyFigures) -> Markup {
         p {
             "The vocabulary was changed from " (count(figures.old_pieces)) " to " (count(figures.pieces)) " pieces: "
             (count(figures.kept)) " kept their rows, " (count(figures.mean)) " began as a mean of old ones, "
-            (count(figures.random)) " at random. Each piece stands in " code { "vocabulary.tsv" } " beside the checkpoints."
+            (count(figures.random)) " at random. Each piece is in " code { "vocabulary.tsv" } " beside the checkpoints."
         }
     }
 }
@@ -262,7 +262,7 @@ fn tiles(data: &PageData) -> Markup {
     }
 }
 
-/// At most so many evaluations are columns of a table.
+/// at most this many evaluations are columns of a table.
 const COLUMNS: usize = 7;
 
 /// The first, the last, the ends of stages, and some between, evenly.

@@ -529,7 +529,7 @@ fn intervals_columns_and_groups_of_words_are_reported() {
     assert_eq!(scores_of(forty(true), &settings).0, scores);
     let mut other = settings.clone();
     other["cluster"] = json!("speaker");
-    // The rows without a speaker stand for themselves.
+    // The rows without a speaker represent themselves.
     assert_eq!(scores_of(forty(false), &other).0["sets"][0]["overall"]["clusters"], 21);
     // Nothing more without these settings.
     let (scores, page) = scores_of(forty(false), &json!({}));

@@ -37,7 +37,7 @@ pub fn page(data: &TimelinePage) -> String {
         h1 { (TITLE) }
         (table(data))
         p.quiet {
-            "Below, the reference stands over the hypothesis. Speakers who are mapped to each other have the same colour. "
+            "The reference is above the hypothesis. Speakers who are mapped to each other have the same colour. "
             "Errors are speech that was missed, false alarms, and speech of a wrong speaker. Times and words show where the pointer rests. "
             @if plays { "A click plays the recording from there." }
         }

@@ -444,7 +444,7 @@ loss: {{tdt_kwargs: {{durations: [0, 1, 2, 3, 4], sigma: 0.02}}}}
             let several = transcribe(&models, &utterances, 2.0, &load, &go_on).unwrap();
             assert_eq!(several, one, "{count} replicas");
         }
-        // Audio that no model takes: of the micro-batches that fail the first one is told.
+        // Audio that no model takes: of the micro-batches that fail the first one is reported.
         let wrong = |indices: &[usize]| -> Vec<Result<Vec<f32>, String>> { vec![Ok(Vec::new()); indices.len()] };
         let told = |models: &[&TdtModel], load: &Load<'_>, cancelled: &(dyn Fn() -> bool + Sync)| {
             transcribe(models, &utterances, 2.0, load, cancelled).map_err(|error| error.to_string())

@@ -69,7 +69,7 @@ impl ValidationSet {
         })
     }
 
-    /// Transcribes and scores the sample, with so many seconds of padded audio in the model at once, [`BATCH_SECONDS`] at
+    /// Transcribes and scores the sample, with this many seconds of padded audio in the model at once, [`BATCH_SECONDS`] at
     /// most. What cannot be read is left out.
     ///
     /// The loss is that of training without noise (no dropout, no SpecAugment, no dither, the statistics of batch

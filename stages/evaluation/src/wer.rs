@@ -91,7 +91,7 @@ pub fn edits<T: PartialEq>(reference: &[T], hypothesis: &[T]) -> EditCounts {
         insertions: cell.insertions + 1,
         ..cell
     };
-    // One column per hypothesis unit; row i stands for the first i reference units.
+    // One column per hypothesis unit; row i represents the first i reference units.
     let mut column: Vec<Cell> = Vec::with_capacity(reference.len() + 1);
     let mut last = Cell::default();
     column.push(last);

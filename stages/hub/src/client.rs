@@ -134,7 +134,7 @@ impl HttpClient {
         let mut response = self.get(&address, reference, None)?;
         let strange = |what: String| RequestError {
             message: format!("{address} does not answer as the hub does: {what}"),
-            help: "check HF_ENDPOINT, and whether a proxy stands between".into(),
+            help: "check HF_ENDPOINT, and whether there is a proxy".into(),
             transient: false,
         };
         let body = response.body_mut().with_config().limit(LONGEST_LIST).read_to_vec();
@@ -201,7 +201,7 @@ impl HttpClient {
         }
         Err(RequestError {
             message: format!("{address} does not answer as the hub does: no etag, or too many redirections"),
-            help: "check HF_ENDPOINT, and whether a proxy stands between".into(),
+            help: "check HF_ENDPOINT, and whether there is a proxy".into(),
             transient: false,
         })
     }

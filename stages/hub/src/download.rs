@@ -106,7 +106,7 @@ impl Transfer<'_> {
             target.set_len(0).map_err(HubError::file(self.partial))?;
             have = 0;
         }
-        // What begins anew gets on only beyond where it was.
+        // What start over gets on only beyond where it was.
         let mut furthest = have;
         let mut stretch = have;
         let (mut tries, mut breaks) = (0, 0);
@@ -187,7 +187,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// The error of a server that goes on behind the end of a file, whose bytes are taken away.
+    /// The error of a server that goes on behind the end of a file, whose bytes are removed.
     fn too_long(&self, size: Option<u64>, server: &str) -> HubError {
         if let Err(error) = std::fs::remove_file(self.partial) {
             return HubError::file(self.partial)(error);

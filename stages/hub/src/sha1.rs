@@ -20,7 +20,7 @@ impl Sha1 {
         }
     }
 
-    /// The digest that git gives a file of so many bytes, which have to follow.
+    /// The digest that git gives a file of this many bytes, which have to follow.
     pub fn of_git_blob(length: u64) -> Self {
         let mut digest = Self::new();
         digest.update(format!("blob {length}\0").as_bytes());

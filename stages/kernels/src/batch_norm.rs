@@ -14,7 +14,7 @@ pub(crate) const EPSILON: f64 = 1e-5;
 /// Weight of a new batch in the running statistics.
 pub const MOMENTUM: f64 = 0.1;
 
-/// The factor that makes the variance of so many rows unbiased. Of a single row torch takes n / 0; we keep the biased
+/// The factor that makes the variance of this many rows unbiased. Of a single row torch takes n / 0; we keep the biased
 /// variance then.
 pub(crate) fn unbiased(rows: usize) -> f64 {
     rows as f64 / (rows as f64 - 1.0).max(1.0)

@@ -196,7 +196,7 @@ pub fn visible_gpus() -> Result<usize> {
     DeviceChoice::Cuda(None).check().map(|()| 0)
 }
 
-/// The values of a vector, in host memory. Waits for a device that it lies on.
+/// The values of a vector, in host memory. Waits for a device that it is on.
 pub fn to_host<T: WithDType>(vector: &Tensor) -> Result<Vec<T>> {
     if is_gpu(vector.device()) {
         copied_to_host(vector.elem_count() * vector.dtype().size_in_bytes());

@@ -48,7 +48,7 @@ fn relu<T: Float>(x: T) -> T {
     if x < T::zero() { T::zero() } else { x }
 }
 
-/// Input index of tap `k` at output index `o`, if it lies within `size`.
+/// Input index of tap `k` at output index `o`, if it is within `size`.
 #[inline(always)]
 fn input_index(o: usize, k: usize, size: usize) -> Option<usize> {
     (2 * o + k).checked_sub(1).filter(|&i| i < size)

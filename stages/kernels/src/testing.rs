@@ -31,7 +31,7 @@ impl DeviceUnderTest {
         self.0.is_none()
     }
 
-    /// Does `work` with the device that tensors are to lie on: under emulation that is the CPU.
+    /// Does `work` with the device that tensors are to be on: under emulation that is the CPU.
     pub fn run<R>(&self, work: impl FnOnce(&Device) -> R) -> R {
         match &self.0 {
             Some(device) => work(device),

@@ -44,7 +44,7 @@ const OF_PLACES: [&str; 3] = ["audio_path", "offset", "start"];
 ///
 /// - `no_such_segment`: no row has its `segment_id`,
 /// - `several_recordings`: rows of several recordings, or of several parts of one (`audio_path, "offset", start`), have it, so
-///   that it cannot be told which one is meant; not with `all_recordings`,
+///   that it cannot be determined which one is meant; not with `all_recordings`,
 /// - `unknown_correction`: its `what` is neither `text` nor `speaker`.
 ///
 /// That there are corrections of texts and not one of them counts is an error.
@@ -135,7 +135,7 @@ impl Source for Matcher {
         })?;
         let mut seen = Vec::new();
         for (_, rows) in self.context.whole("rows") {
-            // A stage may stand in for another one that is switched off.
+            // A stage may be in for another one that is switched off.
             if !seen.contains(&rows.digest()) {
                 find(rows, &mut named)?;
                 seen.push(rows.digest());

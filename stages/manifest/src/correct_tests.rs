@@ -53,7 +53,7 @@ fn matched(given: &[Correction<'_>], all_recordings: bool) -> Result<Output, Sta
             ALL,
             given.slice(given.num_rows() / 2, given.num_rows() - given.num_rows() / 2),
         )
-        // Rows of a segment may lie in several partitions.
+        // Rows of a segment may be in several partitions.
         .feed("train", "x", rows(&TRAIN[..1]))
         .feed("train", "y", rows(&TRAIN))
         .feed("val", "x", rows(&VAL))

@@ -27,7 +27,7 @@ pub enum ManifestError {
         path: PathBuf,
         source: parquet::errors::ParquetError,
     },
-    /// Whether a recording is there cannot be told.
+    /// Whether a recording is there cannot be determined.
     #[error(transparent)]
     Recording(flow_storage::StorageError),
     /// An existing manifest is invalid.

@@ -300,7 +300,7 @@ fn append_piece<W: Write + Send>(file: &mut SerializedFileWriter<W>, group: &Tak
     })
 }
 
-/// Appends the row group of a file of one row group. Gives where its columns lie in the file: their start and length in bytes.
+/// Appends the row group of a file of one row group. Gives where its columns are in the file: their start and length in bytes.
 fn append<W: Write + Send>(file: &mut SerializedFileWriter<W>, one: &Bytes) -> Result<(usize, usize), ParquetError> {
     let options = ParquetMetaDataOptions::new().with_encoding_stats_as_mask(false);
     let metadata = ParquetMetaDataReader::new()

@@ -2,7 +2,7 @@
 //! partitions have not changed.
 //!
 //! Notes in the stage's scratch folder say what each piece was made from, where it lies, and the digest of its bytes. A piece
-//! is copied only if the bytes that stand there have this digest: whatever became of the file, or of the notes, a set is the
+//! is copied only if the bytes that are there have this digest: whatever became of the file, or of the notes, a set is the
 //! one that would be written from nothing.
 
 use std::collections::{BTreeMap, HashMap};
@@ -24,7 +24,7 @@ use crate::parquet_file::ROW_GROUP;
 const NOTES: &str = "pieces.json";
 const VERSION: u32 = 1;
 
-/// A run of parts has at least so many rows, but the last, and one before a part that would make it longer than a row group.
+/// A run of parts has at least this many rows, but the last, and one before a part that would make it longer than a row group.
 const SHORTEST: u64 = ROW_GROUP as u64 / 2;
 /// Rows that come after these, on average, until the run ends.
 const MORE: u64 = ROW_GROUP as u64 / 4;
@@ -63,7 +63,7 @@ pub(crate) fn runs(parts: &[Part]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Digest of what a run of parts is made from. `recipe` stands for everything but their rows.
+/// Digest of what a run of parts is made from. `recipe` represents everything but their rows.
 pub(crate) fn inputs_of(recipe: &Digest, run: &[Part]) -> Digest {
     let parts = run
         .iter()
@@ -81,7 +81,7 @@ pub(crate) fn inputs_of_piece(run: &Digest, piece: u64) -> Digest {
 pub(crate) struct Piece {
     /// Digest of all that it was made from.
     pub inputs: Digest,
-    /// Where it lies in the file.
+    /// Where it is in the file.
     pub start: u64,
     pub bytes: u64,
     /// What comes after these bytes in a file of this piece alone, in hexadecimal digits.
@@ -124,7 +124,7 @@ impl Notes {
         }
     }
 
-    /// The file `name` of the set that stands in `folder`, with what is noted of it.
+    /// The file `name` of the set that is in `folder`, with what is noted of it.
     pub fn standing(&self, folder: &Path, name: &str) -> Standing {
         match self.files.get(name) {
             Some(pieces) if !is_url(folder) => Standing::open(&folder.join(name), pieces),
@@ -162,7 +162,7 @@ impl Standing {
         }
     }
 
-    /// The piece that was made from these inputs, and the file that has it, if it is said to lie within it.
+    /// The piece that was made from these inputs, and the file that has it, if it is said to be within it.
     fn piece(&self, inputs: &Digest) -> Option<(&File, &Piece)> {
         let (file, piece) = (self.file.as_ref()?, self.pieces.get(inputs)?);
         let end = piece.start.checked_add(piece.bytes)?;

@@ -68,7 +68,7 @@ pub(crate) struct Places<'b> {
     tars: &'b StringArray,
     members: &'b StringArray,
     files: Option<Files<'b>>,
-    /// Where the recordings lie in their tars, in bytes, of rows that say that much alone.
+    /// Where the recordings are in their tars, in bytes, of rows that say that much alone.
     ranges: Option<[&'b Int64Array; 2]>,
     /// Rows of one tar mostly follow each other.
     last: RefCell<Option<TarPath<'b>>>,
@@ -96,7 +96,7 @@ pub(crate) struct Place {
     pub file: Option<String>,
     /// The tar that the row names, with the folder of shards before it.
     pub tar_path: Rc<str>,
-    /// The recording lies in that tar, in no file of its own.
+    /// The recording is in that tar, in no file of its own.
     pub in_tar: bool,
     /// Start of the row in the recording, in seconds; none for its beginning.
     pub offset: Option<f64>,
@@ -165,7 +165,7 @@ impl<'b> Places<'b> {
             .is_some_and(|ranges| ranges.iter().all(|range| range.is_valid(row)));
         if in_range && !self.is_there(&tar_path) {
             return Err(StageError::failed(format!(
-                "{partition}: the rows lie in tars, but {tar_path} is not there"
+                "{partition}: the recordings are in tars, but {tar_path} does not exist"
             ))
             .with_help("`shards` of this stage is the folder that holds the tars, as the stage before says it"));
         }

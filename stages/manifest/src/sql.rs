@@ -726,7 +726,7 @@ fn same_rows(mut before: Vec<u32>, mut after: Vec<u32>, path: &str) -> Result<()
         message: format!("`{path}` {}", faults.join(" and ")),
         row: first_lost.or(first_new),
         help: Some(
-            "each row has to come out exactly once: mind inner joins and keys that stand twice on the other side"
+            "each row has to come out exactly once: mind inner joins and keys that appear twice on the other side"
                 .into(),
         ),
     })

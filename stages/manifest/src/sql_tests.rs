@@ -509,7 +509,7 @@ fn rows_of_a_partition_that_only_another_input_has_do_not_vanish() {
     assert!(error.contains("row"), "{error}");
 }
 
-/// The table whose digest is in the key is the one that is used, though another lies there when the stage opens.
+/// The table whose digest is in the key is the one that is used, though another is there when the stage opens.
 #[test]
 fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();

@@ -35,7 +35,7 @@ const ALL: &str = "all";
 /// Columns are those that `columns` declares, sorted by name; others of the file are left out. Where none are declared,
 /// they are those of the file, whose beginning is then read when the pipeline is checked:
 ///
-/// - `.csv` (fields may stand in double quotes, RFC 4180) and `.tsv` (the same where all its quotes are written so, else quotes
+/// - `.csv` (fields may be in double quotes, RFC 4180) and `.tsv` (the same where all its quotes are written so, else quotes
 ///   are letters like others; `quoting`): the names of the
 ///   heading, which such a file must have; all are text.
 /// - `.jsonl`, `.ndjson` and `.json`, one object to a line: the members of the first object, sorted by name, with the types
@@ -76,7 +76,7 @@ pub struct TableSettings {
     /// The columns, each with its type: `text`, `int64`, `float64` or `bool`. Those of the file if none are named.
     #[serde(default)]
     pub columns: BTreeMap<String, CellType>,
-    /// Whether fields of CSV and TSV may stand in double quotes.
+    /// Whether fields of CSV and TSV may be in double quotes.
     #[serde(default)]
     pub quoting: Quoting,
     /// The columns of the file; not a setting.

@@ -264,7 +264,7 @@ fn a_file_of_which_every_row_is_refused_is_an_error() {
     assert_eq!(output.rows("rows", ALL).num_rows(), 0);
 }
 
-/// The character that stands for what is not UTF-8 may stand in a text itself.
+/// The character that represents what is not UTF-8 may be in a text itself.
 #[test]
 fn lines_are_refused_for_their_bytes() {
     let folder = tempfile::tempdir().unwrap();

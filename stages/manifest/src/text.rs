@@ -25,7 +25,7 @@ pub const DEFAULT_PUNCTUATION: &str = "।॥.,!?;:\"'\\-—()…%/+=$*@#&_^>|<`
 pub struct TextSettings {
     /// Pattern of the tags to delete before anything else, as a regular expression.
     pub tags: String,
-    /// Characters to delete; each counts for itself, none stands for a range or a class.
+    /// Characters to delete; each counts for itself, none represents a range or a class.
     pub punctuation: String,
 }
 
@@ -517,7 +517,7 @@ mod tests {
         }
     }
 
-    /// Characters that may compose with what stands before them, what they compose with, marks that come between,
+    /// Characters that may compose with what is before them, what they compose with, marks that come between,
     /// and what is dropped or ends a word.
     fn composing() -> Vec<char> {
         let marks = |c: &char| is_nfc_quick(std::iter::once(*c)) != IsNormalized::Yes;

@@ -33,7 +33,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Rows for validation of a language that has so many rows.
+    /// Rows for validation of a language that has this many rows.
     pub fn target(self, rows: u64) -> u64 {
         // Exact for any count of rows below 2^53 / 100: the product is, and a quotient that is no whole
         // number is not rounded up to one.

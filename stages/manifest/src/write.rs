@@ -64,7 +64,7 @@ const STATISTICS: &str = "statistics.json";
 ///
 /// With `jsonl`, each manifest is also written as NeMo reads it, one JSON object to a line: `audio_filepath, duration, text,
 /// lang, segment_id, shard_id, tar_member_name, tar_path, source`. `audio_filepath` is where `audio.extract` places the
-/// recording; it is relative to `out` where `audio` (or `shards`) is relative. Of rows whose recordings lie in tars and are not
+/// recording; it is relative to `out` where `audio` (or `shards`) is relative. Of rows whose recordings are in tars and are not
 /// extracted (`audio` is empty, and `offset` and `size` say where in the tar, as rows of `audio.webdataset` do), it is the name
 /// of the member, and `shard_id` the number that the tar's name ends with: NeMo's tarred form, for tars called
 /// `audio_0.tar, audio_1.tar, ...`, and `manifest.read` finds them by `tar_path`. Where keys of `extra` could be taken for where a
@@ -430,7 +430,7 @@ impl Writer {
 }
 
 /// The columns of a manifest. One of rows that may be files, or parts of one, says so in two columns more, as NeMo calls
-/// them; what else a manifest said that was read stands in one more, and `further` ones come last.
+/// them; what else a manifest said that was read is in one more, and `further` ones come last.
 fn written_schema(rows: &Schema, further: &[String]) -> SchemaRef {
     let mut fields: Vec<_> = manifest_schema().fields().iter().cloned().collect();
     if of_read(rows) {

@@ -170,7 +170,7 @@ impl<W: Write> Pieces<W> {
         self.content.reset();
     }
 
-    /// Bytes of a piece that is made anew.
+    /// Bytes of a piece that is made again.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.content.update(bytes);
         self.end += bytes.len() as u64;

@@ -72,7 +72,7 @@ pub(crate) fn write_parts<W: Write + Send>(
     })
 }
 
-/// The row groups of a run, if all of them stand as they would be made, and the durations of its rows where they are wanted.
+/// The row groups of a run, if all of them are as they would be made, and the durations of its rows where they are wanted.
 fn take(file: &FileOfParts<'_>, run: &[Part], with_durations: bool) -> Result<Option<MadeRun<Durations>>, StageError> {
     let inputs = inputs_of(&file.recipe, run);
     let rows: u64 = run.iter().map(|part| part.rows).sum();

@@ -150,7 +150,7 @@ pub struct Networks<'a> {
     pub joint: &'a Joint,
 }
 
-/// An error if these are not the lengths of a batch of utterances, padded to so many frames.
+/// An error if these are not the lengths of a batch of utterances, padded to this many frames.
 pub(crate) fn check_lengths(lengths: &[usize], batch: usize, padded: usize) -> Result<()> {
     if lengths.len() == batch && lengths.iter().all(|&length| length <= padded) {
         return Ok(());

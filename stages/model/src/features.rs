@@ -79,7 +79,7 @@ impl Spectrum {
         self.buffer.fill(0.0);
         // The window is centred in the FFT's input, whose middle is at sample `t * hop`.
         let margin = (front_end.n_fft - window.len()) / 2;
-        // Index of the window's first sample, and how many of its samples lie before the signal.
+        // Index of the window's first sample, and how many of its samples are before the signal.
         let start = (t * front_end.hop + margin) as isize - (front_end.n_fft / 2) as isize - from as isize;
         let skipped = start.min(0).unsigned_abs().min(window.len());
         let first = start.max(0) as usize;

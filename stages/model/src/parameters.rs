@@ -548,7 +548,7 @@ impl ParameterBuilder {
         self.parameters.get(id)
     }
 
-    /// Declares an int64 scalar that counts (batch norm's `num_batches_tracked`); 0 when made anew or not loaded
+    /// Declares an int64 scalar that counts (batch norm's `num_batches_tracked`); 0 when made again or not loaded
     /// (older archives have none).
     pub fn counter(&mut self, name: &str) -> Result<ParameterId> {
         let device = self.parameters.device.clone();

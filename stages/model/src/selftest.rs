@@ -173,7 +173,7 @@ fn training(model: &mut TdtModel, device: &Device) -> Result<[Parity; 2]> {
             Some(gradient) => norm(gradient)?,
             None => f64::NAN,
         };
-        // As far as NeMo's own gradients in 32 bits lie from those in 64, times three. Where an input of a ReLU lies at
+        // As far as NeMo's own gradients in 32 bits lie from those in 64, times three. Where an input of a ReLU is at
         // its kink, rounding decides: in the sub-sampling, and in all tensors where it is one of the joint network.
         let kink: f64 = if name.starts_with("encoder.pre_encode") {
             5e-3
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_targets_are_those_of_the_golden_step() {
-        // Those that stand in the repository, whatever other golden data the environment names.
+        // Those that are in the repository, whatever other golden data the environment names.
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/../../tests/data/golden/model/train_step.safetensors"

@@ -1,6 +1,6 @@
 //! Progressive training: one run on growing subsets of the data, stage after stage.
 //!
-//! A stage of n rows takes, of each language, those rows whose names hash lowest, and so many of each that the languages
+//! A stage of n rows takes, of each language, those rows whose names hash lowest, and as many of each as makes the languages
 //! have their shares of the whole: the n rows with the smallest (rank within the language) / (rows of the language), ranks
 //! from 0, ties to the language whose name comes first. So a stage holds all rows of a smaller one, no language with rows is missing where n is at least
 //! the number of languages, and a language is off its share by one row, or by as many as there are languages times its share.

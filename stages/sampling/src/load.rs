@@ -112,13 +112,13 @@ pub struct LoadSettings {
     /// `max_batch_seconds` accordingly.
     pub speeds: Vec<f64>,
     /// Steps that change the signals of training, in this order: `[{mix: {path: /data/noise, prob: 0.5, snr: [10, 20]}}]`.
-    /// Each is drawn anew for each utterance in each epoch. They follow `speeds`. docs/training.md lists them.
+    /// Each is drawn again for each utterance in each epoch. They follow `speeds`. docs/training.md lists them.
     #[serde(deserialize_with = "augment::steps")]
     pub augment: Vec<Step>,
     /// Number of optimizer steps, from the first, to which `speeds` and `augment` apply. Later ones see the recordings as they
     /// are. Left out: all.
     pub augment_steps: Option<u64>,
-    /// Train on so many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
+    /// Train on this many rows only, chosen by a hash of their names; a larger number keeps the rows of a smaller
     /// one. Left out: all.
     pub max_samples: Option<u64>,
     /// Folder of the checkpoints of the training that reads these batches. Where they were made with another number of

@@ -185,7 +185,7 @@ fn loaded_rows(output: &Output, step: u64) -> Vec<LoadedRow> {
         .collect()
 }
 
-/// Of two processes with a rank each, one row with its seconds stands for each micro-batch of the other.
+/// Of two processes with a rank each, one row with its seconds represents each micro-batch of the other.
 #[test]
 fn a_process_loads_the_micro_batches_of_its_ranks() {
     let (harness_of_all, _temp) = harness(settings(), |_, batch| batch);

@@ -51,7 +51,7 @@ pub(crate) fn staged(batch: &RecordBatch, stage: &Stage) -> Result<RecordBatch, 
     Ok(RecordBatch::try_new(staged_schema(), columns)?)
 }
 
-/// One micro-batch. Where there are no utterances, one row stands for it, with `seconds` as its duration.
+/// One micro-batch. Where there are no utterances, one row represents it, with `seconds` as its duration.
 pub(crate) fn micro_batch(
     first_row: u32,
     rank: u32,

@@ -80,7 +80,7 @@ pub struct PlanSettings {
     pub bucket_batch_size: Vec<u32>,
     /// Seed of the random order. Epoch e uses `seed + e`.
     pub seed: i64,
-    /// Plan for so many rows only, the same ones that `sampling.load` takes with this setting; row numbers then count
+    /// Plan for this many rows only, the same ones that `sampling.load` takes with this setting; row numbers then count
     /// these. Needs an input. Left out: all.
     pub max_samples: Option<u64>,
 }

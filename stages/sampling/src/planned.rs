@@ -188,7 +188,7 @@ mod tests {
         };
         write("step-000000004/training.json", r#"{"step":4,"other":1}"#);
         write("step-000000009/training.json", "{");
-        // One that is not whole.
+        // One that is incomplete.
         write("restart-001/step-000000002/model.safetensors", "weights");
         let server = flow_storage_testing::TestServer::start(folder.path()).unwrap();
         let newest = |text: &str| {

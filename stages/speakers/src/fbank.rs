@@ -81,7 +81,7 @@ impl Fbank {
         Self::new(Window::Povey, 1.0)
     }
 
-    /// Frames of so many samples: those that fit in whole.
+    /// Frames of this many samples: those that fit in whole.
     pub fn frames(samples: usize) -> usize {
         if samples < FRAME {
             0
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// Compares all features of a file: of the samples that stand beside them, or of the part of a recording that they are alike.
+    /// Compares all features of a file: of the samples that are beside them, or of the part of a recording that they are alike.
     /// Of the bundled file there are so many at least.
     fn compare_all(file: &str, fbank: &Fbank, bundled: usize) {
         let tensors = golden::Tensors::load(file);

@@ -15,7 +15,7 @@ pub fn file(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Whether the golden data are the bundled ones, of which all is known that is to be compared.
+/// Whether the golden data are the bundled ones, for which all expected values are known.
 pub fn is_bundled() -> bool {
     std::env::var_os("FLOW_TEST_GOLDEN_SPEAKERS").is_none()
 }
@@ -49,13 +49,13 @@ pub fn recordings() -> Vec<(String, Vec<f32>)> {
     paths.iter().map(recording).collect()
 }
 
-/// So many samples of speech: those of a recording, again and again where it is shorter.
+/// This many samples of speech: those of a recording, again and again where it is shorter.
 pub fn speech(samples: usize) -> Vec<f32> {
     let (_, recording) = recordings().swap_remove(0);
     recording.into_iter().cycle().take(samples).collect()
 }
 
-/// Parts of the recordings, of so many samples, that begin at each `step`: golden data do not say of which part they are. It is
+/// Parts of the recordings, of this many samples, that begin at each `step`: golden data do not say of which part they are. It is
 /// the one that they are alike.
 pub fn parts(samples: usize, step: usize) -> impl Iterator<Item = Vec<f32>> {
     recordings().into_iter().flat_map(move |(_, recording)| {

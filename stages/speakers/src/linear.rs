@@ -35,7 +35,7 @@ impl Linear {
     }
 
     /// From a convolution's weight (outputs, channels, `taps`). A row of its input is `taps` frames of all channels, so
-    /// frames that lie one after the other, channels innermost, need not be copied.
+    /// frames that are one after the other, channels innermost, need not be copied.
     pub fn convolution(weight: &[f32], taps: usize, bias: Vec<f32>) -> Self {
         let outputs = bias.len();
         let inputs = weight.len() / outputs;

@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn clusters_without_votes_and_phantoms_are_left_out_if_asked() {
-        // One speaker throughout, whose two chunks lie in different clusters, and a count of two.
+        // One speaker throughout, whose two chunks are in different clusters, and a count of two.
         let values: Vec<u8> = (0..2 * 589).flat_map(|_| [1, 0, 0]).collect();
         let segmentations = Segmentations::new(&values, 589, 3).unwrap();
         let geometry = Geometry::SEGMENTATION;

@@ -51,7 +51,7 @@ pub fn read_rttm(text: &str) -> Result<BTreeMap<String, Vec<Turn>>> {
     }
     if recordings.is_empty() && !is_rttm {
         return Err(Error::Input(
-            "no SPEAKER line of RTTM; STM is told by the ending .stm".to_owned(),
+            "no SPEAKER line of RTTM; STM is recognised by the extension .stm".to_owned(),
         ));
     }
     Ok(recordings)
@@ -66,7 +66,7 @@ pub fn write_rttm(recording: &str, turns: &[Turn]) -> Result<String> {
             return Ok(());
         }
         Err(Error::Input(format!(
-            "{what} {name:?} cannot stand in RTTM, whose fields are set apart by spaces"
+            "{what} {name:?} cannot be written to RTTM, whose fields are separated by spaces"
         )))
     };
     named("recording", recording)?;

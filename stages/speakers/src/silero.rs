@@ -15,7 +15,7 @@ use crate::weights::{Weights, unpack};
 pub const SAMPLE_RATE: u32 = 16_000;
 /// Samples for each probability.
 pub const WINDOW: usize = 512;
-/// Largest size of a sample. Speech lies in [-1, 1]; past this, squares would leave the range of f32.
+/// Largest size of a sample. Speech is in [-1, 1]; past this, squares would leave the range of f32.
 pub const MAX_SAMPLE: f32 = 1e9;
 
 /// Samples before a window that are part of its input.
@@ -144,7 +144,7 @@ impl SileroVad {
                 *magnitude = real.mul_add(real, imaginary * imaginary).sqrt();
             }
         }
-        // Frames stand between a frame of zeros before and one after, as the convolutions pad them.
+        // Frames are between a frame of zeros before and one after, as the convolutions pad them.
         first.apply(&b.magnitudes, &mut b.first, frames, |row| {
             let (window, frame) = (row / FRAMES * (FRAMES + 2), row % FRAMES);
             ((window + frame) * BINS, (window + 1 + frame) * WIDE)
@@ -354,7 +354,7 @@ mod tests {
         differences.fold(0.0, f32::max) / size
     }
 
-    /// Channels first, as the golden data has them, of frames that lie one after the other.
+    /// Channels first, as the golden data has them, of frames that are one after the other.
     fn channels_first(frames: &[f32], channels: usize) -> Vec<f32> {
         let count = frames.len() / channels;
         (0..frames.len())

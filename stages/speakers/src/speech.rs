@@ -52,7 +52,7 @@ impl SpeechSettings {
         ];
         for (name, value) in probabilities {
             if !(0.0..=1.0).contains(&value) {
-                return refuse(name, value, "lie between 0 and 1");
+                return refuse(name, value, "be between 0 and 1");
             }
         }
         if let Some(below) = self.neg_threshold.filter(|below| *below > self.threshold) {

@@ -14,14 +14,14 @@ const SPECTRUM: usize = 2 * WINDOW;
 /// A tone and its overtones: so many peaks, each with so many bins at either side (the main lobe of a Hann window, and one).
 const PEAKS: usize = 3;
 const LOBE: usize = 3;
-/// Least share of the energy that lies in the peaks, and least cosine between the amplitudes of a window and those of the one
+/// Least share of the energy that is in the peaks, and least cosine between the amplitudes of a window and those of the one
 /// before. In six minutes of synthetic speech of the golden recordings no five windows in a row had as much and were as alike;
 /// of 1,188 windows of notes between sentences, 1,025 did.
 const LEAST_SHARE: f32 = 0.995;
 const LEAST_COSINE: f32 = 0.995;
 /// A tone lasts for so many windows (0.16 s) at least.
 const LEAST_WINDOWS: usize = 5;
-/// Where one tone follows another within so many windows, what lies between belongs to them.
+/// Where one tone follows another within so many windows, what is between belongs to them.
 const MOST_BETWEEN: usize = 3;
 /// Spectra of less energy are silence: amplitudes of some 1e-5.
 const SILENCE: f32 = 1e-5;

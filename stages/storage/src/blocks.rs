@@ -35,7 +35,7 @@ pub(crate) struct Blocks {
     /// Each block is asked for by one thread at a time.
     asking: Vec<Mutex<()>>,
     hasher: RandomState,
-    /// Bytes of blocks since others were last taken away for them.
+    /// Bytes of blocks since others were last removed for them.
     written: AtomicU64,
     has_evicted: AtomicBool,
     /// Whether a block could not be written.
@@ -137,7 +137,7 @@ impl Blocks {
             None => {
                 let bytes = reader.read_range(start..end)?;
                 self.make_room(length as u64, folder);
-                // A folder that is empty may be taken away between two steps of the first attempt.
+                // A folder that is empty may be removed between two steps of the first attempt.
                 if write(&path, &bytes).is_err() && write(&path, &bytes).is_err() {
                     self.is_full.store(true, Ordering::Relaxed);
                 }

@@ -34,7 +34,7 @@ impl fmt::Display for StorageCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} requests (list {}, head {}, get {}, put {}, delete {}), of which {} failed and were sent again or given up; {} bytes read, {} written",
+            "{} requests (list {}, head {}, get {}, put {}, delete {}); {} failed and were retried or given up; {} bytes read, {} written",
             self.requests(),
             self.list,
             self.head,
@@ -95,7 +95,7 @@ impl Counters {
         self.bytes_read.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A request leaves, with its method, the query of its URL and so many bytes.
+    /// A request leaves, with its method, the query of its URL and this many bytes.
     #[cfg(feature = "object-store")]
     pub fn sent(&self, method: &str, query: &str, bytes: u64) {
         let lists = is_listing(query);

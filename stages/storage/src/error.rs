@@ -185,7 +185,7 @@ fn said(text: &str, code: &str, secrets: &[String]) -> String {
     without_queries(one_line.trim())
 }
 
-/// Stands between an error and its cause.
+/// Separates an error from its cause.
 const CAUSE: &str = "\u{1f}";
 
 fn with_sources(error: &dyn std::error::Error) -> String {
@@ -204,7 +204,7 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
     rest.split_once(after).map(|(found, _)| found.trim())
 }
 
-/// A signature may stand in the query of a URL.
+/// A signature may be in the query of a URL.
 fn without_queries(text: &str) -> String {
     let word = |word: &str| match word.split_once('?') {
         Some((address, _)) if address.contains("://") => format!("{address}?***"),

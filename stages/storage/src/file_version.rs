@@ -19,7 +19,7 @@ const STEP: Duration = Duration::from_secs(2);
 ///
 /// The change time counts beside the modification time, since programs can set the latter. The device does not: its number
 /// may be another one after a file system is mounted again, and two files of two devices do not share inode, size and both
-/// times. Of an object, the ETag (or else the version) stands in for inode and times: copies of a bucket keep the ETag and not
+/// times. Of an object, the ETag (or else the version) replaces inode and times: copies of a bucket keep the ETag and not
 /// the time, and listings do not give the version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -10,7 +10,7 @@ use crate::location::{Location, ObjectUrl};
 use crate::object_reader::{AskedRange, ObjectReader};
 use crate::storage::Storage;
 
-/// So many bytes of an object at a place are asked for by a request of their own: threads that read at different places do not take
+/// This many bytes of an object at a place are fetched by a request of their own: threads that read at different places do not take
 /// from one another what was read ahead.
 const OF_ITS_OWN: usize = 32 << 10;
 
@@ -22,7 +22,7 @@ pub enum InputFile {
 }
 
 impl InputFile {
-    /// Opens what a path or URL names; a local path is opened as it is, whatever lies there.
+    /// Opens what a path or URL names; a local path is opened as it is, whatever is there.
     ///
     /// # Errors
     /// When it is no location, is not there, or cannot be opened.

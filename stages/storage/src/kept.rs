@@ -5,8 +5,8 @@
 //! <folder>/copies/<digest of URL and version>/files            sizes and digests, written last: the copy is whole
 //! <folder>/copies/<digest of URL and version>/content/<name>   the copy: a file, or a folder with files
 //! <folder>/blocks/<digest of URL and version>/<number>         see `blocks.rs`
-//! <folder>/work/<digest of URL and service>                    what is written here for a prefix, and never taken away
-//! <folder>/state/<digest of URL and service>                   the copy of a state directory, never taken away, either
+//! <folder>/work/<digest of URL and service>                    what is written here for a prefix, and never removed
+//! <folder>/state/<digest of URL and service>                   the copy of a state directory, never removed, either
 //! ```
 //!
 //! What was used last goes last: see `evict.rs`.
@@ -203,14 +203,14 @@ impl Storage {
             return Err(none());
         }
         if files.len() > MOST_FILES {
-            let said = format!("{} objects lie right below it", files.len());
+            let said = format!("{} objects are directly below it", files.len());
             return Err(StorageError::of(StorageFault::TooLarge, &url.to_string(), &said));
         }
         Ok(Sources { is_folder: true, files })
     }
 
     /// The folder on this machine for what is worked on here and belongs below the prefix `url`. It is beside the copies, and
-    /// nothing is taken away from it.
+    /// nothing is removed from it.
     ///
     /// # Errors
     /// When no variable of the environment names a folder for copies, or `FLOW_STORAGE_CACHE_BYTES` is no number.
@@ -218,7 +218,7 @@ impl Storage {
         Ok(self.kept()?.path.join("work").join(self.folder_of_prefix(url)))
     }
 
-    /// The folder on this machine for the copy of the state directory at the prefix `url`. Nothing is taken away from it.
+    /// The folder on this machine for the copy of the state directory at the prefix `url`. Nothing is removed from it.
     ///
     /// # Errors
     /// As [`Storage::working_folder`].

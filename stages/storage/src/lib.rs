@@ -1,4 +1,4 @@
-//! Files in object storage: what lies behind `s3://`, `gs://`, `az://` and `https://`.
+//! Files in object storage: what is behind `s3://`, `gs://`, `az://` and `https://`.
 //!
 //! A [`Location`] is what a user writes. [`Storage`] lists, reads and writes objects; its calls wait for the answer, and may be
 //! made from any thread, the threads of timely, rayon and tokio among them. [`InputFile`] is a file to be read, on this machine or

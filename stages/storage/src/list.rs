@@ -47,7 +47,7 @@ impl Client {
     fn can_list(&self, url: &ObjectUrl) -> Result<(), StorageError> {
         match url.scheme() {
             Scheme::Https | Scheme::Http => {
-                let said = "what lies below an address of a web server cannot be listed; name files";
+                let said = "a web server's address cannot be listed; name files";
                 Err(StorageError::of(StorageFault::Unsupported, &url.to_string(), said))
             }
             _ => Ok(()),

@@ -58,7 +58,7 @@ fn next_entry(text: &str) -> Option<(usize, usize, Cow<'_, str>)> {
     None
 }
 
-/// What stands in the element `name` with which the text begins.
+/// What is in the element `name` with which the text begins.
 fn within<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     let content = text.strip_prefix('<')?.strip_prefix(name)?.strip_prefix('>')?;
     content.find(&format!("</{name}>")).map(|end| &content[..end])

@@ -74,7 +74,7 @@ impl ObjectUrl {
         }
     }
 
-    /// Whether the key can stand in a URL that is read as this one.
+    /// Whether the key can be in a URL that is read as this one.
     pub(crate) fn is_readable(&self) -> bool {
         let parsed = Location::parse(&self.to_string());
         matches!(parsed, Ok(Location::Object(url)) if url == *self)
@@ -102,7 +102,7 @@ impl ObjectUrl {
         Some(self.with_key(self.key.rsplit_once('/').map_or("", |(parent, _)| parent)))
     }
 
-    /// The key as it is called below a prefix; none where it does not lie below it.
+    /// The key as it is called below a prefix; none where it does not be below it.
     pub fn below(&self, prefix: &ObjectUrl) -> Option<&str> {
         if (self.scheme, &self.bucket) != (prefix.scheme, &prefix.bucket) {
             return None;
@@ -121,7 +121,7 @@ impl ObjectUrl {
     fn parse(scheme: Scheme, given: &str) -> Result<ObjectUrl, StorageError> {
         let rest = &given[scheme.prefix().len()..];
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        // What stands before an `@` or after a `?` may be secret: it is not repeated.
+        // What is before an `@` or after a `?` may be secret: it is not repeated.
         let refuse = |shown: &str, why: &str| {
             let message = format!("`{}{shown}`: {why}", scheme.prefix());
             Err(StorageError::new(StorageFault::Location, message))
@@ -129,11 +129,12 @@ impl ObjectUrl {
         if let Some((_, host)) = bucket.rsplit_once('@') {
             return refuse(
                 &format!("***@{host}"),
-                "no user or password may stand in a URL; give credentials by the environment",
+                "a URL must not contain a user or password; give credentials by the environment",
             );
         }
         if let Some(at) = query_of(scheme, rest) {
-            let why = "no query (`?name=`) may stand in a URL: signed URLs are secrets, and would be kept with the run";
+            let why =
+                "a URL must not contain a query (`?name=`): signed URLs are secrets, and would be kept with the run";
             return refuse(&format!("{}***", &rest[..at]), why);
         }
         if bucket.is_empty() {
@@ -217,7 +218,7 @@ fn check_key<'a>(key: &'a str, given: &str) -> Result<&'a str, StorageError> {
     } else if key.split('/').any(str::is_empty) {
         "no part of a key may be empty"
     } else if key.chars().any(char::is_control) {
-        "no control character may stand in a key"
+        "a key must not contain control characters"
     } else if key.len() > 1024 {
         "a key may have 1024 bytes"
     } else {
@@ -361,7 +362,7 @@ pub fn is_url(path: impl AsRef<Path>) -> bool {
     has_prefix(text, "file://") || Scheme::ALL.iter().any(|scheme| has_prefix(text, scheme.prefix()))
 }
 
-/// The path that a URL of `file://` stands for; none for other URLs, for paths, and where the URL has none.
+/// The path that a URL of `file://` represents; none for other URLs, for paths, and where the URL has none.
 pub fn path_of_file_url(text: &str) -> Option<PathBuf> {
     match has_prefix(text, "file://").then(|| Location::parse(text)) {
         Some(Ok(Location::Local(path))) => Some(path),

@@ -60,7 +60,7 @@ fn what_is_no_location_is_refused_without_repeating_secrets() {
         ("s3://bucket//b", "`s3://bucket//b`: no part of a key may be empty"),
         (
             "s3://bucket/a\nb",
-            "`s3://bucket/a\\nb`: no control character may stand in a key",
+            "`s3://bucket/a\\nb`: a key must not contain control characters",
         ),
         (
             "s3://buc ket/a",

@@ -209,7 +209,7 @@ impl ObjectReader {
         self.get(range)
     }
 
-    /// Copies the whole object into a new file without a name in `folder`, in large ranges of which some are under way at the same
+    /// Copies the whole object into a new file without a name in `folder`, in large ranges some of which are under way at the same
     /// time. The file is gone with its last descriptor.
     ///
     /// # Errors
@@ -242,7 +242,7 @@ impl ObjectReader {
         Ok(is_whole.then_some(file))
     }
 
-    /// Gives all bytes in order to `take`, from large ranges of which some are under way at the same time, until it says no.
+    /// Gives all bytes in order to `take`, from large ranges some of which are under way at the same time, until it says no.
     /// Whether it took all.
     ///
     /// # Errors
@@ -288,7 +288,7 @@ impl AskedRange {
         self.take().map(|(_, bytes)| bytes)
     }
 
-    /// Waits for the bytes. Gives a reader of the same object that holds them: what lies within them is not asked for again.
+    /// Waits for the bytes. Gives a reader of the same object that holds them: what is within them is not asked for again.
     ///
     /// # Errors
     /// As of [`ObjectReader::read_range`].

@@ -56,7 +56,7 @@ impl Limits {
     }
 }
 
-/// Values of the environment that must not stand in a message.
+/// Values of the environment that must not be in a message.
 pub(crate) fn secrets(environment: &BTreeMap<String, String>) -> Vec<String> {
     let is_secret = |name: &str| {
         let of_cloud = ["AWS_", "GOOGLE_", "AZURE_"]

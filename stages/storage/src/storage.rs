@@ -451,7 +451,7 @@ fn known_below<'a>(
     stats.range(first..).take_while(move |(known, _)| below(prefix, known))
 }
 
-/// Whether `url` lies below `prefix`.
+/// Whether `url` is below `prefix`.
 fn below(prefix: &ObjectUrl, url: &ObjectUrl) -> bool {
     url.below(prefix).is_some()
 }

@@ -63,7 +63,7 @@ impl DeviceFigures {
         }
     }
 
-    /// The share of the card's rate that so many operations in so many seconds are, over all ranks. None where the card is not
+    /// The share of the card's rate that so many operations in this many seconds are, over all ranks. None where the card is not
     /// known.
     pub fn utilisation(&self, settings: &ResolvedSettings, flops: f64, seconds: f64) -> Option<f64> {
         utilisation(self.card?, settings, flops, seconds)

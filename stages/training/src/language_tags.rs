@@ -26,7 +26,7 @@ use crate::train_tokenizer::{TOKENIZER_COLUMNS, TokenizerInput};
 /// `tags: auto` a text without a tag gets that of its language (`<|hi|> ...`) where the tokenizer has a piece for it, and a
 /// text that begins with the tag of its row's language, for which the tokenizer has no piece, loses it: it would be learned
 /// letter by letter. Other tags stay. Where there is no piece for a code with a region (`pt-BR`), that of the language alone
-/// (`pt`) counts, and stands in for the tag in texts that have one with the region. So it does not matter whether rows come of shards, whose texts are tagged, or of
+/// (`pt`) counts, and replaces the tag in texts that have one with the region. So it does not matter whether rows come of shards, whose texts are tagged, or of
 /// manifests and folders, whose texts mostly are not. Nothing else of a row changes.
 ///
 /// # Example
@@ -50,7 +50,7 @@ pub enum LanguageTags {
     /// Where the tokenizer has a piece for it.
     #[default]
     Auto,
-    /// A tag of a language at the beginning of a text is taken away.
+    /// A tag of a language at the beginning of a text is removed.
     Never,
     /// Texts stay as they are.
     AsIs,

@@ -62,7 +62,7 @@ impl Metrics {
         Ok(Metrics { path, file, events })
     }
 
-    /// Whether there is an evaluation after so many steps.
+    /// Whether there is an evaluation after this many steps.
     pub fn has_evaluation(&self, step: u64) -> bool {
         let text = fs::read_to_string(&self.path).unwrap_or_default();
         let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -110,9 +110,9 @@ fn refusal(on_change: OnChange, folder: &Path, changes: &[String], another_run: 
             changes.join("; ")
         ),
         help: Some(if another_run {
-            "undo the change, set `train.on_change: restart` to begin anew beside it, or give another folder as `checkpoints`".into()
+            "undo the change, set `train.on_change: restart` to start over beside it, or give another folder as `checkpoints`".into()
         } else {
-            "undo the change, set `train.on_change: continue` to go on with it, or `restart` to begin anew beside it"
+            "undo the change, set `train.on_change: continue` to go on with it, or `restart` to start over beside it"
                 .into()
         }),
     })

@@ -52,7 +52,7 @@ impl Kind for TrainingTrain {
     const INPUTS: &'static [InputPort] = &[
         InputPort::streamed("batches", "the micro-batches of a sampling.load").columns(BATCH_COLUMNS),
         InputPort::whole("validation", "rows of validation, with where their recordings are").columns(ROW_COLUMNS),
-        InputPort::whole("train", "the rows that sampling.load takes: batches of others are refused; their digest is recorded, and texts with too many tokens are told before the first step")
+        InputPort::whole("train", "the rows that sampling.load takes: batches of others are refused; their digest is recorded, and texts with too many tokens are reported before the first step")
             .optional()
             .columns(&[
                 ("segment_id", ColumnType::AnyText),
@@ -62,7 +62,7 @@ impl Kind for TrainingTrain {
         InputPort::whole("members", "the port `members` of an audio.probe, where validation reads recordings from tars")
             .optional()
             .columns(MEMBER_COLUMNS),
-        InputPort::whole("tokenizer", "of a tokenizer.train or a tokenizer.read; in place of the one of `init`")
+        InputPort::whole("tokenizer", "from a tokenizer.train or a tokenizer.read; replaces the one of `init`")
             .optional()
             .columns(TOKENIZER_COLUMNS),
     ];

@@ -79,7 +79,7 @@ pub struct TrainTokenizerSettings {
     pub extend: String,
     /// `nmt_nfkc` (SentencePiece's default, as in NVIDIA's models) or `identity`.
     pub normalisation: NormalisationSetting,
-    /// Learn from so many texts at most, chosen by a hash of `segment_id` and text. Bounds the memory.
+    /// Learn from this many texts at most, chosen by a hash of `segment_id` and text. Bounds the memory.
     pub max_sentences: u64,
     /// Longer texts, in bytes, are not learned from.
     pub max_sentence_bytes: u64,
@@ -332,7 +332,7 @@ impl Source for TrainTokenizerBody {
         }
         if sample.languages.len() > MOST_LANGUAGES {
             return Err(StageError::failed(format!(
-                "more than {MOST_LANGUAGES} different language tags stand before the texts"
+                "more than {MOST_LANGUAGES} different language tags are at the beginning of texts"
             ))
             .with_help("set `languages: false`, or correct the texts"));
         }
@@ -380,7 +380,7 @@ impl TrainTokenizerBody {
     }
 }
 
-/// The texts with the smallest hashes, at most so many.
+/// The texts with the smallest hashes, at most this many.
 struct Sample {
     most: usize,
     longest: usize,

@@ -392,12 +392,12 @@ fn one_step(
     if work.step != session.step_number() {
         return Err(StageError::Refused {
             message: format!(
-                "the loader gives step {}, but training in {} stands at step {}",
+                "the loader gives step {}, but training in {} is at step {}",
                 work.step,
                 settings.checkpoints,
                 session.step_number()
             ),
-            help: Some("run again: where training stands was found before its data was known".into()),
+            help: Some("run again: the training's step was read before its data was known".into()),
         });
     }
     let tokenizer = session

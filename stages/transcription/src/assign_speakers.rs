@@ -118,7 +118,7 @@ impl Kind for AssignSpeakers {
         if is_whisperx && inputs.has("exclusive") && !inputs.has("turns") {
             return Err(StageError::Input {
                 name: "exclusive".into(),
-                message: "the rule `whisperx` goes by the input `turns`, which is not given".into(),
+                message: "the rule `whisperx` needs the input `turns`, which is not given".into(),
                 help: None,
             });
         }

@@ -17,7 +17,7 @@ const SHARE: f64 = 0.35;
 const SLOPE: f64 = 2.0;
 
 /// Mean energy of each frame of `frame_samples`, in decibels of full scale, from -70 up. The last frame may be shorter.
-/// Of a recording in parts, where each part but the last has whole frames, the levels stand in a row.
+/// Of a recording in parts, where each part but the last has whole frames, the levels are in a row.
 pub fn frame_levels(samples: &[f32], frame_samples: usize) -> Vec<f32> {
     let frames = samples.chunks(frame_samples.max(1));
     let levels = frames.map(|frame| {

@@ -46,7 +46,7 @@ pub fn width(text: &str) -> usize {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Piece {
     pub text: String,
-    /// Whether a space stands before it, unless it begins a line.
+    /// Whether a space is before it, unless it begins a line.
     pub begins_word: bool,
     pub width: usize,
     pub start: f64,
@@ -86,7 +86,7 @@ pub fn pieces(words: &[Word], max_width: usize) -> Vec<Piece> {
     pieces
 }
 
-/// Fills lines with as many pieces as fit, the `prefix` first: the lines, and how many of `pieces` stand on them.
+/// Fills lines with as many pieces as fit, the `prefix` first: the lines, and how many of `pieces` are on them.
 ///
 /// Every piece fits on a line of its own, as [`pieces`] makes them.
 pub fn fill(prefix: &[Piece], pieces: &[Piece], max_width: usize, max_count: usize) -> (Vec<String>, usize) {

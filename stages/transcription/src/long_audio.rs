@@ -58,7 +58,7 @@ pub(crate) struct ChunkFrames {
 }
 
 impl ChunkSettings {
-    /// In whole frames of so many seconds.
+    /// In whole frames of this many seconds.
     ///
     /// # Errors
     /// If a chunk is shorter than a frame.
@@ -89,7 +89,7 @@ pub(crate) struct ChunkWindow {
     pub frames: Option<usize>,
 }
 
-/// The windows of NeMo's chunked inference over so many samples, of which `frame` are one of the encoder's frames: each
+/// The windows of NeMo's chunked inference over this many samples, of which `frame` are one of the encoder's frames: each
 /// chunk with its left and right context as far as these exist. The last window, which begins where its right context
 /// would reach the end, decodes all remaining frames; it is as long as the others, so that its left context is longer.
 ///

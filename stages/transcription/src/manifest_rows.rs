@@ -361,7 +361,7 @@ fn add_column(rows: &mut [Map<String, Value>], name: &str, column: &ArrayRef) {
     }
 }
 
-/// Whether a key says where a row lies in its recording. NaN is no such time; under other keys it says that there is no value, as
+/// Whether a key says where a row is in its recording. NaN is no such time; under other keys it says that there is no value, as
 /// pandas writes it.
 fn is_time_name(name: &str) -> bool {
     name == DURATION || STARTS.contains(&name) || ENDS.contains(&name)
@@ -611,7 +611,7 @@ fn place_of(values: &Map<String, Value>, unit: Unit) -> Result<(Option<f64>, Opt
             if (*found.get_or_insert(time) - time).abs() > TOLERANCE_SECONDS {
                 return Err(refuse(
                     "offset_invalid",
-                    format!("{name} is {time} s, and another key says otherwise"),
+                    format!("{name} is {time} s, and another key differs"),
                 ));
             }
         }

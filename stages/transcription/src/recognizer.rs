@@ -239,7 +239,7 @@ impl Recognizer {
         }
     }
 
-    /// Transcribes windows of a recording of so many samples.
+    /// Transcribes windows of a recording of this many samples.
     fn decode_windows(
         &self,
         windows: &[Range<u64>],
@@ -533,7 +533,7 @@ fn windows_by(found: &SpeechActivity, settings: &RecognitionSettings) -> Result<
     windows_of_turns(&frames, &between_pauses, &shorter, settings.max_window)
 }
 
-/// Windows in groups of similar length, the longest first, each of at most so many seconds, padding included (one that is
+/// Windows in groups of similar length, the longest first, each of at most this many seconds, padding included (one that is
 /// longer goes alone).
 fn batches(signals: &[&[f32]], batch_seconds: f64) -> Vec<Vec<usize>> {
     let length = |index: usize| signals[index].len();

@@ -39,7 +39,7 @@ const SENTENCE_ENDS: &[char] = &[
     '.', '!', '?', '…', '。', '．', '｡', '！', '？', '।', '॥', '؟', '۔', '։', '።', '፧', '။', '។',
 ];
 
-/// Marks that may stand between the end of a sentence and the next word.
+/// Marks that may be between the end of a sentence and the next word.
 const CLOSING: &[char] = &['"', '\'', '”', '’', '»', '›', ')', ']', '}', '」', '』', '）'];
 
 /// Whether a sentence ends with a word: behind a full stop or the like, and marks that close.

@@ -185,7 +185,7 @@ fn the_majority_has_the_whole_segment() {
     assert_eq!(shown(&found), [(UNKNOWN, "d e f")]);
 }
 
-/// The rule as it is told, with a look at all turns.
+/// The rule as it is reported, with a look at all turns.
 fn told(turns: &[Turn], start: f64, end: f64, max_gap: f64) -> Option<String> {
     let mut turns = turns.to_vec();
     turns.sort_by(|a, b| a.start.total_cmp(&b.start));

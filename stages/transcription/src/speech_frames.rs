@@ -49,7 +49,7 @@ impl<'a> SpeechFrames<'a> {
         self.sample_rate
     }
 
-    /// Whole samples in so many seconds; a very large number for infinity.
+    /// Whole samples in this many seconds; a very large number for infinity.
     pub(crate) fn samples_in(&self, seconds: f64) -> u64 {
         (seconds * f64::from(self.sample_rate)).round() as u64
     }
@@ -65,7 +65,7 @@ impl<'a> SpeechFrames<'a> {
     }
 
     /// The middle of the frame that is least likely to hold speech, the last of equal ones, among those whose middles
-    /// lie in `range`.
+    /// are in `range`.
     pub(crate) fn quietest(&self, range: Range<u64>) -> Option<u64> {
         let middle = |start: u64| start + self.frame_samples / 2;
         let first = (range.start / self.frame_samples).saturating_sub(1) as usize;

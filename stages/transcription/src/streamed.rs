@@ -22,7 +22,7 @@ pub trait Samples {
     fn pass(&self, take: &mut Take<'_>) -> Result<()>;
 }
 
-/// The error of a recording that ends at so many samples, before its end of an earlier pass.
+/// The error of a recording that ends at this many samples, before its end of an earlier pass.
 pub(crate) fn shorter(samples: u64) -> TranscriptionError {
     TranscriptionError::Input(format!(
         "the recording ends at {samples} samples, and had more when it was read before"
@@ -57,7 +57,7 @@ struct Offset {
 impl Offset {
     /// With larger ones voice activity misses speech.
     const LARGE: f64 = 0.1;
-    /// Fewest samples of which it is told: the mean of a few periods of a voice may be far from 0.
+    /// Fewest samples of which it is reported: the mean of a few periods of a voice may be far from 0.
     const LEAST: u64 = SAMPLE_RATE as u64;
 
     fn add(&mut self, samples: &[f32]) {

@@ -27,7 +27,7 @@ pub fn transcription(name: &str) -> PathBuf {
     )
 }
 
-/// Whether the golden data of transcription are the bundled ones, of which all is known that is to be compared.
+/// Whether the golden data of transcription are the bundled ones, for which all expected values are known.
 pub fn is_bundled() -> bool {
     std::env::var_os("FLOW_TEST_GOLDEN_TRANSCRIPTION").is_none()
 }
@@ -43,7 +43,7 @@ pub fn bundled_model() -> PathBuf {
     root().join("configs/models/small.nemo")
 }
 
-/// The samples of a recording of the golden data of transcription: of the file, which may lie beside them, or of the bundled
+/// The samples of a recording of the golden data of transcription: of the file, which may be beside them, or of the bundled
 /// corpus by its number. None, and a line that says so, if it is in neither.
 pub fn golden_recording(file: &str, id: &str) -> Option<Vec<f32>> {
     let beside = transcription(file);

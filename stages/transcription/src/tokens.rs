@@ -12,7 +12,7 @@ pub const LEAST_LOGPROB: f64 = -9999.0;
 /// A token of a word.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
-    /// What it adds to the word: UTF-8, of which a token of bytes may have a part only.
+    /// What it adds to the word: UTF-8; a token of bytes may have only a part of a character.
     pub bytes: Vec<u8>,
     /// The natural logarithm of its probability among all tokens and blank, by the model alone: language models and
     /// boosted phrases do not count.

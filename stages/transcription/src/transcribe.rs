@@ -291,7 +291,7 @@ fn told_as(recording: &Recording, note: &str) -> (PathBuf, String, String) {
 
 /// Longest recording that is transcribed together with others, in samples.
 const SHORT: u64 = 60 * SAMPLE_RATE as u64;
-/// Recordings are transcribed together until they have so many samples, which are in memory then: 15 MB, with the last
+/// Recordings are transcribed together until they have this many samples, which are in memory then: 15 MB, with the last
 /// recording at most 19 MB.
 const TOGETHER: u64 = 240 * SAMPLE_RATE as u64;
 /// Workers that decode several recordings at once share `batch_seconds`, but none has less: shorter batches take longer.

@@ -50,7 +50,7 @@ pub const MAX_DURATION: f64 = 43_200.0;
 /// `segment_id` or `id` (or else its path and offset). A row is the part of its recording that begins at `offset` and is `duration`
 /// seconds long, or all of it without these; times are from the beginning of the part. A relative path is looked for in the
 /// folder of the manifest, then in the current one; a recording may be in a tar (`tar_path`, `tar_member_name`). What a row
-/// says stands in `row` of port `recordings`, as JSON.
+/// says is in `row` of port `recordings`, as JSON.
 ///
 /// Recordings that cannot be transcribed are rejects of class `fault`: `missing_file`, `empty_file`, `unsupported_format`,
 /// `decode_error`, `too_long` (see `max_duration`), `unreadable_file`, `changed_while_read` (it is still being written; the next
@@ -68,7 +68,7 @@ pub const MAX_DURATION: f64 = 43_200.0;
 #[serde(deny_unknown_fields)]
 pub struct TranscribeSettings {
     /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, the audio of MP4, QuickTime, Matroska and WebM,
-    /// detected by content): files, folders, of which all files with an ending of audio are taken, patterns with
+    /// detected by content): files, folders (all their files with an extension of audio), patterns with
     /// `*`, `?`, and `**` for folders, and manifests (`.jsonl`, `.json`, `.parquet`, or of such content).
     pub input: Vec<String>,
     /// How to use several channels: `mix` (their mean is transcribed) or `split` (each separately).

@@ -543,7 +543,7 @@ fn beam_search_and_fusion_are_part_of_the_key_where_they_are_used() {
     for (index, one) in identities.iter().enumerate() {
         assert!(identities[index + 1..].iter().all(|other| other != one), "{one}");
     }
-    // Where it lies is told by its bytes, which are digested as those of the model.
+    // Where it lies is recognised by its bytes, which are digested as those of the model.
     let moved = TranscribeSettings {
         lm: "b.arpa".into(),
         ..plain

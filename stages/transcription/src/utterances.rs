@@ -210,7 +210,7 @@ impl Operator for Maker {
         let place = place.map_err(|_| {
             StageError::setting(
                 "input",
-                format!("`input` has no recording `{name}`, of which there are segments"),
+                format!("`input` has no recording `{name}`, but there are segments of it"),
             )
             .with_help("give it the recordings that were transcribed; channels by themselves (`channels: split`) can be no rows")
         })?;

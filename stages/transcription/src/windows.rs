@@ -11,7 +11,7 @@ use crate::{Result, TranscriptionError};
 /// one).
 ///
 /// A window ends in the middle of the longest pause between `turns` (in order and not overlapping, as
-/// [`speech`](flow_speakers::speech::speech) gives them) that lies in its second half; where there is none, in the middle
+/// [`speech`](flow_speakers::speech::speech) gives them) that is in its second half; where there is none, in the middle
 /// of the frame that is least likely to hold speech.
 ///
 /// An error if `max_window` has fewer than four samples or is no number.
@@ -25,7 +25,7 @@ pub fn windows(frames: &SpeechFrames, turns: &[Range<u64>], max_window: f64) -> 
 
 /// The windows of `turns` alone, in samples: each turn (in order, not overlapping, within the recording) is a window, and
 /// one that is longer than `max_window` seconds is cut as [`windows`] cuts a recording, in its pauses between `shorter`
-/// turns first. What lies between the turns is in no window.
+/// turns first. What is between the turns is in no window.
 ///
 /// An error as with [`windows`], or if a turn is not within the recording.
 pub fn windows_of_turns(
@@ -111,7 +111,7 @@ pub fn join_words_of_turns(
     join_words(&all, sample_rate, all_words)
 }
 
-/// What lies between the turns, and before and after them.
+/// What is between the turns, and before and after them.
 fn pauses(turns: &[Range<u64>], samples: u64) -> Vec<Range<u64>> {
     let ends = std::iter::once(0).chain(turns.iter().map(|turn| turn.end));
     let starts = turns.iter().map(|turn| turn.start).chain([samples]);
@@ -121,7 +121,7 @@ fn pauses(turns: &[Range<u64>], samples: u64) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// The middle of the longest part of a pause that lies in `range`, the last of equal ones.
+/// The middle of the longest part of a pause that is in `range`, the last of equal ones.
 fn longest_pause(pauses: &[Range<u64>], range: &Range<u64>) -> Option<u64> {
     let first = pauses.partition_point(|pause| pause.end <= range.start);
     let near = pauses[first..].iter().take_while(|pause| pause.start < range.end);

@@ -146,7 +146,7 @@ fn a_parquet_file_is_the_json_line_as_a_table() {
     assert_eq!((silent.num_rows(), words.len()), (1, 0));
 }
 
-/// Segments with speakers take the place of those without; what is known of the diarization stands in the JSON.
+/// Segments with speakers take the place of those without; what is known of the diarization is in the JSON.
 #[test]
 fn speakers_are_written_where_they_are_known() {
     use flow_speakers::stages::rows as diarization;

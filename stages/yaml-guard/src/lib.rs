@@ -7,7 +7,7 @@ use std::str::Chars;
 /// Most levels of `[` and `{` within each other. The parser itself allows 128 levels of any form.
 pub const DEEPEST: usize = 128;
 /// What a message says of such a text.
-pub const TOO_DEEP: &str = "lists and maps lie more than 128 deep within each other";
+pub const TOO_DEEP: &str = "lists and maps are nested more than 128 deep";
 /// Most brackets that are text, times the bytes of the document. Where the parser should take them for lists after all, it needs
 /// some seconds.
 const MOST_AS_TEXT: usize = 2_000_000_000;

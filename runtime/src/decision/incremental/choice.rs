@@ -2,7 +2,7 @@
 //!
 //! A hierarchy over the keys keeps a change from looking at all groups of a class. Level n has the keys whose first half has n
 //! leading zeros: half of all keys are of level 0, a quarter of level 1, and so on. Levels of a class are opened from the smallest
-//! keys on, until the class has what its quota allows; rows of other levels lie in arrangements, and nothing is computed of
+//! keys on, until the class has what its quota allows; rows of other levels are in arrangements, and nothing is computed of
 //! them. Levels of a class that has grown are closed again once it needs far fewer of its rows.
 
 use std::cell::RefCell;

@@ -1,4 +1,4 @@
-//! Decides by what changed, in a process that stays alive over many runs: key rows lie in the arrangements of a differential
+//! Decides by what changed, in a process that stays alive over many runs: key rows are in the arrangements of a differential
 //! dataflow, whose time is the generation, and a change of some partitions costs what it touches. Each stage has a dataflow and
 //! a thread of its own, in [`StandingDecisions`]. The only module that names differential dataflow.
 //!

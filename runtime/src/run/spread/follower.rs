@@ -95,7 +95,7 @@ impl Follower {
                     None => return self.processes.cut(),
                 },
                 Ok(Invitation::Cancel) => ready = None,
-                // Whether it is a question cannot be told.
+                // Whether it is a question cannot be determined.
                 Err(_) => return self.processes.cut(),
             }
         }

@@ -13,7 +13,7 @@ pub(super) fn has_reference(value: &Value) -> bool {
     }
 }
 
-/// The whole number that `1e5` or `100k` stands for.
+/// The whole number that `1e5` or `100k` represents.
 fn exactly_whole(given: &Value) -> Option<Value> {
     match given {
         Value::Number(number) => whole(number).map(Value::from),
@@ -22,7 +22,7 @@ fn exactly_whole(given: &Value) -> Option<Value> {
     }
 }
 
-/// A number such as 1e5 as the whole number that it is; none where it is not whole, or too large to be exact.
+/// A number such as 1e5 as the whole number that it is; none where it is incomplete, or too large to be exact.
 fn whole(number: &yaml::Number) -> Option<i64> {
     // Above, not every whole number is one in 64 bits of floating point.
     const EXACT: f64 = (1u64 << 53) as f64;
@@ -30,7 +30,7 @@ fn whole(number: &yaml::Number) -> Option<i64> {
     (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64)
 }
 
-/// The whole number that `100k`, `1.5k` or `2M` stands for; none for another text, or where it is not whole.
+/// The whole number that `100k`, `1.5k` or `2M` represents; none for another text, or where it is incomplete.
 fn with_unit(text: &str) -> Option<i64> {
     let (digits, zeros) = match text.strip_suffix(['k', 'K']) {
         Some(digits) => (digits, 3),
@@ -55,7 +55,7 @@ fn is_list_of_scalars(list: &[Value]) -> bool {
     !list.is_empty() && list.iter().all(|item| is_scalar(item) && same_type(item))
 }
 
-/// The first number of a value that is infinite or NaN, and where it stands below `steps`.
+/// The first number of a value that is infinite or NaN, and where it is below `steps`.
 pub(in crate::spec) fn place_of_not_finite<'v>(value: &'v Value, steps: &Steps) -> Option<(Steps, &'v Value)> {
     match value {
         Value::Number(number) => number

@@ -42,16 +42,12 @@ pub(in crate::spec) fn in_sql(
             let glued = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
             if matches!(inside, Inside::Quotes | Inside::QuotedName) {
                 problem(
-                    Some(format!(
-                        "`{reference}` stands within quotes, where it would be plain text"
-                    )),
+                    Some(format!("`{reference}` is inside quotes, where it would be plain text")),
                     Some("write it without quotes: it is a value, not a piece of text; join texts with ||".to_string()),
                 );
             } else if glued(rest[end..].chars().next()) || glued(text[..at].chars().next_back()) {
                 problem(
-                    Some(format!(
-                        "`{reference}` stands for a whole value and cannot be part of a word"
-                    )),
+                    Some(format!("`{reference}` is a whole value and cannot be part of a word")),
                     Some("put a blank before and after it".to_string()),
                 );
             } else {

@@ -23,7 +23,7 @@ fn of_another_machine(path: &Path, beat: u64) {
         "host": "far", "pid": 77, "run": "theirs", "boot": "another", "token": "t", "beat": beat,
         "temporary": [".tmp-export-left"],
     });
-    // Over what stands there: a reader that comes meanwhile must not find an empty file.
+    // Over what is there: a reader that comes meanwhile must not find an empty file.
     let file = OpenOptions::new()
         .create(true)
         .truncate(false)

@@ -61,7 +61,7 @@ pub(super) fn missing_outputs(
     Ok(found.into_iter().flatten().collect())
 }
 
-/// What is wrong with a file that was written with so many bytes.
+/// What is wrong with a file that was written with this many bytes.
 fn fault(path: &str, size: i64) -> Option<String> {
     match std::fs::symlink_metadata(Path::new(path)) {
         Ok(file) if file.is_file() && i64::try_from(file.len()) == Ok(size) => None,

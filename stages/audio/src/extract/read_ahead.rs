@@ -9,7 +9,7 @@ use flow_storage::{AskedRange, InputFile};
 
 use super::wanted::Job;
 
-/// Recordings of a tar in object storage that lie close together are asked for by one request: of so many bytes at most.
+/// Recordings of a tar in object storage that lie close together are asked for by one request: of this many bytes at most.
 const SPAN: u64 = 8 << 20;
 /// Bytes that one request asks for at least, where there are enough for all threads.
 const LEAST_SPAN: u64 = 1 << 20;
@@ -24,7 +24,7 @@ const AHEAD_BYTES: u64 = 128 << 20;
 /// Recordings that are read together.
 #[derive(Debug, PartialEq)]
 pub(super) struct Span {
-    /// Where they lie in the tar.
+    /// Where they are in the tar.
     pub range: ops::Range<u64>,
     /// Places of the jobs, in the order of the tar.
     pub jobs: Vec<usize>,
@@ -32,7 +32,7 @@ pub(super) struct Span {
     pub is_asked_for: bool,
 }
 
-/// The jobs in the order of the tar, those together whose recordings lie in one range of it. `is_read` says whether the recording
+/// The jobs in the order of the tar, those together whose recordings are in one range of it. `is_read` says whether the recording
 /// of a job will be read.
 pub(super) fn spans(jobs: &[Job<'_>], threads: usize, is_read: impl Fn(usize) -> bool) -> Vec<Span> {
     let mut places: Vec<usize> = (0..jobs.len()).collect();

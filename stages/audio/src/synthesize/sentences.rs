@@ -150,7 +150,7 @@ impl Language {
                 check_words(word).map_err(|why| format!("{}[{number}]{}: {why}", at(), line_of(text, word)))?;
                 if !seen.insert(word) {
                     return Err(format!(
-                        "{}[{number}]{}: {word:?} stands there twice",
+                        "{}[{number}]{}: {word:?} appears twice",
                         at(),
                         line_of(text, word)
                     ));

@@ -232,7 +232,7 @@ fn mistakes_are_named_with_their_place() {
         (with("", "  noun: []\n"), "words.noun: has no words"),
         (
             with("", "  noun: [घर, घर]\n"),
-            "words.noun[1] (line 4): \"घर\" stands there twice",
+            "words.noun[1] (line 4): \"घर\" appears twice",
         ),
         (
             with("", "  noun: [\"[[a]]\"]\n"),

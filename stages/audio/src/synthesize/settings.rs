@@ -172,7 +172,7 @@ pub struct RoomSettings {
 pub struct JoinedSettings {
     /// Share of the clips that are of several sentences, 0 to 1.
     pub share: f64,
-    /// Sentences are added until a clip has so many seconds, from and to; one that would make it longer than
+    /// Sentences are added until a clip has this many seconds, from and to; one that would make it longer than
     /// `max_duration` is left out, and ends it.
     pub seconds: [f64; 2],
     /// Pause before each further sentence, from and to, in seconds (at most 10).

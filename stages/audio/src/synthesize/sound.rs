@@ -8,7 +8,7 @@ pub const RATE: u32 = 16_000;
 const SILENCE: f32 = 0.004;
 /// Kept of the silence before the first and after the last sound, in seconds.
 const KEPT: [f64; 2] = [0.02, 0.04];
-/// Reflections of a room, per second. So many of one size and random sign sound like noise.
+/// Reflections of a room, per second. That many of one size and random sign sound like noise.
 const REFLECTIONS: f64 = 1_500.0;
 /// When the first reflection comes, in seconds.
 const FIRST_REFLECTION: f64 = 0.003;
@@ -69,7 +69,7 @@ pub fn stage(spoken: &[f32], scene: &Scene, random: &mut Random) -> Option<Vec<f
     Some(clip)
 }
 
-/// What lies between two sentences.
+/// What is between two sentences.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pause {
     pub seconds: f64,

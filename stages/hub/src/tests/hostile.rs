@@ -27,7 +27,7 @@ fn zeros(from: usize, count: usize) -> Answer {
     Answer::new(if from > 0 { 206 } else { 200 }, &[], &vec![0; count])
 }
 
-/// The bytes that lie in the cache.
+/// The bytes that are in the cache.
 fn kept(hub: &Hub) -> u64 {
     let blobs = std::fs::read_dir(hub.cache.join("models--o--n/blobs")).unwrap();
     blobs.map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
@@ -127,7 +127,7 @@ fn endless_lists_of_files_are_refused() {
         assert!(text.contains("more than") && text.contains(help), "{text}");
         assert_eq!(server.requests().len(), 1);
     }
-    // A list is told in short.
+    // A list is reported in short.
     let files: Vec<(String, Vec<u8>)> = (0..5000).map(|n| (format!("{n}.nemo"), vec![1])).collect();
     let server = Server::new(move |request, _| {
         let files: Vec<(&str, Vec<u8>)> = files

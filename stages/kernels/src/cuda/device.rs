@@ -122,7 +122,7 @@ fn failed(what: &str, error: impl std::fmt::Display) -> Error {
     Error::Input(format!("CUDA kernel {what}: {error}"))
 }
 
-/// The device that the tensors lie on.
+/// The device that the tensors are on.
 fn device_of(kernel: &Kernel, arguments: &[Argument]) -> Result<CudaDevice> {
     let first = arguments.iter().find_map(|argument| match argument {
         Argument::Read(tensor)
@@ -145,7 +145,7 @@ fn pointer(what: &str, tensor: &Tensor, device: &CudaDevice, stream: &Arc<CudaSt
         return Err(failed(what, "a tensor is not on the device"));
     };
     if storage.device.id() != device.id() {
-        return Err(failed(what, "tensors lie on different devices"));
+        return Err(failed(what, "tensors are on different devices"));
     }
     // The pointer is used after the guard that marks the end of its use is dropped: there is one stream, which keeps
     // the order.

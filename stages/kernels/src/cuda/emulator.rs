@@ -48,7 +48,7 @@ pub fn with_allocations<R>(most: usize, work: impl FnOnce() -> R) -> (R, usize) 
     (result, ALLOCATIONS.get()[1])
 }
 
-/// An error if a result of so many bytes finds no memory.
+/// An error if a result of this many bytes finds no memory.
 pub(super) fn allocate(bytes: usize) -> Result<()> {
     let [most, largest] = ALLOCATIONS.get();
     if bytes <= most {
@@ -254,7 +254,7 @@ impl Guarded {
         let len = bytes.len();
         let inner = len.next_multiple_of(PAGE);
         let mapped = inner + 2 * PAGE;
-        // SAFETY: a new map of its own; the part that is opened lies within it, and so do the copied bytes.
+        // SAFETY: a new map of its own; the part that is opened is within it, and so do the copied bytes.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let map = libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_NONE, flags, -1, 0);

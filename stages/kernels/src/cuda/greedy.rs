@@ -17,7 +17,7 @@ const MOST_KEPT: usize = 32 << 20;
 /// As in `greedy.cu`.
 const NOTHING: u32 = u32::MAX;
 
-/// What the search goes by.
+/// What the search depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
     /// Frames of each duration output; may be empty.
@@ -74,7 +74,7 @@ impl Search {
     /// Steps until the host looks, at most.
     pub const STEPS: usize = 32;
 
-    /// Of utterances of so many frames each, which stand at `places`; with `keep` the logits behind each token are kept.
+    /// Of utterances of this many frames each, which are at `places`; with `keep` the logits behind each token are kept.
     ///
     /// # Errors
     /// Where sizes do not fit, or the device fails.
@@ -136,7 +136,7 @@ impl Search {
         })
     }
 
-    /// The most steps until the host looks, if the farthest utterance has so many frames left.
+    /// The most steps until the host looks, if the farthest utterance has this many frames left.
     pub fn steps(&self, frames_left: usize) -> usize {
         self.steps.min(frames_left.saturating_mul(self.max_symbols))
     }

@@ -18,7 +18,7 @@ pub struct CellList {
     /// that there may be one more.
     list: Tensor,
     count: usize,
-    /// Rows of the two parts that they lie within.
+    /// Rows of the two parts that they are within.
     within: [usize; 2],
     /// Rows of the two parts that each utterance has: a cell joins rows of one utterance. All of them are one's where it is not
     /// known.
@@ -115,7 +115,7 @@ impl CellList {
     /// first, if they are given.
     ///
     /// # Errors
-    /// Where cells lie outside of the tensors.
+    /// Where cells are outside of the tensors.
     pub fn hidden(
         &self,
         dtype: DType,
@@ -148,7 +148,7 @@ impl CellList {
     /// the cells, however these are divided into lists.
     ///
     /// # Errors
-    /// Where cells are not in rising order of frame and state, or lie outside of the tensors.
+    /// Where cells are not in rising order of frame and state, or are outside of the tensors.
     pub fn add_hidden_gradient(
         &self,
         d_hidden: &Tensor,
@@ -166,7 +166,7 @@ impl CellList {
         }
         if !self.in_order || self.check(frames, states).is_err() {
             return Err(Error::Input(
-                "cells of a gradient are not in order, or lie outside".into(),
+                "cells of a gradient are out of order or out of bounds".into(),
             ));
         }
         if count == 0 {

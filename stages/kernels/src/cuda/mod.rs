@@ -3,7 +3,7 @@
 //! Each `.cu` file is compiled by the build script for the cards that are common, and otherwise by NVRTC when a kernel of it is first
 //! used (`compiled.rs`). What is launched, with which arguments and on
 //! how many blocks is decided here once; [`launch`] then goes to the device or, in tests, to an emulator that runs the
-//! same kernels on the processor, thread by thread (`emulator.rs`). There the tensors lie on the CPU.
+//! same kernels on the processor, thread by thread (`emulator.rs`). There the tensors are on the CPU.
 //!
 //! All of it but `device` is also compiled without the feature `cuda`, so that tests, also those of dependent crates,
 //! can run it in the emulator.
@@ -305,7 +305,7 @@ pub(crate) fn numbers(values: impl Iterator<Item = usize>, device: &Device) -> R
     to_device(&Tensor::from_vec(values, count, &Device::Cpu)?, device)
 }
 
-/// An error unless a tensor has as many elements as another: a kernel goes by the size of one of them.
+/// An error unless a tensor has as many elements as another: a kernel depends on the size of one of them.
 pub(crate) fn alike(what: &str, a: &Tensor, b: &Tensor) -> Result<()> {
     if a.elem_count() == b.elem_count() {
         return Ok(());

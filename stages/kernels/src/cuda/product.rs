@@ -8,7 +8,7 @@ use crate::elementwise;
 use crate::error::{Error, Result};
 use crate::product;
 
-/// How a matrix, or a stack of matrices that are equally far apart, lies in memory. Numbers are of elements.
+/// How a matrix, or a stack of matrices that are equally far apart, is in memory. Numbers are of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Placed {
     pub rows: usize,
@@ -202,7 +202,7 @@ mod tests {
         let shared = all.narrow(0, 0, 1).unwrap().narrow(1, 0, 1).unwrap();
         let placed = of(&shared.broadcast_as((4, 3, 5, 6)).unwrap()).unwrap();
         assert_eq!((placed.count, placed.step), (12, 0));
-        // Elements that are repeated lie in no matrix.
+        // Elements that are repeated are in no matrix.
         let one = all
             .flatten_all()
             .unwrap()

@@ -33,7 +33,7 @@ impl Partial {
         })
     }
 
-    /// Rows of a chunk, and how many chunks there are of so many rows.
+    /// Rows of a chunk, and how many chunks there are of this many rows.
     pub fn chunks_of(rows: usize) -> (usize, usize) {
         let chunk = rows.div_ceil(1024).max(256);
         (chunk, rows.div_ceil(chunk).max(1))

@@ -1,4 +1,4 @@
-//! The TDT loss over lattices of frames and label states that lie on a device: nothing of them is copied to host memory but
+//! The TDT loss over lattices of frames and label states that are on a device: nothing of them is copied to host memory but
 //! the losses, and how many cells count.
 
 use candle_core::{DType, Device, Tensor};

@@ -13,7 +13,7 @@ use super::matrix::Matrix;
 use super::micro_kernel::{KC, MR_MAX, MicroKernel, NR_MAX, Piece, Processor, STRIP, Sums, transpose_8x8};
 use super::packing::{Buffer, PackedBlock, PackedMatrix, Panels, copy_row};
 
-/// Most panels of the MR side that a task takes together, as far as they lie in the [L2 cache](l2_bytes).
+/// Most panels of the MR side that a task takes together, as far as they are in the [L2 cache](l2_bytes).
 const MC_PANELS: usize = 8;
 
 /// Most elements of the NR side that a task takes together.
@@ -26,7 +26,7 @@ const TASKS: usize = 6;
 /// apart, in the same set of the L1 cache, which has 8 or 12 lines, while packing writes to as many panels in turn.
 const PANEL_PADDING: usize = 16;
 
-/// How many steps of depth ahead packing fetches rows of the NR side. They lie on other pages, where the processor fetches
+/// How many steps of depth ahead packing fetches rows of the NR side. They are on other pages, where the processor fetches
 /// nothing by itself.
 const ROWS_AHEAD: usize = 16;
 
@@ -120,7 +120,7 @@ impl PackedMatrix {
         let last = taps.iter().max().copied().unwrap_or(0);
         assert!(
             a.has(a.rows - 1, a.columns - 1, last) && (a.column_step == 1 || taps == [0]),
-            "all taps of all rows lie in the storage, with the depth contiguous"
+            "all taps of all rows are in the storage, with the depth contiguous"
         );
         let output = Output {
             to: out.as_mut_ptr().cast(),
@@ -382,7 +382,7 @@ impl MacroKernel<'_> {
     unsafe fn write(&self, sums: *const f32, mr_side: std::ops::Range<usize>, nr_side: std::ops::Range<usize>) {
         let add = self.first > 0;
         let Output { to, columns } = self.output;
-        // SAFETY: the panel lies in the result.
+        // SAFETY: the panel is in the result.
         unsafe {
             if !self.mr_is_rows {
                 for (row, j) in nr_side.enumerate() {

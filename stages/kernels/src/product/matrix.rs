@@ -1,4 +1,4 @@
-//! Matrices as they lie in memory.
+//! Matrices as they are in memory.
 
 /// A matrix within a slice: element (row, column) at `start + row * row_step + column * column_step`.
 #[derive(Clone, Copy, Debug)]
@@ -12,7 +12,7 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// None if an element lies outside of `values`.
+    /// None if an element is outside of `values`.
     pub fn new(
         values: &'a [f32],
         start: usize,

@@ -180,7 +180,7 @@ pub struct Piece {
 
 /// The operands of a tile.
 pub struct MicroKernel<'a> {
-    /// Where the steps of depth lie in the elements of the NR side; one piece that begins at zero if that is packed.
+    /// Where the steps of depth are in the elements of the NR side; one piece that begins at zero if that is packed.
     pub pieces: &'a [Piece],
     /// Vectors of the MR side.
     pub vectors: usize,
@@ -259,7 +259,7 @@ unsafe fn step<V: Vector, const VECTORS: usize, const NR: usize>(
 
 #[inline(always)]
 unsafe fn sums<V: Vector, const VECTORS: usize, const NR: usize, const STEP: usize>(kernel: MicroKernel) {
-    // SAFETY: all that is read lies within the pieces of the pointers, by the caller's promise; a prefetch may name any
+    // SAFETY: all that is read is within the pieces of the pointers, by the caller's promise; a prefetch may name any
     // address.
     unsafe {
         let mut sums = [[V::zero(); VECTORS]; NR];

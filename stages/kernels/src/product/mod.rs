@@ -104,7 +104,7 @@ pub struct StackedProducts {
 }
 
 impl StackedProducts {
-    /// For so many rows in all, on the device of `like`.
+    /// For this many rows in all, on the device of `like`.
     ///
     /// # Errors
     /// If the device fails.
@@ -139,7 +139,7 @@ impl StackedProducts {
 }
 
 /// A factor of several products of [`product_in`] rounded once for all of them; itself where that multiplies it as it is. A
-/// transposed matrix is rounded as it lies.
+/// transposed matrix is rounded as it is.
 pub fn factor_in(dtype: DType, x: &Tensor) -> Result<Tensor> {
     if x.dtype() == dtype || !is_gpu(x.device()) {
         return Ok(x.clone());
@@ -289,7 +289,7 @@ fn each_task(count: usize, parallel: bool, work: impl Fn(usize) + Send + Sync) {
 }
 
 fn outside() -> Error {
-    Error::Input("a matrix lies outside of its storage".into())
+    Error::Input("a matrix exceeds its storage".into())
 }
 
 #[cfg(target_arch = "x86_64")]

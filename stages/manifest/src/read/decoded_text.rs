@@ -1,4 +1,4 @@
-//! Text of a file of which some bytes may not be UTF-8.
+//! Text of a file, some bytes of which may not be UTF-8.
 
 use std::ops::Range;
 

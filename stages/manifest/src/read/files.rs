@@ -26,7 +26,7 @@ pub enum Format {
 }
 
 /// Expands `a_{0..3}.json`, `a_{x,y}.json` and NeMo's `a__OP_0..3_CL_.json`. Numbers keep leading zeros. The name of a file that
-/// is there stands for that file.
+/// is there represents that file.
 ///
 /// # Errors
 /// Says what is wrong with the pattern.
@@ -53,7 +53,7 @@ pub fn expand(pattern: &str) -> Result<Vec<String>, String> {
             format!("{pattern:?}: {{{inner}}} is neither a range such as {{0..15}} nor a list such as {{a,b}}")
         })?;
         if choices.len().saturating_mul(waiting.len() + done.len() + 1) > MOST_FILES {
-            return Err(format!("{pattern:?} stands for more than {MOST_FILES} files"));
+            return Err(format!("{pattern:?} matches more than {MOST_FILES} files"));
         }
         // The stack returns the first choice first.
         waiting.extend(choices.iter().rev().map(|choice| format!("{before}{choice}{after}")));

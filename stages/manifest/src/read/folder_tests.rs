@@ -78,7 +78,7 @@ fn why_a_transcript_has_no_recording_is_said() {
     let output = run(with_lang(folder.path(), "en"));
     let said = details(&output).join("\n");
     for expected in [
-        "no recording called `gone` lies beside `gone.txt`",
+        "no recording called `gone` is beside `gone.txt`",
         "`film.avi` is not of a format that is read",
         "`cafe\u{301}` is written in another form of Unicode",
     ] {

@@ -633,7 +633,7 @@ fn folders_are_languages_only_where_all_of_them_are() {
         assert_eq!(reasons(&output), vec!["missing_field"; lost], "{manifest}");
         let decision = opened(&settings).decision().unwrap();
         assert!(decision.contains("are not taken for languages"), "{decision}");
-        // It stands in the log.
+        // It is in the log.
         let is_told = |event: &Event| matches!(event, Event::Note { message } if message.ends_with(&decision));
         assert!(output.events.iter().any(is_told), "{:?}", output.events);
     }

@@ -436,7 +436,7 @@ fn without_mark(line: &[u8], at: u64) -> &[u8] {
     }
 }
 
-/// The row that a line stands for, which has this number in its file. `tar` finds the tar of a `shard_id`; `tarred` says
+/// The row that a line represents, which has this number in its file. `tar` finds the tar of a `shard_id`; `tarred` says
 /// whether there are any.
 pub fn row_of<'t>(
     line: &str,
@@ -538,10 +538,7 @@ fn row_as_of_table(
     let key = fields.text_key();
     let key = key.ok_or_else(|| {
         let names = TEXT_COLUMNS.join(", ");
-        refuse(
-            "missing_field",
-            format!("one of {names}; `columns` names one that is called otherwise"),
-        )
+        refuse("missing_field", format!("one of {names}; `columns` maps other names"))
     })?;
     let text = fields.text(key)?.unwrap_or_default();
     let (start, duration) = fields.times()?.place(rules.unit)?;
@@ -598,7 +595,7 @@ impl<'l> Fields<'l> {
         }
     }
 
-    /// What the line calls one of our keys; none where it has another meaning there, or another key stands for its field.
+    /// What the line calls one of our keys; none where it has another meaning there, or another key represents its field.
     fn written_key<'k>(&'k self, ours: &'k str) -> Option<&'k str> {
         if let Some((theirs, _)) = self.names.iter().find(|(_, name)| *name == ours) {
             return Some(theirs);

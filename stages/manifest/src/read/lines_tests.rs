@@ -140,7 +140,7 @@ fn each_mistake_has_its_reason() {
 }
 
 proptest! {
-    /// Durations come back to the bit, whatever stands before and behind them.
+    /// Durations come back to the bit, whatever is before and behind them.
     #[test]
     fn numbers_are_read_as_they_are_written(seconds in proptest::num::f64::NORMAL, text in ".{0,12}", last: bool) {
         let text = serde_json::to_string(&text).unwrap();

@@ -16,7 +16,7 @@ use crate::error::ManifestError;
 
 /// Recordings that make a partition.
 const BLOCK: usize = 1_000;
-/// Most folders that lie in one another below the first.
+/// Most folders that are in one another below the first.
 pub const MOST_DEPTH: usize = 64;
 
 pub const AUDIO: [&str; 16] = [
@@ -57,7 +57,7 @@ struct Waiting {
 }
 
 /// Recordings below a folder, by the folder they are in and then by name, in blocks. Links to folders are followed; a folder
-/// is listed once, by its own name where it lies below the first folder, else by the first link to it, so that cyclic
+/// is listed once, by its own name where it is below the first folder, else by the first link to it, so that cyclic
 /// links end.
 ///
 /// # Errors
@@ -89,7 +89,7 @@ pub fn list(root: &Path) -> Result<Vec<(Partition, Vec<Listed>)>, ManifestError>
             return Err(ManifestError::Manifest {
                 path: folder,
                 why: format!(
-                    "folders_too_deep: it lies more than {MOST_DEPTH} folders below {}",
+                    "folders_too_deep: it is more than {MOST_DEPTH} folders below {}",
                     root.display()
                 ),
             });
@@ -254,7 +254,7 @@ impl Contents {
                     (None, Some(other)) => format!("; `{other}` is not of a format that is read"),
                     (None, None) => String::new(),
                 };
-                let why = format!("no recording called `{}` lies beside `{text}`{other}", stem(text));
+                let why = format!("no recording called `{}` is beside `{text}`{other}", stem(text));
                 refuse(text, "missing_audio", why);
             }
         }

@@ -16,7 +16,7 @@ use crate::error::ManifestError;
 pub struct ManifestLine {
     /// The values of its reject, where it is refused before its recording is looked for: a JSON object with the line.
     pub values: String,
-    /// The segment that it stands for; none where it makes no row.
+    /// The segment that it represents; none where it makes no row.
     pub segment_id: Option<String>,
     /// Where its recording may be, without the root and `.` and `..` that paths begin with; empty where it is in a tar.
     pub recordings: Vec<String>,
@@ -154,7 +154,7 @@ mod tests {
         ] {
             assert!(settings(name).line(&at(name), number).is_err(), "{name}:{number}");
         }
-        // Columns that are called otherwise, of the second of two tables, and of the table of a folder.
+        // Columns that are called differently, of the second of two tables, and of the table of a folder.
         std::fs::write(at("u0.csv"), "wav_file,words\nc.wav,x\n").unwrap();
         std::fs::write(at("u1.csv"), "wav_file,words\nd.wav,x\n").unwrap();
         let renamed = ReadSettings {

@@ -59,13 +59,13 @@ use recordings::Recordings;
 use row_rules::RowRules;
 use rows::Rows;
 
-/// Reads an existing manifest, or a corpus as it lies on disk.
+/// Reads an existing manifest, or a corpus as it is on disk.
 ///
 /// # What it does
 ///
 /// A corpus of Lhotse, Kaldi, Hugging Face, NeMo, Common Voice and others is recognised by what is in its folder, and the log says
 /// what it was taken for: [docs/corpora.md](../corpora.md) has an example of each. Where several layouts fit, it is an error that
-/// names them, and `layout` says which one is read. Recordings that lie within other files are named by their place there,
+/// names them, and `layout` says which one is read. Recordings that are within other files are named by their place there,
 /// `data.arrow#offset=4096&size=20304` or `train.parquet#column=0&row_group=2&row=17`; all stages that read `audio_path` know
 /// these names.
 ///
@@ -110,7 +110,7 @@ use rows::Rows;
 /// says so. Times that contradict each other are refused. A column that seems to be such a time under another name
 /// (`start_ms`, or `from` beside `to`) is an error, in JSON lines a reject (`unread_time`), unless others say where the row begins
 /// and how long it is: `columns: [start_ms=start]` has it read, `[start_ms=extra]` kept with the other columns. Rows with different texts on exactly the same part of the same
-/// recording are told in a warning.
+/// recording are reported in a warning.
 ///
 /// A row without a language gets `lang`; else, in tables and folders, the first folder of its path, if those of all such rows
 /// are named like languages (codes of two or three letters, perhaps with a region; other words of three letters beside such codes
@@ -140,7 +140,7 @@ use rows::Rows;
 /// `unsupported_source`, and (class `rule`) `no_speech` and `other_split`; the reject holds the original. Each
 /// run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition with one that was changed, went away or turned up is read again. A manifest without rows is an error.
 ///
-/// A file of a folder that `manifest.write` wrote is refused if the set there is not whole: `flow.json` is missing, or says
+/// A file of a folder that `manifest.write` wrote is refused if the set there is incomplete: `flow.json` is missing, or says
 /// that the file is another.
 ///
 /// With an input and an empty `manifest`, the rows of the input go on as they are: so one pipeline starts from shards
@@ -187,7 +187,7 @@ pub struct ReadSettings {
     /// `THEIRS=extra` puts one into `extra`, whatever it is called; of parquet it is left out, as other columns are. A table of
     /// text must have the columns that are named.
     pub columns: Vec<String>,
-    /// Whether fields of CSV and TSV may stand in double quotes.
+    /// Whether fields of CSV and TSV may be in double quotes.
     pub quoting: Quoting,
     /// Whether the region of a language (`en-US`, `en_US`) is kept.
     pub regions: Regions,
@@ -296,7 +296,7 @@ impl Kind for Read {
     const NAME: &'static str = "manifest.read";
     const VERSION: u32 = 13;
     const INPUTS: &'static [InputPort] =
-        &[InputPort::streamed("rows", "rows that stand in where `manifest` is empty").optional()];
+        &[InputPort::streamed("rows", "rows that are used if `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
         "rows",
         "the rows of the manifest, or those of the input",
@@ -333,7 +333,7 @@ impl Kind for Read {
         match inputs.get("rows") {
             Some(input) => Ok(Shape::local(port(input.schema.clone()))),
             None => Err(
-                StageError::setting("manifest", "`manifest` is empty, and there is no input to stand in")
+                StageError::setting("manifest", "`manifest` is empty, and there is no input to use instead")
                     .with_help("name a file or a folder"),
             ),
         }

@@ -160,7 +160,7 @@ impl ReadSettings {
             }),
             (_, []) => Err(ManifestError::Manifest {
                 path: self.manifest.clone().into(),
-                why: "it stands for no file".into(),
+                why: "it matches no file".into(),
             }),
         }
     }

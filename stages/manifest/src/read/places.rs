@@ -87,7 +87,7 @@ pub fn leads_through_link(path: &Path) -> bool {
         .any(|part| part.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink()))
 }
 
-/// The two folders that a shard's tar lies in: `a/hi/hi_0001/hi_0001.tar` is in `hi` and `hi_0001`.
+/// The two folders that a shard's tar is in: `a/hi/hi_0001/hi_0001.tar` is in `hi` and `hi_0001`.
 pub fn shard_folders(tar_path: &str) -> Option<(&str, &str)> {
     let mut parts = tar_path.rsplit('/').skip(1);
     let (shard, lang) = (parts.next()?, parts.next()?);

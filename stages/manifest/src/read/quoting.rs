@@ -1,4 +1,4 @@
-//! Whether the fields of a table stand in quotes.
+//! Whether the fields of a table are in quotes.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::table_text::{Layout, records};
 
-/// Whether fields of CSV and TSV may stand in double quotes.
+/// Whether fields of CSV and TSV may be in double quotes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Quoting {
@@ -37,7 +37,7 @@ impl Quoting {
 }
 
 /// Whether all quotes of a table are written as CSV has them: each opens or closes a field, or is doubled within one; and
-/// fields stand in quotes where they must, or in the heading, too. Rows in which a quotation begins and ends look like one record
+/// fields are in quotes where they must, or in the heading, too. Rows in which a quotation begins and ends look like one record
 /// of several lines, too, but the first and the last of them have all fields. (With one column any line has.)
 fn is_quoted(text: &str, separator: char) -> bool {
     if !text.contains('"') {

@@ -160,7 +160,7 @@ fn quoted_record(rest: &str, separator: char) -> (Record<'_>, usize) {
                 let length = rest.find('\n').map_or(rest.len(), |found| found + 1);
                 let broken = Some(match end > length {
                     true => "a quote is not closed",
-                    false => "letters stand behind a closing quote",
+                    false => "letters follow a closing quote",
                 });
                 return (record(Vec::new(), &rest[..length], broken), length);
             }

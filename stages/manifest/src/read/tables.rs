@@ -39,7 +39,7 @@ const TEXTS: [&str; 9] = [
 ];
 /// Required columns.
 const REQUIRED: [&str; 2] = ["segment_id", "text"];
-/// Columns that stand in where there is none of ours, as in tables of text.
+/// Columns that are in where there is not written by flow, as in tables of text.
 const STAND_INS: [(&str, &[&str]); 4] = [
     ("text", &TEXT_COLUMNS),
     ("audio_filepath", &FILE_COLUMNS),
@@ -80,9 +80,9 @@ struct Table {
     rows: usize,
     /// How the file looked before it was opened.
     look: FileLook,
-    /// Where rows lie in their recordings, and what else the manifest says, where it has columns for that.
+    /// Where rows are in their recordings, and what else the manifest says, where it has columns for that.
     further: Vec<&'static str>,
-    /// Columns of other names that stand in for ours: theirs, and ours (empty: it is not read).
+    /// Columns of other names that replace ours: theirs, and ours (empty: it is not read).
     stand_ins: Vec<(String, String)>,
     has_id: bool,
     /// If not, recordings are measured.
@@ -93,7 +93,7 @@ struct Table {
 }
 
 /// How the rows of a file are read: shard by shard out of the file, until as many rows were passed over as it has; then
-/// all of them once, into groups by shard. So it does not matter how the shards lie in it.
+/// all of them once, into groups by shard. So it does not matter how the shards are in it.
 #[derive(Default)]
 struct Reading {
     passed: usize,
@@ -628,7 +628,7 @@ fn value(column: &StringArray, row: usize) -> &str {
 
 struct Columns {
     texts: Vec<StringArray>,
-    /// Those that say where a row lies in its recording, by their names.
+    /// Those that say where a row is in its recording, by their names.
     times: Vec<(&'static str, Float64Array)>,
     extra: StringArray,
 }

@@ -91,14 +91,14 @@ struct Columns {
     text: usize,
     lang: Option<usize>,
     lang_name: &'static str,
-    /// Those that say where a row lies in its recording, by their names.
+    /// Those that say where a row is in its recording, by their names.
     times: Vec<(&'static str, usize)>,
     id: Option<usize>,
     shard: Option<usize>,
     source: Option<usize>,
     /// Further columns by name.
     further: BTreeMap<String, usize>,
-    /// Numbers may have a comma, as where semicolons stand between fields.
+    /// Numbers may have a comma, as where semicolons are between fields.
     decimal_comma: bool,
 }
 
@@ -365,7 +365,7 @@ const NAMES: [&[&str]; 10] = [
     &[EXTRA],
 ];
 
-/// The setting `columns`: pairs of a column's name in the table and one that stands for a field of a row.
+/// The setting `columns`: pairs of a column's name in the table and one that represents a field of a row.
 ///
 /// # Errors
 /// For one that is no such pair, and for a field that is given twice.
@@ -431,7 +431,7 @@ fn several_of_one_name<T: AsRef<str>>(heading: &[T]) -> Option<String> {
     let mut seen = HashSet::new();
     let mut names = heading.iter().map(|name| name.as_ref().trim());
     let again = names.find(|name| !name.is_empty() && !seen.insert(name.to_ascii_lowercase()));
-    again.map(|name| format!("several columns are called `{name}`, of which the first is read"))
+    again.map(|name| format!("several columns are called `{name}`; the first is read"))
 }
 
 impl Columns {
@@ -450,7 +450,7 @@ impl Columns {
             find(wanted).ok_or_else(|| {
                 let shown: String = names.join(", ").chars().take(SHOWN).collect();
                 format!(
-                    "its first line names no column for {what} (one of {}; `columns` names one that is called otherwise); its \
+                    "its first line names no column for {what} (one of {}; `columns` maps other names); its \
                      columns are: {shown}",
                     wanted.join(", ")
                 )

@@ -355,7 +355,7 @@ fn numbers_beside_semicolons_may_have_a_comma() {
     let output = run(settings);
     assert_eq!(starts_and_durations(&output), (vec![Some(0.5)], vec![Some(2.0)]));
     assert_eq!(reasons(&output), ["bad_type"]);
-    // Elsewhere it may stand between thousands.
+    // Elsewhere it may be between thousands.
     let (_folder, settings) = place("t.csv", "path,text,start,end\nlong.wav,one,0,\"1,500\"\n");
     assert_eq!(reasons(&run(settings)), ["bad_type"]);
 }

@@ -7,7 +7,7 @@ use flow_runtime::store::{FileInSet, file_in_set};
 use crate::error::ManifestError;
 use crate::write::{is_manifest, is_of_set};
 
-/// Refuses a file that `manifest.write` wrote, or began to write, if its set is not whole: the train manifest of one
+/// Refuses a file that `manifest.write` wrote, or began to write, if its set is incomplete: the train manifest of one
 /// split could be beside the validation manifest of another.
 ///
 /// # Errors

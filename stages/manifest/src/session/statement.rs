@@ -41,7 +41,7 @@ pub(super) fn expression(text: &str, params: &Params) -> Result<ast::ExprWithAli
 
 fn parse_query(text: &str) -> Result<Box<ast::Query>, ManifestError> {
     let not_a_query = || ManifestError::Sql {
-        message: "only one SELECT can stand here".into(),
+        message: "only one SELECT is allowed here".into(),
         offset: Some((1, 1)),
         help: Some("a stage reads its inputs and gives rows; it creates, changes and copies nothing".into()),
     };

@@ -19,7 +19,7 @@ pub(super) enum Cell {
     Bool(bool),
 }
 
-/// The value that a field of text stands for; none where it is of another type.
+/// The value that a field of text represents; none where it is of another type.
 pub(super) fn of_text(cell: CellType, text: &str) -> Option<Cell> {
     if cell == CellType::Text {
         return Some(Cell::Text(text.to_string()));
@@ -44,7 +44,7 @@ pub(super) fn of_text(cell: CellType, text: &str) -> Option<Cell> {
     }
 }
 
-/// The value that a member of a JSON object stands for; none where it is of another type.
+/// The value that a member of a JSON object represents; none where it is of another type.
 pub(super) fn of_json(cell: CellType, value: &Value) -> Option<Cell> {
     match (cell, value) {
         (_, Value::Null) => Some(Cell::Null),

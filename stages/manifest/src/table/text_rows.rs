@@ -25,7 +25,7 @@ const LARGEST_HEAD: u64 = 1 << 20;
 /// Why a line is rejected: reason and detail.
 type Refusal = (&'static str, String);
 
-/// At most so many bytes of a file from its beginning, and how many these are. What is not UTF-8 is replaced, and refused line
+/// at most this many bytes of a file from its beginning, and how many these are. What is not UTF-8 is replaced, and refused line
 /// by line.
 fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> {
     let of_path = |error| ManifestError::io(path, error);
@@ -46,7 +46,7 @@ fn first_line(path: &Path) -> Result<String, ManifestError> {
     loop {
         let mut line = Vec::new();
         if reader.read_until(b'\n', &mut line).map_err(of_path)? == 0 {
-            return Err(wrong(path, "it has no rows from which its columns could be told"));
+            return Err(wrong(path, "it has no rows to infer its columns from"));
         }
         if let Some(why) = no_text(&line) {
             return Err(wrong(path, why));
@@ -65,7 +65,7 @@ pub(super) fn columns(path: &Path, format: TableFormat, quoting: Quoting) -> Res
         let Ok((Value::Object(object), _)) = json_line::parse(&line) else {
             return Err(wrong(
                 path,
-                "its first line is no JSON object, so that its columns cannot be told",
+                "its first line is no JSON object, so its columns cannot be inferred",
             ));
         };
         let mut columns: Columns = object
@@ -80,8 +80,8 @@ pub(super) fn columns(path: &Path, format: TableFormat, quoting: Quoting) -> Res
     Ok(names.into_iter().map(|name| (name, CellType::Text)).collect())
 }
 
-/// How the heading of a text is written, by its first line alone: names may stand in quotes where fields below them hold quotes
-/// as letters, and the end of a text may lie within a field.
+/// How the heading of a text is written, by its first line alone: names may be in quotes where fields below them hold quotes
+/// as letters, and the end of a text may be within a field.
 fn layout_of_heading(text: &str, format: TableFormat, quoting: Quoting) -> Layout {
     let first = text.trim_start().lines().next().unwrap_or_default();
     quoting.layout(first, separator(format)).0

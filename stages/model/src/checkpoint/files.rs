@@ -153,24 +153,7 @@ pub(super) fn write_folder(
             if !folder.exists() {
                 return fs::rename(&writing, folder).map_err(fail);
             }
-            // The old folder is renamed onto an empty folder that is created here, so that the name is reserved.
-            let (old, ()) = make_beside(folder, ".old", |path| fs::create_dir(path)).map_err(fail)?;
-            let replaced = fs::rename(folder, &old).and_then(|()| {
-                let placed = fs::rename(&writing, folder);
-                if placed.is_err() {
-                    // The first error counts.
-                    let _ = fs::rename(&old, folder);
-                }
-                placed
-            });
-            match replaced {
-                Ok(()) => fs::remove_dir_all(&old).map_err(fail),
-                Err(error) => {
-                    // Empty, or not there any more.
-                    let _ = fs::remove_dir(&old);
-                    Err(fail(error))
-                }
-            }
+            replace_folder(&writing, folder).map_err(fail)
         });
     if written.is_err() {
         // As above: the first error counts.
@@ -180,6 +163,40 @@ pub(super) fn write_folder(
     let _ = fs::remove_file(&temporary);
     drop(lock);
     written
+}
+
+/// Puts the folder `new` in the place of `folder`, which is removed. Where the file system can exchange two names, a process that
+/// is killed leaves one of the two under the name of `folder` and the other under that of `new`, never a third name.
+fn replace_folder(new: &Path, folder: &Path) -> std::io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+    match renameat_with(CWD, new, CWD, folder, RenameFlags::EXCHANGE) {
+        Ok(()) => fs::remove_dir_all(new),
+        Err(_) => replace_by_two_renames(new, folder),
+    }
+}
+
+/// The same for file systems that cannot exchange names: a process that is killed in between leaves the old folder as
+/// `<folder>.old`.
+fn replace_by_two_renames(new: &Path, folder: &Path) -> std::io::Result<()> {
+    // The old folder is renamed onto an empty folder that is created here, so that the name is reserved.
+    let (old, ()) = make_beside(folder, ".old", |path| fs::create_dir(path))?;
+    let replaced = fs::rename(folder, &old).and_then(|()| {
+        let placed = fs::rename(new, folder);
+        if placed.is_err() {
+            // The first error counts.
+            let _ = fs::rename(&old, folder);
+        }
+        placed
+    });
+    match replaced {
+        Ok(()) => fs::remove_dir_all(&old),
+        Err(error) => {
+            // Empty, or not there any more.
+            let _ = fs::remove_dir(&old);
+            Err(error)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -232,5 +249,26 @@ mod tests {
         assert!(write_renamed(&at("file"), |_| Err(broken(&at("file"), "full"))).is_err());
         assert!(!at(left).exists());
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), theirs.len() + 3);
+    }
+
+    #[test]
+    fn folders_are_replaced_with_and_without_an_exchange_of_names() {
+        for replace in [replace_folder, replace_by_two_renames] {
+            let place = tempfile::tempdir().unwrap();
+            let [new, folder] = ["new", "model"].map(|name| place.path().join(name));
+            for (path, text) in [(&new, "new"), (&folder, "old")] {
+                fs::create_dir(path).unwrap();
+                fs::write(path.join(text), text).unwrap();
+            }
+            replace(&new, &folder).unwrap();
+            let names = |path: &Path| -> Vec<_> {
+                let entries = fs::read_dir(path).unwrap();
+                entries.map(|entry| entry.unwrap().file_name()).collect()
+            };
+            assert_eq!(
+                (names(place.path()), names(&folder)),
+                (vec!["model".into()], vec!["new".into()])
+            );
+        }
     }
 }

@@ -6,7 +6,7 @@ use super::TensorEntry;
 use crate::Result;
 use crate::config::{ModelConfig, TransducerConfig};
 
-/// Gates of an LSTM, whose rows lie one after the other.
+/// Gates of an LSTM, whose rows are one after the other.
 const GATES: usize = 4;
 
 /// Widths of the prediction and the joint network; 0 where there are none.

@@ -64,7 +64,7 @@ fn a_tensor_is_of_a_storage_of_torch() {
 fn what_is_long_cannot_be_said_again_and_again() {
     let class = "torch\nFloatStorage";
     assert!(tensors(&dictionary("n", &tensor(100_000, "0", class))).is_err());
-    // Long names are not copied: what is found lies in the bytes.
+    // Long names are not copied: what is found is in the bytes.
     let (name, long_class) = ("n".repeat(2000), "F".repeat(2000));
     let bytes = dictionary(&name, &tensor(3, &name, &format!("torch\n{long_class}")));
     let within = |text: &str| bytes.as_ptr_range().contains(&text.as_ptr());
@@ -120,7 +120,7 @@ fn attributes_are_not_looked_through_again_and_again() {
 fn a_tensor_may_have_many_names_and_a_name_one_tensor() {
     let key = "0".repeat(500_000);
     let stored = tensor(3, &key, "torch\nFloatStorage");
-    // The tensor stands in the memo before the dictionary is made.
+    // The tensor is in the memo before the dictionary is made.
     let before = [b"\x80\x02", &stored[..], b"q\x000}("].concat();
     let mut many = before.clone();
     for number in 0..10_000 {

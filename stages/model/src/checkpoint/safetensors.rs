@@ -56,7 +56,7 @@ pub(super) fn open_safetensors(path: &Path) -> Result<Vec<TensorEntry>> {
         return Err(broken(
             path,
             format!(
-                "has {length} bytes, but its header speaks of {}: it is cut off or damaged",
+                "has {length} bytes, but its header declares {}: it is cut off or damaged",
                 begin + metadata.data_len() as u64
             ),
         ));

@@ -124,7 +124,7 @@ fn check_sum(header: &Header) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// An entry as it stands, with its contents padded.
+    /// An entry as it is, with its contents padded.
     fn entry(kind: EntryType, name: &str, size: u64, contents: &[u8]) -> Vec<u8> {
         let mut header = Header::new_gnu();
         header.set_path(name).unwrap();

@@ -176,7 +176,7 @@ fn read_directory(region: &Region) -> Result<Vec<u8>, String> {
     region.read(offset, size)
 }
 
-/// How a member lies in the file.
+/// How a member is in the file.
 const STORED: u64 = 0;
 const DEFLATED: u64 = 8;
 

@@ -38,7 +38,7 @@ impl ZipLayout {
         Self::with_limit(members, LIMIT)
     }
 
-    /// `limit` stands for 4 GiB in tests.
+    /// `limit` represents 4 GiB in tests.
     fn with_limit(members: Vec<NewMember>, limit: u64) -> Self {
         let mut at = 0;
         let members = members

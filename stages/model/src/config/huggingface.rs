@@ -116,7 +116,7 @@ pub fn read_note(config: &ModelConfig) -> String {
         Kind::Ctc => ("", ""),
     };
     format!(
-        "config.json says nothing of {unsaid}SpecAugment and dither: NeMo's stock values stand in ({values}2 x 27 bands and \
+        "config.json says nothing of {unsaid}SpecAugment and dither: NeMo's defaults are used ({values}2 x 27 bands and \
          10 x 5 % of time, 1e-5)"
     )
 }

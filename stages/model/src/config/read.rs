@@ -216,7 +216,7 @@ fn attention_context(section: &Section) -> Result<AttentionContext> {
 /// The heads that a document describes.
 struct Heads {
     vocab_size: usize,
-    /// The texts of the tokens, if they stand in a section of a head.
+    /// The texts of the tokens, if they are in a section of a head.
     vocabulary: Vec<String>,
     transducer: Option<TransducerConfig>,
     ctc: Option<CtcConfig>,

@@ -7,7 +7,7 @@ use super::*;
 use crate::error::Result;
 use crate::layers::golden;
 
-/// The golden configuration as it stands.
+/// The golden configuration as it is.
 fn plain() -> Value {
     serde_yaml::from_str(&std::fs::read_to_string(golden::file("model_config_resolved.yaml")).unwrap()).unwrap()
 }

@@ -170,7 +170,7 @@ impl ModelConfig {
     }
 
     /// The sections that NeMo's own calls look into: `transcribe` asks `validation_ds` how texts are marked, and who
-    /// trains there sets paths in them. As they stand they load nothing. One that is there keeps what it says, and gets what
+    /// trains there sets paths in them. Unchanged, they load nothing. One that is there keeps what it says, and gets what
     /// is missing but for what chooses other rows: bounds of durations, and sizes of batches where Lhotse makes them.
     fn put_missing_data_sections(&self, root: &mut Mapping) {
         for section in ["train_ds", "validation_ds", "test_ds"] {

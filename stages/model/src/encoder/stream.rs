@@ -72,7 +72,7 @@ impl Encoder {
         })
     }
 
-    /// Bytes that [`Encoder::stream`] holds for an utterance of so many frames after sub-sampling, about: rows of two layers
+    /// Bytes that [`Encoder::stream`] holds for an utterance of this many frames after sub-sampling, about: rows of two layers
     /// (one is fed by the other; of all layers where attention is limited), the projected positions of all layers with the
     /// table that they are from, and the scores of a block of queries. Weights and sub-sampling come on top.
     pub fn stream_bytes(&self, frames: usize, context: Option<usize>, dtype: DType) -> u64 {
@@ -102,7 +102,7 @@ impl Encoder {
 }
 
 impl EncoderStream<'_> {
-    /// Sub-sampling in blocks of so many frames, 1 at least; it changes nothing but memory and speed.
+    /// Sub-sampling in blocks of this many frames, 1 at least; it changes nothing but memory and speed.
     #[cfg(test)]
     fn with_block(mut self, block: usize) -> Self {
         self.block = block.max(1);
@@ -113,7 +113,7 @@ impl EncoderStream<'_> {
     /// order, each part (frames, d). After the last feature all are given; those of padding are left out.
     ///
     /// # Errors
-    /// If there are more features than announced, or they are not whole frames.
+    /// If there are more features than announced, or they are incomplete frames.
     pub fn feed(&mut self, features: &[f32]) -> Result<Vec<Tensor>> {
         let bands = self.encoder.config.feat_in;
         let held = self.from + self.features.len() / bands;
@@ -227,7 +227,7 @@ mod tests {
         (front_end, encoder, builder.finish().0)
     }
 
-    /// Normalised features of all golden recordings behind each other, cut to so many samples: (bands, frames), with the
+    /// Normalised features of all golden recordings behind each other, cut to this many samples: (bands, frames), with the
     /// padding, and (frames, bands) without it.
     fn features(front_end: &LogMel, samples: usize) -> (Tensor, usize, Vec<f32>) {
         let mut wave = golden::waves("eval").concat();

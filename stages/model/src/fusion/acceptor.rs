@@ -8,7 +8,7 @@ const START: u32 = 0;
 /// A deterministic weighted acceptor with back-off (failure) arcs. Weights are natural logarithms.
 ///
 /// A token without an arc in a state costs that state's back-off weight, and is looked for in the state backed off to,
-/// which stands for a shorter history; at the latest the start state has it.
+/// which represents a shorter history; at the latest the start state has it.
 #[derive(Debug, Clone)]
 pub struct BackoffAcceptor {
     initial: u32,

@@ -272,7 +272,7 @@ impl States {
                 let end = &mut self.backoffs[from as usize].end;
                 return match end.replace(ngram.weight) {
                     None => Ok(()),
-                    Some(_) => Err("this n-gram stands twice".into()),
+                    Some(_) => Err("this n-gram appears twice".into()),
                 };
             }
         };
@@ -296,7 +296,7 @@ impl States {
     }
 
     fn add_unigram(&mut self, symbol: Symbol, ngram: &Line) -> std::result::Result<(), String> {
-        let twice = || Err("this n-gram stands twice".to_owned());
+        let twice = || Err("this n-gram appears twice".to_owned());
         match symbol {
             Symbol::Unknown => self.unknown = ngram.weight,
             Symbol::Beginning => self.backoffs[BEGINNING as usize].weight = ngram.backoff,
@@ -350,7 +350,7 @@ impl States {
         found.sort_by_key(|found| (found.arc.from, found.arc.token));
         for pair in found.windows(2) {
             if (pair[0].arc.from, pair[0].arc.token) == (pair[1].arc.from, pair[1].arc.token) {
-                return Err(format!("line {}: this n-gram stands twice", pair[1].line));
+                return Err(format!("line {}: this n-gram appears twice", pair[1].line));
             }
         }
         for mut found in found {

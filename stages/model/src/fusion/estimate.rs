@@ -51,7 +51,7 @@ impl Corpus {
         self.symbols.len() - 2 * self.sequences
     }
 
-    /// The symbols from a place on, at most so many, up to the end of the sequence.
+    /// The symbols from a place on, at most this many, up to the end of the sequence.
     fn window(&self, place: u32, order: usize) -> &[u32] {
         let rest = &self.symbols[place as usize..];
         let rest = &rest[..rest.len().min(order)];

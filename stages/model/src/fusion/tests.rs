@@ -237,10 +237,10 @@ fn what_is_wrong_in_an_arpa_file_is_told_with_its_line() {
         ("-0.75\te", "-0.75\te\t0\t0", "line 10: more than three fields"),
         ("-0.75\te", "-0.75\tz", "line 10: token 22 is not below 3"),
         ("-0.75\te", "-0.75\twords", "line 10: `words` is no token"),
-        ("-0.75\te", "-0.75\td", "line 10: this n-gram stands twice"),
+        ("-0.75\te", "-0.75\td", "line 10: this n-gram appears twice"),
         ("<s> e", "<s>", "line 13: 1 tokens in a 2-gram"),
         ("<s> e", "f e", "line 13: the n-gram before the last token is missing"),
-        ("-0.2\td </s>", "-0.2\t<s> e", "line 14: this n-gram stands twice"),
+        ("-0.2\td </s>", "-0.2\t<s> e", "line 14: this n-gram appears twice"),
         ("\\end\\", "", "line 17: the file ends here"),
         ("\\2-grams:", "\\3-grams:", "line 12: `\\2-grams:` is expected"),
     ];

@@ -54,7 +54,7 @@ impl Transducer {
 
 fn of(config: &ModelConfig) -> Result<&TransducerConfig> {
     let config = config.transducer.as_ref();
-    config.ok_or_else(|| Error::Config("the transducer's configuration was taken away".into()))
+    config.ok_or_else(|| Error::Config("the transducer's configuration is missing".into()))
 }
 
 /// Durations, and the limit of tokens on one frame.

@@ -54,7 +54,7 @@ impl Lattices {
         Ok(cell_terms(logits, bias, cells, terms, durations)?)
     }
 
-    /// The loss of each utterance, of so many frames and states. Its cells are those of the utterances before, behind each
+    /// The loss of each utterance, of this many frames and states. Its cells are those of the utterances before, behind each
     /// other.
     pub fn align(&mut self, settings: &TdtLoss, extents: &[(usize, usize)]) -> Result<Vec<f64>> {
         let count = settings.durations.len();

@@ -34,7 +34,7 @@ pub fn cells_computed_again(cells: usize, outputs: usize, on_device: bool) -> us
     }
 }
 
-/// Chunks of cells whose logits, of so many bytes for a cell, are kept.
+/// Chunks of cells whose logits, of this many bytes for a cell, are kept.
 fn chunks_kept(bytes: usize) -> usize {
     KEPT_LOGITS / (bytes * CHUNK).max(1)
 }

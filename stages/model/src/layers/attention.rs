@@ -380,7 +380,7 @@ fn queries_together(band: Option<usize>) -> usize {
 /// Queries that are computed together, and the keys that one of them may see.
 pub type AttentionBlock = (Range<usize>, Range<usize>);
 
-/// The blocks of an encoder with this context over so many frames, and how many positions a query is scored against.
+/// The blocks of an encoder with this context over this many frames, and how many positions a query is scored against.
 pub fn attention_blocks(context: AttentionContext, time: usize) -> (Vec<AttentionBlock>, usize) {
     let band = band_of(context);
     (

@@ -32,7 +32,7 @@ fn same_gradients(parameters: &Parameters, expected: &Gradients, found: &Gradien
         let (expected, found) = (of(expected), of(found));
         let difference: f64 = found.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum();
         let size: f64 = expected.iter().map(|x| x * x).sum();
-        // As between NeMo's own f32 and f64: in sub-sampling inputs lie at the kink of a ReLU. Some gradients are zero
+        // As between NeMo's own f32 and f64: in sub-sampling inputs are at the kink of a ReLU. Some gradients are zero
         // but for rounding, such as that of a bias before a normalisation.
         let bound = if name.starts_with("encoder.pre_encode") {
             5e-3

@@ -52,7 +52,7 @@ impl TdtModel {
         self.encoder.stream(&self.parameters, frames, context)
     }
 
-    /// Bytes that [`TdtModel::encoder_stream`] holds for so many frames of the encoder's output, about.
+    /// Bytes that [`TdtModel::encoder_stream`] holds for this many frames of the encoder's output, about.
     pub fn encoder_stream_bytes(&self, frames: usize, context: Option<usize>) -> u64 {
         self.encoder.stream_bytes(frames, context, self.parameters.dtype())
     }

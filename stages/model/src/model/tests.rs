@@ -66,8 +66,8 @@ fn relative(found: &Tensor, expected: &Tensor) -> f64 {
 }
 
 /// As a share of the gradient's norm. NeMo's own f32 and f64 gradients differ by some 6e-6, and by more where inputs of a
-/// ReLU lie at its kink: by 2e-3 in the sub-sampling, and in all tensors where it is one of the joint network. How much it
-/// is in each tensor of the network at hand stands in the facts of the training step, for one pair of runs; how far rounding
+/// ReLU are at its kink: by 2e-3 in the sub-sampling, and in all tensors where it is one of the joint network. How much it
+/// is in each tensor of the network at hand is in the facts of the training step, for one pair of runs; how far rounding
 /// moves our own (`moved`) counts as well, below what an error of the mathematics would do.
 fn gradient_bound(name: &str, facts: &serde_json::Value, moved: f64) -> f64 {
     let theirs = facts["grad_stats_f64"][name]["f32_err_rel"].as_f64().unwrap_or(0.0);

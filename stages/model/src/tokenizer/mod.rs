@@ -64,7 +64,7 @@ impl Tokenizer {
             };
             if piece.text.is_empty() || map.insert(piece.text.clone(), id).is_some() {
                 return Err(Error::Tokenizer(format!(
-                    "piece {id} `{}` is empty or stands twice",
+                    "piece {id} `{}` is empty or appears twice",
                     piece.text
                 )));
             }
@@ -156,7 +156,7 @@ impl Tokenizer {
         ids
     }
 
-    /// Calls `emit` with the ids of a normalised text, and what of the text each stands for.
+    /// Calls `emit` with the ids of a normalised text, and what of the text each represents.
     fn segment(&self, normalised: &str, mut emit: impl FnMut(u32, &str)) {
         match &self.unigram {
             Some(unigram) => unigram.segment(&self.file, normalised, emit),

@@ -46,7 +46,7 @@ fn letters_without_a_piece_are_named() {
     let known = "Good morning";
     assert!(!tokenizer.encode(known).contains(&tokenizer.unknown_id()));
     assert!(tokenizer.unknown_letters(known).is_empty());
-    // Each as often as it stands there, though a run of them is one unknown piece.
+    // Each as often as it is there, though a run of them is one unknown piece.
     assert_eq!(tokenizer.unknown_letters("Good 日本 morning 日"), ['日', '本', '日']);
     assert!(tokenizer.unknown_letters("").is_empty());
 }

@@ -5,7 +5,7 @@ use super::{SPACE, Tokenizer};
 
 impl Tokenizer {
     /// The characters of a text, normalised, that [`Tokenizer::encode`] replaces by the unknown piece: each as often as it
-    /// stands there, in the order of the text. Those that become bytes are not among them.
+    /// is there, in the order of the text. Those that become bytes are not among them.
     pub fn unknown_letters(&self, text: &str) -> Vec<char> {
         let normalised = self.normaliser.normalise(text);
         let mut unknown = Vec::new();

@@ -38,7 +38,7 @@ pub fn shift(signal: &mut [f32], samples: i64) {
     }
 }
 
-/// Silence of so many samples before and after.
+/// Silence of this many samples before and after.
 pub fn pad(signal: &[f32], before: usize, after: usize) -> Vec<f32> {
     let mut padded = vec![0.0; before];
     padded.reserve(signal.len() + after);

@@ -171,7 +171,7 @@ settings! {
     Narrowband {
         /// Probability for an utterance.
         prob: f64 = 0.5,
-        /// Codecs, of which one is drawn.
+        /// Codecs; one of them is drawn.
         codecs: Vec<Codec> = vec![Codec::MuLaw, Codec::ALaw],
     }
     Shift {
@@ -417,7 +417,7 @@ impl Draws {
 /// Steps with their recordings.
 pub struct Augmenter {
     steps: Vec<(Step, Option<Arc<Sounds>>)>,
-    /// What could not be used, and whether it was told.
+    /// What could not be used, and whether it was reported.
     broken: Mutex<BTreeMap<String, bool>>,
 }
 

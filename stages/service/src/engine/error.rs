@@ -14,7 +14,7 @@ pub enum EngineError {
     /// The message names the available models.
     #[error("{0}")]
     UnknownModel(String),
-    #[error("speakers are not told apart here: the server was started without diarization")]
+    #[error("speakers are not distinguished here: the server was started without diarization")]
     NotDiarizing,
     /// The recording cannot be transcribed: `reason` is one of `flow transcribe`'s, such as `unsupported_format`.
     #[error("{detail}")]

@@ -77,7 +77,7 @@ struct Needs {
 }
 
 impl Needs {
-    /// Those of several models, of which all decode at the same time, or one at a time.
+    /// Those of several models, which decode all at the same time or one at a time.
     fn together(all: impl Iterator<Item = Needs>, in_turn: bool) -> u64 {
         let (mut weights, mut sum, mut most) = (0u64, 0u64, 0);
         for needs in all {
@@ -192,7 +192,7 @@ impl Models {
             return error;
         };
         let path = self.lock()[index].path.to_string_lossy().into_owned();
-        // In names of files that lie in a folder.
+        // In names of files that are in a folder.
         let path = path.trim_end_matches('/');
         let name = path.rsplit('/').next().unwrap_or_default();
         EngineError::Model(if path.is_empty() {

@@ -90,7 +90,7 @@ impl Schedule {
         }
     }
 
-    /// A window of so many samples of a job.
+    /// A window of this many samples of a job.
     pub fn push(&mut self, job: u64, index: usize, samples: u64) {
         let waiting = self.jobs.entry(job).or_default();
         if waiting.windows.is_empty() {

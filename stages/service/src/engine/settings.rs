@@ -66,7 +66,7 @@ pub struct EngineSettings {
     pub known_speakers: Option<PathBuf>,
     /// A speaker has a known name if the cosine similarity of the voices is at least this, from 0 to 1.
     pub known_threshold: f64,
-    /// Whether names of models that are not known stand for the first one.
+    /// Whether names of models that are not known represent the first one.
     #[serde(skip)]
     pub accept_any_model: bool,
 }
@@ -137,7 +137,7 @@ impl EngineSettings {
             return wrong("batch_share", self.batch_share, "above 0, and 1 at most");
         }
         if self.known_speakers.is_some() && !self.diarization {
-            let why = "speakers are not told apart without `diarization`";
+            let why = "speakers are not distinguished without `diarization`";
             return Err(EngineError::setting("known_speakers", why));
         }
         if !(0.0..=1.0).contains(&self.known_threshold) {

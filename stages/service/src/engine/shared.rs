@@ -13,7 +13,7 @@ use super::preparation::Preparation;
 use super::work::Work;
 use super::{EngineError, EngineSettings, Observer};
 
-/// Longest time that a client is told to wait, in seconds.
+/// Longest time that a client is asked to wait, in seconds.
 const MOST_RETRY_AFTER: f64 = 60.0;
 
 pub(crate) struct Shared {

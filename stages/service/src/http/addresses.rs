@@ -68,7 +68,7 @@ impl Drop for AddressPlace {
     }
 }
 
-/// The key of a client: an IPv4 address, or an IPv6 /64 network, all addresses of which one machine may have.
+/// The key of a client: an IPv4 address, or an IPv6 /64 network, whose addresses may all be of one machine.
 fn client_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,

@@ -23,7 +23,7 @@ pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 /// The phase of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Until it is told to stop.
+    /// Until it is asked to stop.
     Running,
     /// Accepted requests are finished, new ones refused.
     Draining,

@@ -38,7 +38,7 @@ pub fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, SettingsError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Why a file cannot be read as PEM; of what stands in it, nothing.
+/// Why a file cannot be read as PEM; of what is in it, nothing.
 fn wrong_pem(error: &PemError) -> String {
     match error {
         PemError::MissingSectionEnd { .. } => "it is cut off: the last section in it has no end".to_owned(),

@@ -15,7 +15,7 @@ use crate::engine::{Reservation, TempFolder};
 /// Bytes that are written at once.
 const BLOCK: usize = 256 << 10;
 
-/// Room for so many bytes is reserved at once.
+/// Room for this many bytes is reserved at once.
 pub(super) const RESERVED: u64 = 4 << 20;
 
 /// Most bytes of a name.

@@ -55,7 +55,7 @@ impl Agreement {
         &self.undecided
     }
 
-    /// Cuts the window: takes away the decided words whose middles lie before `at` (in seconds), and what is undecided. The
+    /// Cuts the window: takes away the decided words whose middles are before `at` (in seconds), and what is undecided. The
     /// words that stay keep their times, less `at`.
     pub fn split_off_before(&mut self, at: f64) -> Agreement {
         let middle = |word: &Word| (word.start + word.end) / 2.0;
@@ -74,7 +74,7 @@ impl Agreement {
         Agreement::with_decided(before)
     }
 
-    /// How many words of a decode stand for the decided ones: so many that the edit distance between both is least, and of equal
+    /// How many words of a decode represent the decided ones: so many that the edit distance between both is least, and of equal
     /// ones the number that fits the times best.
     fn place_after_decided(&self, words: &[Word]) -> usize {
         let Some(last) = self.decided.last() else { return 0 };

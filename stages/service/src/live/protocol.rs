@@ -56,7 +56,7 @@ impl Refused {
 pub struct KnownModels {
     /// The first one is the default one.
     pub names: Vec<String>,
-    /// Whether any other name stands for the default one.
+    /// Whether any other name represents the default one.
     pub accept_any: bool,
 }
 

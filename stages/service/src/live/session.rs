@@ -1,6 +1,6 @@
 //! From samples as they come to words: turns of speech, the windows of a turn, and what is decided of each.
 //!
-//! A turn is what lies between two pauses, or what a client commits. It is heard in windows that follow each other without a gap:
+//! A turn is what is between two pauses, or what a client commits. It is heard in windows that follow each other without a gap:
 //! the one that grows is decoded again and again ([`Agreement`] says what is certain), and once more as a whole when it ends: at a
 //! pause as in a recording (with turn detection), at the end of the turn, at its best pause when it is as long as a window may be,
 //! or between two sentences before that.
@@ -170,7 +170,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the turn here. A last frame that is not whole is filled up with silence. Who spoke up to here is decided without
+    /// Ends the turn here. A last frame that is incomplete is filled up with silence. Who spoke up to here is decided without
     /// waiting for more, whether there is a turn or not.
     ///
     /// # Errors
@@ -590,7 +590,7 @@ fn frames_of(milliseconds: f64) -> u64 {
     (milliseconds / 1000.0 / FRAME).round() as u64
 }
 
-/// The frame before which a window of so many frames is cut: the middle of the longest pause in its second half, the last of equal
+/// The frame before which a window of this many frames is cut: the middle of the longest pause in its second half, the last of equal
 /// ones, or else the frame that is least likely to hold speech. At least 1.
 fn best_cut(probabilities: &[f32], threshold: f64) -> u64 {
     let half = probabilities.len() / 2;

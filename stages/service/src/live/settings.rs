@@ -13,13 +13,13 @@ pub struct LiveSettings {
     pub max_sessions: usize,
     /// The longest session, in seconds.
     pub max_session: f64,
-    /// A session in which nothing comes from the client for so many seconds is ended.
+    /// A session in which nothing comes from the client for this many seconds is ended.
     pub idle_timeout: f64,
     /// The largest message, in bytes, from 1024 to 64 MiB.
     pub max_message: usize,
     /// Most seconds of audio of a session that wait to be decoded. While there are as many, no more is read from the client.
     pub max_buffer: f64,
-    /// A window that grows is decoded again after so many seconds of new audio, from 0.1 to 60, unless the decoder is still busy
+    /// A window that grows is decoded again after this many seconds of new audio, from 0.1 to 60, unless the decoder is still busy
     /// with it.
     pub decode_interval: f64,
     /// The longest window, in seconds, from 1 to 60; no longer than that of the engine.
@@ -29,11 +29,11 @@ pub struct LiveSettings {
     pub min_pause: f64,
     /// How long after they were spoken it is decided who spoke words, in seconds, from 0 to 9.
     pub speaker_delay: f64,
-    /// Who speaks is looked at again after so many seconds, from 0.1 to 5.
+    /// Who speaks is looked at again after this many seconds, from 0.1 to 5.
     pub speaker_step: f64,
     /// Most speakers of a session, from 1 to 1000; other voices have the nearest of them.
     pub max_speakers: usize,
-    /// Whether names of models that are not known stand for the default one, as the service says it of all requests.
+    /// Whether names of models that are not known represent the default one, as the service says it of all requests.
     #[serde(skip)]
     pub accept_any_model: bool,
 }
@@ -92,7 +92,7 @@ impl LiveSettings {
         Ok(())
     }
 
-    /// How speakers of a session are told apart.
+    /// How speakers of a session are distinguished.
     pub fn speakers(&self) -> OnlineSettings {
         OnlineSettings {
             step: self.speaker_step,

@@ -36,7 +36,7 @@ use crate::logprobs::logprobs;
 
 /// The path of the WebSocket.
 pub const PATH: &str = "/v1/realtime";
-/// Subprotocols, for browsers, which cannot send headers: the one that is spoken, what stands before an API key, and the one that
+/// Subprotocols, for browsers, which cannot send headers: the one that is spoken, what is before an API key, and the one that
 /// asks for the older form.
 const SUBPROTOCOL: &str = "realtime";
 const KEY_SUBPROTOCOL: &str = "openai-insecure-api-key.";
@@ -281,7 +281,7 @@ impl Connection {
                 }
                 diarized = next(&mut live.diarizing) => {
                     if let Err(why) = live.diarized(diarized) {
-                        let why = format!("speakers are not told apart any more: {why}");
+                        let why = format!("speakers are no longer distinguished: {why}");
                         self.tell_error("server_error", Refused::new("server_error", why), None).await?;
                     }
                     idle = Instant::now() + idle_timeout;
@@ -583,7 +583,7 @@ impl Live {
     fn set_speakers(&mut self, wanted: bool) -> Result<(), Refused> {
         let refused = |why: String| Refused::value("session.include", why);
         if self.session.has_begun() {
-            let why = "whether speakers are told apart has to be said before the first audio";
+            let why = "speaker diarization must be requested before the first audio";
             return Err(refused(why.to_owned()));
         }
         self.diarizer = None;

@@ -388,7 +388,7 @@ fn a_client_that_pings_and_reads_nothing_is_not_read_on() {
         frame.resize(frame.len() + PING, 0);
         let frames = frame.repeat(1_000);
         let mut sent = 0;
-        // All that the two sockets hold is a few MiB; what else was sent lies in the memory of the server.
+        // All that the two sockets hold is a few MiB; what else was sent is in the memory of the server.
         while let Ok(written) = timeout(Duration::from_secs(3), stream.write_all(&frames)).await {
             written.unwrap();
             sent += frames.len();

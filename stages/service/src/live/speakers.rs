@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// Takes so many seconds of audio, and a call of the diarizer that says this of them.
+    /// Takes this many seconds of audio, and a call of the diarizer that says this of them.
     fn hear(speakers: &mut WordSpeakers, seconds: f64, turns: &[(f64, f64, &str)], until: f64) {
         speakers.feed(&vec![0.0; (seconds * f64::from(SAMPLE_RATE)) as usize]);
         speakers.next_request().expect("enough for a call");

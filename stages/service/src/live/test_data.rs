@@ -45,7 +45,7 @@ pub fn talk() -> Vec<f32> {
 
 /// Seconds of a frame of voice activity.
 const FRAME: f64 = WINDOW as f64 / 16_000.0;
-/// Frames of speech that a word needs, frames of the word itself (so that no cut between frames lies in its middle), and frames from
+/// Frames of speech that a word needs, frames of the word itself (so that no cut between frames is in its middle), and frames from
 /// one word to the next.
 const OF_SPEECH: usize = 5;
 const OF_WORD: usize = 1;

@@ -88,7 +88,7 @@ impl WireAudio {
         self.resampler.feed(&self.samples, out);
     }
 
-    /// Appends what is left at the end of the audio, and begins anew.
+    /// Appends what is left at the end of the audio, and start over.
     pub fn flush(&mut self, out: &mut Vec<f32>) {
         self.resampler.finish(out);
         // The rate was taken before.

@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn nothing_is_asked_of_other_servers() {
         for (name, _, text) in all_files() {
-            // `https://` stands in a message and `wss:` is made of the page's own place; the other one names a vocabulary.
+            // `https://` is in a message and `wss:` is made of the page's own place; the other one names a vocabulary.
             let text = text.replace("pages of https:// or localhost", "");
             let text = text.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
             for foreign in [

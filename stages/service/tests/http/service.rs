@@ -74,7 +74,7 @@ pub fn silence() -> Vec<u8> {
     wav
 }
 
-/// Spanish speech, repeated, for so many seconds at least.
+/// Spanish speech, repeated, for this many seconds at least.
 pub fn long_recording(seconds: usize) -> Vec<u8> {
     let wav = recording("eval3_es.wav");
     // 44 bytes are the header of a plain file, then come samples of 16 bits at 16 kHz.

@@ -21,7 +21,7 @@ const CONTEXT: usize = BOTTLENECK / 2;
 const TAPS: usize = 3;
 /// Frames of a segment, whose mean is the local context.
 const SEGMENT: usize = 100;
-/// Frames that are normalised and multiplied together: at most 1024 channels of them lie in the second cache.
+/// Frames that are normalised and multiplied together: at most 1024 channels of them are in the second cache.
 const BLOCK: usize = 48;
 /// Padding in floats between normalised frames, so that they are not in the same set of the L1 cache.
 const PADDING: usize = 16;

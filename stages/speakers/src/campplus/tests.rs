@@ -225,7 +225,7 @@ fn unrounded(seed: u64) -> CamPlusPlus {
 }
 
 /// Whether the distance of the golden embeddings is that of rounding, and of nothing else: networks whose weights round to
-/// the bundled ones lie as far from them.
+/// the bundled ones are as far from them.
 #[test]
 fn rounding_to_f16_moves_embeddings_as_far_as_the_golden_ones_lie() {
     let tensors = golden::Tensors::load("campplus_real.safetensors");

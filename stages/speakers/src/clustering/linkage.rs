@@ -135,7 +135,7 @@ pub fn weighted_centroid_linkage(vectors: &[Vec<f64>], sizes: &[usize]) -> Resul
             size,
         });
 
-        // The result stands in the later slot.
+        // The result is in the later slot.
         sizes[gone] = 0;
         nearest[gone] = Nearest::NONE;
         for slot in (0..count).filter(|&slot| slot != kept) {
@@ -186,7 +186,7 @@ impl Nearest {
     fn find(distances: &Distances, sizes: &[usize], slot: usize) -> Self {
         let mut nearest = Self::NONE;
         let first = slot + 1;
-        // The distances to the slots after this one lie one after the other.
+        // The distances to the slots after this one are one after the other.
         let after = match first < sizes.len() {
             true => &distances.values[distances.place(slot, first)..][..sizes.len() - first],
             false => &[],

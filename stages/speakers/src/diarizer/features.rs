@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn chunks_have_the_features_they_have_alone() {
-        // The last chunk is not whole.
+        // The last chunk is incomplete.
         let samples: Vec<f32> = (0..12 * CHUNK_STEP + 5_001)
             .map(|at| (at as f32 * 0.05).sin() * (at as f32 * 0.000_3).cos() + (at % 97) as f32 * 1e-3)
             .collect();

@@ -13,7 +13,7 @@ pub type Activities<'a> = Box<dyn Iterator<Item = Result<Vec<u8>>> + 'a>;
 
 /// Computes the activity of a few speakers in each frame of a chunk of [`CHUNK`] samples.
 pub trait SegmentationNetwork: Send + Sync {
-    /// Frames of a chunk, which lie as [`GEOMETRY`](super::GEOMETRY) says.
+    /// Frames of a chunk, placed as [`GEOMETRY`](super::GEOMETRY) says.
     fn frames(&self) -> usize;
 
     /// Speakers of a chunk.

@@ -27,7 +27,7 @@ const LEAST_UPDATE: f64 = 1.0;
 /// The distance from everybody of a voice of which too little is heard for an embedding.
 const UNHEARD: f64 = 1.5;
 
-/// How speakers are told apart while they speak.
+/// How speakers are distinguished while they speak.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OnlineSettings {
     /// From the end of one window to that of the next, in seconds: 0.1 to 5, in steps of 0.01.
@@ -96,7 +96,7 @@ impl OnlineSettings {
         (self.delay * f64::from(SAMPLE_RATE)).round() as usize
     }
 
-    /// What is said is decided when at most so many samples have come after it.
+    /// What is said is decided when at most this many samples have come after it.
     pub fn latency(&self) -> usize {
         self.step_samples() + self.delay_samples() + RECEPTIVE_FIELD
     }
@@ -301,7 +301,7 @@ impl OnlineDiarizer {
         Ok(())
     }
 
-    /// Who is active in a window, (frames, speakers), nobody after the first so many frames.
+    /// Who is active in a window, (frames, speakers), nobody after the first this many frames.
     fn segmented(&self, window: &[f32], frames: usize) -> Result<Vec<u8>> {
         let network = &self.diarizer.segmentation;
         let mut activities = network.chunk(window)?;
@@ -517,7 +517,7 @@ fn middle(frame: u64) -> f64 {
     0.5 * (start + (start + GEOMETRY.frame_duration))
 }
 
-/// Frames of a window whose middles lie in its first samples.
+/// Frames of a window whose middles are in its first samples.
 fn frames_of(samples: usize) -> usize {
     samples
         .checked_sub(RECEPTIVE_FIELD / 2)

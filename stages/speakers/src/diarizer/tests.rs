@@ -246,7 +246,7 @@ fn assert_parts(found: &[Turn], expected: &[(f64, f64, &str)]) {
 
 #[test]
 fn voices_get_their_turns_in_a_recording_of_many_chunks() {
-    // Voice 1 begins; the last chunk is not whole; one is not heard for twelve seconds.
+    // Voice 1 begins; the last chunk is incomplete; one is not heard for twelve seconds.
     let parts = [
         (0.5, 6.0, 1),
         (6.5, 12.0, 0),
@@ -273,7 +273,7 @@ fn voices_get_their_turns_in_a_recording_of_many_chunks() {
     for pair in found.exclusive.windows(2) {
         assert!(pair[0].end <= pair[1].start, "{pair:?}");
     }
-    // Each exclusive turn lies in a turn of its speaker.
+    // Each exclusive turn is in a turn of its speaker.
     for turn in &found.exclusive {
         let within = |other: &&Turn| other.start <= turn.start && turn.end <= other.end;
         assert!(

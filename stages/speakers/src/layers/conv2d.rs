@@ -457,7 +457,7 @@ mod tests {
         assert!(Conv2d::read(&weights, ["c", "n"], [8, 8], 1, [1, 1]).is_err());
         assert!(Conv2d::read(&weights, ["c", "m"], [8, 8], 3, [1, 1]).is_err());
         for (value, name) in [(-1.0f32, "running_var"), (f32::NAN, "running_var")] {
-            // The variance is what the header says lies there; the first value of it is replaced.
+            // The variance is what the header says is there; the first value of it is replaced.
             let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
             let at = tensors.tensor("n.running_var").unwrap().data().as_ptr() as usize - bytes.as_ptr() as usize;
             let mut bad = bytes.clone();

@@ -20,7 +20,7 @@ const EPSILON: f64 = 1e-5;
 /// Channels that are computed together, as two vectors or four.
 pub const LANES: usize = 32;
 
-/// Floats that begin at a cache line, so that vectors of them lie in one line.
+/// Floats that begin at a cache line, so that vectors of them are in one line.
 #[derive(Default)]
 pub struct Aligned {
     floats: Vec<f32>,

@@ -1,4 +1,4 @@
-//! Bidirectional LSTM layers over chunks of one length. Values lie as (steps, chunks, width).
+//! Bidirectional LSTM layers over chunks of one length. Values are stored as (steps, chunks, width).
 
 use flow_kernels::product::PackedRhs;
 use flow_kernels::{Float, multiversion};

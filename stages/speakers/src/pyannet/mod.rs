@@ -31,7 +31,7 @@ pub const SAMPLE_RATE: u32 = 16_000;
 /// Samples that a frame is computed from, and from the start of one frame to that of the next; the first begins at 0.
 pub const RECEPTIVE_FIELD: usize = 991;
 pub const FRAME_STEP: usize = 270;
-/// Largest size of a sample. Speech lies in [-1, 1].
+/// Largest size of a sample. Speech is in [-1, 1].
 pub const MAX_SAMPLE: f32 = 1e9;
 
 /// Classes of a frame: the sets of at most two of three speakers, as [`Powerset`](crate::powerset::Powerset) orders them.
@@ -95,7 +95,7 @@ impl PyanNet {
         })
     }
 
-    /// Frames of a chunk of so many samples: 589 of 10 s, 0 below [`RECEPTIVE_FIELD`].
+    /// Frames of a chunk of this many samples: 589 of 10 s, 0 below [`RECEPTIVE_FIELD`].
     pub fn frames(&self, samples: usize) -> usize {
         sincnet::output_frames(samples)
     }

@@ -127,7 +127,7 @@ impl SincFilters {
     }
 }
 
-/// Frames of so many samples.
+/// Frames of this many samples.
 pub fn frames(samples: usize) -> usize {
     match samples.checked_sub(TAPS) {
         Some(rest) => rest / STRIDE + 1,

@@ -1,4 +1,4 @@
-//! SincNet: from the wave to 60 channels, a frame each 270 samples. Frames lie one after the other, channels innermost.
+//! SincNet: from the wave to 60 channels, a frame each 270 samples. Frames are one after the other, channels innermost.
 
 use flow_kernels::multiversion;
 use flow_kernels::product::PackedRhs;
@@ -89,7 +89,7 @@ impl SincNet {
     }
 }
 
-/// Frames that come out for so many samples.
+/// Frames that come out for this many samples.
 pub fn output_frames(samples: usize) -> usize {
     let convolved = |frames: usize| frames.saturating_sub(TAPS - 1) / POOL;
     convolved(convolved(frames(samples) / POOL))

@@ -95,7 +95,7 @@ fn stages(network: &PyanNet, chunk: &[f32]) -> BTreeMap<String, Vec<f32>> {
 }
 
 /// Compares what the golden data has of a chunk's stages; says how many there were. Of the first stage they have some channels,
-/// whose numbers stand in the name: `conv0_channels_0_39`.
+/// whose numbers are in the name: `conv0_channels_0_39`.
 fn compare(tensors: &golden::Tensors, prefix: &str, found: &BTreeMap<String, Vec<f32>>, output: f32) -> usize {
     let mut compared = 0;
     for full in tensors.names() {
@@ -126,7 +126,7 @@ fn compare(tensors: &golden::Tensors, prefix: &str, found: &BTreeMap<String, Vec
     compared
 }
 
-/// The samples that stages of the golden data are of: those that stand beside them, or the part of a recording, beginning at each
+/// The samples that stages of the golden data are of: those that are beside them, or the part of a recording, beginning at each
 /// `step`, that they are alike. `change` is made to it first.
 fn samples_of(
     tensors: &golden::Tensors,

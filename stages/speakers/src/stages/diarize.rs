@@ -63,7 +63,7 @@ use crate::silero::SAMPLE_RATE;
 #[serde(deny_unknown_fields)]
 pub struct DiarizeSettings {
     /// Recordings (FLAC, WAV, AIFF, CAF, MP3, MP4, QuickTime, Ogg with Vorbis or Opus, Matroska, WebM, detected by
-    /// content): files, folders, of which all files with an ending of audio are taken, and patterns with `*`, `?`, and
+    /// content): files, folders (all their files with an extension of audio), and patterns with `*`, `?`, and
     /// `**` for folders.
     pub input: Vec<String>,
     /// A pyannote pipeline in place of the bundled networks: a folder with `config.yaml`, or `hf://OWNER/NAME[@REVISION]`, which is
@@ -316,7 +316,7 @@ struct Diarizing {
     known: Option<Arc<KnownSpeakers>>,
 }
 
-/// Of recordings from so many seconds on it is told how far they are.
+/// Of recordings from this many seconds on it is told how far they are.
 const TOLD_FROM: f64 = 300.0;
 
 fn stopped() -> StageError {

@@ -25,7 +25,7 @@ pub enum Voice {
 /// A recording of a known speaker may last so long, in seconds.
 const LONGEST: f64 = 600.0;
 
-/// The members of a JSON object, with duplicates, of which a map would keep only the last.
+/// The members of a JSON object, with duplicates; a map would keep only the last.
 struct Members(Vec<(String, Voice)>);
 
 impl<'de> Deserialize<'de> for Members {

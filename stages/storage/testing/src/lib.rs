@@ -45,7 +45,7 @@ pub enum Fault {
     Delay(Duration),
     /// It is done at once, and the answer comes later by so much.
     Late(Duration),
-    /// The answer comes later by `latency`, and no faster than so many bytes a second.
+    /// The answer comes later by `latency`, and no faster than this many bytes a second.
     Slow { latency: Duration, bytes_per_second: u64 },
     /// What is asked for is done, and the connection is cut without an answer.
     LoseAnswer,
@@ -341,7 +341,7 @@ impl hyper::body::Body for FileBody {
     }
 }
 
-/// The answer with a body that comes no faster than so many bytes a second.
+/// The answer with a body that comes no faster than this many bytes a second.
 fn slow(answer: Response<Body>, bytes_per_second: u64) -> Response<Body> {
     let (head, body) = answer.into_parts();
     let (begun, mut sent) = (tokio::time::Instant::now(), 0u64);

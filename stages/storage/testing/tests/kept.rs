@@ -32,7 +32,7 @@ impl Place {
         fs::write(path, bytes).unwrap();
     }
 
-    /// As another process sees it, whose copies may have so many bytes.
+    /// As another process sees it, whose copies may have this many bytes.
     fn storage(&self, bytes: u64) -> Storage {
         let limit = ("FLOW_STORAGE_CACHE_BYTES".to_string(), bytes.to_string());
         Storage::with_environment(self.server.environment().into_iter().chain([limit]))
@@ -105,7 +105,7 @@ fn a_copy_is_made_once_and_again_when_it_must_be() {
         path
     );
     assert!(fs::read(&path).unwrap() == all);
-    // Not while another process uses it, which is told.
+    // Not while another process uses it, which is reported.
     let user = place.storage(1 << 30);
     keep(&user, "s3://bucket/models/a.nemo").unwrap();
     fs::write(&path, &all[..1_000]).unwrap();

@@ -30,7 +30,7 @@ pub(super) fn model() -> TdtModel {
     TdtModel::load(&path, DType::F32, &Device::Cpu).unwrap()
 }
 
-/// Clips of noise, of about so many seconds, with texts of so many tokens.
+/// Clips of noise, of about this many seconds, with texts of so many tokens.
 fn batch(clips: usize, seconds: f64, tokens: fn(usize) -> u32) -> MicroBatch {
     let signal = |clip: usize| -> Vec<f32> {
         let mut noise = flow_kernels::Noise::new(clip as u64);
@@ -79,7 +79,7 @@ pub(super) fn config(frozen: bool, offload: bool, reduce_every: ReduceEvery) -> 
     }
 }
 
-/// A step of micro-batches of two and of four clips on a device whose largest allocation has so many bytes: its report,
+/// A step of micro-batches of two and of four clips on a device whose largest allocation has this many bytes: its report,
 /// and the largest allocation that was made.
 fn step(most: usize, config: TrainerConfig, clips: [usize; 2]) -> (Result<RankReport, TrainingError>, usize) {
     let optimizer = AdamW::new(AdamWConfig::default());
@@ -140,7 +140,7 @@ fn a_micro_batch_without_memory_is_divided() {
 }
 
 /// Two steps of two ranks with two micro-batches each, on threads of their own, where the device of the second one has
-/// allocations of at most so many bytes: reports of both, and their parameters at the end.
+/// allocations of at most this many bytes: reports of both, and their parameters at the end.
 fn ranks(most: usize, every: ReduceEvery) -> Vec<(Vec<RankReport>, Vec<Vec<f32>>)> {
     let config = TrainerConfig {
         ranks: 2,

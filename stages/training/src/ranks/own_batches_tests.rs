@@ -72,7 +72,7 @@ const C: Row = (1, 0, "c", 0.4, &[]);
 const D: Row = (2, 0, "d", 0.8, &[1.0, 2.0, 3.0]);
 const E: Row = (2, 0, "e", 1.6, &[]);
 
-/// The row that stands for the micro-batch of another process.
+/// The row that represents the micro-batch of another process.
 fn elsewhere(rank: i32, seconds: f64) -> Row {
     (rank, 0, "", seconds, &[0.0])
 }

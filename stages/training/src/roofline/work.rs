@@ -64,7 +64,7 @@ impl AddAssign for Work {
     }
 }
 
-/// So many times the same work.
+/// The same work this many times.
 impl Mul<f64> for Work {
     type Output = Work;
 
@@ -104,7 +104,7 @@ impl Work {
         self.pass(count * (m * k + k * n + m * n));
     }
 
-    /// A linear layer over so many rows.
+    /// A linear layer over this many rows.
     pub(super) fn linear(&mut self, rows: f64, matrix: Matrix) {
         let Matrix { inputs, outputs, .. } = matrix;
         self.model.matrices += 2.0 * rows * inputs * outputs;

@@ -271,7 +271,7 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     assert!(aside.join("model.safetensors").exists() && !second.exists());
     drop(session);
     assert_eq!(bytes(&train(&settings, 2..4), "training.json"), good);
-    // Where none is sound, training does not quietly begin anew.
+    // Where none is sound, training does not quietly start over.
     for checkpoint in [&first, &second] {
         std::fs::remove_file(checkpoint.join("model.safetensors")).expect("damage");
     }

@@ -12,7 +12,7 @@ const FRAME: usize = SAMPLE_RATE as usize / 100;
 const DEPTH: f32 = 20.0;
 /// The shortest pause, in frames. Closures of stops are shorter.
 const LEAST_PAUSE: usize = 10;
-/// The middle of the pause is so many frames from either end of the window.
+/// The middle of the pause is this many frames from either end of the window.
 const LEAST_PART: usize = 50;
 /// The shortest window, in frames.
 const LEAST_WINDOW: usize = 160;
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::tokens::Token;
 
-    /// A tone of so many frames.
+    /// A tone of this many frames.
     fn sound(frames: usize, amplitude: f32) -> Vec<f32> {
         let sample = |at: usize| amplitude * (at as f32 * 0.3).sin();
         (0..frames * FRAME).map(sample).collect()

@@ -27,7 +27,7 @@ struct Decoded {
 }
 
 impl Recognizer {
-    /// Transcribes a recording of so many samples in chunks.
+    /// Transcribes a recording of this many samples in chunks.
     pub(super) fn transcribe_chunks(
         &self,
         recording: &dyn Samples,
@@ -89,7 +89,7 @@ impl Recognizer {
         self.decode_next(&chunk, found)
     }
 
-    /// Transcribes a recording of so many samples in one pass of the encoder, which is computed in blocks.
+    /// Transcribes a recording of this many samples in one pass of the encoder, which is computed in blocks.
     pub(super) fn transcribe_whole(
         &self,
         recording: &dyn Samples,
@@ -188,7 +188,7 @@ impl Recognizer {
         Ok(true)
     }
 
-    /// An error if one pass over so many samples, with attention to so many frames on either side or to all, needs more
+    /// An error if one pass over this many samples, with attention to this many frames on either side or to all, needs more
     /// memory than available. Memory that other workers are about to allocate is not counted.
     fn check_memory(&self, samples: u64, context: Option<usize>) -> Result<()> {
         if is_gpu(self.model.parameters.device()) {

@@ -27,7 +27,7 @@ fn chunked(chunks: ChunkSettings) -> RecognitionSettings {
     by(LongAudio::Chunked(chunks))
 }
 
-/// One pass, with limited attention in recordings that are longer than so many seconds.
+/// One pass, with limited attention in recordings that are longer than this many seconds.
 fn full(full_attention: f64) -> RecognitionSettings {
     by(LongAudio::Full(FullSettings {
         full_attention,

@@ -138,7 +138,7 @@ impl Library {
             // SAFETY: it gives the loader's words on this thread's last call, or null.
             let reason = unsafe { libc::dlerror() };
             let reason = match reason.is_null() {
-                true => "no reason is told".into(),
+                true => "no reason is given".into(),
                 // SAFETY: a text that ends with a zero, and stays until the loader's next call on this thread.
                 false => unsafe { CStr::from_ptr(reason) }.to_string_lossy(),
             };

@@ -194,7 +194,7 @@ struct Bf16Tile<'a, T> {
     vectors: usize,
     /// `groups` times the columns of `vectors` times two.
     weights: &'a [u16],
-    /// Rows of the tile: the first so many of these, each of `groups` times two.
+    /// Rows of the tile: that many of these, each of `groups` times two.
     count: usize,
     rows: [&'a [T]; ROWS],
 }
@@ -237,7 +237,7 @@ mod x86 {
     /// No closures here: those would not be compiled for the processor.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn bf16_avx512<const VECTORS: usize, const NR: usize>(tile: Bf16Tile<u16>, to: &mut Tile) {
-        // SAFETY: all that is read lies within the operands, by the caller's promise, and `to` has room for every tile. A
+        // SAFETY: all that is read is within the operands, by the caller's promise, and `to` has room for every tile. A
         // vector of bf16 is 512 bits, as one of whole numbers is.
         unsafe {
             let mut sums = [[_mm512_setzero_ps(); VECTORS]; NR];

@@ -304,7 +304,7 @@ struct Int8Tile<'a, T> {
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for one kernel alone"))]
     code_sums: &'a [i32],
     scales: &'a [f32],
-    /// Rows of the tile: the first so many of these, each of `groups` times the steps of a group.
+    /// Rows of the tile: that many of these, each of `groups` times the steps of a group.
     count: usize,
     rows: [&'a [T]; ROWS],
     row_scales: [f32; ROWS],
@@ -347,7 +347,7 @@ macro_rules! by_size {
     (@ $function:ident, $tile:expr, $to:expr, $vectors:literal, [$($rows:literal)+]) => {
         match $tile.count {
             $($rows => $function::<$vectors, $rows>($tile, $to),)+
-            _ => unreachable!("a tile has one to so many rows"),
+            _ => unreachable!("a tile has one to that many rows"),
         }
     };
 }
@@ -379,7 +379,7 @@ mod x86 {
     /// No closures here: those would not be compiled for the processor.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn int8_avx512<const VECTORS: usize, const NR: usize>(tile: Int8Tile<u8>, to: &mut Tile) {
-        // SAFETY: all that is read lies within the operands, by the caller's promise, and `to` has room for every tile.
+        // SAFETY: all that is read is within the operands, by the caller's promise, and `to` has room for every tile.
         unsafe {
             let mut sums = [[_mm512_setzero_si512(); VECTORS]; NR];
             let mut rows = [std::ptr::null::<u8>(); NR];

@@ -3,7 +3,7 @@
 //!
 //! - bf16: both factors are rounded to eight bits, sums are in f32.
 //! - int8: the weights of an output are rounded to -127 to 127 of a 127th of the largest of them; the values of a row to 0 to 255
-//!   of a 255th of what lies between its smallest and its largest one, or zero, which is exact. Sums are whole numbers of 32 bits,
+//!   of a 255th of what is between its smallest and its largest one, or zero, which is exact. Sums are whole numbers of 32 bits,
 //!   and exact.
 //!
 //! An element is the same to the bit on every processor, for any number of threads and whatever the other rows: a row's codes are

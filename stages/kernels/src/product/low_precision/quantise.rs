@@ -8,7 +8,7 @@ const WEIGHT_CODES: f32 = 127.0;
 /// The largest code of a row: codes are from 0 to 255.
 const ROW_CODES: f32 = 255.0;
 
-/// Values that all lie below this are taken for zeros. (Else the factor to codes would not be finite.)
+/// Values that all are below this are taken for zeros. (Else the factor to codes would not be finite.)
 const NEGLIGIBLE: f32 = 1e-30;
 
 /// Adding this rounds to a whole number, ties to even, and leaves it in the low bits.
@@ -40,7 +40,7 @@ fn range(values: &[f32]) -> (f32, f32) {
     }
 }
 
-/// How values become codes: `code = value / scale`, rounded, plus `zero`. Values of which one is not finite have a scale that is no
+/// How values become codes: `code = value / scale`, rounded, plus `zero`. Values with one that is not finite have a scale that is no
 /// number, and so have all elements of a product with them.
 #[derive(Clone, Copy, Debug)]
 pub struct Codes {

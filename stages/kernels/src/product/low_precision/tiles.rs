@@ -89,7 +89,7 @@ pub fn by_tiles(
             compute(panel, range.clone(), &mut sums);
             for (row, sums) in range.zip(&sums.0) {
                 let to = to.wrapping_add(row * columns + place.start);
-                // SAFETY: the columns of the panel lie in this row of the result, and tasks have parts of their own.
+                // SAFETY: the columns of the panel are in this row of the result, and tasks have parts of their own.
                 unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), to, place.len()) };
             }
         }

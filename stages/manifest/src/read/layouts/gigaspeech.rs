@@ -30,7 +30,7 @@ const MARKS: [(&str, &str); 4] = [
     ("<QUESTIONMARK>", "?"),
     ("<EXCLAMATIONPOINT>", "!"),
 ];
-/// Words that stand for what is no speech.
+/// Words that represent what is no speech.
 const NO_SPEECH: [&str; 4] = ["<SIL>", "<MUSIC>", "<NOISE>", "<OTHER>"];
 /// Subsets for training, each of which has the ones before it.
 const SUBSETS: [&str; 5] = ["xs", "s", "m", "l", "xl"];

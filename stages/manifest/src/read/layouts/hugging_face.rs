@@ -47,7 +47,7 @@ struct File {
     look: FileLook,
     columns: Columns,
     content: Content,
-    /// The language of the folder that it lies in.
+    /// The language of the folder that it is in.
     lang: Option<String>,
     split: String,
     places: Places,
@@ -611,7 +611,7 @@ impl Corpus for DataSet {
         self.told.clone()
     }
 
-    /// Files with recordings are not read for their digests: their looks stand for them. A row without bytes names another file.
+    /// Files with recordings are not read for their digests: their looks represent them. A row without bytes names another file.
     fn has_files(&self, part: &Part) -> bool {
         let file = self.places().get(part.number).map(|(file, _)| *file);
         file.is_some_and(|file| !self.files[file].embeds)

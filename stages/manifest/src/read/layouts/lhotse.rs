@@ -265,7 +265,7 @@ impl Paths {
 fn file_of(recording: &Recording, paths: &Paths) -> Result<Wanted, Refusal> {
     is_as_stored(recording)?;
     let [source] = recording.sources.as_slice() else {
-        let why = format!("its channels lie in {} files", recording.sources.len());
+        let why = format!("its channels are in {} files", recording.sources.len());
         return Err(refuse("several_channels", why));
     };
     match (source.kind.as_str(), &source.source) {
@@ -279,7 +279,7 @@ fn file_of(recording: &Recording, paths: &Paths) -> Result<Wanted, Refusal> {
         )),
         ("shar", _) => Err(refuse(
             "missing_audio",
-            "the recording lies in the tar of a Shar folder; name that folder",
+            "the recording is in the tar of a Shar folder; name that folder",
         )),
         (kind, _) => {
             let why = format!("a source of the type {kind:?}; recordings of the type \"file\" are read");

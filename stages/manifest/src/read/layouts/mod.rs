@@ -1,4 +1,4 @@
-//! Layouts of corpora as they lie on disk: a file for each, and the list of them.
+//! Layouts of corpora as they are on disk: a file for each, and the list of them.
 
 mod common_voice;
 mod fleurs;
@@ -243,7 +243,7 @@ fn refuse_settings(layout: Layout, name: &str, root: &Path, settings: &ReadSetti
     Ok(())
 }
 
-/// Opens what lies at `root`, where a layout of the list fits; none where none does.
+/// Opens what is at `root`, where a layout of the list fits; none where none does.
 ///
 /// # Errors
 /// Where several fit, or the one cannot be opened.
@@ -305,7 +305,7 @@ pub trait Corpus: Send + Sync {
     /// Its parts, by name.
     fn parts(&self) -> Vec<Part>;
 
-    /// Whether the recordings of a part's rows are looked at one by one for changes. Where they lie in few large files, their looks
+    /// Whether the recordings of a part's rows are looked at one by one for changes. Where they are in few large files, their looks
     /// are in [`Part::looks`].
     fn has_files(&self, _part: &Part) -> bool {
         true

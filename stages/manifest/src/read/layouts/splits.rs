@@ -12,7 +12,7 @@ const KEYWORDS: [&[&str]; 3] = [
     &["test", "testing", "eval", "evaluation"],
 ];
 
-/// The setting that stands for all splits.
+/// The setting that represents all splits.
 const ALL: &str = "all";
 
 /// The usual name of a split: `dev` is `validation`.
@@ -23,7 +23,7 @@ pub fn usual(name: &str) -> &str {
     known.map_or(name, |names| names[0])
 }
 
-/// The split that a longer name speaks of: `train-clean-100` and `my.train.v2` of `train`; the name itself where it speaks of none.
+/// The split that a longer name mentions: `train-clean-100` and `my.train.v2` of `train`; the name itself where it mentions none.
 pub fn spoken_of(name: &str) -> &str {
     let mut parts = name.split(['-', '.', '_', ' ']);
     parts

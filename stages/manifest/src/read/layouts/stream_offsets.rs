@@ -41,7 +41,7 @@ struct Message {
     size: u64,
 }
 
-/// A batch, the bytes that its values lie in, and where in the file these begin.
+/// A batch, the bytes that its values are in, and where in the file these begin.
 pub struct Placed<'b> {
     pub batch: RecordBatch,
     body: &'b Buffer,

@@ -75,7 +75,7 @@ impl Found {
                 continue;
             }
             if depth > MOST_DEPTH {
-                let why = format!("it lies more than {MOST_DEPTH} folders below {}", root.display());
+                let why = format!("it is more than {MOST_DEPTH} folders below {}", root.display());
                 return Err(wrong(&folder, why));
             }
             let entries = read_entries(&folder)?;
@@ -118,14 +118,14 @@ impl Found {
                     folder,
                     name,
                     "missing_audio",
-                    "no recording of this name lies beside it".into(),
+                    "there is no recording of this name beside it".into(),
                 ),
             }
         }
         for name in files().filter(|name| is_of(name, &AUDIO) && !used.contains(name)) {
             let why = match recordings.get(stem(name)) {
                 Some(other) if used.contains(other) => format!("the subtitles beside it are read with {other}"),
-                _ => "no subtitles lie beside it".into(),
+                _ => "there are no subtitles beside it".into(),
             };
             self.refuse(folder, name, "missing_text", why);
         }

@@ -96,7 +96,7 @@ pub struct Utterance {
     /// What the corpus says of its language, and the name of the field that says it.
     pub lang: Option<String>,
     pub lang_field: &'static str,
-    /// The language of the folder that it lies in.
+    /// The language of the folder that it is in.
     pub folder_lang: Option<String>,
     /// In seconds.
     pub start: f64,

@@ -130,7 +130,7 @@ impl Recipe {
     }
 
     /// Trains on the words of all texts. Gives the bytes of a `.model` file, which depend on the recipe and on how often
-    /// each word stands in the texts, and on nothing else.
+    /// each word is in the texts, and on nothing else.
     pub fn train(&self, words: Words, tell: Tell<'_>) -> Result<Vec<u8>> {
         let reserved = self.reserved();
         let alphabet = alphabet::Alphabet::new(words.counts(), self.character_coverage);

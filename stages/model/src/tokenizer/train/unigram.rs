@@ -20,7 +20,7 @@ const ROUNDS: usize = 2;
 const LEAST_EXPECTED: f64 = 0.5;
 /// Parts of the words that are summed separately, then in this order whatever the number of threads.
 const PARTS: usize = 8;
-/// How much further each character that was not learned lies above the worst piece.
+/// How much further each character that was not learned is above the worst piece.
 const CHARACTER_STEP: f32 = 1e-4;
 
 /// The learned pieces with their scores, the best first.

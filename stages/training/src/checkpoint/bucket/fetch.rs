@@ -22,7 +22,7 @@ const FETCHING: &str = ".fetching-";
 pub struct Wanted {
     /// The one with the lowest validation error.
     pub best: bool,
-    /// So many of the last.
+    /// This many of the last.
     pub last: usize,
 }
 

@@ -119,7 +119,7 @@ pub fn is_uploaded(checkpoints: &str, checkpoint: &StoredCheckpoint) -> Result<b
     }
 }
 
-/// What lies below the prefix of a training, or of one of its restarts.
+/// What is below the prefix of a training, or of one of its restarts.
 #[derive(Debug, Default)]
 struct RemoteFolder {
     /// Files of checkpoints by their names, by step.
@@ -129,7 +129,7 @@ struct RemoteFolder {
 }
 
 impl RemoteFolder {
-    /// Lists a prefix. What lies in restarts below it is left out.
+    /// Lists a prefix. What is in restarts below it is left out.
     fn list(storage: &Storage, url: &ObjectUrl) -> Result<RemoteFolder, StorageError> {
         let mut folders = RemoteFolder::list_all(storage, url)?;
         Ok(folders.remove(&0).unwrap_or_default())

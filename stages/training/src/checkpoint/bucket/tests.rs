@@ -178,7 +178,7 @@ fn what_is_not_whole_or_damaged_is_not_taken() {
     let sent = fs::read(place.bucket("run/step-000000020/model.safetensors")).unwrap();
     assert!(sent == fs::read(local.join("step-000000020/model.safetensors")).unwrap());
 
-    // Another content: the one before is taken, and that is told.
+    // Another content: the one before is taken, and that is reported.
     let mut damaged = sent.clone();
     damaged[9_000_000] ^= 1;
     fs::write(place.bucket("run/step-000000020/model.safetensors"), &damaged).unwrap();

@@ -249,7 +249,7 @@ impl NcclCollective {
         Ok(mark)
     }
 
-    /// The gradients of a group by owner. Zeros stand for those that this rank does not have.
+    /// The gradients of a group by owner. Zeros represent those that this rank does not have.
     fn buckets(
         &self,
         group: ParameterGroup,

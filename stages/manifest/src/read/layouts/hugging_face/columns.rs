@@ -127,14 +127,17 @@ impl Columns {
                 }
             },
         };
-        let text = given(&TEXT_COLUMNS).or_else(|| find(&TEXT_COLUMNS)).or_else(|| find(&FURTHER_TEXTS)).ok_or_else(|| {
-            format!(
-                "it has no column for the text (one of {}, {}; `columns` names one that is called otherwise: [theirs=text]); its \
+        let text = given(&TEXT_COLUMNS)
+            .or_else(|| find(&TEXT_COLUMNS))
+            .or_else(|| find(&FURTHER_TEXTS))
+            .ok_or_else(|| {
+                format!(
+                    "it has no column for the text (one of {}, {}; `columns` maps other names: [theirs=text]); its \
                  columns are {all}",
-                TEXT_COLUMNS.join(", "),
-                FURTHER_TEXTS.join(", ")
-            )
-        })?;
+                    TEXT_COLUMNS.join(", "),
+                    FURTHER_TEXTS.join(", ")
+                )
+            })?;
         let lang = given(&LANGUAGE_COLUMNS)
             .or_else(|| find(&LANGUAGE_COLUMNS))
             .or_else(|| find(&FURTHER_LANGUAGES));
