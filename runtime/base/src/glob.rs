@@ -1,6 +1,6 @@
-//! Patterns of paths: `*` and `?` represent parts of a name, `**` for any number of folders.
+//! Patterns of paths: `*` and `?` match parts of a name, `**` any number of folders.
 
-/// Whether a path fits a pattern. Both have `/` between names; `*` and `?` represent no `/`.
+/// Whether a path fits a pattern. Both have `/` between names; `*` and `?` match no `/`.
 pub fn path_fits(pattern: &str, path: &str) -> bool {
     let pattern: Vec<&str> = pattern.split('/').collect();
     let names: Vec<&str> = path.split('/').collect();

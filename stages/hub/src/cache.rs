@@ -1,11 +1,11 @@
-//! The layout of the hub's cache: `models--OWNER--NAME` with `blobs`, `snapshots/COMMIT` (links to blobs) and `refs`.
+//! The layout of the hub's cache: `models--OWNER--NAME` and `datasets--OWNER--NAME` with `blobs`, `snapshots/COMMIT` (links to blobs) and `refs`.
 
 use std::path::{Path, PathBuf};
 
 use crate::error::HubError;
 use crate::reference::{HubReference, is_commit, is_inside};
 
-/// The folder of one model in the cache, and a revision of that model.
+/// The folder of one repository in the cache, and a revision of it.
 pub(crate) struct Cache {
     folder: PathBuf,
     revision: String,
@@ -14,7 +14,12 @@ pub(crate) struct Cache {
 impl Cache {
     pub fn new(root: &Path, reference: &HubReference) -> Self {
         Cache {
-            folder: root.join(format!("models--{}--{}", reference.owner, reference.name)),
+            folder: root.join(format!(
+                "{}--{}--{}",
+                reference.kind.plural(),
+                reference.owner,
+                reference.name
+            )),
             revision: reference.revision.clone(),
         }
     }
@@ -34,11 +39,24 @@ impl Cache {
         if is_commit(&self.revision) {
             return Ok(());
         }
-        let folder = self.folder.join("refs");
-        std::fs::create_dir_all(&folder).map_err(HubError::file(&folder))?;
-        let partial = folder.join(format!(".{}.{}", self.revision, std::process::id()));
-        std::fs::write(&partial, commit).map_err(HubError::file(&partial))?;
-        std::fs::rename(&partial, folder.join(&self.revision)).map_err(HubError::file(&folder))
+        write_whole(&self.folder.join("refs").join(&self.revision), commit.as_bytes())
+    }
+
+    /// All files of a commit of the repository, as [`Cache::write_listing`] recorded them.
+    pub fn listing(&self, commit: &str) -> Option<Vec<String>> {
+        let files: Vec<String> = serde_json::from_slice(&std::fs::read(self.listing_file(commit)).ok()?).ok()?;
+        Some(files.into_iter().filter(|file| is_inside(file)).collect())
+    }
+
+    /// Records all files of a commit, of which the cache may have only some.
+    pub fn write_listing(&self, commit: &str, files: &[String]) -> Result<(), HubError> {
+        let text = serde_json::to_vec(files).unwrap_or_default();
+        write_whole(&self.listing_file(commit), &text)
+    }
+
+    /// Not in the snapshot, where the hub's own programs would take it for a file of the repository.
+    fn listing_file(&self, commit: &str) -> PathBuf {
+        self.folder.join(".flow").join(format!("{commit}.json"))
     }
 
     /// The folder of a commit.
@@ -114,4 +132,14 @@ impl Cache {
             Err(error) => Err(HubError::file(&path)(error)),
         }
     }
+}
+
+/// Writes a file under a temporary name, then renames it.
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
+    let folder = path.parent().unwrap_or(path);
+    std::fs::create_dir_all(folder).map_err(HubError::file(folder))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let partial = folder.join(format!(".{name}.{}", std::process::id()));
+    std::fs::write(&partial, bytes).map_err(HubError::file(&partial))?;
+    std::fs::rename(&partial, path).map_err(HubError::file(path))
 }

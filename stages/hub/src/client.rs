@@ -126,10 +126,11 @@ impl HttpClient {
     /// Resolves a revision to its commit and its files.
     pub fn list(&self, reference: &HubReference) -> Result<RemoteRevision, RequestError> {
         let address = format!(
-            "{}/api/models/{}/revision/{}",
+            "{}/api/{}/{}/revision/{}",
             self.endpoint,
+            reference.kind.plural(),
             reference.repository(),
-            reference.revision
+            reference.revision.replace('/', "%2F")
         );
         let mut response = self.get(&address, reference, None)?;
         let strange = |what: String| RequestError {
@@ -164,7 +165,7 @@ impl HttpClient {
         let mut address = format!(
             "{}/{}/resolve/{commit}/{}",
             self.endpoint,
-            reference.repository(),
+            reference.path(),
             encoded(file)
         );
         let mut found: Option<(String, Option<u64>)> = None;
@@ -333,7 +334,7 @@ impl HttpClient {
         file: Option<&str>,
     ) -> RequestError {
         let repository = reference.repository();
-        let page = format!("{}/{repository}", self.endpoint);
+        let page = format!("{}/{}", self.endpoint, reference.path());
         let code = text(headers, "x-error-code").unwrap_or_default();
         let token = self.token.as_ref().map(|token| token.from.as_str());
         let login = match token {

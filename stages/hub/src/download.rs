@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use crate::cache::Cache;
-use crate::client::{EtagDigest, HttpClient, RemoteFile, RemoteRevision, RequestError};
+use crate::client::{EtagDigest, HttpClient, RemoteFile, RequestError};
 use crate::error::HubError;
 use crate::hub::{Hub, Progress};
 use crate::reference::HubReference;
@@ -30,11 +30,11 @@ pub(crate) fn download_file(
     client: &HttpClient,
     reference: &HubReference,
     cache: &Cache,
-    remote: &RemoteRevision,
+    commit: &str,
     file: &str,
     progress: Progress<'_>,
 ) -> Result<bool, HubError> {
-    let remote_file = client.describe(reference, &remote.commit, file)?;
+    let remote_file = client.describe(reference, commit, file)?;
     let blob = cache.blob(&remote_file.etag);
     if !blob.is_file() {
         let folder = blob.parent().unwrap_or(&blob);
@@ -61,7 +61,7 @@ pub(crate) fn download_file(
                 file,
                 partial: &partial,
             };
-            if !transfer.fill(&mut target, &remote.commit, &remote_file, progress)? {
+            if !transfer.fill(&mut target, commit, &remote_file, progress)? {
                 return Ok(false);
             }
             if !verify_checksum(&mut target, &partial, file, &remote_file, progress)? {
@@ -73,7 +73,7 @@ pub(crate) fn download_file(
             std::fs::rename(&partial, &blob).map_err(HubError::file(&blob))?;
         }
     }
-    cache.link(&remote.commit, file, &remote_file.etag)?;
+    cache.link(commit, file, &remote_file.etag)?;
     Ok(true)
 }
 

@@ -19,7 +19,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(&str) -> bool;
 pub struct Hub {
     /// Such as `https://huggingface.co`, without a slash at the end.
     pub endpoint: String,
-    /// Holds `models--OWNER--NAME` folders.
+    /// Holds `models--OWNER--NAME` and `datasets--OWNER--NAME` folders.
     pub cache: PathBuf,
     pub token: Option<HubToken>,
     /// Only the cache is used.
@@ -110,11 +110,7 @@ impl Hub {
             return Ok(Some(path));
         }
         if self.offline {
-            return Err(HubError::Unavailable {
-                message: format!("{reference} is not in the cache {}, and HF_HUB_OFFLINE is set", self.cache.display()),
-                help: "unset HF_HUB_OFFLINE to download it, or copy the cache of a machine that has it and point HF_HOME there"
-                    .into(),
-            });
+            return Err(self.offline_error(&reference.to_string()));
         }
         if !progress(&format!("asking {} for {reference}", self.endpoint)) {
             return Ok(None);
@@ -136,7 +132,7 @@ impl Hub {
         let selection = select(reference, &remote.files)?;
         for file in selection.files() {
             if cache.file(&remote.commit, file).is_none()
-                && !download_file(self, &client, reference, &cache, &remote, file, progress)?
+                && !download_file(self, &client, reference, &cache, &remote.commit, file, progress)?
             {
                 return Ok(None);
             }
@@ -147,6 +143,14 @@ impl Hub {
             Selection::File(file) => snapshot.join(file),
             Selection::Folder(_) => snapshot,
         }))
+    }
+
+    /// The error for what is not in the cache where only the cache is used.
+    pub(crate) fn offline_error(&self, what: &str) -> HubError {
+        HubError::Unavailable {
+            message: format!("{what} is not in the cache {}, and HF_HUB_OFFLINE is set", self.cache.display()),
+            help: "unset HF_HUB_OFFLINE to download it, or copy the cache of a machine that has it and point HF_HOME there".into(),
+        }
     }
 
     /// The path of the reference in the cache, at the commit that its revision was last resolved to. None where the

@@ -1,8 +1,10 @@
-//! Models of the Hugging Face hub: `hf://OWNER/NAME[@REVISION][/FILE]` becomes a path in the hub's own cache, which is
-//! shared with the hub's other programs.
+//! Models and datasets of the Hugging Face hub: `hf://OWNER/NAME[@REVISION][/FILE]` and
+//! `hf://datasets/OWNER/NAME[@REVISION][/CONFIG][:SPLIT]` become paths in the hub's own cache, which is shared with the hub's other
+//! programs.
 
 mod cache;
 mod client;
+mod dataset;
 mod download;
 mod error;
 mod hub;
@@ -12,6 +14,7 @@ mod sha1;
 #[cfg(test)]
 mod tests;
 
+pub use dataset::DatasetFiles;
 pub use error::HubError;
 pub use hub::{Hub, HubToken, Progress};
-pub use reference::HubReference;
+pub use reference::{DatasetReference, HubReference, RepositoryKind};

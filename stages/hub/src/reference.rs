@@ -1,13 +1,44 @@
-//! References to models of the hub: `hf://OWNER/NAME[@REVISION][/FILE]`.
+//! References to models of the hub, `hf://OWNER/NAME[@REVISION][/FILE]`, and to datasets,
+//! `hf://datasets/OWNER/NAME[@REVISION][/CONFIG][:SPLIT]`.
 
 use std::fmt;
 use std::path::Path;
 
 use crate::error::HubError;
 
-/// A model on the hub, or one file of it.
+/// Before a reference to a dataset.
+const DATASETS: &str = "hf://datasets/";
+
+/// What a repository of the hub contains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RepositoryKind {
+    #[default]
+    Model,
+    Dataset,
+}
+
+impl RepositoryKind {
+    /// The name in addresses of the hub's API, and in the folders of its cache.
+    pub(crate) fn plural(self) -> &'static str {
+        match self {
+            RepositoryKind::Model => "models",
+            RepositoryKind::Dataset => "datasets",
+        }
+    }
+
+    /// What precedes `OWNER/NAME` in addresses of pages and files, and in references.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            RepositoryKind::Model => "",
+            RepositoryKind::Dataset => "datasets/",
+        }
+    }
+}
+
+/// A repository on the hub, or one file of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubReference {
+    pub kind: RepositoryKind,
     pub owner: String,
     pub name: String,
     /// A branch, a tag or a commit; `main` if the reference names none.
@@ -17,12 +48,17 @@ pub struct HubReference {
 }
 
 impl HubReference {
-    /// Parses `hf://OWNER/NAME[@REVISION][/FILE]`; none for a text that does not begin with `hf://`.
+    /// Parses the reference to a model, `hf://OWNER/NAME[@REVISION][/FILE]`; none for a text that does not begin with `hf://`.
     ///
     /// # Errors
     /// Where the rest is no valid reference, or a name could lead outside the cache.
     pub fn parse(text: &str) -> Option<Result<Self, HubError>> {
         let rest = text.strip_prefix("hf://")?;
+        if text.starts_with(DATASETS) {
+            return Some(Err(HubError::Reference {
+                message: format!("`{text}` names a dataset of the hub, not a model"),
+            }));
+        }
         Some(Self::read(rest).ok_or_else(|| HubError::Reference {
             message: format!("`{text}` names no model of the hub; write hf://OWNER/NAME, hf://OWNER/NAME@REVISION or hf://OWNER/NAME/FILE"),
         }))
@@ -51,6 +87,7 @@ impl HubReference {
             return None;
         }
         Some(HubReference {
+            kind: RepositoryKind::Model,
             owner: owner.to_owned(),
             name: name.to_owned(),
             revision: revision.to_owned(),
@@ -63,6 +100,11 @@ impl HubReference {
         format!("{}/{}", self.owner, self.name)
     }
 
+    /// The path of the repository in addresses: `OWNER/NAME`, or `datasets/OWNER/NAME`.
+    pub(crate) fn path(&self) -> String {
+        format!("{}{}", self.kind.prefix(), self.repository())
+    }
+
     /// Whether the revision is a commit, which never changes.
     pub fn is_commit(&self) -> bool {
         is_commit(&self.revision)
@@ -71,12 +113,92 @@ impl HubReference {
 
 impl fmt::Display for HubReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "hf://{}/{}", self.owner, self.name)?;
+        write!(f, "hf://{}", self.path())?;
         if self.revision != "main" {
             write!(f, "@{}", self.revision)?;
         }
         match &self.file {
             Some(file) => write!(f, "/{file}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A dataset on the hub: which of its configurations and splits are meant, where the reference names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatasetReference {
+    /// Its `file` is none. Its `revision` may be `refs/convert/parquet` or `refs/pr/N`.
+    pub repository: HubReference,
+    pub config: Option<String>,
+    pub split: Option<String>,
+}
+
+impl DatasetReference {
+    /// Parses `hf://datasets/OWNER/NAME[@REVISION][/CONFIG][:SPLIT]`; none for a text that does not begin with `hf://datasets/`.
+    ///
+    /// # Errors
+    /// Where the rest is no valid reference, or a name could lead outside the cache.
+    pub fn parse(text: &str) -> Option<Result<Self, HubError>> {
+        let rest = text.strip_prefix(DATASETS)?;
+        Some(Self::read(rest).ok_or_else(|| HubError::Reference {
+            message: format!(
+                "`{text}` names no dataset of the hub; write hf://datasets/OWNER/NAME[@REVISION][/CONFIG][:SPLIT]"
+            ),
+        }))
+    }
+
+    fn read(rest: &str) -> Option<Self> {
+        let (rest, split) = match rest.rsplit_once(':') {
+            Some((rest, split)) => (rest, Some(split)),
+            None => (rest, None),
+        };
+        let (owner, rest) = rest.split_once('/')?;
+        let name_end = rest.find(['/', '@']).unwrap_or(rest.len());
+        let (name, rest) = rest.split_at(name_end);
+        let (revision, rest) = match rest.strip_prefix('@') {
+            // Such a revision is the only one with slashes.
+            Some(rest) if rest.starts_with("refs/") => {
+                let end = rest.match_indices('/').nth(2).map_or(rest.len(), |(at, _)| at);
+                rest.split_at(end)
+            }
+            Some(rest) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
+            None => ("main", rest),
+        };
+        let config = match rest.strip_prefix('/') {
+            Some(config) => Some(config),
+            None if rest.is_empty() => None,
+            None => return None,
+        };
+        let is_revision = |revision: &str| match revision.strip_prefix("refs/") {
+            Some(rest) => rest.split('/').count() == 2 && rest.split('/').all(plain_name),
+            None => plain_name(revision),
+        };
+        let is_part = |part: &str| is_inside(part) && !part.contains('/');
+        let is_valid = [owner, name].into_iter().all(plain_name)
+            && is_revision(revision)
+            && [config, split].into_iter().flatten().all(is_part);
+        is_valid.then(|| DatasetReference {
+            repository: HubReference {
+                kind: RepositoryKind::Dataset,
+                owner: owner.to_owned(),
+                name: name.to_owned(),
+                revision: revision.to_owned(),
+                file: None,
+            },
+            config: config.map(str::to_owned),
+            split: split.map(str::to_owned),
+        })
+    }
+}
+
+impl fmt::Display for DatasetReference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.repository)?;
+        if let Some(config) = &self.config {
+            write!(f, "/{config}")?;
+        }
+        match &self.split {
+            Some(split) => write!(f, ":{split}"),
             None => Ok(()),
         }
     }

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 use super::sha1::Sha1;
 use super::{Hub, HubError, HubReference, HubToken};
 
+mod dataset;
 mod hostile;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";

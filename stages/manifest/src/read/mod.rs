@@ -163,7 +163,8 @@ use rows::Rows;
 #[serde(default, deny_unknown_fields)]
 pub struct ReadSettings {
     /// The file or folder. Several files as a range or list: `m_{0..15}.json`, `{a,b}.parquet`, or as NeMo writes it,
-    /// `m__OP_0..15_CL_.json`.
+    /// `m__OP_0..15_CL_.json`. Or a dataset of the Hugging Face hub, `hf://datasets/OWNER/NAME[@REVISION][/CONFIG][:SPLIT]`, which
+    /// is downloaded into the hub's own cache.
     pub manifest: String,
     /// What kind of manifest it is.
     pub format: Format,
@@ -321,6 +322,7 @@ impl Kind for Read {
             settings.check_durations()?;
             settings.check_lang()?;
             settings.check_columns()?;
+            settings.dataset().map_err(|why| StageError::setting("manifest", why))?;
             let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
             for (name, pattern) in patterns {
                 expand(pattern).map_err(|why| StageError::setting(name, why))?;
@@ -341,7 +343,11 @@ impl Kind for Read {
 
     fn sources(settings: &ReadSettings) -> Vec<(&'static str, PathBuf)> {
         let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
-        let given = patterns.into_iter().filter(|(_, pattern)| !pattern.is_empty());
+        // What the hub has is no file that must exist here.
+        let of_hub = |pattern: &str| pattern.starts_with("hf://");
+        let given = patterns
+            .into_iter()
+            .filter(|(_, pattern)| !pattern.is_empty() && !of_hub(pattern));
         given
             .flat_map(|(name, pattern)| {
                 // An invalid one was refused when the settings were checked.
@@ -399,7 +405,12 @@ impl Reader {
             return Ok(Arc::clone(manifest));
         }
         let settings = &self.settings;
-        let open = || settings.open(&self.context.scratch);
+        let open = || {
+            settings.open(&self.context.scratch, &mut |line| {
+                self.context.report(serde_json::json!({ "line": line }));
+                !self.context.cancel.is_set()
+            })
+        };
         let manifest = settings
             .opened
             .get(&settings.name(), open)

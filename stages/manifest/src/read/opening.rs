@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_hub::DatasetReference;
 use flow_runtime::store::{on_threads, path_in_set};
 use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
 use flow_storage::is_url;
@@ -76,7 +77,28 @@ impl ReadSettings {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    pub(super) fn open(&self, scratch: &Path) -> Result<Manifest, ManifestError> {
+    /// The dataset of the hub that `manifest` names, if it names one.
+    ///
+    /// # Errors
+    /// What is wrong with the reference.
+    pub(super) fn dataset(&self) -> Result<Option<DatasetReference>, String> {
+        let parsed = DatasetReference::parse(&self.manifest).transpose();
+        parsed.map_err(|error| error.to_string())
+    }
+
+    /// Opens the manifest. `progress` receives lines about downloads from the hub, and cancels them by false.
+    pub(super) fn open(
+        &self,
+        scratch: &Path,
+        progress: &mut dyn FnMut(&str) -> bool,
+    ) -> Result<Manifest, ManifestError> {
+        let wrong = |why: String| ManifestError::Manifest {
+            path: self.manifest.clone().into(),
+            why,
+        };
+        if let Some(dataset) = self.dataset().map_err(wrong)? {
+            return layouts::open_dataset(&dataset, self, progress);
+        }
         let files = existing(&self.manifest, "the manifest")?;
         self.check_layout(&files)?;
         if let ([root], Format::Auto, true) = (files.as_slice(), self.format, self.tars.is_empty())

@@ -395,7 +395,7 @@ fn without_a_manifest_the_input_goes_on() {
 
 fn opened(settings: &ReadSettings) -> Manifest {
     let scratch = std::env::temp_dir();
-    settings.open(&scratch).unwrap_or_else(|e| panic!("{e}"))
+    settings.open(&scratch, &mut |_| true).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// What belongs to the key of each partition beside the bytes of its files.

@@ -4,6 +4,7 @@
 //! `path` says of embedded bytes is neither a place nor unique.
 
 mod columns;
+mod hub;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use serde_json::{Map, Value};
 
 use columns::{Columns, float, is_audio, recording};
+pub use hub::open_dataset;
 
 use super::super::files::label;
 use super::super::looks::{Chain, FileLook};

@@ -82,7 +82,7 @@ pub enum Layout {
     Transcripts,
 }
 
-pub use hugging_face::{has_recordings, open_named};
+pub use hugging_face::{has_recordings, open_dataset, open_named};
 
 /// A layout: its name, how it is recognised, and how it is opened.
 struct Known {

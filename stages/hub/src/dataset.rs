@@ -1,0 +1,97 @@
+//! Files of a dataset: which there are, and fetching of some.
+
+use std::path::PathBuf;
+
+use crate::cache::Cache;
+use crate::client::HttpClient;
+use crate::download::download_file;
+use crate::error::HubError;
+use crate::hub::{Hub, Progress};
+use crate::reference::HubReference;
+
+/// The files of a dataset at a commit.
+#[derive(Clone, Debug)]
+pub struct DatasetFiles {
+    reference: HubReference,
+    /// 40 hexadecimal digits.
+    pub commit: String,
+    /// Paths within the repository, sorted. None leads outside.
+    pub files: Vec<String>,
+}
+
+impl Hub {
+    /// The files of a dataset. Nothing is downloaded. Where the hub cannot be asked, or need not be because the revision is a commit,
+    /// they are those that were listed before. None: `progress` cancelled it.
+    ///
+    /// # Errors
+    /// Where the hub does not list them and has not before, or the cache cannot be written.
+    pub fn dataset(&self, reference: &HubReference, progress: Progress<'_>) -> Result<Option<DatasetFiles>, HubError> {
+        let cache = Cache::new(&self.cache, reference);
+        let listed = |commit: String, files: Vec<String>| DatasetFiles {
+            reference: reference.clone(),
+            commit,
+            files,
+        };
+        let kept = || {
+            let commit = cache.commit()?;
+            let files = cache.listing(&commit)?;
+            Some(listed(commit, files))
+        };
+        if self.offline || reference.is_commit() {
+            match kept() {
+                Some(kept) => return Ok(Some(kept)),
+                None if self.offline => return Err(self.offline_error(&reference.to_string())),
+                None => {}
+            }
+        }
+        if !progress(&format!("asking {} for the files of {reference}", self.endpoint)) {
+            return Ok(None);
+        }
+        let remote = match HttpClient::new(self).list(reference) {
+            Ok(remote) => remote,
+            Err(error) if error.transient => {
+                return match kept() {
+                    Some(kept) => {
+                        progress(&format!("{}; the files in the cache are used", error.message));
+                        Ok(Some(kept))
+                    }
+                    None => Err(error.into()),
+                };
+            }
+            Err(error) => return Err(error.into()),
+        };
+        cache.write_listing(&remote.commit, &remote.files)?;
+        cache.write_ref(&remote.commit)?;
+        Ok(Some(listed(remote.commit, remote.files)))
+    }
+
+    /// The paths of some files of a dataset, in their order. Those that are not in the cache are downloaded. None: `progress`
+    /// cancelled it.
+    ///
+    /// # Errors
+    /// Where the hub does not deliver a file, or the cache cannot be written.
+    pub fn fetch_files(
+        &self,
+        dataset: &DatasetFiles,
+        files: &[&str],
+        progress: Progress<'_>,
+    ) -> Result<Option<Vec<PathBuf>>, HubError> {
+        let cache = Cache::new(&self.cache, &dataset.reference);
+        let client = HttpClient::new(self);
+        let commit = &dataset.commit;
+        let mut paths = Vec::with_capacity(files.len());
+        for (number, file) in files.iter().enumerate() {
+            if cache.file(commit, file).is_none() {
+                if self.offline {
+                    return Err(self.offline_error(&format!("{file} of {}", dataset.reference)));
+                }
+                let mut numbered = |line: &str| progress(&format!("file {} of {}: {line}", number + 1, files.len()));
+                if !download_file(self, &client, &dataset.reference, &cache, commit, file, &mut numbered)? {
+                    return Ok(None);
+                }
+            }
+            paths.push(cache.snapshot(commit).join(file));
+        }
+        Ok(Some(paths))
+    }
+}
