@@ -673,7 +673,7 @@ fn recordings_and_subtitles_of_any_name_are_rows_or_rejects() {
     );
     let said = details(&output).join("\n");
     assert!(
-        said.contains("are read with _4K.") && said.contains("untitled.flac: no subtitles"),
+        said.contains("are read with _4K.") && said.contains("untitled.flac: there are no subtitles"),
         "{said}"
     );
     // What turns up later is read, too.
