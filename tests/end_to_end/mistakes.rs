@@ -20,6 +20,10 @@ fn check_edited(place: &Workplace, from: &str, to: &str) -> (Output, usize) {
 fn the_shipped_pipelines_are_right() {
     for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines")).unwrap() {
         let path = entry.unwrap().path();
+        if path.is_dir() {
+            // What other pipelines include.
+            continue;
+        }
         let mut check = program();
         check.arg("check").arg(&path);
         if path.ends_with("plan_batches.yaml") {
