@@ -150,11 +150,7 @@ fn wrong_connections_are_told_where_they_are_written() {
             "",
             "error: the input `given`: there is no stage `nowhere`\n 4 |",
         ),
-        (
-            given("given: base.side"),
-            "",
-            "has no port `side`",
-        ),
+        (given("given: base.side"), "", "has no port `side`"),
         (given("given: 3"), "", "p.yaml:4:"),
         (
             given("given: base"),
