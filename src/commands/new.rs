@@ -86,6 +86,7 @@ fn finetune() -> Files {
         "build_manifest_v2.yaml",
         "evaluate.yaml",
         "parts/manifests.yaml",
+        "parts/recordings.yaml",
         "parts/training.yaml",
     ] {
         files.push((part.into(), pipeline(part)));
