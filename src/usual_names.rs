@@ -122,6 +122,8 @@ const SAME: &[(&str, &[&str])] = &[
     ("random_seed", &["seed"]),
     ("token", &["hub_token"]),
     ("hf_token", &["hub_token"]),
+    // Former names in pretrain_small.yaml and new_language.yaml.
+    ("tokenizer", &["tokenizer_out"]),
     ("beam_size", &["beam"]),
     ("num_beams", &["beam"]),
     ("kenlm_model", &["lm"]),
@@ -218,6 +220,40 @@ mod tests {
         // Options that are named, too.
         let run = ["flow", "run", "p.yaml", "--workers", "2"];
         assert!(THREADS.contains(&format!("`flow run {}`", run[3])) && crate::arguments::parse(run).is_ok());
+    }
+
+    #[test]
+    fn former_names_are_answered_with_the_new_ones() {
+        let registry = Registry::new(crate::kinds::all()).unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines");
+        for (pipeline, set, expected) in [
+            ("new_language", "max_steps=9", "train.max_steps"),
+            ("new_language", "phase1_lr=1e-4", "train.phase1_lr"),
+            ("new_language", "warmup_steps=9", "train.warmup_steps"),
+            ("new_language", "eval_every=9", "train.eval_every"),
+            ("new_language", "device=cuda", "train.device"),
+            ("new_language", "seed=7", "train.seed"),
+            ("new_language", "tokenizer=work/t", "tokenizer_out"),
+            ("pretrain_small", "lr=1e-4", "train.phase2_lr"),
+            ("pretrain_small", "warmup=9", "train.phase2_warmup"),
+            ("pretrain_small", "max_batch_seconds=9", "train.max_batch_seconds"),
+            ("pretrain_small", "speeds=[1.0]", "train.speeds"),
+            ("pretrain_small", "average_decay=0.9", "train.average_decay"),
+            ("pretrain_small", "ctc_weight=0.1", "model.ctc_weight"),
+            ("pretrain_small", "checkpoint_every=9", "train.checkpoint_every"),
+            ("pretrain_small", "tokenizer=work/t", "tokenizer_out"),
+        ] {
+            let overrides = Overrides {
+                set: vec![set.to_string()],
+                usual_names: USUAL_NAMES,
+                ..Overrides::default()
+            };
+            let said = spec::load(&folder.join(pipeline).with_extension("yaml"), &overrides, &registry)
+                .map(drop)
+                .unwrap_err()
+                .to_string();
+            assert!(said.contains(&format!("`{expected}`")), "{pipeline} {set}: {said}");
+        }
     }
 
     #[test]

@@ -194,6 +194,9 @@ pub struct CheckArguments {
     /// Also check that the files exist, by making the plan, and decode some recordings of each manifest
     #[arg(long)]
     pub deep: bool,
+    /// List all parameters, also those that included pipelines have: name, value and help
+    #[arg(long)]
+    pub params: bool,
     #[command(flatten)]
     pub state: StateArguments,
 }

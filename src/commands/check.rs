@@ -20,6 +20,15 @@ use crate::table::plural;
 
 pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
+    if arguments.params {
+        let lines = checked.pipeline.params.iter().map(|param| {
+            let value = serde_json::to_string(&param.value).unwrap_or_default();
+            vec![param.name.clone(), value, param.help.clone().unwrap_or_default()]
+        });
+        for line in crate::table::lines(&lines.collect::<Vec<_>>()) {
+            writeln!(out, "{line}")?;
+        }
+    }
     let warnings = warnings(&checked);
     for warning in &warnings {
         match &warning.place {

@@ -82,7 +82,13 @@ fn corpus() -> Files {
 fn finetune() -> Files {
     let mut files = corpus();
     files.push(("pipeline.yaml".into(), pipeline("finetune.yaml")));
-    for part in ["build_manifest_v2.yaml", "evaluate.yaml"] {
+    for part in [
+        "build_manifest_v2.yaml",
+        "evaluate.yaml",
+        "parts/manifests.yaml",
+        "parts/recordings.yaml",
+        "parts/training.yaml",
+    ] {
         files.push((part.into(), pipeline(part)));
     }
     files.extend(

@@ -102,7 +102,9 @@ pub fn schema(registry: &Registry) -> Value {
                     "properties": {
                         "when": when("The group"),
                         "pipeline": {"description": "The file, relative to this one.", "type": "string"},
-                        "params": {"description": "Values for its parameters; the names of those that are passed on; or `inherit`: its parameters become parameters of this pipeline, where it has none of the same name, and are all passed on.", "anyOf": [
+                        "group": {"description": "false: its stages are stages of this pipeline, under their own names.", "type": "boolean"},
+                        "from": connections("Its inputs: the stages that they are."),
+                        "params": {"description": "Values for its parameters; the names of those that are passed on; or `inherit`: its parameters become parameters of this pipeline, where it has none of the same name, and are all passed on. `<<: inherit` beside values inherits the others.", "anyOf": [
                             {"const": "inherit"},
                             {"type": "object"},
                             {"type": "array", "items": {"type": "string"}},
@@ -110,10 +112,30 @@ pub fn schema(registry: &Registry) -> Value {
                     },
                 },
             },
+            "inputs": {
+                "description": "What a pipeline that includes this file gives to its stages, under these names.",
+                "type": ["object", "null"],
+                "propertyNames": {"$ref": "#/$defs/name"},
+                "additionalProperties": {"anyOf": [
+                    {"description": "What it is.", "type": ["string", "null"]},
+                    {"type": "object", "additionalProperties": false, "properties": {"optional": {"type": "boolean"}, "help": {"type": "string"}}},
+                ]},
+            },
+            "outputs": connections("What pipelines that include this file read as `GROUP/NAME`."),
             "stages": {"type": "object", "propertyNames": {"$ref": "#/$defs/name"}, "additionalProperties": {"$ref": "#/$defs/stage"}},
             "tests": {"description": "What `flow test` runs.", "type": ["object", "null"], "propertyNames": {"$ref": "#/$defs/name"}, "additionalProperties": test()},
         },
         "$defs": definitions,
+    })
+}
+
+/// Names for stages.
+fn connections(description: &str) -> Value {
+    json!({
+        "description": description,
+        "type": ["object", "null"],
+        "propertyNames": {"$ref": "#/$defs/name"},
+        "additionalProperties": {"$ref": FIRST_OF},
     })
 }
 

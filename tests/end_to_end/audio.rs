@@ -8,7 +8,7 @@ use std::process::Command;
 use arrow::array::AsArray;
 use serde_json::Value;
 
-use crate::binary::{Workplace, expect_code, program, read_manifest, read_parquet, stderr};
+use crate::binary::{Workplace, expect_code, files, program, read_manifest, read_parquet, stderr};
 
 /// The smallest pipeline that extracts.
 const EXTRACT: &str = r#"
@@ -63,22 +63,6 @@ fn run(place: &Workplace, settings: &[&str]) -> BTreeMap<String, (u64, u64)> {
         )
     };
     started.map(figures).collect()
-}
-
-/// Every file below a folder with its bytes.
-fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let (mut found, mut folders) = (BTreeMap::new(), vec![root.to_path_buf()]);
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap());
-            }
-        }
-    }
-    found
 }
 
 #[test]

@@ -20,6 +20,10 @@ fn check_edited(place: &Workplace, from: &str, to: &str) -> (Output, usize) {
 fn the_shipped_pipelines_are_right() {
     for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines")).unwrap() {
         let path = entry.unwrap().path();
+        if path.is_dir() {
+            // What other pipelines include.
+            continue;
+        }
         let mut check = program();
         check.arg("check").arg(&path);
         if path.ends_with("plan_batches.yaml") {
@@ -27,6 +31,25 @@ fn the_shipped_pipelines_are_right() {
         }
         expect_code(&check.output().unwrap(), 0);
     }
+}
+
+#[test]
+fn parameters_are_listed_with_those_of_included_files_and_without_secrets() {
+    let mut check = program();
+    check.args(["check", "pipelines/finetune.yaml", "--params"]);
+    check.args(["--set", "train.max_steps=7", "--set", "hub_token=not-to-be-shown"]);
+    check.current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = check.output().unwrap();
+    expect_code(&output, 0);
+    let listed = String::from_utf8(output.stdout).unwrap();
+    let line = |name: &str| {
+        let found = listed.lines().find(|line| line.split(' ').next() == Some(name));
+        found.unwrap_or_else(|| panic!("{name}: {listed}"))
+    };
+    // The value that is given; the help of the file that is included.
+    assert!(line("train.max_steps").contains('7') && line("train.max_steps").ends_with("optimizer steps in total"));
+    assert!(line("min_quality").contains("0.5") && line("nfc").contains("false"));
+    assert!(!line("hub_token").contains("not-to-be-shown"), "{}", line("hub_token"));
 }
 
 #[test]

@@ -62,6 +62,10 @@ fn the_shipped_pipelines_pass_their_tests() {
     let mut tested = 0;
     for entry in folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
         let path = entry.unwrap().path();
+        if path.is_dir() {
+            // What other pipelines include.
+            continue;
+        }
         let output = program().arg("test").arg(&path).output().unwrap();
         expect_code(&output, 0);
         let said = stdout(&output);

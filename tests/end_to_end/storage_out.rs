@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use flow_storage_testing::{Fault, FaultRule, SECRET_ACCESS_KEY, TestServer};
 use serde_json::Value;
 
-use crate::binary::{Workplace, expect_code, program, ran, read_parquet, stderr, wav, with_failpoints};
+use crate::binary::{Workplace, expect_code, files, program, ran, read_parquet, stderr, wav, with_failpoints};
 
 /// A folder for one test, and a bucket called `bucket`.
 struct Place {
@@ -260,21 +260,6 @@ stages:
     assert!(files(&place.bucket().join("audio")) == local);
     // Whether they are there was asked by listings, not one by one.
     assert_eq!(place.server.requests("HEAD /bucket/audio"), 0);
-}
-
-fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let (mut found, mut folders) = (BTreeMap::new(), vec![root.to_path_buf()]);
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap());
-            }
-        }
-    }
-    found
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! Speech that espeak-ng speaks, where it is installed; elsewhere these tests say that they were skipped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::binary::{Workplace, expect_code, golden, program, read_manifest, read_rejects, stderr};
+use crate::binary::{Workplace, expect_code, files, golden, program, read_manifest, read_rejects, stderr};
 
 /// Whether there is the program; says so where there is not.
 #[allow(clippy::print_stdout, reason = "tells why a test did nothing")]
@@ -61,22 +61,6 @@ fn run(place: &Workplace, workers: &str, state: &str) -> (u64, u64) {
     speech.map_or((0, 0), |event| {
         (event["run"].as_u64().unwrap(), event["reused"].as_u64().unwrap())
     })
-}
-
-/// Every file below a folder with its bytes.
-fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let (mut found, mut folders) = (BTreeMap::new(), vec![root.to_path_buf()]);
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap());
-            }
-        }
-    }
-    found
 }
 
 /// The words of a text without its language tag.

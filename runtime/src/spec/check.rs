@@ -379,7 +379,7 @@ fn producers(
             }
         };
         let outputs = &producer.shape.outputs;
-        let place = || Place::of(&stage.origin.source, &edge.steps, Part::Value);
+        let place = || edge.place(&stage.origin.source);
         if outputs.is_empty() {
             found.push(
                 Diagnostic::new(format!(
@@ -502,7 +502,7 @@ fn diagnose(stage: &Stage, error: &StageError) -> Diagnostic {
         StageError::Input { name, help, .. } => {
             let edge = stage.from.iter().find(|edge| edge.input == *name);
             let place = match edge {
-                Some(edge) => Place::of(&stage.origin.source, &edge.steps, Part::Value),
+                Some(edge) => edge.place(&stage.origin.source),
                 None => stage.origin.place(&Steps::default().key("from"), Part::Key),
             };
             Diagnostic {

@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::diagnostic::Diagnostic;
 use super::pipeline::{Edge, Stage};
-use super::source::Place;
 use super::yaml::{self, Part, Steps, Value};
 use crate::suggest::did_you_mean;
 
@@ -15,19 +14,35 @@ pub(super) fn is_stage_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
+/// What names in a file mean.
+#[derive(Clone, Copy)]
+pub(super) struct Names<'n> {
+    /// Put before the names of its stages: `manifest/`, or nothing.
+    pub group: &'n str,
+    /// Its inputs.
+    pub inputs: &'n BTreeSet<String>,
+    /// Where its inputs are among those of all files; see [`input_name`].
+    pub of: &'n str,
+}
+
+/// The name of a file's input, in place of that of a stage. No stage can have it. `of` is the path of includes to the file.
+pub(super) fn input_name(of: &str, input: &str) -> String {
+    format!("{of}<{input}>")
+}
+
 /// Reads `from`: one reference, a list, or a map of names to references, or to lists of them of which one is read.
-/// `group` (`manifest/`) is put before stage names. The error is the path below `from`, and the message.
-pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<Edge>, (Steps, String)> {
+/// The error is the path below `from`, and the message.
+pub(super) fn read_from(from: &Value, steps: &Steps, names: Names<'_>) -> Result<Vec<Edge>, (Steps, String)> {
     let edges = match from {
         Value::Null => Vec::new(),
-        Value::String(text) => vec![edge(None, text, steps.clone(), group)?],
+        Value::String(text) => vec![edge(None, text, steps.clone(), names)?],
         Value::Sequence(items) => items
             .iter()
             .enumerate()
             .map(|(index, item)| {
                 let steps = steps.index(index);
                 match item {
-                    Value::String(text) => edge(None, text, steps, group),
+                    Value::String(text) => edge(None, text, steps, names),
                     other => Err((
                         steps,
                         format!(
@@ -45,8 +60,8 @@ pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<
                     steps.key(name),
                     format!("`{name}` cannot name an input: use letters, digits, `_` and `-`, a letter first"),
                 )),
-                (Some(name), Value::String(text)) => edge(Some(name), text, steps.key(name), group),
-                (Some(name), Value::Sequence(choices)) => first_of(name, choices, &steps.key(name), group),
+                (Some(name), Value::String(text)) => edge(Some(name), text, steps.key(name), names),
+                (Some(name), Value::Sequence(choices)) => first_of(name, choices, &steps.key(name), names),
                 (Some(name), other) => Err((
                     steps.key(name),
                     format!(
@@ -70,13 +85,13 @@ pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<
             ));
         }
     };
-    let mut names = BTreeSet::new();
+    let mut taken = BTreeSet::new();
     for edge in &edges {
-        if !names.insert(edge.input.as_str()) {
+        if !taken.insert(edge.input.as_str()) {
             let message = format!(
                 "two inputs are called `{}`; give them names: `from: {{name: {}, ...}}`",
                 edge.input,
-                edge.to_string().trim_start_matches(group)
+                edge.to_string().trim_start_matches(names.group)
             );
             return Err((edge.steps.clone(), message));
         }
@@ -85,7 +100,7 @@ pub(super) fn read_from(from: &Value, steps: &Steps, group: &str) -> Result<Vec<
 }
 
 /// Reads a list of stages of which the first that is not switched off is read.
-fn first_of(input: &str, choices: &[Value], steps: &Steps, group: &str) -> Result<Edge, (Steps, String)> {
+fn first_of(input: &str, choices: &[Value], steps: &Steps, names: Names<'_>) -> Result<Edge, (Steps, String)> {
     let mut edges = Vec::with_capacity(choices.len());
     for (index, choice) in choices.iter().enumerate() {
         let steps = steps.index(index);
@@ -96,7 +111,7 @@ fn first_of(input: &str, choices: &[Value], steps: &Steps, group: &str) -> Resul
             );
             return Err((steps, message));
         };
-        edges.push(edge(Some(input), text, steps, group)?);
+        edges.push(edge(Some(input), text, steps, names)?);
     }
     let mut edges = edges.into_iter();
     let Some(mut first) = edges.next() else {
@@ -107,7 +122,7 @@ fn first_of(input: &str, choices: &[Value], steps: &Steps, group: &str) -> Resul
     Ok(first)
 }
 
-fn edge(input: Option<&str>, text: &str, steps: Steps, group: &str) -> Result<Edge, (Steps, String)> {
+fn edge(input: Option<&str>, text: &str, steps: Steps, names: Names<'_>) -> Result<Edge, (Steps, String)> {
     let (stage, port) = match text.split_once('.') {
         Some((stage, port)) => (stage, Some(port)),
         None => (text, None),
@@ -118,14 +133,22 @@ fn edge(input: Option<&str>, text: &str, steps: Steps, group: &str) -> Result<Ed
             format!("`{text}` names no stage: write `stage`, `stage.port` or `group/stage.port`"),
         ));
     }
+    let is_input = names.inputs.contains(stage);
+    if is_input && port.is_some() {
+        return Err((steps, format!("`{stage}` is an input of this file, which has no ports")));
+    }
     let own_name = stage.rsplit('/').next().unwrap_or(stage);
     Ok(Edge {
         input: input.unwrap_or(own_name).to_string(),
         named: input.is_some(),
-        stage: format!("{group}{stage}"),
+        stage: match is_input {
+            true => input_name(names.of, stage),
+            false => format!("{}{stage}", names.group),
+        },
         port: port.map(str::to_string),
         fallbacks: Vec::new(),
         steps,
+        named_at: None,
     })
 }
 
@@ -175,7 +198,7 @@ fn unknown_producer(stage: &Stage, edge: &Edge, stages: &[Stage]) -> Diagnostic 
         .filter(|name| format!("{group}{name}") != stage.name)
         .collect();
     let wanted = edge.stage.strip_prefix(&group).unwrap_or(&edge.stage);
-    let place = Place::of(&stage.origin.source, &edge.steps, Part::Value);
+    let place = edge.place(&stage.origin.source);
     // `manifest.scan` for `manifest/scan` is the slip to expect.
     let help = match &edge.port {
         Some(port) if known.contains(&format!("{wanted}/{port}").as_str()) => {

@@ -5,6 +5,7 @@
 
 mod check;
 mod condition;
+mod connections;
 mod diagnostic;
 mod edges;
 mod merge;

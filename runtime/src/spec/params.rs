@@ -181,9 +181,15 @@ impl Params {
         params
     }
 
+    /// Leaves out these parameters, and the members of groups of these names.
+    pub fn leave_out(&mut self, names: &BTreeSet<String>) {
+        self.params
+            .retain(|param| !names.contains(param.name.split('.').next().unwrap_or_default()));
+    }
+
     /// Takes over the parameters of the pipeline of `group` that are not declared here. References to `${file_dir}` in them are
-    /// to the folder of their own file. Gives the names under which all of them are passed on to the group, and those that
-    /// another group has with another default.
+    /// to the folder of their own file. A parameter that is declared here without help has theirs. Gives the names
+    /// under which all of them are passed on to the group, and those that another group has with another default.
     pub fn inherit(&mut self, group: &str, of_group: Params) -> (Vec<String>, Vec<Conflict>) {
         let (mut passed_on, mut conflicts) = (Vec::new(), Vec::new());
         let folder = of_group.file_dir.clone();
@@ -199,7 +205,7 @@ impl Params {
         for mut param in taken {
             let is_below = |name: &str, of: &str| name.strip_prefix(of).is_some_and(|rest| rest.starts_with('.'));
             // One that is or holds it, or one that it holds.
-            let own = self.params.iter().find(|own| {
+            let own = self.params.iter_mut().find(|own| {
                 own.name == param.name || is_below(&param.name, &own.name) || is_below(&own.name, &param.name)
             });
             let Some(own) = own else {
@@ -208,6 +214,9 @@ impl Params {
                 self.params.push(param);
                 continue;
             };
+            if own.name == param.name && own.help.is_none() {
+                own.help.clone_from(&param.help);
+            }
             let name = match is_below(&param.name, &own.name) {
                 true => own.name.clone(),
                 false => param.name.clone(),
@@ -217,7 +226,7 @@ impl Params {
                 conflicts.push(Conflict {
                     param: param.name.clone(),
                     other: other.clone(),
-                    defaults: [own, &param].map(|param| match (&param.default, param.secret) {
+                    defaults: [&*own, &param].map(|param| match (&param.default, param.secret) {
                         (Some(default), false) => brief(default),
                         _ => "none".to_owned(),
                     }),

@@ -64,12 +64,22 @@ pub struct Edge {
     pub(super) fallbacks: Vec<Edge>,
     /// The edge's path from the head of the file.
     pub(super) steps: Steps,
+    /// Where the producer is named, if the stage names an input of its file or an output of an included one instead.
+    pub(super) named_at: Option<Origin>,
 }
 
 impl Edge {
     /// The edge itself and its fallbacks, in their order; once the pipeline was checked, the edge alone.
     pub fn choices(&self) -> impl Iterator<Item = &Edge> {
         std::iter::once(self).chain(&self.fallbacks)
+    }
+
+    /// Where the producer is named; `source` is the file of the stage that reads it.
+    pub(super) fn place(&self, source: &Arc<SourceFile>) -> Place {
+        match &self.named_at {
+            Some(named_at) => named_at.place(&Steps::default(), Part::Value),
+            None => Place::of(source, &self.steps, Part::Value),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads pipeline files, their includes and overlays.
 
 mod document;
+mod ports;
 mod stage;
 mod tests_of_pipeline;
 
@@ -9,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::condition;
+use super::connections::{Connections, connect};
 use super::diagnostic::{Diagnostic, Diagnostics};
-use super::edges::{is_stage_name, order};
+use super::edges::{Names, is_stage_name, order};
 use super::params::{
     Environment, FILE_DIR, GivenMap, Overrides, ParamValue, Params, Scope, UsualNames, brief, file_dir,
 };
@@ -23,6 +25,7 @@ use crate::registry::Registry;
 use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
 use document::{Document, OVERLAY};
+use stage::MERGE;
 
 /// Reads a pipeline file with its includes and puts parameters in. Kinds that are not in `registry` are reported by
 /// [`check`](fn@super::check).
@@ -72,12 +75,16 @@ fn load_with(
     test: Option<&TestCase>,
 ) -> Result<Pipeline, Diagnostics> {
     let mut reader = Reader::new(registry, overrides);
-    let read = reader.pipeline(path, None, "", |reader, params| reader.give(overrides, test, params));
+    let read = reader.pipeline(path, None, "", "", |reader, params| {
+        reader.give(overrides, test, params)
+    });
     let secrets = reader.secrets.clone();
+    let connections = std::mem::take(&mut reader.connections);
     let mut found = reader.into_found();
-    let Some(read) = read else {
+    let Some(mut read) = read else {
         return Err(Diagnostics::sorted(found));
     };
+    connect(&mut read.stages, connections, &mut found);
     let stages = order(read.stages, &mut found);
     let name = path.file_stem().map_or_else(
         || path.display().to_string(),
@@ -98,10 +105,31 @@ fn load_with(
 }
 
 /// Keys at the top level of a pipeline file, beside `flow`.
-const KEYS: [&str; 5] = ["description", "params", "include", "stages", "tests"];
+const KEYS: [&str; 7] = [
+    "description",
+    "params",
+    "inputs",
+    "include",
+    "stages",
+    "outputs",
+    "tests",
+];
 
 /// In place of the `params` of a group: it has those of its pipeline, which become parameters of the one that includes it.
+/// As `<<: inherit` beside values: all but those.
 const INHERIT: &str = "inherit";
+
+/// The names of parameters that a group is given in another way, where it inherits the others; none where it inherits nothing.
+fn inherits_but(params: Option<&Value>) -> Option<BTreeSet<String>> {
+    match params? {
+        Value::String(word) if word == INHERIT => Some(BTreeSet::new()),
+        Value::Mapping(map) if map.get(MERGE).and_then(Value::as_str) == Some(INHERIT) => {
+            let names = map.keys().filter_map(Value::as_str).filter(|name| *name != MERGE);
+            Some(names.map(str::to_owned).collect())
+        }
+        _ => None,
+    }
+}
 
 /// The same for all paths of a file.
 fn same_file(path: &Path) -> PathBuf {
@@ -155,6 +183,7 @@ struct Reader<'r> {
     /// The files that are being read, outermost first: including one of them again is a cycle.
     open: Vec<(PathBuf, PathBuf)>,
     secrets: Secrets,
+    connections: Connections,
     /// Files that contain the value of a secret, or may contain one.
     unshown: BTreeSet<PathBuf>,
     found: Vec<Diagnostic>,
@@ -163,6 +192,7 @@ struct Reader<'r> {
 struct Parts {
     description: Option<String>,
     scope: Scope,
+    inputs: BTreeSet<String>,
     stages: Vec<Stage>,
 }
 
@@ -174,6 +204,7 @@ impl<'r> Reader<'r> {
             usual_names: overrides.usual_names,
             open: Vec::new(),
             secrets: Secrets::default(),
+            connections: Connections::new(),
             unshown: BTreeSet::new(),
             found: Vec::new(),
         }
@@ -220,12 +251,14 @@ impl Reader<'_> {
         }
     }
 
-    /// `included_at` is where an include names the file; `give` gives the parameters their values.
+    /// `included_at` is where an include names the file; `group` is put before the names of its stages, `of` before those of
+    /// its inputs and outputs; `give` gives the parameters their values.
     fn pipeline(
         &mut self,
         path: &Path,
         included_at: Option<Place>,
         group: &str,
+        of: &str,
         give: impl FnOnce(&mut Reader<'_>, &mut Params),
     ) -> Option<Parts> {
         let same_file = same_file(path);
@@ -267,9 +300,20 @@ impl Reader<'_> {
                 None
             }
         };
-        let mut names = BTreeSet::new();
-        let mut stages = self.includes(&document, &inherited, &scope, group, &mut names);
-        stages.extend(self.stages(&document, entry("stages"), &scope, group, &names));
+        let is_included = self.open.len() > 1;
+        let inputs = self.inputs(&document, entry("inputs"), of, is_included);
+        let names = Names {
+            group,
+            inputs: &inputs,
+            of,
+        };
+        let mut taken: BTreeMap<String, String> = inputs
+            .iter()
+            .map(|input| (input.clone(), "an input".to_string()))
+            .collect();
+        let mut stages = self.includes(&document, &inherited, &scope, names, &mut taken);
+        stages.extend(self.stages(&document, entry("stages"), &scope, names, &taken));
+        self.outputs(&document, entry("outputs"), names, &stages);
         // Tests run only with their own file, but their syntax is checked wherever the file is read.
         self.tests(&document, entry("tests"));
         if stages.is_empty() && self.found.is_empty() {
@@ -282,6 +326,7 @@ impl Reader<'_> {
         Some(Parts {
             description,
             scope,
+            inputs,
             stages,
         })
     }
@@ -351,9 +396,9 @@ impl Reader<'_> {
             else {
                 continue;
             };
-            if entry.get("params").and_then(Value::as_str) != Some(INHERIT) {
+            let Some(but) = inherits_but(entry.get("params")) else {
                 continue;
-            }
+            };
             let here = Steps::default().key("include").key(name);
             let mut lookup = BeforeParams {
                 folder: file_dir(&document.source.path),
@@ -380,8 +425,9 @@ impl Reader<'_> {
             let found = self.found.len();
             let of_group = self.document(&path, None, "a pipeline", &KEYS).map(|included| {
                 chain.push(same_file(&path));
-                let (of_group, _) = self.declared_below(&included, chain);
+                let (mut of_group, _) = self.declared_below(&included, chain);
                 chain.pop();
+                of_group.leave_out(&but);
                 of_group
             });
             self.found.truncate(found);
@@ -406,15 +452,19 @@ impl Reader<'_> {
         document: &Document,
         inherited: &BTreeMap<String, Inherited>,
         scope: &Scope,
-        group: &str,
-        names: &mut BTreeSet<String>,
+        names: Names<'_>,
+        taken: &mut BTreeMap<String, String>,
     ) -> Vec<Stage> {
+        let group = names.group;
         let include = document.root.get("include").unwrap_or(&Value::Null);
         let steps = Steps::default().key("include");
         let mut stages = Vec::new();
         for (name, entry) in self.named_entries(document, include, &steps, "groups") {
             let here = steps.key(name);
-            names.insert(name.to_string());
+            if let Some(what) = taken.insert(name.to_string(), "a group".to_string()) {
+                let message = format!("`{name}` names both {what} and a group");
+                self.wrong(document, &here, Part::Key, message, None);
+            }
             let Value::Mapping(entry) = entry else {
                 self.wrong(
                     document,
@@ -428,7 +478,7 @@ impl Reader<'_> {
                 );
                 continue;
             };
-            self.unknown_keys(document, &here, entry, &["pipeline", "params", "when"]);
+            self.unknown_keys(document, &here, entry, &["pipeline", "params", "from", "group", "when"]);
             if let Some(Inherited::Refused) = inherited.get(name) {
                 continue;
             }
@@ -464,49 +514,64 @@ impl Reader<'_> {
             let off = off.map(|when| format!("the group `{group}{name}` is switched off: {when}"));
             let given = match part("params") {
                 Value::Sequence(names) => self.passed_on(document, names, &here.key("params"), scope),
-                Value::String(word) if word == INHERIT => {
+                params if inherits_but(Some(params)).is_some() => {
                     let names = match inherited.get(name) {
                         Some(Inherited::Names(names)) => names.as_slice(),
                         _ => &[],
                     };
                     let names: Vec<Value> = names.iter().map(|name| Value::from(name.as_str())).collect();
-                    self.passed_on(document, &names, &here.key("params"), scope)
+                    let mut given = self.passed_on(document, &names, &here.key("params"), scope);
+                    if let (Value::Mapping(params), Value::Mapping(given)) = (params, &mut given) {
+                        let mut own = params.clone();
+                        own.remove(MERGE);
+                        let own = Value::Mapping(own);
+                        let own = self.put_in(document, &own, &here.key("params"), scope, &mut Vec::new());
+                        given.extend(own.as_mapping().cloned().unwrap_or_default());
+                    }
+                    given
                 }
                 params => self.put_in(document, params, &here.key("params"), scope, &mut Vec::new()),
             };
             let place = document.at(&here.key("pipeline"), Part::Value);
             let source = Arc::clone(&document.source);
             let path = beside(&document.source, &path);
-            let read = self.pipeline(
-                &path,
-                Some(place),
-                &format!("{group}{name}/"),
-                |reader, params| match &given {
-                    Value::Null => {}
-                    Value::Mapping(map) => {
-                        let given = GivenMap {
-                            map,
-                            source: &source,
-                            steps: here.key("params"),
-                            by: format!("include `{name}` in {}", source.path.display()),
-                            written: Some(&document.root),
-                        };
-                        params.give_map(&given, &mut reader.found);
-                    }
-                    other => {
-                        let place = Place::of(&source, &here.key("params"), Part::Value);
-                        reader.found.push(
-                            Diagnostic::new(format!(
-                                "group `{name}`: `params` must be a map of values, found {}",
-                                yaml::describe(other)
-                            ))
-                            .at(place),
-                        );
-                    }
-                },
-            );
-            let read = read.into_iter().flat_map(|read| read.stages);
-            stages.extend(read.map(|mut stage| {
+            let of = format!("{group}{name}/");
+            let is_group = self.is_group(document, name, part("group"), &here);
+            let inputs = self.given_inputs(document, part("from"), &here, &of, names);
+            let prefix = if is_group { of.as_str() } else { group };
+            let read = self.pipeline(&path, Some(place), prefix, &of, |reader, params| match &given {
+                Value::Null => {}
+                Value::Mapping(map) => {
+                    let given = GivenMap {
+                        map,
+                        source: &source,
+                        steps: here.key("params"),
+                        by: format!("include `{name}` in {}", source.path.display()),
+                        written: Some(&document.root),
+                    };
+                    params.give_map(&given, &mut reader.found);
+                }
+                other => {
+                    let place = Place::of(&source, &here.key("params"), Part::Value);
+                    reader.found.push(
+                        Diagnostic::new(format!(
+                            "group `{name}`: `params` must be a map of values, found {}",
+                            yaml::describe(other)
+                        ))
+                        .at(place),
+                    );
+                }
+            });
+            let Some(read) = read else { continue };
+            for input in inputs.iter().filter(|input| !read.inputs.contains(*input)) {
+                let message = format!("group `{name}`: {} has no input `{input}`", path.display());
+                let help = did_you_mean(input, read.inputs.iter().map(String::as_str), "inputs");
+                self.wrong(document, &here.key("from").key(input), Part::Key, message, Some(help));
+            }
+            if !is_group {
+                self.take_names(document, name, &here, &read.stages, group, taken);
+            }
+            stages.extend(read.stages.into_iter().map(|mut stage| {
                 // The outermost reason is reported.
                 stage.off = off.clone().or(stage.off);
                 stage

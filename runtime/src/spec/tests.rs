@@ -3,6 +3,7 @@
 mod groups;
 mod hostile;
 mod mistakes;
+mod parts;
 mod values;
 
 use std::path::PathBuf;

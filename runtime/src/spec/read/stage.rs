@@ -1,11 +1,11 @@
 //! Stages, with parameters put into their settings.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Reader;
 use super::document::Document;
-use crate::spec::edges::read_from;
+use crate::spec::edges::{Names, read_from};
 use crate::spec::params::{Scope, brief, place_of_not_finite};
 use crate::spec::pipeline::{LimitAction, MaxRejects, MergedGroup, Origin, PutIn, RejectLimit, Stage};
 use crate::spec::substitute::{self, Problem, Taken};
@@ -13,7 +13,7 @@ use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
 use crate::suggest::did_you_mean;
 
 /// The key under which groups of parameters are given whole.
-const MERGE: &str = "<<";
+pub(super) const MERGE: &str = "<<";
 
 impl Reader<'_> {
     pub(super) fn stages(
@@ -21,21 +21,16 @@ impl Reader<'_> {
         document: &Document,
         stages: &Value,
         scope: &Scope,
-        group: &str,
-        groups: &BTreeSet<String>,
+        names: Names<'_>,
+        taken: &BTreeMap<String, String>,
     ) -> Vec<Stage> {
         let steps = Steps::default().key("stages");
         let mut read = Vec::new();
         for (name, entry) in self.named_entries(document, stages, &steps, "stages") {
             let here = steps.key(name);
-            if groups.contains(name) {
-                self.wrong(
-                    document,
-                    &here,
-                    Part::Key,
-                    format!("`{name}` names both a group and a stage"),
-                    None,
-                );
+            if let Some(what) = taken.get(name) {
+                let message = format!("`{name}` names both {what} and a stage");
+                self.wrong(document, &here, Part::Key, message, None);
             }
             let Value::Mapping(entry) = entry else {
                 self.wrong(
@@ -50,7 +45,7 @@ impl Reader<'_> {
                 );
                 continue;
             };
-            read.extend(self.stage(document, name, entry, &here, scope, group));
+            read.extend(self.stage(document, name, entry, &here, scope, names));
         }
         read
     }
@@ -62,7 +57,7 @@ impl Reader<'_> {
         entry: &Mapping,
         here: &Steps,
         scope: &Scope,
-        group: &str,
+        names: Names<'_>,
     ) -> Option<Stage> {
         self.unknown_keys(
             document,
@@ -98,7 +93,7 @@ impl Reader<'_> {
                 None
             }
         };
-        let from = match read_from(part("from"), &here.key("from"), group) {
+        let from = match read_from(part("from"), &here.key("from"), names) {
             Ok(from) => Some(from),
             Err((steps, message)) => {
                 self.wrong(
@@ -162,7 +157,7 @@ impl Reader<'_> {
             steps: here.clone(),
         };
         Some(Stage {
-            name: format!("{group}{name}"),
+            name: format!("{}{name}", names.group),
             put_in: put_in.collect(),
             uses: uses?,
             from: from?,
