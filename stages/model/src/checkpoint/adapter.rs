@@ -52,7 +52,6 @@ struct Pair {
 /// What is read of `adapter_config.json`.
 #[derive(Deserialize)]
 struct Config {
-    peft_type: String,
     base_model_name_or_path: Option<String>,
     r: usize,
     lora_alpha: f64,
@@ -112,7 +111,6 @@ impl Config {
             }
         }
         let config: Config = serde_json::from_value(value).map_err(|error| broken(path, error))?;
-        debug_assert_eq!(config.peft_type, "LORA");
         if let Some(how) = config.init_lora_weights.as_str()
             && let Some(other) = OTHER_BASE.iter().find(|other| how.starts_with(*other))
         {
@@ -172,8 +170,8 @@ pub fn base_and_adapter(path: &Path) -> Option<(PathBuf, PathBuf)> {
         return None;
     }
     let text = path.to_str()?;
-    let parts = text.rmatch_indices('+').map(|(at, _)| (&text[..at], &text[at + 1..]));
-    let (base, adapter) = parts.into_iter().find(|(_, adapter)| is_adapter(Path::new(adapter)))?;
+    let mut parts = text.rmatch_indices('+').map(|(at, _)| (&text[..at], &text[at + 1..]));
+    let (base, adapter) = parts.find(|(_, adapter)| is_adapter(Path::new(adapter)))?;
     Some((base.into(), adapter.into()))
 }
 

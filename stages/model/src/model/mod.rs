@@ -225,6 +225,11 @@ impl TdtModel {
             targets.check()?;
         }
         let (parameters, unused) = builder.finish();
+        if let Some(name) = unused.iter().find(|name| name.contains(".adapter_layer.")) {
+            return Err(Error::Config(format!(
+                "tensor `{name}` is of an adapter of NeMo's, which is not supported: without it the model would be another"
+            )));
+        }
         Ok(TdtModel {
             config,
             parameters,
