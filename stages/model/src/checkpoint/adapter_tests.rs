@@ -109,6 +109,7 @@ fn a_path_may_name_a_model_and_an_adapter() {
     assert_eq!(base_and_adapter(&model), None);
     assert_eq!(base_and_adapter(Path::new("x+y")), None);
     assert!(OpenModel::exists(&both) && !OpenModel::exists(Path::new("x+y")));
+    assert_eq!(OpenModel::name(&both), "a+b+lora_qkvo");
     let files = OpenModel::files(&both).unwrap();
     assert!(files.starts_with(&OpenModel::files(&model).unwrap()) && files.contains(&own.join(ADAPTER_WEIGHTS)));
     // Two adapters, one after the other.

@@ -152,6 +152,14 @@ impl OpenModel {
         }
     }
 
+    /// The name of the model at a path, without its folder; of `MODEL+ADAPTER` the names of both.
+    pub fn name(path: &Path) -> String {
+        match base_and_adapter(path) {
+            Some((base, adapter)) => format!("{}+{}", Self::name(&base), Self::name(&adapter)),
+            None => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        }
+    }
+
     fn open_alone(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|error| broken(path, error))?;
         if metadata.is_dir() {
