@@ -12,7 +12,8 @@ const VALIDATION: &[&str] = &["val_percent", "val_per_language"];
 const TRAIN_DATA: &[&str] = &["train_manifest", "shards"];
 const MODEL: &[&str] = &["init", "model"];
 
-const ADAPTERS: &str = "there are no adapters: all weights learn, those of the encoder from a step on";
+const ADAPTERS: &str =
+    "`lora` is a map such as {rank: 16, alpha: 32, targets: [linear_q, linear_v]} (docs/training.md)";
 const AUGMENT: &str = "`augment` is a list of steps such as {mix: {path: NOISE}} (docs/training.md)";
 const FIGURES: &str =
     "each step's figures go to metrics.jsonl and to TensorBoard's event files, in the folder of the checkpoints";
@@ -136,13 +137,13 @@ const NEAR: &[(&str, &str, &[&str])] = &[
     ("patience", NO_STOP, &["model_from", "eval_every"]),
     ("early_stopping", NO_STOP, &["model_from", "eval_every"]),
     ("early_stopping_patience", NO_STOP, &["model_from", "eval_every"]),
-    ("lora", ADAPTERS, &["unfreeze_step"]),
-    ("lora_r", ADAPTERS, &["unfreeze_step"]),
-    ("lora_rank", ADAPTERS, &["unfreeze_step"]),
-    ("lora_alpha", ADAPTERS, &["unfreeze_step"]),
-    ("peft", ADAPTERS, &["unfreeze_step"]),
-    ("adapter", ADAPTERS, &["unfreeze_step"]),
-    ("adapters", ADAPTERS, &["unfreeze_step"]),
+    ("lora", ADAPTERS, &["lora"]),
+    ("lora_r", ADAPTERS, &["lora"]),
+    ("lora_rank", ADAPTERS, &["lora"]),
+    ("lora_alpha", ADAPTERS, &["lora"]),
+    ("peft", ADAPTERS, &["lora"]),
+    ("adapter", ADAPTERS, &["lora"]),
+    ("adapters", ADAPTERS, &["lora"]),
     ("noise", AUGMENT, &["augment", "speeds"]),
     ("noise_manifest", AUGMENT, &["augment", "speeds"]),
     ("noise_prob", AUGMENT, &["augment", "speeds"]),
@@ -271,7 +272,8 @@ mod tests {
             ("epochs=3", &["train.max_steps"]),
             ("patience=3", &["train.model_from", "train.eval_every"]),
             ("train.patience=3", &["train.model_from", "train.eval_every"]),
-            ("lora=true", &["train.unfreeze_step"]),
+            ("lora=true", &["train.lora"]),
+            ("lora_rank=8", &["train.lora"]),
             ("train.noise=0.1", &["train.augment", "train.speeds"]),
             ("wandb=my-project", &["checkpoints"]),
             ("hf_token=abc", &["hub_token"]),

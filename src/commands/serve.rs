@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use flow_model::checkpoint::OpenModel;
 use flow_runtime::run::is_ignored;
 use flow_service::engine::{EngineError, ModelSettings};
 use flow_service::http::{ServeError, ServeSettings, Server, SettingsError, StopHandle};
@@ -102,7 +103,7 @@ pub(super) fn fetch_models(models: &mut [ModelSettings]) -> Result<(), Failure> 
         if let Some(reference) = model.path.to_str() {
             model.path = local_model(reference, true)?;
         }
-        if !model.path.exists() {
+        if !OpenModel::exists(&model.path) {
             let missing = not_there(&model.path.to_string_lossy());
             return Err(Failure::unreadable(format!("the model `{}`: {missing}", model.name)));
         }

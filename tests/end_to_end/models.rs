@@ -89,6 +89,94 @@ fn a_model_goes_through_all_forms_and_stays_the_same() {
     );
 }
 
+/// `MODEL+ADAPTER` is the merged model, for `flow model`, transcription and as the model that training begins with.
+#[test]
+fn an_adapter_is_added_wherever_a_model_is_named() {
+    let place = Workplace::new("micro");
+    let adapter = |case: &str| format!("tests/data/golden/adapters/lora_{case}");
+    let original = place.path("base.nemo");
+    expect_code(&model(&["convert", text(&golden("hf")), text(&original)]), 0);
+    let both = format!("{}+{}", text(&original), adapter("qkvo"));
+    let merged = place.path("merged.nemo");
+    let converted = model(&["convert", &both, text(&merged)]);
+    expect_code(&converted, 0);
+    let note = "8 matrices are added to, 0 tensors replaced";
+    assert!(stdout(&converted).contains(note), "{}", stdout(&converted));
+    expect_code(&model(&["diff", &both, text(&merged)]), 0);
+    expect_code(&model(&["diff", text(&original), text(&merged)]), 1);
+
+    let hear = |model: &str, out: &str| {
+        let recording = golden("audio").read_dir().unwrap().map(|entry| entry.unwrap().path());
+        let recording = recording
+            .filter(|path| path.to_string_lossy().contains("eval0"))
+            .min()
+            .unwrap();
+        let output = program()
+            .args(["transcribe", "--model", model, "--format", "json", "--out", out])
+            .arg(recording)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .unwrap();
+        expect_code(&output, 0);
+        let files = std::fs::read_dir(out).unwrap().map(|entry| entry.unwrap().path());
+        let file = files
+            .filter(|path| path.extension().is_some_and(|end| end == "json"))
+            .min()
+            .unwrap();
+        let value: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        value["text"].as_str().unwrap().to_string()
+    };
+    let out = |name: &str| text(&place.path(name)).to_string();
+    let (of_both, of_merged) = (hear(&both, &out("both")), hear(text(&merged), &out("merged")));
+    assert_eq!(of_both, of_merged);
+    assert_ne!(of_both, hear(text(&original), &out("original")));
+
+    let alone = model(&["info", &adapter("qkvo")]);
+    assert_ne!(alone.status.code(), Some(0));
+    assert!(
+        stderr(&alone).contains("is an adapter without a model"),
+        "{}",
+        stderr(&alone)
+    );
+    let missing = model(&["info", &format!("{}+{}", text(&original), "tests/data/golden/none")]);
+    assert_ne!(missing.status.code(), Some(0));
+}
+
+/// An adapter is trained by the pipeline, resumed, written as a merged model, and its folder is an adapter of the first model.
+#[test]
+fn an_adapter_is_trained_by_the_pipeline() {
+    let place = Workplace::new("micro");
+    let init = format!("init={}", golden("model.nemo").display());
+    let run = |steps: &str| {
+        let settings = [
+            init.as_str(),
+            "train.lora={rank: 2, alpha: 4, targets: [linear_q, linear1]}",
+        ];
+        let more = [
+            "train.unfreeze_step=0",
+            "train.batch_norm=frozen",
+            "train.phase2_warmup=0",
+            steps,
+        ];
+        finetune(&place, &[&settings[..], &more].concat()).output().unwrap()
+    };
+    expect_code(&run("train.max_steps=2"), 0);
+    expect_code(&run("train.max_steps=4"), 0);
+    let checkpoint = place.path("checkpoints").join("step-000000004");
+    let written = place.path("model_out").join("model.nemo");
+    expect_code(&model(&["diff", text(&checkpoint), text(&written)]), 0);
+    let both = format!("{}+{}", golden("model.nemo").display(), text(&checkpoint));
+    expect_code(&model(&["diff", &both, text(&written)]), 0);
+    expect_code(&model(&["diff", text(&golden("model.nemo")), text(&written)]), 1);
+    let refused = finetune(&place, &[init.as_str(), "train.lora={rank: 2}", "train.max_steps=5"]);
+    let refused = { refused }.output().unwrap();
+    assert!(stderr(&refused).contains("unfreeze_step"), "{}", stderr(&refused));
+    let wrong = finetune(&place, &[init.as_str(), "train.lora={rank: two}"])
+        .output()
+        .unwrap();
+    assert!(stderr(&wrong).contains("rank"), "{}", stderr(&wrong));
+}
+
 #[test]
 fn training_begins_with_another_vocabulary() {
     let place = Workplace::new("micro");

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use flow_kernels::device::DeviceChoice;
-use flow_model::checkpoint::OpenModel;
+use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_model::decoding_memory::{batch_bytes, weight_bytes};
 use flow_model::{Precision, Weights};
 use flow_runtime::{available_memory, open_regular_file};
@@ -26,6 +26,7 @@ pub fn is_model(named: &Path) -> bool {
         .extension()
         .is_some_and(|extension| extension.eq_ignore_ascii_case("nemo"))
         || named.is_dir()
+        || base_and_adapter(named).is_some()
         || named.to_str().is_some_and(|text| text.contains("://"))
     {
         return true;

@@ -12,6 +12,7 @@ use flow_kernels::{Noise, is_gpu};
 use crate::Precision;
 use crate::checkpoint::TensorEntry;
 use crate::error::{Error, Result};
+use crate::lora::Targets;
 use crate::stacks::Stacks;
 
 /// Index of a parameter in its [`Parameters`].
@@ -31,7 +32,8 @@ pub struct Parameter {
     /// The key of NeMo's state dict, such as `encoder.layers.0.norm_out.weight`.
     pub name: String,
     pub tensor: Tensor,
-    /// False for buffers such as `running_mean`: they are part of checkpoints, but have no gradient.
+    /// False for buffers such as `running_mean` and for parameters that are frozen: they are part of checkpoints, but have no
+    /// gradient.
     pub trainable: bool,
 }
 
@@ -210,6 +212,11 @@ impl Parameters {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
+    }
+
+    /// Sets whether a parameter has a gradient.
+    pub fn set_trainable(&mut self, id: ParameterId, trainable: bool) {
+        self.list[id.0].trainable = trainable;
     }
 
     /// Number of elements of all trainable parameters.
@@ -419,6 +426,9 @@ pub struct ParameterBuilder {
     /// Data type in which matrices are stored.
     matrices: DType,
     origin: Origin,
+    lora: Option<Targets>,
+    /// Makes the first values of what is not loaded although the rest is.
+    added: Noise,
 }
 
 impl ParameterBuilder {
@@ -428,6 +438,8 @@ impl ParameterBuilder {
             parameters: Parameters::new(dtype, device),
             matrices: dtype,
             origin: Origin::Random(Noise::new(seed)),
+            lora: None,
+            added: Noise::new(seed),
         }
     }
 
@@ -443,6 +455,8 @@ impl ParameterBuilder {
             parameters: Parameters::new(dtype, device),
             matrices: dtype,
             origin: Origin::Loaded(entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect()),
+            lora: None,
+            added: Noise::new(0),
         }
     }
 
@@ -451,6 +465,18 @@ impl ParameterBuilder {
     pub fn store_matrices_as(mut self, dtype: DType) -> Self {
         self.matrices = dtype;
         self
+    }
+
+    /// Gives linear layers that are targets the thin matrices of LoRA: loaded ones, else new ones from `seed`.
+    pub(crate) fn with_lora(mut self, targets: Targets, seed: u64) -> Self {
+        self.lora = Some(targets);
+        self.added = Noise::new(seed);
+        self
+    }
+
+    /// What LoRA is for, if anything.
+    pub(crate) fn lora_targets(&mut self) -> Option<&mut Targets> {
+        self.lora.as_mut()
     }
 
     /// Data type of the parameters.
@@ -487,6 +513,16 @@ impl ParameterBuilder {
     /// Declares a trainable parameter.
     pub fn parameter(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
         self.declare(name, shape, initialise, self.parameters.dtype, true)
+    }
+
+    /// Declares a trainable parameter that is made anew where it is not among the loaded tensors.
+    pub(crate) fn added(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
+        if self.loaded_has(name) != Some(false) {
+            return self.parameter(name, shape, initialise);
+        }
+        let (dtype, device) = (self.parameters.dtype, self.parameters.device.clone());
+        let tensor = initial(initialise, shape, &mut self.added.derive(name))?;
+        self.insert(name, tensor.to_dtype(dtype)?.to_device(&device)?, true)
     }
 
     /// Declares a trainable matrix, to be used through [`Parameters::matrix`].
@@ -594,19 +630,9 @@ impl ParameterBuilder {
                 }
                 entry.load()?.to_dtype(dtype)?.to_device(&device)?.contiguous()?
             }
-            Origin::Random(noise) => {
-                let mut noise = noise.derive(name);
-                let count = shape.iter().product();
-                let values = match initialise {
-                    Initialise::Uniform(bound) => (0..count).map(|_| (2.0 * noise.uniform() - 1.0) * bound).collect(),
-                    Initialise::Normal(deviation) => (0..count).map(|_| noise.normal() * deviation).collect(),
-                    Initialise::Constant(value) => vec![value; count],
-                    Initialise::With(make) => make(&mut noise),
-                };
-                Tensor::from_vec(values, shape, &Device::Cpu)?
-                    .to_dtype(dtype)?
-                    .to_device(&device)?
-            }
+            Origin::Random(noise) => initial(initialise, shape, &mut noise.derive(name))?
+                .to_dtype(dtype)?
+                .to_device(&device)?,
         };
         self.insert(name, tensor, trainable)
     }
@@ -626,4 +652,16 @@ impl ParameterBuilder {
         };
         (self.parameters, unused)
     }
+}
+
+/// First values of a parameter, on the CPU.
+fn initial(initialise: Initialise, shape: &[usize], noise: &mut Noise) -> Result<Tensor> {
+    let count = shape.iter().product();
+    let values = match initialise {
+        Initialise::Uniform(bound) => (0..count).map(|_| (2.0 * noise.uniform() - 1.0) * bound).collect(),
+        Initialise::Normal(deviation) => (0..count).map(|_| noise.normal() * deviation).collect(),
+        Initialise::Constant(value) => vec![value; count],
+        Initialise::With(make) => make(noise),
+    };
+    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device};
 use flow_hub::{Hub, HubError, HubReference};
 use flow_model::ModelConfig;
-use flow_model::checkpoint::OpenModel;
+use flow_model::checkpoint::{ADAPTER_CONFIG, OpenModel};
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
@@ -39,12 +39,27 @@ pub fn fetch_model(
     hub: impl FnOnce() -> Result<Hub, HubError>,
     progress: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Option<PathBuf>, TrainingError> {
+    if let Some((base, adapter)) = model_and_adapter(model) {
+        let fetched = fetch_model(base, hub, progress)?;
+        return Ok(fetched.map(|base| {
+            let mut both = base.into_os_string();
+            both.push("+");
+            both.push(adapter);
+            both.into()
+        }));
+    }
     match HubReference::parse(model).transpose()? {
         Some(reference) => Ok(hub()?.fetch(&reference, progress)?),
         None if is_url(model) => local_copy(Path::new(model), &OpenModel::is_part, progress)
             .map_err(|error| TrainingError::setting("init", error)),
         None => Ok(Some(PathBuf::from(model))),
     }
+}
+
+/// The parts of `MODEL+ADAPTER` where the model has to be fetched.
+fn model_and_adapter(model: &str) -> Option<(&str, &str)> {
+    let (base, adapter) = model.rsplit_once('+')?;
+    (is_remote(base) && Path::new(adapter).join(ADAPTER_CONFIG).is_file()).then_some((base, adapter))
 }
 
 /// Whether a model has to be fetched before it can be read.
@@ -59,7 +74,7 @@ pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
     if settings.init == "none" || is_remote(&settings.init) {
         return Ok(());
     }
-    if !Path::new(&settings.init).exists() {
+    if !OpenModel::exists(Path::new(&settings.init)) {
         return Err(TrainingError::setting("init", not_there(&settings.init)));
     }
     Ok(())

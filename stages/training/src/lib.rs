@@ -28,6 +28,7 @@ pub mod tensorboard;
 pub mod text_faults;
 pub mod train;
 pub mod train_tokenizer;
+pub mod trainable;
 pub mod trainer;
 mod training_thread;
 mod transcripts;

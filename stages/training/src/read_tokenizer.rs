@@ -157,7 +157,7 @@ impl Source for Reader {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let files = match self.origin()? {
             Origin::File(path, _) => vec![path],
-            Origin::Model(path) if !path.exists() => {
+            Origin::Model(path) if !OpenModel::exists(&path) => {
                 return Err(StageError::setting("init", not_there(&self.settings.init)));
             }
             Origin::Model(path) => OpenModel::files(&path).map_err(|error| StageError::setting("init", error))?,
@@ -198,7 +198,7 @@ impl Reader {
         };
         let is_elsewhere = match &origin {
             Origin::File(..) => false,
-            Origin::Model(path) => !path.exists(),
+            Origin::Model(path) => !OpenModel::exists(path),
             Origin::Hub(_) => true,
         };
         match is_elsewhere.then(|| self.of_checkpoint()).transpose()?.flatten() {

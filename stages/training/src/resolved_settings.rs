@@ -19,6 +19,7 @@ use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
 use crate::memory::MemoryCheck;
 use crate::settings::{BatchNormStatistics, ModelFrom, NewPieces, Precision, ScheduleShape, TrainSettings};
+use crate::trainable;
 
 /// The settings of a training, with values from its inputs.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,6 +105,7 @@ impl ResolvedSettings {
                 "with `precision: f32` all weights are in 32 bits anyway",
             );
         }
+        trainable::validate(self)?;
         if self.model_from == ModelFrom::Best && (self.eval_every == 0 || !self.keep_best) {
             return refuse("model_from", "`best` needs `eval_every` above 0 and `keep_best: true`");
         }
@@ -308,6 +310,12 @@ impl ResolvedSettings {
         }
         if self.master_weights {
             note("master_weights", json!(true));
+        }
+        if let Some(lora) = &self.lora {
+            note("lora", json!(lora));
+        }
+        if !self.groups.is_empty() {
+            note("groups", json!(self.groups));
         }
         let Some(sampling) = &self.sampling else { return fields };
         let packing = &sampling.packing;

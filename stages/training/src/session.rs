@@ -28,6 +28,7 @@ use crate::optimizer::AdamW;
 use crate::ranks::{LoadedElsewhere, ProcessGroup, open_device};
 use crate::resolved_settings::ResolvedSettings;
 use crate::start::{Start, find_start};
+use crate::trainable;
 use crate::trainer::{BatchFigures, LoadedBatch, StepReport, Trainer, panic_text};
 use crate::window::Window;
 
@@ -126,6 +127,15 @@ impl Session {
         };
         let identity = settings.identity()?;
         let processes = group.map_or(1, |group| group.processes.count());
+        for (set, path) in [
+            (settings.lora.is_some(), "lora"),
+            (!settings.groups.is_empty(), "groups"),
+        ] {
+            if set && processes > 1 {
+                let message = format!("it is for the ranks of one process, and this run has {processes}");
+                return Err(TrainingError::setting(path, message));
+            }
+        }
         let local_ranks = settings.ranks as usize / processes.max(1);
         let device = open_device(settings.device()?, 0, local_ranks, processes > 1)?;
         if let Some(needs) = settings.device_needs {
@@ -138,11 +148,18 @@ impl Session {
         let decay = settings.average_decay;
         let mut vocabulary_change = None;
         let mut set_aside = bucket::take_warnings(&settings.checkpoints);
-        let (folder, mut model, optimizer, average, record) = match start {
+        let (folder, mut model, mut optimizer, average, record) = match start {
             Start::Fresh { folder } => {
                 let folder = CheckpointFolder::open(lock, &folder)?;
                 let (model, change) = first_model(settings, &device)?;
+                if settings.lora.is_some() && change.is_some() {
+                    return Err(TrainingError::setting(
+                        "tokenizer",
+                        "its pieces differ from those of `init`, and with `lora` the rows of new pieces would not be trained",
+                    ));
+                }
                 vocabulary_change = change;
+                let model = trainable::with_new_matrices(model, settings)?;
                 let average = (decay > 0.0)
                     .then(|| MovingAverage::new(decay, &model.parameters))
                     .transpose()?;
@@ -171,13 +188,14 @@ impl Session {
                 let averaged = record.files.contains_key(checkpoint::LIVE);
                 let short = Some(settings.precision.matrices()).filter(|_| !averaged);
                 let (path, matrices) = (&checkpoint.path, short.unwrap_or(DType::F32));
-                let mut model = TdtModel::load_storing(path, DType::F32, matrices, &device)?;
+                let mut model = trainable::continued(path, settings, matrices, &device)?;
                 let optimizer = checkpoint::read_optimizer(&checkpoint.path, settings.adamw())?;
                 let average = checkpoint::read_average(&checkpoint.path, &record, decay, &mut model)?;
                 (folder, model, optimizer, average, *record)
             }
         };
         model = model.stored_as(settings.precision.matrices())?;
+        optimizer.set_rate_factors(trainable::apply_groups(&settings.groups, &mut model)?);
         model.set_recompute(settings.recompute);
         model.set_batch_norm(settings.batch_norm.into());
         let mut record = CheckpointRecord {

@@ -17,6 +17,7 @@ pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
 use crate::ranks::RankLayout;
 use crate::schedule::{Recipe, Schedule};
+pub use crate::trainable::{GroupSettings, LoraSettings};
 use crate::trainer::TrainerConfig;
 
 /// Trains a TDT model on the micro-batches that come in, step by step, and keeps checkpoints.
@@ -107,6 +108,15 @@ pub struct TrainSettings {
     pub schedule: ScheduleShape,
     /// Rate at the end of the cosine (and floor of Noam).
     pub min_lr: f64,
+    /// Train thin matrices beside the model's, which stay as they are (LoRA): far less memory for gradients and optimizer, and an
+    /// adapter as PEFT reads and writes them. Needs an `init`, `unfreeze_step: 0` and `batch_norm: frozen`. Checkpoints are models
+    /// with the adapter in files of its own; whatever opens them adds it to the weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSettings>,
+    /// Learning rates and freezing by patterns of names; of several that match a name the first one counts. Names are those of
+    /// `flow model info --tensors`; LoRA's matrices end in `lora_A.weight` and `lora_B.weight`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupSettings>,
     /// Decoupled weight decay of every trainable parameter, as in NeMo.
     pub weight_decay: f64,
     /// AdamW's two coefficients.
@@ -238,6 +248,8 @@ impl Default for TrainSettings {
             phase2_warmup: 3_000,
             schedule: ScheduleShape::Cosine,
             min_lr: 1e-6,
+            lora: None,
+            groups: Vec::new(),
             weight_decay: 1e-3,
             betas: (0.9, 0.98),
             clip: 1.0,

@@ -138,8 +138,10 @@ pub fn check_changes(settings: &TrainSettings) -> Result<(), TrainingError> {
         let another_run = !changes.is_empty();
         // Taken from the record where it does not follow from the settings alone.
         let mut now = record.settings.clone();
-        // One that settings may leave out.
+        // Those that settings may leave out.
         now.remove("long_texts");
+        now.remove("lora");
+        now.remove("groups");
         now.extend(settings.recorded());
         changes.extend(checkpoint::changes(record, &now, None));
         refusal(settings.on_change, &folder, &changes, another_run)

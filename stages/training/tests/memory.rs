@@ -6,6 +6,7 @@ use candle_core::{DType, Device};
 use flow_evaluation::decode::BATCH_SECONDS;
 use flow_model::ModelConfig;
 use flow_model::allocation::{Count, Counted};
+use flow_model::lora::LoraConfig;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_training::average::MovingAverage;
 use flow_training::memory::{
@@ -14,7 +15,7 @@ use flow_training::memory::{
 };
 use flow_training::optimizer::AdamW;
 use flow_training::resolved_settings::ResolvedSettings;
-use flow_training::settings::{ModelSettings, Optimizer, Precision, TrainSettings};
+use flow_training::settings::{BatchNormStatistics, LoraSettings, ModelSettings, Optimizer, Precision, TrainSettings};
 use flow_training::trainer::{LoadedBatch, Trainer};
 
 #[global_allocator]
@@ -59,6 +60,15 @@ fn taken(config: &ModelConfig, settings: &TrainSettings, shape: BatchShape) -> i
     let count = Count::begin().expect("nobody else counts");
     let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, &Device::Cpu).expect("a model");
     model = model.stored_as(settings.precision.matrices()).expect("a model");
+    if let Some(lora) = &settings.lora {
+        let lora = LoraConfig {
+            rank: lora.rank,
+            alpha: lora.alpha,
+            targets: lora.targets.clone(),
+            base: String::new(),
+        };
+        model = model.with_lora(lora, Vec::new(), 3).expect("an adapted model");
+    }
     model.set_recompute(settings.recompute);
     let average = (settings.average_decay > 0.0)
         .then(|| MovingAverage::new(settings.average_decay, &model.parameters).expect("an average"));
@@ -99,7 +109,11 @@ fn what_is_predicted_is_taken() {
         joint_hidden: 320,
         ..ModelSettings::default()
     };
-    let cases: [(&str, &ModelSettings, usize, f64, TrainSettings); 10] = [
+    let lora = LoraSettings {
+        targets: ["linear.*", "pointwise_conv[12]"].map(String::from).to_vec(),
+        ..LoraSettings::default()
+    };
+    let cases: [(&str, &ModelSettings, usize, f64, TrainSettings); 11] = [
         ("small", &small, 512, 20.0, base.clone()),
         (
             "small, long",
@@ -174,6 +188,19 @@ fn what_is_predicted_is_taken() {
             12.0,
             TrainSettings {
                 offload: true,
+                ..base.clone()
+            },
+        ),
+        (
+            "wide, adapted, recomputed, in bf16",
+            &wide,
+            1024,
+            10.0,
+            TrainSettings {
+                lora: Some(lora),
+                recompute: true,
+                precision: Precision::Bf16,
+                batch_norm: BatchNormStatistics::Frozen,
                 ..base.clone()
             },
         ),

@@ -187,8 +187,7 @@ impl Source for Transcriber {
             .into_iter()
             .chain(decoding.files().map(|(_, file)| file.clone()))
             .collect();
-        let model_name = self.settings.model.file_name().unwrap_or_default();
-        let model_name = model_name.to_string_lossy().into_owned();
+        let model_name = OpenModel::name(&self.settings.model);
         let partition = |listed: &Listed| {
             // Both names are columns.
             let mut extra = match listed.channels {

@@ -51,7 +51,7 @@ const ENDS: [(&str, &str); 2] = [
 
 /// NeMo's name of a tensor of transformers. The last layer of the joint network is `joint_net.2`, as in models with
 /// dropout there, which [`ModelConfig::from_huggingface`] makes them.
-fn nemo_name(name: &str) -> String {
+pub(super) fn nemo_name(name: &str) -> String {
     if let Some(part) = name.strip_prefix("joint.head.") {
         return format!("joint.joint_net.2.{part}");
     }
@@ -66,6 +66,12 @@ fn huggingface_name(name: &str) -> String {
         return format!("joint.head.{part}");
     }
     renamed(name, |pair| pair)
+}
+
+/// The name that a module of NeMo's has in transformers.
+pub fn huggingface_module(module: &str) -> String {
+    let name = huggingface_name(&format!("{module}.weight"));
+    name.strip_suffix(".weight").unwrap_or(&name).to_string()
 }
 
 fn renamed(name: &str, direction: impl Fn((&'static str, &'static str)) -> (&'static str, &'static str)) -> String {

@@ -1,6 +1,7 @@
 //! Models on disk: NeMo's `.nemo` archives, the folders of Hugging Face's transformers, our own model folders (all
 //! read and written), and Lightning's `.ckpt` (read).
 
+mod adapter;
 pub mod diff;
 mod files;
 mod folder;
@@ -27,8 +28,10 @@ use candle_core::Tensor;
 
 use crate::Error;
 
+pub use adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, base_and_adapter, write_adapter};
 pub use candle_core::DType;
 pub use folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_model_folder};
+pub use huggingface::huggingface_module;
 pub use npz::read_npz;
 pub use open_model::{Format, OpenModel};
 pub use packed::{read_packed, unpack};

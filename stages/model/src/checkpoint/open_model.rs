@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 
+use super::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, base_and_adapter, is_adapter, weights_of};
 use super::files::{write_folder, write_renamed};
 use super::folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, fill_model_folder, open_model_folder};
 use super::huggingface::{self, fill_huggingface, open_huggingface};
@@ -55,9 +56,11 @@ fn is_model_file(name: &str) -> bool {
     [CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE].contains(&name) || huggingface::FILES.contains(&name)
 }
 
-/// As [`is_model_file`]; weights in several files have other names.
+/// As [`is_model_file`]; weights in several files have other names, and an adapter may be beside them.
 fn is_part_of_folder(name: &str) -> bool {
-    is_model_file(name) || (name.starts_with("model") && name.contains(".safetensors"))
+    is_model_file(name)
+        || [ADAPTER_CONFIG, ADAPTER_WEIGHTS].contains(&name)
+        || (name.starts_with("model") && name.contains(".safetensors"))
 }
 
 /// The archive of a folder that holds one.
@@ -116,9 +119,48 @@ impl OpenModel {
     /// format is detected from the contents, not from the name. For any other folder with exactly one archive
     /// (`*.nemo`), that archive is opened.
     ///
+    /// An adapter beside the weights of a model folder is added to them, as is that of a path `MODEL+ADAPTER`, where `ADAPTER` is a
+    /// folder with the files of PEFT ([`OpenModel::with_adapter`]).
+    ///
     /// # Errors
     /// Where there is none of these, or several archives, or what there is cannot be read or is damaged.
     pub fn open(path: &Path) -> Result<Self> {
+        match Self::open_apart(path)? {
+            (model, None) => Ok(model),
+            (model, Some(adapter)) => model.with_adapter(&adapter),
+        }
+    }
+
+    /// As [`OpenModel::open`], with the adapter not added.
+    pub fn open_apart(path: &Path) -> Result<(Self, Option<Adapter>)> {
+        if let Some((base, adapter)) = base_and_adapter(path) {
+            return Ok((Self::open(&base)?, Some(Adapter::open(&adapter)?)));
+        }
+        let model = Self::open_alone(path)?;
+        let adapter = match model.format == Format::Folder && is_adapter(path) {
+            true => Some(Adapter::open(path)?),
+            false => None,
+        };
+        Ok((model, adapter))
+    }
+
+    /// Whether there is anything at the path of a model, which may be `MODEL+ADAPTER`.
+    pub fn exists(path: &Path) -> bool {
+        match base_and_adapter(path) {
+            Some((base, _)) => Self::exists(&base),
+            None => path.exists(),
+        }
+    }
+
+    /// The name of the model at a path, without its folder; of `MODEL+ADAPTER` the names of both.
+    pub fn name(path: &Path) -> String {
+        match base_and_adapter(path) {
+            Some((base, adapter)) => format!("{}+{}", Self::name(&base), Self::name(&adapter)),
+            None => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        }
+    }
+
+    fn open_alone(path: &Path) -> Result<Self> {
         let metadata = std::fs::metadata(path).map_err(|error| broken(path, error))?;
         if metadata.is_dir() {
             if path.join(CONFIG_FILE).exists() {
@@ -126,6 +168,15 @@ impl OpenModel {
             }
             if path.join(huggingface::CONFIG).exists() {
                 return open_huggingface(path);
+            }
+            if is_adapter(path) {
+                let base = Adapter::open(path)?.base;
+                let base = base.map_or(String::new(), |base| format!(" (its file names {base})"));
+                let what = format!(
+                    "is an adapter without a model: write `MODEL+{}`, with the model{base}",
+                    path.display()
+                );
+                return Err(broken(path, what));
             }
             return open_nemo(&only_archive(path)?);
         }
@@ -158,6 +209,11 @@ impl OpenModel {
     /// The files of the model at a path, sorted: the archive itself, or a folder's model files without the other files
     /// of a checkpoint.
     pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
+        if let Some((base, adapter)) = base_and_adapter(path) {
+            let mut files = Self::files(&base)?;
+            files.extend([adapter.join(ADAPTER_CONFIG), weights_of(&adapter)]);
+            return Ok(files);
+        }
         let failed = |error| broken(path, error);
         if !path.metadata().map_err(failed)?.is_dir() {
             return Ok(vec![path.to_path_buf()]);

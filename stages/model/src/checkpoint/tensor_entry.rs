@@ -35,6 +35,37 @@ enum Place {
         offset: u64,
     },
     Memory(Tensor),
+    Sum(Box<LowRankSum>),
+}
+
+/// `base + scale * b a`.
+#[derive(Clone, Debug)]
+pub(super) struct LowRankSum {
+    /// (out, in, 1, ...)
+    pub base: TensorEntry,
+    /// (rank, in)
+    pub a: Tensor,
+    /// (out, rank)
+    pub b: Tensor,
+    pub scale: f64,
+}
+
+impl LowRankSum {
+    /// The sum in the wider type of f32 and that of the base.
+    fn load(&self) -> Result<Tensor> {
+        let base = self.base.load()?;
+        let dtype = sum_dtype(base.dtype());
+        let product = self.b.to_dtype(dtype)?.matmul(&self.a.to_dtype(dtype)?)?;
+        let added = (product * self.scale)?.reshape(base.shape())?;
+        Ok((base.to_dtype(dtype)? + added)?)
+    }
+}
+
+fn sum_dtype(base: DType) -> DType {
+    match base {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
 }
 
 impl TensorEntry {
@@ -45,6 +76,16 @@ impl TensorEntry {
             dtype: tensor.dtype(),
             shape: tensor.dims().to_vec(),
             place: Place::Memory(tensor),
+        }
+    }
+
+    /// A tensor that is the sum of another, by whose name it goes, and a product of thin matrices.
+    pub(super) fn low_rank_sum(sum: LowRankSum) -> Self {
+        TensorEntry {
+            name: sum.base.name.clone(),
+            dtype: sum_dtype(sum.base.dtype),
+            shape: sum.base.shape.clone(),
+            place: Place::Sum(Box::new(sum)),
         }
     }
 
@@ -86,6 +127,7 @@ impl TensorEntry {
         match &self.place {
             Place::File { file, .. } => Some(&file.path),
             Place::Memory(_) => None,
+            Place::Sum(sum) => sum.base.file(),
         }
     }
 
@@ -93,6 +135,7 @@ impl TensorEntry {
     pub fn load(&self) -> Result<Tensor> {
         match &self.place {
             Place::Memory(tensor) => Ok(tensor.clone()),
+            Place::Sum(sum) => sum.load(),
             Place::File { file, .. } => Tensor::from_raw_buffer(&self.stored()?, self.dtype, &self.shape, &Device::Cpu)
                 .map_err(|error| broken(&file.path, format!("tensor `{}`: {error}", self.name))),
         }
@@ -137,6 +180,7 @@ impl TensorEntry {
     fn stored(&self) -> Result<Vec<u8>> {
         match &self.place {
             Place::Memory(tensor) => Ok(little_endian(tensor)?),
+            Place::Sum(sum) => Ok(little_endian(&sum.load()?)?),
             Place::File { file, offset } => {
                 let mut bytes = vec![0; self.elements() * self.dtype.size_in_bytes()];
                 file.file

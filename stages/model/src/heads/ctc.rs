@@ -75,7 +75,7 @@ impl HeadPass for CtcPass<'_> {
     ) -> Result<Option<Tensor>> {
         if encoder_frozen {
             self.projection
-                .backward_weights(&self.rows, &self.d_logits, gradients)?;
+                .backward_weights(parameters, &self.rows, &self.d_logits, gradients)?;
             return Ok(None);
         }
         let d_rows = self

@@ -327,7 +327,7 @@ impl Joint {
         let Shape { batch, frames, states } = rows.shape;
         let d_encoded = if encoder_frozen {
             self.encoder_projection
-                .backward_weights(&rows.encoded, &d_f, gradients)?;
+                .backward_weights(parameters, &rows.encoded, &d_f, gradients)?;
             None
         } else {
             let d = self

@@ -276,11 +276,17 @@ impl Attention {
     }
 
     /// Adds the gradient of the positions' weight, of the sums that [`Attention::backward`] keeps, if any.
-    pub fn backward_positions(&self, saved: &Saved, kept: &[Tensor], gradients: &mut Gradients) -> Result<()> {
+    pub fn backward_positions(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        kept: &[Tensor],
+        gradients: &mut Gradients,
+    ) -> Result<()> {
         for sums in kept {
             let d_projected = sums.reshape(saved.projected.shape())?;
             self.position
-                .backward_weights(&saved.positions, &d_projected, gradients)?;
+                .backward_weights(parameters, &saved.positions, &d_projected, gradients)?;
         }
         Ok(())
     }
@@ -350,8 +356,12 @@ impl Attention {
         gradients.add(self.bias_u, d_bias_u)?;
         gradients.add(self.bias_v, d_bias_v)?;
         if let Some(d_projected) = d_projected {
-            self.position
-                .backward_weights(&saved.positions, &merge_heads(&d_projected, None)?, gradients)?;
+            self.position.backward_weights(
+                parameters,
+                &saved.positions,
+                &merge_heads(&d_projected, None)?,
+                gradients,
+            )?;
         }
         let (Some(d_keys), Some(d_values)) = (d_keys, d_values) else {
             return Err(Error::Input("attention over no frames".into()));

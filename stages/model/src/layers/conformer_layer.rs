@@ -329,6 +329,6 @@ impl ConformerLayer {
     ) -> Result<()> {
         let kept = sums.complete(parameters, gradients)?;
         self.self_attn
-            .backward_positions(&saved.body.self_attn.1, &kept, gradients)
+            .backward_positions(parameters, &saved.body.self_attn.1, &kept, gradients)
     }
 }

@@ -6,6 +6,7 @@ use flow_kernels::is_gpu;
 use flow_kernels::product::{add_product_in, product_in, product_with_bias_in};
 
 use crate::error::Result;
+use crate::lora::LowRank;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 use crate::pending_sums::PendingSums;
 
@@ -20,6 +21,8 @@ pub struct Linear {
     shape: Vec<usize>,
     /// Data type in which the weight is stored; on a device, products are computed in it.
     stored: DType,
+    /// What is added to the weight.
+    low_rank: Option<LowRank>,
 }
 
 impl Linear {
@@ -42,6 +45,7 @@ impl Linear {
         let bias = bias
             .then(|| builder.parameter(&format!("{name}.bias"), &[output], Initialise::Uniform(bound)))
             .transpose()?;
+        let low_rank = LowRank::of(name, (input, output), builder)?;
         Ok(Self {
             weight,
             bias,
@@ -49,6 +53,7 @@ impl Linear {
             output,
             shape,
             stored: builder.matrix_dtype(),
+            low_rank,
         })
     }
 
@@ -60,6 +65,11 @@ impl Linear {
     /// The bias, if there is one.
     pub fn bias(&self) -> Option<ParameterId> {
         self.bias
+    }
+
+    /// Whether LoRA's matrices are added to the weight.
+    pub fn is_adapted(&self) -> bool {
+        self.low_rank.is_some()
     }
 
     /// The type in which an input or an output's gradient, which now is `x`, is multiplied with the weight: that of `x`, but
@@ -88,7 +98,8 @@ impl Linear {
         };
         if parameters.packed(self.weight).is_none() {
             let weight = self.weight(parameters)?;
-            return Ok(product_with_bias_in(self.stored, x, &weight.t()?, bias)?);
+            let y = product_with_bias_in(self.stored, x, &weight.t()?, bias)?;
+            return self.with_low_rank(parameters, x, y);
         }
         let y = self.product(parameters, x)?;
         add_bias(&y, bias)?;
@@ -97,10 +108,28 @@ impl Linear {
 
     /// The product alone, for callers that add the bias in a pass of their own.
     pub fn product(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
-        match parameters.packed(self.weight) {
-            Some(packed) => Ok(packed.product(x)?),
-            None => Ok(product_in(self.stored, x, &self.weight(parameters)?.t()?)?),
+        let y = match parameters.packed(self.weight) {
+            Some(packed) => packed.product(x)?,
+            None => product_in(self.stored, x, &self.weight(parameters)?.t()?)?,
+        };
+        self.with_low_rank(parameters, x, y)
+    }
+
+    /// The output with that of LoRA's matrices, if there are some.
+    fn with_low_rank(&self, parameters: &Parameters, x: &Tensor, y: Tensor) -> Result<Tensor> {
+        if let Some(low_rank) = &self.low_rank {
+            low_rank.add_output(parameters, x, &y)?;
         }
+        Ok(y)
+    }
+
+    /// The gradient of the input.
+    fn input_gradient(&self, parameters: &Parameters, dy: &Tensor) -> Result<Tensor> {
+        let dx = product_in(self.stored, dy, &self.weight(parameters)?)?;
+        if let Some(low_rank) = &self.low_rank {
+            low_rank.add_input_gradient(parameters, dy, &dx)?;
+        }
+        Ok(dx)
     }
 
     /// Adds the gradients of weight and bias for input `x` and output gradient `dy`, and gives that of `x`.
@@ -111,8 +140,8 @@ impl Linear {
         dy: &Tensor,
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
-        self.backward_weights(x, dy, gradients)?;
-        Ok(product_in(self.stored, dy, &self.weight(parameters)?)?)
+        self.backward_weights(parameters, x, dy, gradients)?;
+        self.input_gradient(parameters, dy)
     }
 
     /// The same, with the gradient of the bias left in `sums`.
@@ -124,18 +153,24 @@ impl Linear {
         gradients: &mut Gradients,
         sums: &mut PendingSums,
     ) -> Result<Tensor> {
-        self.backward_weight(x, dy, gradients)?;
+        self.backward_weight(parameters, x, dy, gradients)?;
         if let Some(bias) = self.bias
             && gradients.wants(bias)
         {
             sums.add(&[bias], column_sums(&wide(dy)?)?);
         }
-        Ok(product_in(self.stored, dy, &self.weight(parameters)?)?)
+        self.input_gradient(parameters, dy)
     }
 
     /// Adds the gradients of weight and bias only.
-    pub fn backward_weights(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
-        self.backward_weight(x, dy, gradients)?;
+    pub fn backward_weights(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        self.backward_weight(parameters, x, dy, gradients)?;
         if let Some(bias) = self.bias
             && gradients.wants(bias)
         {
@@ -144,7 +179,16 @@ impl Linear {
         Ok(())
     }
 
-    fn backward_weight(&self, x: &Tensor, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
+    fn backward_weight(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        if let Some(low_rank) = &self.low_rank {
+            low_rank.add_gradients(parameters, x, dy, gradients)?;
+        }
         if !gradients.wants(self.weight) {
             return Ok(());
         }

@@ -10,13 +10,14 @@ use flow_kernels::Noise;
 use flow_kernels::device::{is_out_of_memory, release_memory};
 use flow_kernels::elementwise::add_in_place;
 
-use crate::checkpoint::{OpenModel, StoredModel, broken, write_model_folder};
+use crate::checkpoint::{OpenModel, StoredModel, broken, write_adapter, write_model_folder};
 use crate::config::{EncoderConfig, ModelConfig, TransducerConfig};
 use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver, check_lengths};
 use crate::encoder::Encoder;
 use crate::features::LogMel;
 use crate::heads::{self, Head, HeadInput, HeadKind, HeadPass};
 use crate::layers::convolution::BatchNorm;
+use crate::lora::{self, LoraConfig, Targets};
 use crate::loss::divisors_in;
 use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
@@ -114,6 +115,7 @@ pub struct TdtModel {
     /// The first one is the main one.
     heads: Vec<Box<dyn Head>>,
     unused: Vec<String>,
+    lora: Option<LoraConfig>,
 }
 
 /// A forward pass of the encoder.
@@ -219,7 +221,15 @@ impl TdtModel {
         let front_end = LogMel::new(&config.preprocessor, &mut builder)?;
         let encoder = Encoder::new(&config.encoder, "encoder", &mut builder)?;
         let heads = heads::of_model(&config, &mut builder)?;
+        if let Some(targets) = builder.lora_targets() {
+            targets.check()?;
+        }
         let (parameters, unused) = builder.finish();
+        if let Some(name) = unused.iter().find(|name| name.contains(".adapter_layer.")) {
+            return Err(Error::Config(format!(
+                "tensor `{name}` is of an adapter of NeMo's, which is not supported: without it the model would be another"
+            )));
+        }
         Ok(TdtModel {
             config,
             parameters,
@@ -229,7 +239,39 @@ impl TdtModel {
             encoder,
             heads,
             unused,
+            lora: None,
         })
+    }
+
+    /// The model with LoRA's matrices beside the weights of its targets: those among `matrices` (by the names that they have in
+    /// [`TdtModel::parameters`]), the others made from `seed`, with which the model computes what it computed before. They alone
+    /// are trainable from now on.
+    ///
+    /// # Errors
+    /// Where a target matches no linear layer, a matrix has another shape than the configuration says, or belongs to no target.
+    pub fn with_lora(self, lora: LoraConfig, matrices: Vec<(String, Tensor)>, seed: u64) -> Result<Self> {
+        if self.lora.is_some() {
+            return Err(Error::Input("the model has LoRA's matrices already".into()));
+        }
+        let given: Vec<String> = matrices.iter().map(|(name, _)| name.clone()).collect();
+        let matrix_dtype = self.parameters.matrix_dtype();
+        let mut model = self.rebuilt_with(&self.parameters, matrix_dtype, Some((&lora, seed)), matrices)?;
+        if let Some(name) = model.unused.iter().find(|name| given.contains(name)) {
+            return Err(Error::Input(format!("LoRA: `{name}` belongs to no target")));
+        }
+        let base: Vec<_> = (model.parameters.iter())
+            .filter(|(_, parameter)| lora::module_of(&parameter.name).is_none())
+            .map(|(id, _)| id)
+            .collect();
+        for id in base {
+            model.parameters.set_trainable(id, false);
+        }
+        Ok(model)
+    }
+
+    /// What LoRA is for in this model, if anything.
+    pub fn lora(&self) -> Option<&LoraConfig> {
+        self.lora.as_ref()
     }
 
     /// Names of tensors in the loaded file that the model does not use.
@@ -258,16 +300,37 @@ impl TdtModel {
     }
 
     fn rebuilt(&self, parameters: &Parameters, matrices: DType) -> Result<Self> {
+        let lora = self.lora.as_ref().map(|lora| (lora, 0));
+        self.rebuilt_with(parameters, matrices, lora, Vec::new())
+    }
+
+    /// The model of `parameters` and `more`, with LoRA as said. What is frozen stays frozen.
+    fn rebuilt_with(
+        &self,
+        parameters: &Parameters,
+        matrices: DType,
+        lora: Option<(&LoraConfig, u64)>,
+        more: Vec<(String, Tensor)>,
+    ) -> Result<Self> {
         self.parameters.check_f32("stored in another type")?;
         let named = |(_, parameter): (_, &Parameter)| (parameter.name.clone(), parameter.tensor.clone());
-        let tensors: Vec<(String, Tensor)> = parameters.iter().map(named).collect();
+        let tensors: Vec<(String, Tensor)> = parameters.iter().map(named).chain(more).collect();
         let (dtype, device) = (parameters.dtype(), parameters.device().clone());
         let tokenizer = self
             .tokenizer
             .as_ref()
             .map(|tokenizer| Tokenizer::from_bytes(tokenizer.bytes()));
-        let builder = ParameterBuilder::from_tensors(dtype, device, tensors).store_matrices_as(matrices);
+        let mut builder = ParameterBuilder::from_tensors(dtype, device, tensors).store_matrices_as(matrices);
+        if let Some((lora, seed)) = lora {
+            builder = builder.with_lora(Targets::new(lora.clone())?, seed);
+        }
         let mut model = Self::build(self.config.clone(), tokenizer.transpose()?, builder)?;
+        model.lora = lora.map(|(lora, _)| lora.clone());
+        for (_, parameter) in parameters.iter() {
+            if let Some(id) = model.parameters.id(&parameter.name) {
+                model.parameters.set_trainable(id, parameter.trainable);
+            }
+        }
         model.set_recompute(self.encoder.recompute);
         model.set_batch_norm(self.encoder.batch_norm);
         model.decoding = self.decoding.clone();
@@ -300,14 +363,22 @@ impl TdtModel {
         self.encoder.batch_norm = batch_norm;
     }
 
-    /// Writes a model folder. Every file is written under a temporary name and renamed, the weights last.
+    /// Writes a model folder. Every file is written under a temporary name and renamed, the weights last. LoRA's matrices are
+    /// beside the weights, in the files of an adapter, and are added to them when the folder is opened.
     pub fn save(&self, folder: &Path) -> Result<()> {
         self.parameters.check_f32("written")?;
-        let tensors: Vec<(&str, &Tensor)> = self
-            .parameters
-            .iter()
-            .map(|(_, parameter)| (parameter.name.as_str(), &parameter.tensor))
-            .collect();
+        let all = self.parameters.iter();
+        let all = all.map(|(_, parameter)| (parameter.name.as_str(), &parameter.tensor));
+        let (matrices, tensors): (Vec<_>, Vec<(&str, &Tensor)>) =
+            all.partition(|(name, _)| lora::module_of(name).is_some());
+        if let Some(lora) = &self.lora {
+            let rank = |name: &str| self.parameters.id(name).map_or(2, |id| self.parameters.get(id).rank());
+            let matrices = matrices.into_iter().map(|(name, matrix)| {
+                let module = lora::module_of(name).unwrap_or(name);
+                (name, matrix, rank(&format!("{module}.weight")))
+            });
+            write_adapter(folder, lora, matrices)?;
+        }
         let tokenizer = self.tokenizer.as_ref().map(Tokenizer::bytes);
         write_model_folder(folder, &self.config.to_nemo_yaml()?, tokenizer, &tensors)
     }
@@ -757,5 +828,7 @@ fn check(batch: &MicroBatch) -> Result<()> {
 mod emulated_tests;
 #[cfg(test)]
 mod launch_count_tests;
+#[cfg(test)]
+mod lora_tests;
 #[cfg(test)]
 mod tests;

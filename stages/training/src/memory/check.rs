@@ -107,6 +107,7 @@ fn identity(settings: &ResolvedSettings, config: &ModelConfig, shapes: &[BatchSh
         "threads": install(rayon::current_num_threads),
         "model": format!("{config:?}"),
         "precision": settings.precision,
+        "trainable": [json!(settings.lora), json!(settings.groups)],
         "switches": [settings.recompute, settings.dropout, settings.spec_augment],
         "shapes": shapes,
         "evaluation_seconds": evaluation,

@@ -14,6 +14,7 @@ use super::BatchShape;
 use crate::error::TrainingError;
 use crate::optimizer::moment_bytes;
 use crate::resolved_settings::ResolvedSettings;
+use crate::trainable;
 use crate::trainer::SAMPLE_RATE;
 
 /// Bytes at the end of the backward pass of a parameter group, counted from the beginning of the micro-batch.
@@ -297,6 +298,7 @@ fn shallow(config: &ModelConfig, layers: usize, settings: &ResolvedSettings) -> 
     config.encoder.n_layers = layers;
     let model = TdtModel::new(config, None, 1, DType::F32, &Device::Cpu)?;
     let mut model = model.stored_as(settings.precision.matrices())?;
+    model = trainable::applied_to_shallow(model, settings)?;
     model.set_recompute(settings.recompute);
     Ok(model)
 }

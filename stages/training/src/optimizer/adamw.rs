@@ -71,6 +71,8 @@ impl PartialEq for Moments {
 pub struct AdamW {
     pub config: AdamWConfig,
     pub(super) moments: BTreeMap<String, Moments>,
+    /// Factors on the learning rate, by name; 1 where there is none.
+    factors: BTreeMap<String, f64>,
     tables: DeviceTables,
 }
 
@@ -85,6 +87,7 @@ impl AdamW {
         AdamW {
             config,
             moments: BTreeMap::new(),
+            factors: BTreeMap::new(),
             tables: DeviceTables::default(),
         }
     }
@@ -92,6 +95,7 @@ impl AdamW {
     /// A copy in host memory.
     pub fn on_host(&self) -> Result<Self, TrainingError> {
         let mut copy = AdamW::new(self.config);
+        copy.factors.clone_from(&self.factors);
         for (name, moments) in &self.moments {
             let moments = Moments {
                 steps: moments.steps,
@@ -108,6 +112,11 @@ impl AdamW {
             copy.moments.insert(name.clone(), moments);
         }
         Ok(copy)
+    }
+
+    /// Sets factors on the learning rate of some parameters, by name.
+    pub fn set_rate_factors(&mut self, factors: BTreeMap<String, f64>) {
+        self.factors = factors;
     }
 
     /// Keeps the moments of those parameters that `keep` names; the others are forgotten.
@@ -188,6 +197,7 @@ impl AdamW {
                 continue;
             };
             moments.steps += 1;
+            let rate = self.factors.get(name).map_or(rate, |factor| rate * factor);
             updates.push(ParameterUpdate {
                 parameter: moments.master.as_ref().unwrap_or(parameter),
                 gradient,

@@ -1,6 +1,7 @@
 //! Checkpoints and resuming, on a model small enough to train in a blink.
 
 mod changes;
+mod lora;
 
 use std::path::{Path, PathBuf};
 

@@ -62,7 +62,7 @@ fn run(case: &Case, device: &Device) -> Result<Vec<Tensor>> {
         let mut sums = PendingSums::default();
         let dx = attention.backward(&parameters, &saved, &frames, &dy, &mut gradients, &mut sums)?;
         let kept = sums.complete(&parameters, &mut gradients)?;
-        attention.backward_positions(&saved, &kept, &mut gradients)?;
+        attention.backward_positions(&parameters, &saved, &kept, &mut gradients)?;
         all.extend([y, dx]);
     }
     all.extend(parameters.iter().filter_map(|(id, _)| gradients.get(id).cloned()));

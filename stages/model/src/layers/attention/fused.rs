@@ -63,10 +63,10 @@ impl Attention {
 
     /// The weights of query, key and value below each other, where they lie so and there is nothing to add to the product.
     fn stacked_weights<'a>(&self, parameters: &'a Parameters) -> Option<&'a Tensor> {
-        let biased = [&self.query, &self.key, &self.value]
+        let more = [&self.query, &self.key, &self.value]
             .iter()
-            .any(|linear| linear.bias().is_some());
-        parameters.stacked(&self.projection_ids()).filter(|_| !biased)
+            .any(|linear| linear.bias().is_some() || linear.is_adapted());
+        parameters.stacked(&self.projection_ids()).filter(|_| !more)
     }
 
     fn projection_ids(&self) -> [ParameterId; 3] {

@@ -45,7 +45,9 @@ fn run(attention: &Attention, parameters: &Parameters, time: usize) -> (Vec<Tens
         .backward(parameters, &saved, &frames, &dy, &mut gradients, &mut sums)
         .unwrap();
     let kept = sums.complete(parameters, &mut gradients).unwrap();
-    attention.backward_positions(&saved, &kept, &mut gradients).unwrap();
+    attention
+        .backward_positions(&parameters, &saved, &kept, &mut gradients)
+        .unwrap();
     let mut all = vec![y, dx];
     all.extend(parameters.iter().filter_map(|(id, _)| gradients.get(id).cloned()));
     (all, saved)
