@@ -1,7 +1,7 @@
 //! An accepted request, as seen by its client.
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use flow_transcription::tokens::Token;
 use flow_transcription::{Segment, Transcript};
@@ -52,6 +52,12 @@ impl Job {
         poll_fn(|context| self.work.poll(context)).await
     }
 
+    pub fn progress(&self) -> JobProgress {
+        JobProgress {
+            work: Arc::downgrade(&self.work),
+        }
+    }
+
     /// Waits for the transcript.
     ///
     /// # Errors
@@ -65,6 +71,19 @@ impl Job {
             }
         }
         Err(EngineError::Failed("the result was taken before".to_owned()))
+    }
+}
+
+/// Tells how far a request is.
+#[derive(Clone)]
+pub struct JobProgress {
+    work: Weak<Work>,
+}
+
+impl JobProgress {
+    /// Seconds of audio of which nothing more is to be decoded, and of all. None before windows are found, and after the end.
+    pub fn seconds(&self) -> Option<(f64, f64)> {
+        self.work.upgrade()?.decoded_seconds()
     }
 }
 

@@ -32,7 +32,7 @@ use shared::{Places, Shared};
 use work::Work;
 
 pub use error::EngineError;
-pub use job::{Finished, Job, JobEvent};
+pub use job::{Finished, Job, JobEvent, JobProgress};
 pub use settings::{EngineSettings, ModelSettings};
 pub use temp_folder::{Reservation, TempFolder};
 
@@ -197,16 +197,26 @@ impl Engine {
         shared.places().check_room(shared.settings.max_queue)
     }
 
+    /// Checks whether there is such a model, and whether speakers are told apart where that is asked for.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownModel`], [`EngineError::NotDiarizing`].
+    pub fn check(&self, model: Option<&str>, diarize: bool) -> Result<(), EngineError> {
+        self.inner.shared.models.find(model)?;
+        if diarize && !self.diarizes() {
+            return Err(EngineError::NotDiarizing);
+        }
+        Ok(())
+    }
+
     /// Accepts a request. Dropping the job cancels it.
     ///
     /// # Errors
     /// [`EngineError::Busy`], [`EngineError::Draining`], [`EngineError::UnknownModel`], [`EngineError::NotDiarizing`].
     pub fn submit(&self, request: TranscriptionRequest) -> Result<Job, EngineError> {
         let shared = &self.inner.shared;
+        self.check(request.model.as_deref(), request.diarize)?;
         let model = shared.models.find(request.model.as_deref())?;
-        if request.diarize && shared.diarizer.is_none() {
-            return Err(EngineError::NotDiarizing);
-        }
         let work = {
             let mut places = shared.places();
             places.check_room(shared.settings.max_queue)?;

@@ -319,6 +319,21 @@ impl Work {
         })
     }
 
+    /// Seconds of the recording without those of windows that are not decoded yet, and all seconds. None where the windows are
+    /// not known yet, or no more.
+    pub fn decoded_seconds(&self) -> Option<(f64, f64)> {
+        let state = self.lock();
+        let progress = state.progress.as_ref()?;
+        let windows = progress.windows.iter().zip(&progress.heard);
+        let missing = windows.filter(|(_, heard)| heard.is_none());
+        let missing: u64 = missing.map(|(window, _)| window.end - window.start).sum();
+        let seconds = |samples: u64| samples as f64 / f64::from(SAMPLE_RATE);
+        Some((
+            seconds(progress.samples.saturating_sub(missing)),
+            seconds(progress.samples),
+        ))
+    }
+
     /// Whether it is past its time limit.
     pub fn is_late(&self) -> bool {
         let state = self.lock();

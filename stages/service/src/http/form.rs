@@ -2,6 +2,7 @@
 
 use axum::body::Bytes;
 use futures::Stream;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::body::BodyError;
@@ -16,7 +17,8 @@ const MAX_VALUE: usize = 16 << 10;
 const MAX_IGNORED: usize = 16;
 
 /// The format of the response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ResponseFormat {
     Json,
     Text,
@@ -138,16 +140,23 @@ pub const FIELDS: &[Field] = &[
         kind: FieldType::Object(&["auto"]),
         doc: "`auto`, or an object of type `server_vad`, whose numbers have no effect: those of the server hold",
     },
+    Field {
+        name: "webhook",
+        kind: FieldType::String,
+        doc: "of jobs alone: the URL that is told of the end (an addition to OpenAI's fields)",
+    },
 ];
 
 /// A form that was read.
 pub struct TranscriptionForm {
     pub upload: Upload,
     pub asked: Asked,
+    /// Of jobs alone.
+    pub webhook: Option<String>,
 }
 
 /// The requested function.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
     pub model: Option<String>,
     pub format: ResponseFormat,
@@ -172,6 +181,7 @@ struct Reading {
     diarize: Option<bool>,
     logprobs: bool,
     temperature: Option<f64>,
+    webhook: Option<String>,
     ignored: Vec<String>,
 }
 
@@ -276,6 +286,10 @@ impl Reading {
                 }
                 Ok(())
             }
+            "webhook" => match given("webhook", form).await? {
+                Some(url) => once("webhook", &mut self.webhook, url.trim().to_owned()),
+                None => Ok(()),
+            },
             // A field without effect is read and dropped, however long it is.
             name => {
                 let mut is_empty = true;
@@ -338,7 +352,11 @@ impl Reading {
             logprobs: self.logprobs && format == ResponseFormat::Json,
             ignored: self.ignored,
         };
-        Ok(TranscriptionForm { upload, asked })
+        Ok(TranscriptionForm {
+            upload,
+            asked,
+            webhook: self.webhook,
+        })
     }
 }
 
@@ -447,12 +465,29 @@ impl From<MultipartError> for ApiError {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// What a form with a file alone asks for.
+    pub fn asked() -> Asked {
+        Asked {
+            model: None,
+            format: ResponseFormat::Json,
+            words: false,
+            segments: true,
+            stream: false,
+            diarize: false,
+            logprobs: false,
+            ignored: Vec::new(),
+        }
+    }
 
     #[test]
     fn formats_of_the_parser_are_those_of_the_documentation() {
         assert_eq!(ResponseFormat::ALL.map(ResponseFormat::name), FORMATS);
+        for format in ResponseFormat::ALL {
+            assert_eq!(serde_json::json!(format), format.name());
+        }
     }
 
     #[test]

@@ -85,6 +85,9 @@ pub async fn metrics(State(app): State<App>) -> Response {
         let loaded = engine.models().iter().filter(|model| model.loaded).count();
         metrics.loaded_models.set(loaded as i64);
     }
+    if let Some(jobs) = &app.jobs {
+        metrics.jobs.set(jobs.queued() as i64);
+    }
     let open = app
         .settings
         .max_connections

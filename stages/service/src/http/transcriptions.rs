@@ -17,6 +17,7 @@ use super::form::{self, Asked, ResponseFormat, TranscriptionForm};
 use super::multipart::{Multipart, boundary};
 use super::responses;
 use super::service::reached;
+use super::upload::Uploads;
 use crate::engine::{EngineError, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
 
 /// The response header that lists ignored fields.
@@ -36,7 +37,7 @@ struct Taken {
 /// `POST /v1/audio/transcriptions`.
 pub async fn transcribe(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let begin = Instant::now();
-    let form = read_form(&app, request).await?;
+    let form = read_request(&app, request).await?;
     let mut taken = submit(&app, form)?;
     let mut response = if taken.asked.stream {
         let first = timeout(FIRST_EVENT, taken.job.next()).await.ok().flatten();
@@ -55,7 +56,7 @@ pub async fn transcribe(State(app): State<App>, request: Request) -> Result<Resp
 /// `POST /v1/audio/diarizations`: turns of speakers, from the transcribed words.
 pub async fn diarize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let begin = Instant::now();
-    let mut form = read_form(&app, request).await?;
+    let mut form = read_request(&app, request).await?;
     if form.asked.stream {
         let message = "a diarization cannot be streamed";
         return Err(ApiError::parameter("stream", "unsupported_value", message));
@@ -82,7 +83,24 @@ pub async fn translate() -> ApiError {
     ApiError::bad_request("translation_not_supported", message)
 }
 
-async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, ApiError> {
+/// Reads the form of a request that is answered with the transcript.
+async fn read_request(app: &App, request: Request) -> Result<TranscriptionForm, ApiError> {
+    // Checked before the upload is read.
+    app.check_ready()?;
+    app.engine()?.check_room().map_err(|error| refused(app, error))?;
+    let form = read_form(app, request, &app.uploads).await?;
+    if form.webhook.is_some() {
+        let message = "`webhook` is a field of jobs: send the form to /v1/jobs";
+        return Err(ApiError::parameter("webhook", "unsupported_value", message));
+    }
+    Ok(form)
+}
+
+/// Reads a form, whose file goes to the folder of `uploads`.
+///
+/// # Errors
+/// If the service is not ready or is stopped, the body is no form, or a field is wrong.
+pub async fn read_form(app: &App, request: Request, uploads: &Uploads) -> Result<TranscriptionForm, ApiError> {
     app.check_ready()?;
     let content_type = request
         .headers()
@@ -102,11 +120,9 @@ async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, Api
             message,
         ));
     }
-    // Checked before the upload is read.
-    app.engine()?.check_room().map_err(|error| refused(app, error))?;
     let body = limited(request.into_body(), app.settings.body_limits());
     tokio::select! {
-        form = form::read(Multipart::new(body, &boundary), &app.uploads) => form,
+        form = form::read(Multipart::new(body, &boundary), uploads) => form,
         // Otherwise it would be refused after the whole upload.
         () = reached(app.phase.clone(), Phase::Draining) => Err(EngineError::Draining.into()),
     }
@@ -114,7 +130,7 @@ async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, Api
 
 fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
     let engine = app.engine()?;
-    let TranscriptionForm { upload, asked } = form;
+    let TranscriptionForm { upload, asked, .. } = form;
     let submitted = engine.submit(TranscriptionRequest {
         model: asked.model.clone(),
         audio: upload.path,
@@ -144,7 +160,8 @@ async fn finish(app: &App, job: Job, begin: Instant) -> Result<Finished, ApiErro
     Ok(finished)
 }
 
-fn tell_ignored(response: &mut Response, ignored: &[String]) {
+/// Lists ignored fields in a header.
+pub fn tell_ignored(response: &mut Response, ignored: &[String]) {
     if ignored.is_empty() {
         return;
     }
