@@ -220,3 +220,67 @@ fn kills_lose_no_job_and_do_none_twice() {
 fn many_kills_lose_no_job_and_do_none_twice() {
     kills_lose_no_job(std::env::var("FLOW_TEST_KILLS").map_or(200, |kills| kills.parse().unwrap()));
 }
+
+#[test]
+fn jobs_are_listed_shown_and_cancelled_from_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.txt");
+    fs::write(&keys, "# of the team\nsk-team\n").unwrap();
+    let mut flow = program();
+    flow.args(["serve", "--listen", "127.0.0.1:0", "--jobs"])
+        .arg(folder.path().join("jobs"));
+    flow.arg("--keys").arg(&keys);
+    let service = Served::start(flow, PATIENCE).unwrap();
+    let jobs = |arguments: &[&str]| {
+        let mut flow = program();
+        flow.arg("jobs")
+            .args(arguments)
+            .args(["--url", &service.url, "--key-file"])
+            .arg(&keys);
+        let output = flow.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        (
+            output.status.code().unwrap(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    let audio = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/model/audio/eval3_es.wav");
+    let body = form(Some(&fs::read(audio).unwrap()), &[("response_format", "srt")]);
+    let request = agent(PATIENCE).post(format!("{}{JOBS}", service.url));
+    let request = request
+        .header("Content-Type", content_type())
+        .header("Authorization", "Bearer sk-team");
+    let mut response = request.send(&body[..]).unwrap();
+    let job: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
+    let id = job["id"].as_str().unwrap();
+    let begin = Instant::now();
+    while !jobs(&["list", "--state", "done"]).1.contains(id) {
+        assert!(begin.elapsed() < PATIENCE, "{:?}", jobs(&["list"]));
+        sleep(Duration::from_millis(50));
+    }
+    let (code, listed, _) = jobs(&["list"]);
+    assert_eq!(code, 0);
+    assert!(
+        listed.starts_with("id ") && listed.contains("talk.wav") && listed.lines().count() == 2,
+        "{listed}"
+    );
+    let (_, shown, _) = jobs(&["show", id]);
+    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap()["state"], "done");
+    let (_, srt, _) = jobs(&["result", id]);
+    assert!(srt.starts_with("1\n00:00:0"), "{srt}");
+    let out = folder.path().join("talk.srt");
+    assert_eq!(jobs(&["result", id, "--out", out.to_str().unwrap()]).0, 0);
+    assert_eq!(fs::read_to_string(&out).unwrap(), srt);
+    assert_eq!(jobs(&["cancel", id]).1, format!("{id} is removed\n"));
+    let (code, _, error) = jobs(&["show", id]);
+    assert!(code == 1 && error.contains("no job of that id"), "{error}");
+    let (code, _, error) = jobs(&["show", "../models"]);
+    assert!(code == 2 && error.contains("`../models` is no id"), "{error}");
+    let without = program()
+        .args(["jobs", "list", "--url", &service.url])
+        .output()
+        .unwrap();
+    assert_eq!(without.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&without.stderr).contains("API key"));
+}

@@ -54,7 +54,7 @@ impl Job {
 
     pub fn progress(&self) -> JobProgress {
         JobProgress {
-            work: Arc::downgrade(&self.work),
+            works: vec![Arc::downgrade(&self.work)],
         }
     }
 
@@ -74,16 +74,26 @@ impl Job {
     }
 }
 
-/// Tells how far a request is.
+/// Tells how far a request is, or several of the same recording.
 #[derive(Clone)]
 pub struct JobProgress {
-    work: Weak<Work>,
+    works: Vec<Weak<Work>>,
 }
 
 impl JobProgress {
-    /// Seconds of audio of which nothing more is to be decoded, and of all. None before windows are found, and after the end.
+    /// That of several requests.
+    pub fn of_all(all: impl Iterator<Item = JobProgress>) -> Self {
+        JobProgress {
+            works: all.flat_map(|progress| progress.works).collect(),
+        }
+    }
+
+    /// Seconds of audio of which nothing more is to be decoded, and of all; of several requests those of the one that has the
+    /// most to do. None before windows are found, and after the end.
     pub fn seconds(&self) -> Option<(f64, f64)> {
-        self.work.upgrade()?.decoded_seconds()
+        let works = self.works.iter().filter_map(Weak::upgrade);
+        let seconds = works.filter_map(|work| work.decoded_seconds());
+        seconds.max_by(|a, b| (a.1 - a.0).total_cmp(&(b.1 - b.0)))
     }
 }
 

@@ -19,7 +19,9 @@ use crate::engine::{Engine, EngineError, ModelState};
 pub async fn models(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let models = app.engine()?.models();
     let data: Value = models.iter().map(|model| described(&app, model)).collect();
-    Ok(Json(json!({"object": "list", "data": data})))
+    Ok(Json(
+        json!({"object": "list", "data": data, "jobs": app.jobs.is_some()}),
+    ))
 }
 
 /// `GET /v1/models/{id}`.

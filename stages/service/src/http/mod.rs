@@ -9,6 +9,7 @@
 mod addresses;
 mod app;
 mod body;
+mod channels;
 mod client_stream;
 mod endpoints;
 mod error;

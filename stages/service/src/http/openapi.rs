@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::endpoints::{Action, ENDPOINTS, Endpoint};
-use super::form::{FIELDS, Field, FieldType};
+use super::form::{FIELDS, Field, FieldType, MAX_SPEAKERS};
 
 /// The document.
 pub fn document(version: &str) -> Value {
@@ -67,6 +67,8 @@ fn property(field: &Field) -> Value {
         FieldType::Boolean => json!({"type": "boolean"}),
         FieldType::Choice(names) => json!({"type": "string", "enum": names}),
         FieldType::Choices(names) => json!({"type": "array", "items": {"type": "string", "enum": names}}),
+        FieldType::Count => json!({"type": "integer", "minimum": 1, "maximum": MAX_SPEAKERS}),
+        FieldType::Strings => json!({"type": "array", "items": {"type": "string"}}),
         FieldType::Object(names) => json!({"anyOf": [{"type": "string", "enum": names}, {"type": "object"}]}),
     };
     schema["description"] = json!(field.doc);

@@ -239,15 +239,32 @@ fn jobs_are_bounded() {
     delete(&service, &id);
     let large = service.send(JOBS, Some(&vec![0; 61 << 20]), &[]);
     assert_eq!((large.status, large.error().0.as_str()), (413, "request_too_large"));
+    let mut ended = vec![id];
+    for _ in 0..2 {
+        ended.push(id_of(&service.send(JOBS, Some(&long_recording(1200)), &[])));
+        delete(&service, &ended[ended.len() - 1]);
+    }
     drop(service);
+    // One of them ended long ago.
+    let outcome = folder.path().join("jobs").join(&ended[2]).join("outcome");
+    let mut changed: Value = serde_json::from_str(&fs::read_to_string(&outcome).unwrap()).unwrap();
+    changed["finished_at"] = 1_700_000_000.into();
+    fs::write(&outcome, format!("{changed}\n")).unwrap();
 
     let mut settings = with_jobs(folder.path());
     settings.jobs.max_bytes = 5 << 20;
-    settings.jobs.max_kept = 1;
-    settings.jobs.keep_days = 1e-9;
+    settings.jobs.max_kept = 2;
     let service = Service::start(settings);
-    // The recording of the cancelled job is gone, and so is the job, which is older than that.
-    wait(|| service.get(&format!("{JOBS}/{id}")).status == 404);
+    // Two are kept, but not for longer than a week.
+    wait(|| service.get(JOBS).json()["data"].as_array().unwrap().len() == 2);
+    assert_eq!(service.get(&format!("{JOBS}/{}", ended[2])).status, 404);
+    drop(service);
+    let mut settings = with_jobs(folder.path());
+    settings.jobs.max_bytes = 5 << 20;
+    settings.jobs.max_kept = 1;
+    let service = Service::start(settings);
+    wait(|| service.get(JOBS).json()["data"].as_array().unwrap().len() == 1);
+    assert_eq!(state(&service, &ended[1]), "cancelled", "the oldest one is removed");
     let full = service.send(JOBS, Some(&vec![0; 6 << 20]), &[]);
     assert_eq!((full.status, full.error().0.as_str()), (429, "no_room_for_job"));
     wait(|| {

@@ -47,7 +47,7 @@ pub async fn create(State(app): State<App>, request: Request) -> Result<Response
         return Ok(accepted(found));
     }
     jobs.check_room()?;
-    let form = read_form(&app, request, &jobs.uploads).await.map_err(of_jobs)?;
+    let form = read_form(&app, request, &jobs.uploads, false).await.map_err(of_jobs)?;
     if form.asked.stream {
         let message = "a job cannot be streamed: ask for its result";
         return Err(ApiError::parameter("stream", "unsupported_value", message));

@@ -1,19 +1,22 @@
 //! Runs jobs, one after the other.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::header::CONTENT_TYPE;
 use http_body_util::BodyExt;
+use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::super::app::{App, Phase};
+use super::super::channels::{self, SubmitError};
 use super::super::error::ApiError;
 use super::super::responses;
 use super::super::service::reached;
 use super::folder::{End, JobRequest, Outcome};
 use super::{Begun, Jobs, now, webhook};
-use crate::engine::{EngineError, Finished, TranscriptionRequest};
+use crate::engine::{EngineError, Finished};
 
 /// Wait before a job is begun again for which there was no place or no memory, or whose end could not be written.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -85,37 +88,36 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
         (app.log)(&format!("warning: the job {} cannot be begun: {error}", request.id));
         return Ran::Again;
     }
-    let ran = transcribe(app, jobs, &request, &cancelled).await;
-    if !matches!(ran, Ran::Over) {
+    let ran = transcribe(app, jobs, &request, attempts, &cancelled).await;
+    if matches!(ran, Ran::Again) {
         // Only deaths of the process count. If this is not written, one more is counted.
         let _ = jobs.note_attempts(&request, attempts).await;
     }
     ran
 }
 
-async fn transcribe(app: &App, jobs: &Jobs, request: &JobRequest, cancelled: &tokio::sync::Notify) -> Ran {
+async fn transcribe(app: &App, jobs: &Jobs, request: &JobRequest, attempts: u32, cancelled: &Notify) -> Ran {
     let (Ok(engine), Ok(audio)) = (app.engine(), jobs.folder.audio(&request.id)) else {
         return Ran::Again;
     };
-    let submitted = engine.submit(TranscriptionRequest {
-        model: request.asked.model.clone(),
-        audio,
-        source_name: request.file_name.clone(),
-        diarize: request.asked.diarize,
-        tokens: request.asked.logprobs,
-    });
-    let running = match submitted {
+    let running = match channels::submit(engine, &request.asked, audio, request.file_name.clone()).await {
         Ok(running) => running,
-        Err(error) => return failed(app, jobs, request, error).await,
+        Err(SubmitError::Engine(error)) => return failed(app, jobs, request, error).await,
+        Err(SubmitError::Request(error)) => return end(app, jobs, request, Err(error)).await,
     };
     jobs.set_progress(request, running.progress());
+    let mut finish = pin!(running.finish());
     tokio::select! {
-        finished = running.finish() => match finished {
+        finished = finish.as_mut() => match finished {
             Ok(finished) => end(app, jobs, request, Ok(finished)).await,
             Err(error) => failed(app, jobs, request, error).await,
         },
         () = cancelled.notified() => Ran::Over,
-        () = reached(app.phase.clone(), Phase::Draining) => Ran::Interrupted,
+        () = reached(app.phase.clone(), Phase::Draining) => {
+            // While the engine still has the request: once it has none, the process ends.
+            let _ = jobs.note_attempts(request, attempts).await;
+            Ran::Interrupted
+        }
     }
 }
 
