@@ -110,7 +110,7 @@ fn kills_lose_no_job(kills: usize) {
         if random.below(4) == 0 {
             // Perhaps while it reads the folder.
             let mut child = command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-            sleep(Duration::from_millis(random.below(1500)));
+            sleep(Duration::from_millis(random.below(1500) as u64));
             child.kill().unwrap();
             child.wait().unwrap();
             continue;
@@ -125,7 +125,7 @@ fn kills_lose_no_job(kills: usize) {
             });
             sent.collect::<Vec<_>>()
         });
-        sleep(Duration::from_millis(random.below(400)));
+        sleep(Duration::from_millis(random.below(400) as u64));
         drop(service);
         jobs.extend(client.join().unwrap());
     }

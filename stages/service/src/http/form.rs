@@ -317,12 +317,12 @@ impl Reading {
         S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
     {
         match part.name.as_str() {
-            "model" => match given("model", form).await? {
+            "model" => match given("model", MAX_VALUE, form).await? {
                 Some(name) => once("model", &mut self.model, name),
                 None => Ok(()),
             },
             "response_format" => {
-                let Some(name) = given("response_format", form).await? else {
+                let Some(name) = given("response_format", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 let found = ResponseFormat::ALL.into_iter().find(|format| format.name() == name);
@@ -330,7 +330,7 @@ impl Reading {
                 once("response_format", &mut self.format, format)
             }
             "timestamp_granularities[]" | "timestamp_granularities" => {
-                let Some(name) = given("timestamp_granularities[]", form).await? else {
+                let Some(name) = given("timestamp_granularities[]", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 if !GRANULARITIES.contains(&name.as_str()) {
@@ -352,7 +352,9 @@ impl Reading {
             "max_speakers" => count("max_speakers", &mut self.max_speakers, form).await,
             "known_speaker_names[]" | "known_speaker_names" => {
                 const NAME: &str = "known_speaker_names[]";
-                let name = value(NAME, MAX_VALUE, form).await?;
+                let Some(name) = given(NAME, MAX_VALUE, form).await? else {
+                    return Ok(());
+                };
                 let wrong = |why: String| Err(ApiError::parameter(NAME, "invalid_value", why));
                 if let Some(fault) = KnownSpeakers::fault_of_name(&name) {
                     return wrong(format!("`{}` {fault}", shown(&name)));
@@ -365,7 +367,9 @@ impl Reading {
             }
             "known_speaker_references[]" | "known_speaker_references" => {
                 const NAME: &str = "known_speaker_references[]";
-                let url = value(NAME, MAX_REFERENCE, form).await?;
+                let Some(url) = given(NAME, MAX_REFERENCE, form).await? else {
+                    return Ok(());
+                };
                 let bytes = data_of(url.trim()).ok_or_else(|| {
                     let message = "it is no data URL in base64, such as `data:audio/wav;base64,...`";
                     ApiError::parameter(NAME, "invalid_value", message)
@@ -374,7 +378,7 @@ impl Reading {
                 at_most_known(NAME, self.references.len())
             }
             "channels" => {
-                let Some(name) = given("channels", form).await? else {
+                let Some(name) = given("channels", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 if !CHANNELS.contains(&name.as_str()) {
@@ -383,7 +387,7 @@ impl Reading {
                 once("channels", &mut self.split_channels, name == "split")
             }
             "temperature" => {
-                let Some(text) = given("temperature", form).await? else {
+                let Some(text) = given("temperature", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 let number = text
@@ -402,7 +406,7 @@ impl Reading {
                 Ok(())
             }
             "include[]" | "include" => {
-                let Some(name) = given("include[]", form).await? else {
+                let Some(name) = given("include[]", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 if name != "logprobs" {
@@ -412,7 +416,7 @@ impl Reading {
                 Ok(())
             }
             "chunking_strategy" => {
-                let Some(text) = given("chunking_strategy", form).await? else {
+                let Some(text) = given("chunking_strategy", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 if chunking_strategy(&text)? {
@@ -420,7 +424,7 @@ impl Reading {
                 }
                 Ok(())
             }
-            "webhook" => match given("webhook", form).await? {
+            "webhook" => match given("webhook", MAX_VALUE, form).await? {
                 Some(url) => once("webhook", &mut self.webhook, url.trim().to_owned()),
                 None => Ok(()),
             },
@@ -574,11 +578,11 @@ where
 }
 
 /// The text of a field, as it is; none where it is empty, as programs send fields that nobody has filled in.
-async fn given<S>(name: &'static str, form: &mut Multipart<S>) -> Result<Option<String>, ApiError>
+async fn given<S>(name: &'static str, most: usize, form: &mut Multipart<S>) -> Result<Option<String>, ApiError>
 where
     S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
 {
-    let text = value(name, MAX_VALUE, form).await?;
+    let text = value(name, most, form).await?;
     Ok(Some(text).filter(|text| !text.trim().is_empty()))
 }
 
@@ -587,7 +591,7 @@ async fn count<S>(name: &'static str, place: &mut Option<usize>, form: &mut Mult
 where
     S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
 {
-    let Some(text) = given(name, form).await? else {
+    let Some(text) = given(name, MAX_VALUE, form).await? else {
         return Ok(());
     };
     let number = text.trim().parse::<usize>().ok();

@@ -432,7 +432,7 @@ fn a_request_names_its_speakers_and_their_number() {
         (&[("min_speakers", "3"), ("max_speakers", "2")], "max_speakers"),
         (&[("num_speakers", "2"), ("num_speakers", "2")], "num_speakers"),
         (&[("known_speaker_names[]", "Ada")], "known_speaker_references[]"),
-        (&[("known_speaker_names[]", "")], "known_speaker_names[]"),
+        (&[("known_speaker_names[]", "SPEAKER_00")], "known_speaker_names[]"),
         (&[("known_speaker_names[]", "UNKNOWN")], "known_speaker_names[]"),
         (
             &[("known_speaker_names[]", "a"), ("known_speaker_names[]", "a")],
