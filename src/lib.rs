@@ -35,6 +35,8 @@ use std::process::ExitCode;
 
 use flow_runtime::registry::{AnyKind, Registry};
 
+#[cfg(feature = "service")]
+use arguments::JobsCommand;
 use arguments::{Arguments, Command, CompareFormat, EvaluateCommand};
 use failure::{Exit, Failure};
 
@@ -94,6 +96,8 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         }
         // Transcripts, too: as in their files.
         Command::Transcribe(_) | Command::Diarize(_) => true,
+        #[cfg(feature = "service")]
+        Command::Jobs(arguments) => matches!(arguments.command, JobsCommand::Show { .. } | JobsCommand::Result { .. }),
         Command::Graph(_) | Command::Kinds(_) | Command::Completions(_) | Command::Man(_) => true,
         _ => false,
     };
@@ -114,6 +118,8 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
         #[cfg(feature = "service")]
         Command::Serve(arguments) => commands::serve::serve(&arguments, out),
+        #[cfg(feature = "service")]
+        Command::Jobs(arguments) => commands::jobs::jobs(&arguments, out),
         #[cfg(feature = "service")]
         Command::Ui(arguments) => commands::ui::ui(&arguments, out),
         Command::Evaluate(command) => commands::evaluate::evaluate(&command, out),

@@ -617,7 +617,7 @@ fn commands_for_the_end_of_a_run_get_its_summary_and_change_nothing() {
 #[cfg(not(feature = "service"))]
 #[test]
 fn commands_of_a_feature_that_was_left_out_name_it() {
-    for name in ["serve", "ui"] {
+    for name in ["serve", "jobs", "ui"] {
         let error = crate::arguments::parse(["flow", name, "--model", "a.nemo"]).unwrap_err();
         assert!(error.to_string().contains("without the feature `service`"), "{error}");
     }

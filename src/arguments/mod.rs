@@ -1,6 +1,8 @@
 //! The command line's arguments.
 
 mod evaluate;
+#[cfg(feature = "service")]
+mod jobs;
 mod look;
 mod model;
 mod recordings;
@@ -21,6 +23,8 @@ pub use evaluate::{
     CompareFormat, DrawArguments, EvaluateCommand, EvaluateCompareArguments, EvaluateDiarizationArguments,
     EvaluateTextsArguments, NormalizationArguments, Normalize,
 };
+#[cfg(feature = "service")]
+pub use jobs::{JobsArguments, JobsCommand};
 pub use look::{LineageArguments, LogArguments, LookArguments, RejectsArguments};
 pub use model::{
     LmBuildArguments, LmCommand, ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat,
@@ -63,7 +67,7 @@ pub fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Re
 fn without_service(command: &mut clap::Command, error: clap::Error) -> clap::Error {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     match error.get(ContextKind::InvalidSubcommand) {
-        Some(ContextValue::String(name)) if matches!(&name[..], "serve" | "ui") => {
+        Some(ContextValue::String(name)) if matches!(&name[..], "serve" | "jobs" | "ui") => {
             let message = format!("`flow {name}`: this program was built without the feature `service`");
             command.error(ErrorKind::InvalidSubcommand, message)
         }
@@ -112,6 +116,9 @@ pub enum Command {
     #[cfg(feature = "service")]
     /// Serve transcription over HTTP, with OpenAI's API
     Serve(Box<ServeArguments>),
+    #[cfg(feature = "service")]
+    /// List, show and cancel the jobs of a service, and print their results
+    Jobs(JobsArguments),
     #[cfg(feature = "service")]
     /// Browse runs, rows, recordings and transcripts in a browser on this machine
     Ui(UiArguments),

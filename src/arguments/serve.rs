@@ -36,6 +36,9 @@ pub struct ServeArguments {
     /// A file with an API key on each line, one of which requests then need
     #[arg(long, value_name = "FILE")]
     pub keys: Option<PathBuf>,
+    /// Take jobs (/v1/jobs), and keep them in this folder over restarts
+    #[arg(long, value_name = "FOLDER")]
+    pub jobs: Option<PathBuf>,
     /// The certificate for HTTPS, in PEM
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,

@@ -6,6 +6,8 @@ pub mod doctor;
 pub mod evaluate;
 pub mod gc;
 pub mod graph;
+#[cfg(feature = "service")]
+pub mod jobs;
 pub mod kinds;
 pub mod lineage;
 pub mod lm;

@@ -87,6 +87,9 @@ fn settings(arguments: &ServeArguments) -> Result<ServeSettings, SettingsError> 
             setting.clone_from(given);
         }
     }
+    if arguments.jobs.is_some() {
+        settings.jobs.folder.clone_from(&arguments.jobs);
+    }
     http.accept_any_model |= arguments.accept_any_model;
     http.log_requests |= arguments.log_requests;
     http.max_upload = arguments

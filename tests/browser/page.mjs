@@ -133,6 +133,20 @@ for (const diarize of [false, true]) {
   await page.context().close();
 }
 
+// A job: it is listed, done, shown with its recording, and removed.
+{
+  const page = await open({});
+  await page.locator("#as-job").check();
+  await page.setInputFiles("#file", recording);
+  await page.locator("#job-list button", { hasText: "Show" }).click();
+  await page.waitForSelector(".word");
+  assert.ok(await page.locator("#player").isVisible());
+  await picture(page, "job");
+  await page.locator("#job-list button", { hasText: "Remove" }).click();
+  await page.locator("#jobs").waitFor({ state: "hidden" });
+  await page.context().close();
+}
+
 assert.equal(faults.join("\n"), "");
 await browser.close();
 console.log("page: as expected");

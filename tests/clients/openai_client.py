@@ -49,6 +49,14 @@ assert all(0 <= word.start <= word.end <= verbose.duration for word in verbose.w
 assert " ".join(segment.text.strip() for segment in verbose.segments) == plain, verbose.segments
 diarized = transcribe(response_format="diarized_json", chunking_strategy="auto")
 assert diarized.text == plain and all(segment.speaker for segment in diarized.segments), diarized
+reference = "data:audio/wav;base64," + base64.b64encode(recording).decode()
+named = transcribe(
+    response_format="diarized_json",
+    chunking_strategy="auto",
+    known_speaker_names=["Ada Lovelace"],
+    known_speaker_references=[reference],
+)
+assert {segment.speaker for segment in named.segments} == {"Ada Lovelace"}, named
 print("forms: as expected")
 
 # Streams.

@@ -31,6 +31,7 @@ mod sampling;
 mod secrets;
 mod serve;
 mod serve_clients;
+mod serve_jobs;
 mod serve_soak;
 mod served;
 mod speaker_words;

@@ -145,7 +145,8 @@ fn the_page_works_in_a_browser() {
     };
     let mut flow = program();
     flow.args(["serve", "--listen", "127.0.0.1:0", "--diarize", "--model"]);
-    flow.arg("configs/models/small.nemo");
+    let jobs = tempfile::tempdir().unwrap();
+    flow.arg("configs/models/small.nemo").arg("--jobs").arg(jobs.path());
     let service = Served::start(flow, PATIENCE).unwrap();
     let recording = repository("tests/data/golden/model/audio/eval3_es.wav");
     let conversation = repository("tests/data/golden/speakers/conv2.flac");

@@ -1,7 +1,7 @@
 //! An accepted request, as seen by its client.
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use flow_transcription::tokens::Token;
 use flow_transcription::{Segment, Transcript};
@@ -52,6 +52,12 @@ impl Job {
         poll_fn(|context| self.work.poll(context)).await
     }
 
+    pub fn progress(&self) -> JobProgress {
+        JobProgress {
+            works: vec![Arc::downgrade(&self.work)],
+        }
+    }
+
     /// Waits for the transcript.
     ///
     /// # Errors
@@ -65,6 +71,29 @@ impl Job {
             }
         }
         Err(EngineError::Failed("the result was taken before".to_owned()))
+    }
+}
+
+/// Tells how far a request is, or several of the same recording.
+#[derive(Clone)]
+pub struct JobProgress {
+    works: Vec<Weak<Work>>,
+}
+
+impl JobProgress {
+    /// That of several requests.
+    pub fn of_all(all: impl Iterator<Item = JobProgress>) -> Self {
+        JobProgress {
+            works: all.flat_map(|progress| progress.works).collect(),
+        }
+    }
+
+    /// Seconds of audio of which nothing more is to be decoded, and of all; of several requests those of the one that has the
+    /// most to do. None before windows are found, and after the end.
+    pub fn seconds(&self) -> Option<(f64, f64)> {
+        let works = self.works.iter().filter_map(Weak::upgrade);
+        let seconds = works.filter_map(|work| work.decoded_seconds());
+        seconds.max_by(|a, b| (a.1 - a.0).total_cmp(&(b.1 - b.0)))
     }
 }
 

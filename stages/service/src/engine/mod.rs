@@ -14,10 +14,13 @@ mod temp_folder;
 mod tests;
 mod work;
 
+use std::path::Path;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
+use flow_audio::samples::samples;
+use flow_speakers::clustering::Clusters;
 use flow_speakers::diarizer::{Diarizer, KnownSpeakers, OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_speakers::stages::known;
@@ -32,9 +35,12 @@ use shared::{Places, Shared};
 use work::Work;
 
 pub use error::EngineError;
-pub use job::{Finished, Job, JobEvent};
+pub use job::{Finished, Job, JobEvent, JobProgress};
 pub use settings::{EngineSettings, ModelSettings};
 pub use temp_folder::{Reservation, TempFolder};
+
+/// Longest recording of a voice by which a speaker is known, in seconds.
+pub const LONGEST_REFERENCE: f64 = 60.0;
 
 /// Transcribes for many clients concurrently. Cheap to clone. Its threads end with the last clone.
 #[derive(Clone)]
@@ -73,8 +79,21 @@ pub struct TranscriptionRequest {
     pub source_name: String,
     /// Whether to diarize.
     pub diarize: bool,
+    /// How to diarize.
+    pub speakers: SpeakerRequest,
     /// Whether to give the tokens of words.
     pub tokens: bool,
+    /// The channel that is transcribed, from 0; none: the mean of all.
+    pub channel: Option<u32>,
+}
+
+/// What a request says of its speakers.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SpeakerRequest {
+    /// The number of speakers, or limits of it.
+    pub clusters: Clusters,
+    /// Names with the embeddings of their voices, of [`Engine::voice`]. Empty: those of the settings.
+    pub known: Vec<(String, Vec<f32>)>,
 }
 
 /// Information about a model.
@@ -132,6 +151,7 @@ impl Engine {
                     observer,
                     places: Mutex::new(Places::default()),
                     ended: Notify::new(),
+                    voices: Mutex::new(()),
                     settings,
                 }),
             }),
@@ -183,6 +203,29 @@ impl Engine {
         Some(OnlineDiarizer::new(diarizer, settings, shared.known_speakers.clone()))
     }
 
+    /// The embedding of the one voice in a recording of at most [`LONGEST_REFERENCE`] seconds. Blocks; one at a time.
+    ///
+    /// # Errors
+    /// [`EngineError::NotDiarizing`]; [`EngineError::Audio`] if it cannot be decoded, is longer or has no speech.
+    pub fn voice(&self, recording: &Path, name: &str) -> Result<Vec<f32>, EngineError> {
+        let shared = &self.inner.shared;
+        let diarizer = shared.diarizer.as_ref().ok_or(EngineError::NotDiarizing)?;
+        let named = |detail: String| detail.replace(&recording.display().to_string(), name);
+        let wrong = |reason, detail: String| EngineError::Audio {
+            reason,
+            detail: named(detail),
+        };
+        let _alone = shared.voices.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = guarded(|| {
+            let decoded =
+                samples(recording, LONGEST_REFERENCE).map_err(|error| EngineError::Failed(named(error.to_string())))?;
+            let decoded = decoded.map_err(|refusal| wrong(refusal.reason, refusal.detail))?;
+            let voice = diarizer.voice(&decoded, &|| false);
+            voice.map_err(|error| wrong("no_voice", format!("{name}: {error}")))
+        });
+        found.map_err(EngineError::Failed)??.ok_or(EngineError::Cancelled)
+    }
+
     /// Requests that wait or run.
     pub fn queued(&self) -> usize {
         self.inner.shared.places().jobs.len()
@@ -197,16 +240,26 @@ impl Engine {
         shared.places().check_room(shared.settings.max_queue)
     }
 
+    /// Checks whether there is such a model, and whether speakers are told apart where that is asked for.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownModel`], [`EngineError::NotDiarizing`].
+    pub fn check(&self, model: Option<&str>, diarize: bool) -> Result<(), EngineError> {
+        self.inner.shared.models.find(model)?;
+        if diarize && !self.diarizes() {
+            return Err(EngineError::NotDiarizing);
+        }
+        Ok(())
+    }
+
     /// Accepts a request. Dropping the job cancels it.
     ///
     /// # Errors
     /// [`EngineError::Busy`], [`EngineError::Draining`], [`EngineError::UnknownModel`], [`EngineError::NotDiarizing`].
     pub fn submit(&self, request: TranscriptionRequest) -> Result<Job, EngineError> {
         let shared = &self.inner.shared;
+        self.check(request.model.as_deref(), request.diarize)?;
         let model = shared.models.find(request.model.as_deref())?;
-        if request.diarize && shared.diarizer.is_none() {
-            return Err(EngineError::NotDiarizing);
-        }
         let work = {
             let mut places = shared.places();
             places.check_room(shared.settings.max_queue)?;

@@ -7,18 +7,17 @@ use std::thread;
 use std::time::Instant;
 
 use flow_audio::part::stated_seconds;
-use flow_audio::recording_reader::Channels;
 use flow_audio::samples::{OnDamage, Refusal, lock_if_long, samples_or_damage};
-use flow_speakers::diarizer::DiarizationSettings;
+use flow_speakers::diarizer::{DiarizationSettings, KnownSpeakers};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::TranscriptionError;
 use flow_transcription::streamed::StreamedRecording;
 use flow_transcription::window_groups::each_window;
 
-use super::EngineError;
 use super::batcher::guarded;
 use super::shared::Shared;
 use super::work::Work;
+use super::{EngineError, SpeakerRequest};
 
 /// Recordings longer than this, in seconds, do not use the threads that are reserved for short ones.
 const SHORT_SECONDS: u64 = 60;
@@ -163,7 +162,7 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
         return Ok(Prepared::IsLong);
     }
     work.begin();
-    let recording = StreamedRecording::new(work.path(), Channels::Mix);
+    let recording = StreamedRecording::new(work.path(), work.channels());
     let max_duration = shared.settings.max_duration;
     let mut first = model.recognizer.first_pass(&shared.recognition);
     let (mut samples, mut is_long) = (0, false);
@@ -218,10 +217,19 @@ fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), E
     };
     let begun = Instant::now();
     let stopped = || work.has_ended() || work.is_late();
-    let found = diarizer.diarize(&samples, &DiarizationSettings::default(), &stopped);
+    let SpeakerRequest { clusters, known } = work.speakers();
+    let settings = DiarizationSettings {
+        clusters: *clusters,
+        ..DiarizationSettings::default()
+    };
+    let known = (!known.is_empty()).then(|| KnownSpeakers::new(known.clone(), shared.settings.known_threshold));
+    let known = known
+        .transpose()
+        .map_err(|error| EngineError::Failed(error.to_string()))?;
+    let found = diarizer.diarize(&samples, &settings, &stopped);
     match found.map_err(|error| EngineError::Failed(named(work, &error.to_string())))? {
         Some(mut diarized) => {
-            if let Some(known) = &shared.known_speakers {
+            if let Some(known) = known.as_ref().or(shared.known_speakers.as_ref()) {
                 let renamed = known.name(&mut diarized);
                 renamed.map_err(|error| EngineError::Failed(named(work, &error.to_string())))?;
             }

@@ -27,6 +27,8 @@ pub(crate) struct Shared {
     pub places: Mutex<Places>,
     /// Some request has ended.
     pub ended: Notify,
+    /// Held while the voice of a known speaker is computed.
+    pub voices: Mutex<()>,
 }
 
 /// The requests that wait or run.

@@ -86,6 +86,17 @@ impl TempFolder {
         };
         reservation.grow(bytes).then_some(reservation)
     }
+
+    /// Reserves bytes of a file that is there already, however little room there is.
+    pub fn reserve_anyway(&self, bytes: u64) -> Reservation {
+        let mut reserved = self.inner.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *reserved;
+        *reserved = before.saturating_add(bytes);
+        Reservation {
+            bytes: *reserved - before,
+            folder: Arc::clone(&self.inner),
+        }
+    }
 }
 
 impl Reservation {
@@ -101,6 +112,13 @@ impl Reservation {
             }
             None => false,
         }
+    }
+
+    /// Gives back what is reserved beyond so many bytes.
+    pub fn shrink(&mut self, bytes: u64) {
+        let rest = self.bytes.saturating_sub(bytes);
+        *self.folder.reserved.lock().unwrap_or_else(PoisonError::into_inner) -= rest;
+        self.bytes -= rest;
     }
 
     pub fn bytes(&self) -> u64 {
@@ -249,5 +267,15 @@ mod tests {
         assert!(first.grow(30));
         drop(first);
         assert_eq!(folder.reserve(100).unwrap().bytes(), 100);
+
+        let mut old = folder.reserve_anyway(250);
+        assert!(folder.reserve(1).is_none());
+        old.shrink(300);
+        assert_eq!(old.bytes(), 250);
+        old.shrink(40);
+        assert_eq!(folder.reserve(60).unwrap().bytes(), 60);
+        assert_eq!(folder.reserve_anyway(u64::MAX).bytes(), u64::MAX - 40);
+        drop(old);
+        assert!(folder.reserve(100).is_some());
     }
 }

@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use chrono::{SecondsFormat, Utc};
+use flow_audio::recording_reader::Channels;
 use flow_speakers::diarizer::Diarized;
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::{Heard, recognized};
@@ -22,7 +23,7 @@ use super::job::{Finished, JobEvent};
 use super::models::{Lease, LoadedModel};
 use super::settled::Settled;
 use super::shared::Shared;
-use super::{EngineError, TranscriptionRequest};
+use super::{EngineError, SpeakerRequest, TranscriptionRequest};
 
 /// An accepted request, as seen by the threads that process it.
 pub(crate) struct Work {
@@ -30,7 +31,9 @@ pub(crate) struct Work {
     source_name: String,
     path: PathBuf,
     diarize: bool,
+    speakers: SpeakerRequest,
     with_tokens: bool,
+    channels: Channels,
     taken: Instant,
     shared: Arc<Shared>,
     ended: AtomicBool,
@@ -98,7 +101,9 @@ impl Work {
             source_name: request.source_name,
             path: request.audio.to_path_buf(),
             diarize: request.diarize,
+            speakers: request.speakers,
             with_tokens: request.tokens,
+            channels: request.channel.map_or(Channels::Mix, Channels::One),
             taken: Instant::now(),
             shared,
             ended: AtomicBool::new(false),
@@ -137,6 +142,14 @@ impl Work {
 
     pub fn diarize(&self) -> bool {
         self.diarize
+    }
+
+    pub fn speakers(&self) -> &SpeakerRequest {
+        &self.speakers
+    }
+
+    pub fn channels(&self) -> Channels {
+        self.channels
     }
 
     pub fn has_ended(&self) -> bool {
@@ -317,6 +330,21 @@ impl Work {
             decode_seconds: first.map_or(0.0, |first| seconds(first, last)),
             batches,
         })
+    }
+
+    /// Seconds of the recording without those of windows that are not decoded yet, and all seconds. None where the windows are
+    /// not known yet, or no more.
+    pub fn decoded_seconds(&self) -> Option<(f64, f64)> {
+        let state = self.lock();
+        let progress = state.progress.as_ref()?;
+        let windows = progress.windows.iter().zip(&progress.heard);
+        let missing = windows.filter(|(_, heard)| heard.is_none());
+        let missing: u64 = missing.map(|(window, _)| window.end - window.start).sum();
+        let seconds = |samples: u64| samples as f64 / f64::from(SAMPLE_RATE);
+        Some((
+            seconds(progress.samples.saturating_sub(missing)),
+            seconds(progress.samples),
+        ))
     }
 
     /// Whether it is past its time limit.

@@ -9,6 +9,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::addresses::Addresses;
 use super::error::ApiError;
+use super::jobs::Jobs;
 use super::keys::Keys;
 use super::metrics::Metrics;
 use super::origin::Callers;
@@ -37,6 +38,8 @@ pub struct Shared {
     pub keys: Keys,
     pub callers: Callers,
     pub uploads: Uploads,
+    /// None: the service was started without a folder for jobs.
+    pub jobs: Option<Arc<Jobs>>,
     pub metrics: Arc<Metrics>,
     pub log: Log,
     /// The response of `/version`.

@@ -5,6 +5,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, get, post};
 
 use super::app::App;
+use super::jobs::handlers as jobs;
 use super::{information, middleware, transcriptions};
 
 /// The function of a path.
@@ -13,6 +14,9 @@ pub enum Action {
     Transcribe,
     Diarize,
     Translate,
+    Jobs,
+    Job,
+    JobResult,
     Models,
     Model,
     Health,
@@ -70,6 +74,24 @@ pub const ENDPOINTS: &[Endpoint] = &[
         true,
         "Refused: there is no translation",
     ),
+    endpoint(
+        "/v1/jobs",
+        Action::Jobs,
+        true,
+        "Transcribe a recording later; list such jobs",
+    ),
+    endpoint(
+        "/v1/jobs/{id}",
+        Action::Job,
+        true,
+        "One of the jobs; cancel or remove it",
+    ),
+    endpoint(
+        "/v1/jobs/{id}/result",
+        Action::JobResult,
+        true,
+        "The transcript of a job",
+    ),
     endpoint("/v1/models", Action::Models, true, "The models that there are"),
     endpoint("/v1/models/{id}", Action::Model, true, "One of the models"),
     endpoint("/health", Action::Health, false, "Whether the server runs"),
@@ -83,9 +105,14 @@ pub const ENDPOINTS: &[Endpoint] = &[
 ];
 
 impl Action {
-    /// Whether it is a POST with a form; the others are GET.
-    pub fn takes_form(self) -> bool {
-        matches!(self, Self::Transcribe | Self::Diarize | Self::Translate)
+    /// Its methods, as in OpenAPI. POST takes a form.
+    pub fn methods(self) -> &'static [&'static str] {
+        match self {
+            Self::Transcribe | Self::Diarize | Self::Translate => &["post"],
+            Self::Jobs => &["get", "post"],
+            Self::Job => &["get", "delete"],
+            _ => &["get"],
+        }
     }
 
     fn handler(self) -> MethodRouter<App> {
@@ -93,6 +120,9 @@ impl Action {
             Self::Transcribe => post(transcriptions::transcribe),
             Self::Diarize => post(transcriptions::diarize),
             Self::Translate => post(transcriptions::translate),
+            Self::Jobs => get(jobs::list).post(jobs::create),
+            Self::Job => get(jobs::show).delete(jobs::delete),
+            Self::JobResult => get(jobs::result),
             Self::Models => get(information::models),
             Self::Model => get(information::model),
             Self::Health => get(information::health),
@@ -110,8 +140,11 @@ impl Action {
 pub fn router(app: &App, page: Router) -> Router {
     let (mut open, mut guarded) = (Router::new(), Router::new());
     for endpoint in ENDPOINTS {
-        // Names of models have slashes, as in OWNER/NAME.
-        let path = endpoint.path.replace("{id}", "{*id}");
+        let path = match endpoint.action {
+            // Names of models have slashes, as in OWNER/NAME.
+            Action::Model => endpoint.path.replace("{id}", "{*id}"),
+            _ => endpoint.path.to_owned(),
+        };
         if endpoint.needs_key {
             guarded = guarded.route(&path, endpoint.action.handler());
         } else {

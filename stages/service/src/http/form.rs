@@ -1,13 +1,20 @@
 //! The form of a transcription: its fields, their values, and which of them have an effect here.
 
 use axum::body::Bytes;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use flow_speakers::clustering::Clusters;
+use flow_speakers::diarizer::KnownSpeakers;
 use futures::Stream;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tempfile::TempPath;
 
 use super::body::BodyError;
 use super::error::ApiError;
 use super::multipart::{Multipart, MultipartError, Part};
 use super::upload::{Upload, Uploads};
+use crate::engine::{SpeakerRequest, TranscriptionRequest};
 
 /// Most bytes of a field that is not a file.
 const MAX_VALUE: usize = 16 << 10;
@@ -16,7 +23,8 @@ const MAX_VALUE: usize = 16 << 10;
 const MAX_IGNORED: usize = 16;
 
 /// The format of the response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ResponseFormat {
     Json,
     Text,
@@ -67,6 +75,10 @@ pub enum FieldType {
     Choice(&'static [&'static str]),
     /// Several of these, each in a field of its own.
     Choices(&'static [&'static str]),
+    /// From 1 to [`MAX_SPEAKERS`].
+    Count,
+    /// Several, each in a field of its own.
+    Strings,
     /// JSON, or one of these.
     Object(&'static [&'static str]),
 }
@@ -78,6 +90,9 @@ pub struct Field {
     pub kind: FieldType,
     pub doc: &'static str,
 }
+
+/// Values of `channels`.
+const CHANNELS: &[&str] = &["mix", "split"];
 
 const FORMATS: &[&str] = &["json", "text", "srt", "verbose_json", "vtt", "diarized_json"];
 
@@ -114,6 +129,37 @@ pub const FIELDS: &[Field] = &[
         doc: "say who speaks, in every format (an addition to OpenAI's fields); `diarized_json` always does",
     },
     Field {
+        name: "num_speakers",
+        kind: FieldType::Count,
+        doc: "with speakers: their number (an addition to OpenAI's fields)",
+    },
+    Field {
+        name: "min_speakers",
+        kind: FieldType::Count,
+        doc: "with speakers: their number at least (an addition to OpenAI's fields)",
+    },
+    Field {
+        name: "max_speakers",
+        kind: FieldType::Count,
+        doc: "with speakers: their number at most (an addition to OpenAI's fields)",
+    },
+    Field {
+        name: "known_speaker_names[]",
+        kind: FieldType::Strings,
+        doc: "with speakers: names of up to four of them, instead of those that the server knows",
+    },
+    Field {
+        name: "known_speaker_references[]",
+        kind: FieldType::Strings,
+        doc: "a recording of each of these names in the same order, as a data URL in base64",
+    },
+    Field {
+        name: "channels",
+        kind: FieldType::Choice(CHANNELS),
+        doc: "`split`: channels are transcribed apart, into one transcript in the order of time whose speakers are `CHANNEL_1`, \
+              `CHANNEL_2` and so on; `mix` if not given (an addition to OpenAI's fields)",
+    },
+    Field {
         name: "temperature",
         kind: FieldType::Number,
         doc: "from 0 to 1; has no effect, as decoding is greedy",
@@ -138,16 +184,34 @@ pub const FIELDS: &[Field] = &[
         kind: FieldType::Object(&["auto"]),
         doc: "`auto`, or an object of type `server_vad`, whose numbers have no effect: those of the server hold",
     },
+    Field {
+        name: "webhook",
+        kind: FieldType::String,
+        doc: "of jobs alone: the URL that is told of the end (an addition to OpenAI's fields)",
+    },
 ];
+
+/// Most speakers that a request may name the number of.
+pub const MAX_SPEAKERS: usize = 100;
+
+/// Most known speakers of a request, as with OpenAI.
+const MAX_KNOWN: usize = 4;
+
+/// Most bytes of the reference of one, as base64.
+const MAX_REFERENCE: usize = 4 << 20;
 
 /// A form that was read.
 pub struct TranscriptionForm {
     pub upload: Upload,
     pub asked: Asked,
+    /// Known speakers: a name, and a file with a recording of the voice.
+    pub references: Vec<(String, Vec<u8>)>,
+    /// Of jobs alone.
+    pub webhook: Option<String>,
 }
 
 /// The requested function.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
     pub model: Option<String>,
     pub format: ResponseFormat,
@@ -157,8 +221,42 @@ pub struct Asked {
     pub diarize: bool,
     /// Tokens with their log probabilities.
     pub logprobs: bool,
+    /// Channels are transcribed apart.
+    #[serde(default)]
+    pub split_channels: bool,
+    #[serde(default)]
+    pub num_speakers: Option<usize>,
+    #[serde(default)]
+    pub min_speakers: Option<usize>,
+    #[serde(default)]
+    pub max_speakers: Option<usize>,
+    /// Names with the embeddings of their voices.
+    #[serde(default)]
+    pub known_speakers: Vec<(String, Vec<f32>)>,
     /// Names of fields that were given and have no effect.
     pub ignored: Vec<String>,
+}
+
+impl Asked {
+    /// The request for the engine.
+    pub fn request(&self, audio: TempPath, source_name: String) -> TranscriptionRequest {
+        TranscriptionRequest {
+            model: self.model.clone(),
+            audio,
+            source_name,
+            diarize: self.diarize,
+            speakers: SpeakerRequest {
+                clusters: Clusters {
+                    number: self.num_speakers,
+                    least: self.min_speakers,
+                    most: self.max_speakers,
+                },
+                known: self.known_speakers.clone(),
+            },
+            tokens: self.logprobs,
+            channel: None,
+        }
+    }
 }
 
 /// The fields read so far.
@@ -172,14 +270,25 @@ struct Reading {
     diarize: Option<bool>,
     logprobs: bool,
     temperature: Option<f64>,
+    split_channels: Option<bool>,
+    num_speakers: Option<usize>,
+    min_speakers: Option<usize>,
+    max_speakers: Option<usize>,
+    known_names: Vec<String>,
+    references: Vec<Vec<u8>>,
+    webhook: Option<String>,
     ignored: Vec<String>,
 }
 
-/// Reads a form; its file goes to the private folder.
+/// Reads a form; its file goes to the private folder. `is_diarization`: of a path that tells speakers apart in any case.
 ///
 /// # Errors
 /// If the body is no form, is too large or too slow, has no file, or a field has a wrong value.
-pub async fn read<S>(mut form: Multipart<S>, uploads: &Uploads) -> Result<TranscriptionForm, ApiError>
+pub async fn read<S>(
+    mut form: Multipart<S>,
+    uploads: &Uploads,
+    is_diarization: bool,
+) -> Result<TranscriptionForm, ApiError>
 where
     S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
 {
@@ -199,7 +308,7 @@ where
             reading.field(&part, &mut form).await?;
         }
     }
-    reading.done()
+    reading.done(is_diarization)
 }
 
 impl Reading {
@@ -208,12 +317,12 @@ impl Reading {
         S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
     {
         match part.name.as_str() {
-            "model" => match given("model", form).await? {
+            "model" => match given("model", MAX_VALUE, form).await? {
                 Some(name) => once("model", &mut self.model, name),
                 None => Ok(()),
             },
             "response_format" => {
-                let Some(name) = given("response_format", form).await? else {
+                let Some(name) = given("response_format", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 let found = ResponseFormat::ALL.into_iter().find(|format| format.name() == name);
@@ -221,7 +330,7 @@ impl Reading {
                 once("response_format", &mut self.format, format)
             }
             "timestamp_granularities[]" | "timestamp_granularities" => {
-                let Some(name) = given("timestamp_granularities[]", form).await? else {
+                let Some(name) = given("timestamp_granularities[]", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 if !GRANULARITIES.contains(&name.as_str()) {
@@ -231,15 +340,54 @@ impl Reading {
                 Ok(())
             }
             "stream" => {
-                let flag = boolean("stream", &value("stream", form).await?)?;
+                let flag = boolean("stream", &value("stream", MAX_VALUE, form).await?)?;
                 once("stream", &mut self.stream, flag)
             }
             "diarize" => {
-                let flag = boolean("diarize", &value("diarize", form).await?)?;
+                let flag = boolean("diarize", &value("diarize", MAX_VALUE, form).await?)?;
                 once("diarize", &mut self.diarize, flag)
             }
+            "num_speakers" => count("num_speakers", &mut self.num_speakers, form).await,
+            "min_speakers" => count("min_speakers", &mut self.min_speakers, form).await,
+            "max_speakers" => count("max_speakers", &mut self.max_speakers, form).await,
+            "known_speaker_names[]" | "known_speaker_names" => {
+                const NAME: &str = "known_speaker_names[]";
+                let Some(name) = given(NAME, MAX_VALUE, form).await? else {
+                    return Ok(());
+                };
+                let wrong = |why: String| Err(ApiError::parameter(NAME, "invalid_value", why));
+                if let Some(fault) = KnownSpeakers::fault_of_name(&name) {
+                    return wrong(format!("`{}` {fault}", shown(&name)));
+                }
+                if self.known_names.contains(&name) {
+                    return wrong(format!("`{}` is given twice", shown(&name)));
+                }
+                self.known_names.push(name);
+                at_most_known(NAME, self.known_names.len())
+            }
+            "known_speaker_references[]" | "known_speaker_references" => {
+                const NAME: &str = "known_speaker_references[]";
+                let Some(url) = given(NAME, MAX_REFERENCE, form).await? else {
+                    return Ok(());
+                };
+                let bytes = data_of(url.trim()).ok_or_else(|| {
+                    let message = "it is no data URL in base64, such as `data:audio/wav;base64,...`";
+                    ApiError::parameter(NAME, "invalid_value", message)
+                })?;
+                self.references.push(bytes);
+                at_most_known(NAME, self.references.len())
+            }
+            "channels" => {
+                let Some(name) = given("channels", MAX_VALUE, form).await? else {
+                    return Ok(());
+                };
+                if !CHANNELS.contains(&name.as_str()) {
+                    return Err(none_of("channels", &name, CHANNELS));
+                }
+                once("channels", &mut self.split_channels, name == "split")
+            }
             "temperature" => {
-                let Some(text) = given("temperature", form).await? else {
+                let Some(text) = given("temperature", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 let number = text
@@ -258,7 +406,7 @@ impl Reading {
                 Ok(())
             }
             "include[]" | "include" => {
-                let Some(name) = given("include[]", form).await? else {
+                let Some(name) = given("include[]", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 if name != "logprobs" {
@@ -268,7 +416,7 @@ impl Reading {
                 Ok(())
             }
             "chunking_strategy" => {
-                let Some(text) = given("chunking_strategy", form).await? else {
+                let Some(text) = given("chunking_strategy", MAX_VALUE, form).await? else {
                     return Ok(());
                 };
                 if chunking_strategy(&text)? {
@@ -276,6 +424,10 @@ impl Reading {
                 }
                 Ok(())
             }
+            "webhook" => match given("webhook", MAX_VALUE, form).await? {
+                Some(url) => once("webhook", &mut self.webhook, url.trim().to_owned()),
+                None => Ok(()),
+            },
             // A field without effect is read and dropped, however long it is.
             name => {
                 let mut is_empty = true;
@@ -299,7 +451,7 @@ impl Reading {
         }
     }
 
-    fn done(mut self) -> Result<TranscriptionForm, ApiError> {
+    fn done(mut self, is_diarization: bool) -> Result<TranscriptionForm, ApiError> {
         let Some(upload) = self.upload.take() else {
             let message = "the form has no `file`, which is the recording";
             return Err(ApiError::parameter("file", "missing_required_parameter", message));
@@ -324,6 +476,51 @@ impl Reading {
             );
             return Err(ApiError::parameter("stream", "unsupported_value", message));
         }
+        let split_channels = self.split_channels.unwrap_or(false);
+        if split_channels && (self.diarize == Some(true) || is_diarization) {
+            let message = "with `split` the speakers are the channels: they are not told apart by their voices";
+            return Err(ApiError::parameter("channels", "invalid_value", message));
+        }
+        if split_channels && self.stream == Some(true) {
+            let message = "a transcript of channels apart cannot be streamed";
+            return Err(ApiError::parameter("stream", "unsupported_value", message));
+        }
+        let diarize = self.diarize.unwrap_or(false) || (format == ResponseFormat::DiarizedJson && !split_channels);
+        let of_speakers = [
+            ("num_speakers", self.num_speakers.is_some()),
+            ("min_speakers", self.min_speakers.is_some()),
+            ("max_speakers", self.max_speakers.is_some()),
+            ("known_speaker_names[]", !self.known_names.is_empty()),
+            ("known_speaker_references[]", !self.references.is_empty()),
+        ];
+        if let Some(&(name, _)) = of_speakers
+            .iter()
+            .find(|(_, given)| *given && !diarize && !is_diarization)
+        {
+            let message = format!("`{name}` needs `diarize`, or response_format `diarized_json`");
+            return Err(ApiError::parameter(name, "invalid_value", message));
+        }
+        let least = self.num_speakers.or(self.min_speakers).unwrap_or(1);
+        if self.max_speakers.is_some_and(|most| most < least)
+            || self
+                .num_speakers
+                .is_some_and(|number| self.min_speakers.is_some_and(|least| least > number))
+        {
+            let message = "`num_speakers`, `min_speakers` and `max_speakers` contradict each other";
+            return Err(ApiError::parameter("max_speakers", "invalid_value", message));
+        }
+        if self.known_names.len() != self.references.len() {
+            let message = format!(
+                "there are {} known_speaker_names[] and {} known_speaker_references[]: each name has one reference",
+                self.known_names.len(),
+                self.references.len()
+            );
+            return Err(ApiError::parameter(
+                "known_speaker_references[]",
+                "invalid_value",
+                message,
+            ));
+        }
         if self.logprobs && format != ResponseFormat::Json {
             self.ignore("include[]");
         }
@@ -334,11 +531,21 @@ impl Reading {
             model: self.model,
             format,
             stream,
-            diarize: self.diarize.unwrap_or(false) || format == ResponseFormat::DiarizedJson,
+            diarize,
             logprobs: self.logprobs && format == ResponseFormat::Json,
+            split_channels,
+            num_speakers: self.num_speakers,
+            min_speakers: self.min_speakers,
+            max_speakers: self.max_speakers,
+            known_speakers: Vec::new(),
             ignored: self.ignored,
         };
-        Ok(TranscriptionForm { upload, asked })
+        Ok(TranscriptionForm {
+            upload,
+            asked,
+            references: self.known_names.into_iter().zip(self.references).collect(),
+            webhook: self.webhook,
+        })
     }
 }
 
@@ -352,14 +559,14 @@ fn once<T>(name: &'static str, place: &mut Option<T>, value: T) -> Result<(), Ap
 }
 
 /// The text of a field.
-async fn value<S>(name: &'static str, form: &mut Multipart<S>) -> Result<String, ApiError>
+async fn value<S>(name: &'static str, most: usize, form: &mut Multipart<S>) -> Result<String, ApiError>
 where
     S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
 {
     let mut bytes = Vec::new();
     while let Some(chunk) = form.chunk().await? {
-        if bytes.len() + chunk.len() > MAX_VALUE {
-            let message = format!("`{name}` has more than {MAX_VALUE} bytes");
+        if bytes.len() + chunk.len() > most {
+            let message = format!("`{name}` has more than {most} bytes");
             return Err(ApiError::parameter(name, "string_above_max_length", message));
         }
         bytes.extend_from_slice(&chunk);
@@ -371,12 +578,45 @@ where
 }
 
 /// The text of a field, as it is; none where it is empty, as programs send fields that nobody has filled in.
-async fn given<S>(name: &'static str, form: &mut Multipart<S>) -> Result<Option<String>, ApiError>
+async fn given<S>(name: &'static str, most: usize, form: &mut Multipart<S>) -> Result<Option<String>, ApiError>
 where
     S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
 {
-    let text = value(name, form).await?;
+    let text = value(name, most, form).await?;
     Ok(Some(text).filter(|text| !text.trim().is_empty()))
+}
+
+/// Reads a number of speakers.
+async fn count<S>(name: &'static str, place: &mut Option<usize>, form: &mut Multipart<S>) -> Result<(), ApiError>
+where
+    S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
+{
+    let Some(text) = given(name, MAX_VALUE, form).await? else {
+        return Ok(());
+    };
+    let number = text.trim().parse::<usize>().ok();
+    let number = number.filter(|number| (1..=MAX_SPEAKERS).contains(number));
+    let number = number.ok_or_else(|| {
+        let message = format!("`{}` is no whole number from 1 to {MAX_SPEAKERS}", shown(&text));
+        ApiError::parameter(name, "invalid_value", message)
+    })?;
+    once(name, place, number)
+}
+
+fn at_most_known(name: &'static str, count: usize) -> Result<(), ApiError> {
+    if count <= MAX_KNOWN {
+        return Ok(());
+    }
+    let message = format!("there are more than {MAX_KNOWN}");
+    Err(ApiError::parameter(name, "invalid_value", message))
+}
+
+/// The bytes of a data URL in base64.
+fn data_of(url: &str) -> Option<Vec<u8>> {
+    let (head, data) = url.split_once(',')?;
+    let is_base64 = head.get(..5)?.eq_ignore_ascii_case("data:") && head.to_ascii_lowercase().ends_with(";base64");
+    let bytes = is_base64.then(|| STANDARD.decode(data).ok())?;
+    bytes.filter(|bytes| !bytes.is_empty())
 }
 
 fn boolean(name: &'static str, text: &str) -> Result<bool, ApiError> {
@@ -447,12 +687,34 @@ impl From<MultipartError> for ApiError {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// What a form with a file alone asks for.
+    pub fn asked() -> Asked {
+        Asked {
+            model: None,
+            format: ResponseFormat::Json,
+            words: false,
+            segments: true,
+            stream: false,
+            diarize: false,
+            logprobs: false,
+            split_channels: false,
+            num_speakers: None,
+            min_speakers: None,
+            max_speakers: None,
+            known_speakers: Vec::new(),
+            ignored: Vec::new(),
+        }
+    }
 
     #[test]
     fn formats_of_the_parser_are_those_of_the_documentation() {
         assert_eq!(ResponseFormat::ALL.map(ResponseFormat::name), FORMATS);
+        for format in ResponseFormat::ALL {
+            assert_eq!(serde_json::json!(format), format.name());
+        }
     }
 
     #[test]
@@ -492,6 +754,22 @@ mod tests {
             reading.ignore(&number.to_string());
         }
         assert_eq!(reading.ignored.len(), MAX_IGNORED);
+    }
+
+    #[test]
+    fn data_urls_hold_bytes_in_base64() {
+        assert_eq!(data_of("data:audio/wav;base64,AQID"), Some(vec![1, 2, 3]));
+        assert_eq!(data_of("DATA:;BASE64,AQ=="), Some(vec![1]));
+        for wrong in [
+            "",
+            "data:audio/wav;base64,",
+            "data:audio/wav,AQID",
+            "https://a/b.wav",
+            "AQID",
+            "data:;base64,AQ!",
+        ] {
+            assert_eq!(data_of(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -19,7 +19,9 @@ use crate::engine::{Engine, EngineError, ModelState};
 pub async fn models(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let models = app.engine()?.models();
     let data: Value = models.iter().map(|model| described(&app, model)).collect();
-    Ok(Json(json!({"object": "list", "data": data})))
+    Ok(Json(
+        json!({"object": "list", "data": data, "jobs": app.jobs.is_some()}),
+    ))
 }
 
 /// `GET /v1/models/{id}`.
@@ -84,6 +86,9 @@ pub async fn metrics(State(app): State<App>) -> Response {
         metrics.queued.set(engine.queued() as i64);
         let loaded = engine.models().iter().filter(|model| model.loaded).count();
         metrics.loaded_models.set(loaded as i64);
+    }
+    if let Some(jobs) = &app.jobs {
+        metrics.jobs.set(jobs.queued() as i64);
     }
     let open = app
         .settings

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use axum::http::HeaderMap;
 use axum::http::header::{AUTHORIZATION, UPGRADE};
+use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 use super::error::ApiError;
@@ -67,6 +68,19 @@ impl Keys {
         } else {
             Err(refused("invalid_api_key", "the API key is not known here"))
         }
+    }
+
+    /// A digest of the key of a request, by which what a client left here is known to be its own; None where no key is needed.
+    /// Of requests that [`Keys::check`] let pass.
+    pub fn owner(&self, headers: &HeaderMap) -> Option<String> {
+        if self.is_open() {
+            return None;
+        }
+        let key = bearer(headers).or_else(|| protocol(headers)).unwrap_or_default();
+        let mut digest = Sha256::new_with_prefix(b"owner of jobs of flow serve\0");
+        digest.update(key);
+        let digest = digest.finalize();
+        Some(digest[..16].iter().map(|byte| format!("{byte:02x}")).collect())
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::header::{CACHE_CONTROL, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{CACHE_CONTROL, LOCATION, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
@@ -54,10 +54,10 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
     Some(
         CorsLayer::new()
             .allow_origin(origin)
-            .allow_methods([Method::GET, Method::POST])
+            .allow_methods([Method::GET, Method::POST, Method::DELETE])
             // Allows the requested headers: clients add their own, and `*` would not include `Authorization`.
             .allow_headers(AllowHeaders::mirror_request())
-            .expose_headers([IGNORED, REQUEST_ID, RETRY_AFTER]),
+            .expose_headers([IGNORED, LOCATION, REQUEST_ID, RETRY_AFTER]),
     )
 }
 
@@ -143,6 +143,7 @@ fn known_method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
         Method::POST => "POST",
+        Method::DELETE => "DELETE",
         Method::HEAD => "HEAD",
         Method::OPTIONS => "OPTIONS",
         _ => "other",

@@ -1,5 +1,5 @@
 //! The service over HTTP: OpenAI's API for transcriptions (`transcriptions`, `form`, `responses`, `events`),
-//! information about the service (`information`, `openapi`, `metrics`), access control (`keys`, `origin`), and
+//! transcriptions that outlive their requests (`jobs`), information about the service (`information`, `openapi`, `metrics`), access control (`keys`, `origin`), and
 //! connections with their limits (`server`) around all of that (`service`).
 //!
 //! All input of clients is limited: the number of connections, the size and time of a request's head, the size, time
@@ -9,12 +9,14 @@
 mod addresses;
 mod app;
 mod body;
+mod channels;
 mod client_stream;
 mod endpoints;
 mod error;
 mod events;
 mod form;
 mod information;
+mod jobs;
 mod keys;
 mod metrics;
 mod middleware;
@@ -33,6 +35,7 @@ mod upload;
 pub use app::Log;
 pub use endpoints::{Action, ENDPOINTS, Endpoint};
 pub use error::ApiError;
+pub use jobs::JobSettings;
 pub use origin::Callers;
 pub use server::{ServeError, Server, StopHandle};
 pub use service::Service;

@@ -3,13 +3,14 @@
 use serde_json::{Map, Value, json};
 
 use super::endpoints::{Action, ENDPOINTS, Endpoint};
-use super::form::{FIELDS, Field, FieldType};
+use super::form::{FIELDS, Field, FieldType, MAX_SPEAKERS};
 
 /// The document.
 pub fn document(version: &str) -> Value {
     let paths = ENDPOINTS.iter().map(|endpoint| {
-        let method = if endpoint.action.takes_form() { "post" } else { "get" };
-        (endpoint.path.to_owned(), json!({method: operation(endpoint)}))
+        let methods = endpoint.action.methods().iter();
+        let operations = methods.map(|method| ((*method).to_owned(), operation(endpoint, method)));
+        (endpoint.path.to_owned(), operations.collect::<Value>())
     });
     json!({
         "openapi": "3.1.0",
@@ -22,7 +23,7 @@ pub fn document(version: &str) -> Value {
     })
 }
 
-fn operation(endpoint: &Endpoint) -> Value {
+fn operation(endpoint: &Endpoint, method: &str) -> Value {
     let mut operation = json!({
         "summary": endpoint.doc,
         "responses": {
@@ -40,7 +41,8 @@ fn operation(endpoint: &Endpoint) -> Value {
     if endpoint.path.contains("{id}") {
         operation["parameters"] = json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string"}}]);
     }
-    if matches!(endpoint.action, Action::Transcribe | Action::Diarize) {
+    let has_form = matches!(endpoint.action, Action::Transcribe | Action::Diarize | Action::Jobs);
+    if has_form && method == "post" {
         let properties: Map<String, Value> = FIELDS
             .iter()
             .map(|field| (field.name.to_owned(), property(field)))
@@ -65,6 +67,8 @@ fn property(field: &Field) -> Value {
         FieldType::Boolean => json!({"type": "boolean"}),
         FieldType::Choice(names) => json!({"type": "string", "enum": names}),
         FieldType::Choices(names) => json!({"type": "array", "items": {"type": "string", "enum": names}}),
+        FieldType::Count => json!({"type": "integer", "minimum": 1, "maximum": MAX_SPEAKERS}),
+        FieldType::Strings => json!({"type": "array", "items": {"type": "string"}}),
         FieldType::Object(names) => json!({"anyOf": [{"type": "string", "enum": names}, {"type": "object"}]}),
     };
     schema["description"] = json!(field.doc);
@@ -106,6 +110,9 @@ mod tests {
                 "/v1/audio/translations",
                 "/v1/health/live",
                 "/v1/health/ready",
+                "/v1/jobs",
+                "/v1/jobs/{id}",
+                "/v1/jobs/{id}/result",
                 "/v1/metrics",
                 "/v1/models",
                 "/v1/models/{id}",
@@ -116,6 +123,9 @@ mod tests {
         let schema = &transcriptions["requestBody"]["content"]["multipart/form-data"]["schema"];
         assert_eq!(schema["properties"].as_object().unwrap().len(), FIELDS.len());
         assert_eq!(schema["properties"]["response_format"]["enum"][3], "verbose_json");
+        assert!(document["paths"]["/v1/jobs"]["post"].get("requestBody").is_some());
+        assert!(document["paths"]["/v1/jobs"]["get"].get("requestBody").is_none());
+        assert!(document["paths"]["/v1/jobs/{id}"]["delete"].get("parameters").is_some());
         assert_eq!(document["info"]["version"], "1.2.3");
         assert_eq!(document["paths"]["/health"]["get"].get("security"), None);
     }

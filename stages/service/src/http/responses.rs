@@ -37,7 +37,9 @@ pub fn transcript(finished: &Finished, asked: &Asked) -> Result<Response, ApiErr
         )),
         ResponseFormat::DiarizedJson => json(diarized(transcript)),
         // With speakers, each line begins with one.
-        ResponseFormat::Text if asked.diarize => written(transcript, Format::Txt, "text/plain; charset=utf-8"),
+        ResponseFormat::Text if asked.diarize || asked.split_channels => {
+            written(transcript, Format::Txt, "text/plain; charset=utf-8")
+        }
         ResponseFormat::Text => {
             let text = format!("{}\n", transcript.text);
             Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())

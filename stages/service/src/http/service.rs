@@ -14,6 +14,7 @@ use super::addresses::Addresses;
 use super::app::{App, Log, Phase, Shared};
 use super::endpoints::router;
 use super::information::{not_found, wrong_method};
+use super::jobs::{Jobs, worker};
 use super::keys::Keys;
 use super::metrics::Metrics;
 use super::origin::Callers;
@@ -39,16 +40,23 @@ impl Service {
     /// # Errors
     /// If a setting is wrong, or a file or folder that it names cannot be used.
     pub fn new(settings: ServeSettings, address: SocketAddr, version: &str, log: Log) -> Result<Self, ServeError> {
-        let ServeSettings { engine, http, live } = settings.checked()?;
+        let ServeSettings {
+            engine,
+            http,
+            live,
+            jobs,
+        } = settings.checked()?;
         let keys = http.keys.as_deref().map(Keys::read).transpose()?.unwrap_or_default();
         let folder = http.upload_folder.clone().unwrap_or_else(std::env::temp_dir);
         let uploads = TempFolder::new(&folder, http.max_upload_space);
         let folder = uploads.map_err(|error| ServeError::Uploads { folder, error })?;
+        let jobs = Jobs::open(&jobs, &log)?.map(Arc::new);
         let phase = watch::Sender::new(Phase::Running);
         let app: App = Arc::new(Shared {
             callers: Callers::new(keys.is_open(), address, &http.allowed_hosts, &http.cors),
             keys,
             uploads: Uploads { folder },
+            jobs,
             metrics: Arc::new(Metrics::default()),
             log,
             version: version.to_owned(),
@@ -107,6 +115,9 @@ async fn load(app: App, phase: watch::Sender<Phase>, engine: EngineSettings, liv
             // Both are set only here.
             let _ = app.live.set(routes);
             let _ = app.engine.set(engine);
+            if let Some(jobs) = app.jobs.clone() {
+                tokio::spawn(worker::run(app, jobs));
+            }
             return;
         }
         Ok(Err(error)) => error.into(),

@@ -9,6 +9,7 @@ use flow_runtime::url_scheme;
 use serde::Deserialize;
 
 use super::body::BodyLimits;
+use super::jobs::JobSettings;
 use super::origin::without_port;
 use super::server::ServeError;
 use super::setting_file;
@@ -34,7 +35,7 @@ pub enum SettingsError {
     },
     #[error("setting `{section}.{setting}`: {why}")]
     Value {
-        /// `http` or `live`.
+        /// `http`, `live` or `jobs`.
         section: &'static str,
         setting: &'static str,
         why: String,
@@ -200,6 +201,7 @@ pub struct ServeSettings {
     pub http: HttpSettings,
     /// Sessions over WebSockets.
     pub live: LiveSettings,
+    pub jobs: JobSettings,
 }
 
 impl ServeSettings {
@@ -226,15 +228,13 @@ impl ServeSettings {
     }
 
     /// # Errors
-    /// If a value of `http` or `live` is out of its range; the engine checks its own.
+    /// If a value of `http`, `live` or `jobs` is out of its range; the engine checks its own.
     pub fn check(&self) -> Result<(), SettingsError> {
         self.http.check()?;
-        let live = self.live.check();
-        live.map_err(|(setting, why)| SettingsError::Value {
-            section: "live",
-            setting,
-            why,
-        })
+        for (section, checked) in [("live", self.live.check()), ("jobs", self.jobs.check())] {
+            checked.map_err(|(setting, why)| SettingsError::Value { section, setting, why })?;
+        }
+        Ok(())
     }
 
     /// Reads a file of settings. Files that it names are found relative to it.
@@ -268,6 +268,8 @@ impl ServeSettings {
             ("http.tls_key", &mut settings.http.tls_key),
             ("http.upload_folder", &mut settings.http.upload_folder),
             ("engine.known_speakers", &mut settings.engine.known_speakers),
+            ("jobs.folder", &mut settings.jobs.folder),
+            ("jobs.webhook_secret", &mut settings.jobs.webhook_secret),
         ];
         for (name, path) in paths {
             let Some(path) = path else { continue };

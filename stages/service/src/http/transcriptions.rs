@@ -1,5 +1,6 @@
 //! Requests for transcripts and diarizations.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use axum::Json;
@@ -11,13 +12,15 @@ use tokio::time::timeout;
 
 use super::app::{App, Phase};
 use super::body::limited;
+use super::channels::{self, SubmitError, Submitted};
 use super::error::ApiError;
 use super::events::events;
 use super::form::{self, Asked, ResponseFormat, TranscriptionForm};
 use super::multipart::{Multipart, boundary};
 use super::responses;
 use super::service::reached;
-use crate::engine::{EngineError, Finished, Job, JobEvent, Reservation, TranscriptionRequest};
+use super::upload::Uploads;
+use crate::engine::{EngineError, Finished, JobEvent, Reservation};
 
 /// The response header that lists ignored fields.
 pub const IGNORED: HeaderName = HeaderName::from_static("x-flow-ignored");
@@ -27,7 +30,7 @@ const FIRST_EVENT: Duration = Duration::from_secs(5);
 
 /// A request that the engine accepted.
 struct Taken {
-    job: Job,
+    submitted: Submitted,
     asked: Asked,
     /// The reservation of the upload.
     reservation: Reservation,
@@ -36,16 +39,17 @@ struct Taken {
 /// `POST /v1/audio/transcriptions`.
 pub async fn transcribe(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let begin = Instant::now();
-    let form = read_form(&app, request).await?;
-    let mut taken = submit(&app, form)?;
+    let form = read_request(&app, request, false).await?;
+    let taken = submit(&app, form).await?;
     let mut response = if taken.asked.stream {
-        let first = timeout(FIRST_EVENT, taken.job.next()).await.ok().flatten();
+        let mut job = taken.submitted.into_single()?;
+        let first = timeout(FIRST_EVENT, job.next()).await.ok().flatten();
         if let Some(JobEvent::Failed(error)) = first {
             return Err(error.into());
         }
-        events(app, taken.job, first, &taken.asked, begin, taken.reservation)
+        events(app, job, first, &taken.asked, begin, taken.reservation)
     } else {
-        let finished = finish(&app, taken.job, begin).await?;
+        let finished = finish(&app, taken.submitted, begin).await?;
         responses::transcript(&finished, &taken.asked)?
     };
     tell_ignored(&mut response, &taken.asked.ignored);
@@ -55,7 +59,7 @@ pub async fn transcribe(State(app): State<App>, request: Request) -> Result<Resp
 /// `POST /v1/audio/diarizations`: turns of speakers, from the transcribed words.
 pub async fn diarize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let begin = Instant::now();
-    let mut form = read_form(&app, request).await?;
+    let mut form = read_request(&app, request, true).await?;
     if form.asked.stream {
         let message = "a diarization cannot be streamed";
         return Err(ApiError::parameter("stream", "unsupported_value", message));
@@ -69,8 +73,8 @@ pub async fn diarize(State(app): State<App>, request: Request) -> Result<Respons
         return Err(ApiError::parameter("response_format", "unsupported_value", message));
     }
     form.asked.diarize = true;
-    let taken = submit(&app, form)?;
-    let finished = finish(&app, taken.job, begin).await?;
+    let taken = submit(&app, form).await?;
+    let finished = finish(&app, taken.submitted, begin).await?;
     let mut response = Json(responses::diarization(&finished)).into_response();
     tell_ignored(&mut response, &taken.asked.ignored);
     Ok(response)
@@ -82,7 +86,29 @@ pub async fn translate() -> ApiError {
     ApiError::bad_request("translation_not_supported", message)
 }
 
-async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, ApiError> {
+/// Reads the form of a request that is answered with the transcript.
+async fn read_request(app: &App, request: Request, is_diarization: bool) -> Result<TranscriptionForm, ApiError> {
+    // Checked before the upload is read.
+    app.check_ready()?;
+    app.engine()?.check_room().map_err(|error| refused(app, error))?;
+    let form = read_form(app, request, &app.uploads, is_diarization).await?;
+    if form.webhook.is_some() {
+        let message = "`webhook` is a field of jobs: send the form to /v1/jobs";
+        return Err(ApiError::parameter("webhook", "unsupported_value", message));
+    }
+    Ok(form)
+}
+
+/// Reads a form, whose file goes to the folder of `uploads`.
+///
+/// # Errors
+/// If the service is not ready or is stopped, the body is no form, or a field is wrong.
+pub async fn read_form(
+    app: &App,
+    request: Request,
+    uploads: &Uploads,
+    is_diarization: bool,
+) -> Result<TranscriptionForm, ApiError> {
     app.check_ready()?;
     let content_type = request
         .headers()
@@ -102,33 +128,63 @@ async fn read_form(app: &App, request: Request) -> Result<TranscriptionForm, Api
             message,
         ));
     }
-    // Checked before the upload is read.
-    app.engine()?.check_room().map_err(|error| refused(app, error))?;
     let body = limited(request.into_body(), app.settings.body_limits());
-    tokio::select! {
-        form = form::read(Multipart::new(body, &boundary), &app.uploads) => form,
+    let mut form = tokio::select! {
+        form = form::read(Multipart::new(body, &boundary), uploads, is_diarization) => form?,
         // Otherwise it would be refused after the whole upload.
-        () = reached(app.phase.clone(), Phase::Draining) => Err(EngineError::Draining.into()),
-    }
+        () = reached(app.phase.clone(), Phase::Draining) => return Err(EngineError::Draining.into()),
+    };
+    form.asked.known_speakers = known_speakers(app, uploads, std::mem::take(&mut form.references)).await?;
+    Ok(form)
 }
 
-fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
-    let engine = app.engine()?;
-    let TranscriptionForm { upload, asked } = form;
-    let submitted = engine.submit(TranscriptionRequest {
-        model: asked.model.clone(),
-        audio: upload.path,
-        source_name: upload.name,
-        diarize: asked.diarize,
-        tokens: asked.logprobs,
+/// The embeddings of the voices of known speakers.
+async fn known_speakers(
+    app: &App,
+    uploads: &Uploads,
+    references: Vec<(String, Vec<u8>)>,
+) -> Result<Vec<(String, Vec<f32>)>, ApiError> {
+    if references.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (engine, folder) = (app.engine()?.clone(), uploads.folder.clone());
+    let computed = tokio::task::spawn_blocking(move || {
+        let voices = references.into_iter().map(|(name, bytes)| {
+            let stored =
+                |error: std::io::Error| EngineError::Failed(format!("the reference cannot be kept: {}", error.kind()));
+            let mut file = folder.file().map_err(stored)?;
+            file.write_all(&bytes).map_err(stored)?;
+            let voice = engine.voice(file.path(), &format!("the reference of {name}"))?;
+            Ok((name, voice))
+        });
+        voices.collect::<Result<Vec<_>, EngineError>>()
     });
-    match submitted {
-        Ok(job) => Ok(Taken {
-            job,
+    let computed = computed.await.map_err(|error| EngineError::Failed(error.to_string()))?;
+    computed.map_err(|error| {
+        let is_audio = matches!(error, EngineError::Audio { .. });
+        let error = ApiError::from(error);
+        ApiError {
+            param: if is_audio {
+                Some("known_speaker_references[]")
+            } else {
+                error.param
+            },
+            ..error
+        }
+    })
+}
+
+async fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
+    let engine = app.engine()?;
+    let TranscriptionForm { upload, asked, .. } = form;
+    match channels::submit(engine, &asked, upload.path, upload.name).await {
+        Ok(submitted) => Ok(Taken {
+            submitted,
             asked,
             reservation: upload.reservation,
         }),
-        Err(error) => Err(refused(app, error)),
+        Err(SubmitError::Engine(error)) => Err(refused(app, error)),
+        Err(SubmitError::Request(error)) => Err(error),
     }
 }
 
@@ -138,13 +194,14 @@ fn refused(app: &App, error: EngineError) -> ApiError {
     error.into()
 }
 
-async fn finish(app: &App, job: Job, begin: Instant) -> Result<Finished, ApiError> {
-    let finished = job.finish().await?;
+async fn finish(app: &App, submitted: Submitted, begin: Instant) -> Result<Finished, ApiError> {
+    let finished = submitted.finish().await?;
     app.metrics.total(begin.elapsed().as_secs_f64());
     Ok(finished)
 }
 
-fn tell_ignored(response: &mut Response, ignored: &[String]) {
+/// Lists ignored fields in a header.
+pub fn tell_ignored(response: &mut Response, ignored: &[String]) {
     if ignored.is_empty() {
         return;
     }

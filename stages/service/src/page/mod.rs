@@ -29,11 +29,12 @@ const HTML: &str = concat!(
 );
 
 /// The files beside the page, by path: their media type and content.
-const FILES: [(&str, &str, &str); 7] = [
+const FILES: [(&str, &str, &str); 8] = [
     (STYLE, "text/css; charset=utf-8", include_str!("page.css")),
     (ICON, "image/svg+xml", include_str!("icon.svg")),
     (TRANSCRIBE_SCRIPT, JAVASCRIPT, include_str!("transcribe.js")),
     (TRANSCRIPT_SCRIPT, JAVASCRIPT, include_str!("transcript.js")),
+    ("/page-jobs.js", JAVASCRIPT, include_str!("jobs.js")),
     ("/page-service.js", JAVASCRIPT, include_str!("service.js")),
     ("/page-microphone.js", JAVASCRIPT, include_str!("microphone.js")),
     ("/page-worklet.js", JAVASCRIPT, include_str!("worklet.js")),
@@ -178,7 +179,7 @@ mod tests {
     fn the_script_uses_styles_that_there_are() {
         let css = text_of(STYLE);
         for class in [
-            "segment", "head", "speaker", "word", "unsure", "now", "other", "partial", "over",
+            "segment", "head", "speaker", "word", "unsure", "now", "other", "partial", "over", "note",
         ] {
             let quoted = format!("\"{class}\"");
             assert!(scripts().iter().any(|script| script.contains(&quoted)), "{class}");

@@ -31,8 +31,13 @@ export async function request(path, options) {
   return response.json();
 }
 
+// Whether the service takes jobs.
+export let hasJobs = false;
+
 export async function loadModels() {
-  const models = (await request("/v1/models", {})).data ?? [];
+  const body = await request("/v1/models", {});
+  const models = body.data ?? [];
+  hasJobs = body.jobs === true;
   const chosen = byId("model").value;
   const options = models.map((model) => element("option", "", model.id));
   byId("model").replaceChildren(...options);

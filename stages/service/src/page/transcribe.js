@@ -1,6 +1,7 @@
 // A recording that is chosen or dropped is transcribed by the service, and plays along.
 
 import { byId, clearTranscript, complain, playAlong, showTranscript, shown } from "/page-transcript.js";
+import { showJobs, submitJob } from "/page-jobs.js";
 import { request, setKey, status, waitForModels } from "/page-service.js";
 import { isSpeaking, toggleSpeaking } from "/page-microphone.js";
 
@@ -26,6 +27,14 @@ async function transcribe(file) {
     form.append("diarize", "true");
   }
   form.append("file", file, file.name);
+  if (byId("as-job").checked) {
+    status(`Sending ${file.name} …`);
+    await submitJob(form, file).catch((error) => {
+      status("");
+      complain(error.message);
+    });
+    return;
+  }
   const controller = new AbortController();
   setBusy(controller);
   status(`Transcribing ${file.name} …`);
@@ -63,7 +72,9 @@ byId("key-form").addEventListener("submit", (event) => {
   setKey(byId("key").value.trim());
   byId("key-form").hidden = true;
   complain("");
-  waitForModels().catch((error) => complain(error.message));
+  waitForModels()
+    .then(showJobs)
+    .catch((error) => complain(error.message));
 });
 for (const name of ["dragenter", "dragover"]) {
   document.addEventListener(name, (event) => {
@@ -85,4 +96,6 @@ document.addEventListener("drop", (event) => {
   }
 });
 // What the form asks for by itself is no error.
-waitForModels().catch((error) => error.lacksKey || complain(error.message));
+waitForModels()
+  .then(showJobs)
+  .catch((error) => error.lacksKey || complain(error.message));

@@ -2,6 +2,7 @@
 
 mod callers;
 mod hostile;
+mod jobs;
 mod load;
 mod service;
 mod transcripts;

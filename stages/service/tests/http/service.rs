@@ -158,6 +158,10 @@ impl Service {
         answer(request.call())
     }
 
+    pub fn delete(&self, path: &str) -> Answer {
+        answer(Self::agent().delete(format!("{}{path}", self.url)).call())
+    }
+
     pub fn post(&self, path: &str, content_type: &str, body: &[u8], headers: &[(&str, &str)]) -> Answer {
         let mut request = Self::agent()
             .post(format!("{}{path}", self.url))

@@ -1,11 +1,13 @@
 //! Transcripts in every form, equal to those of the engine.
 
-use flow_service::engine::{Engine, Finished, TranscriptionRequest};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use flow_service::engine::{Engine, Finished, SpeakerRequest, TranscriptionRequest};
 use flow_service::http::ENDPOINTS;
 use flow_transcription::{Format, LineLimits};
 use serde_json::{Value, json};
 
-use crate::service::{Answer, data, recording, settings, shared, wait};
+use crate::service::{Answer, data, recording, settings, shared, silence, wait};
 
 /// What the engine itself makes of a recording.
 fn expected(audio: &[u8], diarize: bool) -> Finished {
@@ -19,6 +21,8 @@ fn expected(audio: &[u8], diarize: bool) -> Finished {
         audio: file.into_temp_path(),
         source_name: "talk.wav".to_owned(),
         diarize,
+        speakers: SpeakerRequest::default(),
+        channel: None,
         tokens: true,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -366,4 +370,187 @@ fn metrics_parse() {
         // The engine may count a request after it was answered.
         wait(|| service.metric(name) >= 1.0);
     }
+}
+
+/// 16 kHz, mono, 16 bits, as a data URL.
+fn data_url(samples: &[f32]) -> String {
+    let mut wav = silence()[..44].to_vec();
+    let length = u32::try_from(samples.len() * 2).unwrap();
+    wav[4..8].copy_from_slice(&(length + 36).to_le_bytes());
+    wav[40..44].copy_from_slice(&length.to_le_bytes());
+    for sample in samples {
+        wav.extend_from_slice(&((sample * 32_767.0) as i16).to_le_bytes());
+    }
+    format!("data:audio/wav;base64,{}", STANDARD.encode(wav))
+}
+
+#[test]
+fn a_request_names_its_speakers_and_their_number() {
+    let service = shared();
+    let path = data("tests/data/golden/speakers/conv2.flac");
+    let audio = std::fs::read(&path).unwrap();
+    let samples = flow_audio::samples::samples(&path, 600.0).unwrap().unwrap();
+    let with = |fields: &[(&str, &str)]| {
+        let answer = service.transcribe(
+            Some(&audio),
+            &[&[("response_format", "diarized_json")][..], fields].concat(),
+        );
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.json()["segments"].as_array().unwrap().clone()
+    };
+    let unnamed = with(&[]);
+    let length = |segment: &Value| segment["end"].as_f64().unwrap() - segment["start"].as_f64().unwrap();
+    let longest = unnamed.iter().max_by(|a, b| length(a).total_cmp(&length(b))).unwrap();
+    let speaker = longest["speaker"].as_str().unwrap();
+    let at = |name: &str| (longest[name].as_f64().unwrap() * 16_000.0) as usize;
+    let reference = &*data_url(&samples[at("start")..at("end")]);
+    let named = with(&[
+        ("known_speaker_names[]", "Ada Lovelace"),
+        ("known_speaker_references[]", reference),
+    ]);
+    assert_eq!(named.len(), unnamed.len());
+    assert!(unnamed.iter().any(|segment| segment["speaker"] != speaker));
+    for (named, unnamed) in named.iter().zip(&unnamed) {
+        assert_eq!(
+            named["speaker"] == "Ada Lovelace",
+            unnamed["speaker"] == speaker,
+            "{named} {unnamed}"
+        );
+        assert_eq!(named["text"], unnamed["text"]);
+    }
+    let one = with(&[("num_speakers", "1")]);
+    assert!(
+        one.iter().all(|segment| segment["speaker"] == one[0]["speaker"]),
+        "{one:?}"
+    );
+
+    let silent = &*data_url(&vec![0.0; 32_000]);
+    let long = &*data_url(&vec![0.0; 61 * 16_000]);
+    for (fields, param) in [
+        (&[("num_speakers", "0")][..], "num_speakers"),
+        (&[("max_speakers", "2.5")], "max_speakers"),
+        (&[("min_speakers", "3"), ("max_speakers", "2")], "max_speakers"),
+        (&[("num_speakers", "2"), ("num_speakers", "2")], "num_speakers"),
+        (&[("known_speaker_names[]", "Ada")], "known_speaker_references[]"),
+        (&[("known_speaker_names[]", "SPEAKER_00")], "known_speaker_names[]"),
+        (&[("known_speaker_names[]", "UNKNOWN")], "known_speaker_names[]"),
+        (
+            &[("known_speaker_names[]", "a"), ("known_speaker_names[]", "a")],
+            "known_speaker_names[]",
+        ),
+        (
+            &[("known_speaker_references[]", "https://a/b.wav")],
+            "known_speaker_references[]",
+        ),
+        (
+            &[("known_speaker_names[]", "a"), ("known_speaker_references[]", silent)],
+            "known_speaker_references[]",
+        ),
+        (
+            &[("known_speaker_names[]", "a"), ("known_speaker_references[]", long)],
+            "known_speaker_references[]",
+        ),
+        (
+            &[
+                ("known_speaker_names[]", "a"),
+                ("known_speaker_references[]", "data:;base64,AQID"),
+            ],
+            "known_speaker_references[]",
+        ),
+    ] {
+        let refused = service.transcribe(
+            Some(&audio),
+            &[&[("response_format", "diarized_json")][..], fields].concat(),
+        );
+        assert_eq!(
+            (refused.status, refused.error().1.as_deref()),
+            (400, Some(param)),
+            "{}",
+            refused.text
+        );
+    }
+    let without = service.transcribe(Some(&audio), &[("num_speakers", "2")]);
+    assert_eq!(without.error().1.as_deref(), Some("num_speakers"));
+}
+
+#[test]
+fn channels_apart_are_one_transcript_in_the_order_of_time() {
+    let service = shared();
+    let (left, right) = (recording("eval3_es.wav"), recording("eval1_de.wav"));
+    // Of the left one's length: the right one speaks at the beginning.
+    let mut stereo = left[..44].to_vec();
+    let frames = (left.len() - 44) / 2;
+    let length = u32::try_from(frames * 4).unwrap();
+    stereo[4..8].copy_from_slice(&(length + 36).to_le_bytes());
+    stereo[22..24].copy_from_slice(&2_u16.to_le_bytes());
+    stereo[28..32].copy_from_slice(&64_000_u32.to_le_bytes());
+    stereo[32..34].copy_from_slice(&4_u16.to_le_bytes());
+    stereo[40..44].copy_from_slice(&length.to_le_bytes());
+    for frame in 0..frames {
+        let of = |wav: &[u8]| wav.get(44 + frame * 2..46 + frame * 2).unwrap_or(&[0, 0]).to_vec();
+        stereo.extend(of(&left));
+        stereo.extend(of(&right));
+    }
+    let mut padded = right.clone();
+    padded.resize(left.len(), 0);
+    padded[4..8].copy_from_slice(&left[4..8]);
+    padded[40..44].copy_from_slice(&left[40..44]);
+    let verbose = |audio: &[u8], fields: &[(&str, &str)]| {
+        let fields = [&[("response_format", "verbose_json")][..], fields].concat();
+        let answer = service.transcribe(Some(audio), &fields);
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.json()
+    };
+    let split = verbose(&stereo, &[("channels", "split")]);
+    let segments = split["segments"].as_array().unwrap();
+    let starts: Vec<f64> = segments
+        .iter()
+        .map(|segment| segment["start"].as_f64().unwrap())
+        .collect();
+    assert!(starts.is_sorted(), "{starts:?}");
+    for (speaker, alone) in [("CHANNEL_1", &left), ("CHANNEL_2", &padded)] {
+        let of_channel = segments.iter().filter(|segment| segment["speaker"] == speaker);
+        let texts: Vec<&str> = of_channel.map(|segment| segment["text"].as_str().unwrap()).collect();
+        let alone = verbose(alone, &[]);
+        assert!(!texts.is_empty());
+        assert_eq!(texts.join(" "), alone["text"].as_str().unwrap(), "{speaker}");
+    }
+    let text = service.transcribe(Some(&stereo), &[("channels", "split"), ("response_format", "text")]);
+    assert!(
+        text.text.contains("[CHANNEL_1]: ") && text.text.contains("[CHANNEL_2]: "),
+        "{}",
+        text.text
+    );
+    // One of one channel has one; who speaks is not found out by voices.
+    let mono = service
+        .transcribe(
+            Some(&left),
+            &[("channels", "split"), ("response_format", "diarized_json")],
+        )
+        .json();
+    assert!(
+        mono["segments"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|segment| segment["speaker"] == "CHANNEL_1"),
+        "{mono}"
+    );
+    assert_eq!(mono["text"], verbose(&left, &[])["text"]);
+    for (fields, param) in [
+        (&[("channels", "left")][..], "channels"),
+        (&[("channels", "split"), ("diarize", "true")], "channels"),
+        (&[("channels", "split"), ("stream", "true")], "stream"),
+        (&[("channels", "split"), ("num_speakers", "2")], "num_speakers"),
+    ] {
+        let refused = service.transcribe(Some(&stereo), fields);
+        assert_eq!(
+            (refused.status, refused.error().1.as_deref()),
+            (400, Some(param)),
+            "{}",
+            refused.text
+        );
+    }
+    let broken = service.transcribe(Some(b"no recording"), &[("channels", "split")]);
+    assert_eq!((broken.status, broken.error().1.as_deref()), (400, Some("file")));
 }

@@ -79,6 +79,8 @@ fn request(bytes: &[u8]) -> TranscriptionRequest {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     TranscriptionRequest {
+        speakers: super::SpeakerRequest::default(),
+        channel: None,
         model: None,
         audio: file.into_temp_path(),
         source_name: "talk.wav".to_owned(),

@@ -1,0 +1,492 @@
+//! The folder of jobs. Each job is a folder of its own, named by its id:
+//!
+//! | file | |
+//! |---|---|
+//! | `request.json` | what was asked for; never changed |
+//! | `audio` | the recording, until the job has ended |
+//! | `attempts.json` | how often the job was begun |
+//! | `outcome` | the end of the job: a line of JSON, and the result. Its rename to this name is the commit |
+//! | `delivery.json` | the state of the webhook |
+//!
+//! A job is made within the private folder of this process and accepted by the rename of its folder; it is removed by a rename
+//! into the private folder. So whenever the process dies, each job is there as a whole or not at all.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use flow_runtime::store::{remove_left, write_atomically};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tempfile::TempPath;
+
+use super::super::form::Asked;
+use crate::engine::TempFolder;
+
+const LOCK: &str = "lock";
+const REQUEST: &str = "request.json";
+const AUDIO: &str = "audio";
+const ATTEMPTS: &str = "attempts.json";
+const OUTCOME: &str = "outcome";
+const DELIVERY: &str = "delivery.json";
+
+/// Prefix of ids, before 32 hexadecimal digits.
+const PREFIX: &str = "job_";
+
+/// Most bytes of `request.json` and of the first line of `outcome`, which are far smaller.
+const MOST: u64 = 1 << 20;
+
+/// What a client asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobRequest {
+    pub id: String,
+    /// Jobs are run in the order of their numbers.
+    pub number: u64,
+    /// Seconds since 1970.
+    pub created_at: u64,
+    /// The digest of the API key; none where the service had no keys.
+    pub owner: Option<String>,
+    /// The header `Idempotency-Key`.
+    pub idempotency_key: Option<String>,
+    /// The client's name of the recording.
+    pub file_name: String,
+    /// Of the recording.
+    pub bytes: u64,
+    pub asked: Asked,
+    /// The URL that is told of the end.
+    pub webhook: Option<String>,
+}
+
+/// How a job has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    Done,
+    Failed,
+    Cancelled,
+}
+
+impl End {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// The end of a job, without the bytes of the result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub end: End,
+    /// Seconds since 1970.
+    pub finished_at: u64,
+    /// Length of the recording, where it was transcribed.
+    pub audio_seconds: Option<f64>,
+    /// Of the result, where there is one.
+    pub content_type: Option<String>,
+    /// That of the response to a request that fails likewise.
+    pub error: Option<Value>,
+}
+
+/// The state of a webhook.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Delivery {
+    pub attempts: u32,
+    /// Seconds since 1970 before which there is no next attempt.
+    pub next_at: u64,
+    pub state: DeliveryState,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeliveryState {
+    #[default]
+    Pending,
+    Delivered,
+    GivenUp,
+}
+
+impl DeliveryState {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Delivered => "delivered",
+            Self::GivenUp => "given_up",
+        }
+    }
+}
+
+/// A job as it is found in the folder.
+#[derive(Debug, PartialEq)]
+pub struct StoredJob {
+    pub request: JobRequest,
+    pub attempts: u32,
+    pub outcome: Option<Outcome>,
+    pub delivery: Delivery,
+    /// Of the recording or the result.
+    pub bytes: u64,
+}
+
+/// The folder, held by this process.
+pub struct JobFolder {
+    path: PathBuf,
+    /// Below `path`, for uploads, and for what is made or removed.
+    pub private: TempFolder,
+    /// Locked as long as it is open.
+    _lock: File,
+}
+
+/// An id that nobody can guess.
+///
+/// # Errors
+/// If the system gives no random bytes.
+pub fn new_id() -> io::Result<String> {
+    let mut bytes = [0_u8; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("{PREFIX}{digits}"))
+}
+
+fn is_id(name: &str) -> bool {
+    let digits = name.strip_prefix(PREFIX).unwrap_or_default();
+    digits.len() == 32 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+impl JobFolder {
+    /// Makes the folder where it is missing, locks it, and reads its jobs, in the order of their numbers. Jobs that cannot be
+    /// read stay where they are; what is wrong with them is returned, too.
+    ///
+    /// # Errors
+    /// If it cannot be used, or another process has it.
+    pub fn open(path: &Path, max_bytes: u64) -> io::Result<(Self, Vec<StoredJob>, Vec<String>)> {
+        if !path.is_dir() {
+            DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        }
+        let lock_path = path.join(LOCK);
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(lock_path)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(io::Error::other("another service has it")),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        let private = TempFolder::new(path, max_bytes)?;
+        let (mut jobs, mut faults) = (Vec::new(), Vec::new());
+        for entry in path.read_dir()? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if !is_id(&name) {
+                continue;
+            }
+            match stored(&entry.path(), &name) {
+                Ok(job) => jobs.push(job),
+                Err(error) => faults.push(format!(
+                    "the job {} cannot be read and is left as it is: {error}",
+                    entry.path().display()
+                )),
+            }
+        }
+        jobs.sort_by_key(|job| job.request.number);
+        let folder = Self {
+            path: path.to_owned(),
+            private,
+            _lock: lock,
+        };
+        Ok((folder, jobs, faults))
+    }
+
+    fn of(&self, id: &str) -> PathBuf {
+        self.path.join(id)
+    }
+
+    /// Accepts a job: it is on disk when this returns. The upload lies in the private folder.
+    ///
+    /// # Errors
+    /// If it cannot be written; then there is no such job.
+    pub fn accept(&self, request: &JobRequest, upload: TempPath) -> io::Result<()> {
+        let made = self.private.path().join(&request.id);
+        let accepted = || {
+            DirBuilder::new().mode(0o700).create(&made)?;
+            let audio = made.join(AUDIO);
+            upload.persist(&audio).map_err(|error| error.error)?;
+            File::open(&audio)?.sync_all()?;
+            write(&made.join(REQUEST), request)?;
+            fs::rename(&made, self.of(&request.id))?;
+            self.sync()
+        };
+        let accepted = accepted();
+        if accepted.is_err() {
+            let _ = fs::remove_dir_all(&made);
+        }
+        accepted
+    }
+
+    /// The recording of a job, which the returned path does not delete.
+    ///
+    /// # Errors
+    /// If the present folder is not known.
+    pub fn audio(&self, id: &str) -> io::Result<TempPath> {
+        let mut path = TempPath::try_from_path(self.of(id).join(AUDIO))?;
+        path.disable_cleanup(true);
+        Ok(path)
+    }
+
+    /// Notes how often a job was begun.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn note_attempts(&self, id: &str, attempts: u32) -> io::Result<()> {
+        write(&self.of(id).join(ATTEMPTS), &attempts)
+    }
+
+    /// Commits the end of a job, with its result, and deletes the recording.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn commit(&self, id: &str, outcome: &Outcome, result: &[u8]) -> io::Result<()> {
+        let mut bytes = serde_json::to_vec(outcome)?;
+        bytes.push(b'\n');
+        bytes.extend_from_slice(result);
+        write_atomically(&self.of(id).join(OUTCOME), &bytes).map_err(io::Error::other)?;
+        // What is left is deleted at the next start.
+        let _ = fs::remove_file(self.of(id).join(AUDIO));
+        Ok(())
+    }
+
+    /// The result of a job that is done.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn result(&self, id: &str) -> io::Result<Vec<u8>> {
+        let mut bytes = fs::read(self.of(id).join(OUTCOME))?;
+        let line = bytes.iter().position(|byte| *byte == b'\n');
+        let line = line.ok_or_else(|| io::Error::other("its outcome has no first line"))?;
+        bytes.drain(..=line);
+        Ok(bytes)
+    }
+
+    /// # Errors
+    /// If it cannot be written.
+    pub fn note_delivery(&self, id: &str, delivery: &Delivery) -> io::Result<()> {
+        write(&self.of(id).join(DELIVERY), delivery)
+    }
+
+    /// Removes a job: it is gone when this returns, also where the process dies afterwards.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn remove(&self, id: &str) -> io::Result<()> {
+        let removed = self.private.path().join(id);
+        fs::rename(self.of(id), &removed)?;
+        self.sync()?;
+        // What is left goes with the private folder.
+        let _ = fs::remove_dir_all(&removed);
+        Ok(())
+    }
+
+    /// Flushes the names in the folder.
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+/// Reads the folder of a job.
+fn stored(path: &Path, id: &str) -> io::Result<StoredJob> {
+    // What a killed process had begun to write.
+    let _ = remove_left(path);
+    let request: JobRequest = read(&path.join(REQUEST))?.ok_or(io::ErrorKind::NotFound)?;
+    if request.id != id {
+        return Err(io::Error::other("its request has another id"));
+    }
+    let attempts = read(&path.join(ATTEMPTS))?.unwrap_or(0);
+    let delivery = read(&path.join(DELIVERY))?.unwrap_or_default();
+    let (audio, outcome) = (path.join(AUDIO), path.join(OUTCOME));
+    let bytes = |path: &Path| fs::metadata(path).map(|found| found.len());
+    let job = |outcome, bytes| StoredJob {
+        request,
+        attempts,
+        outcome,
+        delivery,
+        bytes,
+    };
+    match File::open(&outcome) {
+        Ok(file) => {
+            let mut line = Vec::new();
+            BufReader::new(file.take(MOST)).read_until(b'\n', &mut line)?;
+            let read = serde_json::from_slice(&line)?;
+            let _ = fs::remove_file(audio);
+            Ok(job(Some(read), bytes(&outcome)?))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(job(None, bytes(&audio)?)),
+        Err(error) => Err(error),
+    }
+}
+
+fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    write_atomically(path, &serde_json::to_vec(value)?).map_err(io::Error::other)
+}
+
+/// A JSON file; None where there is none.
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut bytes = Vec::new();
+    file.take(MOST).read_to_end(&mut bytes)?;
+    Ok(Some(serde_json::from_slice(&bytes)?))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::io::Write;
+
+    use serde_json::json;
+
+    use super::super::super::form::tests::asked;
+    use super::*;
+
+    pub fn request(number: u64) -> JobRequest {
+        JobRequest {
+            id: new_id().unwrap(),
+            number,
+            created_at: 1_700_000_000,
+            owner: None,
+            idempotency_key: None,
+            file_name: "talk.wav".to_owned(),
+            bytes: 5,
+            asked: asked(),
+            webhook: None,
+        }
+    }
+
+    fn open(path: &Path) -> (JobFolder, Vec<StoredJob>, Vec<String>) {
+        JobFolder::open(path, 1 << 20).unwrap()
+    }
+
+    pub fn accepted(folder: &JobFolder, number: u64) -> JobRequest {
+        let request = request(number);
+        let mut upload = folder.private.file().unwrap();
+        upload.write_all(b"audio").unwrap();
+        folder.accept(&request, upload.into_temp_path()).unwrap();
+        request
+    }
+
+    fn outcome(end: End) -> Outcome {
+        Outcome {
+            end,
+            finished_at: 1_700_000_100,
+            audio_seconds: Some(1.5),
+            content_type: Some("text/plain".to_owned()),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn jobs_are_found_again_as_they_were_left() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("a/jobs");
+        let (folder, jobs, faults) = open(&path);
+        assert!(jobs.is_empty() && faults.is_empty());
+        let second = accepted(&folder, 2);
+        let first = accepted(&folder, 1);
+        let third = accepted(&folder, 3);
+        assert_eq!(fs::read(folder.audio(&first.id).unwrap()).unwrap(), b"audio");
+        folder.note_attempts(&second.id, 3).unwrap();
+        folder.commit(&third.id, &outcome(End::Done), b"a\nb\n").unwrap();
+        let delivery = Delivery {
+            attempts: 2,
+            next_at: 7,
+            state: DeliveryState::Delivered,
+        };
+        folder.note_delivery(&third.id, &delivery).unwrap();
+        assert_eq!(folder.result(&third.id).unwrap(), b"a\nb\n");
+        // What a process that dies in between leaves: an upload, and a job that is not accepted yet.
+        fs::create_dir(folder.private.path().join("job_half")).unwrap();
+        drop(folder);
+
+        let (folder, jobs, faults) = open(&path);
+        assert_eq!(faults, [""; 0]);
+        assert_eq!(
+            jobs.iter().map(|job| &job.request).collect::<Vec<_>>(),
+            [&first, &second, &third]
+        );
+        assert_eq!(jobs.iter().map(|job| job.attempts).collect::<Vec<_>>(), [0, 3, 0]);
+        assert_eq!(jobs[2].outcome, Some(outcome(End::Done)));
+        assert_eq!((jobs[2].delivery, jobs[1].delivery), (delivery, Delivery::default()));
+        assert!(jobs[0].outcome.is_none() && jobs[0].bytes == 5);
+        assert!(!folder.audio(&third.id).unwrap().exists() && folder.audio(&first.id).unwrap().exists());
+        folder.remove(&first.id).unwrap();
+        assert!(folder.remove(&first.id).is_err());
+        drop(folder);
+        assert_eq!(open(&path).1.len(), 2);
+    }
+
+    #[test]
+    fn a_folder_has_one_owner() {
+        let parent = tempfile::tempdir().unwrap();
+        let (folder, ..) = open(parent.path());
+        let second = JobFolder::open(parent.path(), 1).err().unwrap();
+        assert_eq!(second.to_string(), "another service has it");
+        drop(folder);
+        open(parent.path());
+    }
+
+    #[test]
+    fn damaged_jobs_are_told_and_left_and_others_are_read() {
+        let parent = tempfile::tempdir().unwrap();
+        let (folder, ..) = open(parent.path());
+        let good = accepted(&folder, 9);
+        for (file, content) in [
+            (REQUEST, ""),
+            (REQUEST, "{\"id\": 1}"),
+            (REQUEST, "[[["),
+            (ATTEMPTS, "-1"),
+            (DELIVERY, "{}"),
+            (OUTCOME, ""),
+            (OUTCOME, "\nresult"),
+            (OUTCOME, "{\"end\":\"done\"}\nresult"),
+        ] {
+            let bad = accepted(&folder, 1);
+            fs::write(folder.of(&bad.id).join(file), content).unwrap();
+        }
+        // Without its recording, of another id, and a file in the place of a folder.
+        let bare = accepted(&folder, 2);
+        fs::remove_file(folder.audio(&bare.id).unwrap()).unwrap();
+        let renamed = accepted(&folder, 3);
+        fs::rename(folder.of(&renamed.id), folder.of(&new_id().unwrap())).unwrap();
+        fs::write(folder.of(&new_id().unwrap()), "").unwrap();
+        // Of nobody here.
+        fs::create_dir(folder.of("job_of_mine")).unwrap();
+        drop(folder);
+        let (_folder, jobs, faults) = open(parent.path());
+        assert_eq!(jobs.iter().map(|job| &job.request.id).collect::<Vec<_>>(), [&good.id]);
+        assert_eq!(faults.len(), 11, "{faults:#?}");
+        assert!(faults.iter().all(|fault| fault.contains("job_")), "{faults:#?}");
+    }
+
+    #[test]
+    fn ids_differ_and_have_their_form() {
+        let ids: std::collections::BTreeSet<String> = (0..100).map(|_| new_id().unwrap()).collect();
+        assert_eq!(ids.len(), 100);
+        assert!(ids.iter().all(|id| is_id(id)));
+        for wrong in [
+            "job_",
+            "job_0",
+            "../job_00000000000000000000000000000000",
+            "job_0000000000000000000000000000000G",
+        ] {
+            assert!(!is_id(wrong), "{wrong}");
+        }
+        let read: Value = json!(End::Cancelled);
+        assert_eq!(read, End::Cancelled.name());
+        assert_eq!(json!(DeliveryState::GivenUp), DeliveryState::GivenUp.name());
+    }
+}

@@ -1,0 +1,182 @@
+//! Runs jobs, one after the other.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::header::CONTENT_TYPE;
+use http_body_util::BodyExt;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use super::super::app::{App, Phase};
+use super::super::channels::{self, SubmitError};
+use super::super::error::ApiError;
+use super::super::responses;
+use super::super::service::reached;
+use super::folder::{End, JobRequest, Outcome};
+use super::{Begun, Jobs, now, webhook};
+use crate::engine::{EngineError, Finished};
+
+/// Wait before a job is begun again for which there was no place or no memory, or whose end could not be written.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How often old jobs are looked for.
+const SWEEP: Duration = Duration::from_secs(600);
+
+/// What became of a job that was begun.
+enum Ran {
+    /// It has ended or been cancelled.
+    Over,
+    /// To be begun again, after a pause.
+    Again,
+    /// The service stops.
+    Interrupted,
+}
+
+/// Runs jobs, has webhooks sent and removes old jobs until the service stops. The engine is there.
+pub async fn run(app: App, jobs: Arc<Jobs>) {
+    tokio::spawn(webhook::send_all(Arc::clone(&app), Arc::clone(&jobs)));
+    let sweep = async {
+        loop {
+            jobs.sweep(&app.log).await;
+            sleep(SWEEP).await;
+        }
+    };
+    let work = async {
+        loop {
+            let begun = tokio::select! {
+                begun = jobs.next() => begun,
+                () = reached(app.phase.clone(), Phase::Draining) => return,
+            };
+            let request = Arc::clone(&begun.request);
+            match job(&app, &jobs, begun).await {
+                Ran::Over => {}
+                Ran::Again => {
+                    jobs.put_back(&request);
+                    sleep(PAUSE).await;
+                }
+                Ran::Interrupted => {
+                    jobs.put_back(&request);
+                    return;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = work => {}
+        () = sweep => {}
+    }
+}
+
+async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
+    let Begun {
+        request,
+        attempts,
+        cancelled,
+    } = begun;
+    if attempts >= jobs.settings.max_attempts {
+        let message = format!("the service ended {attempts} times while it transcribed the recording");
+        let error = ApiError::new(
+            axum::http::StatusCode::INTERNAL_SERVER_ERROR,
+            "too_many_attempts",
+            message,
+        );
+        return end(app, jobs, &request, Err(error)).await;
+    }
+    if let Err(error) = jobs.note_attempts(&request, attempts.saturating_add(1)).await {
+        (app.log)(&format!("warning: the job {} cannot be begun: {error}", request.id));
+        return Ran::Again;
+    }
+    let ran = transcribe(app, jobs, &request, attempts, &cancelled).await;
+    if matches!(ran, Ran::Again) {
+        // Only deaths of the process count. If this is not written, one more is counted.
+        let _ = jobs.note_attempts(&request, attempts).await;
+    }
+    ran
+}
+
+async fn transcribe(app: &App, jobs: &Jobs, request: &JobRequest, attempts: u32, cancelled: &Notify) -> Ran {
+    let (Ok(engine), Ok(audio)) = (app.engine(), jobs.folder.audio(&request.id)) else {
+        return Ran::Again;
+    };
+    let running = match channels::submit(engine, &request.asked, audio, request.file_name.clone()).await {
+        Ok(running) => running,
+        Err(SubmitError::Engine(error)) => return failed(app, jobs, request, error).await,
+        Err(SubmitError::Request(error)) => return end(app, jobs, request, Err(error)).await,
+    };
+    jobs.set_progress(request, running.progress());
+    let mut finish = pin!(running.finish());
+    tokio::select! {
+        finished = finish.as_mut() => match finished {
+            Ok(finished) => end(app, jobs, request, Ok(finished)).await,
+            Err(error) => failed(app, jobs, request, error).await,
+        },
+        () = cancelled.notified() => Ran::Over,
+        () = reached(app.phase.clone(), Phase::Draining) => {
+            // While the engine still has the request: once it has none, the process ends.
+            let _ = jobs.note_attempts(request, attempts).await;
+            Ran::Interrupted
+        }
+    }
+}
+
+async fn failed(app: &App, jobs: &Jobs, request: &JobRequest, error: EngineError) -> Ran {
+    match error {
+        EngineError::Draining | EngineError::Cancelled => {
+            let stops = *app.phase.borrow() > Phase::Running;
+            if stops { Ran::Interrupted } else { Ran::Again }
+        }
+        EngineError::Busy { .. } | EngineError::NoMemory(_) => Ran::Again,
+        error => end(app, jobs, request, Err(error.into())).await,
+    }
+}
+
+/// Commits the end of a job.
+async fn end(app: &App, jobs: &Jobs, request: &JobRequest, ended: Result<Finished, ApiError>) -> Ran {
+    let audio_seconds = ended
+        .as_ref()
+        .ok()
+        .map(|finished| finished.transcript.metadata.duration_s);
+    let rendered = match ended {
+        Ok(finished) => rendered(&finished, request).await,
+        Err(error) => Err(error),
+    };
+    let (end, content_type, error, result) = match rendered {
+        Ok((content_type, bytes)) => (End::Done, Some(content_type), None, bytes),
+        Err(error) => (End::Failed, None, error.envelope().get("error").cloned(), Vec::new()),
+    };
+    let outcome = Outcome {
+        end,
+        finished_at: now(),
+        audio_seconds,
+        content_type,
+        error,
+    };
+    match jobs.finish(request, outcome, result).await {
+        Ok(_) => Ran::Over,
+        Err(error) => {
+            (app.log)(&format!(
+                "warning: the end of the job {} cannot be written, and it is run again: {error}",
+                request.id
+            ));
+            Ran::Again
+        }
+    }
+}
+
+/// Content type and bytes of the response that the request would have had.
+async fn rendered(finished: &Finished, request: &JobRequest) -> Result<(String, Vec<u8>), ApiError> {
+    let response = responses::transcript(finished, &request.asked)?;
+    let content_type = response
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let content_type = content_type.unwrap_or("application/octet-stream").to_owned();
+    let failed = |error: axum::Error| {
+        let status = axum::http::StatusCode::INTERNAL_SERVER_ERROR;
+        ApiError::new(status, "internal_error", error.to_string())
+    };
+    let bytes = response.into_body().collect().await.map_err(failed)?.to_bytes();
+    Ok((content_type, bytes.to_vec()))
+}

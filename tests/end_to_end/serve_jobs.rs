@@ -1,0 +1,286 @@
+//! Jobs of `flow serve` when the process is killed at any time: none is lost, none is done twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{sleep, spawn};
+use std::time::{Duration, Instant};
+
+use flow_random::SplitMix64;
+use serde_json::Value;
+
+use crate::binary::program;
+use crate::served::{Answer, PATIENCE, Served, TRANSCRIPTIONS, agent, content_type, form, get, post};
+
+const JOBS: &str = "/v1/jobs";
+
+/// Kills of the test that is not ignored.
+const KILLS: usize = 20;
+/// Jobs that are sent before each kill.
+const JOBS_EACH: usize = 3;
+
+/// Event ids of webhooks, by job.
+type Events = Arc<Mutex<BTreeMap<String, BTreeSet<String>>>>;
+
+/// Takes webhooks.
+fn webhooks() -> (String, Events) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let origin = format!("http://{}", listener.local_addr().unwrap());
+    let events = Events::default();
+    let received = Arc::clone(&events);
+    spawn(move || {
+        for stream in listener.incoming() {
+            // The service may be killed while it sends.
+            let _ = stream.and_then(|stream| {
+                stream.set_read_timeout(Some(PATIENCE))?;
+                let mut reader = BufReader::new(stream);
+                let (mut line, mut length) = (String::new(), 0);
+                while reader.read_line(&mut line)? > 2 {
+                    if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length: ") {
+                        length = value.trim().parse().unwrap();
+                    }
+                    line.clear();
+                }
+                let mut body = vec![0; length];
+                reader.read_exact(&mut body)?;
+                let event: Value = serde_json::from_slice(&body)?;
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let mut events = received.lock().unwrap();
+                let ids = events.entry(text(&event["data"]["id"])).or_default();
+                ids.insert(text(&event["id"]));
+                drop(events);
+                let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+                reader.into_inner().write_all(answer)
+            });
+        }
+    });
+    (origin, events)
+}
+
+/// Sends a job. None where the service is killed before it answers.
+fn sent(url: &str, key: &str, hook: &str, audio: &[u8]) -> Option<Answer> {
+    let body = form(Some(audio), &[("webhook", hook)]);
+    let request = agent(PATIENCE).post(format!("{url}{JOBS}"));
+    let request = request
+        .header("Content-Type", content_type())
+        .header("Idempotency-Key", key);
+    let mut response = request.send(&body[..]).ok()?;
+    let status = response.status().as_u16();
+    let text = response.body_mut().read_to_string().ok()?;
+    Some(Answer { status, text })
+}
+
+fn id_of(answer: &Answer) -> String {
+    assert_eq!(answer.status, 202, "{}", answer.text);
+    let job: Value = serde_json::from_str(&answer.text).unwrap();
+    job["id"].as_str().unwrap().to_owned()
+}
+
+fn kills_lose_no_job(kills: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let (origin, events) = webhooks();
+    let hook = format!("{origin}/hook");
+    fs::write(folder.path().join("secret"), "0123456789abcdef0123456789abcdef").unwrap();
+    let config = folder.path().join("serve.yaml");
+    let text = format!(
+        "jobs: {{folder: jobs, max_attempts: 1000, webhook_secret: secret, webhook_origins: ['{origin}']}}\n\
+         http: {{upload_folder: '{}'}}\n",
+        folder.path().display()
+    );
+    fs::write(&config, text).unwrap();
+    let command = || -> Command {
+        let mut flow = program();
+        flow.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(&config);
+        flow
+    };
+    let audio = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/model/audio");
+        fs::read(path.join(name)).unwrap()
+    };
+    // Some are done before the kill, others while it comes.
+    let recordings = [audio("eval0_en-us.wav"), audio("eval3_es.wav"), audio("train0_it.wav")];
+    let mut random = SplitMix64::new(29);
+    // Ids by the keys of jobs; none where the service did not answer.
+    let mut jobs: BTreeMap<String, Option<String>> = BTreeMap::new();
+    for kill in 0..kills {
+        if random.below(4) == 0 {
+            // Perhaps while it reads the folder.
+            let mut child = command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            sleep(Duration::from_millis(random.below(1500) as u64));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            continue;
+        }
+        let service = Served::start(command(), PATIENCE).unwrap();
+        let (url, hook, recordings) = (service.url.clone(), hook.clone(), recordings.clone());
+        let client = spawn(move || {
+            let sent = (0..JOBS_EACH).map(|number| {
+                let key = format!("{kill}-{number}");
+                let answer = sent(&url, &key, &hook, &recordings[number % recordings.len()]);
+                (key, answer.map(|answer| id_of(&answer)))
+            });
+            sent.collect::<Vec<_>>()
+        });
+        sleep(Duration::from_millis(random.below(400) as u64));
+        drop(service);
+        jobs.extend(client.join().unwrap());
+    }
+
+    let service = Served::start(command(), PATIENCE).unwrap();
+    // Those without an answer are sent again, as a client does.
+    for (key, id) in &mut jobs {
+        let number: usize = key.rsplit('-').next().unwrap().parse().unwrap();
+        let again = sent(&service.url, key, &hook, &recordings[number % recordings.len()]);
+        let again = id_of(&again.expect("an answer"));
+        assert_eq!(*id.get_or_insert_with(|| again.clone()), again, "{key}: a second job");
+    }
+    let known: BTreeSet<String> = jobs.values().flatten().cloned().collect();
+    assert_eq!(known.len(), jobs.len());
+    let agent = agent(PATIENCE);
+    let listed = || {
+        let (mut all, mut after) = (Vec::new(), String::new());
+        loop {
+            let page = get(&agent, &format!("{}{JOBS}?limit=100{after}", service.url)).unwrap();
+            let page: Value = serde_json::from_str(&page.text).unwrap();
+            all.extend(page["data"].as_array().unwrap().clone());
+            if page["has_more"] == false {
+                return all;
+            }
+            after = format!("&after={}", page["last_id"].as_str().unwrap());
+        }
+    };
+    let is_over = |job: &Value| job["state"] == "done" && job["webhook"]["state"] == "delivered";
+    let begin = Instant::now();
+    let mut all = listed();
+    while !all.iter().all(is_over) {
+        let wrong = all.iter().find(|job| job["state"] == "failed");
+        assert!(wrong.is_none() && begin.elapsed() < PATIENCE, "{all:#?}");
+        sleep(Duration::from_millis(50));
+        all = listed();
+    }
+    let ids: BTreeSet<String> = all.iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(
+        (ids.len(), &ids),
+        (all.len(), &known),
+        "no job is lost, and none is there twice"
+    );
+    let expected = recordings.map(|audio| {
+        let answer = post(
+            &agent,
+            &format!("{}{TRANSCRIPTIONS}", service.url),
+            &content_type(),
+            &form(Some(&audio), &[]),
+        );
+        answer.unwrap().text
+    });
+    for (key, id) in &jobs {
+        let id = id.as_ref().unwrap();
+        let number: usize = key.rsplit('-').next().unwrap().parse().unwrap();
+        let result = get(&agent, &format!("{}{JOBS}/{id}/result", service.url)).unwrap();
+        assert_eq!(
+            (result.status, &result.text),
+            (200, &expected[number % expected.len()]),
+            "{key}"
+        );
+    }
+    let events = events.lock().unwrap();
+    assert_eq!(events.keys().cloned().collect::<BTreeSet<_>>(), known);
+    assert!(events.values().all(|ids| ids.len() == 1), "{events:#?}");
+    let of_all: BTreeSet<&String> = events.values().flatten().collect();
+    assert_eq!(of_all.len(), known.len());
+    drop(events);
+
+    let (status, told) = service.terminate();
+    assert!(status.success() && !told.contains("warning: the job"), "{told}");
+    // Each job has its request and its outcome, and nothing of what was killed is left.
+    for id in &known {
+        let files = fs::read_dir(folder.path().join("jobs").join(id)).unwrap();
+        let files: BTreeSet<String> = files
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        let most = ["attempts.json", "delivery.json", "outcome", "request.json"].map(str::to_owned);
+        assert_eq!(files, BTreeSet::from(most), "{id}");
+    }
+    let left = fs::read_dir(folder.path().join("jobs")).unwrap().count();
+    assert_eq!(left, known.len() + 1, "the jobs and the lock");
+}
+
+#[test]
+fn kills_lose_no_job_and_do_none_twice() {
+    kills_lose_no_job(KILLS);
+}
+
+/// `FLOW_TEST_KILLS` is another number of kills.
+#[test]
+#[ignore = "minutes: 200 kills"]
+fn many_kills_lose_no_job_and_do_none_twice() {
+    kills_lose_no_job(std::env::var("FLOW_TEST_KILLS").map_or(200, |kills| kills.parse().unwrap()));
+}
+
+#[test]
+fn jobs_are_listed_shown_and_cancelled_from_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.txt");
+    fs::write(&keys, "# of the team\nsk-team\n").unwrap();
+    let mut flow = program();
+    flow.args(["serve", "--listen", "127.0.0.1:0", "--jobs"])
+        .arg(folder.path().join("jobs"));
+    flow.arg("--keys").arg(&keys);
+    let service = Served::start(flow, PATIENCE).unwrap();
+    let jobs = |arguments: &[&str]| {
+        let mut flow = program();
+        flow.arg("jobs")
+            .args(arguments)
+            .args(["--url", &service.url, "--key-file"])
+            .arg(&keys);
+        let output = flow.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        (
+            output.status.code().unwrap(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    let audio = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/model/audio/eval3_es.wav");
+    let body = form(Some(&fs::read(audio).unwrap()), &[("response_format", "srt")]);
+    let request = agent(PATIENCE).post(format!("{}{JOBS}", service.url));
+    let request = request
+        .header("Content-Type", content_type())
+        .header("Authorization", "Bearer sk-team");
+    let mut response = request.send(&body[..]).unwrap();
+    let job: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
+    let id = job["id"].as_str().unwrap();
+    let begin = Instant::now();
+    while !jobs(&["list", "--state", "done"]).1.contains(id) {
+        assert!(begin.elapsed() < PATIENCE, "{:?}", jobs(&["list"]));
+        sleep(Duration::from_millis(50));
+    }
+    let (code, listed, _) = jobs(&["list"]);
+    assert_eq!(code, 0);
+    assert!(
+        listed.starts_with("id ") && listed.contains("talk.wav") && listed.lines().count() == 2,
+        "{listed}"
+    );
+    let (_, shown, _) = jobs(&["show", id]);
+    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap()["state"], "done");
+    let (_, srt, _) = jobs(&["result", id]);
+    assert!(srt.starts_with("1\n00:00:0"), "{srt}");
+    let out = folder.path().join("talk.srt");
+    assert_eq!(jobs(&["result", id, "--out", out.to_str().unwrap()]).0, 0);
+    assert_eq!(fs::read_to_string(&out).unwrap(), srt);
+    assert_eq!(jobs(&["cancel", id]).1, format!("{id} is removed\n"));
+    let (code, _, error) = jobs(&["show", id]);
+    assert!(code == 1 && error.contains("no job of that id"), "{error}");
+    let (code, _, error) = jobs(&["show", "../models"]);
+    assert!(code == 2 && error.contains("`../models` is no id"), "{error}");
+    let without = program()
+        .args(["jobs", "list", "--url", &service.url])
+        .output()
+        .unwrap();
+    assert_eq!(without.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&without.stderr).contains("API key"));
+}
