@@ -5,6 +5,7 @@
 //! Candle gives tensors, `flow_kernels` what is computed with them. Gradients are written by hand: each layer has a `forward` that
 //! returns what its `backward` needs, and a `backward` that adds into named [`Gradients`].
 
+pub mod alignment;
 pub mod allocation;
 pub mod checkpoint;
 pub mod config;

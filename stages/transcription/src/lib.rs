@@ -4,6 +4,7 @@
 //! stages around these.
 
 mod activity;
+pub mod alignment;
 pub mod assign_speakers;
 #[cfg(test)]
 mod beam_tests;

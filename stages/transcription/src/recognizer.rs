@@ -1,5 +1,6 @@
 //! From the samples of a recording to its segments: voice activity, windows, decoding, words.
 
+mod aligned;
 mod split;
 mod stateful;
 mod together;

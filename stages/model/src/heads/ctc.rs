@@ -7,6 +7,7 @@ use candle_core::{Device, Tensor};
 use flow_kernels::{Float, dispatch, on_cpu, slice};
 
 use super::{Head, HeadInput, HeadKind, HeadPass, SearchState};
+use crate::alignment::{self, AlignedTokens, Costs, WordTokens};
 use crate::config::{ModelConfig, Reduction};
 use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver, check_lengths};
 use crate::layers::linear::Linear;
@@ -204,6 +205,36 @@ impl Head for CtcHead {
         let mut state = self.start(parameters, settings, lengths.len())?;
         let found = self.search(parameters, config, settings, (encoded, lengths), &mut state, observer)?;
         Ok(found.into_iter().map(|best| vec![best]).collect())
+    }
+
+    fn align(
+        &self,
+        parameters: &Parameters,
+        _: &ModelConfig,
+        frames: &Tensor,
+        text: &WordTokens,
+        costs: Costs,
+    ) -> Result<AlignedTokens> {
+        let outputs = self.vocabulary + 1;
+        let mut log_probs = Vec::new();
+        if frames.dim(0)? > 0 {
+            let logits = self
+                .logits(parameters, &frames.unsqueeze(0)?)?
+                .0
+                .to_device(&Device::Cpu)?;
+            on_cpu(|| {
+                dispatch!(logits.dtype(), T => {
+                    for row in slice::<T>(&logits)?.chunks_exact(outputs) {
+                        let row: Vec<f32> = row.iter().map(|logit| logit.wide() as f32).collect();
+                        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                        let normaliser = log_sum(&row, 1.0, most);
+                        log_probs.extend(row.iter().map(|logit| logit - normaliser));
+                    }
+                    Ok::<(), Error>(())
+                })
+            })?;
+        }
+        alignment::ctc::align(&log_probs, outputs, text, costs)
     }
 }
 

@@ -11,6 +11,7 @@ use flow_kernels::Noise;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::alignment::{AlignedTokens, Costs, WordTokens};
 use crate::config::{ModelConfig, Reduction};
 use crate::decoding::{DecodingSettings, GreedyState, Hypothesis, TokenObserver};
 use crate::parameter_groups::{ParameterGroup, PassObserver};
@@ -110,6 +111,19 @@ pub trait Head: fmt::Debug + Send + Sync {
         encoded: (&Tensor, &[usize]),
         observer: Option<TokenObserver>,
     ) -> Result<Vec<Vec<Hypothesis>>>;
+
+    /// The best path of a known text through the frames of one signal, (frames, d_model).
+    ///
+    /// # Errors
+    /// As those of the searches in [`crate::alignment`].
+    fn align(
+        &self,
+        parameters: &Parameters,
+        config: &ModelConfig,
+        frames: &Tensor,
+        text: &WordTokens,
+        costs: Costs,
+    ) -> Result<AlignedTokens>;
 }
 
 /// The backward pass of a head after [`Head::forward`].

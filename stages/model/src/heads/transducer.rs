@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 
 use super::{Head, HeadInput, HeadKind, HeadPass, SearchState};
+use crate::alignment::{self, AlignedTokens, Costs, WordTokens};
 use crate::config::{ModelConfig, Reduction, TransducerConfig};
 use crate::decoding::beam::{Steps, decode_beam};
 use crate::decoding::{DecodingSettings, GreedyState, Hypothesis, Networks, TokenObserver, decode_greedy_on};
@@ -222,5 +223,30 @@ impl Head for Transducer {
             .iter_mut()
             .for_each(|hypotheses| fill_durations(config, hypotheses));
         Ok(found)
+    }
+
+    fn align(
+        &self,
+        parameters: &Parameters,
+        config: &ModelConfig,
+        frames: &Tensor,
+        text: &WordTokens,
+        costs: Costs,
+    ) -> Result<AlignedTokens> {
+        let durations = &of(config)?.loss.durations;
+        let tokens = text.tokens();
+        // The prediction network's outputs are those of the whole text, also behind words that a path leaves out.
+        let (predicted, _) = self
+            .prediction
+            .forward(parameters, &[tokens.to_vec()], Mode::Evaluate)?;
+        let g = self.joint.project_prediction(parameters, &predicted.flatten_to(1)?)?;
+        let count = frames.dim(0)?;
+        let f = match count {
+            0 => frames.clone(),
+            _ => self.joint.project_encoder(parameters, &frames.contiguous()?)?,
+        };
+        alignment::transducer::align(count, durations, text, costs, &mut |range| {
+            self.joint.lattice_cells(parameters, (&f, &g), range, tokens)
+        })
     }
 }

@@ -3,13 +3,16 @@
 mod lattices;
 mod on_device;
 
-use candle_core::{DType, Tensor};
+use std::ops::Range;
+
+use candle_core::{DType, Device, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
-use flow_kernels::is_gpu;
-use flow_kernels::joint::{Cell, add_hidden_gradient, hidden};
+use flow_kernels::joint::{Cell, CellTerms, add_hidden_gradient, cell_terms, hidden};
 use flow_kernels::noise::DropMask;
 use flow_kernels::product::product;
+use flow_kernels::{is_gpu, on_cpu};
 
+use crate::alignment::transducer::Cells as LatticeCells;
 use crate::layers::dropout;
 use crate::layers::linear::Linear;
 use crate::loss::TdtLoss;
@@ -227,6 +230,43 @@ impl Joint {
             (losses, CellSums::Host(cells))
         };
         Ok(JointLoss { losses, cells, rows })
+    }
+
+    /// Log-probabilities of the cells of some frames and of all states of a text with these tokens, from the projected rows of the
+    /// frames and of the states.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn lattice_cells(
+        &self,
+        parameters: &Parameters,
+        (f, g): (&Tensor, &Tensor),
+        frames: Range<usize>,
+        tokens: &[u32],
+    ) -> Result<LatticeCells> {
+        let states = tokens.len() + 1;
+        let cells: Vec<Cell> = frames
+            .flat_map(|frame| (0..states).map(move |state| (frame, state)))
+            .enumerate()
+            .map(|(index, (frame, state))| Cell {
+                frame,
+                state,
+                label: tokens.get(state).map(|&token| token as usize),
+                index,
+            })
+            .collect();
+        let mut found = LatticeCells::default();
+        for cells in cells.chunks(CHUNK) {
+            let (logits, bias) = self.logits_and_bias(parameters, &hidden(f, g, cells, None)?)?;
+            let (logits, bias) = (logits.to_device(&Device::Cpu)?, bias.to_device(&Device::Cpu)?);
+            let mut terms = vec![CellTerms::default(); cells.len()];
+            let mut durations = vec![0.0; cells.len() * self.durations];
+            on_cpu(|| cell_terms(&logits, &bias, cells, &mut terms, &mut durations))?;
+            found.blank.extend(terms.iter().map(|terms| terms.blank));
+            found.label.extend(terms.iter().map(|terms| terms.label));
+            found.durations.extend(durations);
+        }
+        Ok(found)
     }
 
     /// Operations of the products of the backward pass that it leaves out on a device: the two of the last layer for each cell

@@ -10,6 +10,7 @@ use flow_kernels::Noise;
 use flow_kernels::device::{is_out_of_memory, release_memory};
 use flow_kernels::elementwise::add_in_place;
 
+use crate::alignment::{AlignedTokens, Costs, WordTokens};
 use crate::checkpoint::{OpenModel, StoredModel, broken, write_adapter, write_model_folder};
 use crate::config::{EncoderConfig, ModelConfig, TransducerConfig};
 use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver, check_lengths};
@@ -648,8 +649,12 @@ impl TdtModel {
         Ok(all)
     }
 
-    /// The best hypothesis of each utterance, from the output of the encoder.
-    pub(crate) fn decode_encoded(
+    /// The best hypothesis of each utterance, from the output of the encoder: frames (batch, frames, d_model), of which so many
+    /// are valid.
+    ///
+    /// # Errors
+    /// Where lengths do not fit, or the settings name a head that the model does not have.
+    pub fn decode_encoded(
         &self,
         encoded: &Tensor,
         lengths: &[usize],
@@ -721,6 +726,33 @@ impl TdtModel {
                 self.config.heads()
             ))
         })
+    }
+
+    /// The best path of a known text through the encoded frames of one signal, (frames, d_model): by a head of the model, or if
+    /// none is named by CTC where there is one, and else by the transducer.
+    ///
+    /// # Errors
+    /// As those of the searches in [`crate::alignment`], and where the model has no such head.
+    pub fn align(
+        &self,
+        frames: &Tensor,
+        text: &WordTokens,
+        costs: Costs,
+        head: Option<HeadKind>,
+    ) -> Result<AlignedTokens> {
+        let kind = head.unwrap_or(match self.config.ctc {
+            Some(_) => HeadKind::Ctc,
+            None => HeadKind::Transducer,
+        });
+        let head = self.heads.iter().find(|head| head.kind() == kind);
+        let head = head.ok_or_else(|| {
+            Error::Input(format!(
+                "the model has no head `{}`: it is of {}",
+                kind.name(),
+                self.config.heads()
+            ))
+        })?;
+        head.align(&self.parameters, &self.config, frames, text, costs)
     }
 
     /// Sets how the model is decoded.

@@ -1,0 +1,151 @@
+//! Forced alignment: where in a signal the tokens of a text that is known were said. Each head has a search for the most likely
+//! path (Viterbi 1967) through its lattice of frames and tokens: [`ctc`], [`transducer`].
+//!
+//! A text may not fit its signal, so a path may leave out words, each token at a fixed cost, and between words it may pass over
+//! frames without text, each at a fixed cost at most.
+//!
+//! A search holds a byte for each cell (frames times twice the tokens) for CTC, five for a transducer (frames times tokens), and
+//! the scores of a few frames. Callers divide long recordings.
+
+pub mod ctc;
+pub mod transducer;
+
+use std::ops::Range;
+
+use crate::{Error, Result};
+
+/// The tokens of a text, word by word.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WordTokens {
+    tokens: Vec<u32>,
+    /// Where each word begins among the tokens, and behind the last one.
+    starts: Vec<usize>,
+}
+
+impl WordTokens {
+    /// The tokens of each word; a word may have none.
+    pub fn new<'a>(words: impl IntoIterator<Item = &'a [u32]>) -> Self {
+        let (mut tokens, mut starts) = (Vec::new(), vec![0]);
+        for word in words {
+            tokens.extend_from_slice(word);
+            starts.push(tokens.len());
+        }
+        WordTokens { tokens, starts }
+    }
+
+    /// All tokens, in order.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The tokens of the word at an index, as a range of [`WordTokens::tokens`].
+    pub fn word(&self, index: usize) -> Range<usize> {
+        self.starts[index]..self.starts[index + 1]
+    }
+
+    /// Number of words.
+    pub fn words(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// For each number of tokens from none to all: whether a word begins or the text ends there, and where that word ends.
+    fn boundaries(&self) -> Vec<Boundary> {
+        let mut found = vec![Boundary::default(); self.tokens.len() + 1];
+        for word in self.starts.windows(2).filter(|word| word[0] < word[1]) {
+            found[word[0]] = Boundary {
+                between_words: true,
+                word_end: Some(word[1]),
+            };
+        }
+        found[self.tokens.len()].between_words = true;
+        found
+    }
+
+    /// An error where a token is none of a vocabulary of this size.
+    fn check(&self, vocabulary: usize) -> Result<()> {
+        match self.tokens.iter().find(|token| **token as usize >= vocabulary) {
+            Some(token) => Err(Error::Input(format!(
+                "token {token} of the text is not in a vocabulary of {vocabulary}"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A place between two tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Boundary {
+    between_words: bool,
+    /// The number of tokens up to the end of the word that begins here.
+    word_end: Option<usize>,
+}
+
+/// What a path pays where text and signal do not fit, in natural logarithms of probabilities; at most 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Costs {
+    /// For each token of a word that is left out.
+    pub left_out: f64,
+    /// For each frame between words, at most: the least that blank costs there.
+    pub no_text: f64,
+}
+
+impl Costs {
+    /// Every token is placed, and every frame is scored by the model.
+    pub const FORCED: Costs = Costs {
+        left_out: f64::NEG_INFINITY,
+        no_text: f64::NEG_INFINITY,
+    };
+}
+
+/// A token that was placed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PlacedToken {
+    /// The frame at which it was emitted (CTC: the first of its frames).
+    pub frame: usize,
+    /// TDT: the duration with which it was emitted, cut at the end of the signal; RNN-T: 1; CTC: the number of its frames.
+    pub duration: usize,
+    /// The natural logarithm of its probability among all tokens and blank; for CTC the mean over its frames.
+    pub logprob: f64,
+}
+
+/// The best path of a text through a signal.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AlignedTokens {
+    /// Of each token; none for those of words that were left out.
+    pub tokens: Vec<Option<PlacedToken>>,
+    /// The natural logarithm of the probability of the path, with its costs.
+    pub score: f64,
+    /// Frames without text that cost [`Costs::no_text`], in order, apart from each other.
+    pub without_text: Vec<Range<usize>>,
+}
+
+/// Most cells of a lattice, which take up to 640 MiB.
+pub const MAX_CELLS: usize = 1 << 27;
+
+/// The number of cells, if that many can be searched.
+fn cells(frames: usize, states: usize) -> Result<usize> {
+    let cells = frames.checked_mul(states).filter(|cells| *cells <= MAX_CELLS);
+    cells.ok_or_else(|| {
+        Error::Input(format!(
+            "{frames} frames and {states} states of a text are too many to align at once"
+        ))
+    })
+}
+
+/// Adds a frame, which comes before all that were added.
+fn add_before(ranges: &mut Vec<Range<usize>>, frame: usize) {
+    match ranges.last_mut() {
+        Some(range) if range.start == frame + 1 => range.start = frame,
+        _ => ranges.push(frame..frame + 1),
+    }
+}
+
+/// The error where no path leads through a signal.
+fn no_path(frames: usize, tokens: usize) -> Error {
+    Error::Input(format!(
+        "a signal of {frames} frames cannot hold the {tokens} tokens of its text"
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Divides a recording and its text where both certainly are at the same word, so that the parts can be aligned one by one.
+
+use std::ops::Range;
+
+use flow_evaluation::alignment::aligned;
+
+/// Windows of a recording with the words of the text that belong there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    pub windows: Range<usize>,
+    pub words: Range<usize>,
+}
+
+/// A place between two windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Border {
+    /// Words of the text that are before it.
+    words: usize,
+    certainty: Certainty,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Certainty {
+    /// The words before and after it are those of the text.
+    Sure,
+    /// There are as many words between others as in the text.
+    Likely,
+    /// The text has words there that were not heard, or the model heard words that are not in the text.
+    Guessed,
+}
+
+/// Frames of a block that ends at a likely border, and at any.
+const LIKELY_FRAMES: usize = 125;
+const MOST_FRAMES: usize = 750;
+
+/// Divides windows with so many frames each, in which `heard` was heard, and a text. Words are given by their keys; the text's
+/// may be empty, which match nothing.
+pub fn blocks(text: &[&str], heard: &[Vec<String>], frames: &[usize]) -> Vec<Block> {
+    let borders = borders(text, heard);
+    let mut blocks: Vec<Block> = Vec::new();
+    let (mut first, mut words, mut length) = (0, 0, 0);
+    for (window, border) in borders.iter().enumerate() {
+        length += frames[window];
+        let ends = match border.certainty {
+            Certainty::Sure => true,
+            Certainty::Likely => length >= LIKELY_FRAMES,
+            Certainty::Guessed => false,
+        };
+        let next = frames.get(window + 1).copied().unwrap_or(0);
+        if ends || length + next > MOST_FRAMES {
+            // Borders that are guessed could be before ones that were not used.
+            let until = border.words.max(words);
+            blocks.push(Block {
+                windows: first..window + 1,
+                words: words..until,
+            });
+            (first, words, length) = (window + 1, until, 0);
+        }
+    }
+    if first < heard.len() || words < text.len() {
+        blocks.push(Block {
+            windows: first..heard.len(),
+            words: words..text.len(),
+        });
+    }
+    blocks
+}
+
+/// The borders behind all windows but the last.
+fn borders(text: &[&str], heard: &[Vec<String>]) -> Vec<Border> {
+    let compared: Vec<usize> = (0..text.len()).filter(|word| !text[*word].is_empty()).collect();
+    let said: Vec<&str> = compared.iter().map(|&word| text[word]).collect();
+    let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
+    let pairs = aligned(&said, &all);
+    let mut borders = Vec::with_capacity(heard.len());
+    let (mut before, mut next) = (0, 0);
+    for window in heard.iter().take(heard.len().saturating_sub(1)) {
+        before += window.len();
+        while pairs.get(next).is_some_and(|(_, at)| *at < before) {
+            next += 1;
+        }
+        let (last, after) = (next.checked_sub(1).map(|last| pairs[last]), pairs.get(next).copied());
+        // What lies between the pairs around the border.
+        let from = last.map_or((0, 0), |(word, at)| (word + 1, at + 1));
+        let to = after.unwrap_or((said.len(), all.len()));
+        let (words, heard_before, heard_after) = (to.0 - from.0, before - from.1, to.1 - before);
+        let matches = |pair: Option<(usize, usize)>| pair.is_some_and(|(word, at)| said[word] == all[at]);
+        let certainty = match (words, heard_before + heard_after) {
+            (0, 0) if matches(last) && matches(after) => Certainty::Sure,
+            (0, _) => Certainty::Likely,
+            _ => Certainty::Guessed,
+        };
+        let share = match heard_before + heard_after {
+            0 => words,
+            heard => words * heard_before / heard,
+        };
+        let word = from.0 + share;
+        // Words that are not compared stay with the ones before them.
+        let words = compared.get(word).copied().unwrap_or(text.len());
+        borders.push(Border { words, certainty });
+    }
+    borders
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn heard(windows: &[&str]) -> Vec<Vec<String>> {
+        let words = |window: &&str| window.split_whitespace().map(str::to_owned).collect();
+        windows.iter().map(words).collect()
+    }
+
+    fn found(text: &str, windows: &[&str], frames: &[usize]) -> Vec<(Range<usize>, String)> {
+        let text: Vec<&str> = text
+            .split_whitespace()
+            .map(|word| if word == "-" { "" } else { word })
+            .collect();
+        let blocks = blocks(&text, &heard(windows), frames);
+        blocks
+            .into_iter()
+            .map(|block| (block.windows, text[block.words].join(" ")))
+            .collect()
+    }
+
+    #[test]
+    fn windows_are_divided_where_text_and_speech_agree() {
+        let all = found("a b c d e", &["a b", "c", "d e"], &[9; 3]);
+        assert_eq!(all, [(0..1, "a b".into()), (1..2, "c".into()), (2..3, "d e".into())]);
+        // A word that was misheard beside a border, words that were not heard, and windows without words.
+        assert_eq!(found("a b c d", &["a x", "c d"], &[9; 2]), [(0..2, "a b c d".into())]);
+        assert_eq!(
+            found("a b c d", &["a x", "c d"], &[200, 9]),
+            [(0..1, "a b".into()), (1..2, "c d".into())]
+        );
+        assert_eq!(
+            found("a b c d e", &["a b", "d e"], &[200; 2]),
+            [(0..2, "a b c d e".into())]
+        );
+        assert_eq!(
+            found("a b", &["", "a", "", "b"], &[9; 4]),
+            [(0..2, "a".into()), (2..3, String::new()), (3..4, "b".into())]
+        );
+        // A mark by itself stays with the word before it.
+        assert_eq!(
+            found("a - b", &["a", "b"], &[9; 2]),
+            [(0..1, "a ".into()), (1..2, "b".into())]
+        );
+    }
+
+    #[test]
+    fn blocks_are_not_too_long() {
+        let all = found("a b c d", &["x", "y", "z", "w", "v"], &[400; 5]);
+        assert_eq!(all.len(), 5);
+        assert_eq!(found("a b", &["", "", ""], &[400; 3]).last().unwrap().0, 2..3);
+        assert_eq!(found("", &["a b"], &[9]), [(0..1, String::new())]);
+        assert_eq!(blocks(&[], &[], &[]), []);
+        assert_eq!(found("a", &[], &[]), [(0..0, "a".into())]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_window_and_every_word_is_in_one_block(
+            text in prop::collection::vec("[ab]?", 0..12), windows in prop::collection::vec(prop::collection::vec("[abc]", 0..4), 0..8),
+            lengths in prop::collection::vec(0usize..900, 8),
+        ) {
+            let text: Vec<&str> = text.iter().map(String::as_str).collect();
+            let (mut at, mut word) = (0, 0);
+            for block in blocks(&text, &windows, &lengths[..windows.len()]) {
+                prop_assert_eq!((block.windows.start, block.words.start), (at, word));
+                prop_assert!(block.windows.end >= at && block.words.end >= word);
+                let frames: usize = lengths[block.windows.clone()].iter().sum();
+                prop_assert!(frames <= MOST_FRAMES || block.windows.len() == 1);
+                (at, word) = (block.windows.end, block.words.end);
+            }
+            prop_assert_eq!((at, word), (windows.len(), text.len()));
+        }
+    }
+}

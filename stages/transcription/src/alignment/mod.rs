@@ -1,0 +1,202 @@
+//! Alignment of a text that is known with its recording: times of words and segments, words that were not said, and speech that is
+//! not in the text. [`Recognizer::align`](crate::recognizer::Recognizer::align) does it; here are its results, and what is
+//! independent of the model.
+
+pub(crate) mod blocks;
+pub(crate) mod spoken_words;
+
+use flow_model::alignment::Costs;
+use flow_model::heads::HeadKind;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::segments::{SegmentRules, segments};
+use crate::{Result, Segment, Transcript, TranscriptionError, Word};
+
+/// What text and recording that do not fit cost a path.
+pub const COSTS: Costs = Costs {
+    left_out: -5.0,
+    no_text: -2.0,
+};
+
+/// Settings of alignment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AlignmentSettings {
+    /// The head that aligns: if none is named CTC where the model has it, and else the transducer.
+    pub head: Option<HeadKind>,
+    pub costs: Costs,
+    /// Groups the words of a text of one segment.
+    pub segments: SegmentRules,
+}
+
+impl Default for AlignmentSettings {
+    fn default() -> Self {
+        AlignmentSettings {
+            head: None,
+            costs: COSTS,
+            segments: SegmentRules::default(),
+        }
+    }
+}
+
+/// A word of the text. Times are seconds from the beginning of the recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AlignedWord {
+    /// As the text has it.
+    pub word: String,
+    pub start: f64,
+    /// At or after `start`; equal to it where the word was not said.
+    pub end: f64,
+    /// The mean of the natural logarithms of the probabilities of its tokens. None: it was not said, or no letter of it is in the
+    /// model's vocabulary.
+    pub logprob: Option<f64>,
+    /// False where the best path leaves it out.
+    pub said: bool,
+}
+
+/// Words of the text that were not said, one after the other.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NotSaid {
+    /// Which of the segments they are in, from 0: that of the first one.
+    pub segment: usize,
+    /// Where they would be, in seconds.
+    pub at: f64,
+    pub text: String,
+}
+
+/// Speech that is not in the text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WithoutText {
+    /// Seconds.
+    pub start: f64,
+    pub end: f64,
+    /// What the model hears there.
+    pub text: String,
+}
+
+/// A text with times.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Aligned {
+    /// Of the text's segments, in their order, each with its words; a segment of which nothing was said has none of its own time.
+    pub segments: Vec<Segment>,
+    pub words: Vec<AlignedWord>,
+    /// How well text and recording fit: the natural logarithm of the probability of the best path, with the costs of words that
+    /// were left out and of speech without text, divided by the number of the text's tokens.
+    pub score: f64,
+    pub not_said: Vec<NotSaid>,
+    pub without_text: Vec<WithoutText>,
+    /// Characters of the text that the model does not know, each once, in their order.
+    pub unknown: Vec<char>,
+    /// Of language tags that the model heard.
+    pub languages: Vec<String>,
+}
+
+impl Aligned {
+    /// Groups the words of segments of so many words each; a single one is divided by rules.
+    ///
+    /// # Errors
+    /// If a rule is not above 0.
+    pub(crate) fn with_segments(mut self, lengths: &[usize], rules: &SegmentRules) -> Result<Self> {
+        let word = |word: &AlignedWord| Word {
+            word: word.word.clone(),
+            start: word.start,
+            end: word.end,
+            // The probability that corresponds to the mean logarithm; nothing of what was not said is certain.
+            confidence: match word.said {
+                true => word.logprob.map(f64::exp),
+                false => Some(0.0),
+            },
+            speaker: None,
+        };
+        if let [_] = lengths {
+            self.segments = segments(self.words.iter().map(word).collect(), rules)?;
+        } else {
+            let mut rest = &self.words[..];
+            for &length in lengths {
+                let (words, after) = rest.split_at(length.min(rest.len()));
+                rest = after;
+                self.segments.push(segment_of(words, words.iter().map(word).collect()));
+            }
+        }
+        self.not_said = self.left_out();
+        Ok(self)
+    }
+
+    fn left_out(&self) -> Vec<NotSaid> {
+        let segment_of_words = self
+            .segments
+            .iter()
+            .enumerate()
+            .flat_map(|(number, segment)| segment.words.iter().map(move |_| number));
+        let mut found: Vec<NotSaid> = Vec::new();
+        let mut goes_on = false;
+        for (word, segment) in self.words.iter().zip(segment_of_words) {
+            match found.last_mut().filter(|_| goes_on && !word.said) {
+                Some(last) => {
+                    last.text.push(' ');
+                    last.text.push_str(&word.word);
+                }
+                None if !word.said => found.push(NotSaid {
+                    segment,
+                    at: word.start,
+                    text: word.word.clone(),
+                }),
+                None => {}
+            }
+            goes_on = !word.said;
+        }
+        found
+    }
+
+    /// How many words were said.
+    pub fn words_said(&self) -> usize {
+        self.words.iter().filter(|word| word.said).count()
+    }
+
+    /// The JSON of a transcript of these segments, with what is known of the fit in `alignment`, on one line.
+    ///
+    /// # Errors
+    /// As [`Transcript::to_json`].
+    pub fn to_json(&self, transcript: &Transcript) -> Result<String> {
+        let wrong = |error: serde_json::Error| TranscriptionError::transcript("the alignment", error.to_string());
+        let mut document: Value = serde_json::from_str(&transcript.to_json()?).map_err(wrong)?;
+        document["alignment"] = self.report();
+        Ok(serde_json::to_string(&document).map_err(wrong)? + "\n")
+    }
+
+    /// `score`, `words`, `words_said`, `not_said`, `speech_without_text` and `unknown_characters`.
+    pub fn report(&self) -> Value {
+        let unknown: Vec<String> = self.unknown.iter().map(char::to_string).collect();
+        serde_json::json!({
+            "score": crate::transcript::rounded(self.score),
+            "words": self.words.len(),
+            "words_said": self.words_said(),
+            "not_said": self.not_said,
+            "speech_without_text": self.without_text,
+            "unknown_characters": unknown,
+        })
+    }
+}
+
+/// A segment of the text: from the first of its words that was said to the last one.
+fn segment_of(aligned: &[AlignedWord], words: Vec<Word>) -> Segment {
+    let said: Vec<&AlignedWord> = aligned.iter().filter(|word| word.said).collect();
+    let (first, last) = match (said.first(), said.last()) {
+        (Some(first), Some(last)) => (first.start, last.end),
+        _ => words.first().map_or((0.0, 0.0), |word| (word.start, word.start)),
+    };
+    let confidences: Vec<f64> = words.iter().filter_map(|word| word.confidence).collect();
+    let mean = confidences.iter().sum::<f64>() / confidences.len() as f64;
+    let texts: Vec<&str> = words.iter().map(|word| word.word.as_str()).collect();
+    Segment {
+        start: first,
+        end: last,
+        text: texts.join(" "),
+        confidence: Some(mean).filter(|_| !confidences.is_empty()),
+        speaker: None,
+        words,
+    }
+}
+
+#[cfg(test)]
+mod tests;

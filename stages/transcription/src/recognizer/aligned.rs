@@ -1,0 +1,500 @@
+//! Alignment of a text that is known: the windows of a recording are decoded, what is heard divides recording and text into blocks,
+//! and in each block the head's best path gives the times of tokens.
+
+use std::ops::Range;
+
+use candle_core::Tensor;
+use flow_audio::language_tag::split_tag;
+use flow_model::alignment::{AlignedTokens, WordTokens};
+use flow_model::decoding::Hypothesis;
+use flow_speakers::silero::SAMPLE_RATE;
+
+use super::{FirstPass, RecognitionSettings, Recognizer, batches, tag, unique, windows_of};
+use crate::alignment::blocks::{Block, blocks};
+use crate::alignment::spoken_words::{SpokenWord, key};
+use crate::alignment::{Aligned, AlignedWord, AlignmentSettings, WithoutText};
+use crate::long_audio::LongAudio;
+use crate::streamed::Samples;
+use crate::window_groups::group_by_group;
+use crate::{Result, TranscriptionError, Word};
+
+/// Bytes of encoded windows that are kept from the first pass over a recording to the second; others are encoded again.
+const KEPT_BYTES: usize = 256 << 20;
+/// Most cells of a block's lattice. A text that has more for its speech is not searched: its words were not said.
+const MOST_CELLS: usize = 8 << 20;
+/// Most tokens for each frame of a recording: twelve times those of fast speech.
+const MOST_TOKENS_PER_FRAME: usize = 10;
+/// Pauses within speech that is not in the text, in seconds.
+const PAUSE: f64 = 0.5;
+
+/// A text, word by word.
+struct Text {
+    words: Vec<SpokenWord>,
+    /// Words of each segment.
+    lengths: Vec<usize>,
+    unknown: Vec<char>,
+}
+
+/// What was heard in a window, and what of it is kept.
+struct Window {
+    samples: Range<u64>,
+    frames: usize,
+    encoded: Option<Tensor>,
+    /// With times from the beginning of the recording.
+    words: Vec<Word>,
+    /// Tags before and behind the text.
+    tags: (Vec<u32>, Vec<u32>),
+    languages: Vec<String>,
+}
+
+/// The result of a block's words.
+struct BlockResult {
+    words: Vec<AlignedWord>,
+    score: f64,
+    /// Seconds.
+    without_text: Vec<Range<f64>>,
+}
+
+impl Recognizer {
+    /// Aligns a text, in segments, with samples (mono, 16 kHz, in [-1, 1]). None if `cancelled` returned true between two batches.
+    ///
+    /// # Errors
+    /// As [`Recognizer::align_again`].
+    pub fn align(
+        &self,
+        samples: &[f32],
+        text: &[String],
+        recognition: &RecognitionSettings,
+        settings: &AlignmentSettings,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Aligned>> {
+        let mut first = self.first_pass(recognition);
+        first.feed(samples)?;
+        self.align_again(first, &samples, text, (recognition, settings), cancelled)
+    }
+
+    /// Aligns a text, in segments, with a recording whose first pass was done with the same settings. Its windows are decoded with
+    /// the settings of the recognizer, to find out which of them belong to which words; memory does not grow with the length of
+    /// the recording, but for the words and what voice activity says.
+    ///
+    /// A recording of one window at most is aligned as a whole, without voice activity.
+    ///
+    /// # Errors
+    /// If the text has no word, the vocabulary none of its letters, or the recording is too short for it; as
+    /// [`Recognizer::transcribe_again`]; and in another processing mode than [`LongAudio::Vad`].
+    pub fn align_again(
+        &self,
+        first: FirstPass<'_>,
+        recording: &dyn Samples,
+        text: &[String],
+        (recognition, settings): (&RecognitionSettings, &AlignmentSettings),
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Aligned>> {
+        if recognition.long_audio != LongAudio::Vad {
+            let why = "a text is aligned in windows between pauses alone";
+            return Err(TranscriptionError::setting("window", why));
+        }
+        let text = self.spoken(text)?;
+        let kept = first.kept;
+        let recording = kept.as_deref().map_or(Kept::Recording(recording), Kept::Samples);
+        let samples = first.activity.samples();
+        let ranges = match samples <= (recognition.max_window * f64::from(SAMPLE_RATE)) as u64 {
+            true => vec![0..samples],
+            false => windows_of(first.activity, recognition)?.0,
+        };
+        let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+        let frames = self
+            .model
+            .encoded_frames(usize::try_from(samples).unwrap_or(usize::MAX));
+        if tokens > frames.saturating_mul(MOST_TOKENS_PER_FRAME) {
+            return Err(TranscriptionError::Input(format!(
+                "the recording is too short for the text: {:.2} s, and {} words of {tokens} tokens",
+                samples as f64 / f64::from(SAMPLE_RATE),
+                text.words.len()
+            )));
+        }
+        let Some(windows) = self.hear(&ranges, &recording, recognition.batch_seconds, cancelled)? else {
+            return Ok(None);
+        };
+        let keys: Vec<&str> = text
+            .words
+            .iter()
+            .map(|word| if word.tokens.is_empty() { "" } else { &word.key })
+            .collect();
+        let heard: Vec<Vec<String>> = windows
+            .iter()
+            .map(|window| window.words.iter().map(|word| key(&word.word)).collect())
+            .collect();
+        let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
+        let blocks = blocks(&keys, &heard, &lengths);
+        let found = self.align_blocks(windows, blocks, &text, &recording, settings, cancelled)?;
+        found
+            .map(|found| found.with_segments(&text.lengths, &settings.segments))
+            .transpose()
+    }
+
+    /// The words of a text in segments.
+    fn spoken(&self, segments: &[String]) -> Result<Text> {
+        let mut text = Text {
+            words: Vec::new(),
+            lengths: Vec::with_capacity(segments.len()),
+            unknown: Vec::new(),
+        };
+        for segment in segments {
+            let before = text.words.len();
+            let (_, words) = split_tag(segment);
+            let words = words
+                .split_whitespace()
+                .map(|word| SpokenWord::new(&self.tokenizer, word));
+            text.words.extend(words);
+            text.lengths.push(text.words.len() - before);
+        }
+        if text.words.is_empty() {
+            return Err(TranscriptionError::Input("the text has no words".to_owned()));
+        }
+        for c in text.words.iter().flat_map(|word| &word.unknown) {
+            // Marks are seldom in a vocabulary, and have no sound.
+            if c.is_alphanumeric() && !text.unknown.contains(c) {
+                text.unknown.push(*c);
+            }
+        }
+        if text.words.iter().all(|word| word.tokens.is_empty()) {
+            let unknown: Vec<String> = text.unknown.iter().take(10).map(char::to_string).collect();
+            return Err(TranscriptionError::Input(format!(
+                "the model knows no letter of the text{}{}",
+                if unknown.is_empty() { "" } else { ": " },
+                unknown.join(" ")
+            )));
+        }
+        Ok(text)
+    }
+
+    /// Encodes and decodes the windows of a recording.
+    fn hear(
+        &self,
+        ranges: &[Range<u64>],
+        recording: &dyn Samples,
+        batch_seconds: f64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Window>>> {
+        let mut windows: Vec<Window> = Vec::with_capacity(ranges.len());
+        let mut kept = 0;
+        let whole = group_by_group(ranges, recording, &mut |indices, signals| {
+            let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
+            let mut found: Vec<Option<Window>> = signals.iter().map(|_| None).collect();
+            for batch in batches(&signals, batch_seconds) {
+                if cancelled() {
+                    return Ok(false);
+                }
+                let of_batch: Vec<&[f32]> = batch.iter().map(|&index| signals[index]).collect();
+                let mut encoded = Vec::new();
+                let (hypotheses, scores) = self.observed(of_batch.len(), |observer| {
+                    self.computing(|| {
+                        let (frames, lengths) = self.model.encode(&of_batch)?;
+                        encoded = valid_frames(&frames, &lengths)?;
+                        Ok(self.model.decode_encoded(&frames, &lengths, Some(observer))?)
+                    })
+                })?;
+                for (((index, encoded), hypothesis), scores) in
+                    batch.into_iter().zip(encoded).zip(hypotheses).zip(&scores)
+                {
+                    let samples = ranges[indices.start + index].clone();
+                    let heard = self.words(&hypothesis, scores)?;
+                    let after = samples.start as f64 / f64::from(SAMPLE_RATE);
+                    let words = heard.words.into_iter().map(|word| Word {
+                        start: word.start + after,
+                        end: word.end + after,
+                        ..word
+                    });
+                    let bytes = encoded.elem_count() * encoded.dtype().size_in_bytes();
+                    found[index] = Some(Window {
+                        samples,
+                        frames: encoded.dims()[0],
+                        encoded: (kept + bytes <= KEPT_BYTES).then_some(encoded),
+                        words: words.collect(),
+                        tags: self.tags(&hypothesis),
+                        languages: heard.languages,
+                    });
+                    kept += bytes;
+                }
+            }
+            windows.extend(found.into_iter().flatten());
+            Ok(true)
+        })?;
+        Ok(whole.then_some(windows))
+    }
+
+    /// The tags that a hypothesis begins and ends with.
+    fn tags(&self, hypothesis: &Hypothesis) -> (Vec<u32>, Vec<u32>) {
+        let is_tag = |id: &u32| self.tokenizer.piece(*id).and_then(tag).is_some();
+        let ids = &hypothesis.ids;
+        let before = ids.iter().take_while(|id| is_tag(id)).count();
+        let behind = ids[before..].iter().rev().take_while(|id| is_tag(id)).count();
+        (ids[..before].to_vec(), ids[ids.len() - behind..].to_vec())
+    }
+
+    /// Aligns block by block. Windows that were not kept are encoded again, as they are in the recording.
+    fn align_blocks(
+        &self,
+        mut windows: Vec<Window>,
+        blocks: Vec<Block>,
+        text: &Text,
+        recording: &dyn Samples,
+        settings: &AlignmentSettings,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Aligned>> {
+        let mut results: Vec<BlockResult> = Vec::with_capacity(blocks.len());
+        let mut at = 0.0;
+        let mut align_until = |windows: &mut [Window], encoded: usize| -> Result<bool> {
+            while let Some(block) = blocks.get(results.len()).filter(|block| block.windows.end <= encoded) {
+                if cancelled() {
+                    return Ok(false);
+                }
+                let result = self.align_block(
+                    &windows[block.windows.clone()],
+                    &text.words[block.words.clone()],
+                    at,
+                    settings,
+                )?;
+                at = result.words.last().map_or(at, |word| word.end);
+                results.push(result);
+                for window in &mut windows[block.windows.clone()] {
+                    window.encoded = None;
+                }
+            }
+            Ok(true)
+        };
+        let first = windows
+            .iter()
+            .position(|window| window.encoded.is_none())
+            .unwrap_or(windows.len());
+        if !align_until(&mut windows, first)? {
+            return Ok(None);
+        }
+        let again: Vec<usize> = (first..windows.len())
+            .filter(|&index| windows[index].encoded.is_none())
+            .collect();
+        let ranges: Vec<Range<u64>> = again.iter().map(|&index| windows[index].samples.clone()).collect();
+        let whole = ranges.is_empty()
+            || group_by_group(&ranges, recording, &mut |indices, signals| {
+                for (index, signal) in indices.clone().zip(signals) {
+                    if cancelled() {
+                        return Ok(false);
+                    }
+                    let encoded = self.computing(|| Ok(self.model.encode_frames(signal, 0, None)?))?;
+                    windows[again[index]].encoded = Some(encoded);
+                }
+                let next = again.get(indices.end).copied().unwrap_or(windows.len());
+                align_until(&mut windows, next)
+            })?;
+        if !whole || !align_until(&mut windows, usize::MAX)? {
+            return Ok(None);
+        }
+        Ok(Some(joined(&windows, results, text)))
+    }
+
+    /// Aligns words with windows. `after`: seconds at which the words before them end.
+    fn align_block(
+        &self,
+        windows: &[Window],
+        words: &[SpokenWord],
+        after: f64,
+        settings: &AlignmentSettings,
+    ) -> Result<BlockResult> {
+        let clock = Clock::new(windows, self.model.frame_seconds());
+        let parts: Vec<&Tensor> = windows.iter().filter_map(|window| window.encoded.as_ref()).collect();
+        let none: &[u32] = &[];
+        let (before, behind) = match (windows.first(), windows.last()) {
+            (Some(first), Some(last)) => (&first.tags.0[..], &last.tags.1[..]),
+            _ => (none, none),
+        };
+        let tokens = std::iter::once(before).chain(words.iter().map(|word| &word.tokens[..]));
+        let tokens = WordTokens::new(tokens.chain([behind]));
+        let cells = (tokens.tokens().len() + 1).saturating_mul(2 * clock.frames.max(1));
+        let found = match parts.is_empty() || cells > MOST_CELLS {
+            true => AlignedTokens {
+                tokens: vec![None; tokens.tokens().len()],
+                score: settings.costs.left_out * tokens.tokens().len() as f64,
+                without_text: Vec::new(),
+            },
+            false => self.computing(|| {
+                let frames = Tensor::cat(&parts, 0).map_err(flow_model::Error::from)?;
+                Ok(self.model.align(&frames, &tokens, settings.costs, settings.head)?)
+            })?,
+        };
+        let mut at = windows
+            .first()
+            .map_or(after, |window| seconds(window.samples.start).max(after));
+        let mut aligned = Vec::with_capacity(words.len());
+        for (index, word) in words.iter().enumerate() {
+            let placed: Vec<_> = found.tokens[tokens.word(index + 1)].iter().flatten().collect();
+            let any_sounds = word.sounds.contains(&true);
+            let sounding = placed
+                .iter()
+                .zip(&word.sounds)
+                .filter(|(_, sounds)| **sounds || !any_sounds);
+            let sounding: Vec<_> = sounding.map(|(token, _)| token).collect();
+            let mut result = AlignedWord {
+                word: word.text.clone(),
+                start: at,
+                end: at,
+                logprob: None,
+                // Of a word without tokens nobody knows; it is where the word before it ends.
+                said: word.tokens.is_empty(),
+            };
+            if let (Some(first), Some(last)) = (sounding.first(), sounding.last()) {
+                result.start = clock.start(first.frame).max(at);
+                result.end = clock.end(last.frame + last.duration.max(1)).max(result.start);
+                let sum: f64 = placed.iter().map(|token| token.logprob).sum();
+                result.logprob = Some(sum / placed.len() as f64);
+                result.said = true;
+                at = result.end;
+            }
+            aligned.push(result);
+        }
+        let without_text = found.without_text.iter();
+        Ok(BlockResult {
+            words: aligned,
+            score: found.score,
+            without_text: without_text
+                .map(|frames| clock.start(frames.start)..clock.end(frames.end))
+                .collect(),
+        })
+    }
+}
+
+/// The frames of each utterance of a batch that are valid.
+fn valid_frames(encoded: &Tensor, lengths: &[usize]) -> Result<Vec<Tensor>> {
+    let frames = |(row, length): (usize, &usize)| {
+        // In tensors of their own, so that the batch can be freed.
+        let valid = encoded.get(row)?.narrow(0, 0, *length)?;
+        Ok(valid.copy()?)
+    };
+    let frames = lengths.iter().enumerate().map(frames);
+    let frames: std::result::Result<Vec<_>, flow_model::Error> = frames.collect();
+    Ok(frames?)
+}
+
+fn seconds(samples: u64) -> f64 {
+    samples as f64 / f64::from(SAMPLE_RATE)
+}
+
+/// The times of the frames of windows that are behind each other.
+struct Clock {
+    /// The first frame of each window, and when the window begins and ends, in seconds.
+    windows: Vec<(usize, f64, f64)>,
+    frames: usize,
+    frame_seconds: f64,
+}
+
+impl Clock {
+    fn new(windows: &[Window], frame_seconds: f64) -> Self {
+        let mut clock = Clock {
+            windows: Vec::with_capacity(windows.len()),
+            frames: 0,
+            frame_seconds,
+        };
+        for window in windows {
+            let Range { start, end } = window.samples;
+            clock.windows.push((clock.frames, seconds(start), seconds(end)));
+            clock.frames += window.frames;
+        }
+        clock
+    }
+
+    fn start(&self, frame: usize) -> f64 {
+        let next = self.windows.partition_point(|(first, ..)| *first <= frame);
+        let Some((first, start, end)) = next.checked_sub(1).map(|window| self.windows[window]) else {
+            return 0.0;
+        };
+        (start + (frame - first) as f64 * self.frame_seconds).min(end)
+    }
+
+    /// Of what ends before a frame.
+    fn end(&self, frame: usize) -> f64 {
+        let last = frame.saturating_sub(1);
+        let next = self.windows.partition_point(|(first, ..)| *first <= last);
+        let end = next.checked_sub(1).map_or(0.0, |window| self.windows[window].2);
+        (self.start(last) + self.frame_seconds).min(end)
+    }
+}
+
+/// The results of all blocks.
+fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned {
+    let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+    let mut all = Aligned {
+        unknown: text.unknown.clone(),
+        languages: unique(windows.iter().flat_map(|window| window.languages.iter().cloned())),
+        ..Aligned::default()
+    };
+    let (mut score, mut silent) = (0.0, Vec::<Range<f64>>::new());
+    for result in results {
+        all.words.extend(result.words);
+        score += result.score;
+        for range in result.without_text {
+            match silent.last_mut().filter(|last| range.start - last.end <= PAUSE) {
+                Some(last) => last.end = range.end,
+                None => silent.push(range),
+            }
+        }
+    }
+    all.score = score / tokens.max(1) as f64;
+    // Words that were heard in frames without text. There may be words of the text between two such ranges that were joined.
+    let mut spoken: Vec<(f64, f64)> = all
+        .words
+        .iter()
+        .filter(|word| word.said)
+        .map(|word| (word.start, word.end))
+        .collect();
+    spoken.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let is_said = |at: f64| {
+        let next = spoken.partition_point(|(start, _)| *start <= at);
+        next.checked_sub(1).is_some_and(|word| at < spoken[word].1)
+    };
+    let heard = windows.iter().flat_map(|window| &window.words);
+    let mut heard = heard.peekable();
+    for range in silent {
+        let mut found: Option<WithoutText> = None;
+        while let Some(word) = heard.next_if(|word| 0.5 * (word.start + word.end) < range.end) {
+            let middle = 0.5 * (word.start + word.end);
+            if middle < range.start || is_said(middle) {
+                continue;
+            }
+            match &mut found {
+                Some(found) => {
+                    found.end = word.end;
+                    found.text.push(' ');
+                    found.text.push_str(&word.word);
+                }
+                None => {
+                    found = Some(WithoutText {
+                        start: word.start,
+                        end: word.end,
+                        text: word.word.clone(),
+                    });
+                }
+            }
+        }
+        all.without_text.extend(found);
+    }
+    all
+}
+
+/// The samples that the first pass has kept, or the recording.
+enum Kept<'a> {
+    Samples(&'a [f32]),
+    Recording(&'a dyn Samples),
+}
+
+impl Samples for Kept<'_> {
+    fn pass(&self, take: &mut crate::streamed::Take<'_>) -> Result<()> {
+        match self {
+            Kept::Samples(samples) => samples.pass(take),
+            Kept::Recording(recording) => recording.pass(take),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "aligned_tests.rs"]
+mod tests;

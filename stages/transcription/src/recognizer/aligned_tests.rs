@@ -1,0 +1,239 @@
+use serde_json::Value;
+
+use super::super::tests::{recognizer, settings, two};
+use super::*;
+use crate::recognizer::VoiceActivity;
+use crate::test_data;
+
+fn align(recognizer: &Recognizer, samples: &[f32], text: &[String]) -> Result<Aligned> {
+    let found = recognizer.align(
+        samples,
+        text,
+        &settings(VoiceActivity::Neural),
+        &AlignmentSettings::default(),
+        &|| false,
+    );
+    found.map(|found| found.expect("it was not cancelled"))
+}
+
+/// Two sentences with silence around each, the words that are heard in each, and their places.
+fn heard(recognizer: &Recognizer) -> (Vec<f32>, [Range<f64>; 2], [Vec<Word>; 2]) {
+    let (samples, places) = two();
+    let found = recognizer.transcribe(&samples, &settings(VoiceActivity::Neural), &|| false);
+    let words: Vec<Word> = found
+        .unwrap()
+        .unwrap()
+        .segments
+        .into_iter()
+        .flat_map(|segment| segment.words)
+        .collect();
+    let (first, second) = words.into_iter().partition(|word| word.start < places[0].end);
+    (samples, places, [first, second])
+}
+
+fn joined_text(words: &[Word]) -> String {
+    words
+        .iter()
+        .map(|word| word.word.as_str())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[test]
+fn words_are_where_they_were_heard() {
+    let recognizer = recognizer();
+    let (samples, places, words) = heard(&recognizer);
+    let texts = [joined_text(&words[0]), joined_text(&words[1])];
+    let found = align(&recognizer, &samples, &texts).unwrap();
+    assert!(found.not_said.is_empty() && found.without_text.is_empty(), "{found:?}");
+    assert_eq!(found.segments.len(), 2);
+    for ((segment, place), heard) in found.segments.iter().zip(&places).zip(&words) {
+        assert_eq!(segment.words.len(), heard.len());
+        assert!(
+            segment.start > place.start - 0.1 && segment.end < place.end + 0.1,
+            "{segment:?} {place:?}"
+        );
+        for (word, heard) in segment.words.iter().zip(heard) {
+            assert!((word.start - heard.start).abs() < 0.25, "{word:?} {heard:?}");
+        }
+    }
+    assert!(found.score > -1.0, "{}", found.score);
+    // The same bits for marks that have no sound, another segmentation and other samples behind.
+    let marked = format!("{}, - {}!", texts[0], texts[1]);
+    let again = align(&recognizer, &samples, &[marked]).unwrap();
+    let times = |found: &Aligned| -> Vec<(f64, f64)> {
+        let sounding = found.words.iter().filter(|word| word.logprob.is_some());
+        sounding.map(|word| (word.start, word.end)).collect()
+    };
+    assert_eq!(times(&again), times(&found));
+    assert_eq!(again.score, found.score);
+}
+
+#[test]
+fn words_that_were_not_said_and_speech_without_text_are_told() {
+    let recognizer = recognizer();
+    let (samples, places, words) = heard(&recognizer);
+    let texts = [joined_text(&words[0]), joined_text(&words[1])];
+    let fitting = align(&recognizer, &samples, &texts).unwrap();
+    // A sentence too many, between the two.
+    let more = [texts[0].clone(), "कल शाम को बारिश होगी".to_owned(), texts[1].clone()];
+    let found = align(&recognizer, &samples, &more).unwrap();
+    let left_out: usize = found.words.iter().filter(|word| !word.said).count();
+    assert!(left_out >= 4, "{:?}", found.words);
+    assert!(
+        found.not_said.iter().any(|words| words.segment == 1),
+        "{:?}",
+        found.not_said
+    );
+    assert!(found.score < fitting.score - 0.5);
+    let last = found.segments.last().unwrap();
+    assert!((last.start - fitting.segments[1].start).abs() < 0.17, "{last:?}");
+    // A sentence too few.
+    let found = align(&recognizer, &samples, &texts[..1]).unwrap();
+    assert!(found.not_said.is_empty(), "{:?}", found.not_said);
+    let [without] = &found.without_text[..] else {
+        panic!("{:?} {:?}", found.without_text, found.words);
+    };
+    assert!(
+        without.start > places[1].start - 0.1 && without.end < places[1].end + 0.1,
+        "{without:?}"
+    );
+    assert!(found.score < fitting.score - 0.5);
+    // Another text altogether.
+    let found = align(&recognizer, &samples, &["the cat eats bread in the kitchen".to_owned()]).unwrap();
+    assert!(found.score < -3.0, "{}", found.score);
+}
+
+#[test]
+fn windows_that_are_encoded_again_give_the_same() {
+    let recognizer = recognizer();
+    let (samples, _, words) = heard(&recognizer);
+    let text = [joined_text(&words[0]), joined_text(&words[1])];
+    let (recognition, settings) = (
+        RecognitionSettings {
+            max_window: 3.0,
+            ..settings(VoiceActivity::Neural)
+        },
+        AlignmentSettings::default(),
+    );
+    let first = || {
+        let mut first = recognizer.first_pass(&recognition);
+        first.feed(&samples).unwrap();
+        first
+    };
+    let recording = &samples[..];
+    let again = |_: ()| recognizer.align_again(first(), &recording, &text, (&recognition, &settings), &|| false);
+    let found = again(()).unwrap().unwrap();
+    let ranges = windows_of(first().activity, &recognition).unwrap().0;
+    assert!(ranges.len() > 2);
+    let text = recognizer.spoken(&text).unwrap();
+    let keys: Vec<&str> = text.words.iter().map(|word| &word.key[..]).collect();
+    for lost in 0..ranges.len() {
+        let mut windows = recognizer.hear(&ranges, &recording, 60.0, &|| false).unwrap().unwrap();
+        let heard: Vec<Vec<String>> = windows
+            .iter()
+            .map(|window| window.words.iter().map(|word| key(&word.word)).collect())
+            .collect();
+        let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
+        let blocks = blocks(&keys, &heard, &lengths);
+        windows[lost].encoded = None;
+        windows.last_mut().unwrap().encoded = None;
+        let other = recognizer
+            .align_blocks(windows, blocks, &text, &recording, &settings, &|| false)
+            .unwrap()
+            .unwrap();
+        // To the bit where a product's rows do not depend on each other.
+        assert_eq!(other.words.len(), found.words.len());
+        for (a, b) in other.words.iter().zip(&found.words) {
+            assert_eq!((a.start, a.end, a.said), (b.start, b.end, b.said), "{lost}");
+        }
+    }
+    assert!(
+        recognizer
+            .align(&samples, &["x".into()], &recognition, &settings, &|| true)
+            .unwrap()
+            .is_none()
+    );
+}
+
+#[test]
+fn texts_that_cannot_be_aligned_are_refused() {
+    let recognizer = recognizer();
+    let second = vec![0.0; 16_000];
+    let error = |samples: &[f32], text: &[&str]| {
+        let text: Vec<String> = text.iter().map(|text| (*text).to_owned()).collect();
+        align(&recognizer, samples, &text).unwrap_err().to_string()
+    };
+    assert!(error(&second, &[]).contains("no words"));
+    assert!(error(&second, &["", " \n"]).contains("no words"));
+    assert!(error(&second, &["<|hi|>"]).contains("no words"));
+    assert_eq!(
+        error(&second, &["漢字"]),
+        "the model knows no letter of the text: 漢 字"
+    );
+    assert_eq!(error(&second, &["- ..."]), "the model knows no letter of the text");
+    assert!(
+        error(&second, &["कल शाम को ".repeat(50).as_str()]).contains("too short for the text: 1.00 s, and 150 words")
+    );
+    assert!(error(&[], &["कल"]).contains("too short"));
+    assert!(align(&recognizer, &[f32::NAN; 16_000], &["कल".to_owned()]).is_err());
+    // Silence says nothing.
+    let silence = align(&recognizer, &vec![0.0; 400_000], &["कल शाम".to_owned()]).unwrap();
+    assert_eq!((silence.words_said(), silence.not_said.len()), (0, 1));
+}
+
+/// `NAME.wav` with `NAME.json`: `words` are lists of word, start, end in seconds, and the number of a line.
+#[test]
+#[ignore = "needs speech with known times of words"]
+fn boundaries_are_near_those_that_are_known() {
+    let name =
+        std::env::var("FLOW_TEST_ALIGNMENT").expect("FLOW_TEST_ALIGNMENT names NAME.wav and NAME.json without endings");
+    let samples = flow_audio::samples::samples(format!("{name}.wav").as_ref(), 1e5)
+        .unwrap()
+        .unwrap();
+    let known: Value = test_data::json(format!("{name}.json").as_ref());
+    let words = known["words"].as_array().unwrap();
+    let mut lines: Vec<String> = Vec::new();
+    for word in words {
+        let line = word[3].as_u64().unwrap() as usize;
+        lines.resize(lines.len().max(line + 1), String::new());
+        lines[line] += &format!(" {}", word[0].as_str().unwrap());
+    }
+    let recognizer = match std::env::var_os("FLOW_TEST_MODEL") {
+        Some(model) => Recognizer::load(model.as_ref(), candle_core::DType::F32, &candle_core::Device::Cpu).unwrap(),
+        None => recognizer(),
+    };
+    let begun = std::time::Instant::now();
+    let found = align(&recognizer, &samples, &lines).unwrap();
+    println!(
+        "{:.1} s for {:.0} s of audio",
+        begun.elapsed().as_secs_f64(),
+        samples.len() as f64 / 16_000.0
+    );
+    assert_eq!(found.words.len(), words.len());
+    println!(
+        "score {:.3}, said {} of {}",
+        found.score,
+        found.words_said(),
+        words.len()
+    );
+    for without in found.without_text.iter().take(10) {
+        println!("without text: {without:?}");
+    }
+    let mut all = Vec::new();
+    for (name, start) in [("starts", true), ("ends", false)] {
+        let said = found.words.iter().zip(words).filter(|(word, _)| word.said);
+        let differences = said.map(|(word, known)| match start {
+            true => word.start - known[1].as_f64().unwrap(),
+            false => word.end - known[2].as_f64().unwrap(),
+        });
+        let mut signed: Vec<f64> = differences.collect();
+        all.extend(signed.iter().map(|difference| difference.abs()));
+        signed.sort_by(f64::total_cmp);
+        println!("{name}: median of the differences {:+.3} s", signed[signed.len() / 2]);
+    }
+    all.sort_by(f64::total_cmp);
+    let (median, high) = (all[all.len() / 2], all[all.len() * 95 / 100]);
+    println!("boundaries: median {median:.3} s, 95th percentile {high:.3} s");
+    assert!(median <= 0.08, "{median}");
+}
