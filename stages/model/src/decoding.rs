@@ -60,6 +60,9 @@ pub struct DecodingSettings {
     pub pruning: Pruning,
     /// How beam search scores blank.
     pub blank_score: BlankScore,
+    /// What greedy search takes from the logit of blank before it compares it with those of tokens; 0 for the model's own choice.
+    /// Scores and what observers see stay those of the model. Beam search does not use it.
+    pub blank_penalty: f64,
     /// What a user has to know of files that were read for these settings.
     pub notes: Vec<String>,
 }
@@ -74,6 +77,7 @@ impl Default for DecodingSettings {
             fusion: Fusion::default(),
             pruning: Pruning::default(),
             blank_score: BlankScore::default(),
+            blank_penalty: 0.0,
             notes: Vec::new(),
         }
     }
@@ -139,7 +143,11 @@ pub fn decode_greedy(
         prediction,
         joint,
     };
-    let steps = Steps { durations, max_symbols };
+    let steps = Steps {
+        durations,
+        max_symbols,
+        blank_penalty: 0.0,
+    };
     decode_greedy_observed(&networks, &Fusion::default(), steps, encoded, lengths, None)
 }
 
@@ -223,7 +231,7 @@ impl GreedyState {
 pub fn decode_greedy_on(
     networks: &Networks,
     fusion: &Fusion,
-    Steps { durations, max_symbols }: Steps,
+    steps: Steps,
     encoded: &Tensor,
     lengths: &[usize],
     state: &mut GreedyState,
@@ -246,8 +254,12 @@ pub fn decode_greedy_on(
     if padded == 0 {
         return Ok(hypotheses);
     }
-    if is_gpu(encoded.device()) && fusion.is_empty() {
-        let steps = Steps { durations, max_symbols };
+    let Steps {
+        durations,
+        max_symbols,
+        blank_penalty,
+    } = steps;
+    if is_gpu(encoded.device()) && fusion.is_empty() && blank_penalty == 0.0 {
         return on_device::decode_greedy(networks, steps, encoded, lengths, state, observer);
     }
     let GreedyState {
@@ -294,6 +306,9 @@ pub fn decode_greedy_on(
             while frames.contains(&search.frame) {
                 let row = first + search.frame - frames.start;
                 let mut best = on_cpu(|| best_output(&logits, row, joint.tokens()))?;
+                if best.token == joint.blank() && blank_penalty > 0.0 {
+                    best = on_cpu(|| best_with_penalty(&logits, row, blank_penalty, best))?;
+                }
                 let duration = durations.get(best.duration).copied().unwrap_or(0);
                 if best.token == joint.blank() {
                     search.frame += duration.max(1);
@@ -356,6 +371,22 @@ fn best_fused(logits: &Tensor, row: usize, scores: &[f32], plain: Best) -> Resul
             }
         }
         Ok(Best { token: best.0, logit: row[best.0].wide(), ..plain })
+    })
+}
+
+/// The best token of a row of logits whose best output is blank, where its logit is above that of blank less the penalty, with
+/// the same duration.
+fn best_with_penalty(logits: &Tensor, row: usize, penalty: f64, blank: Best) -> Result<Best> {
+    let width = logits.dim(1)?;
+    dispatch!(logits.dtype(), T => {
+        let tokens = &slice::<T>(logits)?[row * width..][..blank.token];
+        let mut best = Best { logit: blank.logit - penalty, ..blank };
+        for (token, logit) in tokens.iter().enumerate() {
+            if logit.wide() > best.logit {
+                best = Best { token, logit: logit.wide(), ..blank };
+            }
+        }
+        Ok(if best.token == blank.token { blank } else { best })
     })
 }
 

@@ -10,6 +10,7 @@ pub mod assign_speakers;
 mod beam_tests;
 pub mod channels;
 pub mod confidence;
+pub mod coverage;
 pub mod energy;
 pub mod error;
 pub mod format;
@@ -26,6 +27,7 @@ pub mod speakers;
 pub mod speech_frames;
 pub mod streamed;
 pub mod subtitles;
+pub mod suspects;
 #[cfg(test)]
 mod test_data;
 mod times;

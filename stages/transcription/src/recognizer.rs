@@ -1,9 +1,11 @@
 //! From the samples of a recording to its segments: voice activity, windows, decoding, words.
 
 mod aligned;
+mod recover;
 mod split;
 mod stateful;
 mod together;
+mod windows_of_speech;
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,24 +18,24 @@ use flow_kernels::is_gpu;
 use flow_kernels::threads::install;
 use flow_model::Precision;
 use flow_model::checkpoint::OpenModel;
-use flow_model::decoding::{DecodingOptions, Hypothesis, TokenObserver};
+use flow_model::decoding::{DecodingOptions, DecodingSettings, Hypothesis, TokenObserver};
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
-use flow_speakers::silero::{SAMPLE_RATE, SileroVad, WINDOW};
-use flow_speakers::speech::{SpeechSettings, speech};
+use flow_speakers::silero::{SAMPLE_RATE, SileroVad};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::split::{more_confident, pause};
-use crate::activity::{Activity, SpeechActivity};
+pub use self::windows_of_speech::SpeechWindows;
+use crate::activity::Activity;
 use crate::confidence::{Aggregation, ConfidenceMethod, word_confidences};
+use crate::coverage::{Coverage, CoverageSettings, coverage};
 use crate::long_audio::LongAudio;
 use crate::segments::{SegmentRules, segments};
-use crate::speech_frames::SpeechFrames;
 use crate::streamed::Samples;
 use crate::tokens::{Token, TokenScore, tokens_of_word};
 use crate::window_groups::{GROUP_SAMPLES, group_by_group};
-use crate::windows::{join_words_of_turns, windows, windows_of_turns};
+use crate::windows::join_words_of_turns;
 use crate::{Result, Segment, TranscriptionError, Word};
 
 /// The method of voice activity detection.
@@ -62,6 +64,8 @@ pub struct RecognitionSettings {
     /// Most seconds of audio, padding included, in the model at once.
     pub batch_seconds: f64,
     pub segments: SegmentRules,
+    /// What is done about speech without words, with [`LongAudio::Vad`] and voice activity.
+    pub coverage: CoverageSettings,
 }
 
 impl RecognitionSettings {
@@ -89,13 +93,6 @@ impl RecognitionSettings {
     }
 }
 
-/// Threshold of the probability of speech.
-const THRESHOLD: f64 = 0.5;
-/// Shorter speech is left out, in seconds: silero's default.
-const MIN_SPEECH: f64 = 0.25;
-/// Padding of silence at either end of a window, in seconds, as far as there is silence.
-const PADDING: f64 = 0.1;
-
 /// The result of recognition of a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recognized {
@@ -105,6 +102,8 @@ pub struct Recognized {
     /// How many windows were decoded, and how long they are together, in seconds.
     pub windows: usize,
     pub decoded_seconds: f64,
+    /// How much of the speech has words, where that was asked for and voice activity looked for speech.
+    pub coverage: Option<Coverage>,
 }
 
 /// A model that transcribes.
@@ -230,8 +229,8 @@ impl Recognizer {
         let rules = &settings.segments;
         match &settings.long_audio {
             LongAudio::Vad => {
-                let (windows, samples) = windows_of(first.activity, settings)?;
-                self.decode_windows(&windows, samples, recording, settings, cancelled)
+                let windows = SpeechWindows::of(first.activity, settings)?;
+                self.decode_windows(&windows, recording, settings, cancelled)
             }
             LongAudio::Chunked(lengths) => {
                 self.transcribe_chunks(recording, first.activity.samples(), lengths, rules, cancelled)
@@ -240,27 +239,27 @@ impl Recognizer {
         }
     }
 
-    /// Transcribes windows of a recording of this many samples.
+    /// Transcribes windows of a recording.
     fn decode_windows(
         &self,
-        windows: &[Range<u64>],
-        samples: u64,
+        windows: &SpeechWindows,
         recording: &dyn Samples,
         settings: &RecognitionSettings,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Recognized>> {
-        let mut heard: Vec<Heard> = Vec::with_capacity(windows.len());
-        let mut decode = |_: Range<usize>, signals: &[Vec<f32>]| {
+        let mut heard: Vec<Heard> = Vec::with_capacity(windows.windows.len());
+        let mut decode = |indices: Range<usize>, signals: &[Vec<f32>]| {
             let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
-            let found = self.decode_in_batches(&signals, settings.batch_seconds, cancelled)?;
+            let speech: Vec<_> = indices.map(|index| windows.stretches(index)).collect();
+            let found = self.decode_covered(&signals, &speech, settings, cancelled)?;
             let wanted = found.is_some();
             heard.extend(found.into_iter().flatten());
             Ok(wanted)
         };
-        if !group_by_group(windows, recording, &mut decode)? {
+        if !group_by_group(&windows.windows, recording, &mut decode)? {
             return Ok(None);
         }
-        recognized(windows, samples, heard, &settings.segments).map(Some)
+        recognized(windows, heard, settings).map(Some)
     }
 
     /// [`Recognizer::decode`] of any number of windows, those of similar length together. None if `cancelled` returned true
@@ -326,8 +325,14 @@ impl Recognizer {
 
     /// One pass of [`Recognizer::decode`].
     fn decode_once(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
-        let (hypotheses, scores) = self.observed(signals.len(), |observer| {
-            self.computing(|| Ok(self.model.transcribe_observed(signals, Some(observer))?))
+        self.decode_with(signals, &self.model.decoding)
+    }
+
+    /// The same with other settings of decoding. With a penalty on blank, scores of tokens are those among tokens alone.
+    fn decode_with(&self, signals: &[&[f32]], decoding: &DecodingSettings) -> Result<Vec<Heard>> {
+        let with_blank = decoding.blank_penalty == 0.0;
+        let (hypotheses, scores) = self.observed(signals.len(), with_blank, |observer| {
+            self.computing(|| Ok(self.model.transcribe_with(signals, decoding, Some(observer))?))
         })?;
         let heard = hypotheses
             .iter()
@@ -347,15 +352,18 @@ impl Recognizer {
     fn observed<R>(
         &self,
         utterances: usize,
+        with_blank: bool,
         decode: impl FnOnce(TokenObserver<'_>) -> Result<R>,
     ) -> Result<(R, Vec<Vec<TokenScore>>)> {
         let mut scores = vec![Vec::new(); utterances];
         let mut failure = None;
-        let mut observe =
-            |utterance: usize, token: u32, logits: &[f32]| match TokenScore::new(&self.confidence, token, logits) {
+        let mut observe = |utterance: usize, token: u32, logits: &[f32]| {
+            let tokens = logits.len() - usize::from(!with_blank && !logits.is_empty());
+            match TokenScore::new(&self.confidence, token, &logits[..tokens]) {
                 Ok(score) => scores[utterance].push(score),
                 Err(error) => failure = Some(error),
-            };
+            }
+        };
         let decoded = decode(&mut observe)?;
         match failure {
             Some(failure) => Err(failure),
@@ -401,6 +409,7 @@ impl Recognizer {
             words,
             tokens,
             languages,
+            recovered: 0,
         })
     }
 }
@@ -425,13 +434,33 @@ pub struct Heard {
     pub tokens: Vec<Vec<Token>>,
     /// Of language tags, in order.
     pub languages: Vec<String>,
+    /// How many of the words were found when a stretch without words was decoded again.
+    pub recovered: usize,
 }
 
-/// Joins the results of the windows of a recording of `samples` samples.
+/// Joins the results of the windows of a recording.
 ///
 /// # Errors
 /// If there are not as many as windows, if the windows are not in order within the recording, or if a time is no number.
-pub fn recognized(windows: &[Range<u64>], samples: u64, heard: Vec<Heard>, rules: &SegmentRules) -> Result<Recognized> {
+pub fn recognized(windows: &SpeechWindows, heard: Vec<Heard>, settings: &RecognitionSettings) -> Result<Recognized> {
+    let covered = (!settings.coverage.is_off() && windows.is_heard).then(|| {
+        let speech: Vec<_> = (0..windows.windows.len())
+            .map(|index| windows.stretches(index))
+            .collect();
+        coverage(&windows.windows, &speech, &heard)
+    });
+    let recognized = joined(&windows.windows, windows.samples, heard, &settings.segments)?;
+    Ok(Recognized {
+        coverage: covered,
+        ..recognized
+    })
+}
+
+/// Joins the results of windows of a recording of so many samples.
+///
+/// # Errors
+/// As [`recognized`].
+pub fn joined(windows: &[Range<u64>], samples: u64, heard: Vec<Heard>, rules: &SegmentRules) -> Result<Recognized> {
     let (words, languages): (Vec<_>, Vec<_>) = heard.into_iter().map(|heard| (heard.words, heard.languages)).unzip();
     let words = join_words_of_turns(windows, samples, SAMPLE_RATE, words)?;
     let decoded: u64 = windows.iter().map(|window| window.end - window.start).sum();
@@ -440,6 +469,7 @@ pub fn recognized(windows: &[Range<u64>], samples: u64, heard: Vec<Heard>, rules
         languages: unique(languages.into_iter().flatten()),
         windows: windows.len(),
         decoded_seconds: decoded as f64 / f64::from(SAMPLE_RATE),
+        coverage: None,
     })
 }
 
@@ -469,69 +499,14 @@ impl FirstPass<'_> {
         self.kept.take()
     }
 
-    /// With [`LongAudio::Vad`], the windows of the recording in order, and its number of samples: for callers that
-    /// decode them with [`Recognizer::decode`] and join the results with [`recognized`].
+    /// With [`LongAudio::Vad`], the windows of the recording: for callers that decode them with [`Recognizer::decode`] and join
+    /// the results with [`recognized`].
     ///
     /// # Errors
     /// If `max_window` or `min_pause` is out of its range.
-    pub fn windows(self, settings: &RecognitionSettings) -> Result<(Vec<Range<u64>>, u64)> {
-        windows_of(self.activity, settings)
+    pub fn windows(self, settings: &RecognitionSettings) -> Result<SpeechWindows> {
+        SpeechWindows::of(self.activity, settings)
     }
-}
-
-/// The windows of a recording, and its length in samples.
-fn windows_of(activity: Activity<'_>, settings: &RecognitionSettings) -> Result<(Vec<Range<u64>>, u64)> {
-    let found = activity.finish()?;
-    Ok((windows_by(&found, settings)?, found.samples))
-}
-
-/// The windows of a recording, in order.
-fn windows_by(found: &SpeechActivity, settings: &RecognitionSettings) -> Result<Vec<Range<u64>>> {
-    let SpeechActivity {
-        probabilities,
-        tones,
-        samples,
-    } = found;
-    let samples = *samples;
-    let frames = SpeechFrames::new(probabilities, WINDOW as u64, samples, SAMPLE_RATE)?;
-    if settings.voice_activity == VoiceActivity::Off {
-        return windows(&frames, std::slice::from_ref(&(0..samples)), settings.max_window);
-    }
-    let turns = |settings: &SpeechSettings| -> Result<Vec<Range<u64>>> {
-        let found = speech(probabilities, samples as usize, settings);
-        let found = found.map_err(|error| TranscriptionError::Input(error.to_string()))?;
-        Ok(found
-            .into_iter()
-            .map(|turn| turn.start as u64..turn.end as u64)
-            .collect())
-    };
-    let mut between_pauses = turns(&SpeechSettings {
-        threshold: THRESHOLD,
-        neg_threshold: Some(THRESHOLD),
-        min_speech_duration_ms: 1000.0 * MIN_SPEECH,
-        min_silence_duration_ms: 1000.0 * settings.min_pause,
-        speech_pad_ms: 1000.0 * PADDING,
-        ..SpeechSettings::default()
-    })?;
-    // A tone next to speech is no padding.
-    let is_tone = |sample: u64| tones.get(sample as usize / WINDOW).is_some_and(|tone| *tone);
-    for turn in &mut between_pauses {
-        while turn.start < turn.end && is_tone(turn.start) {
-            turn.start = (turn.start / WINDOW as u64 + 1) * WINDOW as u64;
-        }
-        while turn.end > turn.start && is_tone(turn.end - 1) {
-            turn.end = (turn.end - 1) / WINDOW as u64 * WINDOW as u64;
-        }
-    }
-    between_pauses.retain(|turn| turn.start < turn.end);
-    // Short pauses, for windows that are too long.
-    let shorter = turns(&SpeechSettings {
-        min_speech_duration_ms: 0.0,
-        min_silence_duration_ms: 0.0,
-        speech_pad_ms: 0.0,
-        ..SpeechSettings::default()
-    })?;
-    windows_of_turns(&frames, &between_pauses, &shorter, settings.max_window)
 }
 
 /// Windows in groups of similar length, the longest first, each of at most this many seconds, padding included (one that is

@@ -211,7 +211,7 @@ fn everything_is_decoded_without_voice_activity_in_windows_that_are_not_too_long
     };
     let mut first = recognizer.first_pass(&off);
     first.feed(&samples).unwrap();
-    let windows = windows_by(&first.activity.finish().unwrap(), &off).unwrap();
+    let windows = first.windows(&off).unwrap().windows;
     assert!(windows.iter().all(|window| window.end - window.start <= 32_000));
     assert_eq!(
         (windows[0].start, windows.last().unwrap().end),

@@ -10,6 +10,8 @@ use arrow::datatypes::{DataType, Field, Fields, Float64Type, Int64Type, Schema, 
 use flow_runtime::{ROW, StageError};
 use serde_json::{Map, Value};
 
+use crate::coverage::{Coverage, Hole};
+use crate::suspects::{Reason, Suspect};
 use crate::{Metadata, Performance, Segment, Word};
 
 /// Whether rows of segments have speakers.
@@ -57,9 +59,35 @@ pub fn segments_schema(speakers: Speakers) -> SchemaRef {
     ))
 }
 
-/// One row for each recording.
-pub fn recordings_schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![
+/// Fields of a hole, and of suspect words.
+fn hole_fields() -> Fields {
+    let fields = ["start", "end"].map(|name| Field::new(name, DataType::Float64, false));
+    fields.into_iter().collect()
+}
+
+fn suspect_fields() -> Fields {
+    let texts = ["text", "reason"].map(|name| Field::new(name, DataType::Utf8, false));
+    hole_fields().iter().cloned().chain(texts.map(Arc::new)).collect()
+}
+
+/// Columns of coverage.
+fn coverage_fields() -> Vec<Field> {
+    vec![
+        Field::new("coverage", DataType::Float64, false),
+        Field::new("speech", DataType::Float64, false),
+        Field::new("holes", DataType::List(item(DataType::Struct(hole_fields()))), false),
+        Field::new("recovered", DataType::Int64, false),
+        Field::new(
+            "suspects",
+            DataType::List(item(DataType::Struct(suspect_fields()))),
+            false,
+        ),
+    ]
+}
+
+/// One row for each recording, with columns of coverage where that is asked for.
+pub fn recordings_schema(with_coverage: bool) -> SchemaRef {
+    let mut fields = vec![
         Field::new(ROW, DataType::UInt32, false),
         Field::new("recording", DataType::Utf8, false),
         Field::new("channel", DataType::Int64, true),
@@ -71,7 +99,11 @@ pub fn recordings_schema() -> SchemaRef {
         Field::new("model", DataType::Utf8, false),
         Field::new("model_digest", DataType::Utf8, false),
         Field::new("damaged_at", DataType::Float64, true),
-    ]))
+    ];
+    if with_coverage {
+        fields.extend(coverage_fields());
+    }
+    Arc::new(Schema::new(fields))
 }
 
 /// Time and duration of the processing of a recording: one row.
@@ -140,7 +172,7 @@ pub fn recordings_batch(metadata: &Metadata, decoded: f64, windows: usize) -> Re
     )?;
     let row = metadata.row.as_ref().map(serde_json::to_string).transpose();
     let row = row.map_err(StageError::failed)?;
-    let columns: Vec<ArrayRef> = vec![
+    let mut columns: Vec<ArrayRef> = vec![
         Arc::new(UInt32Array::from(vec![0])),
         Arc::new(StringArray::from(vec![metadata.source_file.as_str()])),
         Arc::new(Int64Array::from(vec![metadata.channel.map(i64::from)])),
@@ -153,7 +185,88 @@ pub fn recordings_batch(metadata: &Metadata, decoded: f64, windows: usize) -> Re
         Arc::new(StringArray::from(vec![metadata.model_digest.as_str()])),
         Arc::new(Float64Array::from(vec![metadata.damaged_at])),
     ];
-    Ok(RecordBatch::try_new(recordings_schema(), columns)?)
+    if let Some(coverage) = &metadata.coverage {
+        columns.extend(coverage_columns(coverage)?);
+    }
+    let schema = recordings_schema(metadata.coverage.is_some());
+    Ok(RecordBatch::try_new(schema, columns)?)
+}
+
+fn coverage_columns(coverage: &Coverage) -> Result<Vec<ArrayRef>, StageError> {
+    let numbers = |values: Vec<f64>| -> ArrayRef { Arc::new(Float64Array::from(values)) };
+    let list = |fields: Fields, columns: Vec<ArrayRef>, length: usize| -> Result<ArrayRef, StageError> {
+        let values = StructArray::try_new(fields.clone(), columns, None)?;
+        let offsets = OffsetBuffer::from_lengths([length]);
+        let list = ListArray::try_new(item(DataType::Struct(fields)), offsets, Arc::new(values), None)?;
+        Ok(Arc::new(list))
+    };
+    let (holes, suspects) = (&coverage.holes, &coverage.suspects);
+    let of_holes = vec![
+        numbers(holes.iter().map(|hole| hole.start).collect()),
+        numbers(holes.iter().map(|hole| hole.end).collect()),
+    ];
+    let texts = suspects.iter().map(|suspect| suspect.text.as_str());
+    let reasons = suspects.iter().map(|suspect| suspect.reason.name());
+    let of_suspects: Vec<ArrayRef> = vec![
+        numbers(suspects.iter().map(|suspect| suspect.start).collect()),
+        numbers(suspects.iter().map(|suspect| suspect.end).collect()),
+        Arc::new(StringArray::from_iter_values(texts)),
+        Arc::new(StringArray::from_iter_values(reasons)),
+    ];
+    Ok(vec![
+        numbers(vec![coverage.share]),
+        numbers(vec![coverage.speech_s]),
+        list(hole_fields(), of_holes, holes.len())?,
+        Arc::new(Int64Array::from(vec![
+            i64::try_from(coverage.recovered).unwrap_or(i64::MAX),
+        ])),
+        list(suspect_fields(), of_suspects, suspects.len())?,
+    ])
+}
+
+/// The coverage of a recording, where it has these columns.
+fn read_coverage(recording: &RecordBatch) -> Result<Option<Coverage>, StageError> {
+    if recording.column_by_name("coverage").is_none() {
+        return Ok(None);
+    }
+    let columns = Columns(recording);
+    let number = |name: &str| Ok::<_, StageError>(columns.numbers(name)?.value(0));
+    let list = |name: &str| -> Result<StructArray, StageError> {
+        let values = columns.list(name)?.value(0);
+        values.as_struct_opt().cloned().ok_or_else(|| other(name))
+    };
+    let (holes, suspects) = (list("holes")?, list("suspects")?);
+    let time = |of: &StructArray, name: &str, row: usize| {
+        let column = of.column_by_name(name).ok_or_else(|| other(name))?;
+        Ok::<_, StageError>(numbers(column, name)?.value(row))
+    };
+    let text = |name: &str, row: usize| {
+        let column = suspects
+            .column_by_name(name)
+            .and_then(|column| column.as_string_opt::<i32>());
+        Ok::<_, StageError>(column.ok_or_else(|| other(name))?.value(row).to_owned())
+    };
+    let hole = |row: usize| {
+        let (start, end) = (time(&holes, "start", row)?, time(&holes, "end", row)?);
+        Ok::<_, StageError>(Hole { start, end })
+    };
+    let suspect = |row: usize| {
+        Ok::<_, StageError>(Suspect {
+            start: time(&suspects, "start", row)?,
+            end: time(&suspects, "end", row)?,
+            text: text("text", row)?,
+            reason: Reason::named(&text("reason", row)?).ok_or_else(|| other("suspects"))?,
+        })
+    };
+    let recovered = columns.column("recovered")?.as_primitive_opt::<Int64Type>();
+    let recovered = recovered.ok_or_else(|| other("recovered"))?.value(0);
+    Ok(Some(Coverage {
+        share: number("coverage")?,
+        speech_s: number("speech")?,
+        holes: (0..holes.len()).map(hole).collect::<Result<_, _>>()?,
+        recovered: u64::try_from(recovered).unwrap_or(0),
+        suspects: (0..suspects.len()).map(suspect).collect::<Result<_, _>>()?,
+    }))
 }
 
 /// The row of times. `processed_at` is RFC 3339.
@@ -325,6 +438,7 @@ pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
         )));
     }
     let (channel, row) = (channel(recording)?, manifest_row(recording)?);
+    let coverage = read_coverage(recording)?;
     let recording = Columns(recording);
     let text = |name: &str| Ok::<_, StageError>(recording.texts(name)?.value(0).to_owned());
     let languages = recording.list("languages")?.value(0);
@@ -339,6 +453,7 @@ pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
         damaged_at: optional(recording.numbers("damaged_at")?, 0),
         languages: languages.iter().flatten().map(str::to_owned).collect(),
         num_speakers: None,
+        coverage,
         processed_at: String::new(),
     })
 }
@@ -346,6 +461,15 @@ pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn suspect(reason: Reason) -> Suspect {
+        Suspect {
+            start: 0.25,
+            end: 0.5,
+            text: "way way".to_owned(),
+            reason,
+        }
+    }
 
     #[test]
     fn what_is_read_is_what_was_written() {
@@ -400,12 +524,31 @@ mod tests {
             damaged_at: Some(2.5),
             languages: vec!["hi".to_owned(), "en".to_owned()],
             num_speakers: None,
+            coverage: None,
             processed_at: "2026-01-02T03:04:05Z".to_owned(),
         };
         let performance = Performance::new(2.5, 0.25, 0.0, 0.5);
         let recording = recordings_batch(&metadata, 1.5, 2).unwrap();
         let timing = timings_batch(&metadata.processed_at, &performance).unwrap();
-        assert_eq!(read_recording(&recording, &timing).unwrap(), (metadata, performance));
+        assert_eq!(
+            read_recording(&recording, &timing).unwrap(),
+            (metadata.clone(), performance)
+        );
+        for suspects in [Vec::new(), vec![suspect(Reason::Repetition), suspect(Reason::NoSpeech)]] {
+            let coverage = Coverage {
+                share: 0.75,
+                speech_s: 2.0,
+                holes: vec![Hole { start: 0.5, end: 1.0 }; suspects.len()],
+                recovered: 3,
+                suspects,
+            };
+            let covered = Metadata {
+                coverage: Some(coverage),
+                ..metadata.clone()
+            };
+            let recording = recordings_batch(&covered, 1.5, 2).unwrap();
+            assert_eq!(read_recording(&recording, &timing).unwrap(), (covered, performance));
+        }
         assert!(read_recording(&recording, &timing.slice(0, 0)).is_err());
         assert!(read_recording(&timing, &timing).is_err());
     }

@@ -182,6 +182,21 @@ pub fn wav(rate: u32, samples: &[i16]) -> Vec<u8> {
     file
 }
 
+/// The samples of recordings of the bundled corpus, each `step`th of every tar.
+pub fn corpus_samples(step: usize) -> Vec<Vec<f32>> {
+    let mut found = Vec::new();
+    for tar in corpus() {
+        let mut file = std::fs::File::open(&tar).unwrap_or_else(|error| panic!("{}: {error}", tar.display()));
+        let length = file.metadata().unwrap().len();
+        let listing = flow_audio::tar::list(&mut file, length).unwrap();
+        for member in listing.last_of_each_name().iter().step_by(step) {
+            let bytes = flow_audio::decode::read_range(&tar, member.offset, member.size).unwrap();
+            found.extend(flow_audio::decode::decode(&bytes, 100.0).ok());
+        }
+    }
+    found
+}
+
 /// The bytes of a Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
 pub fn hindi(name: &str) -> Vec<u8> {
     let tar = root().join("tests/data/corpus/mini/shards/hi/hi_0000/hi_0000.tar");

@@ -66,7 +66,7 @@ impl Kind for Transcribe {
         };
         let outputs = vec![
             port("segments", segments_schema(Speakers::Unasked)),
-            port("recordings", recordings_schema()),
+            port("recordings", recordings_schema(!settings.coverage().is_off())),
             port("timings", timings_schema()),
         ];
         Ok(Shape {
@@ -107,6 +107,10 @@ impl Kind for Transcribe {
                 identity["vad"] = json!(settings.vad);
                 identity["max_window"] = json!(settings.max_window);
                 identity["min_pause"] = json!(settings.min_pause);
+                let coverage = settings.coverage();
+                if !coverage.is_off() {
+                    identity["coverage"] = json!({"mode": coverage.mode, "suspects": coverage.suspects});
+                }
             }
             LongAudio::Chunked(ChunkSettings { left, chunk, right }) => {
                 identity["chunked"] = json!({"left": left, "chunk": chunk, "right": right});
@@ -266,6 +270,7 @@ impl Source for Transcriber {
             model: recognizer.name.clone(),
             model_digest: recognizer.digest.clone(),
             languages: recognized.languages,
+            coverage: recognized.coverage,
             ..Metadata::default()
         };
         let total = before + transcribed.seconds;

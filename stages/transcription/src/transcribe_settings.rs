@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::channels::ChannelUse;
+use crate::coverage::{CoverageMode, CoverageSettings, SuspectUse};
 use crate::long_audio::{ChunkSettings, FullSettings, LongAudio, WindowMethod};
 use crate::recognizer::{RecognitionSettings, VoiceActivity};
 use crate::segments::SegmentRules;
@@ -39,7 +40,9 @@ pub const MAX_DURATION: f64 = 43_200.0;
 /// Port `segments`, one row per segment: `_row, start, end, text, confidence, words`; times are seconds from the beginning of
 /// the recording, `words` is a list of `word, start, end, confidence`. Port `recordings`, one row per partition: `_row,
 /// recording` (its path with its ending), `channel` (from 1, of a recording whose channels are split), `duration` and `decoded` in seconds (total, and the part that the model
-/// processed, in `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). Port `timings`, one row
+/// processed, in `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). With `coverage` it also has `coverage`
+/// (share of the speech that has words, from 0 to 1), `speech` (in seconds), `holes` (speech without words: `start, end`), `recovered`
+/// (words found when holes were decoded again) and `suspects` (`start, end, text, reason`). Port `timings`, one row
 /// per partition: `_row, processed_at, transcription_s, total_s`; it alone differs from run to run.
 ///
 /// With `channels: split`, each channel of a recording is a partition of its own, `NAME.ch1`, `NAME.ch2` and so on; recordings
@@ -120,6 +123,15 @@ pub struct TranscribeSettings {
     /// a pause of some 0.15 s. For models that were trained on long recordings, 0.5 gives longer windows.
     #[serde(default = "min_pause")]
     pub min_pause: f64,
+    /// Speech that voice activity hears and no word covers (a word reaches 0.4 s to either side): `off` (it is not looked for),
+    /// `measure` (it is told in the port `recordings`) or `recover` (it is also decoded again, in ways that cost more and more, until
+    /// sure words are found). Needs `vad`.
+    #[serde(default)]
+    pub coverage: CoverageMode,
+    /// With `coverage`: words that are probably invented (far from speech, repeated again and again, faster than anybody speaks) stay
+    /// and are told (`keep`), or are left out (`drop`).
+    #[serde(default)]
+    pub suspects: SuspectUse,
     /// Most seconds of audio, padding included, in the model at once; affects only speed and memory.
     #[serde(default = "batch_seconds")]
     pub batch_seconds: f64,
@@ -241,6 +253,8 @@ impl TranscribeSettings {
             vad: VoiceActivity::default(),
             max_window: max_window(),
             min_pause: min_pause(),
+            coverage: CoverageMode::default(),
+            suspects: SuspectUse::default(),
             batch_seconds: batch_seconds(),
             max_duration: max_duration(),
             max_gap: max_gap(),
@@ -274,6 +288,15 @@ impl TranscribeSettings {
                 max_gap: self.max_gap,
                 max_duration: self.max_segment,
             },
+            coverage: self.coverage(),
+        }
+    }
+
+    /// What is done about speech without words.
+    pub(crate) fn coverage(&self) -> CoverageSettings {
+        CoverageSettings {
+            mode: self.coverage,
+            suspects: self.suspects,
         }
     }
 
@@ -345,6 +368,9 @@ impl TranscribeSettings {
             );
             return Err(error.with_help("use `window: vad`, or `beam: 0`"));
         }
+        self.coverage()
+            .check(self.long_audio(), self.vad)
+            .map_err(|(setting, why, help)| StageError::setting(setting, why).with_help(help))?;
         if self.model.as_os_str().is_empty() {
             return Err(StageError::setting("model", "`model` names no model"));
         }

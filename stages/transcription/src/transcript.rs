@@ -6,6 +6,7 @@ use flow_model::timestamps::Stamped;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use crate::coverage::Coverage;
 use crate::lines::{one_line, width};
 use crate::speakers::UNKNOWN;
 use crate::times::seconds;
@@ -72,6 +73,9 @@ pub struct Metadata {
     /// None without diarization.
     #[serde(default)]
     pub num_speakers: Option<u64>,
+    /// How much of the speech has words; none where that was not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coverage: Option<Coverage>,
     /// RFC 3339.
     pub processed_at: String,
 }
@@ -210,6 +214,9 @@ impl Transcript {
         if let Some(at) = self.metadata.damaged_at {
             check_time(&|| "metadata.damaged_at".to_owned(), at)?;
         }
+        if let Some(coverage) = &self.metadata.coverage {
+            check_coverage(coverage)?;
+        }
         let work = &self.performance;
         check_time(&|| "performance.transcription_s".to_owned(), work.transcription_s)?;
         check_time(&|| "performance.diarization_s".to_owned(), work.diarization_s)?;
@@ -225,6 +232,23 @@ impl Transcript {
         }
         Ok(())
     }
+}
+
+fn check_coverage(coverage: &Coverage) -> Result<()> {
+    if !(0.0..=1.0).contains(&coverage.share) {
+        let why = format!("{} is not between 0 and 1", coverage.share);
+        return Err(TranscriptionError::transcript("metadata.coverage.share", why));
+    }
+    check_time(&|| "metadata.coverage.speech_s".to_owned(), coverage.speech_s)?;
+    let holes = coverage.holes.iter().map(|hole| ("holes", hole.start, hole.end));
+    let suspects = coverage
+        .suspects
+        .iter()
+        .map(|suspect| ("suspects", suspect.start, suspect.end));
+    for (list, start, end) in holes.chain(suspects) {
+        check_span(&|name| format!("metadata.coverage.{list}: {name}"), start, end, None)?;
+    }
+    Ok(())
 }
 
 fn check_span(place: &dyn Fn(&str) -> String, start: f64, end: f64, confidence: Option<f64>) -> Result<()> {
@@ -265,7 +289,7 @@ pub(crate) fn rounded(number: f64) -> f64 {
     }
 }
 
-fn number<S: Serializer>(number: &f64, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+pub(crate) fn number<S: Serializer>(number: &f64, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     rounded(*number).serialize(serializer)
 }
 

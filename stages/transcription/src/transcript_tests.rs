@@ -22,6 +22,7 @@ fn metadata() -> Metadata {
         damaged_at: None,
         languages: vec!["en".to_owned()],
         num_speakers: None,
+        coverage: None,
         processed_at: "2026-01-02T03:04:05Z".to_owned(),
     }
 }

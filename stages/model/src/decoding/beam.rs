@@ -19,6 +19,8 @@ use crate::prediction::select_rows;
 pub struct Steps<'a> {
     pub durations: &'a [usize],
     pub max_symbols: usize,
+    /// [`DecodingSettings::blank_penalty`], for greedy search.
+    pub blank_penalty: f64,
 }
 
 /// The last token of a hypothesis, and those before it.

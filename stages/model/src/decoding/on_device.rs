@@ -12,7 +12,9 @@ use crate::Result;
 /// of each utterance; the host looks once in [`Search::STEPS`] steps.
 pub(super) fn decode_greedy(
     networks: &Networks,
-    Steps { durations, max_symbols }: Steps,
+    Steps {
+        durations, max_symbols, ..
+    }: Steps,
     encoded: &Tensor,
     lengths: &[usize],
     state: &mut GreedyState,

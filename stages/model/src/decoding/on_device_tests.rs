@@ -107,7 +107,11 @@ fn a_search_on_a_device_finds_what_the_cpu_finds() {
         let run = |device: &Device| {
             let decoder = Decoder::new(durations.len(), device);
             let networks = decoder.networks();
-            let steps = || Steps { durations, max_symbols };
+            let steps = || Steps {
+                durations,
+                max_symbols,
+                blank_penalty: 0.0,
+            };
             let encoded = encoded.to_device(device).unwrap();
             let mut seen: Vec<Vec<u32>> = vec![Vec::new(); lengths.len()];
             let mut observer = |utterance: usize, token: u32, logits: &[f32]| {
@@ -170,7 +174,7 @@ fn bundled_recordings_are_heard_alike() {
     let (encoded, lengths) = model.encode(&signals).unwrap();
     let search = |model: &TdtModel, device: &Device| {
         let encoded = encoded.to_device(device).unwrap();
-        model.decode_encoded(&encoded, &lengths, None).unwrap()
+        model.decode_encoded(&encoded, &lengths, &model.decoding, None).unwrap()
     };
     let expected = search(&model, &Device::Cpu);
     let loaded = on_device(load);

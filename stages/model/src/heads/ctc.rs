@@ -186,7 +186,8 @@ impl Head for CtcHead {
                             observer(utterance, token, row);
                         }
                     };
-                    decode_one(&rows[..length * outputs], outputs, last, hypothesis, &mut observe);
+                    let (rows, penalty) = (&rows[..length * outputs], settings.blank_penalty as f32);
+                    decode_one(rows, (outputs, penalty), last, hypothesis, &mut observe);
                 }
                 Ok(())
             })
@@ -238,10 +239,10 @@ impl Head for CtcHead {
     }
 }
 
-/// Decodes rows of logits. `last` is the output of the frame before.
+/// Decodes rows of so many logits, blank with a penalty. `last` is the output of the frame before.
 fn decode_one<T: Float>(
     rows: &[T],
-    outputs: usize,
+    (outputs, blank_penalty): (usize, f32),
     last: &mut Option<u32>,
     hypothesis: &mut Hypothesis,
     observe: &mut dyn FnMut(&[f32], u32),
@@ -256,7 +257,12 @@ fn decode_one<T: Float>(
     };
     for (frame, row) in rows.chunks_exact(outputs).enumerate() {
         let row: Vec<f32> = row.iter().map(|logit| logit.wide() as f32).collect();
-        let best = (0..outputs).fold(0, |best, next| if row[next] > row[best] { next } else { best });
+        let chosen_by = |output: usize| {
+            let penalty = if output as u32 == blank { blank_penalty } else { 0.0 };
+            row[output] - penalty
+        };
+        let is_better = |next: usize, best: usize| chosen_by(next) > chosen_by(best);
+        let best = (0..outputs).fold(0, |best, next| if is_better(next, best) { next } else { best });
         let goes_on = *last == Some(best as u32);
         if !goes_on {
             end(&mut shown, hypothesis);

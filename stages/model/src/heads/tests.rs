@@ -708,3 +708,44 @@ fn vocabularies_of_all_heads_change() {
         assert!(output.loss.is_finite() && output.loss > 0.0);
     }
 }
+
+/// A network whose blank has a larger bias says less, or nothing; a penalty of that size on blank gives what it said before.
+#[test]
+fn a_penalty_on_blank_undoes_a_bias_of_blank() {
+    const BIAS: f64 = 16.0;
+    let cases = [
+        ("hybrid", HeadKind::Transducer, "joint.joint_net.2.bias"),
+        ("rnnt", HeadKind::Transducer, "joint.joint_net.2.bias"),
+        ("hybrid", HeadKind::Ctc, "ctc_decoder.decoder_layers.0.bias"),
+    ];
+    for (set, head, bias) in cases {
+        let mut model = model(set, DType::F32);
+        let settings = |blank_penalty: f64| DecodingSettings {
+            head: Some(head),
+            blank_penalty,
+            ..DecodingSettings::default()
+        };
+        let signals = waves(set, "eval");
+        let signals = slices(&signals);
+        let whole = model.transcribe_with(&signals, &settings(0.0), None).unwrap();
+        assert!(whole.iter().any(|found| !found.ids.is_empty()), "{set}");
+        let id = model.parameters.id(bias).unwrap();
+        let mut with_bias: Vec<f32> = model.parameters.get(id).to_vec1().unwrap();
+        with_bias[model.config.vocab_size] += BIAS as f32;
+        let length = with_bias.len();
+        let with_bias = Tensor::from_vec(with_bias, length, &Device::Cpu).unwrap();
+        model.parameters.set(id, with_bias).unwrap();
+        let stuck = model.transcribe_with(&signals, &settings(0.0), None).unwrap();
+        let tokens = |found: &[Hypothesis]| found.iter().map(|found| found.ids.len()).sum::<usize>();
+        assert!(tokens(&stuck) < tokens(&whole), "{set}");
+        let penalised = model.transcribe_with(&signals, &settings(BIAS), None).unwrap();
+        for (found, expected) in penalised.iter().zip(&whole) {
+            assert_eq!(
+                (&found.ids, &found.frames),
+                (&expected.ids, &expected.frames),
+                "{set} {head:?}"
+            );
+            assert_eq!(found.durations, expected.durations);
+        }
+    }
+}

@@ -58,11 +58,12 @@ fn of(config: &ModelConfig) -> Result<&TransducerConfig> {
     config.ok_or_else(|| Error::Config("the transducer's configuration is missing".into()))
 }
 
-/// Durations, and the limit of tokens on one frame.
-fn steps(config: &TransducerConfig) -> Steps<'_> {
+/// Durations, the limit of tokens on one frame, and the penalty on blank.
+fn steps<'a>(config: &'a TransducerConfig, settings: &DecodingSettings) -> Steps<'a> {
     Steps {
         durations: &config.loss.durations,
         max_symbols: config.decoding.max_symbols,
+        blank_penalty: settings.blank_penalty,
     }
 }
 
@@ -203,8 +204,8 @@ impl Head for Transducer {
             return Err(Error::Input("a state of CTC's search is none of a transducer's".into()));
         };
         let (networks, config) = (self.networks(parameters), of(config)?);
-        let fusion = &settings.fusion;
-        let mut found = decode_greedy_on(&networks, fusion, steps(config), encoded, lengths, state, observer)?;
+        let (fusion, steps) = (&settings.fusion, steps(config, settings));
+        let mut found = decode_greedy_on(&networks, fusion, steps, encoded, lengths, state, observer)?;
         fill_durations(config, &mut found);
         Ok(found)
     }
@@ -218,7 +219,7 @@ impl Head for Transducer {
         observer: Option<TokenObserver>,
     ) -> Result<Vec<Vec<Hypothesis>>> {
         let (networks, config) = (self.networks(parameters), of(config)?);
-        let mut found = decode_beam(&networks, settings, steps(config), encoded, lengths, observer)?;
+        let mut found = decode_beam(&networks, settings, steps(config, settings), encoded, lengths, observer)?;
         found
             .iter_mut()
             .for_each(|hypotheses| fill_durations(config, hypotheses));

@@ -577,8 +577,21 @@ impl TdtModel {
 
     /// The same; `observer` sees the outputs behind each token, for confidences.
     pub fn transcribe_observed(&self, signals: &[&[f32]], observer: Option<TokenObserver>) -> Result<Vec<Hypothesis>> {
+        self.transcribe_with(signals, &self.decoding, observer)
+    }
+
+    /// The same with other decoding settings.
+    ///
+    /// # Errors
+    /// Where the model cannot be decoded so.
+    pub fn transcribe_with(
+        &self,
+        signals: &[&[f32]],
+        settings: &DecodingSettings,
+        observer: Option<TokenObserver>,
+    ) -> Result<Vec<Hypothesis>> {
         let parts = self.in_parts(0..signals.len(), &|part| self.encode(&signals[part]))?;
-        self.decode_parts(parts, observer)
+        self.decode_parts(parts, settings, observer)
     }
 
     /// Transcription of signals as [`TdtModel::transcribe`] gives it, and the loss of each as [`TdtModel::evaluate_loss`]
@@ -610,7 +623,7 @@ impl TdtModel {
             (encoded, lengths)
         });
         let encoded = encoded.collect();
-        Ok((self.decode_parts(encoded, None)?, all_losses))
+        Ok((self.decode_parts(encoded, &self.decoding, None)?, all_losses))
     }
 
     /// What `compute` gives for utterances: for all together, or where the device has no memory left for that, for halves of
@@ -635,6 +648,7 @@ impl TdtModel {
     fn decode_parts(
         &self,
         parts: Vec<(Tensor, Vec<usize>)>,
+        settings: &DecodingSettings,
         mut observer: Option<TokenObserver>,
     ) -> Result<Vec<Hypothesis>> {
         let mut all = Vec::new();
@@ -644,7 +658,7 @@ impl TdtModel {
                 move |utterance: usize, token: u32, logits: &[f32]| observer(before + utterance, token, logits)
             });
             let of_part = of_part.as_mut().map(|of_part| -> TokenObserver { of_part });
-            all.extend(self.decode_encoded(&encoded, &lengths, of_part)?);
+            all.extend(self.decode_encoded(&encoded, &lengths, settings, of_part)?);
         }
         Ok(all)
     }
@@ -658,10 +672,11 @@ impl TdtModel {
         &self,
         encoded: &Tensor,
         lengths: &[usize],
+        settings: &DecodingSettings,
         observer: Option<TokenObserver>,
     ) -> Result<Vec<Hypothesis>> {
-        if self.decoding.beam > 1 {
-            let found = self.beam_search(encoded, lengths, observer)?;
+        if settings.beam > 1 {
+            let found = self.beam_search(encoded, lengths, settings, observer)?;
             return Ok(found
                 .into_iter()
                 .map(|best| best.into_iter().next().unwrap_or_default())
@@ -669,20 +684,13 @@ impl TdtModel {
         }
         let (batch, padded, _) = encoded.dims3()?;
         check_lengths(lengths, batch, padded)?;
-        let head = self.decoding_head()?;
+        let head = self.head_of(settings)?;
         if lengths.iter().all(|&length| length == 0) {
             return Ok(vec![Hypothesis::default(); batch]);
         }
-        let mut state = head.start(&self.parameters, &self.decoding, batch)?;
+        let mut state = head.start(&self.parameters, settings, batch)?;
         let encoded = (encoded, lengths);
-        let mut hypotheses = head.search(
-            &self.parameters,
-            &self.config,
-            &self.decoding,
-            encoded,
-            &mut state,
-            observer,
-        )?;
+        let mut hypotheses = head.search(&self.parameters, &self.config, settings, encoded, &mut state, observer)?;
         self.add_texts(&mut hypotheses)?;
         Ok(hypotheses)
     }
@@ -693,17 +701,18 @@ impl TdtModel {
             return Ok(Vec::new());
         }
         let (encoded, lengths) = self.encode(signals)?;
-        self.beam_search(&encoded, &lengths, None)
+        self.beam_search(&encoded, &lengths, &self.decoding, None)
     }
 
     fn beam_search(
         &self,
         encoded: &Tensor,
         lengths: &[usize],
+        settings: &DecodingSettings,
         observer: Option<TokenObserver>,
     ) -> Result<Vec<Vec<Hypothesis>>> {
-        let (head, encoded) = (self.decoding_head()?, (encoded, lengths));
-        let mut found = head.n_best(&self.parameters, &self.config, &self.decoding, encoded, observer)?;
+        let (head, encoded) = (self.head_of(settings)?, (encoded, lengths));
+        let mut found = head.n_best(&self.parameters, &self.config, settings, encoded, observer)?;
         for hypotheses in &mut found {
             self.add_texts(hypotheses)?;
         }
@@ -715,7 +724,11 @@ impl TdtModel {
     /// # Errors
     /// Where the settings name one that the model does not have.
     fn decoding_head(&self) -> Result<&dyn Head> {
-        let Some(kind) = self.decoding.head else {
+        self.head_of(&self.decoding)
+    }
+
+    fn head_of(&self, settings: &DecodingSettings) -> Result<&dyn Head> {
+        let Some(kind) = settings.head else {
             return Ok(self.heads[0].as_ref());
         };
         let named = self.heads.iter().find(|head| head.kind() == kind);

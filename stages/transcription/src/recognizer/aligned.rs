@@ -9,7 +9,7 @@ use flow_model::alignment::{AlignedTokens, WordTokens};
 use flow_model::decoding::Hypothesis;
 use flow_speakers::silero::SAMPLE_RATE;
 
-use super::{FirstPass, RecognitionSettings, Recognizer, batches, tag, unique, windows_of};
+use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
 use crate::alignment::blocks::{Block, blocks};
 use crate::alignment::spoken_words::{SpokenWord, key};
 use crate::alignment::{Aligned, AlignedWord, AlignmentSettings, WithoutText};
@@ -100,7 +100,7 @@ impl Recognizer {
         let samples = first.activity.samples();
         let ranges = match samples <= (recognition.max_window * f64::from(SAMPLE_RATE)) as u64 {
             true => vec![0..samples],
-            false => windows_of(first.activity, recognition)?.0,
+            false => SpeechWindows::of(first.activity, recognition)?.windows,
         };
         let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
         let frames = self

@@ -124,7 +124,7 @@ fn windows_that_are_encoded_again_give_the_same() {
     let recording = &samples[..];
     let again = |_: ()| recognizer.align_again(first(), &recording, &text, (&recognition, &settings), &|| false);
     let found = again(()).unwrap().unwrap();
-    let ranges = windows_of(first().activity, &recognition).unwrap().0;
+    let ranges = SpeechWindows::of(first().activity, &recognition).unwrap().windows;
     assert!(ranges.len() > 2);
     let text = recognizer.spoken(&text).unwrap();
     let keys: Vec<&str> = text.words.iter().map(|word| &word.key[..]).collect();

@@ -64,7 +64,7 @@ pub(super) fn more_confident(whole: Heard, first: Heard, second: Heard, after: f
 }
 
 /// The mean confidence of words, of which there is one at least.
-fn mean<'a>(words: impl Iterator<Item = &'a Word>) -> f64 {
+pub(super) fn mean<'a>(words: impl Iterator<Item = &'a Word>) -> f64 {
     let (mut sum, mut count) = (0.0, 0.0);
     for word in words {
         sum += word.confidence.unwrap_or(0.0);
@@ -78,6 +78,7 @@ fn joined(first: Heard, second: Heard, after: f64) -> Heard {
         mut words,
         mut tokens,
         mut languages,
+        recovered: _,
     } = first;
     // The duration of a last token may go beyond the part.
     for word in &mut words {
@@ -95,6 +96,7 @@ fn joined(first: Heard, second: Heard, after: f64) -> Heard {
         words,
         tokens,
         languages,
+        recovered: 0,
     }
 }
 
@@ -159,6 +161,7 @@ mod tests {
                 })
                 .collect(),
             languages: vec![language.to_owned()],
+            ..Heard::default()
         };
         let whole = heard(&[("a", 0.5, 0.5), ("b", 1.5, 0.5)], "hi");
         let (first, second) = (heard(&[("c", 1.25, 0.7)], "hi"), heard(&[("d", 0.5, 0.5)], "en"));

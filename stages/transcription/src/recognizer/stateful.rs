@@ -7,7 +7,7 @@ use flow_model::heads::SearchState;
 use flow_runtime::available_memory;
 use flow_speakers::silero::SAMPLE_RATE;
 
-use super::{Recognized, Recognizer, recognized};
+use super::{Recognized, Recognizer, joined};
 use crate::long_audio::{ChunkSettings, ChunkWindow, FullSettings, chunk_windows};
 use crate::segments::SegmentRules;
 use crate::streamed::{Samples, shorter};
@@ -230,7 +230,7 @@ impl Recognizer {
 
     /// Decodes the next frames of a recording, (frames, d).
     fn decode_next(&self, encoded: &Tensor, found: &mut Decoded) -> Result<()> {
-        let (next, scores) = self.observed(1, |observer| {
+        let (next, scores) = self.observed(1, true, |observer| {
             Ok(self.model.decode_on(encoded, &mut found.state, Some(observer))?)
         })?;
         found.scores.extend(scores.into_iter().flatten());
@@ -248,7 +248,7 @@ impl Recognizer {
 
     fn recognized(&self, found: Decoded, samples: u64, windows: usize, rules: &SegmentRules) -> Result<Recognized> {
         let heard = self.words(&found.hypothesis, &found.scores)?;
-        let whole = recognized(std::slice::from_ref(&(0..samples)), samples, vec![heard], rules)?;
+        let whole = joined(std::slice::from_ref(&(0..samples)), samples, vec![heard], rules)?;
         Ok(Recognized {
             windows: if samples == 0 { 0 } else { windows },
             ..whole

@@ -1,11 +1,9 @@
 //! Short recordings whose windows are decoded together.
 
-use std::ops::Range;
-
 use flow_kernels::is_gpu;
 use flow_kernels::product::is_row_invariant;
 
-use super::{FirstPass, Heard, RecognitionSettings, Recognized, Recognizer, recognized, windows_of};
+use super::{FirstPass, Heard, RecognitionSettings, Recognized, Recognizer, SpeechWindows, recognized};
 use crate::long_audio::LongAudio;
 use crate::{Result, TranscriptionError};
 
@@ -28,7 +26,7 @@ impl Recognizer {
         settings: &RecognitionSettings,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Recognized>>> {
-        let mut found: Vec<(Vec<f32>, Vec<Range<u64>>)> = Vec::with_capacity(recordings.len());
+        let mut found: Vec<(Vec<f32>, SpeechWindows)> = Vec::with_capacity(recordings.len());
         for mut first in recordings {
             let samples = match (first.take_samples(), settings.long_audio) {
                 (Some(samples), LongAudio::Vad) => samples,
@@ -38,23 +36,26 @@ impl Recognizer {
                     ));
                 }
             };
-            let (windows, _) = windows_of(first.activity, settings)?;
-            found.push((samples, windows));
+            found.push((samples, SpeechWindows::of(first.activity, settings)?));
         }
         let signals: Vec<&[f32]> = found
             .iter()
             .flat_map(|(samples, windows)| {
-                let signal = move |window: &Range<u64>| &samples[window.start as usize..window.end as usize];
-                windows.iter().map(signal)
+                let windows = windows.windows.iter();
+                windows.map(move |window| &samples[window.start as usize..window.end as usize])
             })
             .collect();
-        let Some(heard) = self.decode_in_batches(&signals, settings.batch_seconds, cancelled)? else {
+        let speech: Vec<_> = found
+            .iter()
+            .flat_map(|(_, windows)| (0..windows.windows.len()).map(|index| windows.stretches(index)))
+            .collect();
+        let Some(heard) = self.decode_covered(&signals, &speech, settings, cancelled)? else {
             return Ok(None);
         };
         let mut heard = heard.into_iter();
-        let of_each = found.iter().map(|(samples, windows)| {
-            let of_this: Vec<Heard> = heard.by_ref().take(windows.len()).collect();
-            recognized(windows, samples.len() as u64, of_this, &settings.segments)
+        let of_each = found.iter().map(|(_, windows)| {
+            let of_this: Vec<Heard> = heard.by_ref().take(windows.windows.len()).collect();
+            recognized(windows, of_this, settings)
         });
         of_each.collect::<Result<Vec<_>>>().map(Some)
     }

@@ -1,0 +1,233 @@
+//! Words that are probably invented: decoders go on over silence, repeat themselves, and say more than the audio has time for.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Word;
+use crate::transcript::{number, rounded};
+
+/// Why words are suspect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// They are farther than [`FAR`] from all speech.
+    NoSpeech,
+    /// The same word or words are there again and again.
+    Repetition,
+    /// Nobody speaks so fast.
+    TooFast,
+}
+
+impl Reason {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::NoSpeech => "no_speech",
+            Reason::Repetition => "repetition",
+            Reason::TooFast => "too_fast",
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let all = [Reason::NoSpeech, Reason::Repetition, Reason::TooFast];
+        all.into_iter().find(|reason| reason.name() == name)
+    }
+}
+
+/// Words that are probably invented, with times from the beginning of the recording in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Suspect {
+    #[serde(serialize_with = "number")]
+    pub start: f64,
+    #[serde(serialize_with = "number")]
+    pub end: f64,
+    pub text: String,
+    pub reason: Reason,
+}
+
+/// Words of a window that are suspect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SuspectWords {
+    pub words: Range<usize>,
+    pub reason: Reason,
+}
+
+impl SuspectWords {
+    /// With texts and times, where the window begins `after` seconds.
+    pub fn of(self, words: &[Word], after: f64) -> Suspect {
+        let words = &words[self.words];
+        let texts: Vec<&str> = words.iter().map(|word| word.word.as_str()).collect();
+        let start = words.first().map_or(0.0, |word| word.start);
+        let end = words.iter().map(|word| word.end).fold(start, f64::max);
+        Suspect {
+            start: rounded(after + start),
+            end: rounded(after + end),
+            text: texts.join(" "),
+            reason: self.reason,
+        }
+    }
+}
+
+/// Words farther than this from all speech were not spoken, in seconds.
+pub const FAR: f64 = 0.5;
+/// The longest sequence of words whose repetitions are looked for.
+const LONGEST: usize = 8;
+/// How often a word is said in a row at least, and how often several words are, to be suspect.
+const REPEATS: (usize, usize) = (4, 3);
+/// A word that is said three times in a row is suspect, too, where each takes less than this, in seconds.
+const QUICK: f64 = 0.12;
+/// So many words in a row that have more than [`LETTERS`] letters a second are too fast.
+const RUN: usize = 5;
+/// Fast speakers have some 25 letters a second.
+const LETTERS: f64 = 45.0;
+
+/// Which words of a window are suspect, in order and not overlapping. Of repeated words the first are not. `stretches`: its speech, in
+/// seconds from its beginning, as are the times of words.
+pub(crate) fn suspects(words: &[Word], stretches: &[Range<f64>]) -> Vec<SuspectWords> {
+    let mut reasons: Vec<Option<Reason>> = words
+        .iter()
+        .map(|word| {
+            let is_near = |part: &Range<f64>| word.start < part.end + FAR && word.end > part.start - FAR;
+            (!stretches.iter().any(is_near)).then_some(Reason::NoSpeech)
+        })
+        .collect();
+    let texts: Vec<String> = words.iter().map(|word| plain(&word.word)).collect();
+    for length in 1..=LONGEST {
+        let mut at = 0;
+        while at + length < texts.len() {
+            let same = (at..texts.len() - length)
+                .take_while(|&at| texts[at] == texts[at + length])
+                .count();
+            let repeats = same / length + 1;
+            let range = at + length..at + same / length * length + length;
+            let is_suspect = match length {
+                1 => {
+                    let seconds = words[range.end - 1].end - words[at].start;
+                    repeats >= REPEATS.0 || (repeats == 3 && seconds < 3.0 * QUICK)
+                }
+                _ => repeats >= REPEATS.1,
+            };
+            if is_suspect && !texts[at].is_empty() {
+                for reason in &mut reasons[range] {
+                    reason.get_or_insert(Reason::Repetition);
+                }
+            }
+            at += same.max(1);
+        }
+    }
+    for run in 0..(words.len() + 1).saturating_sub(RUN) {
+        let range = run..run + RUN;
+        let letters: usize = texts[range.clone()].iter().map(|text| text.chars().count()).sum();
+        let end = words[range.clone()].iter().map(|word| word.end).fold(0.0, f64::max);
+        let seconds = end - words[run].start;
+        if letters as f64 > LETTERS * seconds {
+            for reason in &mut reasons[range] {
+                reason.get_or_insert(Reason::TooFast);
+            }
+        }
+    }
+    let mut found: Vec<SuspectWords> = Vec::new();
+    for (index, reason) in reasons.into_iter().enumerate() {
+        let Some(reason) = reason else { continue };
+        match found.last_mut() {
+            Some(last) if last.words.end == index && last.reason == reason => last.words.end += 1,
+            _ => found.push(SuspectWords {
+                words: index..index + 1,
+                reason,
+            }),
+        }
+    }
+    found
+}
+
+/// A word without marks, in small letters.
+pub(crate) fn plain(word: &str) -> String {
+    let letters = word
+        .chars()
+        .filter(|letter| letter.is_alphanumeric() || is_mark_of_letter(*letter));
+    letters.flat_map(char::to_lowercase).collect()
+}
+
+/// Vowel signs and the like, which are part of words in many scripts.
+fn is_mark_of_letter(letter: char) -> bool {
+    !letter.is_ascii() && !letter.is_whitespace() && !is_punctuation(letter)
+}
+
+fn is_punctuation(letter: char) -> bool {
+    matches!(letter, '\u{2000}'..='\u{206f}' | '\u{3000}'..='\u{303f}' | '\u{ff00}'..='\u{ff0f}' | '\u{ff1a}'..='\u{ff1f}')
+        || "¡¿«»·।॥؟،؛۔…".contains(letter)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Words that take so many seconds each, one after the other.
+    fn said(text: &str, seconds: f64) -> Vec<Word> {
+        let words = text.split_whitespace().enumerate().map(|(index, word)| Word {
+            word: word.to_owned(),
+            start: index as f64 * seconds,
+            end: (index + 1) as f64 * seconds,
+            ..Word::default()
+        });
+        words.collect()
+    }
+
+    fn found(words: &[Word], speech: &[Range<f64>]) -> Vec<(String, Reason)> {
+        let found = suspects(words, speech);
+        found
+            .into_iter()
+            .map(|suspect| {
+                let suspect = suspect.of(words, 0.0);
+                (suspect.text, suspect.reason)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn repetitions_are_suspect_but_for_the_first() {
+        let all = std::slice::from_ref(&(0.0..60.0));
+        let of = |text: &str, seconds: f64| found(&said(text, seconds), all);
+        let repeated = |text: &str| vec![(text.to_owned(), Reason::Repetition)];
+        assert_eq!(of("on the way, Way way way home", 0.4), repeated("Way way way"));
+        assert_eq!(of("no no no, that is it", 0.4), []);
+        assert_eq!(of("way way way home", 0.1), repeated("way way"));
+        assert_eq!(of("to be or to be or to be or not", 0.4), repeated("to be or to be or"));
+        assert_eq!(of("it is so it is so", 0.4), []);
+        assert_eq!(of("वह वह वह वह गया।", 0.4), repeated("वह वह वह"));
+        assert_eq!(of("कि की के का", 0.4), []);
+        assert_eq!(of("", 0.4), []);
+    }
+
+    #[test]
+    fn words_far_from_speech_and_words_without_time_are_suspect() {
+        let words = said("one two three four", 1.0);
+        let speech = [0.0..0.5, 3.2..4.0];
+        assert_eq!(found(&words, &speech), [("two".to_owned(), Reason::NoSpeech)]);
+        assert_eq!(found(&words, &[]).len(), 1);
+        let mut fast = said("all of these cannot be said here", 0.04);
+        assert_eq!(
+            found(&fast, &speech),
+            [("all of these cannot be said here".to_owned(), Reason::TooFast)]
+        );
+        fast.truncate(4);
+        assert_eq!(found(&fast, &speech), []);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_suspect_is_in_order_and_ordinary_speech_is_not(
+            words in prop::collection::vec("[a-c]{1,2}[.,]?", 0..30), seconds in 0.0..0.6f64,
+        ) {
+            let words = said(&words.join(" "), seconds);
+            let found = suspects(&words, std::slice::from_ref(&(0.0..100.0)));
+            prop_assert!(found.windows(2).all(|pair| pair[0].words.end <= pair[1].words.start));
+            prop_assert!(found.iter().all(|found| found.words.start < found.words.end && found.words.end <= words.len()));
+            let different = said("every word of this differs from all before it", 0.2);
+            prop_assert_eq!(suspects(&different, std::slice::from_ref(&(0.0..2.0))), []);
+        }
+    }
+}
