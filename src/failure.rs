@@ -23,6 +23,8 @@ pub enum Exit {
     Held,
     /// `plan --exit-code`: something would run. `run`: ended past a reject limit that only warns.
     Noted,
+    /// `transcribe --require-coverage`: less of a recording's speech has words.
+    Uncovered,
     /// A bug in flow.
     Bug,
     /// Ended by a signal of this number.
@@ -39,6 +41,7 @@ impl Exit {
             Exit::Usage => 2,
             Exit::Held => 3,
             Exit::Noted => 4,
+            Exit::Uncovered => 5,
             Exit::Bug => 70,
             Exit::Interrupted(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
             Exit::As(code) => code,

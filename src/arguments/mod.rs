@@ -31,7 +31,8 @@ pub use model::{
     ModelInfoArguments, NewPieces,
 };
 pub use recordings::{
-    ChannelUse, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments, TranscribeArguments, WindowMethod,
+    ChannelUse, Coverage, Decoder, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments,
+    TranscribeArguments, WindowMethod,
 };
 pub use run::{
     CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,
@@ -83,7 +84,7 @@ pub const COMMIT: &str = env!("FLOW_COMMIT");
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed, `doctor`: something fails, `test`: a test failed; 2 the pipeline, a setting or the command line is wrong; \
 3 another run holds the state directory, or a folder that this one writes; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
-that only warns, `memory`: training does not fit; 70 a bug of ours; 129, 130, 143 interrupted.";
+that only warns, `memory`: training does not fit; 5 `transcribe --require-coverage`: less of the speech has words; 70 a bug of ours; 129, 130, 143 interrupted.";
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -146,8 +147,8 @@ pub enum Command {
     Man(ManArguments),
 }
 
-const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as of `flow`.";
-const DIARIZE_EXIT_CODES: &str = TRANSCRIBE_EXIT_CODES;
+const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; 5 less of the speech has words than --require-coverage; others as of `flow`.";
+const DIARIZE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as of `flow`.";
 
 #[derive(Args, Debug)]
 pub struct NewArguments {

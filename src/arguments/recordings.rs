@@ -20,6 +20,17 @@ pub struct TranscribeArguments {
     /// What the model processes at once
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub window: WindowMethod,
+    /// Tell how much of the speech has words (`measure`), and decode speech without words again (`recover`, if nothing else is said);
+    /// the JSON has both. See docs/transcription.md
+    #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "recover")]
+    pub coverage: Option<Coverage>,
+    /// End with exit code 5 if less than this share of the speech of a recording has words, such as 0.98; with it --coverage need not
+    /// be given
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub require_coverage: Option<f64>,
+    /// The head that decodes a model with two [default: the transducer, or CTC where there is none]
+    #[arg(long, value_name = "HEAD")]
+    pub decoder: Option<Decoder>,
     /// Keep so many hypotheses (beam search); 0 or 1 for greedy search, the default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
     pub beam: Option<u16>,
@@ -113,6 +124,30 @@ pub struct SpeakersArguments {
     /// Known speakers: JSON, {"NAME": "recording.wav", ...}; see docs/speakers.md
     #[arg(long, value_name = "FILE")]
     pub known_speakers: Option<PathBuf>,
+}
+
+/// A share from 0 to 1.
+fn share(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or_else(|| "it must be a number from 0 to 1".to_owned())
+}
+
+/// What is done about speech without words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Coverage {
+    /// It is measured
+    Measure,
+    /// It is decoded again, and what then still has no words is measured
+    Recover,
+}
+
+/// The head that decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Decoder {
+    /// TDT or RNN-T
+    Transducer,
+    /// CTC, by greedy search alone
+    Ctc,
 }
 
 /// What products of a model are computed in.

@@ -46,6 +46,7 @@ pub fn diarize(arguments: &DiarizeArguments, registry: &Registry, out: &mut dyn 
         set,
         options: OPTIONS,
         channels: ChannelUse::Mix,
+        coverage: None,
     };
     work(&diarization, &arguments.recordings, registry, out)
 }

@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub mod check;
+mod coverage;
 pub mod diarize;
 pub mod doctor;
 pub mod evaluate;

@@ -21,6 +21,7 @@ use flow_transcription::channels::{ChannelUse, Listed, shared_listed};
 use flow_transcription::manifest_rows::is_manifest_by_content;
 use tempfile::TempDir;
 
+use super::coverage::{measured_in, summary, tell_short};
 use super::past_run::PastRun;
 use super::{rejects, run};
 use crate::arguments::{
@@ -62,6 +63,8 @@ pub struct Work {
     pub options: &'static [(&'static str, &'static str)],
     /// Whether results are for recordings or for their channels.
     pub channels: ChannelUse,
+    /// The least share of speech that has to have words, where that is measured.
+    pub coverage: Option<f64>,
 }
 
 /// A recording that a stage rejected.
@@ -199,6 +202,13 @@ pub fn work(
             work.stages[0].1
         )?;
     }
+    let mut short = false;
+    let mut covered = None;
+    if let Some(least) = work.coverage {
+        let measured = measured_in(&run, work.stages[0].0)?;
+        short = tell_short(&measured, least, &file_of)?;
+        covered = Some(summary(&measured)).filter(|_| !measured.is_empty());
+    }
     let path = |recording: &Recording| folder.join(format!("{}.{}", recording.name, work.formats[0].name));
     // Written by this run: a file of an earlier run may exist.
     let written = written_by(&run, work.formats[0].stage)?;
@@ -228,6 +238,12 @@ pub fn work(
             plural(done.len() as u64, work.result),
             escape_line(&folder.to_string_lossy())
         )?;
+    }
+    if speaks && let Some(covered) = covered {
+        writeln!(io::stderr(), "{covered}")?;
+    }
+    if short {
+        return Ok(Exit::Uncovered);
     }
     Ok(match (done.is_empty(), refused.is_empty()) {
         (_, true) => Exit::Done,

@@ -13,7 +13,7 @@ use flow_transcription::recognizer::languages;
 
 use super::fetch::{fetch_diarization_model, local_model};
 use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
-use crate::arguments::{ChannelUse, Progress, TranscribeArguments, WindowMethod};
+use crate::arguments::{ChannelUse, Coverage, Decoder, Progress, TranscribeArguments, WindowMethod};
 use crate::failure::{Exit, Failure};
 
 /// The pipeline, and its stage that transcribes.
@@ -28,6 +28,8 @@ const OPTIONS: &[(&str, &str)] = &[
     ("input", "INPUT..."),
     ("channels", "--channels"),
     ("window", "--window"),
+    ("coverage", "--coverage"),
+    ("decoder", "--decoder"),
     ("out", "--out"),
     ("keep", "--overwrite"),
     ("track", "--track"),
@@ -113,6 +115,22 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
     if let Some(beam) = arguments.beam {
         set.push(format!("beam={beam}"));
     }
+    if let Some(decoder) = arguments.decoder {
+        let decoder = match decoder {
+            Decoder::Transducer => "transducer",
+            Decoder::Ctc => "ctc",
+        };
+        set.push(format!("decoder={decoder}"));
+    }
+    let required = arguments.require_coverage;
+    let coverage = arguments.coverage.or(required.map(|_| Coverage::Recover));
+    if let Some(coverage) = coverage {
+        let coverage = match coverage {
+            Coverage::Measure => "measure",
+            Coverage::Recover => "recover",
+        };
+        set.push(format!("coverage={coverage}"));
+    }
     for (name, file) in [("lm", &arguments.lm), ("boost", &arguments.boost)] {
         if let Some(file) = file {
             let Some(path) = file.to_str() else {
@@ -145,6 +163,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
             ChannelUse::Mix => channels::ChannelUse::Mix,
             ChannelUse::Split => channels::ChannelUse::Split,
         },
+        coverage: coverage.map(|_| required.unwrap_or(0.0)),
     };
     work(&transcription, &arguments.recordings, registry, out)
 }

@@ -6,6 +6,7 @@ mod away;
 mod binary;
 mod commands;
 mod corpora;
+mod coverage;
 mod crash;
 mod curriculum;
 mod damage;

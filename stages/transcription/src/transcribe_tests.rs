@@ -591,3 +591,48 @@ fn recordings_are_decoded_with_phrases_and_a_language_model() {
     let error = with(|settings| settings.beam = 2).unwrap_err().to_string();
     assert!(error.contains("lm.arpa: line 1: no ARPA file"), "{error}");
 }
+
+#[test]
+fn coverage_is_in_the_row_and_in_the_key_where_it_is_asked_for() {
+    use crate::coverage::{CoverageMode, SuspectUse};
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("a.flac"), hindi("rec_hi_0001_000.flac")).unwrap();
+    let off = settings(place.path());
+    let with = |coverage: CoverageMode, suspects: SuspectUse| TranscribeSettings {
+        coverage,
+        suspects,
+        ..off.clone()
+    };
+    let keep = SuspectUse::Keep;
+    let all = [
+        off.clone(),
+        with(CoverageMode::Measure, keep),
+        with(CoverageMode::Recover, keep),
+        with(CoverageMode::Recover, SuspectUse::Drop),
+    ];
+    let identities = all.each_ref().map(Transcribe::identity);
+    assert!(identities[0].get("coverage").is_none(), "keys without coverage stay");
+    for (index, one) in identities.iter().enumerate() {
+        assert!(identities[index + 1..].iter().all(|other| other != one), "{one}");
+    }
+    let refused = with(CoverageMode::Off, SuspectUse::Drop).check().unwrap_err();
+    assert!(refused.to_string().contains("coverage"), "{refused}");
+    let rows = |settings: &TranscribeSettings| {
+        let output = run(settings.clone());
+        let recording = output.rows("recordings", "a");
+        (
+            recording.num_columns(),
+            read_metadata(&recording).unwrap().coverage,
+            output.rows("segments", "a"),
+        )
+    };
+    let (columns, none, segments) = rows(&all[0]);
+    assert_eq!(none, None);
+    let (with_coverage, coverage, same) = rows(&all[1]);
+    let coverage = coverage.unwrap();
+    assert_eq!((with_coverage, same), (columns + 5, segments));
+    assert!(
+        (0.5..=1.0).contains(&coverage.share) && coverage.speech_s > 1.0,
+        "{coverage:?}"
+    );
+}

@@ -206,3 +206,50 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn coverage_is_read_as_it_was_written_and_checked() {
+    use crate::coverage::{Coverage, Hole};
+    use crate::suspects::{Reason, Suspect};
+    let coverage = Coverage {
+        share: 0.75,
+        speech_s: 2.0,
+        holes: vec![Hole { start: 0.5, end: 1.0 }],
+        recovered: 2,
+        suspects: vec![Suspect {
+            start: 1.5,
+            end: 2.0,
+            text: "way way".to_owned(),
+            reason: Reason::Repetition,
+        }],
+    };
+    let with = |coverage: Coverage| {
+        let metadata = Metadata {
+            coverage: Some(coverage),
+            ..metadata()
+        };
+        Transcript::from_segments(metadata, Performance::default(), Vec::new())
+    };
+    let json = with(coverage.clone()).to_json().unwrap();
+    assert!(
+        json.contains(
+            r#""coverage":{"share":0.75,"speech_s":2.0,"holes":[{"start":0.5,"end":1.0}],"recovered":2,"suspects":["#
+        ),
+        "{json}"
+    );
+    assert_eq!(Transcript::from_json(&json).unwrap(), with(coverage.clone()));
+    let wrong = with(Coverage {
+        share: f64::NAN,
+        ..coverage
+    });
+    assert!(
+        wrong
+            .to_json()
+            .unwrap_err()
+            .to_string()
+            .contains("metadata.coverage.share")
+    );
+    let text = json.replace(r#""end":1.0}"#, r#""end":0.25}"#);
+    let error = Transcript::from_json(&text).unwrap_err().to_string();
+    assert!(error.contains("metadata.coverage.holes"), "{error}");
+}

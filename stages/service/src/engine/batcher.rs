@@ -1,12 +1,14 @@
 //! The queue of windows of all jobs of a model, and the thread that decodes them.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use flow_speakers::silero::SAMPLE_RATE;
-use flow_transcription::recognizer::{Heard, Recognizer};
+use flow_transcription::TranscriptionError;
+use flow_transcription::recognizer::{Heard, RecognitionSettings, Recognizer};
 use tokio::sync::oneshot;
 
 use super::schedule::{Item, Limits, Schedule};
@@ -85,6 +87,26 @@ impl Taken {
             Owner::Live(_) => None,
         }
     }
+
+    /// The window as it is decoded.
+    fn window(&self) -> Window<'_> {
+        Window {
+            signal: &self.signal,
+            grows: self.grows,
+            speech: match &self.of {
+                Owner::Job(work, index) => work.stretches(*index).map(|speech| (*work.recognition(), speech)),
+                Owner::Live(_) => None,
+            },
+        }
+    }
+}
+
+/// A window that is decoded.
+struct Window<'a> {
+    signal: &'a [f32],
+    grows: bool,
+    /// The stretches of its speech, in seconds, where speech without words is looked for.
+    speech: Option<(RecognitionSettings, Vec<Range<f64>>)>,
 }
 
 impl Batcher {
@@ -302,14 +324,17 @@ fn decode(recognizer: &Recognizer, observer: &dyn Observer, turn: Option<&Mutex<
     }
     let seconds = batch.iter().map(|taken| taken.signal.len()).sum::<usize>() as f64 / f64::from(SAMPLE_RATE);
     let windows = batch.len();
-    let signals: Vec<(&[f32], bool)> = batch.iter().map(|taken| (&taken.signal[..], taken.grows)).collect();
+    let signals: Vec<Window<'_>> = batch.iter().map(Taken::window).collect();
     let heard = decode_signals(recognizer, &signals);
     let heard: Vec<Result<Heard, EngineError>> = match heard {
         Ok(heard) => heard.into_iter().map(Ok).collect(),
         Err(error) if windows == 1 => vec![Err(error)],
         Err(_) => signals
             .iter()
-            .map(|signal| decode_signals(recognizer, &[*signal])?.pop().ok_or_else(no_answer))
+            .map(|signal| {
+                let alone = std::slice::from_ref(signal);
+                decode_signals(recognizer, alone)?.pop().ok_or_else(no_answer)
+            })
             .collect(),
     };
     drop(alone);
@@ -338,17 +363,45 @@ fn no_answer() -> EngineError {
     EngineError::Failed("the model did not answer for all windows".to_owned())
 }
 
-/// Decodes windows, those that grow once.
-fn decode_signals(recognizer: &Recognizer, windows: &[(&[f32], bool)]) -> Result<Vec<Heard>, EngineError> {
-    let signals: Vec<&[f32]> = windows.iter().map(|(signal, _)| *signal).collect();
-    let heard =
-        guarded(|| recognizer.decode_again_where(&signals, &|index| !windows[index].1)).map_err(EngineError::Failed)?;
+/// Decodes windows, those that grow once, and where that is asked for speech without words again.
+fn decode_signals(recognizer: &Recognizer, windows: &[Window<'_>]) -> Result<Vec<Heard>, EngineError> {
+    let signals: Vec<&[f32]> = windows.iter().map(|window| window.signal).collect();
+    let heard = guarded(|| {
+        let mut heard = recognizer.decode_again_where(&signals, &|index| !windows[index].grows)?;
+        if heard.len() == windows.len() {
+            recover(recognizer, windows, &mut heard)?;
+        }
+        Ok::<_, TranscriptionError>(heard)
+    });
+    let heard = heard.map_err(EngineError::Failed)?;
     let heard = heard.map_err(|error| EngineError::Failed(error.to_string()))?;
     if heard.len() == signals.len() {
         Ok(heard)
     } else {
         Err(no_answer())
     }
+}
+
+/// Decodes speech without words again, in the windows for which that is asked.
+fn recover(recognizer: &Recognizer, windows: &[Window<'_>], heard: &mut [Heard]) -> Result<(), TranscriptionError> {
+    let (mut signals, mut speech, mut found, mut indices) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut settings = None;
+    for (index, (window, heard)) in windows.iter().zip(&mut *heard).enumerate() {
+        if let Some((of_engine, stretches)) = &window.speech {
+            settings = Some(of_engine);
+            signals.push(window.signal);
+            speech.push(stretches.clone());
+            found.push(std::mem::take(heard));
+            indices.push(index);
+        }
+    }
+    if let Some(settings) = settings {
+        recognizer.recover(&signals, &speech, settings, &mut found, &|| false)?;
+    }
+    for (index, found) in indices.into_iter().zip(found) {
+        heard[index] = found;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use flow_model::checkpoint::OpenModel;
+use flow_model::decoding::DecodingOptions;
 use flow_model::decoding_memory::{batch_bytes, weight_bytes};
 use flow_model::{Precision, Weights};
 use flow_speakers::silero::SAMPLE_RATE;
@@ -33,6 +34,7 @@ pub(crate) struct Models {
     device: Device,
     weights: Weights,
     precision: Precision,
+    decoding: DecodingOptions,
     limits: Limits,
     idle_unload: Option<Duration>,
     budget: Option<u64>,
@@ -136,6 +138,7 @@ impl Models {
             device,
             weights: settings.weights,
             precision: settings.precision,
+            decoding: settings.decoding(),
             limits: Limits {
                 batch: samples(settings.batch_seconds),
                 beside_live: samples((settings.batch_seconds / 4.0).max(settings.max_window)),
@@ -264,6 +267,7 @@ impl Models {
             let turn = self.turn.as_deref();
             let _alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
             let recognizer = Recognizer::load_in(&path, self.weights.into(), self.precision, &self.device);
+            let recognizer = recognizer.and_then(|recognizer| recognizer.with_decoding(&self.decoding));
             recognizer.map_err(|error| broken(error.to_string()))
         });
         match loaded.unwrap_or_else(|panic| Err(broken(panic))) {

@@ -181,10 +181,11 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
     let extent = extent.map_err(|error| unreadable(work, error))?;
     let extent = extent.map_err(|refusal| refused(work, refusal, max_duration))?;
     let kept = first.take_samples();
-    let (windows, samples) = first
+    let windows = first
         .windows(&shared.recognition)
         .map_err(|error| failed(work, &error))?;
-    work.found(windows.clone(), samples, extent);
+    work.found(windows.clone(), extent);
+    let windows = windows.windows;
     let mut give = |index, signal| Ok(model.batcher.push(work, index, signal) && !work.fail_if_late());
     let handed_over = match kept.as_deref() {
         Some(kept) => each_window(&windows, &kept, &mut give),

@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 
 use flow_kernels::device::DeviceChoice;
+use flow_model::decoding::DecodingOptions;
+use flow_model::heads::HeadKind;
 use flow_model::{Precision, Weights};
 use flow_speakers::diarizer::KnownSpeakers;
+use flow_transcription::coverage::{CoverageMode, CoverageSettings, SuspectUse};
 use flow_transcription::long_audio::LongAudio;
 use flow_transcription::recognizer::{RecognitionSettings, VoiceActivity};
 use flow_transcription::segments::SegmentRules;
@@ -41,6 +44,12 @@ pub struct EngineSettings {
     /// A pause as long as this ends a window, in seconds.
     pub min_pause: f64,
     pub vad: VoiceActivity,
+    /// What is done about speech without words.
+    pub coverage: CoverageMode,
+    /// With `coverage`: what is done about words that are probably invented.
+    pub suspects: SuspectUse,
+    /// The head that decodes models with two; none for the models' own choice.
+    pub decoder: Option<HeadKind>,
     /// The longest pause within a segment, in seconds.
     pub max_gap: f64,
     /// The longest segment, in seconds.
@@ -82,6 +91,9 @@ impl Default for EngineSettings {
             max_window: usual.max_window,
             min_pause: usual.min_pause,
             vad: usual.vad,
+            coverage: usual.coverage,
+            suspects: usual.suspects,
+            decoder: usual.decoder,
             max_gap: usual.max_gap,
             max_segment: usual.max_segment,
             // Twice that of one recording: windows of several requests share a batch.
@@ -130,6 +142,10 @@ impl EngineSettings {
         self.recognition()
             .check()
             .or_else(|(setting, value, rule)| wrong(setting, value, rule))?;
+        let coverage = self.recognition().coverage;
+        coverage
+            .check(LongAudio::Vad, self.vad)
+            .map_err(|(setting, why, _)| EngineError::setting(setting, why))?;
         if !(1.0..=MAX_DURATION).contains(&self.max_duration) {
             return wrong("max_duration", self.max_duration, "from 1 to 43200 seconds");
         }
@@ -172,7 +188,16 @@ impl EngineSettings {
                 max_gap: self.max_gap,
                 max_duration: self.max_segment,
             },
+            coverage: CoverageSettings {
+                mode: self.coverage,
+                suspects: self.suspects,
+            },
         }
+    }
+
+    /// How models are decoded.
+    pub(crate) fn decoding(&self) -> DecodingOptions {
+        DecodingOptions::default().with_head(self.decoder)
     }
 }
 
@@ -207,6 +232,8 @@ mod tests {
             ("models", "models: [{name: '', path: a}]"),
             ("models", "models: [{name: a, path: a}, {name: a, path: b}]"),
             ("precision", "precision: int8\nweights: bf16"),
+            ("coverage", "coverage: recover\nvad: off"),
+            ("suspects", "suspects: drop"),
             ("max_window", "max_window: .nan"),
             ("min_pause", "min_pause: 100"),
             ("max_duration", "max_duration: 50000"),

@@ -22,7 +22,7 @@ impl Settled {
     /// Segments that became final since the last call, of a recording of `samples` samples.
     ///
     /// # Errors
-    /// As [`recognized`](flow_transcription::recognizer::recognized).
+    /// As [`joined`](flow_transcription::recognizer::joined).
     pub fn advance(
         &mut self,
         windows: &[Range<u64>],
@@ -63,7 +63,7 @@ impl Settled {
 
 #[cfg(test)]
 mod tests {
-    use flow_transcription::recognizer::recognized;
+    use flow_transcription::recognizer::joined;
     use proptest::prelude::*;
 
     use super::*;
@@ -92,7 +92,7 @@ mod tests {
                 });
                 (start..at, Heard { words: words.collect(), ..Heard::default() })
             }).unzip();
-            let whole = recognized(&windows, at, heard.clone(), &rules).unwrap().segments;
+            let whole = joined(&windows, at, heard.clone(), &rules).unwrap().segments;
             let mut by_order: Vec<usize> = (0..windows.len()).collect();
             by_order.sort_by_key(|&index| order[index]);
             let mut settled = Settled::default();

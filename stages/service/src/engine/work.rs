@@ -11,7 +11,7 @@ use chrono::{SecondsFormat, Utc};
 use flow_audio::recording_reader::Channels;
 use flow_speakers::diarizer::Diarized;
 use flow_speakers::silero::SAMPLE_RATE;
-use flow_transcription::recognizer::{Heard, recognized};
+use flow_transcription::recognizer::{Heard, RecognitionSettings, SpeechWindows, recognized};
 use flow_transcription::speakers::{AssignmentRules, assign_speakers};
 use flow_transcription::streamed::Extent;
 use flow_transcription::tokens::Token;
@@ -60,8 +60,7 @@ struct State {
 
 /// The progress of the windows.
 struct Progress {
-    windows: Vec<Range<u64>>,
-    samples: u64,
+    windows: SpeechWindows,
     damaged: bool,
     /// What a user has to know of how it is read.
     note: Option<String>,
@@ -180,18 +179,31 @@ impl Work {
         self.lock().begun
     }
 
+    /// The settings of the recognizer.
+    pub fn recognition(&self) -> &RecognitionSettings {
+        &self.shared.recognition
+    }
+
+    /// The speech of a window in stretches, in seconds from its beginning; none where that is not asked for, or it has ended.
+    pub fn stretches(&self, window: usize) -> Option<Vec<Range<f64>>> {
+        if self.shared.recognition.coverage.is_off() {
+            return None;
+        }
+        let state = self.lock();
+        Some(state.progress.as_ref()?.windows.stretches(window))
+    }
+
     /// Sets the windows of its recording, and its extent.
-    pub fn found(&self, windows: Vec<Range<u64>>, samples: u64, extent: Extent) {
+    pub fn found(&self, windows: SpeechWindows, extent: Extent) {
         let mut state = self.lock();
         if self.has_ended() {
             return;
         }
-        let heard: Vec<Option<Heard>> = windows.iter().map(|_| None).collect();
+        let heard: Vec<Option<Heard>> = windows.windows.iter().map(|_| None).collect();
         state.progress = Some(Progress {
-            missing: windows.len(),
+            missing: windows.windows.len(),
             heard,
             windows,
-            samples,
             damaged: extent.damage.is_some(),
             note: extent.note,
             settled: Settled::default(),
@@ -224,7 +236,8 @@ impl Work {
         if !self.diarize {
             let rules = &self.shared.recognition.segments;
             let settled = &mut progress.settled;
-            match settled.advance(&progress.windows, progress.samples, &progress.heard, rules) {
+            let SpeechWindows { windows, samples, .. } = &progress.windows;
+            match settled.advance(windows, *samples, &progress.heard, rules) {
                 Ok(new) if new.is_empty() => {}
                 Ok(new) => {
                     let words = new.iter().map(|segment| segment.words.len()).sum();
@@ -288,10 +301,9 @@ impl Work {
             .iter_mut()
             .flat_map(|heard| std::mem::take(&mut heard.tokens))
             .collect();
-        let rules = &self.shared.recognition.segments;
-        let recognized = recognized(&progress.windows, progress.samples, heard, rules);
+        let recognized = recognized(&progress.windows, heard, &self.shared.recognition);
         let recognized = recognized.map_err(|error| EngineError::Failed(error.to_string()))?;
-        let duration = progress.samples as f64 / f64::from(SAMPLE_RATE);
+        let duration = progress.windows.samples as f64 / f64::from(SAMPLE_RATE);
         let metadata = Metadata {
             source_file: self.source_name.clone(),
             channel: None,
@@ -302,6 +314,7 @@ impl Work {
             model_digest: model.recognizer.digest.clone(),
             languages: recognized.languages,
             num_speakers: diarized.as_ref().map(|(diarized, _)| diarized.speakers.len() as u64),
+            coverage: recognized.coverage,
             processed_at: Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true),
         };
         let last = progress.last_window.unwrap_or_else(Instant::now);

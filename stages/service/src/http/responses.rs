@@ -76,6 +76,9 @@ fn verbose(transcript: &Transcript, words: bool, segments: bool) -> Value {
     if let Some(at) = transcript.metadata.damaged_at {
         document["damaged_at"] = json!(at);
     }
+    if let Some(coverage) = &transcript.metadata.coverage {
+        document["coverage"] = json!(coverage);
+    }
     if segments {
         let all = (0..).zip(&transcript.segments);
         document["segments"] = all.map(|(id, segment)| verbose_segment(id, segment)).collect();

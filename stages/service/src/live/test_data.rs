@@ -134,6 +134,7 @@ impl Oracle {
             tokens: words.iter().map(|word| vec![token(word)]).collect(),
             words,
             languages: vec!["hi".to_owned()],
+            ..Heard::default()
         }
     }
 }

@@ -53,6 +53,39 @@ impl Long {
         }
     }
 
+    /// Each recording is one window, with so many seconds of zeros before and behind it.
+    fn in_windows(
+        recognizer: &Recognizer,
+        recordings: &[Vec<f32>],
+        (before, behind): (f64, f64),
+        settings: &RecognitionSettings,
+    ) -> Self {
+        let zeros = |seconds: f64| vec![0.0; (seconds * 16_000.0) as usize];
+        let (mut samples, mut windows) = (Vec::new(), Vec::new());
+        for recording in recordings {
+            let start = samples.len() as u64;
+            samples.extend(zeros(before));
+            samples.extend_from_slice(recording);
+            samples.extend(zeros(behind));
+            windows.push(start..samples.len() as u64);
+        }
+        let found = Long::of(recognizer, samples, settings);
+        let windows = SpeechWindows {
+            windows,
+            ..found.windows
+        };
+        let heard = {
+            let signals = signals(&found.samples, &windows);
+            let heard = recognizer.decode_in_batches(&signals, settings.batch_seconds, &|| false);
+            heard.unwrap().unwrap()
+        };
+        Long {
+            windows,
+            heard,
+            ..found
+        }
+    }
+
     fn speech(&self) -> Vec<Vec<Range<f64>>> {
         (0..self.windows.windows.len())
             .map(|index| self.windows.stretches(index))
@@ -154,6 +187,26 @@ fn in_a_row(recordings: &[Vec<f32>], pause: f64) -> Vec<f32> {
         all.extend_from_slice(&silence);
     }
     all
+}
+
+/// Speech with chords of three notes that change twice a second, so many decibels below it.
+fn with_music(speech: &[f32], decibels: f64) -> Vec<f32> {
+    let level = |samples: &[f32]| samples.iter().map(|sample| f64::from(sample * sample)).sum::<f64>();
+    let note = |at: usize, index: usize| {
+        let step = (at / 8_000 * 5 + index * 4) % 24;
+        let frequency = 220.0 * 2f64.powf(step as f64 / 12.0);
+        let phase = std::f64::consts::TAU * frequency * at as f64 / 16_000.0;
+        (phase.sin() + 0.5 * (2.0 * phase).sin()) * (-((at % 8_000) as f64) / 4_000.0).exp()
+    };
+    let music: Vec<f32> = (0..speech.len())
+        .map(|at| (0..3).map(|index| note(at, index)).sum::<f64>() as f32)
+        .collect();
+    let factor = (level(speech) / level(&music) * 10f64.powf(-decibels / 10.0)).sqrt() as f32;
+    speech
+        .iter()
+        .zip(&music)
+        .map(|(speech, music)| speech + factor * music)
+        .collect()
 }
 
 /// The recognizer with a larger bias of blank in the joint network.
@@ -262,6 +315,20 @@ fn table(surely: bool) {
         &every_third,
         &settings,
     );
+    let whole = Long::in_windows(&plain, &recordings, (0.0, 0.0), &settings);
+    for (name, silence) in [
+        ("0.4 s of zeros behind each", (0.0, 0.4)),
+        ("0.5 s of zeros before each", (0.5, 0.0)),
+    ] {
+        let with = Long::in_windows(&plain, &recordings, silence, &settings);
+        measured(name, &plain, &with, &whole.heard, &with.heard, &settings);
+    }
+    for decibels in [20.0, 10.0] {
+        let music: Vec<f32> = with_music(&paused.samples, decibels);
+        let with = Long::of(&plain, music, &settings);
+        let name = format!("music, {decibels} dB below speech");
+        measured(&name, &plain, &with, &paused.heard, &with.heard, &settings);
+    }
     for bias in [16.0] {
         let reluctant = reluctant(bias);
         let stuck = Long::of(&reluctant, paused.samples.clone(), &settings);

@@ -1,6 +1,7 @@
 //! What comes out of the engine.
 
 use flow_speakers::diarizer::{DiarizationSettings, KnownSpeakers};
+use flow_transcription::coverage::CoverageMode;
 use flow_transcription::speakers::{AssignmentRules, assign_speakers};
 use futures::future::{join, join_all};
 
@@ -223,4 +224,30 @@ fn windows_of_live_sessions_are_heard_again_as_two_only_when_they_grow_no_more()
     // One beside the other: each is decoded as it asks for.
     let windows = [true, false].map(|grows| engine.decode_window(None, window.clone(), grows));
     assert_eq!(wait(join_all(windows)), [Ok(once), Ok(twice)]);
+}
+
+/// Of a model that says nothing the service tells the holes; its words are those that the recognizer finds by itself.
+#[test]
+fn speech_without_words_is_told() {
+    let settings = EngineSettings {
+        coverage: CoverageMode::Recover,
+        ..settings()
+    };
+    let (recognizer, recognition) = (recognizer(), settings.recognition());
+    let samples = flow_audio::decode::decode(&wav(&two()), 100.0).unwrap();
+    let expected = recognizer
+        .transcribe(&samples, &recognition, &|| false)
+        .unwrap()
+        .unwrap();
+    let (engine, gate) = gated(settings);
+    gate.open();
+    let (_, found) = wait(events(engine.submit(request(&wav(&two()))).unwrap()));
+    let found = found.unwrap();
+    let coverage = found.transcript.metadata.coverage.clone().unwrap();
+    assert!(coverage.speech_s > 2.0 && coverage.share > 0.5, "{coverage:?}");
+    assert_eq!(coverage, expected.coverage.unwrap());
+    let (engine, gate) = gated(super::settings());
+    gate.open();
+    let (_, off) = wait(events(engine.submit(request(&wav(&two()))).unwrap()));
+    assert_eq!(off.unwrap().transcript.metadata.coverage, None);
 }
