@@ -33,10 +33,19 @@ enum Certainty {
 const LIKELY_FRAMES: usize = 125;
 const MOST_FRAMES: usize = 750;
 
-/// Divides windows with so many frames each, in which `heard` was heard, and a text. Words are given by their keys; the text's
-/// may be empty, which match nothing.
-pub fn blocks(text: &[&str], heard: &[Vec<String>], frames: &[usize]) -> Vec<Block> {
-    let borders = borders(text, heard);
+/// The places (in the text, among all heard words) of words that stand for each other. Words are given by their keys; those of the
+/// text may be empty, which stand for nothing.
+pub fn pairs(text: &[&str], heard: &[Vec<String>]) -> Vec<(usize, usize)> {
+    let compared = compared(text);
+    let said: Vec<&str> = compared.iter().map(|&word| text[word]).collect();
+    let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
+    let pairs = aligned(&said, &all).into_iter();
+    pairs.map(|(word, at)| (compared[word], at)).collect()
+}
+
+/// Divides windows with so many frames each, in which `heard` was heard, and a text, by the [`pairs`] of both.
+pub fn blocks(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)], frames: &[usize]) -> Vec<Block> {
+    let borders = borders(text, heard, pairs);
     let mut blocks: Vec<Block> = Vec::new();
     let (mut first, mut words, mut length) = (0, 0, 0);
     for (window, border) in borders.iter().enumerate() {
@@ -66,12 +75,17 @@ pub fn blocks(text: &[&str], heard: &[Vec<String>], frames: &[usize]) -> Vec<Blo
     blocks
 }
 
+/// The words of a text that have a key.
+fn compared(text: &[&str]) -> Vec<usize> {
+    (0..text.len()).filter(|word| !text[*word].is_empty()).collect()
+}
+
 /// The borders behind all windows but the last.
-fn borders(text: &[&str], heard: &[Vec<String>]) -> Vec<Border> {
-    let compared: Vec<usize> = (0..text.len()).filter(|word| !text[*word].is_empty()).collect();
-    let said: Vec<&str> = compared.iter().map(|&word| text[word]).collect();
+fn borders(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)]) -> Vec<Border> {
+    let compared = compared(text);
     let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
-    let pairs = aligned(&said, &all);
+    // Places among the words that are compared.
+    let place = |word: usize| compared.partition_point(|compared| *compared < word);
     let mut borders = Vec::with_capacity(heard.len());
     let (mut before, mut next) = (0, 0);
     for window in heard.iter().take(heard.len().saturating_sub(1)) {
@@ -81,10 +95,10 @@ fn borders(text: &[&str], heard: &[Vec<String>]) -> Vec<Border> {
         }
         let (last, after) = (next.checked_sub(1).map(|last| pairs[last]), pairs.get(next).copied());
         // What lies between the pairs around the border.
-        let from = last.map_or((0, 0), |(word, at)| (word + 1, at + 1));
-        let to = after.unwrap_or((said.len(), all.len()));
+        let from = last.map_or((0, 0), |(word, at)| (place(word) + 1, at + 1));
+        let to = after.map_or((compared.len(), all.len()), |(word, at)| (place(word), at));
         let (words, heard_before, heard_after) = (to.0 - from.0, before - from.1, to.1 - before);
-        let matches = |pair: Option<(usize, usize)>| pair.is_some_and(|(word, at)| said[word] == all[at]);
+        let matches = |pair: Option<(usize, usize)>| pair.is_some_and(|(word, at)| text[word] == all[at]);
         let certainty = match (words, heard_before + heard_after) {
             (0, 0) if matches(last) && matches(after) => Certainty::Sure,
             (0, _) => Certainty::Likely,
@@ -118,7 +132,8 @@ mod tests {
             .split_whitespace()
             .map(|word| if word == "-" { "" } else { word })
             .collect();
-        let blocks = blocks(&text, &heard(windows), frames);
+        let heard = heard(windows);
+        let blocks = blocks(&text, &heard, &pairs(&text, &heard), frames);
         blocks
             .into_iter()
             .map(|block| (block.windows, text[block.words].join(" ")))
@@ -156,7 +171,7 @@ mod tests {
         assert_eq!(all.len(), 5);
         assert_eq!(found("a b", &["", "", ""], &[400; 3]).last().unwrap().0, 2..3);
         assert_eq!(found("", &["a b"], &[9]), [(0..1, String::new())]);
-        assert_eq!(blocks(&[], &[], &[]), []);
+        assert_eq!(blocks(&[], &[], &[], &[]), []);
         assert_eq!(found("a", &[], &[]), [(0..0, "a".into())]);
     }
 
@@ -168,7 +183,7 @@ mod tests {
         ) {
             let text: Vec<&str> = text.iter().map(String::as_str).collect();
             let (mut at, mut word) = (0, 0);
-            for block in blocks(&text, &windows, &lengths[..windows.len()]) {
+            for block in blocks(&text, &windows, &pairs(&text, &windows), &lengths[..windows.len()]) {
                 prop_assert_eq!((block.windows.start, block.words.start), (at, word));
                 prop_assert!(block.windows.end >= at && block.words.end >= word);
                 let frames: usize = lengths[block.windows.clone()].iter().sum();

@@ -5,6 +5,8 @@
 pub(crate) mod blocks;
 pub(crate) mod spoken_words;
 
+use std::ops::Range;
+
 use flow_model::alignment::Costs;
 use flow_model::heads::HeadKind;
 use serde::Serialize;
@@ -19,12 +21,18 @@ pub const COSTS: Costs = Costs {
     no_text: -2.0,
 };
 
+/// Seconds by which transducers emit tokens late: a frame. (The bundled model is at 0.13 s for beginnings of words and 0.05 s for
+/// ends.)
+pub const DELAY: f64 = 0.08;
+
 /// Settings of alignment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AlignmentSettings {
     /// The head that aligns: if none is named CTC where the model has it, and else the transducer.
     pub head: Option<HeadKind>,
     pub costs: Costs,
+    /// Subtracted from all times, in seconds, as far as the window that a word is in goes.
+    pub delay: f64,
     /// Groups the words of a text of one segment.
     pub segments: SegmentRules,
 }
@@ -34,6 +42,7 @@ impl Default for AlignmentSettings {
         AlignmentSettings {
             head: None,
             costs: COSTS,
+            delay: DELAY,
             segments: SegmentRules::default(),
         }
     }
@@ -89,9 +98,48 @@ pub struct Aligned {
     pub unknown: Vec<char>,
     /// Of language tags that the model heard.
     pub languages: Vec<String>,
+    /// Frames that the best path passed over without text, in seconds, in order.
+    pub(crate) silent: Vec<Range<f64>>,
 }
 
 impl Aligned {
+    /// Finds speech without text: what was heard where the best path passed over frames, but for words that the text has, too (as
+    /// each word comes with).
+    pub(crate) fn tell_without_text(&mut self, heard: impl Iterator<Item = (Word, bool)>) {
+        let said = self.words.iter().filter(|word| word.said);
+        let spoken: Vec<(f64, f64)> = said.map(|word| (word.start, word.end)).collect();
+        // Words begin in order.
+        let is_said = |at: f64| {
+            let next = spoken.partition_point(|(start, _)| *start <= at);
+            next.checked_sub(1).is_some_and(|word| at < spoken[word].1)
+        };
+        let mut heard = heard.peekable();
+        for range in std::mem::take(&mut self.silent) {
+            let mut found: Option<WithoutText> = None;
+            while let Some((word, is_of_text)) = heard.next_if(|(word, _)| 0.5 * (word.start + word.end) < range.end) {
+                let middle = 0.5 * (word.start + word.end);
+                if middle < range.start || is_of_text || is_said(middle) {
+                    continue;
+                }
+                match &mut found {
+                    Some(found) => {
+                        found.end = word.end;
+                        found.text.push(' ');
+                        found.text.push_str(&word.word);
+                    }
+                    None => {
+                        found = Some(WithoutText {
+                            start: word.start,
+                            end: word.end,
+                            text: word.word,
+                        });
+                    }
+                }
+            }
+            self.without_text.extend(found);
+        }
+    }
+
     /// Groups the words of segments of so many words each; a single one is divided by rules.
     ///
     /// # Errors

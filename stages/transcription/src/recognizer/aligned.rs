@@ -10,9 +10,9 @@ use flow_model::decoding::Hypothesis;
 use flow_speakers::silero::SAMPLE_RATE;
 
 use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
-use crate::alignment::blocks::{Block, blocks};
+use crate::alignment::blocks::{Block, blocks, pairs};
 use crate::alignment::spoken_words::{SpokenWord, key};
-use crate::alignment::{Aligned, AlignedWord, AlignmentSettings, WithoutText};
+use crate::alignment::{Aligned, AlignedWord, AlignmentSettings};
 use crate::long_audio::LongAudio;
 use crate::streamed::Samples;
 use crate::window_groups::group_by_group;
@@ -113,7 +113,13 @@ impl Recognizer {
                 text.words.len()
             )));
         }
-        let Some(windows) = self.hear(&ranges, &recording, recognition.batch_seconds, cancelled)? else {
+        let Some(windows) = self.hear(
+            &ranges,
+            &recording,
+            (recognition.batch_seconds, settings.delay),
+            cancelled,
+        )?
+        else {
             return Ok(None);
         };
         let keys: Vec<&str> = text
@@ -126,11 +132,19 @@ impl Recognizer {
             .map(|window| window.words.iter().map(|word| key(&word.word)).collect())
             .collect();
         let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
-        let blocks = blocks(&keys, &heard, &lengths);
-        let found = self.align_blocks(windows, blocks, &text, &recording, settings, cancelled)?;
-        found
-            .map(|found| found.with_segments(&text.lengths, &settings.segments))
-            .transpose()
+        let pairs = pairs(&keys, &heard);
+        let blocks = blocks(&keys, &heard, &pairs, &lengths);
+        let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
+        let Some(mut found) = self.align_blocks(windows, blocks, &text, &recording, settings, cancelled)? else {
+            return Ok(None);
+        };
+        // Words that were heard and are in the text, where the text has them, too.
+        let mut is_of_text = vec![false; heard.len()];
+        for (word, at) in pairs {
+            is_of_text[at] = found.words[word].said && keys[word] == key(&heard[at].word);
+        }
+        found.tell_without_text(heard.into_iter().zip(is_of_text));
+        found.with_segments(&text.lengths, &settings.segments).map(Some)
     }
 
     /// The words of a text in segments.
@@ -174,7 +188,7 @@ impl Recognizer {
         &self,
         ranges: &[Range<u64>],
         recording: &dyn Samples,
-        batch_seconds: f64,
+        (batch_seconds, delay): (f64, f64),
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Window>>> {
         let mut windows: Vec<Window> = Vec::with_capacity(ranges.len());
@@ -202,8 +216,8 @@ impl Recognizer {
                     let heard = self.words(&hypothesis, scores)?;
                     let after = samples.start as f64 / f64::from(SAMPLE_RATE);
                     let words = heard.words.into_iter().map(|word| Word {
-                        start: word.start + after,
-                        end: word.end + after,
+                        start: (word.start - delay).max(0.0) + after,
+                        end: (word.end - delay).max(0.0) + after,
                         ..word
                     });
                     let bytes = encoded.elem_count() * encoded.dtype().size_in_bytes();
@@ -301,7 +315,7 @@ impl Recognizer {
         after: f64,
         settings: &AlignmentSettings,
     ) -> Result<BlockResult> {
-        let clock = Clock::new(windows, self.model.frame_seconds());
+        let clock = Clock::new(windows, self.model.frame_seconds(), settings.delay);
         let parts: Vec<&Tensor> = windows.iter().filter_map(|window| window.encoded.as_ref()).collect();
         let none: &[u32] = &[];
         let (before, behind) = match (windows.first(), windows.last()) {
@@ -385,14 +399,17 @@ struct Clock {
     windows: Vec<(usize, f64, f64)>,
     frames: usize,
     frame_seconds: f64,
+    /// Seconds by which tokens come late.
+    delay: f64,
 }
 
 impl Clock {
-    fn new(windows: &[Window], frame_seconds: f64) -> Self {
+    fn new(windows: &[Window], frame_seconds: f64, delay: f64) -> Self {
         let mut clock = Clock {
             windows: Vec::with_capacity(windows.len()),
             frames: 0,
             frame_seconds,
+            delay,
         };
         for window in windows {
             let Range { start, end } = window.samples;
@@ -403,19 +420,22 @@ impl Clock {
     }
 
     fn start(&self, frame: usize) -> f64 {
-        let next = self.windows.partition_point(|(first, ..)| *first <= frame);
-        let Some((first, start, end)) = next.checked_sub(1).map(|window| self.windows[window]) else {
-            return 0.0;
-        };
-        (start + (frame - first) as f64 * self.frame_seconds).min(end)
+        self.at(frame, 0)
     }
 
     /// Of what ends before a frame.
     fn end(&self, frame: usize) -> f64 {
-        let last = frame.saturating_sub(1);
-        let next = self.windows.partition_point(|(first, ..)| *first <= last);
-        let end = next.checked_sub(1).map_or(0.0, |window| self.windows[window].2);
-        (self.start(last) + self.frame_seconds).min(end)
+        self.at(frame.saturating_sub(1), 1)
+    }
+
+    /// So many frames behind the beginning of one, within its window.
+    fn at(&self, frame: usize, after: usize) -> f64 {
+        let next = self.windows.partition_point(|(first, ..)| *first <= frame);
+        let Some((first, start, end)) = next.checked_sub(1).map(|window| self.windows[window]) else {
+            return 0.0;
+        };
+        let time = start + (frame - first + after) as f64 * self.frame_seconds - self.delay;
+        time.max(start).min(end)
     }
 }
 
@@ -427,56 +447,18 @@ fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned
         languages: unique(windows.iter().flat_map(|window| window.languages.iter().cloned())),
         ..Aligned::default()
     };
-    let (mut score, mut silent) = (0.0, Vec::<Range<f64>>::new());
+    let mut score = 0.0;
     for result in results {
         all.words.extend(result.words);
         score += result.score;
         for range in result.without_text {
-            match silent.last_mut().filter(|last| range.start - last.end <= PAUSE) {
+            match all.silent.last_mut().filter(|last| range.start - last.end <= PAUSE) {
                 Some(last) => last.end = range.end,
-                None => silent.push(range),
+                None => all.silent.push(range),
             }
         }
     }
     all.score = score / tokens.max(1) as f64;
-    // Words that were heard in frames without text. There may be words of the text between two such ranges that were joined.
-    let mut spoken: Vec<(f64, f64)> = all
-        .words
-        .iter()
-        .filter(|word| word.said)
-        .map(|word| (word.start, word.end))
-        .collect();
-    spoken.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let is_said = |at: f64| {
-        let next = spoken.partition_point(|(start, _)| *start <= at);
-        next.checked_sub(1).is_some_and(|word| at < spoken[word].1)
-    };
-    let heard = windows.iter().flat_map(|window| &window.words);
-    let mut heard = heard.peekable();
-    for range in silent {
-        let mut found: Option<WithoutText> = None;
-        while let Some(word) = heard.next_if(|word| 0.5 * (word.start + word.end) < range.end) {
-            let middle = 0.5 * (word.start + word.end);
-            if middle < range.start || is_said(middle) {
-                continue;
-            }
-            match &mut found {
-                Some(found) => {
-                    found.end = word.end;
-                    found.text.push(' ');
-                    found.text.push_str(&word.word);
-                }
-                None => {
-                    found = Some(WithoutText {
-                        start: word.start,
-                        end: word.end,
-                        text: word.word.clone(),
-                    });
-                }
-            }
-        }
-        all.without_text.extend(found);
-    }
     all
 }
 

@@ -129,13 +129,16 @@ fn windows_that_are_encoded_again_give_the_same() {
     let text = recognizer.spoken(&text).unwrap();
     let keys: Vec<&str> = text.words.iter().map(|word| &word.key[..]).collect();
     for lost in 0..ranges.len() {
-        let mut windows = recognizer.hear(&ranges, &recording, 60.0, &|| false).unwrap().unwrap();
+        let mut windows = recognizer
+            .hear(&ranges, &recording, (60.0, settings.delay), &|| false)
+            .unwrap()
+            .unwrap();
         let heard: Vec<Vec<String>> = windows
             .iter()
             .map(|window| window.words.iter().map(|word| key(&word.word)).collect())
             .collect();
         let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
-        let blocks = blocks(&keys, &heard, &lengths);
+        let blocks = blocks(&keys, &heard, &pairs(&keys, &heard), &lengths);
         windows[lost].encoded = None;
         windows.last_mut().unwrap().encoded = None;
         let other = recognizer
