@@ -2,10 +2,10 @@
 
 use flow_runtime::spec::UsualNames;
 
-const RATE: &[&str] = &["lr", "phase1_lr", "phase2_lr"];
+const RATE: &[&str] = &["phase1_lr", "phase2_lr"];
 const BATCH: &[&str] = &["max_batch_seconds", "grad_accum"];
 const STEPS: &[&str] = &["max_steps"];
-const WARMUP: &[&str] = &["warmup", "warmup_steps", "phase2_warmup"];
+const WARMUP: &[&str] = &["warmup_steps", "phase2_warmup"];
 const VALIDATE: &[&str] = &["eval_every"];
 const SAVE: &[&str] = &["checkpoint_every"];
 const VALIDATION: &[&str] = &["val_percent", "val_per_language"];
