@@ -298,6 +298,12 @@ fn models_and_paths_are_told() {
     assert_eq!(paths.len(), ENDPOINTS.len());
     for (path, operations) in paths {
         let path = path.replace("{id}", "small");
+        // These have tests of their own.
+        if path.starts_with("/v1/jobs") {
+            let none = service.get(&path);
+            assert_eq!((none.status, none.error().0.as_str()), (404, "no_jobs"), "{path}");
+            continue;
+        }
         if operations.get("get").is_some() {
             assert_eq!(service.get(&path).status, 200, "{path}");
             let wrong = service.post(&path, "text/plain", b"", &[]);
