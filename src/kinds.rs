@@ -39,6 +39,7 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_speakers::Write>(),
         kind::<flow_transcription::Transcribe>(),
         kind::<flow_transcription::Utterances>(),
+        kind::<flow_transcription::Align>(),
         kind::<flow_transcription::AssignSpeakers>(),
         kind::<flow_transcription::Write>(),
     ]

@@ -8,6 +8,9 @@ pub enum TranscriptionError {
     Version { found: u64, newest: u64 },
     #[error("setting `{setting}`: {why}")]
     Setting { setting: &'static str, why: String },
+    /// A text that cannot be aligned with its recording; `reason` is that of a reject.
+    #[error("{why}")]
+    Text { reason: &'static str, why: String },
     /// Arguments that do not fit together.
     #[error("{0}")]
     Input(String),

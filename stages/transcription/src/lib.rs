@@ -4,6 +4,7 @@
 //! stages around these.
 
 mod activity;
+mod align_rows;
 pub mod alignment;
 pub mod assign_speakers;
 #[cfg(test)]
@@ -40,6 +41,7 @@ pub mod window_groups;
 pub mod windows;
 pub mod write;
 
+pub use align_rows::Align;
 pub use assign_speakers::AssignSpeakers;
 pub use error::{Result, TranscriptionError};
 pub use format::Format;

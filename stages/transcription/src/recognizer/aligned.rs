@@ -107,11 +107,12 @@ impl Recognizer {
             .model
             .encoded_frames(usize::try_from(samples).unwrap_or(usize::MAX));
         if tokens > frames.saturating_mul(MOST_TOKENS_PER_FRAME) {
-            return Err(TranscriptionError::Input(format!(
+            let why = format!(
                 "the recording is too short for the text: {:.2} s, and {} words of {tokens} tokens",
                 samples as f64 / f64::from(SAMPLE_RATE),
                 text.words.len()
-            )));
+            );
+            return Err(refused("text_too_long", why));
         }
         let Some(windows) = self.hear(
             &ranges,
@@ -164,7 +165,7 @@ impl Recognizer {
             text.lengths.push(text.words.len() - before);
         }
         if text.words.is_empty() {
-            return Err(TranscriptionError::Input("the text has no words".to_owned()));
+            return Err(refused("empty_text", "the text has no words".to_owned()));
         }
         for c in text.words.iter().flat_map(|word| &word.unknown) {
             // Marks are seldom in a vocabulary, and have no sound.
@@ -174,11 +175,12 @@ impl Recognizer {
         }
         if text.words.iter().all(|word| word.tokens.is_empty()) {
             let unknown: Vec<String> = text.unknown.iter().take(10).map(char::to_string).collect();
-            return Err(TranscriptionError::Input(format!(
+            let why = format!(
                 "the model knows no letter of the text{}{}",
                 if unknown.is_empty() { "" } else { ": " },
                 unknown.join(" ")
-            )));
+            );
+            return Err(refused("unknown_letters", why));
         }
         Ok(text)
     }
@@ -375,6 +377,10 @@ impl Recognizer {
                 .collect(),
         })
     }
+}
+
+fn refused(reason: &'static str, why: String) -> TranscriptionError {
+    TranscriptionError::Text { reason, why }
 }
 
 /// The frames of each utterance of a batch that are valid.
