@@ -83,7 +83,7 @@ pub fn summary(measured: &[Measured]) -> String {
     line
 }
 
-/// Names the recordings of which a smaller share than `least` has words, and whether there are any.
+/// Names the recordings whose share of speech with words is below `least`, and whether there are any.
 pub fn tell_short(measured: &[Measured], least: f64, file_of: &dyn Fn(&str) -> String) -> io::Result<bool> {
     let mut any = false;
     for one in measured.iter().filter(|one| one.share < least) {

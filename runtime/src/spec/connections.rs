@@ -28,7 +28,7 @@ const SUGGESTIONS: usize = 16;
 /// By the name that edges have in place of a stage's: `rows/train`, and for inputs `input_name`.
 pub(super) type Connections = BTreeMap<String, Connection>;
 
-/// Has each edge read the stages that its connection stands for. An edge to an optional input that is not given is left out.
+/// Has each edge read the stages that its connection represents. An edge to an optional input that is not given is left out.
 pub(super) fn connect(stages: &mut [Stage], mut connections: Connections, found: &mut Vec<Diagnostic>) {
     leave_out_unknown(stages, &mut connections, found);
     let connections = &connections;
@@ -103,7 +103,7 @@ fn add(choices: &mut Vec<Edge>, edge: &Edge) {
     }
 }
 
-/// The stages that a connection stands for, through the connections that it names. `known` are those that were found before,
+/// The stages that a connection represents, through the connections that it names. `known` are those that were found before,
 /// `within` those that led here.
 fn stages_of(
     name: &str,
@@ -124,7 +124,7 @@ fn stages_of(
                 steps: choice.steps.clone(),
             };
             if within.contains(&choice.stage) {
-                let message = format!("{} stands for itself", connection.what);
+                let message = format!("{} refers to itself", connection.what);
                 found.push(Diagnostic::new(message).at(named_at.place(&Steps::default(), Part::Value)));
             } else if within.len() >= DEPTH {
                 let message = format!("{} is more than {DEPTH} names away from a stage", connection.what);

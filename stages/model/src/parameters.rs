@@ -515,7 +515,7 @@ impl ParameterBuilder {
         self.declare(name, shape, initialise, self.parameters.dtype, true)
     }
 
-    /// Declares a trainable parameter that is made anew where it is not among the loaded tensors.
+    /// Declares a trainable parameter that is made again where it is not among the loaded tensors.
     pub(crate) fn added(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
         if self.loaded_has(name) != Some(false) {
             return self.parameter(name, shape, initialise);

@@ -20,7 +20,7 @@ pub enum CoverageMode {
     Off,
     /// It is measured and told.
     Measure,
-    /// It is decoded again, and what then still has no words is told.
+    /// It is decoded again, and what then still has no words is reported.
     Recover,
 }
 
@@ -28,7 +28,7 @@ pub enum CoverageMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SuspectUse {
-    /// They stay and are told.
+    /// They stay and are reported.
     #[default]
     Keep,
     /// They are left out.
@@ -78,7 +78,7 @@ impl CoverageSettings {
     }
 }
 
-/// A word covers the speech of its window up to so many seconds before and after it: word times of TDT come some frames late, and
+/// A word covers the speech of its window up to this many seconds before and after it: word times of TDT come some frames late, and
 /// end with the duration of the last token.
 pub const REACH: f64 = 0.4;
 /// Speech on both sides of a shorter pause is one stretch, in seconds.

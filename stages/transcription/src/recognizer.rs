@@ -456,7 +456,7 @@ pub fn recognized(windows: &SpeechWindows, heard: Vec<Heard>, settings: &Recogni
     })
 }
 
-/// Joins the results of windows of a recording of so many samples.
+/// Joins the results of windows of a recording of this many samples.
 ///
 /// # Errors
 /// As [`recognized`].

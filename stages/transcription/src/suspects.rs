@@ -77,7 +77,7 @@ const LONGEST: usize = 8;
 const REPEATS: (usize, usize) = (4, 3);
 /// A word that is said three times in a row is suspect, too, where each takes less than this, in seconds.
 const QUICK: f64 = 0.12;
-/// So many words in a row that have more than [`LETTERS`] letters a second are too fast.
+/// This many words in a row that have more than [`LETTERS`] letters a second are too fast.
 const RUN: usize = 5;
 /// Fast speakers have some 25 letters a second.
 const LETTERS: f64 = 45.0;
@@ -165,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    /// Words that take so many seconds each, one after the other.
+    /// Words that take this many seconds each, one after the other.
     fn said(text: &str, seconds: f64) -> Vec<Word> {
         let words = text.split_whitespace().enumerate().map(|(index, word)| Word {
             word: word.to_owned(),

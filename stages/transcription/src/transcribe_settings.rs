@@ -124,7 +124,7 @@ pub struct TranscribeSettings {
     #[serde(default = "min_pause")]
     pub min_pause: f64,
     /// Speech that voice activity hears and no word covers (a word reaches 0.4 s to either side): `off` (it is not looked for),
-    /// `measure` (it is told in the port `recordings`) or `recover` (it is also decoded again, in ways that cost more and more, until
+    /// `measure` (it is reported in the port `recordings`) or `recover` (it is also decoded again, in ways that cost more and more, until
     /// sure words are found). Needs `vad`.
     #[serde(default)]
     pub coverage: CoverageMode,

@@ -219,5 +219,5 @@ fn outputs_that_name_each_other_end() {
     let said = read(2_000, "own").unwrap_err();
     assert!(said.contains("more than 64 names away"), "{said}");
     let said = read(60, "[o0, own]").unwrap_err();
-    assert!(said.contains("stands for itself"), "{said}");
+    assert!(said.contains("refers to itself"), "{said}");
 }

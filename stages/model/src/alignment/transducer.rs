@@ -101,7 +101,7 @@ impl Lattice {
     }
 }
 
-/// Aligns a text with the lattice of so many frames. `durations` are those of the duration outputs, in frames; none for RNN-T.
+/// Aligns a text with the lattice of this many frames. `durations` are those of the duration outputs, in frames; none for RNN-T.
 /// Cells are asked for in the order of frames.
 ///
 /// # Errors

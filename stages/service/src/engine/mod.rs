@@ -240,7 +240,7 @@ impl Engine {
         shared.places().check_room(shared.settings.max_queue)
     }
 
-    /// Checks whether there is such a model, and whether speakers are told apart where that is asked for.
+    /// Checks whether there is such a model, and whether speakers are distinguished where that is asked for.
     ///
     /// # Errors
     /// [`EngineError::UnknownModel`], [`EngineError::NotDiarizing`].

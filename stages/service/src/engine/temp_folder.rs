@@ -114,7 +114,7 @@ impl Reservation {
         }
     }
 
-    /// Gives back what is reserved beyond so many bytes.
+    /// Gives back what is reserved beyond this many bytes.
     pub fn shrink(&mut self, bytes: u64) {
         let rest = self.bytes.saturating_sub(bytes);
         *self.folder.reserved.lock().unwrap_or_else(PoisonError::into_inner) -= rest;

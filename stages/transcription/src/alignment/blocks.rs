@@ -33,8 +33,8 @@ enum Certainty {
 const LIKELY_FRAMES: usize = 125;
 const MOST_FRAMES: usize = 750;
 
-/// The places (in the text, among all heard words) of words that stand for each other. Words are given by their keys; those of the
-/// text may be empty, which stand for nothing.
+/// The places (in the text, among all heard words) of words that correspond to each other. Words are given by their keys; those of the
+/// text may be empty, which correspond to nothing.
 pub fn pairs(text: &[&str], heard: &[Vec<String>]) -> Vec<(usize, usize)> {
     let compared = compared(text);
     let said: Vec<&str> = compared.iter().map(|&word| text[word]).collect();
@@ -43,7 +43,7 @@ pub fn pairs(text: &[&str], heard: &[Vec<String>]) -> Vec<(usize, usize)> {
     pairs.map(|(word, at)| (compared[word], at)).collect()
 }
 
-/// Divides windows with so many frames each, in which `heard` was heard, and a text, by the [`pairs`] of both.
+/// Divides windows with this many frames each, in which `heard` was heard, and a text, by the [`pairs`] of both.
 pub fn blocks(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)], frames: &[usize]) -> Vec<Block> {
     let borders = borders(text, heard, pairs);
     let mut blocks: Vec<Block> = Vec::new();
@@ -94,7 +94,7 @@ fn borders(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)]) -> Ve
             next += 1;
         }
         let (last, after) = (next.checked_sub(1).map(|last| pairs[last]), pairs.get(next).copied());
-        // What lies between the pairs around the border.
+        // What is between the pairs around the border.
         let from = last.map_or((0, 0), |(word, at)| (place(word) + 1, at + 1));
         let to = after.map_or((compared.len(), all.len()), |(word, at)| (place(word), at));
         let (words, heard_before, heard_after) = (to.0 - from.0, before - from.1, to.1 - before);

@@ -140,7 +140,7 @@ impl Aligned {
         }
     }
 
-    /// Groups the words of segments of so many words each; a single one is divided by rules.
+    /// Groups the words of segments of this many words each; a single one is divided by rules.
     ///
     /// # Errors
     /// If a rule is not above 0.

@@ -434,7 +434,7 @@ impl Clock {
         self.at(frame.saturating_sub(1), 1)
     }
 
-    /// So many frames behind the beginning of one, within its window.
+    /// This many frames behind the beginning of one, within its window.
     fn at(&self, frame: usize, after: usize) -> f64 {
         let next = self.windows.partition_point(|(first, ..)| *first <= frame);
         let Some((first, start, end)) = next.checked_sub(1).map(|window| self.windows[window]) else {

@@ -53,7 +53,7 @@ impl Long {
         }
     }
 
-    /// Each recording is one window, with so many seconds of zeros before and behind it.
+    /// Each recording is one window, with this many seconds of zeros before and behind it.
     fn in_windows(
         recognizer: &Recognizer,
         recordings: &[Vec<f32>],
@@ -224,7 +224,7 @@ fn reluctant(bias: f32) -> Recognizer {
     recognizer
 }
 
-/// Takes words away from every window that is longer than `seconds` by a second: of so many seconds in its middle, or from its first
+/// Takes words away from every window that is longer than `seconds` by a second: of this many seconds in its middle, or from its first
 /// third on to its end, as a decoder that stays on blank does.
 fn silenced(heard: &[Heard], seconds: f64, to_the_end: bool, windows: &[Range<u64>]) -> Vec<Heard> {
     let mut heard = heard.to_vec();
@@ -407,7 +407,7 @@ fn a_window_without_words_is_decoded_again() {
     );
 }
 
-/// Words before and after a hole stay, and what is found stands between them.
+/// Words before and after a hole stay, and what is found is between them.
 #[test]
 fn a_hole_within_a_window_is_filled_between_its_words() {
     let recognizer = recognizer();

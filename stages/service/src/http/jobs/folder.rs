@@ -206,7 +206,7 @@ impl JobFolder {
         self.path.join(id)
     }
 
-    /// Accepts a job: it is on disk when this returns. The upload lies in the private folder.
+    /// Accepts a job: it is on disk when this returns. The upload is in the private folder.
     ///
     /// # Errors
     /// If it cannot be written; then there is no such job.
