@@ -95,7 +95,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
             arguments.json || arguments.format == CompareFormat::Json
         }
         // Transcripts, too: as in their files.
-        Command::Transcribe(_) | Command::Diarize(_) => true,
+        Command::Transcribe(_) | Command::Diarize(_) | Command::Align(_) => true,
         #[cfg(feature = "service")]
         Command::Jobs(arguments) => matches!(arguments.command, JobsCommand::Show { .. } | JobsCommand::Result { .. }),
         Command::Graph(_) | Command::Kinds(_) | Command::Completions(_) | Command::Man(_) => true,
@@ -116,6 +116,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Log(arguments) => commands::log::log(&arguments, out),
         Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
         Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
+        Command::Align(arguments) => commands::align::align(&arguments, out),
         #[cfg(feature = "service")]
         Command::Serve(arguments) => commands::serve::serve(&arguments, out),
         #[cfg(feature = "service")]

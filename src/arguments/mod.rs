@@ -1,5 +1,6 @@
 //! The command line's arguments.
 
+mod align;
 mod evaluate;
 #[cfg(feature = "service")]
 mod jobs;
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use flow_kernels::device::DeviceChoice;
 
+pub use align::AlignArguments;
 pub use evaluate::{
     CompareFormat, DrawArguments, EvaluateCommand, EvaluateCompareArguments, EvaluateDiarizationArguments,
     EvaluateTextsArguments, NormalizationArguments, Normalize,
@@ -114,6 +116,8 @@ pub enum Command {
     /// Diarize recordings: who speaks when; only new or changed recordings are diarized
     #[command(after_help = DIARIZE_EXIT_CODES)]
     Diarize(DiarizeArguments),
+    /// Align a recording with its text: times of words and segments, what was not said, and speech that is not in the text
+    Align(AlignArguments),
     #[cfg(feature = "service")]
     /// Serve transcription over HTTP, with OpenAI's API
     Serve(Box<ServeArguments>),

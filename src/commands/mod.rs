@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub mod align;
 pub mod check;
 mod coverage;
 pub mod diarize;

@@ -1,5 +1,6 @@
 //! End-to-end tests: they run the built `flow` program on the bundled corpora, as a user would.
 
+mod align;
 mod as_it_stands;
 mod audio;
 mod away;

@@ -350,13 +350,13 @@ impl Work {
     pub fn decoded_seconds(&self) -> Option<(f64, f64)> {
         let state = self.lock();
         let progress = state.progress.as_ref()?;
-        let windows = progress.windows.iter().zip(&progress.heard);
+        let windows = progress.windows.windows.iter().zip(&progress.heard);
         let missing = windows.filter(|(_, heard)| heard.is_none());
         let missing: u64 = missing.map(|(window, _)| window.end - window.start).sum();
         let seconds = |samples: u64| samples as f64 / f64::from(SAMPLE_RATE);
         Some((
-            seconds(progress.samples.saturating_sub(missing)),
-            seconds(progress.samples),
+            seconds(progress.windows.samples.saturating_sub(missing)),
+            seconds(progress.windows.samples),
         ))
     }
 

@@ -204,11 +204,13 @@ impl Recognizer {
                 }
                 let of_batch: Vec<&[f32]> = batch.iter().map(|&index| signals[index]).collect();
                 let mut encoded = Vec::new();
-                let (hypotheses, scores) = self.observed(of_batch.len(), |observer| {
+                let (hypotheses, scores) = self.observed(of_batch.len(), true, |observer| {
                     self.computing(|| {
                         let (frames, lengths) = self.model.encode(&of_batch)?;
                         encoded = valid_frames(&frames, &lengths)?;
-                        Ok(self.model.decode_encoded(&frames, &lengths, Some(observer))?)
+                        Ok(self
+                            .model
+                            .decode_encoded(&frames, &lengths, &self.model.decoding, Some(observer))?)
                     })
                 })?;
                 for (((index, encoded), hypothesis), scores) in

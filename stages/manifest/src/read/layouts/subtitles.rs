@@ -219,6 +219,18 @@ fn cues(text: &str) -> Vec<Cue> {
     cues
 }
 
+/// The texts of the cues of subtitles (SRT or WebVTT) in order, without tags.
+///
+/// # Errors
+/// The number of a line of times that is none, and why.
+pub fn subtitle_texts(text: &str) -> Result<Vec<String>, String> {
+    let text_of = |(number, cue): Cue| match cue {
+        Ok((.., text)) => Ok(text),
+        Err(refusal) => Err(format!("line {number}: {}", refusal.detail)),
+    };
+    cues(text).into_iter().map(text_of).collect()
+}
+
 /// `00:01:02,500 --> 00:01:04.000`, or without hours; settings may follow.
 fn times_of(line: &str) -> Result<(f64, f64), Refusal> {
     let bad = || refuse("bad_line", format!("{:?} is no line of times", line.trim()));

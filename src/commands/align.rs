@@ -1,0 +1,181 @@
+//! `flow align`: times of the words and segments of a text that is known.
+
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use flow_audio::recording_reader::Channels;
+use flow_audio::samples::OnDamage;
+use flow_kernels::device::DeviceChoice;
+use flow_manifest::read::subtitle_texts;
+use flow_model::Weights;
+use flow_runtime::open_regular_file;
+use flow_runtime::store::write_atomically;
+use flow_transcription::alignment::AlignmentSettings;
+use flow_transcription::recognizer::Recognizer;
+use flow_transcription::streamed::StreamedRecording;
+use flow_transcription::transcribe::{MAX_DURATION, TranscribeSettings};
+use flow_transcription::{Format, LineLimits, Metadata, Performance, Transcript};
+
+use super::fetch::{local_model, tell};
+use super::recordings::carried;
+use crate::arguments::AlignArguments;
+use crate::failure::{Exit, Failure};
+use crate::table::plural;
+
+/// Most bytes of a text: some 500 hours of speech.
+const MOST_BYTES: u64 = 64 << 20;
+/// Most parts that do not fit that are told on the screen.
+const MOST_TOLD: usize = 5;
+
+pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let format = format(arguments)?;
+    if !(0.0..=1.0).contains(&arguments.delay) {
+        let message = format!("--delay is {}; it must be from 0 to 1 second", arguments.delay);
+        return Err(Failure::usage(message, "the default suits transducers"));
+    }
+    let text = segments(&arguments.text)?;
+    let model: PathBuf = match &arguments.model {
+        Some(model) => local_model(model, true)?,
+        None => {
+            let pipeline = carried("transcribe")?;
+            let folder = pipeline.parent().and_then(Path::parent).unwrap_or(&pipeline);
+            folder.join("configs/models/small.nemo")
+        }
+    };
+    let device: DeviceChoice = arguments
+        .device
+        .parse()
+        .map_err(|error| Failure::usage(format!("--device: {error}"), "cpu, cuda or cuda:1"))?;
+    let device = device.open(0).map_err(Failure::unreadable)?;
+    let recognizer = Recognizer::load(&model, Weights::default().into(), &device).map_err(Failure::unreadable)?;
+    let shown = arguments.audio.display();
+    let of_audio = |error: &dyn std::fmt::Display| Failure::unreadable(format!("{shown}: {error}"));
+    let recognition = TranscribeSettings::new(Vec::new(), "").recognition();
+    let settings = AlignmentSettings {
+        delay: arguments.delay,
+        ..AlignmentSettings::default()
+    };
+    let recording = StreamedRecording::new(&arguments.audio, Channels::Mix);
+    let mut first = recognizer.first_pass(&recognition);
+    let extent = recording.first_pass(MAX_DURATION, OnDamage::Keep, &mut |block| {
+        first.feed(block).map(|()| true)
+    });
+    let extent = extent.map_err(|error| of_audio(&error))?;
+    let extent = extent.map_err(|refusal| of_audio(&refusal.detail))?;
+    for note in extent.note.iter().chain(&extent.damage) {
+        tell(&format!("{shown}: {note}"));
+    }
+    let found = recognizer.align_again(first, &recording, &text, (&recognition, &settings), &|| false);
+    let found = found.map_err(|error| {
+        let text = arguments.text.display();
+        Failure::unreadable(format!("{text}, with {shown}: {error}"))
+    })?;
+    let Some(found) = found else {
+        return Err(Failure::unreadable("stopped"));
+    };
+    let name = arguments.audio.file_name().unwrap_or_default().to_string_lossy();
+    let metadata = Metadata {
+        source_file: name.into_owned(),
+        duration_s: extent.samples as f64 / 16_000.0,
+        model: recognizer.name.clone(),
+        model_digest: recognizer.digest.clone(),
+        languages: found.languages.clone(),
+        ..Metadata::default()
+    };
+    let transcript = Transcript::from_segments(metadata, Performance::default(), found.segments.clone());
+    let bytes = match format {
+        Format::Json => found.to_json(&transcript).map(String::into_bytes),
+        other => other.write(&transcript, &LineLimits::default()),
+    };
+    let bytes = bytes.map_err(Failure::unreadable)?;
+    match &arguments.output {
+        Some(file) => write_atomically(file, &bytes)?,
+        None => out.write_all(&bytes)?,
+    }
+    report(&found);
+    Ok(Exit::Done)
+}
+
+/// What does not fit, on standard error.
+fn report(found: &flow_transcription::alignment::Aligned) {
+    let words = plural(found.words.len() as u64, "word");
+    tell(&format!(
+        "{} of {words} were said; score {:.2}",
+        found.words_said(),
+        found.score
+    ));
+    if !found.unknown.is_empty() {
+        let unknown: Vec<String> = found.unknown.iter().map(char::to_string).collect();
+        tell(&format!(
+            "characters that the model does not know: {}",
+            unknown.join(" ")
+        ));
+    }
+    for words in found.not_said.iter().take(MOST_TOLD) {
+        tell(&format!("not said, at {:.2} s: {}", words.at, words.text));
+    }
+    for speech in found.without_text.iter().take(MOST_TOLD) {
+        tell(&format!(
+            "not in the text, {:.2} to {:.2} s: {}",
+            speech.start, speech.end, speech.text
+        ));
+    }
+    let more = found.not_said.len().saturating_sub(MOST_TOLD) + found.without_text.len().saturating_sub(MOST_TOLD);
+    if more > 0 {
+        let _ = writeln!(io::stderr(), "and {more} more, which --format json lists");
+    }
+}
+
+fn ending(path: &Path) -> Option<String> {
+    Some(path.extension()?.to_str()?.to_ascii_lowercase())
+}
+
+fn format(arguments: &AlignArguments) -> Result<Format, Failure> {
+    let of_text = ending(&arguments.text).filter(|ending| matches!(&ending[..], "srt" | "vtt"));
+    let of_output = arguments.output.as_deref().and_then(ending);
+    let name = arguments.format.clone().or(of_output).or(of_text);
+    let name = name.unwrap_or_else(|| Format::Json.name().to_owned());
+    let format: Format = name.parse().map_err(|_| {
+        Failure::usage(
+            format!("`{name}` is no format of alignments"),
+            "json, srt, vtt, ctm, tsv, txt or jsonl",
+        )
+    })?;
+    if format == Format::Parquet && arguments.output.is_none() {
+        return Err(Failure::usage(
+            "`parquet` is no text, so it is not printed",
+            "add --output FILE",
+        ));
+    }
+    Ok(format)
+}
+
+/// The segments of a text: cues of subtitles, or lines.
+fn segments(path: &Path) -> Result<Vec<String>, Failure> {
+    let shown = path.display();
+    let wrong = |why: &dyn std::fmt::Display| Failure::unreadable(format!("{shown}: {why}"));
+    let file = open_regular_file(path).map_err(|error| wrong(&error))?;
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| wrong(&error))?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(wrong(&"a text of more than 64 MiB"));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| wrong(&"it is not UTF-8"))?;
+    let text = text.trim_start_matches('\u{feff}');
+    let is_subtitles = ending(path).is_some_and(|ending| matches!(&ending[..], "srt" | "vtt"));
+    let segments = match is_subtitles {
+        true => subtitle_texts(text).map_err(|why| wrong(&why))?,
+        false => text
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .map(str::to_owned)
+            .collect(),
+    };
+    if segments.iter().all(|segment| segment.trim().is_empty()) {
+        return Err(wrong(&"the text is empty"));
+    }
+    Ok(segments)
+}
