@@ -1,6 +1,7 @@
 //! `flow align`: times of the words and segments of a text that is known.
 
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use flow_audio::recording_reader::Channels;
@@ -32,6 +33,14 @@ pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Fa
     if !(0.0..=1.0).contains(&arguments.delay) {
         let message = format!("--delay is {}; it must be from 0 to 1 second", arguments.delay);
         return Err(Failure::usage(message, "the default suits transducers"));
+    }
+    if let Some(output) = &arguments.output {
+        for (input, what) in [(&arguments.audio, "recording"), (&arguments.text, "text")] {
+            if is_same_file(output, input) {
+                let message = format!("--output {} is the {what} itself", output.display());
+                return Err(Failure::usage(message, "name another file"));
+            }
+        }
     }
     let text = segments(&arguments.text)?;
     let model: PathBuf = match &arguments.model {
@@ -73,6 +82,11 @@ pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Fa
     let Some(found) = found else {
         return Err(Failure::unreadable("stopped"));
     };
+    if found.words_said() == 0 {
+        let text = arguments.text.display();
+        let message = format!("no word of {text} was said in {shown} (score {:.2})", found.score);
+        return Err(Failure::unreadable(message));
+    }
     let name = arguments.audio.file_name().unwrap_or_default().to_string_lossy();
     let metadata = Metadata {
         source_file: name.into_owned(),
@@ -135,19 +149,21 @@ fn format(arguments: &AlignArguments) -> Result<Format, Failure> {
     let of_output = arguments.output.as_deref().and_then(ending);
     let name = arguments.format.clone().or(of_output).or(of_text);
     let name = name.unwrap_or_else(|| Format::Json.name().to_owned());
-    let format: Format = name.parse().map_err(|_| {
+    let known = name.parse().ok().filter(|format| *format != Format::Parquet);
+    let format: Format = known.ok_or_else(|| {
         Failure::usage(
             format!("`{name}` is no format of alignments"),
             "json, srt, vtt, ctm, tsv, txt or jsonl",
         )
     })?;
-    if format == Format::Parquet && arguments.output.is_none() {
-        return Err(Failure::usage(
-            "`parquet` is no text, so it is not printed",
-            "add --output FILE",
-        ));
-    }
     Ok(format)
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let (Ok(one), Ok(other)) = (one.metadata(), other.metadata()) else {
+        return false;
+    };
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 /// The segments of a text: cues of subtitles, or lines.

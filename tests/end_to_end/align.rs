@@ -81,6 +81,15 @@ fn wrong_arguments_of_align_are_named() {
             &["a.flac", "a.txt", "--format", "docx"],
             "`docx` is no format of alignments",
         ),
+        (
+            &["a.flac", "a.txt", "--format", "parquet"],
+            "`parquet` is no format of alignments",
+        ),
+        (
+            &["a.flac", "a.txt", "--output", "a.flac"],
+            "a.flac is the recording itself",
+        ),
+        (&["a.flac", "a.txt", "--output", "./a.txt"], "a.txt is the text itself"),
         (&["a.flac", "a.txt", "--delay", "nan"], "--delay"),
     ] {
         let mut flow = program();
@@ -94,5 +103,6 @@ fn wrong_arguments_of_align_are_named() {
         let said = stderr(&output);
         assert!(said.contains(expected), "{arguments:?}: {said}");
         assert!(!said.contains("panicked"), "{said}");
+        assert_eq!(fs::read(path("a.flac")).unwrap(), recording("rec_hi_0001_000.flac"));
     }
 }

@@ -114,7 +114,11 @@ fn recordings_in_a_bucket_give_the_results_of_those_on_disk() {
             "s3://bucket/none: there is no such object",
         ),
         ("s3://bucket/talks/*.wav", "s3://bucket/new", "nothing fits"),
-        ("s3://bucket/talks", "s3://user:hush@bucket/new", "no user or password"),
+        (
+            "s3://bucket/talks",
+            "s3://user:hush@bucket/new",
+            "must not contain a user or password",
+        ),
     ] {
         let output = flow(&server, &["transcribe", input, "--out", out]);
         expect_code(&output, 2);

@@ -7,18 +7,28 @@ pub fn path_fits(pattern: &str, path: &str) -> bool {
     names_fit(&pattern, &names)
 }
 
+/// Goes through the pattern once, from its end, whatever it is: a pattern may be somebody else's.
 fn names_fit(wanted: &[&str], names: &[&str]) -> bool {
-    match (wanted.split_first(), names.split_first()) {
-        (None, None) => true,
-        (Some((first, rest)), _) if *first == "**" => {
-            names_fit(rest, names) || names.split_first().is_some_and(|(_, names)| names_fit(wanted, names))
+    // Whether the names from a place on fit the part of the pattern that was seen.
+    let mut fits = vec![false; names.len() + 1];
+    fits[names.len()] = true;
+    for part in wanted.iter().rev() {
+        if *part == "**" {
+            let mut any = false;
+            for fit in fits.iter_mut().rev() {
+                any |= *fit;
+                *fit = any;
+            }
+            continue;
         }
-        (Some((first, rest)), Some((name, names))) => {
-            let (first, name): (Vec<char>, Vec<char>) = (first.chars().collect(), name.chars().collect());
-            name_fits(&first, &name) && names_fit(rest, names)
+        let part: Vec<char> = part.chars().collect();
+        for (place, name) in names.iter().enumerate() {
+            let name: Vec<char> = name.chars().collect();
+            fits[place] = fits[place + 1] && name_fits(&part, &name);
         }
-        _ => false,
+        fits[names.len()] = false;
     }
+    fits[0]
 }
 
 /// Whether a name fits a pattern of one: two pointers, going back to the last `*`.
@@ -52,6 +62,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn patterns_of_many_folders_take_no_time() {
+        let pattern = "**/".repeat(300) + "z";
+        assert!(!path_fits(&pattern, &"a/".repeat(400)));
+        assert!(path_fits(&pattern, &("a/".repeat(400) + "z")));
+    }
+
+    #[test]
     fn stars_stand_for_parts_of_a_name_and_two_for_folders() {
         for (pattern, path) in [
             ("*a*b*", "xxaxxb"),
@@ -61,6 +78,8 @@ mod tests {
             ("**", "a/b/c"),
             ("**/c", "a/b/c"),
             ("a/**/c", "a/c"),
+            ("a/**/**/c", "a/b/b/c"),
+            ("**/b/**", "a/b"),
         ] {
             assert!(path_fits(pattern, path), "{pattern} {path}");
         }

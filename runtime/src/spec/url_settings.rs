@@ -96,8 +96,8 @@ mod tests {
             ("s3://", Some("names no bucket"), Some("names no bucket")),
             (
                 "s3://user:secret@bucket/out",
-                Some("no user or password"),
-                Some("no user or password"),
+                Some("must not contain a user or password"),
+                Some("must not contain a user or password"),
             ),
             ("s3://bucket/../out", Some("`..`"), Some("`..`")),
             ("abfs://bucket/out", Some("not known"), Some("not known")),

@@ -349,7 +349,7 @@ fn rows_in_tars_are_written_as_nemo_reads_tars() {
         harness.feed("train", "part/audio_3", batch.clone()).run()
     };
     let error = write("").map(drop).unwrap_err().to_string();
-    assert!(error.contains("part/audio_3.tar is not there"), "{error}");
+    assert!(error.contains("part/audio_3.tar does not exist"), "{error}");
     write(folder.path().join("wds").to_str().unwrap()).unwrap();
     let line = &lines(&out.join("train_manifest_v2.jsonl"))[0];
     assert_eq!(

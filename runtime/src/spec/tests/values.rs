@@ -56,6 +56,12 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
     ] {
         assert_eq!(value(&[set], name), expected, "{set}");
     }
+    // Parts are merged, whatever the default is.
+    assert_eq!(
+        value(&["any={x: 1, z: {a: 1}}", "any.y=6", "any.z.b=2"], "any"),
+        r#"{"x":1,"z":{"a":1,"b":2},"y":6}"#
+    );
+    assert_eq!(value(&["any.x=5", "any=7"], "any"), "7");
     for (set, expected) in [
         (
             "count=1.5",

@@ -783,7 +783,7 @@ fn gradients_of_many_frames_are_summed_in_order() {
     let mut turned = cells.clone();
     turned.reverse();
     let refused = on_device(|on| joint::add_hidden_gradient(&on(&d), &on(&hidden), &turned, 1.0, &d, &d));
-    assert!(refused.unwrap_err().to_string().contains("not in order"));
+    assert!(refused.unwrap_err().to_string().contains("out of order"));
 }
 
 /// Numbers are as far apart as a share of the largest, at most.

@@ -2,11 +2,14 @@
 //! model when it is opened, or written beside those of a model in training.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::Write;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::files::{read_small, write_renamed};
@@ -34,6 +37,8 @@ pub struct Adapter {
     pairs: Vec<Pair>,
     /// Tensors that replace those of the model (PEFT's `modules_to_save`, and biases), with the name in the file.
     whole: Vec<(String, TensorEntry)>,
+    /// Modules that the settings name and that have no tensors.
+    notes: Vec<String>,
 }
 
 /// The two matrices of one module.
@@ -58,11 +63,42 @@ struct Config {
     #[serde(default)]
     use_rslora: bool,
     #[serde(default)]
-    rank_pattern: Option<BTreeMap<String, usize>>,
+    rank_pattern: Option<Ordered<usize>>,
     #[serde(default)]
-    alpha_pattern: Option<BTreeMap<String, f64>>,
+    alpha_pattern: Option<Ordered<f64>>,
+    #[serde(default)]
+    target_modules: Value,
+    #[serde(default)]
+    modules_to_save: Value,
     #[serde(default)]
     init_lora_weights: Value,
+}
+
+/// The members of a JSON object in their order: of several patterns that fit, PEFT takes the first.
+struct Ordered<T>(Vec<(String, T)>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Ordered<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Members<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+            type Value = Ordered<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of patterns")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> std::result::Result<Ordered<T>, M::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Ordered(members))
+            }
+        }
+
+        deserializer.deserialize_map(Members(PhantomData))
+    }
 }
 
 /// Settings of PEFT with which an adapter is more than two matrices for each module.
@@ -87,8 +123,9 @@ const OTHER_BASE: [&str; 5] = ["pissa", "olora", "loftq", "corda", "lora_ga"];
 
 impl Config {
     fn read(path: &Path) -> Result<Self> {
+        let text = read_small(path)?;
         let value: Value =
-            serde_json::from_slice(&read_small(path)?).map_err(|error| broken(path, format!("is no JSON: {error}")))?;
+            serde_json::from_slice(&text).map_err(|error| broken(path, format!("is no JSON: {error}")))?;
         let kind = &value["peft_type"];
         if kind != "LORA" {
             return Err(broken(
@@ -110,7 +147,8 @@ impl Config {
                 ));
             }
         }
-        let config: Config = serde_json::from_value(value).map_err(|error| broken(path, error))?;
+        // Not from the value, which sorts the members.
+        let config: Config = serde_json::from_slice(&text).map_err(|error| broken(path, error))?;
         if let Some(how) = config.init_lora_weights.as_str()
             && let Some(other) = OTHER_BASE.iter().find(|other| how.starts_with(*other))
         {
@@ -123,6 +161,27 @@ impl Config {
         Ok(config)
     }
 
+    /// Notes about modules that `target_modules` and `modules_to_save` list by name and for which there is no tensor.
+    fn without_tensors(&self, adapted: &[&str], whole: &[(String, TensorEntry)]) -> Vec<String> {
+        let names = |list: &Value| -> Vec<String> {
+            let list = list.as_array().into_iter().flatten();
+            list.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+        };
+        let is_of = |module: &str, name: &str| module == name || module.ends_with(&format!(".{name}"));
+        let targets = names(&self.target_modules).into_iter();
+        let targets = targets
+            .filter(|name| !adapted.iter().any(|module| is_of(module, name)))
+            .map(|name| ("target_modules", name));
+        let saved = names(&self.modules_to_save).into_iter();
+        let saved = saved
+            .filter(|name| !whole.iter().any(|(key, _)| key.contains(&format!("{name}."))))
+            .map(|name| ("modules_to_save", name));
+        targets
+            .chain(saved)
+            .map(|(setting, name)| format!("`{setting}` names `{name}`, for which the adapter has no tensors"))
+            .collect()
+    }
+
     /// Rank and factor of a module, by its name in the file.
     fn of(&self, module: &str) -> Result<(usize, f64)> {
         let rank = value_of(self.rank_pattern.as_ref(), module)?.unwrap_or(self.r);
@@ -132,7 +191,7 @@ impl Config {
             false => rank as f64,
         };
         let scale = alpha / divisor;
-        match rank > 0 && scale.is_finite() {
+        match rank > 0 && (scale as f32).is_finite() {
             true => Ok((rank, scale)),
             false => Err(Error::Input(format!(
                 "rank {rank} and alpha {alpha} of `{module}` give no factor"
@@ -141,8 +200,8 @@ impl Config {
     }
 }
 
-fn value_of<T: Copy>(patterns: Option<&BTreeMap<String, T>>, module: &str) -> Result<Option<T>> {
-    for (pattern, value) in patterns.into_iter().flatten() {
+fn value_of<T: Copy>(patterns: Option<&Ordered<T>>, module: &str) -> Result<Option<T>> {
+    for (pattern, value) in patterns.into_iter().flat_map(|patterns| &patterns.0) {
         if NamePattern::new(pattern)?.matches(module) {
             return Ok(Some(*value));
         }
@@ -205,9 +264,17 @@ impl Adapter {
             };
             let module = name[..name.len() - A.len()].to_string();
             let tensor = finite(&path, &entry)?;
-            halves.entry(module).or_default()[half] = Some((key, tensor));
+            let place = &mut halves.entry(module).or_default()[half];
+            if let Some((other, _)) = place {
+                return Err(broken(
+                    &path,
+                    format!("tensors `{other}` and `{key}` are for the same matrix"),
+                ));
+            }
+            *place = Some((key, tensor));
         }
-        let mut pairs = Vec::with_capacity(halves.len());
+        let notes = config.without_tensors(&halves.keys().map(String::as_str).collect::<Vec<_>>(), &whole);
+        let mut pairs: Vec<Pair> = Vec::with_capacity(halves.len());
         for (module, halves) in halves {
             let [Some((key_a, a)), Some((key_b, b))] = halves else {
                 let what = format!("`{module}` has one of `lora_A` and `lora_B` without the other");
@@ -222,8 +289,16 @@ impl Adapter {
                 }
             }
             let name = nemo_name(&format!("{module}.weight"));
+            let module = name.strip_suffix(".weight").unwrap_or(&name).to_string();
+            if let Some(other) = pairs.iter().find(|pair| pair.module == module) {
+                let other = &other.keys[0];
+                return Err(broken(
+                    &path,
+                    format!("tensors `{other}` and `{key_a}` are for the same module"),
+                ));
+            }
             pairs.push(Pair {
-                module: name.strip_suffix(".weight").unwrap_or(&name).to_string(),
+                module,
                 keys: [key_a, key_b],
                 a,
                 b,
@@ -238,6 +313,7 @@ impl Adapter {
             base: config.base_model_name_or_path,
             pairs,
             whole,
+            notes,
         })
     }
 
@@ -353,6 +429,9 @@ impl OpenModel {
             tensor.name = std::mem::take(&mut entry.name);
             *entry = tensor;
         }
+        let notes = adapter.notes.iter();
+        self.notes
+            .extend(notes.map(|note| format!("adapter {}: {note}", adapter.path.display())));
         self.notes.push(format!(
             "adapter {}: {} matrices are added to, {} tensors replaced",
             adapter.path.display(),

@@ -221,3 +221,83 @@ fn what_does_not_fit_is_refused_by_name() {
             .contains(ADAPTER_WEIGHTS)
     );
 }
+
+#[test]
+fn what_an_adapter_names_and_lacks_or_has_twice_is_said() {
+    let (_place, merged) = changed(
+        "qkvo",
+        |config| config["modules_to_save"] = json!(["nope"]),
+        |tensors| tensors.retain(|(name, _)| !name.contains("q_proj")),
+    );
+    let notes = merged.unwrap().notes.join("; ");
+    for part in ["`target_modules` names `q_proj`", "`modules_to_save` names `nope`"] {
+        assert!(notes.contains(part), "{notes}");
+    }
+    let twice = |rename: fn(&str) -> String| {
+        let (_place, merged) = changed(
+            "qkvo",
+            |_| {},
+            |tensors| {
+                let again: Vec<(String, Tensor)> = tensors
+                    .iter()
+                    .filter(|(name, _)| name.contains("layers.0.self_attn.q_proj"))
+                    .map(|(name, tensor)| (rename(name), tensor.clone()))
+                    .collect();
+                assert_eq!(again.len(), 2);
+                tensors.extend(again);
+            },
+        );
+        merged.map(drop).unwrap_err().to_string()
+    };
+    let without_prefix = twice(|name| name.replacen(PREFIX, "", 1));
+    assert!(without_prefix.contains("are for the same matrix"), "{without_prefix}");
+    let by_other_name = twice(|name| name.replacen("q_proj", "linear_q", 1));
+    assert!(by_other_name.contains("are for the same module"), "{by_other_name}");
+}
+
+#[test]
+fn factors_beyond_f32_are_refused_and_so_are_sums() {
+    let alpha = |alpha: f64, times: f64| {
+        let (place, merged) = changed(
+            "qkvo",
+            |config| config["lora_alpha"] = json!(alpha),
+            |tensors| {
+                for (_, tensor) in tensors {
+                    *tensor = (&*tensor * times).unwrap();
+                }
+            },
+        );
+        let name = "encoder.layers.0.self_attn.linear_k.weight";
+        let loaded = merged.and_then(|merged| {
+            let entry = merged.tensors.iter().find(|entry| entry.name == name).unwrap();
+            entry.load().map(drop)
+        });
+        drop(place);
+        loaded.map_err(|error| error.to_string())
+    };
+    assert!(alpha(1e300, 1.0).unwrap_err().contains("give no factor"));
+    // The factor is finite, the weights are not.
+    let error = alpha(1e37, 1e6).unwrap_err();
+    assert!(
+        error.contains("linear_k.weight") && error.contains("no finite numbers"),
+        "{error}"
+    );
+    alpha(16.0, 1.0).unwrap();
+}
+
+#[test]
+fn of_several_patterns_the_first_in_the_file_counts() {
+    let of = |text: &str| {
+        let patterns: Ordered<f64> = serde_json::from_str(text).unwrap();
+        value_of(Some(&patterns), "encoder.layers.0.self_attn.q_proj").unwrap()
+    };
+    assert_eq!(
+        of(r#"{"self_attn.q_proj": 16, "layers.0.self_attn.q_proj": 64}"#),
+        Some(16.0)
+    );
+    assert_eq!(
+        of(r#"{"layers.0.self_attn.q_proj": 64, "self_attn.q_proj": 16}"#),
+        Some(64.0)
+    );
+    assert_eq!(of(r#"{"k_proj": 1}"#), None);
+}

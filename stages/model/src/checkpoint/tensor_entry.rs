@@ -8,7 +8,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 
 use super::broken;
-use crate::Result;
+use crate::{Error, Result};
 
 /// An open file, with its name for messages.
 #[derive(Debug)]
@@ -57,7 +57,17 @@ impl LowRankSum {
         let dtype = sum_dtype(base.dtype());
         let product = self.b.to_dtype(dtype)?.matmul(&self.a.to_dtype(dtype)?)?;
         let added = (product * self.scale)?.reshape(base.shape())?;
-        Ok((base.to_dtype(dtype)? + added)?)
+        let is_finite = |tensor: &Tensor| -> Result<bool> {
+            let sum = tensor.to_dtype(DType::F64)?.abs()?.sum_all()?.to_scalar::<f64>()?;
+            Ok(sum.is_finite())
+        };
+        let sum = (base.to_dtype(dtype)? + added)?;
+        // A model that had such values before keeps them.
+        if !is_finite(&sum)? && is_finite(&base)? {
+            let what = "with the adapter it has values that are no finite numbers";
+            return Err(Error::Input(format!("tensor `{}`: {what}", self.base.name)));
+        }
+        Ok(sum)
     }
 }
 

@@ -478,7 +478,7 @@ impl Reading {
         }
         let split_channels = self.split_channels.unwrap_or(false);
         if split_channels && (self.diarize == Some(true) || is_diarization) {
-            let message = "with `split` the speakers are the channels: they are not told apart by their voices";
+            let message = "with `split` the speakers are the channels; their voices are not compared";
             return Err(ApiError::parameter("channels", "invalid_value", message));
         }
         if split_channels && self.stream == Some(true) {
@@ -497,7 +497,10 @@ impl Reading {
             .iter()
             .find(|(_, given)| *given && !diarize && !is_diarization)
         {
-            let message = format!("`{name}` needs `diarize`, or response_format `diarized_json`");
+            let message = match split_channels {
+                true => format!("`{name}` does not go with channels=split, where each channel is a speaker"),
+                false => format!("`{name}` needs `diarize`, or response_format `diarized_json`"),
+            };
             return Err(ApiError::parameter(name, "invalid_value", message));
         }
         let least = self.num_speakers.or(self.min_speakers).unwrap_or(1);

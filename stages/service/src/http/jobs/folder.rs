@@ -16,6 +16,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use flow_runtime::open_regular_file;
 use flow_runtime::store::{remove_left, write_atomically};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -305,8 +306,9 @@ fn stored(path: &Path, id: &str) -> io::Result<StoredJob> {
     if request.id != id {
         return Err(io::Error::other("its request has another id"));
     }
-    let attempts = read(&path.join(ATTEMPTS))?.unwrap_or(0);
-    let delivery = read(&path.join(DELIVERY))?.unwrap_or_default();
+    // A job is not lost for the sake of these: without them it counts as new.
+    let attempts = read(&path.join(ATTEMPTS)).ok().flatten().unwrap_or(0);
+    let delivery = read(&path.join(DELIVERY)).ok().flatten().unwrap_or_default();
     let (audio, outcome) = (path.join(AUDIO), path.join(OUTCOME));
     let bytes = |path: &Path| fs::metadata(path).map(|found| found.len());
     let job = |outcome, bytes| StoredJob {
@@ -335,13 +337,17 @@ fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
 
 /// A JSON file; None where there is none.
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    let file = match File::open(path) {
+    let file = match open_regular_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
     let mut bytes = Vec::new();
     file.take(MOST).read_to_end(&mut bytes)?;
-    Ok(Some(serde_json::from_slice(&bytes)?))
+    let name = || path.file_name().unwrap_or_default().display().to_string();
+    let value = serde_json::from_slice(&bytes);
+    value
+        .map(Some)
+        .map_err(|error| io::Error::other(format!("{}: {error}", name())))
 }
 
 #[cfg(test)]

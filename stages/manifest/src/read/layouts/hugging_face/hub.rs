@@ -4,6 +4,7 @@
 //! folders and files. Parquet files are read. A dataset without any is read from the branch `refs/convert/parquet`, into which the hub
 //! converts public datasets.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
@@ -14,7 +15,7 @@ use super::super::splits::chosen;
 use super::super::{Layout, Manifest, wrong};
 use super::{ReadSettings, config_and_split, open_parquet_files};
 use crate::error::ManifestError;
-use crate::read::files::Format;
+use crate::read::files::{Format, expand};
 
 /// The branch of converted files.
 const CONVERTED: &str = "refs/convert/parquet";
@@ -78,7 +79,7 @@ fn open_from(
     };
     let mut taken = listed;
     let (mut config, mut files) = files_of(&taken.files, &configs, reference.config.as_deref(), root)?;
-    if files.is_empty() && reference.repository.revision == "main" {
+    if !taken.files.iter().any(|file| is_data(file)) && reference.repository.revision == "main" {
         let converted = HubReference {
             revision: CONVERTED.into(),
             ..reference.repository.clone()
@@ -103,10 +104,11 @@ fn open_from(
     let (places, of_splits) = chosen(&splits, wanted, root)?;
     let files: Vec<Found> = places.into_iter().map(|place| files[place].clone()).collect();
     let names: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
+    check_numbers(&names, root)?;
     let paths = fetched(hub, reference, &taken, &names, progress)?;
     let mut told = format!(" at commit {}", taken.commit.get(..12).unwrap_or(&taken.commit));
     if !config.is_empty() {
-        told.push_str(&format!(", configuration `{config}`"));
+        told.push_str(&format!(", configuration {config}"));
     }
     if let Some(of_splits) = of_splits {
         told.push_str(&format!("; {of_splits}"));
@@ -280,6 +282,27 @@ fn patterns_of(files: &Value) -> Vec<(String, String)> {
     }
 }
 
+/// Checks that of files with numbers, `train-00000-of-00047.parquet`, all are there.
+fn check_numbers(paths: &[&str], root: &Path) -> Result<(), ManifestError> {
+    let mut sets: BTreeMap<(&str, usize), usize> = BTreeMap::new();
+    for path in paths {
+        let Some((before, total)) = path.rsplit_once("-of-") else {
+            continue;
+        };
+        let total = total.get(..5).and_then(|total| total.parse::<usize>().ok());
+        if let (Some(total), Some((name, _))) = (total, before.rsplit_once('-')) {
+            *sets.entry((name, total)).or_default() += 1;
+        }
+    }
+    match sets.iter().find(|((_, total), found)| *found < total) {
+        Some(((name, total), found)) => Err(wrong(
+            root,
+            format!("the repository has {found} of {total} files `{name}-NNNNN-of-{total:05}`"),
+        )),
+        None => Ok(()),
+    }
+}
+
 /// Whether a path may be one of the data: no part begins with a dot or two underscores.
 fn is_data(path: &str) -> bool {
     path.ends_with(".parquet")
@@ -288,10 +311,10 @@ fn is_data(path: &str) -> bool {
             .any(|part| part.starts_with('.') || part.starts_with("__"))
 }
 
-/// The name of the configuration that is read, and its Parquet files. Files are empty where it has none of that form.
+/// The configuration that is read, for the log, and its Parquet files. Files are empty where the repository has none.
 ///
 /// # Errors
-/// Where the configuration is not there, or there are several and none is named.
+/// Where the configuration is not there, there are several and none is named, or it declares files that are not there.
 fn files_of(
     files: &[String],
     configs: &[Config],
@@ -321,14 +344,19 @@ fn files_of(
         names.dedup();
         let shown: Vec<(&str, bool)> = names.iter().map(|name| (shown(name), false)).collect();
         let config = names[one_of(&shown, wanted, root)?].to_owned();
+        let told = told_of(&config, names.len());
         let files = placed.into_iter().filter(|(of, _)| *of == config).map(|(_, file)| file);
-        return Ok((config.clone(), files.collect()));
+        return Ok((told, files.collect()));
     }
     let names: Vec<(&str, bool)> = configs
         .iter()
         .map(|config| (config.name.as_str(), config.is_default))
         .collect();
     let config = &configs[one_of(&names, wanted, root)?];
+    let told = told_of(&config.name, names.len());
+    if data.is_empty() {
+        return Ok((told, Vec::new()));
+    }
     let folder = match config.folder.is_empty() {
         true => String::new(),
         false => format!("{}/", config.folder),
@@ -342,9 +370,21 @@ fn files_of(
         }));
     }
     for (split, pattern) in &config.patterns {
-        let pattern = format!("{folder}{}", pattern.trim_start_matches("./"));
-        let fits = |path: &str| path_fits(&pattern, path) || path.starts_with(&format!("{pattern}/"));
-        for path in data.iter().filter(|path| fits(path)) {
+        let patterns = expand(pattern).map_err(|why| wrong(root, format!("its README.md: {why}")))?;
+        let patterns: Vec<String> = patterns
+            .iter()
+            .map(|pattern| format!("{folder}{}", pattern.trim_start_matches("./")))
+            .collect();
+        let fits = |path: &str, pattern: &String| path_fits(pattern, path) || path.starts_with(&format!("{pattern}/"));
+        // A file that is declared and not read would be rows that are lost.
+        if let Some(none) = patterns.iter().find(|of| !data.iter().any(|path| fits(path, of))) {
+            let why = format!(
+                "the pattern `{none}` of configuration `{}` in its README.md matches no Parquet file",
+                config.name
+            );
+            return Err(wrong(root, why));
+        }
+        for path in data.iter().filter(|path| patterns.iter().any(|of| fits(path, of))) {
             let file = Found {
                 path: (*path).clone(),
                 split: split.clone(),
@@ -355,7 +395,16 @@ fn files_of(
         }
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok((config.name.clone(), found))
+    Ok((told, found))
+}
+
+/// A configuration for the log, which says whether there are others; empty where there is nothing to say.
+fn told_of(config: &str, count: usize) -> String {
+    match (config, count) {
+        ("", 0 | 1) => String::new(),
+        (config, 0 | 1) => format!("`{config}`"),
+        (config, count) => format!("`{}` of {count}", shown(config)),
+    }
 }
 
 /// Configuration and split by the names of folders and of the file.
@@ -449,7 +498,7 @@ configs:
         assert_eq!(
             of(Some("hindi")),
             (
-                "hindi".into(),
+                "`hindi` of 3".into(),
                 vec![
                     "hindi/train-00000-of-00001.parquet:train".into(),
                     "hindi/valid-00000-of-00001.parquet:valid".into()
@@ -459,7 +508,7 @@ configs:
         assert_eq!(
             of(None),
             (
-                "odia".into(),
+                "`odia` of 3".into(),
                 vec!["odia/a.parquet:train".into(), "odia/b.parquet:train".into()]
             )
         );
@@ -486,7 +535,10 @@ configs:
         );
         assert_eq!(
             read(&several, "a: 1", Some("hi_in")).unwrap(),
-            ("hi_in".into(), vec!["hi_in/partial-train/0000.parquet:train".into()])
+            (
+                "`hi_in` of 2".into(),
+                vec!["hi_in/partial-train/0000.parquet:train".into()]
+            )
         );
         assert_eq!(read(&["a.csv"], "a: 1", None).unwrap().1, Vec::<String>::new());
     }
@@ -541,7 +593,7 @@ configs:
         let plain = ReadSettings::default();
         let manifest = open("hf://datasets/o/n/hi", &plain).unwrap();
         let decision = manifest.decision().unwrap();
-        for part in ["commit abcdef012345", "configuration `hi`", "`train` is read"] {
+        for part in ["commit abcdef012345", "configuration `hi` of 2", "`train` is read"] {
             assert!(decision.contains(part), "{decision}");
         }
         assert_eq!(manifest.names().len(), 1);
@@ -563,6 +615,43 @@ configs:
             ..plain
         };
         assert!(open("hf://datasets/o/n/hi:train", &twice).is_err());
+    }
+
+    #[test]
+    fn files_that_are_declared_or_numbered_and_not_there_are_errors() {
+        let files = ["data/train.parquet", "data/val.parquet", "data/more.jsonl"];
+        let of = |patterns: &str| {
+            read(
+                &files,
+                &format!("configs: {{config_name: x, data_files: {patterns}}}"),
+                None,
+            )
+        };
+        assert_eq!(of("'data/{train,val}.parquet'").unwrap().1.len(), 2);
+        for (patterns, none) in [
+            ("[data/train.parquet, data/more.jsonl]", "data/more.jsonl"),
+            (
+                "[{split: train, path: data/train*}, {split: test, path: data/test*}]",
+                "data/test*",
+            ),
+            ("'data/{train,test}.parquet'", "data/test.parquet"),
+            ("../../../etc/*", "../../../etc/*"),
+        ] {
+            let error = of(patterns).unwrap_err();
+            assert!(
+                error.contains(&format!("the pattern `{none}` of configuration `x`")),
+                "{error}"
+            );
+        }
+        let numbers = |paths: &[&str]| check_numbers(paths, Path::new("d")).map_err(|error| error.to_string());
+        numbers(&[
+            "a/train-00000-of-00002.parquet",
+            "a/train-00001-of-00002-3859b9935622e1d8.parquet",
+            "x.parquet",
+        ])
+        .unwrap();
+        let error = numbers(&["a/train-00000-of-00003.parquet", "b/train-00001-of-00003.parquet"]).unwrap_err();
+        assert!(error.contains("1 of 3 files `a/train-NNNNN-of-00003`"), "{error}");
     }
 
     #[test]
