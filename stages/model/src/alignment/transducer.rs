@@ -137,7 +137,7 @@ pub fn align(
             }
             lattice.labels.extend(here.label.iter().map(|label| *label as f32));
         }
-        for state in 0..states {
+        for (state, &boundary) in boundaries.iter().enumerate().take(states) {
             let score = *lattice.score(frame, state);
             if score == f64::NEG_INFINITY {
                 continue;
@@ -161,7 +161,6 @@ pub fn align(
                     lattice.offer(frame, next, score + label, Way::Label(index));
                 }
             }
-            let boundary = boundaries[state];
             if boundary.between_words {
                 lattice.offer(frame, (frame + 1, state), score + costs.no_text, Way::NoText);
             }

@@ -325,8 +325,11 @@ fn a_key_sees_its_own_jobs_alone() {
     assert!(stored.contains("\"owner\":\"") && !stored.contains("sk-"), "{stored}");
 }
 
+/// Event id and body of each request.
+type Events = Arc<Mutex<Vec<(String, Value)>>>;
+
 /// Takes webhooks, and answers the first `refusals` of them with 500.
-fn webhooks(refusals: usize) -> (String, Arc<Mutex<Vec<(String, Value)>>>) {
+fn webhooks(refusals: usize) -> (String, Events) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let origin = format!("http://{}", listener.local_addr().unwrap());
     let received = Arc::new(Mutex::new(Vec::new()));

@@ -99,7 +99,7 @@ impl Recognizer {
         let recording = kept.as_deref().map_or(Kept::Recording(recording), Kept::Samples);
         let samples = first.activity.samples();
         let ranges = match samples <= (recognition.max_window * f64::from(SAMPLE_RATE)) as u64 {
-            true => vec![0..samples],
+            true => std::iter::once(0..samples).collect(),
             false => SpeechWindows::of(first.activity, recognition)?.windows,
         };
         let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();

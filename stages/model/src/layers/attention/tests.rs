@@ -46,7 +46,7 @@ fn run(attention: &Attention, parameters: &Parameters, time: usize) -> (Vec<Tens
         .unwrap();
     let kept = sums.complete(parameters, &mut gradients).unwrap();
     attention
-        .backward_positions(&parameters, &saved, &kept, &mut gradients)
+        .backward_positions(parameters, &saved, &kept, &mut gradients)
         .unwrap();
     let mut all = vec![y, dx];
     all.extend(parameters.iter().filter_map(|(id, _)| gradients.get(id).cloned()));
