@@ -29,7 +29,6 @@ const MOST_BYTES: u64 = 64 << 20;
 const MOST_TOLD: usize = 5;
 
 pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let format = format(arguments)?;
     if !(0.0..=1.0).contains(&arguments.delay) {
         let message = format!("--delay is {}; it must be from 0 to 1 second", arguments.delay);
         return Err(Failure::usage(message, "the default suits transducers"));
@@ -42,6 +41,7 @@ pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Fa
             }
         }
     }
+    let format = format(arguments)?;
     let text = segments(&arguments.text)?;
     let model: PathBuf = match &arguments.model {
         Some(model) => local_model(model, true)?,
