@@ -450,12 +450,16 @@ pub mod tests {
         let parent = tempfile::tempdir().unwrap();
         let (folder, ..) = open(parent.path());
         let good = accepted(&folder, 9);
+        // Without these a job counts as new.
+        let kept = [(ATTEMPTS, "-1"), (DELIVERY, "{}")].map(|(file, content)| {
+            let job = accepted(&folder, 1);
+            fs::write(folder.of(&job.id).join(file), content).unwrap();
+            job.id
+        });
         for (file, content) in [
             (REQUEST, ""),
             (REQUEST, "{\"id\": 1}"),
             (REQUEST, "[[["),
-            (ATTEMPTS, "-1"),
-            (DELIVERY, "{}"),
             (OUTCOME, ""),
             (OUTCOME, "\nresult"),
             (OUTCOME, "{\"end\":\"done\"}\nresult"),
@@ -473,8 +477,10 @@ pub mod tests {
         fs::create_dir(folder.of("job_of_mine")).unwrap();
         drop(folder);
         let (_folder, jobs, faults) = open(parent.path());
-        assert_eq!(jobs.iter().map(|job| &job.request.id).collect::<Vec<_>>(), [&good.id]);
-        assert_eq!(faults.len(), 11, "{faults:#?}");
+        let found: std::collections::BTreeSet<&str> = jobs.iter().map(|job| &job.request.id[..]).collect();
+        assert_eq!(found, [&good.id[..], &kept[0], &kept[1]].into());
+        assert!(jobs.iter().all(|job| job.attempts == 0));
+        assert_eq!(faults.len(), 9, "{faults:#?}");
         assert!(faults.iter().all(|fault| fault.contains("job_")), "{faults:#?}");
     }
 
