@@ -265,7 +265,7 @@ fn sources_hold_back_for_what_stages_collect() {
     println!("{most} held");
     // Collected, and once more while it is encoded.
     assert!(most < 6 * partition, "{most} bytes held");
-    // The same with no bound to mention, which shows that the bound does it.
+    // The same with practically no bound, which shows that the bound does it.
     let (_, unbounded) = most_held(|| run_stages(stages, Some(u64::MAX / 4)));
     println!("{unbounded} held without a bound");
     assert!(unbounded > 9 * partition, "{unbounded} bytes held");

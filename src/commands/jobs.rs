@@ -60,7 +60,8 @@ fn list(client: &Client, state: Option<&str>, limit: usize, out: &mut dyn Write)
     let mut rows = vec![["id", "state", "seconds", "of", "file"].map(str::to_owned).to_vec()];
     let mut after = String::new();
     while rows.len() <= limit {
-        let most = (limit + 1 - rows.len()).min(PAGE);
+        // The heading is one of the rows.
+        let most = (limit - rows.len()).saturating_add(1).min(PAGE);
         let page = client.json("GET", &format!("?limit={most}{state}{after}"))?;
         rows.extend(page["data"].as_array().into_iter().flatten().map(row));
         match page["last_id"].as_str() {

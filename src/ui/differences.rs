@@ -1,4 +1,4 @@
-//! In what runs differ that are beside each other: settings of a stage, and parameters.
+//! How runs that are shown side by side differ: settings of a stage, and parameters.
 
 /// Names and values.
 pub type Settings = Vec<(String, String)>;

@@ -61,7 +61,7 @@ fn split_by_recording_equals_the_reference() {
     }
 }
 
-/// Every row that the reference refused is in `rejects.parquet`, with the same reason; nothing else does.
+/// Every row that the reference refused is in `rejects.parquet`, with the same reason; nothing else is.
 #[test]
 fn rejects_are_the_references() {
     for corpus in ["micro", "mini"] {

@@ -1,4 +1,4 @@
-//! What all parts of the runtime mention: partitions, digests, rejects, events and errors; and small helpers that depend on
+//! What all parts of the runtime have in common: partitions, digests, rejects, events and errors; and small helpers that depend on
 //! nothing else of it.
 
 pub mod available_memory;

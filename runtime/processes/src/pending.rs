@@ -227,7 +227,7 @@ impl PendingConnection {
     /// Tells the process why it is refused; returns that.
     fn refuse(&mut self, why: String) -> String {
         let answer = Answer::Refused(why.clone());
-        // Where it cannot be determined it is refused nevertheless.
+        // Where it cannot be sent the reason it is refused nevertheless.
         let _ = self.answer(&answer);
         why
     }

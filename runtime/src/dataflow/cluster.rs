@@ -86,7 +86,7 @@ enum Report {
     Ended,
 }
 
-/// A [`Failure`] as it is asked to process 0.
+/// A [`Failure`] as it is reported to process 0.
 #[derive(Serialize, Deserialize)]
 enum ToldFailure {
     Stage {

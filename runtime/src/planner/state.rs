@@ -28,7 +28,7 @@ use crate::spec::{Checked, CheckedInput, CheckedStage};
 use crate::store::{Artifact, FileRange, Records, RejectSet, Store, artifact_digest};
 
 /// Partitions whose files are digested together: enough for all threads, and few enough that the lists of their files take
-/// no memory to mention.
+/// hardly any memory.
 const DIGESTED_AT_ONCE: usize = 16_384;
 
 pub(crate) struct PlanState {

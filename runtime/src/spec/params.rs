@@ -661,12 +661,7 @@ impl Params {
             None => Ok(value),
             Some(_) if has_reference(&value) => Ok(value),
             // A map is merged into the present value, key by key.
-            Some(default @ Value::Mapping(_)) => fit(default, param.raw.as_ref().unwrap_or(default), value),
-            // So is a part of one whose default is nothing.
-            Some(default @ Value::Null) if !inner.0.is_empty() => {
-                fit(default, default, value).map(|value| merged(param.raw.as_ref(), value))
-            }
-            Some(default) => fit(default, default, value),
+            Some(default) => fit(default, param.raw.as_ref().unwrap_or(default), value),
         };
         let fitted = match given.by_pipeline {
             true => fitted,
@@ -680,21 +675,6 @@ impl Params {
             }
             Err(message) => Err(Refusal::Wrong(given.wrong(format!("parameter `{name}`: {message}")))),
         }
-    }
-}
-
-/// `value` on top of the present one: maps key by key, others in its place.
-fn merged(present: Option<&Value>, value: Value) -> Value {
-    match (present, value) {
-        (Some(Value::Mapping(present)), Value::Mapping(value)) => {
-            let mut all = present.clone();
-            for (key, value) in value {
-                let value = merged(all.get(&key), value);
-                all.insert(key, value);
-            }
-            Value::Mapping(all)
-        }
-        (_, value) => value,
     }
 }
 

@@ -24,7 +24,7 @@ use super::yaml::{self, Mapping, Part, Steps, Value};
 use crate::registry::Registry;
 use crate::secret::Secrets;
 use crate::suggest::did_you_mean;
-use document::{Document, OVERLAY};
+use document::{Document, MOST_DOCUMENTS, OVERLAY};
 use stage::MERGE;
 
 /// Reads a pipeline file with its includes and puts parameters in. Kinds that are not in `registry` are reported by
@@ -187,6 +187,8 @@ struct Reader<'r> {
     /// Files that contain the value of a secret, or may contain one.
     unshown: BTreeSet<PathBuf>,
     found: Vec<Diagnostic>,
+    /// Files that were read so far, each as often as it is included.
+    documents: usize,
 }
 
 struct Parts {
@@ -207,12 +209,22 @@ impl<'r> Reader<'r> {
             connections: Connections::new(),
             unshown: BTreeSet::new(),
             found: Vec::new(),
+            documents: 0,
         }
     }
 
     /// The diagnostics, without the text of files that contain secrets.
     fn into_found(self) -> Vec<Diagnostic> {
         let mut found = self.found;
+        if self.documents > MOST_DOCUMENTS {
+            found.push(Diagnostic {
+                message: format!(
+                    "the pipeline includes more than {MOST_DOCUMENTS} files, each counted as often as it is included"
+                ),
+                place: None,
+                help: None,
+            });
+        }
         for place in found.iter_mut().filter_map(|diagnostic| diagnostic.place.as_mut()) {
             if self.unshown.contains(&place.source.path) {
                 place.is_shown = false;

@@ -47,7 +47,7 @@ enum Piece<'t> {
     },
 }
 
-/// A name as it may be between `${` and `}`, without dots.
+/// A name as allowed between `${` and `}`, without dots.
 pub(super) fn is_param_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')

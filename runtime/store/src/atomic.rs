@@ -363,7 +363,7 @@ pub(crate) fn is_left(path: &Path) -> bool {
 }
 
 /// The plain files of a folder with their sizes; empty if the folder is not there. Names that are not
-/// Unicode are not written by flow and left out.
+/// Unicode are none of ours and left out.
 pub fn list(folder: &Path) -> Result<Listing, StoreError> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,

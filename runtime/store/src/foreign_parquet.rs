@@ -34,7 +34,7 @@ const LONGEST_HEADER: u64 = 64 << 20;
 ///
 /// - Where more is read than there is, it gets an error. Skipping in the header of a page takes the end of a file for
 ///   numbers that were skipped, and where a damaged header mentions two thousand million of them, that takes many minutes.
-/// - A page may not mention more values than it can hold, or of more bytes than its column has, for which gigabytes would
+/// - A page may not declare more values than it can hold, or of more bytes than its column has, for which gigabytes would
 ///   be set aside.
 /// - Columns may not end before or after the number of rows that the metadata say: [`CountedRows`].
 /// - No header has a list of two thousand million booleans, which take no bytes, but a long time to be passed over.

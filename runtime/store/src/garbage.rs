@@ -159,7 +159,7 @@ impl Store {
                 std::fs::remove_dir_all(&folder).map_err(|e| StoreError::io("remove", &folder, e))?;
             }
         }
-        // After the runs that name them: a crash leaves none that looks for one without success.
+        // After the runs that name them: a crash leaves no run that names a missing one.
         for path in self.snapshot_files()? {
             if !needed.snapshots.contains(&path) {
                 sum.bytes += std::fs::metadata(&path).map_or(0, |file| file.len());

@@ -251,7 +251,7 @@ impl LeaseState {
             if self.is_fresh() {
                 return Ok(());
             }
-            // A process that slept is recognised by the next renewal whether another one has the lease: it waits for that.
+            // A process that slept learns from the next renewal whether another one has the lease: it waits for that.
             if began.elapsed() > self.patience.wait {
                 return Err(StoreError::NotRenewed {
                     path: self.state.clone(),

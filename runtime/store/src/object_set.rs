@@ -353,7 +353,7 @@ impl ObjectSet {
         self.write_notes(&notes)
     }
 
-    /// Deletes the files of sets that were noted and is not. What cannot be deleted stays noted: it costs room, and is
+    /// Deletes the files of sets that were noted and are not current. What cannot be deleted stays noted: it costs room, and is
     /// no reason to fail.
     fn delete_noted(&self) {
         let notes = self.notes();

@@ -102,7 +102,7 @@ pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>
     parse(text).map_err(|error| wrong(&error))
 }
 
-/// STM depends on the ending of its name, JSON by that or by its first character, all else is RTTM.
+/// STM is recognised by the extension of its name, JSON by that or by its first character, all else is RTTM.
 fn parse(path: &Path, text: &str) -> Result<Content, String> {
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
     if ending.as_deref() == Some("stm") {

@@ -72,7 +72,7 @@ impl FileEvents {
             is_lost: false,
         };
         for path in folders.iter().chain(files) {
-            // A folder that is moved or made again is recognised by the one that it is in.
+            // A folder that is moved or made again is reported by the one that it is in.
             if let (Some(parent), Some(name)) = (path.parent(), path.file_name()) {
                 let parent = events.add(parent)?;
                 parent.names.push(name.to_owned());

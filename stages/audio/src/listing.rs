@@ -62,7 +62,7 @@ type Result<T> = std::result::Result<T, ListingError>;
 
 /// The recordings that `input` names, sorted by name. Each text is a file (whatever its ending; it need not be there), a
 /// folder (all its files with an extension of audio, also in its subfolders, without hidden ones), or, where
-/// there is nothing of that name, a pattern: `*` and `?` represent parts of a name, `**` for folders.
+/// there is nothing of that name, a pattern: `*` and `?` match parts of a name, `**` matches folders.
 ///
 /// A URL of object storage is an object, whatever its ending, a prefix (all its objects with an extension of audio), or
 /// a pattern of `*` and `**`.

@@ -18,7 +18,7 @@ enum Decoder {
 /// What a header begins with.
 pub(crate) const MAGIC: &[u8] = b"OpusHead";
 
-/// The header that a CAF without one represents, as ffmpeg and Apple's programs write it: nothing is said but the channels.
+/// The header that is implied for a CAF without one, as ffmpeg and Apple's programs write it: nothing is said but the channels.
 pub(crate) fn usual_head(channels: usize) -> Vec<u8> {
     let channels = u8::try_from(channels).unwrap_or(u8::MAX);
     let rate = RATE.to_le_bytes();

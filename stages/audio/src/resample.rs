@@ -121,7 +121,7 @@ struct Filter {
     own: Vec<f64>,
     /// The first sample under the window of each phase, counted from the beginning of its period.
     firsts: Vec<i64>,
-    /// Input samples, as `f64` once rather than for each tap that a sample is under.
+    /// Input samples, as `f64` once rather than for each tap that a sample is multiplied with.
     buffer: Vec<f64>,
     /// Which sample of the input the first one of `buffer` is.
     offset: u64,

@@ -262,7 +262,7 @@ fn tiles(data: &PageData) -> Markup {
     }
 }
 
-/// at most this many evaluations are columns of a table.
+/// At most this many evaluations are columns of a table.
 const COLUMNS: usize = 7;
 
 /// The first, the last, the ends of stages, and some between, evenly.

@@ -1,6 +1,7 @@
 //! The layout of the hub's cache: `models--OWNER--NAME` and `datasets--OWNER--NAME` with `blobs`, `snapshots/COMMIT` (links to blobs) and `refs`.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::HubError;
 use crate::reference::{HubReference, is_commit, is_inside};
@@ -139,7 +140,10 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
     let folder = path.parent().unwrap_or(path);
     std::fs::create_dir_all(folder).map_err(HubError::file(folder))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let partial = folder.join(format!(".{name}.{}", std::process::id()));
+    // Stages of one process may write the same file at the same time.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let partial = folder.join(format!(".{name}.{}.{number}", std::process::id()));
     std::fs::write(&partial, bytes).map_err(HubError::file(&partial))?;
     std::fs::rename(&partial, path).map_err(HubError::file(path))
 }

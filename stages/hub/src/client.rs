@@ -14,7 +14,7 @@ use crate::reference::{HubReference, is_commit, is_inside, plain_name};
 const REDIRECTIONS: usize = 8;
 /// The longest response that is read as a list of files, in bytes.
 const LONGEST_LIST: u64 = 16 << 20;
-/// The most files of a repository. Those of large models have hundreds.
+/// The most files of a repository. Those of large models have hundreds, datasets some thousands.
 const MOST_FILES: usize = 100_000;
 
 pub(crate) struct HttpClient {

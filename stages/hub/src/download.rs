@@ -106,7 +106,7 @@ impl Transfer<'_> {
             target.set_len(0).map_err(HubError::file(self.partial))?;
             have = 0;
         }
-        // What start over gets on only beyond where it was.
+        // What starts over gets on only beyond where it was.
         let mut furthest = have;
         let mut stretch = have;
         let (mut tries, mut breaks) = (0, 0);

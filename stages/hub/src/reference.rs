@@ -176,7 +176,8 @@ impl DatasetReference {
         let is_part = |part: &str| is_inside(part) && !part.contains('/');
         let is_valid = [owner, name].into_iter().all(plain_name)
             && is_revision(revision)
-            && [config, split].into_iter().flatten().all(is_part);
+            && config.is_none_or(is_inside)
+            && split.is_none_or(is_part);
         is_valid.then(|| DatasetReference {
             repository: HubReference {
                 kind: RepositoryKind::Dataset,

@@ -68,7 +68,7 @@ macro_rules! multiversion {
             }
             if $crate::has_avx512() {
                 // Inlined at any size: a closure that is merely called from there is compiled without AVX-512. (As an
-                // argument, because an attribute may not be before any other closure.) One that could be called more than
+                // argument, because an attribute may not precede any other closure.) One that could be called more than
                 // once would be called by a function in between, which need not be inlined.
                 let once = $crate::Once;
                 let work = std::convert::identity(

@@ -135,7 +135,7 @@ impl Source for Matcher {
         })?;
         let mut seen = Vec::new();
         for (_, rows) in self.context.whole("rows") {
-            // A stage may be in for another one that is switched off.
+            // A stage may replace another one that is switched off.
             if !seen.contains(&rows.digest()) {
                 find(rows, &mut named)?;
                 seen.push(rows.digest());

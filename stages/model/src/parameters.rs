@@ -515,7 +515,7 @@ impl ParameterBuilder {
         self.declare(name, shape, initialise, self.parameters.dtype, true)
     }
 
-    /// Declares a trainable parameter that is made again where it is not among the loaded tensors.
+    /// Declares a trainable parameter that is newly made where it is not among the loaded tensors.
     pub(crate) fn added(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
         if self.loaded_has(name) != Some(false) {
             return self.parameter(name, shape, initialise);
@@ -584,7 +584,7 @@ impl ParameterBuilder {
         self.parameters.get(id)
     }
 
-    /// Declares an int64 scalar that counts (batch norm's `num_batches_tracked`); 0 when made again or not loaded
+    /// Declares an int64 scalar that counts (batch norm's `num_batches_tracked`); 0 when newly made or not loaded
     /// (older archives have none).
     pub fn counter(&mut self, name: &str) -> Result<ParameterId> {
         let device = self.parameters.device.clone();

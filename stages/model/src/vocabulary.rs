@@ -122,7 +122,7 @@ impl VocabularyChange {
 
 impl OpenModel {
     /// Gives the model this tokenizer. Where its pieces are others than the model's, the rows of embedding and outputs
-    /// are rearranged, made again as `how` says (from `seed` where they are random), and the change is returned; other
+    /// are rearranged, newly made as `how` says (from `seed` where they are random), and the change is returned; other
     /// tensors, blank and durations stay as they are.
     pub fn with_tokenizer(
         mut self,

@@ -205,7 +205,7 @@ impl Utterance<'_> {
 
 impl Dataset {
     /// Reads rows with `segment_id`, `text`, `duration`, `lang` and one of [`AudioColumns`]. `members` is the
-    /// port of an `audio.probe`; `shards` is before paths of tars. `max_samples` keeps that many rows: those
+    /// port of an `audio.probe`; `shards` is put before paths of tars. `max_samples` keeps that many rows: those
     /// whose names hash lowest, so that a larger sample holds a smaller one.
     pub fn read(
         rows: &Artifact,

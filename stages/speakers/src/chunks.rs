@@ -82,7 +82,7 @@ pub struct Segmentations<'a> {
 }
 
 impl<'a> Segmentations<'a> {
-    /// Values other than 0 and 1, or a number of them that is incomplete chunks, are an error.
+    /// Values other than 0 and 1, or a number of them that makes no whole chunks, are an error.
     pub fn new(values: &'a [u8], frames: usize, speakers: usize) -> Result<Self> {
         whole_chunks(values.len(), frames, speakers)?;
         if let Some(value) = values.iter().find(|value| **value > 1) {

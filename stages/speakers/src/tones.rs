@@ -11,7 +11,7 @@ use crate::silero::WINDOW;
 
 /// Samples of a spectrum, whose middle is that of a window.
 const SPECTRUM: usize = 2 * WINDOW;
-/// A tone and its overtones: so many peaks, each with so many bins at either side (the main lobe of a Hann window, and one).
+/// A tone and its overtones: at most this many peaks, each with this many bins at either side (the main lobe of a Hann window, and one).
 const PEAKS: usize = 3;
 const LOBE: usize = 3;
 /// Least share of the energy that is in the peaks, and least cosine between the amplitudes of a window and those of the one
@@ -19,9 +19,9 @@ const LOBE: usize = 3;
 /// of 1,188 windows of notes between sentences, 1,025 did.
 const LEAST_SHARE: f32 = 0.995;
 const LEAST_COSINE: f32 = 0.995;
-/// A tone lasts for so many windows (0.16 s) at least.
+/// A tone lasts for this many windows (0.16 s) at least.
 const LEAST_WINDOWS: usize = 5;
-/// Where one tone follows another within so many windows, what is between belongs to them.
+/// Where one tone follows another within this many windows, what is between belongs to them.
 const MOST_BETWEEN: usize = 3;
 /// Spectra of less energy are silence: amplitudes of some 1e-5.
 const SILENCE: f32 = 1e-5;

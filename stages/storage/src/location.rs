@@ -102,7 +102,7 @@ impl ObjectUrl {
         Some(self.with_key(self.key.rsplit_once('/').map_or("", |(parent, _)| parent)))
     }
 
-    /// The key as it is called below a prefix; none where it does not be below it.
+    /// The key as it is called below a prefix; none where it is not below it.
     pub fn below(&self, prefix: &ObjectUrl) -> Option<&str> {
         if (self.scheme, &self.bucket) != (prefix.scheme, &prefix.bucket) {
             return None;

@@ -209,7 +209,7 @@ impl ObjectReader {
         self.get(range)
     }
 
-    /// Copies the whole object into a new file without a name in `folder`, in large ranges some of which are under way at the same
+    /// Copies the whole object into a new file without a name in `folder`, in large ranges, some of which are under way at the same
     /// time. The file is gone with its last descriptor.
     ///
     /// # Errors
@@ -242,7 +242,7 @@ impl ObjectReader {
         Ok(is_whole.then_some(file))
     }
 
-    /// Gives all bytes in order to `take`, from large ranges some of which are under way at the same time, until it says no.
+    /// Gives all bytes in order to `take`, from large ranges, some of which are under way at the same time, until it says no.
     /// Whether it took all.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device};
 use flow_hub::{Hub, HubError, HubReference};
 use flow_model::ModelConfig;
-use flow_model::checkpoint::{ADAPTER_CONFIG, OpenModel};
+use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
@@ -40,7 +40,7 @@ pub fn fetch_model(
     progress: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Option<PathBuf>, TrainingError> {
     if let Some((base, adapter)) = model_and_adapter(model) {
-        let fetched = fetch_model(base, hub, progress)?;
+        let fetched = fetch_model(&base, hub, progress)?;
         return Ok(fetched.map(|base| {
             let mut both = base.into_os_string();
             both.push("+");
@@ -57,9 +57,10 @@ pub fn fetch_model(
 }
 
 /// The parts of `MODEL+ADAPTER` where the model has to be fetched.
-fn model_and_adapter(model: &str) -> Option<(&str, &str)> {
-    let (base, adapter) = model.rsplit_once('+')?;
-    (is_remote(base) && Path::new(adapter).join(ADAPTER_CONFIG).is_file()).then_some((base, adapter))
+fn model_and_adapter(model: &str) -> Option<(String, PathBuf)> {
+    let (base, adapter) = base_and_adapter(Path::new(model))?;
+    let base = base.to_str().filter(|base| is_remote(base))?.to_owned();
+    Some((base, adapter))
 }
 
 /// Whether a model has to be fetched before it can be read.

@@ -213,6 +213,28 @@ pub(crate) fn apply_groups(
     groups: &[GroupSettings],
     model: &mut TdtModel,
 ) -> Result<BTreeMap<String, f64>, TrainingError> {
+    let (factors, matched) = freeze_and_scale(groups, model)?;
+    if let Some(number) = matched.iter().position(|matched| !matched) {
+        let message = format!(
+            "`{}` matches the name of no parameter that is trained; `flow model info --tensors` lists names",
+            groups[number].pattern
+        );
+        return Err(TrainingError::setting(format!("groups[{number}].pattern"), message));
+    }
+    if model.parameters.count_trainable() == 0 {
+        return Err(TrainingError::setting(
+            "groups",
+            "all parameters are frozen: nothing is left to train",
+        ));
+    }
+    Ok(factors)
+}
+
+/// [`apply_groups`] without its checks: the factors, and which of the groups match a parameter that is trained.
+fn freeze_and_scale(
+    groups: &[GroupSettings],
+    model: &mut TdtModel,
+) -> Result<(BTreeMap<String, f64>, Vec<bool>), TrainingError> {
     let mut factors = BTreeMap::new();
     let mut patterns = Vec::with_capacity(groups.len());
     for (number, group) in groups.iter().enumerate() {
@@ -240,20 +262,7 @@ pub(crate) fn apply_groups(
             }
         }
     }
-    if let Some(number) = patterns.iter().position(|(.., matched)| !matched) {
-        let message = format!(
-            "`{}` matches the name of no parameter that is trained; `flow model info --tensors` lists names",
-            groups[number].pattern
-        );
-        return Err(TrainingError::setting(format!("groups[{number}].pattern"), message));
-    }
-    if model.parameters.count_trainable() == 0 {
-        return Err(TrainingError::setting(
-            "groups",
-            "all parameters are frozen: nothing is left to train",
-        ));
-    }
-    Ok(factors)
+    Ok((factors, patterns.into_iter().map(|(.., matched)| matched).collect()))
 }
 
 /// Makes a model with fewer encoder layers trainable as the whole one is, to measure its memory. Patterns that match nothing here
@@ -284,13 +293,6 @@ pub(crate) fn applied_to_shallow(mut model: TdtModel, settings: &ResolvedSetting
             .with_lora(config, Vec::new(), 0)
             .map_err(|error| TrainingError::setting("lora", error))?;
     }
-    let names: Vec<String> = model.parameters.iter().map(|(_, p)| p.name.clone()).collect();
-    let matching = settings.groups.iter().filter(|group| {
-        NamePattern::new(&group.pattern).is_ok_and(|pattern| names.iter().any(|name| pattern.matches(name)))
-    });
-    let matching: Vec<GroupSettings> = matching.cloned().collect();
-    if !matching.is_empty() {
-        apply_groups(&matching, &mut model)?;
-    }
+    freeze_and_scale(&settings.groups, &mut model)?;
     Ok(model)
 }

@@ -548,7 +548,7 @@ fn the_checkpoint_that_is_handed_on_is_a_setting() {
     assert!(refused.expect_err("never evaluated").to_string().contains("eval_every"));
 }
 
-/// A recording that cannot be loaded, and a step without one that can be, do not end training, and are noted.
+/// A recording that cannot be loaded, and a step of none that can be loaded, do not end training, and are noted.
 #[test]
 fn a_step_whose_recordings_are_lost_is_skipped() {
     let folder = tempfile::tempdir().expect("folder");

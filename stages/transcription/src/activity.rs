@@ -26,7 +26,7 @@ pub(crate) struct Activity<'a> {
 
 enum Method<'a> {
     Off,
-    /// Samples of a frame that is incomplete yet.
+    /// Samples of a frame that is not complete yet.
     Energy(Vec<f32>),
     /// Steady tones count as no speech, although the network classifies notes and beeps as speech.
     Neural(Box<Neural<'a>>),

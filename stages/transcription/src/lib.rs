@@ -39,6 +39,7 @@ pub mod transcript;
 pub mod utterances;
 pub mod window_groups;
 pub mod windows;
+mod word_key;
 pub mod write;
 
 pub use align_rows::Align;

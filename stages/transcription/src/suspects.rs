@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Word;
 use crate::transcript::{number, rounded};
+use crate::word_key::word_key;
 
 /// Why words are suspect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,7 +93,7 @@ pub(crate) fn suspects(words: &[Word], stretches: &[Range<f64>]) -> Vec<SuspectW
             (!stretches.iter().any(is_near)).then_some(Reason::NoSpeech)
         })
         .collect();
-    let texts: Vec<String> = words.iter().map(|word| plain(&word.word)).collect();
+    let texts: Vec<String> = words.iter().map(|word| word_key(&word.word)).collect();
     for length in 1..=LONGEST {
         let mut at = 0;
         while at + length < texts.len() {
@@ -139,24 +140,6 @@ pub(crate) fn suspects(words: &[Word], stretches: &[Range<f64>]) -> Vec<SuspectW
         }
     }
     found
-}
-
-/// A word without marks, in small letters.
-pub(crate) fn plain(word: &str) -> String {
-    let letters = word
-        .chars()
-        .filter(|letter| letter.is_alphanumeric() || is_mark_of_letter(*letter));
-    letters.flat_map(char::to_lowercase).collect()
-}
-
-/// Vowel signs and the like, which are part of words in many scripts.
-fn is_mark_of_letter(letter: char) -> bool {
-    !letter.is_ascii() && !letter.is_whitespace() && !is_punctuation(letter)
-}
-
-fn is_punctuation(letter: char) -> bool {
-    matches!(letter, '\u{2000}'..='\u{206f}' | '\u{3000}'..='\u{303f}' | '\u{ff00}'..='\u{ff0f}' | '\u{ff1a}'..='\u{ff1f}')
-        || "¡¿«»·।॥؟،؛۔…".contains(letter)
 }
 
 #[cfg(test)]

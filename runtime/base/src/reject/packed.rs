@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use super::{ReasonCount, Reject, RejectClass};
 use crate::error::StageError;
 
-/// A pack is closed when it holds so many rejects, or this many bytes of them.
+/// A pack is closed when it holds this many rejects, or this many bytes of them.
 const PACK_REJECTS: usize = 1_024;
 const PACK_BYTES: usize = 1 << 19;
 

@@ -22,7 +22,7 @@ fn exactly_whole(given: &Value) -> Option<Value> {
     }
 }
 
-/// A number such as 1e5 as the whole number that it is; none where it is incomplete, or too large to be exact.
+/// A number such as 1e5 as the whole number that it is; none where it has a fraction, or is too large to be exact.
 fn whole(number: &yaml::Number) -> Option<i64> {
     // Above, not every whole number is one in 64 bits of floating point.
     const EXACT: f64 = (1u64 << 53) as f64;
@@ -30,7 +30,7 @@ fn whole(number: &yaml::Number) -> Option<i64> {
     (number.fract() == 0.0 && number.abs() <= EXACT).then_some(number as i64)
 }
 
-/// The whole number that `100k`, `1.5k` or `2M` represents; none for another text, or where it is incomplete.
+/// The whole number that `100k`, `1.5k` or `2M` represents; none for another text, or where it has a fraction.
 fn with_unit(text: &str) -> Option<i64> {
     let (digits, zeros) = match text.strip_suffix(['k', 'K']) {
         Some(digits) => (digits, 3),
@@ -92,7 +92,7 @@ pub(super) fn check_finite(declared: Option<&Value>, given: &Value) -> Result<()
 /// its only item.
 pub(super) fn fit(declared: &Value, standing: &Value, given: Value) -> Result<Value, String> {
     match (declared, given) {
-        (Value::Null, given) => Ok(given),
+        (Value::Null, given) => Ok(merged(Some(standing), given)),
         (Value::String(default), given) if substitute::is_lone_reference(default) => Ok(given),
         (Value::Bool(_), given @ Value::Bool(_)) | (Value::String(_), given @ Value::String(_)) => Ok(given),
         (Value::Number(default), Value::Number(given)) if default.is_f64() => {
@@ -121,9 +121,7 @@ pub(super) fn fit(declared: &Value, standing: &Value, given: Value) -> Result<Va
             fit(&defaults[0], &defaults[0], given).map(|item| Value::Sequence(vec![item]))
         }
         (Value::Mapping(defaults), Value::Mapping(given)) if defaults.is_empty() => {
-            let mut merged = standing.as_mapping().cloned().unwrap_or_default();
-            merged.extend(given);
-            Ok(Value::Mapping(merged))
+            Ok(merged(Some(standing), Value::Mapping(given)))
         }
         (Value::Mapping(defaults), Value::Mapping(given)) => {
             let mut merged = standing.as_mapping().cloned().unwrap_or_default();
@@ -170,5 +168,20 @@ pub(in crate::spec) fn brief(value: &Value) -> String {
         text
     } else {
         text.chars().take(SHOWN).chain("...".chars()).collect()
+    }
+}
+
+/// `value` on top of the present one: maps key by key, others in its place.
+fn merged(present: Option<&Value>, value: Value) -> Value {
+    match (present, value) {
+        (Some(Value::Mapping(present)), Value::Mapping(value)) => {
+            let mut all = present.clone();
+            for (key, value) in value {
+                let value = merged(all.get(&key), value);
+                all.insert(key, value);
+            }
+            Value::Mapping(all)
+        }
+        (_, value) => value,
     }
 }

@@ -23,6 +23,9 @@ const MAX_PIPE_BYTES: u64 = 4 << 20;
 /// The word for an overlay in messages.
 pub(super) const OVERLAY: &str = "an overlay";
 
+/// The most files of a pipeline, each counted as often as it is included.
+pub(super) const MOST_DOCUMENTS: usize = 1_000;
+
 /// A file and the map at its head.
 pub(super) struct Document {
     pub source: Arc<SourceFile>,
@@ -44,6 +47,11 @@ impl Reader<'_> {
         what: &str,
         known: &[&str],
     ) -> Option<Document> {
+        // Files that include each other twice are doubled by each.
+        self.documents += 1;
+        if self.documents > MOST_DOCUMENTS {
+            return None;
+        }
         let text = match read_text(path, what == OVERLAY) {
             Ok(text) => text,
             Err(message) => {

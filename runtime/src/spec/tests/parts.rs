@@ -221,3 +221,25 @@ fn outputs_that_name_each_other_end() {
     let said = read(60, "[o0, own]").unwrap_err();
     assert!(said.contains("refers to itself"), "{said}");
 }
+
+#[test]
+fn files_that_are_doubled_again_and_again_end_with_an_error() {
+    let mut all: Vec<(String, String)> = (0..20)
+        .map(|level| {
+            let next = level + 1;
+            let text = format!(
+                "flow: 1\ninclude: {{a: {{pipeline: e{next}.yaml}}, b: {{pipeline: e{next}.yaml}}}}\nstages: {{s: {{uses: toy.count, with: {{rows: 1}}}}}}\n"
+            );
+            (format!("e{level}.yaml"), text)
+        })
+        .collect();
+    all.push((
+        "e20.yaml".into(),
+        "flow: 1\nstages: {s: {uses: toy.count, with: {rows: 1}}}\n".into(),
+    ));
+    all[0].0 = "p.yaml".into();
+    let files: Vec<(&str, &str)> = all.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    let error = Files::new(&files).load(&[], &[]).err().unwrap().to_string();
+    assert!(error.contains("includes more than 1000 files"), "{error}");
+    assert_eq!(error.matches("includes more than").count(), 1, "{error}");
+}

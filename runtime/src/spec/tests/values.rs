@@ -62,6 +62,10 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
         r#"{"x":1,"z":{"a":1,"b":2},"y":6}"#
     );
     assert_eq!(value(&["any.x=5", "any=7"], "any"), "7");
+    assert_eq!(
+        value(&["free={z: {a: 1}}", "free.z.b=2"], "free"),
+        r#"{"z":{"a":1,"b":2}}"#
+    );
     for (set, expected) in [
         (
             "count=1.5",

@@ -50,7 +50,7 @@ impl Destination {
         }
     }
 
-    /// The bytes that are there; none if there are none.
+    /// The bytes of the file; none if it is not there.
     pub fn read(&self, components: &[&str]) -> Result<Option<Vec<u8>>, AudioError> {
         match self {
             Destination::Folder(target) => target.read(components),

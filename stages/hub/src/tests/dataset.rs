@@ -24,6 +24,7 @@ fn references_to_datasets_are_read_and_hostile_ones_refused() {
             Some("hi_in"),
             None,
         ),
+        ("hf://datasets/o/n/train/hindi", "main", Some("train/hindi"), None),
         ("hf://datasets/o/n@refs/pr/3:test", "refs/pr/3", None, Some("test")),
     ] {
         let reference = dataset(text);
@@ -48,7 +49,7 @@ fn references_to_datasets_are_read_and_hostile_ones_refused() {
         "hf://datasets/o/n@refs/convert/..",
         "hf://datasets/o/n/",
         "hf://datasets/o/n/..",
-        "hf://datasets/o/n/a/b",
+        "hf://datasets/o/n/a//b",
         "hf://datasets/o/n:",
         "hf://datasets/o/n:a/b",
         "hf://datasets/o/n:a\nb",

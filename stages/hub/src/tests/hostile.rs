@@ -127,7 +127,7 @@ fn endless_lists_of_files_are_refused() {
         assert!(text.contains("more than") && text.contains(help), "{text}");
         assert_eq!(server.requests().len(), 1);
     }
-    // A list is reported in short.
+    // A long list is shortened in the message.
     let files: Vec<(String, Vec<u8>)> = (0..5000).map(|n| (format!("{n}.nemo"), vec![1])).collect();
     let server = Server::new(move |request, _| {
         let files: Vec<(&str, Vec<u8>)> = files

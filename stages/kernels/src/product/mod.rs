@@ -139,7 +139,7 @@ impl StackedProducts {
 }
 
 /// A factor of several products of [`product_in`] rounded once for all of them; itself where that multiplies it as it is. A
-/// transposed matrix is rounded as it is.
+/// transposed matrix is rounded as it is stored.
 pub fn factor_in(dtype: DType, x: &Tensor) -> Result<Tensor> {
     if x.dtype() == dtype || !is_gpu(x.device()) {
         return Ok(x.clone());

@@ -26,7 +26,7 @@ pub enum Format {
 }
 
 /// Expands `a_{0..3}.json`, `a_{x,y}.json` and NeMo's `a__OP_0..3_CL_.json`. Numbers keep leading zeros. The name of a file that
-/// is there represents that file.
+/// is there names that file.
 ///
 /// # Errors
 /// Says what is wrong with the pattern.
@@ -34,8 +34,16 @@ pub fn expand(pattern: &str) -> Result<Vec<String>, String> {
     if Path::new(pattern).exists() {
         return Ok(vec![pattern.to_string()]);
     }
+    expand_braces(pattern, pattern.replace("_OP_", "{").replace("_CL_", "}"))
+}
+
+/// Expands the braces of `text`, which messages call `pattern`.
+///
+/// # Errors
+/// Says what is wrong with them.
+pub fn expand_braces(pattern: &str, text: String) -> Result<Vec<String>, String> {
     let mut done = Vec::new();
-    let mut waiting = vec![pattern.replace("_OP_", "{").replace("_CL_", "}")];
+    let mut waiting = vec![text];
     while let Some(text) = waiting.pop() {
         let Some(open) = text.find('{') else {
             done.push(text);

@@ -344,10 +344,10 @@ impl Kind for Read {
     fn sources(settings: &ReadSettings) -> Vec<(&'static str, PathBuf)> {
         let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
         // What the hub has is no file that must exist here.
-        let of_hub = |pattern: &str| pattern.starts_with("hf://");
+        let of_hub = settings.manifest.starts_with("hf://");
         let given = patterns
             .into_iter()
-            .filter(|(_, pattern)| !pattern.is_empty() && !of_hub(pattern));
+            .filter(|(name, pattern)| !pattern.is_empty() && (*name != "manifest" || !of_hub));
         given
             .flat_map(|(name, pattern)| {
                 // An invalid one was refused when the settings were checked.

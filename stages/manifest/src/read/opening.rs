@@ -82,8 +82,12 @@ impl ReadSettings {
     /// # Errors
     /// What is wrong with the reference.
     pub(super) fn dataset(&self) -> Result<Option<DatasetReference>, String> {
-        let parsed = DatasetReference::parse(&self.manifest).transpose();
-        parsed.map_err(|error| error.to_string())
+        match DatasetReference::parse(&self.manifest) {
+            None if self.manifest.starts_with("hf://") => {
+                Err("a dataset of the hub is written hf://datasets/OWNER/NAME[@REVISION][/CONFIG][:SPLIT]".into())
+            }
+            parsed => parsed.transpose().map_err(|error| error.to_string()),
+        }
     }
 
     /// Opens the manifest. `progress` receives lines about downloads from the hub, and cancels them by false.

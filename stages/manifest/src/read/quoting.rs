@@ -37,7 +37,7 @@ impl Quoting {
 }
 
 /// Whether all quotes of a table are written as CSV has them: each opens or closes a field, or is doubled within one; and
-/// fields are in quotes where they must, or in the heading, too. Rows in which a quotation begins and ends look like one record
+/// fields are in quotes where they must be, or in the heading, too. Rows in which a quotation begins and ends look like one record
 /// of several lines, too, but the first and the last of them have all fields. (With one column any line has.)
 fn is_quoted(text: &str, separator: char) -> bool {
     if !text.contains('"') {

@@ -209,7 +209,7 @@ impl ManifestSample {
     }
 }
 
-/// at most this many of the first `count` numbers, evenly spread, the first among them.
+/// At most this many of the first `count` numbers, evenly spread, the first among them.
 fn spread(count: usize, most: usize) -> Vec<usize> {
     let take = count.min(most);
     (0..take).map(|number| number * count / take).collect()

@@ -39,7 +39,7 @@ const TEXTS: [&str; 9] = [
 ];
 /// Required columns.
 const REQUIRED: [&str; 2] = ["segment_id", "text"];
-/// Columns that are in where there is not written by flow, as in tables of text.
+/// Columns that are used where a file has none with our names, as in tables of text.
 const STAND_INS: [(&str, &[&str]); 4] = [
     ("text", &TEXT_COLUMNS),
     ("audio_filepath", &FILE_COLUMNS),

@@ -25,7 +25,7 @@ const LARGEST_HEAD: u64 = 1 << 20;
 /// Why a line is rejected: reason and detail.
 type Refusal = (&'static str, String);
 
-/// at most this many bytes of a file from its beginning, and how many these are. What is not UTF-8 is replaced, and refused line
+/// At most this many bytes of a file from its beginning, and how many these are. What is not UTF-8 is replaced, and refused line
 /// by line.
 fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> {
     let of_path = |error| ManifestError::io(path, error);

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::files::{read_small, write_renamed};
 use super::huggingface::{huggingface_module, nemo_name};
-use super::tensor_entry::LowRankSum;
+use super::tensor_entry::{LowRankSum, is_finite};
 use super::{OpenModel, TensorEntry, broken, open_tensors, write_safetensors};
 use crate::lora::{A, B, LoraConfig};
 use crate::patterns::NamePattern;
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 /// Older files of weights.
-const ADAPTER_PICKLE: &str = "adapter_model.bin";
+pub const ADAPTER_PICKLE: &str = "adapter_model.bin";
 /// What PEFT puts before the names of a model's modules.
 const PREFIX: &str = "base_model.model.";
 
@@ -74,8 +74,8 @@ struct Config {
     init_lora_weights: Value,
 }
 
-/// The members of a JSON object in their order: of several patterns that fit, PEFT takes the first.
-struct Ordered<T>(Vec<(String, T)>);
+/// The members of a JSON object in their order, whose keys are patterns: of several that match, PEFT takes the first.
+struct Ordered<T>(Vec<(NamePattern, T)>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Ordered<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -90,8 +90,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Ordered<T> {
 
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> std::result::Result<Ordered<T>, M::Error> {
                 let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
+                while let Some((pattern, value)) = map.next_entry::<String, T>()? {
+                    members.push((NamePattern::new(&pattern).map_err(serde::de::Error::custom)?, value));
                 }
                 Ok(Ordered(members))
             }
@@ -184,8 +184,8 @@ impl Config {
 
     /// Rank and factor of a module, by its name in the file.
     fn of(&self, module: &str) -> Result<(usize, f64)> {
-        let rank = value_of(self.rank_pattern.as_ref(), module)?.unwrap_or(self.r);
-        let alpha = value_of(self.alpha_pattern.as_ref(), module)?.unwrap_or(self.lora_alpha);
+        let rank = value_of(self.rank_pattern.as_ref(), module).unwrap_or(self.r);
+        let alpha = value_of(self.alpha_pattern.as_ref(), module).unwrap_or(self.lora_alpha);
         let divisor = match self.use_rslora {
             true => (rank as f64).sqrt(),
             false => rank as f64,
@@ -200,13 +200,10 @@ impl Config {
     }
 }
 
-fn value_of<T: Copy>(patterns: Option<&Ordered<T>>, module: &str) -> Result<Option<T>> {
-    for (pattern, value) in patterns.into_iter().flat_map(|patterns| &patterns.0) {
-        if NamePattern::new(pattern)?.matches(module) {
-            return Ok(Some(*value));
-        }
-    }
-    Ok(None)
+fn value_of<T: Copy>(patterns: Option<&Ordered<T>>, module: &str) -> Option<T> {
+    let mut patterns = patterns.into_iter().flat_map(|patterns| &patterns.0);
+    let found = patterns.find(|(pattern, _)| pattern.matches(module));
+    found.map(|(_, value)| *value)
 }
 
 /// Whether a folder has an adapter.
@@ -258,6 +255,7 @@ impl Adapter {
                 ));
             }
             let Some(half) = half else {
+                finite(&path, &entry)?;
                 entry.name = nemo_name(name);
                 whole.push((key, entry));
                 continue;
@@ -280,7 +278,9 @@ impl Adapter {
                 let what = format!("`{module}` has one of `lora_A` and `lora_B` without the other");
                 return Err(broken(&path, what));
             };
-            let (rank, scale) = config.of(&module).map_err(|error| broken(&config_path, error))?;
+            // Patterns are for the names that PEFT has, with all their parts.
+            let named = key_a.strip_prefix(PREFIX).unwrap_or(&key_a).trim_end_matches(A);
+            let (rank, scale) = config.of(named).map_err(|error| broken(&config_path, error))?;
             for (key, tensor, at) in [(&key_a, &a, 0), (&key_b, &b, 1)] {
                 if tensor.dims().get(at) != Some(&rank) || tensor.rank() < 2 {
                     let shape = tensor.dims();
@@ -360,8 +360,7 @@ fn finite(path: &Path, entry: &TensorEntry) -> Result<Tensor> {
             return Err(broken(path, what));
         }
     };
-    let values: Vec<f64> = wide.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?;
-    match values.iter().all(|value| value.is_finite()) {
+    match is_finite(&wide)? {
         true => Ok(wide),
         false => Err(broken(
             path,

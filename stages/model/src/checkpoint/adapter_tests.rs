@@ -289,7 +289,7 @@ fn factors_beyond_f32_are_refused_and_so_are_sums() {
 fn of_several_patterns_the_first_in_the_file_counts() {
     let of = |text: &str| {
         let patterns: Ordered<f64> = serde_json::from_str(text).unwrap();
-        value_of(Some(&patterns), "encoder.layers.0.self_attn.q_proj").unwrap()
+        value_of(Some(&patterns), "model.encoder.layers.0.self_attn.q_proj")
     };
     assert_eq!(
         of(r#"{"self_attn.q_proj": 16, "layers.0.self_attn.q_proj": 64}"#),
@@ -300,4 +300,8 @@ fn of_several_patterns_the_first_in_the_file_counts() {
         Some(64.0)
     );
     assert_eq!(of(r#"{"k_proj": 1}"#), None);
+    assert_eq!(
+        of(r#"{"model.encoder.layers.0.self_attn.q_proj": 4, "q_proj": 5}"#),
+        Some(4.0)
+    );
 }

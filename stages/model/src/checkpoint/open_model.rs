@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 
-use super::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, base_and_adapter, is_adapter, weights_of};
+use super::adapter::{
+    ADAPTER_CONFIG, ADAPTER_PICKLE, ADAPTER_WEIGHTS, Adapter, base_and_adapter, is_adapter, weights_of,
+};
 use super::files::{write_folder, write_renamed};
 use super::folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, fill_model_folder, open_model_folder};
 use super::huggingface::{self, fill_huggingface, open_huggingface};
@@ -59,7 +61,7 @@ fn is_model_file(name: &str) -> bool {
 /// As [`is_model_file`]; weights in several files have other names, and an adapter may be beside them.
 fn is_part_of_folder(name: &str) -> bool {
     is_model_file(name)
-        || [ADAPTER_CONFIG, ADAPTER_WEIGHTS].contains(&name)
+        || [ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE].contains(&name)
         || (name.starts_with("model") && name.contains(".safetensors"))
 }
 

@@ -57,10 +57,6 @@ impl LowRankSum {
         let dtype = sum_dtype(base.dtype());
         let product = self.b.to_dtype(dtype)?.matmul(&self.a.to_dtype(dtype)?)?;
         let added = (product * self.scale)?.reshape(base.shape())?;
-        let is_finite = |tensor: &Tensor| -> Result<bool> {
-            let sum = tensor.to_dtype(DType::F64)?.abs()?.sum_all()?.to_scalar::<f64>()?;
-            Ok(sum.is_finite())
-        };
         let sum = (base.to_dtype(dtype)? + added)?;
         // A model that had such values before keeps them.
         if !is_finite(&sum)? && is_finite(&base)? {
@@ -69,6 +65,12 @@ impl LowRankSum {
         }
         Ok(sum)
     }
+}
+
+/// Whether all values are finite: zero times each is zero.
+pub(super) fn is_finite(tensor: &Tensor) -> Result<bool> {
+    let zeros = (tensor * 0.0)?.sum_all()?.to_dtype(DType::F64)?;
+    Ok(zeros.to_scalar::<f64>()? == 0.0)
 }
 
 fn sum_dtype(base: DType) -> DType {

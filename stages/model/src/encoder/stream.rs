@@ -113,7 +113,7 @@ impl EncoderStream<'_> {
     /// order, each part (frames, d). After the last feature all are given; those of padding are left out.
     ///
     /// # Errors
-    /// If there are more features than announced, or they are incomplete frames.
+    /// If there are more features than announced, or they make no whole frames.
     pub fn feed(&mut self, features: &[f32]) -> Result<Vec<Tensor>> {
         let bands = self.encoder.config.feat_in;
         let held = self.from + self.features.len() / bands;

@@ -43,7 +43,7 @@ fn golden_features(dtype: DType) -> (Tensor, Vec<usize>) {
     (features, golden::lengths(&golden["eval.mel_len"]))
 }
 
-/// What represents another Fourier transform in bounds of gradients moves features about as much as NeMo's does: not so
+/// What is used for another Fourier transform in bounds of gradients moves features about as much as NeMo's does: not so
 /// much more that such a bound would hide an error.
 #[test]
 fn rounded_recordings_have_features_as_far_away_as_nemos() {

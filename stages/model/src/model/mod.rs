@@ -11,7 +11,7 @@ use flow_kernels::device::{is_out_of_memory, release_memory};
 use flow_kernels::elementwise::add_in_place;
 
 use crate::alignment::{AlignedTokens, Costs, WordTokens};
-use crate::checkpoint::{OpenModel, StoredModel, broken, write_adapter, write_model_folder};
+use crate::checkpoint::{ADAPTER_CONFIG, OpenModel, StoredModel, broken, write_adapter, write_model_folder};
 use crate::config::{EncoderConfig, ModelConfig, TransducerConfig};
 use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver, check_lengths};
 use crate::encoder::Encoder;
@@ -379,6 +379,11 @@ impl TdtModel {
                 (name, matrix, rank(&format!("{module}.weight")))
             });
             write_adapter(folder, lora, matrices)?;
+        } else if let Err(error) = std::fs::remove_file(folder.join(ADAPTER_CONFIG))
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            // One of another model would be added to this one.
+            return Err(broken(&folder.join(ADAPTER_CONFIG), error));
         }
         let tokenizer = self.tokenizer.as_ref().map(Tokenizer::bytes);
         write_model_folder(folder, &self.config.to_nemo_yaml()?, tokenizer, &tensors)

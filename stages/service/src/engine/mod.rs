@@ -231,6 +231,11 @@ impl Engine {
         self.inner.shared.places().jobs.len()
     }
 
+    /// The most requests that it takes at a time, those that run and those that wait.
+    pub fn max_queue(&self) -> usize {
+        self.inner.shared.settings.max_queue
+    }
+
     /// Checks whether a request would be accepted now, before an upload is read.
     ///
     /// # Errors

@@ -74,7 +74,7 @@ struct Progress {
 }
 
 impl Progress {
-    /// The tokens of the next this many words: segments have the words of the windows, in order.
+    /// The tokens of the next `words` words: segments have the words of the windows, in order.
     fn settled_tokens(&mut self, words: usize) -> Vec<Vec<Token>> {
         let mut found = Vec::new();
         let (window, word) = &mut self.unsettled;

@@ -54,8 +54,10 @@ pub async fn submit(engine: &Engine, asked: &Asked, audio: TempPath, name: Strin
     let counted = tokio::task::spawn_blocking(move || channel_count(&path, None, None)).await;
     // One that cannot be opened is refused by the engine, which says why.
     let count = counted.ok().flatten().unwrap_or(1);
-    if count > MAX_CHANNELS {
-        let message = format!("the recording has {count} channels; at most {MAX_CHANNELS} are transcribed apart");
+    // More than the queue has places for would never be taken.
+    let most = MAX_CHANNELS.min(u32::try_from(engine.max_queue()).unwrap_or(u32::MAX));
+    if count > most {
+        let message = format!("the recording has {count} channels; at most {most} are transcribed apart");
         return Err(SubmitError::Request(ApiError::parameter(
             "channels",
             "too_many_channels",
@@ -137,6 +139,8 @@ fn together(channels: Vec<Finished>) -> Option<Finished> {
         first.batches = first.batches.saturating_add(finished.batches);
     }
     first.transcript.metadata.channel = None;
+    // It is measured channel by channel.
+    first.transcript.metadata.coverage = None;
     // It is stable.
     segments.sort_by(|(a, _): &(Segment, Vec<Vec<Token>>), (b, _)| {
         a.start.partial_cmp(&b.start).unwrap_or(Ordering::Equal)

@@ -210,6 +210,9 @@ pub struct TranscriptionForm {
     pub webhook: Option<String>,
 }
 
+/// The longest name of a known speaker, in bytes: each of their words has it.
+const MAX_SPEAKER_NAME: usize = 256;
+
 /// The requested function.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
@@ -238,6 +241,19 @@ pub struct Asked {
 }
 
 impl Asked {
+    /// Whether another request asks for the same, as far as fields say: of known speakers the names are compared.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let without_voices = |asked: &Self| Self {
+            known_speakers: asked
+                .known_speakers
+                .iter()
+                .map(|(name, _)| (name.clone(), Vec::new()))
+                .collect(),
+            ..asked.clone()
+        };
+        without_voices(self) == without_voices(other)
+    }
+
     /// The request for the engine.
     pub fn request(&self, audio: TempPath, source_name: String) -> TranscriptionRequest {
         TranscriptionRequest {
@@ -352,7 +368,7 @@ impl Reading {
             "max_speakers" => count("max_speakers", &mut self.max_speakers, form).await,
             "known_speaker_names[]" | "known_speaker_names" => {
                 const NAME: &str = "known_speaker_names[]";
-                let Some(name) = given(NAME, MAX_VALUE, form).await? else {
+                let Some(name) = given(NAME, MAX_SPEAKER_NAME, form).await? else {
                     return Ok(());
                 };
                 let wrong = |why: String| Err(ApiError::parameter(NAME, "invalid_value", why));

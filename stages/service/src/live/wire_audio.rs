@@ -88,7 +88,7 @@ impl WireAudio {
         self.resampler.feed(&self.samples, out);
     }
 
-    /// Appends what is left at the end of the audio, and start over.
+    /// Appends what is left at the end of the audio, and starts over.
     pub fn flush(&mut self, out: &mut Vec<f32>) {
         self.resampler.finish(out);
         // The rate was taken before.

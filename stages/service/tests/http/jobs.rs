@@ -180,6 +180,13 @@ fn jobs_outlive_the_service_and_are_cancelled() {
     let second = id_of(&post(&service, "a"));
     assert_eq!(id_of(&post(&service, "a")), second);
     assert_ne!(id_of(&post(&service, "b")), second);
+    // The key of another request is refused, not answered with its job.
+    let other = form(Some(&short), &[("response_format", "srt")]);
+    let other = service.post(JOBS, &content_type(), &other, &[("Idempotency-Key", "a")]);
+    assert_eq!(
+        (other.status, other.error().0.as_str()),
+        (422, "idempotency_key_reused")
+    );
     assert_eq!(post(&service, &"x".repeat(256)).status, 400);
     let progress = || service.get(&format!("{JOBS}/{long}")).json();
     wait(|| progress()["done_seconds"].as_f64().unwrap() > 0.0);

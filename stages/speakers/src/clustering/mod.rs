@@ -21,7 +21,7 @@ pub struct Embeddings<'a> {
 }
 
 impl<'a> Embeddings<'a> {
-    /// A number of values that is incomplete chunks is an error.
+    /// A number of values that makes no whole chunks is an error.
     pub fn new(values: &'a [f32], speakers: usize, dimension: usize) -> Result<Self> {
         match speakers.checked_mul(dimension) {
             Some(size) if size > 0 && values.len().is_multiple_of(size) => Ok(Self {

@@ -20,6 +20,8 @@ impl KnownSpeakers {
     pub fn fault_of_name(name: &str) -> Option<&'static str> {
         if name.trim().is_empty() {
             Some("has an empty name")
+        } else if name.chars().any(char::is_control) {
+            Some("has a name with control characters")
         } else if name.starts_with("SPEAKER_") || name == "UNKNOWN" {
             Some("has a name that unknown speakers have: SPEAKER_... and UNKNOWN")
         } else {
@@ -32,7 +34,7 @@ impl KnownSpeakers {
     /// both embeddings is at least `threshold`, from 0 to 1.
     ///
     /// # Errors
-    /// If a name is empty, comes twice, or is one of unknown speakers (`SPEAKER_00`, `UNKNOWN`), an embedding is zero or not
+    /// If a name is empty, has control characters, comes twice, or is one of unknown speakers (`SPEAKER_00`, `UNKNOWN`), an embedding is zero or not
     /// finite or has another number of values than the first, or the threshold is out of range.
     pub fn new(voices: Vec<(String, Vec<f32>)>, threshold: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&threshold) {

@@ -301,7 +301,7 @@ impl OnlineDiarizer {
         Ok(())
     }
 
-    /// Who is active in a window, (frames, speakers), nobody after the first this many frames.
+    /// Who is active in a window, (frames, speakers), nobody after the first `frames` frames.
     fn segmented(&self, window: &[f32], frames: usize) -> Result<Vec<u8>> {
         let network = &self.diarizer.segmentation;
         let mut activities = network.chunk(window)?;

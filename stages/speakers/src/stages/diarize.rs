@@ -316,7 +316,7 @@ struct Diarizing {
     known: Option<Arc<KnownSpeakers>>,
 }
 
-/// Of recordings from this many seconds on it is told how far they are.
+/// The progress of recordings from this many seconds on is reported.
 const TOLD_FROM: f64 = 300.0;
 
 fn stopped() -> StageError {

@@ -49,7 +49,7 @@ impl Format {
 /// diarize again. Files are replaced as a whole; others in the folder are left alone, also those of recordings and
 /// formats that are no longer asked for. A file that is missing or was changed is written again by the next run.
 ///
-/// `rttm`: the turns, in NIST's format, which scoring tools read; the recording depends on its name without folder and ending, and
+/// `rttm`: the turns, in NIST's format, which scoring tools read; the recording is called by its name without folder and extension, and
 /// white space in names becomes `_`. `json`: `diarization` and `exclusive_diarization`, lists of `start`, `end`, `speaker`, as
 /// pyannote writes them, and `speakers`, a list of `speaker`, `seconds`, `embedding`, which `known_speakers` takes; of a recording
 /// that is damaged also `damaged_at`, where that begins. Times are seconds to the millisecond.

@@ -437,7 +437,7 @@ fn an_object_in_parts_is_written_though_the_last_answer_is_lost() {
         writer.finish().unwrap();
         assert!(storage.read(&object, 1 << 30).unwrap() == content, "{fault:?}");
     }
-    // Where it was not written, another object of the same size is not written by flow.
+    // Where it was not written, another object of the same size is none of ours.
     server.clear();
     server.fault(FaultRule {
         method: Some("POST"),

@@ -60,7 +60,7 @@ pub struct CheckpointRecord {
     pub settings: BTreeMap<String, Value>,
     /// Digest of the train rows.
     pub data: Option<String>,
-    /// How random numbers are made. They are drawn again for each micro-batch from the seed, the step, the
+    /// How random numbers are made. They are drawn afresh for each micro-batch from the seed, the step, the
     /// rank and the micro-batch, so no state of a generator needs to be kept.
     pub random: String,
     /// Word error rate on the validation sample, where this very model was evaluated.

@@ -97,7 +97,7 @@ pub fn check(
 }
 
 /// All that measurements depend on: model, settings, shapes, the program and how many threads it computes on. None where the
-/// program's file cannot be determined from another one.
+/// program's file cannot be distinguished from another one.
 fn identity(settings: &ResolvedSettings, config: &ModelConfig, shapes: &[BatchShape]) -> Option<String> {
     let program = std::env::current_exe().ok()?.metadata().ok()?;
     let written = program.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;

@@ -18,7 +18,7 @@ pub struct Card {
     pub source: &'static str,
 }
 
-/// The cards that are known. Where a source gives rates with sparsity, half of them are here.
+/// The cards that are known. Where a source gives rates with sparsity, half of each is given here.
 pub const CARDS: [Card; 4] = [
     Card {
         name: "h100",

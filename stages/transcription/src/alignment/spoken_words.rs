@@ -2,6 +2,8 @@
 
 use flow_model::tokenizer::Tokenizer;
 
+use crate::word_key::word_key;
+
 /// A word of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpokenWord {
@@ -29,29 +31,10 @@ impl SpokenWord {
             text: text.to_owned(),
             sounds: tokens.iter().map(has_sound).collect(),
             tokens,
-            key: key(text),
+            key: word_key(text),
             unknown,
         }
     }
-}
-
-/// What words are compared by: their letters and digits, in lower case.
-pub fn key(word: &str) -> String {
-    let letters = word.chars().flat_map(char::to_lowercase);
-    // Vowel signs of Indic scripts are no letters by themselves.
-    letters
-        .filter(|c| !c.is_ascii_punctuation() && (c.is_alphanumeric() || !is_mark(*c)))
-        .collect()
-}
-
-/// Whether a character separates or closes, as far as words have such.
-fn is_mark(c: char) -> bool {
-    c.is_whitespace()
-        || matches!(c, '\u{2010}'..='\u{2027}' | '\u{2030}'..='\u{205e}' | '\u{3000}'..='\u{3003}' | '\u{3008}'..='\u{301f}')
-        || matches!(
-            c,
-            '।' | '॥' | '¿' | '¡' | '«' | '»' | '؟' | '،' | '۔' | '！' | '，' | '．' | '：' | '；' | '？' | '・'
-        )
 }
 
 /// The tokens of a word, and its characters that are in no token. A word that the vocabulary lacks as it is written is taken in

@@ -11,11 +11,12 @@ use flow_speakers::silero::SAMPLE_RATE;
 
 use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
 use crate::alignment::blocks::{Block, blocks, pairs};
-use crate::alignment::spoken_words::{SpokenWord, key};
+use crate::alignment::spoken_words::SpokenWord;
 use crate::alignment::{Aligned, AlignedWord, AlignmentSettings};
 use crate::long_audio::LongAudio;
 use crate::streamed::Samples;
 use crate::window_groups::group_by_group;
+use crate::word_key::word_key;
 use crate::{Result, TranscriptionError, Word};
 
 /// Bytes of encoded windows that are kept from the first pass over a recording to the second; others are encoded again.
@@ -95,8 +96,8 @@ impl Recognizer {
             return Err(TranscriptionError::setting("window", why));
         }
         let text = self.spoken(text)?;
-        let kept = first.kept;
-        let recording = kept.as_deref().map_or(Kept::Recording(recording), Kept::Samples);
+        let kept = first.kept.as_deref();
+        let recording = kept.as_ref().map_or(recording, |kept| kept as &dyn Samples);
         let samples = first.activity.samples();
         let ranges = match samples <= (recognition.max_window * f64::from(SAMPLE_RATE)) as u64 {
             true => std::iter::once(0..samples).collect(),
@@ -116,7 +117,7 @@ impl Recognizer {
         }
         let Some(windows) = self.hear(
             &ranges,
-            &recording,
+            recording,
             (recognition.batch_seconds, settings.delay),
             cancelled,
         )?
@@ -130,19 +131,19 @@ impl Recognizer {
             .collect();
         let heard: Vec<Vec<String>> = windows
             .iter()
-            .map(|window| window.words.iter().map(|word| key(&word.word)).collect())
+            .map(|window| window.words.iter().map(|word| word_key(&word.word)).collect())
             .collect();
         let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
         let pairs = pairs(&keys, &heard);
         let blocks = blocks(&keys, &heard, &pairs, &lengths);
         let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
-        let Some(mut found) = self.align_blocks(windows, blocks, &text, &recording, settings, cancelled)? else {
+        let Some(mut found) = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)? else {
             return Ok(None);
         };
         // Words that were heard and are in the text, where the text has them, too.
         let mut is_of_text = vec![false; heard.len()];
         for (word, at) in pairs {
-            is_of_text[at] = found.words[word].said && keys[word] == key(&heard[at].word);
+            is_of_text[at] = found.words[word].said && keys[word] == word_key(&heard[at].word);
         }
         found.tell_without_text(heard.into_iter().zip(is_of_text));
         found.with_segments(&text.lengths, &settings.segments).map(Some)
@@ -468,21 +469,6 @@ fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned
     }
     all.score = score / tokens.max(1) as f64;
     all
-}
-
-/// The samples that the first pass has kept, or the recording.
-enum Kept<'a> {
-    Samples(&'a [f32]),
-    Recording(&'a dyn Samples),
-}
-
-impl Samples for Kept<'_> {
-    fn pass(&self, take: &mut crate::streamed::Take<'_>) -> Result<()> {
-        match self {
-            Kept::Samples(samples) => samples.pass(take),
-            Kept::Recording(recording) => recording.pass(take),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -135,7 +135,7 @@ fn windows_that_are_encoded_again_give_the_same() {
             .unwrap();
         let heard: Vec<Vec<String>> = windows
             .iter()
-            .map(|window| window.words.iter().map(|word| key(&word.word)).collect())
+            .map(|window| window.words.iter().map(|word| word_key(&word.word)).collect())
             .collect();
         let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
         let blocks = blocks(&keys, &heard, &pairs(&keys, &heard), &lengths);

@@ -10,7 +10,8 @@ use flow_speakers::silero::SAMPLE_RATE;
 use super::split::mean;
 use super::{Heard, RecognitionSettings, Recognizer, VoiceActivity, batches};
 use crate::coverage::{CoverageMode, SuspectUse, holes, spans};
-use crate::suspects::{plain, suspects};
+use crate::suspects::suspects;
+use crate::word_key::word_key;
 use crate::{Result, Word};
 
 /// A way to decode a piece again.
@@ -109,7 +110,7 @@ impl Piece {
 
 /// Words that two hearings have in common, in order, as a share of those of the longer one.
 fn share_in_common(a: &Heard, b: &Heard) -> f64 {
-    let texts = |heard: &Heard| -> Vec<String> { heard.words.iter().map(|word| plain(&word.word)).collect() };
+    let texts = |heard: &Heard| -> Vec<String> { heard.words.iter().map(|word| word_key(&word.word)).collect() };
     let (a, b) = (texts(a), texts(b));
     let mut row = vec![0usize; b.len() + 1];
     for a in &a {
@@ -348,7 +349,7 @@ fn add(heard: &mut Heard, found: Heard, hole: &Range<f64>) {
     } = found;
     let place = heard.words.partition_point(|word| word.start < hole.start);
     let same = |a: Option<&Word>, b: Option<&Word>| match (a, b) {
-        (Some(a), Some(b)) => plain(&a.word) == plain(&b.word),
+        (Some(a), Some(b)) => word_key(&a.word) == word_key(&b.word),
         _ => false,
     };
     if place > 0 && same(heard.words.get(place - 1), words.first()) {

@@ -104,7 +104,7 @@ fn texts(heard: &[Heard]) -> Vec<String> {
     heard
         .iter()
         .flat_map(|heard| &heard.words)
-        .map(|word| plain(&word.word))
+        .map(|word| word_key(&word.word))
         .collect()
 }
 

@@ -194,7 +194,7 @@ struct Bf16Tile<'a, T> {
     vectors: usize,
     /// `groups` times the columns of `vectors` times two.
     weights: &'a [u16],
-    /// Rows of the tile: that many of these, each of `groups` times two.
+    /// Rows of the tile: the first `count` of these, each of `groups` times two.
     count: usize,
     rows: [&'a [T]; ROWS],
 }

@@ -304,7 +304,7 @@ struct Int8Tile<'a, T> {
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "for one kernel alone"))]
     code_sums: &'a [i32],
     scales: &'a [f32],
-    /// Rows of the tile: that many of these, each of `groups` times the steps of a group.
+    /// Rows of the tile: the first `count` of these, each of `groups` times the steps of a group.
     count: usize,
     rows: [&'a [T]; ROWS],
     row_scales: [f32; ROWS],

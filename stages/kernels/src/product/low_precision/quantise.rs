@@ -40,8 +40,8 @@ fn range(values: &[f32]) -> (f32, f32) {
     }
 }
 
-/// How values become codes: `code = value / scale`, rounded, plus `zero`. Values with one that is not finite have a scale that is no
-/// number, and so have all elements of a product with them.
+/// How values become codes: `code = value / scale`, rounded, plus `zero`. If one value is not finite, the scale is no
+/// number, and neither is any element of a product with it.
 #[derive(Clone, Copy, Debug)]
 pub struct Codes {
     /// The value from one code to the next.

@@ -242,7 +242,7 @@ fn listed_until(
 /// `hi_in/partial-train/0000.parquet`.
 fn config_and_split(below: &[String], name: &str) -> (String, String) {
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
-    let of_name = numbered(stem).map(|split| split.to_string());
+    let of_name = numbered(stem).map(|numbered| numbered.split.to_string());
     let mut folders: Vec<&str> = below
         .iter()
         .map(String::as_str)
@@ -257,11 +257,16 @@ fn config_and_split(below: &[String], name: &str) -> (String, String) {
                 .unwrap_or_default();
             let is_number = stem.bytes().all(|byte| byte.is_ascii_digit());
             match usual(spoken_of(last)) {
+                // As the hub names converted files: the folder is the split.
+                _ if is_number && !folders.is_empty() => {
+                    let split = usual(last).to_string();
+                    folders.pop();
+                    split
+                }
                 split @ ("train" | "validation" | "test") => {
                     folders.pop();
                     split.to_string()
                 }
-                _ if is_number && !folders.is_empty() => folders.pop().unwrap_or_default().to_string(),
                 _ => match spoken_of(stem) {
                     split @ ("train" | "validation" | "test") => split.to_string(),
                     _ => "train".into(),
@@ -272,12 +277,26 @@ fn config_and_split(below: &[String], name: &str) -> (String, String) {
     (folders.join("/"), split)
 }
 
-/// The split of `train-00000-of-00047` and of `train-00000-of-00001-3859b9935622e1d8`.
-fn numbered(stem: &str) -> Option<&str> {
+/// What the name of a file with a number says.
+struct Numbered<'a> {
+    split: &'a str,
+    number: usize,
+    total: usize,
+}
+
+/// The parts of `train-00000-of-00047` and of `train-00000-of-00001-3859b9935622e1d8`.
+fn numbered(stem: &str) -> Option<Numbered<'_>> {
     let (before, total) = stem.split_once("-of-")?;
     let (split, number) = before.rsplit_once('-')?;
-    let is_number = |digits: &str| digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
-    (is_number(number) && total.get(..5).is_some_and(is_number)).then_some(split)
+    let number_of = |digits: &str| {
+        let is_number = digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| digits.parse().ok()).flatten()
+    };
+    Some(Numbered {
+        split,
+        number: number_of(number)?,
+        total: number_of(total.get(..5)?)?,
+    })
 }
 
 fn parquet_of(path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
@@ -613,7 +632,7 @@ impl Corpus for DataSet {
         self.told.clone()
     }
 
-    /// Files with recordings are not read for their digests: their looks represent them. A row without bytes names another file.
+    /// Files with recordings are not read for their digests: their looks serve instead. A row without bytes names another file.
     fn has_files(&self, part: &Part) -> bool {
         let file = self.places().get(part.number).map(|(file, _)| *file);
         file.is_some_and(|file| !self.files[file].embeds)
@@ -734,6 +753,8 @@ mod tests {
             ("hindi/valid-00000-of-00001.parquet", "hindi:valid"),
             ("hi_in/partial-train/0000.parquet", "hi_in:train"),
             ("hi_in/9_hours/0000.parquet", "hi_in:9_hours"),
+            ("all/test.clean/0000.parquet", "all:test.clean"),
+            ("dev/0000.parquet", ":validation"),
             ("my_dev_1.parquet", ":validation"),
             ("x.parquet", ":train"),
         ] {

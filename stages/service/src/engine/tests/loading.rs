@@ -19,7 +19,7 @@ fn models_that_cannot_be_loaded_say_which() {
         }
         other => panic!("{other:?}"),
     }
-    // Clients are reported, too, but not where the models lie.
+    // Clients get the message, too, but not where the models lie.
     let folder = tempfile::tempdir().unwrap();
     let (damaged, incomplete) = (folder.path().join("damaged.nemo"), folder.path().join("incomplete/"));
     std::fs::write(&damaged, "no model").unwrap();

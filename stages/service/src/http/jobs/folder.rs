@@ -60,6 +60,16 @@ pub struct JobRequest {
     pub webhook: Option<String>,
 }
 
+impl JobRequest {
+    /// Whether another request is the same, as far as its fields and the size of its recording say.
+    pub fn asks_same(&self, other: &Self) -> bool {
+        self.file_name == other.file_name
+            && self.bytes == other.bytes
+            && self.webhook == other.webhook
+            && self.asked.is_like(&other.asked)
+    }
+}
+
 /// How a job has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -224,7 +234,9 @@ impl JobFolder {
         };
         let accepted = accepted();
         if accepted.is_err() {
-            let _ = fs::remove_dir_all(&made);
+            for left in [&made, &self.of(&request.id)] {
+                let _ = fs::remove_dir_all(left);
+            }
         }
         accepted
     }
@@ -285,7 +297,11 @@ impl JobFolder {
     /// If it cannot be removed.
     pub fn remove(&self, id: &str) -> io::Result<()> {
         let removed = self.private.path().join(id);
-        fs::rename(self.of(id), &removed)?;
+        match fs::rename(self.of(id), &removed) {
+            // Somebody else has removed it, or an earlier try has.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            renamed => renamed?,
+        }
         self.sync()?;
         // What is left goes with the private folder.
         let _ = fs::remove_dir_all(&removed);
@@ -318,7 +334,7 @@ fn stored(path: &Path, id: &str) -> io::Result<StoredJob> {
         delivery,
         bytes,
     };
-    match File::open(&outcome) {
+    match open_regular_file(&outcome) {
         Ok(file) => {
             let mut line = Vec::new();
             BufReader::new(file.take(MOST)).read_until(b'\n', &mut line)?;
@@ -430,7 +446,8 @@ pub mod tests {
         assert!(jobs[0].outcome.is_none() && jobs[0].bytes == 5);
         assert!(!folder.audio(&third.id).unwrap().exists() && folder.audio(&first.id).unwrap().exists());
         folder.remove(&first.id).unwrap();
-        assert!(folder.remove(&first.id).is_err());
+        // Again: it is gone.
+        folder.remove(&first.id).unwrap();
         drop(folder);
         assert_eq!(open(&path).1.len(), 2);
     }

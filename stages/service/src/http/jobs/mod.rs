@@ -129,9 +129,11 @@ impl Jobs {
         }
         let mut table = Table::default();
         let (owed, sending) = unbounded_channel();
-        for job in stored {
-            let number = job.request.number;
-            table.next = table.next.max(number.saturating_add(1));
+        for mut job in stored {
+            // One that could not be read at an earlier start may have the number of a later one.
+            let number = job.request.number.max(table.next);
+            job.request.number = number;
+            table.next = number.saturating_add(1);
             table.numbers.insert(job.request.id.clone(), number);
             let entry = Entry {
                 request: Arc::new(job.request),
@@ -193,17 +195,16 @@ impl Jobs {
         Ok(())
     }
 
-    /// The job that the same client sent with this `Idempotency-Key`.
-    pub fn find_by_key(&self, owner: Option<&str>, key: &str) -> Option<Value> {
-        let table = self.table();
-        table.by_key(owner, key).map(Entry::described)
+    /// Whether the same client sent a job with this `Idempotency-Key`.
+    pub fn knows_key(&self, owner: Option<&str>, key: &str) -> bool {
+        self.table().by_key(owner, key).is_some()
     }
 
     /// Accepts a job; it is on disk when this returns. Number, id and time of the request are set here. Where there
     /// is a job of the same `Idempotency-Key`, that one is returned.
     ///
     /// # Errors
-    /// 429 if there is no place for it, 507 if it cannot be written.
+    /// 422 if the job of the key is another one, 429 if there is no place for it, 507 if it cannot be written.
     pub async fn accept(&self, mut request: JobRequest, upload: Upload) -> Result<Value, ApiError> {
         let failed = |error: io::Error| {
             let message = format!("the job cannot be kept: {}", error.kind());
@@ -215,11 +216,17 @@ impl Jobs {
         let _alone = self.commits.lock().await;
         {
             let mut table = self.table();
-            table.check_room(self.settings.max_queued)?;
             let of_key = request.idempotency_key.as_deref();
             if let Some(entry) = of_key.and_then(|key| table.by_key(request.owner.as_deref(), key)) {
-                return Ok(entry.described());
+                return if entry.request.asks_same(&request) {
+                    Ok(entry.described())
+                } else {
+                    let message = "this `Idempotency-Key` was sent before with another recording or other fields";
+                    let status = axum::http::StatusCode::UNPROCESSABLE_ENTITY;
+                    Err(ApiError::new(status, "idempotency_key_reused", message))
+                };
             }
+            table.check_room(self.settings.max_queued)?;
             request.number = table.next;
             table.next += 1;
         }

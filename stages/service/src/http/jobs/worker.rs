@@ -89,7 +89,7 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
         return Ran::Again;
     }
     let ran = transcribe(app, jobs, &request, attempts, &cancelled).await;
-    if matches!(ran, Ran::Again) {
+    if matches!(ran, Ran::Again | Ran::Interrupted) {
         // Only deaths of the process count. If this is not written, one more is counted.
         let _ = jobs.note_attempts(&request, attempts).await;
     }

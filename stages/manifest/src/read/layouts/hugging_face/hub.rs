@@ -4,7 +4,7 @@
 //! folders and files. Parquet files are read. A dataset without any is read from the branch `refs/convert/parquet`, into which the hub
 //! converts public datasets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
@@ -13,14 +13,18 @@ use serde_yaml::Value;
 
 use super::super::splits::chosen;
 use super::super::{Layout, Manifest, wrong};
-use super::{ReadSettings, config_and_split, open_parquet_files};
+use super::{Numbered, ReadSettings, config_and_split, numbered, open_parquet_files};
 use crate::error::ManifestError;
-use crate::read::files::{Format, expand};
+use crate::read::files::{Format, expand_braces};
 
 /// The branch of converted files.
 const CONVERTED: &str = "refs/convert/parquet";
 /// The longest README.md whose header is read, in bytes.
 const LONGEST_README: u64 = 8 << 20;
+/// The longest pattern of README.md, in bytes.
+const LONGEST_PATTERN: usize = 1_000;
+/// Patterns times files that are compared.
+const MOST_COMPARISONS: usize = 20_000_000;
 /// Of a configuration without a name.
 const DEFAULT: &str = "default";
 
@@ -31,8 +35,8 @@ struct Config {
     is_default: bool,
     /// The folder that its patterns are relative to; empty: the repository.
     folder: String,
-    /// Splits, each with a pattern of paths; empty: all files of the folder, with splits by their names.
-    patterns: Vec<(String, String)>,
+    /// Splits, each with a pattern of paths; none: all files of the folder, with splits by their names.
+    patterns: Option<Vec<(String, String)>>,
 }
 
 /// A file of a configuration.
@@ -66,33 +70,23 @@ fn open_from(
     let root = Path::new(&name);
     refuse_settings(root, reference, settings)?;
     let listed = listed(hub, reference, &reference.repository, progress)?;
-    let configs = match listed.files.iter().any(|file| file == "README.md") {
-        false => Vec::new(),
-        true => {
-            let readme = fetched(hub, reference, &listed, &["README.md"], progress)?;
-            readme
-                .first()
-                .map(|path| declared(path, root))
-                .transpose()?
-                .unwrap_or_default()
-        }
-    };
-    let mut taken = listed;
-    let (mut config, mut files) = files_of(&taken.files, &configs, reference.config.as_deref(), root)?;
-    if !taken.files.iter().any(|file| is_data(file)) && reference.repository.revision == "main" {
+    let has_data = listed.files.iter().any(|file| is_data(file));
+    let (taken, configs) = if has_data || reference.repository.revision != "main" {
+        let configs = configs(hub, reference, &listed, progress)?;
+        (listed, configs)
+    } else {
         let converted = HubReference {
             revision: CONVERTED.into(),
             ..reference.repository.clone()
         };
-        let others = others(&taken.files);
-        taken = self::listed(hub, reference, &converted, progress).map_err(|error| {
-            wrong(
-                root,
-                format!("it has no Parquet files ({others}), nor converted ones: {error}"),
-            )
+        let others = others(&listed.files);
+        let converted = self::listed(hub, reference, &converted, progress).map_err(|error| {
+            let why = format!("it has no Parquet files ({others}), nor converted ones: {error}");
+            wrong(root, why)
         })?;
-        (config, files) = files_of(&taken.files, &[], reference.config.as_deref(), root)?;
-    }
+        (converted, Vec::new())
+    };
+    let (config, files) = files_of(&taken.files, &configs, reference.config.as_deref(), root)?;
     if files.is_empty() {
         return Err(wrong(
             root,
@@ -121,6 +115,22 @@ fn open_from(
     }
     let files = paths.into_iter().zip(files).map(|(path, file)| (path, file.split));
     open_parquet_files(root, files.collect(), told, settings)
+}
+
+/// The configurations that the README.md of a dataset declares; none where it has none.
+fn configs(
+    hub: &Hub,
+    reference: &DatasetReference,
+    dataset: &DatasetFiles,
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> Result<Vec<Config>, ManifestError> {
+    if !dataset.files.iter().any(|file| file == "README.md") {
+        return Ok(Vec::new());
+    }
+    let readme = fetched(hub, reference, dataset, &["README.md"], progress)?;
+    let root = reference.to_string();
+    let declared = readme.first().map(|path| declared(path, Path::new(&root)));
+    Ok(declared.transpose()?.unwrap_or_default())
 }
 
 /// Refuses settings that contradict a dataset of the hub.
@@ -206,7 +216,7 @@ fn declared(readme: &Path, root: &Path) -> Result<Vec<Config>, ManifestError> {
     let invalid = |why: String| wrong(root, format!("the header of its README.md is no valid YAML: {why}"));
     flow_yaml_guard::check(&header).map_err(|error| invalid(error.to_string()))?;
     let header: Value = serde_yaml::from_str(&header).map_err(|error| invalid(error.to_string()))?;
-    Ok(configs_of(&header))
+    configs_of(&header).map_err(|why| wrong(root, format!("the header of its README.md: {why}")))
 }
 
 /// The lines between the first two lines of three dashes.
@@ -225,80 +235,100 @@ fn header(text: &str) -> Option<String> {
     None
 }
 
-fn configs_of(header: &Value) -> Vec<Config> {
-    let declared = header.get("configs");
-    let declared = match declared {
+/// # Errors
+/// Says what is not understood: a file that is declared and not read would be rows that are lost.
+fn configs_of(header: &Value) -> Result<Vec<Config>, String> {
+    let declared = match header.get("configs") {
+        None | Some(Value::Null) => Vec::new(),
         Some(Value::Sequence(configs)) => configs.iter().collect(),
-        Some(config @ Value::Mapping(_)) => vec![config],
-        _ => Vec::new(),
+        Some(config) => vec![config],
     };
-    let text = |config: &Value, key: &str| config.get(key).and_then(Value::as_str).map(str::to_owned);
-    let read = |config: &Value| Config {
-        name: text(config, "config_name").unwrap_or_else(|| DEFAULT.into()),
-        is_default: config.get("default").and_then(Value::as_bool).unwrap_or(false),
-        folder: text(config, "data_dir")
-            .unwrap_or_default()
-            .trim_matches(['/', '.'])
-            .to_owned(),
-        patterns: config.get("data_files").map(patterns_of).unwrap_or_default(),
+    let read = |config: &Value| -> Result<Config, String> {
+        if !config.is_mapping() {
+            return Err("`configs` has an entry that is no map".into());
+        }
+        let text = |key: &str| config.get(key).map(|value| text(value, key)).transpose();
+        let name = text("config_name")?.unwrap_or_else(|| DEFAULT.into());
+        let folder = text("data_dir")?.unwrap_or_default();
+        let folder = folder.trim_start_matches("./").trim_end_matches('/');
+        let patterns = config.get("data_files").map(patterns_of).transpose();
+        Ok(Config {
+            is_default: config.get("default").and_then(Value::as_bool).unwrap_or(false),
+            folder: if folder == "." {
+                String::new()
+            } else {
+                folder.to_owned()
+            },
+            patterns: patterns.map_err(|why| format!("configuration `{name}`: {why}"))?,
+            name,
+        })
     };
-    declared.into_iter().map(read).collect()
+    let configs = declared
+        .into_iter()
+        .map(read)
+        .collect::<Result<Vec<Config>, String>>()?;
+    let mut names = BTreeSet::new();
+    match configs.iter().find(|config| !names.insert(config.name.as_str())) {
+        Some(twice) => Err(format!("configuration `{}` is declared twice", twice.name)),
+        None => Ok(configs),
+    }
+}
+
+/// A text, or a number as it is written.
+fn text(value: &Value, key: &str) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Number(number) => Ok(number.to_string()),
+        _ => Err(format!("`{key}` is no text")),
+    }
 }
 
 /// Splits and patterns of `data_files`: a pattern or a list of patterns of the split `train`, a list of maps with `split` and `path`, or
 /// a map of splits.
-fn patterns_of(files: &Value) -> Vec<(String, String)> {
-    let paths = |value: &Value| -> Vec<String> {
-        match value {
-            Value::String(path) => vec![path.clone()],
-            Value::Sequence(paths) => paths
-                .iter()
-                .filter_map(|path| path.as_str().map(str::to_owned))
-                .collect(),
-            _ => Vec::new(),
+fn patterns_of(files: &Value) -> Result<Vec<(String, String)>, String> {
+    let of_split = |split: String, value: &Value| -> Result<Vec<(String, String)>, String> {
+        let paths = match value {
+            Value::Sequence(paths) => paths.iter().collect(),
+            path => vec![path],
+        };
+        let pair = |path: &Value| Ok((split.clone(), text(path, "data_files")?));
+        paths.into_iter().map(pair).collect()
+    };
+    let of_entry = |entry: &Value| match entry {
+        Value::Mapping(_) => {
+            let split = entry.get("split").map(|split| text(split, "split")).transpose()?;
+            let path = entry.get("path").ok_or("`data_files` has an entry without `path`")?;
+            of_split(split.unwrap_or_else(|| "train".into()), path)
         }
+        other => of_split("train".into(), other),
     };
-    let of_split = |split: &str, value: &Value| -> Vec<(String, String)> {
-        paths(value).into_iter().map(|path| (split.to_owned(), path)).collect()
-    };
-    match files {
-        Value::String(_) => of_split("train", files),
-        Value::Sequence(entries) => entries
-            .iter()
-            .flat_map(|entry| match entry {
-                Value::Mapping(_) => {
-                    let split = entry.get("split").and_then(Value::as_str).unwrap_or("train");
-                    entry.get("path").map(|path| of_split(split, path)).unwrap_or_default()
-                }
-                other => of_split("train", other),
-            })
-            .collect(),
+    let all: Result<Vec<Vec<_>>, String> = match files {
         Value::Mapping(splits) => splits
             .iter()
-            .filter_map(|(split, value)| Some(of_split(split.as_str()?, value)))
-            .flatten()
+            .map(|(split, value)| of_split(text(split, "data_files")?, value))
             .collect(),
-        _ => Vec::new(),
-    }
+        Value::Sequence(entries) => entries.iter().map(of_entry).collect(),
+        other => return of_split("train".into(), other),
+    };
+    Ok(all?.concat())
 }
 
 /// Checks that of files with numbers, `train-00000-of-00047.parquet`, all are there.
 fn check_numbers(paths: &[&str], root: &Path) -> Result<(), ManifestError> {
-    let mut sets: BTreeMap<(&str, usize), usize> = BTreeMap::new();
+    let mut sets: BTreeMap<(&str, &str, usize), BTreeSet<usize>> = BTreeMap::new();
     for path in paths {
-        let Some((before, total)) = path.rsplit_once("-of-") else {
-            continue;
-        };
-        let total = total.get(..5).and_then(|total| total.parse::<usize>().ok());
-        if let (Some(total), Some((name, _))) = (total, before.rsplit_once('-')) {
-            *sets.entry((name, total)).or_default() += 1;
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+        if let Some(Numbered { split, number, total }) = numbered(stem) {
+            sets.entry((folder, split, total)).or_default().insert(number);
         }
     }
-    match sets.iter().find(|((_, total), found)| *found < total) {
-        Some(((name, total), found)) => Err(wrong(
-            root,
-            format!("the repository has {found} of {total} files `{name}-NNNNN-of-{total:05}`"),
-        )),
+    match sets.iter().find(|((_, _, total), found)| found.len() < *total) {
+        Some(((folder, split, total), found)) => {
+            let found = found.len();
+            let why = format!("it has {found} of {total} files `{folder}/{split}-NNNNN-of-{total:05}`");
+            Err(wrong(root, why.replace("`/", "`")))
+        }
         None => Ok(()),
     }
 }
@@ -362,39 +392,47 @@ fn files_of(
         false => format!("{}/", config.folder),
     };
     let mut found: Vec<Found> = Vec::new();
-    if config.patterns.is_empty() {
+    if config.patterns.is_none() {
         let below = data.iter().filter(|path| path.starts_with(&folder));
         found.extend(below.map(|path| Found {
             path: (*path).clone(),
             split: placed(&path[folder.len()..]).1,
         }));
     }
-    for (split, pattern) in &config.patterns {
-        let patterns = expand(pattern).map_err(|why| wrong(root, format!("its README.md: {why}")))?;
-        let patterns: Vec<String> = patterns
-            .iter()
-            .map(|pattern| format!("{folder}{}", pattern.trim_start_matches("./")))
-            .collect();
-        let fits = |path: &str, pattern: &String| path_fits(pattern, path) || path.starts_with(&format!("{pattern}/"));
-        // A file that is declared and not read would be rows that are lost.
-        if let Some(none) = patterns.iter().find(|of| !data.iter().any(|path| fits(path, of))) {
-            let why = format!(
-                "the pattern `{none}` of configuration `{}` in its README.md matches no Parquet file",
-                config.name
-            );
-            return Err(wrong(root, why));
+    let mut count = 0usize;
+    for (split, pattern) in config.patterns.iter().flatten() {
+        let wrong = |why: &str| wrong(root, format!("configuration `{}` in its README.md: {why}", config.name));
+        if pattern.len() > LONGEST_PATTERN {
+            return Err(wrong("a pattern of `data_files` is too long"));
         }
-        for path in data.iter().filter(|path| patterns.iter().any(|of| fits(path, of))) {
-            let file = Found {
+        let patterns = expand_braces(pattern, pattern.clone()).map_err(|why| wrong(&why))?;
+        count = count.saturating_add(patterns.len());
+        if count.saturating_mul(data.len()) > MOST_COMPARISONS {
+            return Err(wrong("`data_files` has too many patterns"));
+        }
+        for pattern in patterns {
+            let pattern = format!("{folder}{}", pattern.trim_start_matches("./").trim_end_matches('/'));
+            let below = format!("{pattern}/");
+            let before = found.len();
+            let fitting = data
+                .iter()
+                .filter(|path| path_fits(&pattern, path) || path.starts_with(&below));
+            found.extend(fitting.map(|path| Found {
                 path: (*path).clone(),
                 split: split.clone(),
-            };
-            if !found.contains(&file) {
-                found.push(file);
+            }));
+            // A file that is declared and not read would be rows that are lost.
+            if found.len() == before {
+                return Err(wrong(&format!("the pattern `{pattern}` matches no Parquet file")));
             }
         }
     }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found.sort_by(|a, b| (&a.path, &a.split).cmp(&(&b.path, &b.split)));
+    found.dedup();
+    if found.is_empty() {
+        let why = format!("configuration `{}` in its README.md has no Parquet files", config.name);
+        return Err(wrong(root, why));
+    }
     Ok((told, found))
 }
 
@@ -458,7 +496,7 @@ mod tests {
     }
 
     fn configs(header: &str) -> Vec<Config> {
-        configs_of(&serde_yaml::from_str(header).unwrap())
+        configs_of(&serde_yaml::from_str(header).unwrap()).unwrap()
     }
 
     /// `path:split` of the files that are read, after the configuration, or the error.
@@ -636,15 +674,17 @@ configs:
             ),
             ("'data/{train,test}.parquet'", "data/test.parquet"),
             ("../../../etc/*", "../../../etc/*"),
+            ("other/", "other"),
         ] {
             let error = of(patterns).unwrap_err();
             assert!(
-                error.contains(&format!("the pattern `{none}` of configuration `x`")),
+                error.contains(&format!("configuration `x` in its README.md: the pattern `{none}`")),
                 "{error}"
             );
         }
         let numbers = |paths: &[&str]| check_numbers(paths, Path::new("d")).map_err(|error| error.to_string());
         numbers(&[
+            "data-part-of-10000.parquet",
             "a/train-00000-of-00002.parquet",
             "a/train-00001-of-00002-3859b9935622e1d8.parquet",
             "x.parquet",
@@ -661,10 +701,27 @@ configs:
         for none in ["", "# Title\n---\n", "---\na: 1\n"] {
             assert_eq!(header(none), None, "{none:?}");
         }
+        let patterns = |header: &str| configs(header).remove(0).patterns;
         let files = "configs: {config_name: x, data_files: {train: a/*, test: [b/*, c/*]}}";
-        assert_eq!(configs(files)[0].patterns.len(), 3);
-        for odd in ["configs: 3", "configs: [1, [2]]", "configs: [{data_files: {1: 2}}]"] {
-            assert!(configs(odd).iter().all(|config| config.patterns.is_empty()), "{odd}");
+        assert_eq!(patterns(files).unwrap().len(), 3);
+        assert_eq!(patterns("configs: {data_dir: x}"), None);
+        let numbers = configs("configs: [{config_name: 2024, data_files: [{split: 1, path: a}]}]").remove(0);
+        assert_eq!(
+            (numbers.name.as_str(), numbers.patterns),
+            ("2024", Some(vec![("1".into(), "a".into())]))
+        );
+        // What is not understood is never left out.
+        for odd in [
+            "configs: 3",
+            "configs: [1, [2]]",
+            "configs: {data_files: {train: {a: b}}}",
+            "configs: {data_files: [{split: x}]}",
+            "configs: {data_files: [a, [[b]]]}",
+            "configs: {data_files: null}",
+            "configs: {data_dir: [x]}",
+            "configs: [{config_name: x}, {config_name: x}]",
+        ] {
+            assert!(configs_of(&serde_yaml::from_str(odd).unwrap()).is_err(), "{odd}");
         }
     }
 }
