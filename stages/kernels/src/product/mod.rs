@@ -7,6 +7,8 @@
 mod cache;
 pub mod cublaslt;
 mod cuda;
+#[cfg(test)]
+mod device_tests;
 #[cfg(target_arch = "x86_64")]
 mod gemm;
 #[cfg(target_arch = "x86_64")]

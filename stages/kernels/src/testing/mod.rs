@@ -2,11 +2,11 @@
 //! kernels for devices. It panics where something is not as it should be.
 
 pub mod cublaslt;
-#[cfg(test)]
-mod device_tests;
 pub mod emulator;
 #[cfg(test)]
-mod fused_tests;
+mod emulator_tests;
+#[cfg(test)]
+pub(crate) mod on_device;
 
 use std::sync::OnceLock;
 

@@ -1,6 +1,8 @@
 //! AdamW: the update of parameters and their moments, in 32 or in 8 bits.
 
 mod cuda;
+#[cfg(test)]
+mod device_tests;
 pub mod eight_bit;
 mod rounding;
 

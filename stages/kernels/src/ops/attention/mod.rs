@@ -4,6 +4,8 @@
 //! share, are one matrix product per head.
 
 mod cuda;
+#[cfg(test)]
+mod device_tests;
 
 use std::ops::Range;
 

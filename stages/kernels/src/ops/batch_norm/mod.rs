@@ -1,6 +1,8 @@
 //! Batch normalisation over rows, followed by SiLU, in one pass.
 
 pub(crate) mod cuda;
+#[cfg(test)]
+mod device_tests;
 
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;

@@ -2,6 +2,8 @@
 //! sides.
 
 mod cuda;
+#[cfg(test)]
+mod device_tests;
 
 use candle_core::Tensor;
 

@@ -1,6 +1,8 @@
 //! Element-wise passes: sums in place, residual connections, dropout, SiLU.
 
 mod cuda;
+#[cfg(test)]
+mod device_tests;
 pub mod glu;
 
 use candle_core::{DType, Tensor};

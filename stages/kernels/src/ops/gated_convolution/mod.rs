@@ -2,6 +2,8 @@
 //! normalisation and SiLU.
 
 mod cuda;
+#[cfg(test)]
+mod device_tests;
 
 use candle_core::{DType, Tensor};
 

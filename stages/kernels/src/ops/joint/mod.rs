@@ -1,6 +1,8 @@
 //! Element-wise parts of the joint network and its loss, over lists of lattice cells.
 
 pub(crate) mod cuda;
+#[cfg(test)]
+mod device_tests;
 
 use candle_core::Tensor;
 use rayon::prelude::*;

@@ -2,6 +2,8 @@
 //! variance.
 
 mod cuda;
+#[cfg(test)]
+mod device_tests;
 
 use candle_core::{DType, Tensor};
 

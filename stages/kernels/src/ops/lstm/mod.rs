@@ -4,6 +4,8 @@
 //! input weights, and all weight gradients, are one matrix product over all steps.
 
 pub(crate) mod cuda;
+#[cfg(test)]
+mod device_tests;
 
 use candle_core::Tensor;
 use rayon::prelude::*;

@@ -1,6 +1,9 @@
 //! Self-attention with relative positions as one kernel, for devices: no matrix of scores is in memory. On the CPU the same is
 //! composed of the functions of [`attention`](crate::attention).
 
+#[cfg(test)]
+mod device_tests;
+
 use candle_core::{DType, Tensor};
 
 use crate::device::is_gpu;

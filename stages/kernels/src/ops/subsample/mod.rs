@@ -4,6 +4,8 @@
 //! computed. `lengths` are those of the output of each function.
 
 mod cuda;
+#[cfg(test)]
+mod device_tests;
 
 use candle_core::Tensor;
 use rayon::prelude::*;

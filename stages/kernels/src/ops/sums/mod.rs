@@ -3,6 +3,8 @@
 pub mod bias;
 pub mod column_sums;
 pub(crate) mod cuda;
+#[cfg(test)]
+mod device_tests;
 pub mod embedding;
 pub mod squares;
 

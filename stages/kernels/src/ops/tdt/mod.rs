@@ -1,6 +1,9 @@
 //! The TDT loss over lattices of frames and label states that are on a device: nothing of them is copied to host memory but
 //! the losses, and how many cells count.
 
+#[cfg(test)]
+mod device_tests;
+
 use candle_core::{DType, Device, Tensor};
 
 pub use super::joint::cuda::CellList;
