@@ -17,4 +17,4 @@ pub mod sums;
 pub mod tdt;
 
 #[cfg(test)]
-mod not_a_number;
+mod not_a_number_tests;
