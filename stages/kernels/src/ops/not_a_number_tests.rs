@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 
-use super::attention::{Scores, weights, weights_backward};
+use super::attention::{Context, Scores, weights, weights_backward};
 use super::batch_norm::{Normaliser, Statistics, normalise_silu, normalise_silu_backward};
 use super::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
 use super::elementwise::glu::{glu, glu_backward};
@@ -99,7 +99,7 @@ fn it_comes_out_of_every_kernel() {
     let scores = Scores {
         lengths: &Lengths::new([3]),
         scale: 1.0,
-        band: None,
+        context: Context::All,
         queries: 0..3,
         keys: 0..3,
         reach: 2,

@@ -11,7 +11,7 @@ use flow_kernels::glu::{glu, glu_backward};
 use flow_kernels::layer_norm::{layer_norm, layer_norm_backward};
 use flow_kernels::lstm::{LstmWeights, lstm, lstm_backward};
 use flow_kernels::product::{PackedRhs, product};
-use flow_model::config::{AttentionContext, EncoderConfig};
+use flow_model::config::{AttentionContext, CausalConfig, EncoderConfig};
 use flow_model::layers::Frames;
 use flow_model::layers::attention::PositionTable;
 use flow_model::layers::conformer_layer::ConformerLayer;
@@ -214,6 +214,7 @@ fn layer_config() -> EncoderConfig {
         subsampling_conv_channels: 8,
         ff_expansion_factor: 4,
         conv_kernel_size: 9,
+        causal: CausalConfig::default(),
         use_bias: false,
         xscaling: false,
         attention_context: AttentionContext::Full,

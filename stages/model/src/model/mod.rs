@@ -1,5 +1,6 @@
 //! The whole model: signals and tokens in, loss and gradients out, or text out.
 
+pub mod chunks;
 mod stream;
 
 use std::ops::Range;
@@ -12,7 +13,7 @@ use flow_kernels::elementwise::add_in_place;
 
 use crate::alignment::{AlignedTokens, Costs, WordTokens};
 use crate::checkpoint::{ADAPTER_CONFIG, OpenModel, StoredModel, broken, write_adapter, write_model_folder};
-use crate::config::{EncoderConfig, ModelConfig, TransducerConfig};
+use crate::config::{AttentionContext, ChunkContext, EncoderConfig, ModelConfig, PromptConfig, TransducerConfig};
 use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver, check_lengths};
 use crate::encoder::Encoder;
 use crate::features::LogMel;
@@ -22,6 +23,7 @@ use crate::lora::{self, LoraConfig, Targets};
 use crate::loss::divisors_in;
 use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
+use crate::prompt::PromptKernel;
 use crate::timestamps::{TimeStamps, time_stamps};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Precision, Result, encoder};
@@ -111,8 +113,11 @@ pub struct TdtModel {
     pub tokenizer: Option<Tokenizer>,
     /// Decoding settings; greedy by default.
     pub decoding: DecodingSettings,
+    /// The number of the language prompt; none where the model has no prompt, or is to run without.
+    pub prompt: Option<usize>,
     front_end: LogMel,
     encoder: Encoder,
+    prompt_kernel: Option<PromptKernel>,
     /// The first one is the main one.
     heads: Vec<Box<dyn Head>>,
     unused: Vec<String>,
@@ -221,6 +226,7 @@ impl TdtModel {
         }
         let front_end = LogMel::new(&config.preprocessor, &mut builder)?;
         let encoder = Encoder::new(&config.encoder, "encoder", &mut builder)?;
+        let prompt_kernel = PromptKernel::of_model(&config, &mut builder)?;
         let heads = heads::of_model(&config, &mut builder)?;
         if let Some(targets) = builder.lora_targets() {
             targets.check()?;
@@ -232,6 +238,8 @@ impl TdtModel {
             )));
         }
         Ok(TdtModel {
+            prompt: config.prompt.as_ref().and_then(PromptConfig::default_prompt),
+            prompt_kernel,
             config,
             parameters,
             tokenizer,
@@ -334,6 +342,8 @@ impl TdtModel {
         }
         model.set_recompute(self.encoder.recompute);
         model.set_batch_norm(self.encoder.batch_norm);
+        model.encoder.context = self.encoder.context;
+        model.prompt = self.prompt;
         model.decoding = self.decoding.clone();
         Ok(model)
     }
@@ -357,6 +367,48 @@ impl TdtModel {
     /// gradients.
     pub fn set_recompute(&mut self, recompute: bool) {
         self.encoder.recompute = recompute;
+    }
+
+    /// Sets the language that is spoken, for models with a language prompt; none for `auto`, by which the model finds it out.
+    ///
+    /// # Errors
+    /// Where the model has no prompt, or none for this language.
+    pub fn set_language(&mut self, language: Option<&str>) -> Result<()> {
+        self.prompt = self.prompt_of(language)?;
+        Ok(())
+    }
+
+    /// The number of a language's prompt; without a language that of `auto`, if there is one.
+    ///
+    /// # Errors
+    /// As [`TdtModel::set_language`].
+    pub fn prompt_of(&self, language: Option<&str>) -> Result<Option<usize>> {
+        match (&self.config.prompt, language) {
+            (Some(prompt), Some(language)) => prompt.find(language).map(Some),
+            (Some(prompt), None) => Ok(prompt.default_prompt()),
+            (None, None) => Ok(None),
+            (None, Some(language)) => Err(Error::Input(format!(
+                "`language` is `{language}`, but the model has no language prompt"
+            ))),
+        }
+    }
+
+    /// Frames (rows, d_model) of the encoder as the heads get them.
+    fn prompted(&self, frames: &Tensor, prompt: Option<usize>) -> Result<Tensor> {
+        match (&self.prompt_kernel, prompt) {
+            (Some(kernel), Some(prompt)) => kernel.forward(&self.parameters, frames, prompt),
+            _ => Ok(frames.clone()),
+        }
+    }
+
+    /// Sets in which of the contexts that the model was trained with whole recordings are encoded; the first one is the default.
+    ///
+    /// # Errors
+    /// Where it is none of them.
+    pub fn set_context(&mut self, context: ChunkContext) -> Result<()> {
+        self.config.encoder.check_context(context)?;
+        self.encoder.context = AttentionContext::Chunks(context).into();
+        Ok(())
     }
 
     /// Sets which statistics batch normalisation uses in training.
@@ -417,6 +469,11 @@ impl TdtModel {
         observer: &mut (dyn PassObserver + Send),
     ) -> Result<MicroBatchOutput> {
         self.parameters.check_f32("trained")?;
+        if self.config.prompt.is_some() {
+            return Err(Error::Input(
+                "models with a language prompt are not trained here".into(),
+            ));
+        }
         check(batch)?;
         let of_whole = Noise::new(options.seed);
         let noise = match options.part {
@@ -427,7 +484,7 @@ impl TdtModel {
         if !options.dropout {
             dropout = dropout.without_dropout();
         }
-        let encoded = self.encode_for_training(batch, options, &noise, &mut dropout, observer)?;
+        let encoded = self.encode_for_training(batch, options, (&of_whole, &noise), &mut dropout, observer)?;
         // Heads may have a group in common.
         let mut read: Vec<ParameterGroup> = Vec::new();
         let mut before = |group: ParameterGroup| {
@@ -499,7 +556,7 @@ impl TdtModel {
         &self,
         batch: &MicroBatch,
         options: &TrainOptions,
-        noise: &Noise,
+        (of_whole, noise): (&Noise, &Noise),
         dropout: &mut Noise,
         observer: &mut (dyn PassObserver + Send),
     ) -> Result<Encoded> {
@@ -527,9 +584,14 @@ impl TdtModel {
                 updates: BufferUpdates::default(),
             });
         }
+        let context = match self.encoder.drawn_context(&mut of_whole.derive("attention context")) {
+            Some(context) => AttentionContext::Chunks(context).into(),
+            None => self.encoder.context,
+        };
+        let (mode, features) = (Mode::Train(dropout), (&tensor, &lengths[..]));
         let (frames, lengths, saved, updates) =
             self.encoder
-                .forward_observed(&self.parameters, &tensor, &lengths, Mode::Train(dropout), observer)?;
+                .forward_observed(&self.parameters, features, context, mode, observer)?;
         Ok(Encoded {
             frames,
             lengths,
@@ -572,7 +634,10 @@ impl TdtModel {
     pub fn encode(&self, signals: &[&[f32]]) -> Result<(Tensor, Vec<usize>)> {
         let place = (self.parameters.dtype(), self.parameters.device());
         let (features, lengths) = self.front_end.on(place, signals, None, None)?;
-        self.encoder.encode(&self.parameters, &features, &lengths)
+        let (encoded, lengths) = self.encoder.encode(&self.parameters, &features, &lengths)?;
+        let shape = encoded.dims3()?;
+        let encoded = self.prompted(&encoded.flatten_to(1)?, self.prompt)?;
+        Ok((encoded.reshape(shape)?, lengths))
     }
 
     /// Transcription of signals (16 kHz mono in [-1, 1]), padded to the longest: group them by length.

@@ -9,11 +9,10 @@ use crate::decoding::{Hypothesis, TokenObserver};
 use crate::encoder::stream::EncoderStream;
 use crate::features::{LogMelStream, Moments};
 use crate::heads::SearchState;
-use crate::layers::subsampling::subsampled_length;
 
 impl TdtModel {
     /// Begins a signal of which log-mel features are made, not normalised.
-    pub fn feature_stream(&self) -> LogMelStream<'_> {
+    pub fn feature_stream(&self) -> LogMelStream {
         LogMelStream::new(&self.front_end)
     }
 
@@ -29,7 +28,7 @@ impl TdtModel {
 
     /// Frames of the encoder's output for a signal of this many samples.
     pub fn encoded_frames(&self, samples: usize) -> usize {
-        subsampled_length(self.front_end.frames(samples))
+        self.config.encoder.subsampled(self.front_end.frames(samples))
     }
 
     /// Encoder output for some frames of a signal, (frames, d): those from `first` on, at most `most` of them.

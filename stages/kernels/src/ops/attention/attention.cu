@@ -71,19 +71,23 @@ KERNEL(add_rows, (float* sum, const float* part, u64 n, int time, int length, in
 }
 
 // The keys that the query of a row of scores sees: columns `begin` to `end`, of which `begin` has the positional score
-// `position`. A band of -1 is none.
+// `position`. A band of -1 is none; with chunks of `chunk` frames it is the number of chunks before the query's own.
 struct Seen {
     int begin, end, position;
 };
 
 DEVICE Seen seen(u64 row, const u32* lengths, int batch, int queries, int first_query, int first_key, int band,
-                 int reach) {
+                 int chunk, int reach) {
     int query = first_query + row % queries;
     int length = lengths[row / queries % batch];
     Seen seen = {0, 0, 0};
     if (query >= length) return seen;
     int begin = 0, end = length;
-    if (band >= 0) {
+    if (chunk > 0) {
+        int own = query / chunk;
+        begin = own > band ? (own - band) * chunk : 0;
+        end = length - own * chunk > chunk ? (own + 1) * chunk : length;
+    } else if (band >= 0) {
         begin = query > band ? query - band : 0;
         // Written so that a band of the largest number does not overflow.
         end = band < length - query - 1 ? query + band + 1 : length;
@@ -97,10 +101,10 @@ DEVICE Seen seen(u64 row, const u32* lengths, int batch, int queries, int first_
 // One block for each row (head, sequence, query). With `dropped` also factor * drop(out).
 KERNEL(attention_weights, (const float* content, const float* position, const u32* lengths, float* out, float* dropped,
                            int width, int span, int batch, int queries, int first_query, int first_key, int band,
-                           int reach, float scale, float factor, u64 key, u64 threshold)) {
+                           int chunk, int reach, float scale, float factor, u64 key, u64 threshold)) {
     SHARED(float, scratch, THREADS + 16);
     u64 row = blockIdx.x;
-    Seen keys = seen(row, lengths, batch, queries, first_query, first_key, band, reach);
+    Seen keys = seen(row, lengths, batch, queries, first_query, first_key, band, chunk, reach);
     content += row * width;
     position += row * span + keys.position - keys.begin;
     out += row * width;
@@ -132,11 +136,11 @@ KERNEL(attention_weights, (const float* content, const float* position, const u3
 // `dp` is the gradient of factor * drop(p); with `dropped` also that itself.
 KERNEL(attention_weights_backward, (const float* p, const float* dp, const u32* lengths, float* content,
                                     float* position, float* dropped, int width, int span, int batch, int queries,
-                                    int first_query, int first_key, int band, int reach, float scale, float factor,
-                                    u64 key, u64 threshold)) {
+                                    int first_query, int first_key, int band, int chunk, int reach, float scale,
+                                    float factor, u64 key, u64 threshold)) {
     SHARED(float, scratch, THREADS + 16);
     u64 row = blockIdx.x;
-    Seen keys = seen(row, lengths, batch, queries, first_query, first_key, band, reach);
+    Seen keys = seen(row, lengths, batch, queries, first_query, first_key, band, chunk, reach);
     p += row * width;
     dp += row * width;
     content += row * width;

@@ -6,7 +6,7 @@ use crate::device::launch::Argument::{Float, Int, Long, Read, ReadIf, Signed, Wr
 use crate::device::launch::{Argument, Grid, alike, fresh, launch, mask_arguments};
 use crate::error::Result;
 use crate::noise::DropMask;
-use crate::ops::attention::Scores;
+use crate::ops::attention::{Context, Scores};
 use crate::ops::sums::Partial;
 
 pub fn split_heads(x: &Tensor, heads: usize, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -100,8 +100,14 @@ pub fn add_rows_in_place(sum: &Tensor, part: &Tensor, time: usize, length: usize
 }
 
 /// The sizes that are the last arguments of both softmax kernels.
-fn sizes<'a>((batch, queries, width): (usize, usize, usize), scores: &Scores) -> [Argument<'a>; 9] {
-    let band = scores.band.map_or(-1, |band| i32::try_from(band).unwrap_or(i32::MAX));
+fn sizes<'a>((batch, queries, width): (usize, usize, usize), scores: &Scores) -> [Argument<'a>; 10] {
+    // A chunk that is longer than all frames is as good as the longest one.
+    let longest = |size: usize| size.min(1 << 30);
+    let (chunk, band) = match scores.context {
+        Context::All => (0, -1),
+        Context::Band(width) => (0, i32::try_from(width).unwrap_or(i32::MAX)),
+        Context::Chunks { size, left } => (longest(size), i32::try_from(left).unwrap_or(i32::MAX)),
+    };
     [
         Int(width),
         Int(2 * scores.reach + 1),
@@ -110,6 +116,7 @@ fn sizes<'a>((batch, queries, width): (usize, usize, usize), scores: &Scores) ->
         Int(scores.queries.start),
         Int(scores.keys.start),
         Signed(band),
+        Int(chunk),
         Int(scores.reach),
         Float(scores.scale),
     ]

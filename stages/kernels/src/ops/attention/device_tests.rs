@@ -3,7 +3,7 @@
 use crate::lengths::Lengths;
 use crate::noise::{DropMask, Noise};
 use crate::ops::attention;
-use crate::ops::attention::Scores;
+use crate::ops::attention::{Context, Scores};
 use crate::testing::on_device::{BOUND, random, same};
 
 #[test]
@@ -47,23 +47,35 @@ fn attention_parts() {
     });
     // All frames; a band of all widths; and a block of queries with the keys that they see.
     let cases = [
-        (1, None, 0..1, 0..1),
-        (5, None, 0..5, 0..5),
-        (300, None, 0..300, 0..300),
-        (9, Some(0), 0..9, 0..9),
-        (9, Some(2), 0..9, 0..9),
-        (9, Some(usize::MAX), 0..9, 0..9),
-        (20, Some(3), 8..12, 5..15),
-        (20, Some(3), 16..20, 13..20),
+        (1, Context::All, 0..1, 0..1),
+        (5, Context::All, 0..5, 0..5),
+        (300, Context::All, 0..300, 0..300),
+        (9, Context::Band(0), 0..9, 0..9),
+        (9, Context::Band(2), 0..9, 0..9),
+        (9, Context::Band(usize::MAX), 0..9, 0..9),
+        (20, Context::Band(3), 8..12, 5..15),
+        (20, Context::Band(3), 16..20, 13..20),
+        (9, Context::Chunks { size: 1, left: 3 }, 0..9, 0..9),
+        (20, Context::Chunks { size: 3, left: 2 }, 0..20, 0..20),
+        (20, Context::Chunks { size: 3, left: 2 }, 9..15, 3..15),
+        (
+            20,
+            Context::Chunks {
+                size: usize::MAX,
+                left: 1,
+            },
+            0..20,
+            0..20,
+        ),
     ];
-    for (time, band, queries, keys) in cases {
+    for (time, context, queries, keys) in cases {
         let (heads, batch) = (2, 3);
-        let reach = band.map_or(time - 1, |band: usize| band.min(time - 1));
+        let reach = context.reach(time);
         let lengths = Lengths::new([time, time / 2, time.min(1)]);
         let scores = Scores {
             lengths: &lengths,
             scale: 0.3,
-            band,
+            context,
             queries: queries.clone(),
             keys: keys.clone(),
             reach,

@@ -157,6 +157,42 @@ pub fn add_rows_in_place(sum: &Tensor, part: &Tensor, batch: usize, first: usize
     })
 }
 
+/// Which valid keys a query sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Context {
+    #[default]
+    All,
+    /// Those at most this many frames away.
+    Band(usize),
+    /// Frames are in chunks of `size`: those of the query's own chunk, and of as many chunks before it as `left`.
+    Chunks { size: usize, left: usize },
+}
+
+impl Context {
+    /// Keys that query `i` sees, of `length`.
+    #[inline(always)]
+    pub fn seen(self, i: usize, length: usize) -> Range<usize> {
+        match self {
+            Context::All => 0..length,
+            Context::Band(width) => i.saturating_sub(width)..length.min(i.saturating_add(width).saturating_add(1)),
+            Context::Chunks { size, left } => {
+                let chunk = i / size.max(1);
+                chunk.saturating_sub(left) * size..length.min(chunk.saturating_add(1).saturating_mul(size))
+            }
+        }
+    }
+
+    /// How far the frames are at most that one of `time` queries sees, before or after it.
+    pub fn reach(self, time: usize) -> usize {
+        let all = time.saturating_sub(1);
+        match self {
+            Context::All => all,
+            Context::Band(width) => width.min(all),
+            Context::Chunks { size, left } => left.saturating_add(1).saturating_mul(size).saturating_sub(1).min(all),
+        }
+    }
+}
+
 /// Scores of some queries for some keys: which keys a query sees, and the scale.
 #[derive(Clone, Debug)]
 pub struct Scores<'a> {
@@ -164,8 +200,7 @@ pub struct Scores<'a> {
     pub lengths: &'a Lengths,
     /// `1 / sqrt(k)`.
     pub scale: f64,
-    /// Keys at most this many frames away, if limited.
-    pub band: Option<usize>,
+    pub context: Context,
     /// The frames of the queries, and of the keys, which include all keys that one of these queries sees.
     pub queries: Range<usize>,
     pub keys: Range<usize>,
@@ -181,10 +216,7 @@ impl Scores<'_> {
         if i >= length {
             return 0..0;
         }
-        match self.band {
-            None => 0..length,
-            Some(width) => i.saturating_sub(width)..length.min(i.saturating_add(width).saturating_add(1)),
-        }
+        self.context.seen(i, length)
     }
 
     /// For a row of scores, its columns that are seen, and the first column of its positional scores that belongs to
@@ -328,7 +360,15 @@ mod tests {
     #[test]
     fn weights_sum_to_one_over_valid_keys_and_their_gradient_agrees_with_finite_differences() {
         let mut noise = Noise::new(31);
-        for band in [None, Some(1), Some(100)] {
+        let chunks = |size, left| Context::Chunks { size, left };
+        for context in [
+            Context::All,
+            Context::Band(1),
+            Context::Band(100),
+            chunks(2, 1),
+            chunks(1, 0),
+            chunks(3, usize::MAX),
+        ] {
             let (heads, batch, time) = (2, 2, 5);
             let content = normal(&[heads, batch, time, time], &mut noise);
             let position = normal(&[heads, batch, time, 2 * time - 1], &mut noise);
@@ -336,7 +376,7 @@ mod tests {
             let scores = Scores {
                 lengths: &Lengths::new([5, 3]),
                 scale: 0.7,
-                band,
+                context,
                 queries: 0..time,
                 keys: 0..time,
                 reach: time - 1,

@@ -20,7 +20,7 @@ enum Sums {
 
 impl ColumnSums {
     /// Sums (columns) that are whole.
-    pub(crate) fn whole(sums: Tensor) -> Self {
+    pub fn whole(sums: Tensor) -> Self {
         Self(Sums::Whole(sums))
     }
 
