@@ -2,8 +2,7 @@
 
 use crate::lengths::Lengths;
 use crate::noise::{DropMask, Noise};
-use crate::ops::attention;
-use crate::ops::attention::{Context, Scores};
+use crate::ops::attention::{self, Context, Scores};
 use crate::testing::on_device::{BOUND, random, same};
 
 #[test]
