@@ -13,6 +13,7 @@ use flow_transcription::recognizer::languages;
 
 use super::fetch::{fetch_diarization_model, local_model};
 use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
+use super::transcribe_stream::transcribe_stream;
 use crate::arguments::{ChannelUse, Coverage, Decoder, Progress, TranscribeArguments, WindowMethod};
 use crate::failure::{Exit, Failure};
 
@@ -55,6 +56,9 @@ const RTTM: WrittenFormat = WrittenFormat {
 };
 
 pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if arguments.stream {
+        return transcribe_stream(arguments, out);
+    }
     let speaks = !matches!(arguments.recordings.progress, Progress::None | Progress::Json);
     let formats = transcript_formats(&arguments.format, arguments.diarize)?;
     if arguments.recordings.stdout

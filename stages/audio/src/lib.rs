@@ -45,6 +45,7 @@ mod test_data;
 mod timeline;
 mod wave64;
 pub mod webdataset;
+pub mod wire_audio;
 
 pub use delete_tars::DeleteTars;
 pub use error::AudioError;

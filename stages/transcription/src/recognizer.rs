@@ -1,6 +1,7 @@
 //! From the samples of a recording to its segments: voice activity, windows, decoding, words.
 
 mod aligned;
+pub mod listen;
 mod recover;
 mod split;
 mod stateful;
@@ -10,7 +11,7 @@ mod windows_of_speech;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device};
 use flow_audio::language_tag::{is_language, split_tag};
@@ -19,6 +20,7 @@ use flow_kernels::threads::install;
 use flow_model::Precision;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::{DecodingOptions, DecodingSettings, Hypothesis, TokenObserver};
+use flow_model::encoder::cached::ChunkPlan;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_speakers::silero::{SAMPLE_RATE, SileroVad};
@@ -118,6 +120,8 @@ pub struct Recognizer {
     pub digest: String,
     /// A device other than the CPU is used by one thread at a time.
     turn: Mutex<()>,
+    /// What listeners in a context have in common, of each context that was asked for.
+    plans: Mutex<Vec<Arc<ChunkPlan>>>,
 }
 
 impl Recognizer {
@@ -157,6 +161,7 @@ impl Recognizer {
             digest: digest(path)?,
             model,
             turn: Mutex::new(()),
+            plans: Mutex::new(Vec::new()),
         })
     }
 

@@ -26,6 +26,8 @@ pub struct ChunkPlan {
     pub context: ChunkContext,
     /// The projected positions of each layer.
     positions: Vec<Tensor>,
+    /// The weight of the sub-sampling's linear layer.
+    out_weight: Tensor,
 }
 
 /// What is kept of a recording between its chunks.
@@ -65,6 +67,7 @@ impl Encoder {
         Ok(ChunkPlan {
             context,
             positions: positions.collect::<Result<_>>()?,
+            out_weight: self.subsampling.out_weight(parameters)?,
         })
     }
 
@@ -105,7 +108,7 @@ impl Encoder {
         if chunks.is_empty() {
             return Ok(Vec::new());
         }
-        let (mut x, counts) = self.subsample_chunks(parameters, chunks)?;
+        let (mut x, counts) = self.subsample_chunks(parameters, plan, chunks)?;
         let scale = self.input_scale();
         x = drop_scaled(&x, scale, None)?;
         for (number, (layer, positions)) in self.layers.iter().zip(&plan.positions).enumerate() {
@@ -124,6 +127,7 @@ impl Encoder {
     fn subsample_chunks(
         &self,
         parameters: &Parameters,
+        plan: &ChunkPlan,
         chunks: &mut [(&mut EncoderCache, &[f32])],
     ) -> Result<(Tensor, Vec<usize>)> {
         let bands = self.config.feat_in;
@@ -154,7 +158,8 @@ impl Encoder {
         }
         let tensor = Tensor::from_vec(by_band, (inputs.len(), bands, longest), &Device::Cpu)?;
         let tensor = tensor.to_dtype(parameters.dtype())?.to_device(parameters.device())?;
-        let (x, time, valid, _) = self.subsampling.forward(parameters, &tensor, &lengths)?;
+        let (x, time, valid, _) =
+            (self.subsampling).forward_with(parameters, &tensor, &lengths, Some(&plan.out_weight))?;
         let (mut parts, mut counts) = (Vec::with_capacity(inputs.len()), Vec::with_capacity(inputs.len()));
         for (number, (_, dropped)) in inputs.iter().enumerate() {
             let count = valid[number].saturating_sub(*dropped);

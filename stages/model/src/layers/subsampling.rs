@@ -109,6 +109,17 @@ impl Subsampling {
         features: &Tensor,
         lengths: &[usize],
     ) -> Result<(Tensor, usize, Lengths, Saved)> {
+        self.forward_with(parameters, features, lengths, None)
+    }
+
+    /// The same with an [`Subsampling::out_weight`] that was made before: to make it takes longer than a short chunk.
+    pub fn forward_with(
+        &self,
+        parameters: &Parameters,
+        features: &Tensor,
+        lengths: &[usize],
+        out_weight: Option<&Tensor>,
+    ) -> Result<(Tensor, usize, Lengths, Saved)> {
         let (batch, _, time) = features.dims3()?;
         if lengths.len() != batch || lengths.iter().any(|&length| length > time) {
             return Err(Error::Input(format!(
@@ -140,7 +151,7 @@ impl Subsampling {
         let (last, filtered1) = self.stage(parameters, 1, &x1, &valid)?;
         let time_out = last.dims4()?.1;
         let rows = last.reshape((batch * time_out, self.bands * self.channels))?;
-        let weight = self.out_weight(parameters)?;
+        let weight = out_weight.map_or_else(|| self.out_weight(parameters), |made| Ok(made.clone()))?;
         let y = product_with_bias_in(rows.dtype(), &rows, &weight.t()?, get(self.out_bias))?;
         let saved = Saved {
             features,
@@ -169,7 +180,7 @@ impl Subsampling {
     }
 
     /// The linear layer's weight with columns in our order, band-major: (d, F * C). NeMo's is channel-major.
-    fn out_weight(&self, parameters: &Parameters) -> Result<Tensor> {
+    pub fn out_weight(&self, parameters: &Parameters) -> Result<Tensor> {
         let weight = parameters.get(self.out_weight);
         let (channels, bands) = (self.channels, self.bands);
         if is_gpu(weight.device()) {

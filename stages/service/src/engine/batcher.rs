@@ -12,6 +12,7 @@ use flow_transcription::recognizer::{Heard, RecognitionSettings, Recognizer};
 use tokio::sync::oneshot;
 
 use super::schedule::{Item, Limits, Schedule};
+use super::spoken::{SpokenSamples, hear_together};
 use super::work::Work;
 use super::{EngineError, Observer};
 
@@ -42,6 +43,9 @@ struct Queue {
     jobs: HashMap<u64, JobWindows>,
     live: HashMap<u64, LiveWindow>,
     next_live: u64,
+    /// What is heard as it is spoken, all together and before windows; but not twice in a row while these wait.
+    spoken: Vec<SpokenSamples>,
+    was_spoken: bool,
     samples: u64,
     stopped: bool,
 }
@@ -62,6 +66,7 @@ struct JobWindows {
 /// The next action of the thread.
 enum Next {
     Batch(Vec<Taken>),
+    Spoken(Vec<SpokenSamples>),
     /// No window arrived within the timeout.
     Nothing,
     Stop,
@@ -117,6 +122,8 @@ impl Batcher {
                 jobs: HashMap::new(),
                 live: HashMap::new(),
                 next_live: 0,
+                spoken: Vec::new(),
+                was_spoken: false,
                 samples: 0,
                 stopped: false,
             }),
@@ -175,6 +182,18 @@ impl Batcher {
         self.filled.notify_one();
     }
 
+    /// Enqueues the next samples of a turn that is heard as it is spoken.
+    pub fn push_spoken(&self, turn: SpokenSamples) {
+        let mut queue = self.lock();
+        if queue.stopped {
+            turn.refuse(EngineError::Cancelled);
+            return;
+        }
+        queue.spoken.push(turn);
+        drop(queue);
+        self.filled.notify_one();
+    }
+
     /// Removes a job that has ended, with its windows.
     pub fn remove(&self, job: u64) {
         let mut queue = self.lock();
@@ -193,10 +212,12 @@ impl Batcher {
         queue.jobs.clear();
         queue.samples = 0;
         let live = std::mem::take(&mut queue.live);
+        let spoken = std::mem::take(&mut queue.spoken);
         drop(queue);
         for window in live.into_values() {
             let _ = window.reply.send(Err(EngineError::Cancelled));
         }
+        spoken.into_iter().for_each(|turn| turn.refuse(EngineError::Cancelled));
         self.filled.notify_all();
         self.room.notify_all();
     }
@@ -214,7 +235,13 @@ impl Batcher {
             if queue.stopped {
                 return Next::Stop;
             }
-            if !queue.schedule.is_empty() {
+            let windows_wait = !queue.schedule.is_empty();
+            if !queue.spoken.is_empty() && !(queue.was_spoken && windows_wait) {
+                queue.was_spoken = true;
+                return Next::Spoken(std::mem::take(&mut queue.spoken));
+            }
+            if windows_wait {
+                queue.was_spoken = false;
                 let batch = queue.take();
                 drop(queue);
                 self.room.notify_all();
@@ -248,6 +275,11 @@ impl Batcher {
                     Some(longer) => patience = Some(longer),
                     None => return,
                 },
+                Next::Spoken(turns) => {
+                    patience = whole;
+                    let _alone = (self.turn.as_deref()).map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+                    hear_together(recognizer, turns);
+                }
                 Next::Batch(batch) => {
                     patience = whole;
                     let jobs: Vec<Arc<Work>> = batch.iter().filter_map(Taken::job).cloned().collect();

@@ -9,6 +9,7 @@ mod schedule;
 mod settings;
 mod settled;
 mod shared;
+mod spoken;
 mod temp_folder;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use work::Work;
 pub use error::EngineError;
 pub use job::{Finished, Job, JobEvent, JobProgress};
 pub use settings::{EngineSettings, ModelSettings};
+pub use spoken::LiveListener;
 pub use temp_folder::{Reservation, TempFolder};
 
 /// Longest recording of a voice by which a speaker is known, in seconds.
@@ -319,14 +321,7 @@ impl Engine {
             return Ok(Heard::default());
         }
         let _place = shared.live_place()?;
-        let (send, receive) = oneshot::channel();
-        let waiter = move |lease| {
-            // The client may have disconnected.
-            let _ = send.send(lease);
-        };
-        shared.models.acquire(index, Box::new(waiter));
-        let lease = receive.await.map_err(|_| EngineError::Cancelled)?;
-        let lease: Lease = lease.map_err(|error| shared.models.for_clients(index, error))?;
+        let lease = self.lease(index).await?;
         let (reply, answer) = oneshot::channel();
         lease.model().batcher.push_live(samples, grows, reply);
         answer.await.map_err(|_| EngineError::Cancelled)?

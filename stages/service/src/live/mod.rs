@@ -1,7 +1,7 @@
 //! Live transcription: audio comes as it is spoken, and words go back as soon as they are certain.
 //!
-//! The model hears whole windows; it is no streaming model. So a window that grows is decoded again and again ([`session`]), and
-//! what two decodes agree on is said ([`agreement`]). Clients speak OpenAI's protocol for transcription sessions ([`protocol`]) over
+//! Most models hear whole windows. So a window that grows is decoded again and again ([`session`]), and what two decodes agree on is
+//! said ([`agreement`]). A cache-aware model hears each sample once, and its words are certain. Clients speak OpenAI's protocol for transcription sessions ([`protocol`]) over
 //! a WebSocket ([`socket`]).
 
 use std::sync::LazyLock;
@@ -9,9 +9,10 @@ use std::sync::LazyLock;
 use flow_speakers::diarizer::{OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SileroVad;
 use flow_transcription::recognizer::Heard;
+use flow_transcription::recognizer::listen::HeardNext;
 use futures::future::BoxFuture;
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, LiveListener};
 use crate::live::session_event::DecodeRequest;
 
 pub mod agreement;
@@ -23,7 +24,6 @@ pub mod socket;
 pub mod speakers;
 #[cfg(test)]
 mod test_data;
-pub mod wire_audio;
 
 pub use settings::LiveSettings;
 pub use socket::routes;
@@ -41,6 +41,28 @@ pub trait Decoder: Send + Sync + 'static {
         None
     }
 
+    /// The latency, in seconds, with which a model (or the default one) hears what is spoken where so much is accepted; none if it
+    /// hears windows.
+    fn latency(
+        &self,
+        _model: Option<String>,
+        _accepted: Option<f64>,
+    ) -> BoxFuture<'static, Result<Option<f64>, EngineError>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    /// Hears the next part of a turn with a model that hears what is spoken: the first one without a listener, the others with
+    /// that of the part before.
+    fn hear(
+        &self,
+        _model: Option<String>,
+        _accepted: Option<f64>,
+        _listener: Option<LiveListener>,
+        _request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<(LiveListener, HeardNext), EngineError>> {
+        Box::pin(async { Err(EngineError::Failed("the model hears windows".to_owned())) })
+    }
+
     /// Transcribes a window with a model, or the default one.
     fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>>;
 }
@@ -56,6 +78,33 @@ impl Decoder for Engine {
 
     fn online_diarizer(&self, settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
         Engine::online_diarizer(self, settings)
+    }
+
+    fn latency(
+        &self,
+        model: Option<String>,
+        accepted: Option<f64>,
+    ) -> BoxFuture<'static, Result<Option<f64>, EngineError>> {
+        let engine = self.clone();
+        Box::pin(async move { engine.latency(model.as_deref(), accepted).await })
+    }
+
+    fn hear(
+        &self,
+        model: Option<String>,
+        accepted: Option<f64>,
+        listener: Option<LiveListener>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<(LiveListener, HeardNext), EngineError>> {
+        let engine = self.clone();
+        let is_last = request.spoken.is_some_and(|part| part.ends);
+        Box::pin(async move {
+            let listener = match listener {
+                Some(listener) => listener,
+                None => engine.listen(model.as_deref(), accepted).await?,
+            };
+            engine.hear(listener, request.samples, is_last).await
+        })
     }
 
     fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {

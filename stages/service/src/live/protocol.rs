@@ -4,11 +4,11 @@
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use flow_audio::wire_audio::{AudioFormat, PCM_RATES};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::settings::ServerVad;
-use super::wire_audio::{AudioFormat, PCM_RATES};
 
 /// Many programs leave the padding out.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -181,6 +181,8 @@ struct FormatUpdate {
 #[derive(Clone, Debug, Deserialize)]
 struct TranscriptionUpdate {
     model: Option<String>,
+    /// Ours: the delay of words that is accepted with a cache-aware model.
+    latency_ms: Option<f64>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -205,6 +207,8 @@ pub struct SessionConfig {
     pub format: AudioFormat,
     /// None: the client commits.
     pub turn_detection: Option<ServerVad>,
+    /// In seconds; none: that of the settings.
+    pub latency: Option<f64>,
     pub partials: bool,
     pub words: bool,
     pub speakers: bool,
@@ -217,6 +221,7 @@ impl Default for SessionConfig {
             model: None,
             format: AudioFormat::Pcm { rate: DEFAULT_RATE },
             turn_detection: Some(ServerVad::default()),
+            latency: None,
             partials: false,
             words: false,
             speakers: false,
@@ -240,7 +245,9 @@ impl SessionConfig {
             config.format = format_of_name(&format)?;
         }
         if let Some(transcription) = update.input_audio_transcription {
-            config.set_model(transcription.model, models, "session.input_audio_transcription.model")?;
+            let param = "session.input_audio_transcription";
+            config.set_latency(transcription.latency_ms, param)?;
+            config.set_model(transcription.model, models, &format!("{param}.model"))?;
         }
         if let Some(turn_detection) = update.turn_detection {
             config.set_turn_detection(turn_detection, "session.turn_detection")?;
@@ -250,7 +257,9 @@ impl SessionConfig {
             config.format = format_of_type(&format)?;
         }
         if let Some(transcription) = input.transcription {
-            config.set_model(transcription.model, models, "session.audio.input.transcription.model")?;
+            let param = "session.audio.input.transcription";
+            config.set_latency(transcription.latency_ms, param)?;
+            config.set_model(transcription.model, models, &format!("{param}.model"))?;
         }
         if let Some(turn_detection) = input.turn_detection {
             config.set_turn_detection(turn_detection, "session.audio.input.turn_detection")?;
@@ -266,6 +275,18 @@ impl SessionConfig {
             (config.speakers, config.logprobs) = (includes(SPEAKERS), includes(LOGPROBS));
         }
         Ok(config)
+    }
+
+    fn set_latency(&mut self, milliseconds: Option<f64>, param: &str) -> Result<(), Refused> {
+        let Some(milliseconds) = milliseconds else {
+            return Ok(());
+        };
+        if !(10.0..=60_000.0).contains(&milliseconds) {
+            let message = format!("{milliseconds} is not from 10 to 60000");
+            return Err(Refused::value(&format!("{param}.latency_ms"), message));
+        }
+        self.latency = Some(milliseconds / 1000.0);
+        Ok(())
     }
 
     /// Another model, if one is named.

@@ -14,8 +14,10 @@ use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
+use flow_audio::wire_audio::WireAudio;
 use flow_speakers::diarizer::{Decided, OnlineDiarizer};
 use flow_transcription::recognizer::Heard;
+use flow_transcription::recognizer::listen::HeardNext;
 use futures::SinkExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -28,9 +30,8 @@ use super::session::Session;
 use super::session_event::{DecodeRequest, SessionEvent};
 use super::settings::LiveSettings;
 use super::speakers::{DiarizeRequest, WordSpeakers};
-use super::wire_audio::WireAudio;
 use super::{Decoder, voice_activity};
-use crate::engine::EngineError;
+use crate::engine::{EngineError, LiveListener};
 use crate::http::ApiError;
 use crate::logprobs::logprobs;
 
@@ -159,6 +160,12 @@ const GONE: End = End {
     reason: "",
 };
 
+/// What was heard.
+enum Answer {
+    Window(Result<Heard, EngineError>),
+    Next(Result<(LiveListener, HeardNext), EngineError>),
+}
+
 /// The diarizer again, with what it decided; or why it failed.
 type Diarizing = BoxFuture<'static, Result<(OnlineDiarizer, Decided), String>>;
 
@@ -173,7 +180,11 @@ struct Live {
     audio: WireAudio,
     /// Bytes of a message that were not taken yet.
     pending: Bytes,
-    decoding: Option<BoxFuture<'static, Result<Heard, EngineError>>>,
+    decoding: Option<BoxFuture<'static, Answer>>,
+    /// Whether it is known how the model hears.
+    knows_latency: bool,
+    /// What a model that hears what is spoken keeps of the turn, between its parts.
+    listener: Option<LiveListener>,
     decoder: Arc<dyn Decoder>,
     /// Of a session that asks who speaks, while it is not at work.
     diarizer: Option<OnlineDiarizer>,
@@ -250,8 +261,7 @@ impl Connection {
             if live.decoding.is_none()
                 && let Some(request) = live.session.next_decode()
             {
-                let decoder = service.decoder.clone();
-                live.decoding = Some(Box::pin(decode(decoder, live.config.model.clone(), request)));
+                live.decode(request);
             }
             live.diarize();
             for event in live.session.take_events() {
@@ -276,7 +286,7 @@ impl Connection {
                 biased;
                 heard = next(&mut live.decoding) => {
                     live.decoding = None;
-                    live.session.heard(heard);
+                    live.heard(heard);
                     idle = Instant::now() + idle_timeout;
                 }
                 diarized = next(&mut live.diarizing) => {
@@ -364,6 +374,7 @@ impl Connection {
 
     /// Gives a block of audio to the session.
     async fn take_audio(&mut self, live: &mut Live, block: &[u8]) -> Result<(), End> {
+        live.ask_for_latency().await;
         live.samples.clear();
         live.audio.feed(block, &mut live.samples);
         if let Err(error) = live.session.feed(&live.samples) {
@@ -547,6 +558,8 @@ impl Live {
             expires_at: chrono::Utc::now().timestamp() + settings.max_session as i64,
             pending: Bytes::new(),
             decoding: None,
+            knows_latency: false,
+            listener: None,
             decoder,
             diarizer: None,
             diarizing: None,
@@ -574,6 +587,7 @@ impl Live {
             self.flush()?;
             self.audio = audio;
         }
+        self.knows_latency &= (&config.model, config.latency) == (&self.config.model, self.config.latency);
         self.session.set_turn_detection(config.turn_detection);
         self.config = config;
         Ok(())
@@ -595,6 +609,49 @@ impl Live {
         self.session
             .set_speakers(wanted.then(|| WordSpeakers::new(&self.settings)));
         Ok(())
+    }
+
+    /// Learns how the model hears, before it is to hear something. Why it cannot be loaded, its first turn says.
+    async fn ask_for_latency(&mut self) {
+        if !self.knows_latency {
+            let accepted = self.accepted_latency();
+            let latency = self.decoder.latency(self.config.model.clone(), accepted).await;
+            self.session.set_latency(latency.ok().flatten());
+            self.knows_latency = true;
+        }
+    }
+
+    fn accepted_latency(&self) -> Option<f64> {
+        self.config.latency.or(self.settings.latency)
+    }
+
+    fn decode(&mut self, request: DecodeRequest) {
+        let (decoder, model) = (Arc::clone(&self.decoder), self.config.model.clone());
+        let answer: BoxFuture<'static, Answer> = match request.spoken {
+            None => Box::pin(async move { Answer::Window(decode(decoder, model, request).await) }),
+            Some(part) => {
+                let listener = self.listener.take().filter(|_| !part.begins);
+                if listener.is_some() || part.begins {
+                    let next = decoder.hear(model, self.accepted_latency(), listener, request);
+                    Box::pin(async move { Answer::Next(next.await) })
+                } else {
+                    let lost = EngineError::Failed("what was heard of the turn before is lost".to_owned());
+                    Box::pin(async move { Answer::Next(Err(lost)) })
+                }
+            }
+        };
+        self.decoding = Some(answer);
+    }
+
+    fn heard(&mut self, answer: Answer) {
+        match answer {
+            Answer::Window(heard) => self.session.heard(heard),
+            Answer::Next(Ok((listener, next))) => {
+                self.listener = Some(listener);
+                self.session.heard_next(Ok(next));
+            }
+            Answer::Next(Err(error)) => self.session.heard_next(Err(error)),
+        }
     }
 
     /// Gives the diarizer what it is to hear, if it is not at work.

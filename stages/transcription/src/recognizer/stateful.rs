@@ -98,6 +98,11 @@ impl Recognizer {
         rules: &SegmentRules,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Recognized>> {
+        if !self.model.config.preprocessor.normalized {
+            let why =
+                "one pass (`full`) is for models that normalise their features: `vad` and `chunked` are for others";
+            return Err(TranscriptionError::setting("window", why));
+        }
         let seconds = samples as f64 / f64::from(SAMPLE_RATE);
         let limited = seconds > settings.full_attention;
         let context = limited.then_some(settings.attention_context);

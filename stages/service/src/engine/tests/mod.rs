@@ -2,6 +2,7 @@
 
 mod limits;
 mod loading;
+mod spoken;
 mod transcripts;
 
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Audio as clients send it: 16 bit PCM or G.711, which become samples at 16 kHz.
 
-use flow_audio::AudioError;
-use flow_audio::resample::Resampler;
-use flow_speakers::silero::SAMPLE_RATE;
+use crate::AudioError;
+use crate::decode::SAMPLE_RATE;
+use crate::resample::Resampler;
 
 /// Rates of PCM, in samples a second: those of telephones and speech, and of the microphones of browsers.
 pub const PCM_RATES: [u32; 10] = [
