@@ -47,6 +47,13 @@ pub struct TranscribeArguments {
     /// A file of phrases to boost, one per line (their weight: --set boost_weight=1)
     #[arg(long, value_name = "FILE")]
     pub boost: Option<PathBuf>,
+    /// The languages that are spoken, apart by commas, such as `fr` or `hi,en`: nothing is written in another script
+    #[arg(long, value_name = "CODES")]
+    pub language: Option<String>,
+    /// With --language: counts of the model's tokens by language, such as `flow lm build --languages` writes, by which tokens of other
+    /// languages are less probable (their weight: --set language_weight=1)
+    #[arg(long, value_name = "FILE", requires = "language")]
+    pub language_prior: Option<PathBuf>,
     /// How to use several channels
     #[arg(long, value_name = "HOW", default_value = "mix")]
     pub channels: ChannelUse,

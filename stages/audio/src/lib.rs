@@ -38,6 +38,7 @@ mod stored_bytes;
 mod stream;
 mod streamed_aiff;
 mod streamed_wav;
+pub mod subtitle_cues;
 pub mod synthesize;
 pub mod tar;
 #[cfg(test)]

@@ -6,8 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use flow_model::decoding::DecodingSettings;
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::TranscriptionError;
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::{Heard, RecognitionSettings, Recognizer};
 use tokio::sync::oneshot;
 
@@ -54,6 +56,7 @@ struct Queue {
 struct LiveWindow {
     signal: Vec<f32>,
     grows: bool,
+    decoding: Arc<DecodingRequest>,
     reply: LiveReply,
 }
 
@@ -77,6 +80,7 @@ struct Taken {
     signal: Vec<f32>,
     /// Whether it will be decoded again with more audio, and so is decoded once now.
     grows: bool,
+    decoding: Arc<DecodingRequest>,
     of: Owner,
 }
 
@@ -98,6 +102,7 @@ impl Taken {
         Window {
             signal: &self.signal,
             grows: self.grows,
+            decoding: &self.decoding,
             speech: match &self.of {
                 Owner::Job(work, index) => work.stretches(*index).map(|speech| (*work.recognition(), speech)),
                 Owner::Live(_) => None,
@@ -110,6 +115,7 @@ impl Taken {
 struct Window<'a> {
     signal: &'a [f32],
     grows: bool,
+    decoding: &'a DecodingRequest,
     /// The stretches of its speech, in seconds, where speech without words is looked for.
     speech: Option<(RecognitionSettings, Vec<Range<f64>>)>,
 }
@@ -167,8 +173,8 @@ impl Batcher {
         true
     }
 
-    /// Enqueues a window of a live session, which may still grow.
-    pub fn push_live(&self, signal: Vec<f32>, grows: bool, reply: LiveReply) {
+    /// Enqueues a window of a live session, which may still grow, with its phrases and languages.
+    pub fn push_live(&self, (signal, grows, decoding): (Vec<f32>, bool, Arc<DecodingRequest>), reply: LiveReply) {
         let mut queue = self.lock();
         if queue.stopped {
             let _ = reply.send(Err(EngineError::Cancelled));
@@ -177,7 +183,13 @@ impl Batcher {
         let key = queue.next_live;
         queue.next_live += 1;
         queue.schedule.push_live(key, signal.len() as u64);
-        queue.live.insert(key, LiveWindow { signal, grows, reply });
+        let window = LiveWindow {
+            signal,
+            grows,
+            decoding,
+            reply,
+        };
+        queue.live.insert(key, window);
         drop(queue);
         self.filled.notify_one();
     }
@@ -303,9 +315,12 @@ impl Queue {
             match item {
                 Item::Live(key) => {
                     if let Some(window) = self.live.remove(&key).filter(|window| !window.reply.is_closed()) {
-                        let LiveWindow { signal, grows, reply } = window;
-                        let of = Owner::Live(reply);
-                        batch.push(Taken { signal, grows, of });
+                        batch.push(Taken {
+                            signal: window.signal,
+                            grows: window.grows,
+                            decoding: window.decoding,
+                            of: Owner::Live(window.reply),
+                        });
                     }
                 }
                 Item::Window { job, index } => {
@@ -317,9 +332,12 @@ impl Queue {
                     };
                     waiting.samples -= signal.len() as u64;
                     self.samples -= signal.len() as u64;
-                    let of = Owner::Job(Arc::clone(&waiting.work), index);
-                    let grows = false;
-                    batch.push(Taken { signal, grows, of });
+                    batch.push(Taken {
+                        signal,
+                        grows: false,
+                        decoding: Arc::clone(waiting.work.decoding()),
+                        of: Owner::Job(Arc::clone(&waiting.work), index),
+                    });
                 }
             }
         }
@@ -395,14 +413,39 @@ fn no_answer() -> EngineError {
     EngineError::Failed("the model did not answer for all windows".to_owned())
 }
 
-/// Decodes windows, those that grow once, and where that is asked for speech without words again.
+/// Decodes windows, those with the same phrases and languages together.
 fn decode_signals(recognizer: &Recognizer, windows: &[Window<'_>]) -> Result<Vec<Heard>, EngineError> {
+    let mut groups: Vec<(&DecodingRequest, Vec<usize>)> = Vec::new();
+    for (index, window) in windows.iter().enumerate() {
+        match groups.iter_mut().find(|(decoding, _)| *decoding == window.decoding) {
+            Some((_, group)) => group.push(index),
+            None => groups.push((window.decoding, vec![index])),
+        }
+    }
+    let mut heard: Vec<Heard> = windows.iter().map(|_| Heard::default()).collect();
+    for (decoding, group) in groups {
+        let of_group: Vec<&Window<'_>> = group.iter().map(|&index| &windows[index]).collect();
+        for (index, found) in group.into_iter().zip(decode_alike(recognizer, decoding, &of_group)?) {
+            heard[index] = found;
+        }
+    }
+    Ok(heard)
+}
+
+/// Decodes windows, those that grow once, and where that is asked for speech without words again.
+fn decode_alike(
+    recognizer: &Recognizer,
+    decoding: &DecodingRequest,
+    windows: &[&Window<'_>],
+) -> Result<Vec<Heard>, EngineError> {
     let signals: Vec<&[f32]> = windows.iter().map(|window| window.signal).collect();
     let heard = guarded(|| {
-        let mut heard = recognizer.decode_again_where(&signals, &|index| !windows[index].grows)?;
+        let (decoding, _) = recognizer.decoding_for(decoding)?;
+        let mut heard = recognizer.decode_again_where(&signals, &|index| !windows[index].grows, &decoding)?;
         if heard.len() == windows.len() {
-            recover(recognizer, windows, &mut heard)?;
+            recover(recognizer, &decoding, windows, &mut heard)?;
         }
+        recognizer.calibrate(&mut heard);
         Ok::<_, TranscriptionError>(heard)
     });
     let heard = heard.map_err(EngineError::Failed)?;
@@ -415,7 +458,12 @@ fn decode_signals(recognizer: &Recognizer, windows: &[Window<'_>]) -> Result<Vec
 }
 
 /// Decodes speech without words again, in the windows for which that is asked.
-fn recover(recognizer: &Recognizer, windows: &[Window<'_>], heard: &mut [Heard]) -> Result<(), TranscriptionError> {
+fn recover(
+    recognizer: &Recognizer,
+    decoding: &DecodingSettings,
+    windows: &[&Window<'_>],
+    heard: &mut [Heard],
+) -> Result<(), TranscriptionError> {
     let (mut signals, mut speech, mut found, mut indices) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut settings = None;
     for (index, (window, heard)) in windows.iter().zip(&mut *heard).enumerate() {
@@ -428,7 +476,7 @@ fn recover(recognizer: &Recognizer, windows: &[Window<'_>], heard: &mut [Heard])
         }
     }
     if let Some(settings) = settings {
-        recognizer.recover(&signals, &speech, settings, &mut found, &|| false)?;
+        recognizer.recover(&signals, &speech, (settings, decoding), &mut found, &|| false)?;
     }
     for (index, found) in indices.into_iter().zip(found) {
         heard[index] = found;

@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     pub ended: Notify,
     /// Held while the voice of a known speaker is computed.
     pub voices: Mutex<()>,
+    /// Held while a text is aligned.
+    pub aligning: tokio::sync::Mutex<()>,
 }
 
 /// The requests that wait or run.

@@ -4,13 +4,17 @@
 //! said ([`agreement`]). A cache-aware model hears each sample once, and its words are certain. Clients speak OpenAI's protocol for transcription sessions ([`protocol`]) over
 //! a WebSocket ([`socket`]).
 
-use std::sync::LazyLock;
+use std::future::ready;
+use std::sync::{Arc, LazyLock};
 
 use flow_speakers::diarizer::{OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SileroVad;
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
 use flow_transcription::recognizer::listen::HeardNext;
 use futures::future::BoxFuture;
+use tempfile::NamedTempFile;
+use tokio::task::spawn_blocking;
 
 use crate::engine::{Engine, EngineError, LiveListener};
 use crate::live::session_event::DecodeRequest;
@@ -36,8 +40,12 @@ pub trait Decoder: Send + Sync + 'static {
     /// Whether the service is being stopped: sessions end when what was said so far is transcribed.
     fn is_stopping(&self) -> bool;
 
-    /// What tells the speakers of a session apart; none if sessions may not ask for it.
-    fn online_diarizer(&self, _settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+    /// What tells the speakers of a session apart, those that are known by name; none if sessions may not ask for it.
+    fn online_diarizer(
+        &self,
+        _settings: OnlineSettings,
+        _known: Vec<(String, Vec<f32>)>,
+    ) -> Option<flow_speakers::Result<OnlineDiarizer>> {
         None
     }
 
@@ -63,9 +71,22 @@ pub trait Decoder: Send + Sync + 'static {
         Box::pin(async { Err(EngineError::Failed("the model hears windows".to_owned())) })
     }
 
-    /// Transcribes a window with a model, or the default one.
-    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>>;
+    /// The embeddings of voices, by names and recordings.
+    fn voices(&self, _references: Vec<(String, Vec<u8>)>) -> BoxFuture<'static, Result<Voices, EngineError>> {
+        Box::pin(ready(Err(EngineError::NotDiarizing)))
+    }
+
+    /// Transcribes a window with a model, or the default one, and phrases and languages.
+    fn decode(
+        &self,
+        model: Option<String>,
+        decoding: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>>;
 }
+
+/// Names with the embeddings of their voices.
+pub type Voices = Vec<(String, Vec<f32>)>;
 
 impl Decoder for Engine {
     fn models(&self) -> Vec<String> {
@@ -76,8 +97,12 @@ impl Decoder for Engine {
         !self.is_ready()
     }
 
-    fn online_diarizer(&self, settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
-        Engine::online_diarizer(self, settings)
+    fn online_diarizer(
+        &self,
+        settings: OnlineSettings,
+        known: Vec<(String, Vec<f32>)>,
+    ) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+        Engine::online_diarizer(self, settings, known)
     }
 
     fn latency(
@@ -107,10 +132,25 @@ impl Decoder for Engine {
         })
     }
 
-    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
+    fn voices(&self, references: Vec<(String, Vec<u8>)>) -> BoxFuture<'static, Result<Voices, EngineError>> {
+        let engine = self.clone();
+        let computed = spawn_blocking(move || Engine::voices(&engine, references, &NamedTempFile::new));
+        Box::pin(async move { computed.await.map_err(|error| EngineError::Failed(error.to_string()))? })
+    }
+
+    fn decode(
+        &self,
+        model: Option<String>,
+        decoding: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>> {
         let engine = self.clone();
         let grows = !request.is_final;
-        Box::pin(async move { engine.decode_window(model.as_deref(), request.samples, grows).await })
+        Box::pin(async move {
+            engine
+                .decode_window(model.as_deref(), request.samples, grows, decoding)
+                .await
+        })
     }
 }
 

@@ -16,6 +16,7 @@ use axum::routing::get;
 use bytes::Bytes;
 use flow_audio::wire_audio::WireAudio;
 use flow_speakers::diarizer::{Decided, OnlineDiarizer};
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
 use flow_transcription::recognizer::listen::HeardNext;
 use futures::SinkExt;
@@ -173,6 +174,8 @@ type Diarizing = BoxFuture<'static, Result<(OnlineDiarizer, Decided), String>>;
 struct Live {
     settings: LiveSettings,
     config: SessionConfig,
+    /// The phrases and languages of the options.
+    asked: Arc<DecodingRequest>,
     models: KnownModels,
     /// When the session ends at the latest, in seconds since 1970.
     expires_at: i64,
@@ -343,7 +346,7 @@ impl Connection {
     async fn follow(&mut self, live: &mut Live, text: &str) -> Result<(), End> {
         let (id, event) = ClientEvent::parse(text);
         let followed = match event {
-            Ok(ClientEvent::Update { update, older }) => match live.update(*update) {
+            Ok(ClientEvent::Update { update, older }) => match live.update(*update).await {
                 Ok(()) => {
                     let updated = if older {
                         "transcription_session.updated"
@@ -554,6 +557,7 @@ impl Live {
             settings: settings.clone(),
             audio: audio.map_err(|error| Refused::new("server_error", error.to_string()))?,
             config,
+            asked: Arc::default(),
             models,
             expires_at: chrono::Utc::now().timestamp() + settings.max_session as i64,
             pending: Bytes::new(),
@@ -574,12 +578,14 @@ impl Live {
         json!({"session": self.config.to_json(&id, default_model, self.expires_at, older)})
     }
 
-    fn update(&mut self, update: SessionUpdate) -> Result<(), Refused> {
+    async fn update(&mut self, update: SessionUpdate) -> Result<(), Refused> {
         let config = self.config.updated(update, &self.models)?;
-        if config.speakers != self.config.speakers {
-            self.set_speakers(config.speakers)?;
+        let is_same = config.options.has_same_speakers(&self.config.options);
+        if config.speakers != self.config.speakers || !is_same {
+            self.set_speakers(&config).await?;
             // It stands, also where what follows is refused.
             self.config.speakers = config.speakers;
+            self.config.options = config.options.clone();
         }
         if config.format != self.audio.format() {
             let audio = WireAudio::new(config.format);
@@ -589,12 +595,14 @@ impl Live {
         }
         self.knows_latency &= (&config.model, config.latency) == (&self.config.model, self.config.latency);
         self.session.set_turn_detection(config.turn_detection);
+        self.asked = Arc::new(config.options.decoding.clone());
         self.config = config;
         Ok(())
     }
 
     /// Says who speaks, or not any more.
-    fn set_speakers(&mut self, wanted: bool) -> Result<(), Refused> {
+    async fn set_speakers(&mut self, config: &SessionConfig) -> Result<(), Refused> {
+        let wanted = config.speakers;
         let refused = |why: String| Refused::value("session.include", why);
         if self.session.has_begun() {
             let why = "speaker diarization must be requested before the first audio";
@@ -602,7 +610,19 @@ impl Live {
         }
         self.diarizer = None;
         if wanted {
-            let diarizer = self.decoder.online_diarizer(self.settings.speakers());
+            let references = config.options.clone().take_references();
+            let known = match references.is_empty() {
+                true => Vec::new(),
+                false => self
+                    .decoder
+                    .voices(references)
+                    .await
+                    .map_err(|error| refused(error.to_string()))?,
+            };
+            let mut settings = self.settings.speakers();
+            let most = config.options.clusters.most.unwrap_or(settings.max_speakers);
+            settings.max_speakers = settings.max_speakers.min(most);
+            let diarizer = self.decoder.online_diarizer(settings, known);
             let diarizer = diarizer.ok_or_else(|| refused(EngineError::NotDiarizing.to_string()))?;
             self.diarizer = Some(diarizer.map_err(|error| refused(error.to_string()))?);
         }
@@ -627,8 +647,9 @@ impl Live {
 
     fn decode(&mut self, request: DecodeRequest) {
         let (decoder, model) = (Arc::clone(&self.decoder), self.config.model.clone());
+        let asked = Arc::clone(&self.asked);
         let answer: BoxFuture<'static, Answer> = match request.spoken {
-            None => Box::pin(async move { Answer::Window(decode(decoder, model, request).await) }),
+            None => Box::pin(async move { Answer::Window(decode(decoder, (model, asked), request).await) }),
             Some(part) => {
                 let listener = self.listener.take().filter(|_| !part.begins);
                 if listener.is_some() || part.begins {
@@ -732,19 +753,19 @@ fn diarize(mut diarizer: OnlineDiarizer, request: DiarizeRequest) -> Diarizing {
 /// Decodes a window; one that grows no more is tried again while the engine is busy.
 async fn decode(
     decoder: Arc<dyn Decoder>,
-    model: Option<String>,
+    (model, asked): (Option<String>, Arc<DecodingRequest>),
     request: DecodeRequest,
 ) -> Result<Heard, EngineError> {
     if !request.is_final {
-        return decoder.decode(model, request).await;
+        return decoder.decode(model, asked, request).await;
     }
     for _ in 1..TRIES {
-        match decoder.decode(model.clone(), request.clone()).await {
+        match decoder.decode(model.clone(), Arc::clone(&asked), request.clone()).await {
             Err(EngineError::Busy { retry_after }) => sleep(Duration::from_secs(retry_after.clamp(1, 5))).await,
             heard => return heard,
         }
     }
-    decoder.decode(model, request).await
+    decoder.decode(model, asked, request).await
 }
 
 #[cfg(test)]

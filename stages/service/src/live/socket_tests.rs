@@ -51,7 +51,12 @@ impl<F: Fn(&[f32]) -> Result<Heard, EngineError> + Send + Sync + 'static> Decode
         false
     }
 
-    fn decode(&self, _: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
+    fn decode(
+        &self,
+        _: Option<String>,
+        _: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>> {
         Box::pin(std::future::ready((self.0)(&request.samples)))
     }
 }
@@ -468,9 +473,14 @@ impl Decoder for Stopping {
         self.stops.load(Ordering::SeqCst)
     }
 
-    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
+    fn decode(
+        &self,
+        model: Option<String>,
+        asked: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>> {
         self.stops.store(true, Ordering::SeqCst);
-        self.hears.decode(model, request)
+        self.hears.decode(model, asked, request)
     }
 }
 
@@ -634,6 +644,7 @@ fn the_engine_transcribes_live() {
         models: vec![ModelSettings {
             name: "small".into(),
             path: model,
+            language_prior: None,
         }],
         ..EngineSettings::default()
     });

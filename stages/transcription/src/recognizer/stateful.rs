@@ -252,7 +252,8 @@ impl Recognizer {
     }
 
     fn recognized(&self, found: Decoded, samples: u64, windows: usize, rules: &SegmentRules) -> Result<Recognized> {
-        let heard = self.words(&found.hypothesis, &found.scores)?;
+        let mut heard = self.words(&found.hypothesis, &found.scores)?;
+        self.calibrate(std::slice::from_mut(&mut heard));
         let whole = joined(std::slice::from_ref(&(0..samples)), samples, vec![heard], rules)?;
         Ok(Recognized {
             windows: if samples == 0 { 0 } else { windows },
