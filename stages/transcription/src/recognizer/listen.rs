@@ -67,7 +67,7 @@ impl Recognizer {
         context.size() as f64 * self.model.frame_seconds()
     }
 
-    /// The context with the most look-ahead of those whose latency is at most so many seconds, or else the one with the least;
+    /// The context with the most look-ahead of those whose latency is at most `latency` seconds, or else the one with the least;
     /// without a latency the model's default.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ fn waves() -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// Hears recordings beside each other in blocks of so many samples; all words of each, and the partial ones on the way.
+/// Hears recordings beside each other in blocks of `block` samples; all words of each, and the partial ones on the way.
 fn hear(
     recognizer: &Recognizer,
     contexts: &[ChunkContext],

@@ -41,7 +41,7 @@ impl Attention {
     }
 
     /// [`Attention::forward`], when evaluating, for the next chunk of each of several recordings, behind each other in `x`,
-    /// (rows, d), so many rows of each. A chunk sees itself and all that its cache holds, which is its context.
+    /// (rows, d), with `counts` rows of each. A chunk sees itself and all that its cache holds, which is its context.
     pub fn step(
         &self,
         parameters: &Parameters,
