@@ -89,7 +89,7 @@ assert letters(tamil.text, "\u0b80", "\u0bff") and tamil.language == "ta", tamil
 either = transcribe(extra_body={"languages": ["hi"]}).text
 assert letters(either, "\u0900", "\u097f"), either
 strong = {"boost_weight": 100}
-assert "seventeen" in transcribe(language="en", prompt="Numbers: seventeen.", extra_body=strong).text
+assert "seventeen" in transcribe(language="en", prompt="seventeen.", extra_body=strong).text
 assert "seventeen" in transcribe(language="en", extra_body=strong | {"phrases": ["seventeen"]}).text
 split = transcribe(response_format="diarized_json", extra_body={"channels": "split"})
 assert {segment.speaker for segment in split.segments} == {"CHANNEL_1"}, split
