@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_yaml::Mapping;
 
 use crate::error::{Error, Result};
+use crate::heads::HeadKind;
 
 /// Configuration of a model with a transducer (TDT or RNN-T), a CTC head, or both. Read from and written as NeMo's
 /// `model_config.yaml`.
@@ -64,6 +65,25 @@ impl ModelConfig {
             (Some(transducer), Some(_)) if transducer.is_rnnt() => "RNN-T and CTC",
             (Some(_), Some(_)) => "TDT and CTC",
             (None, _) => "CTC",
+        }
+    }
+
+    /// Checks that the model has a head by which it is to be decoded.
+    ///
+    /// # Errors
+    /// Where it has not.
+    pub fn check_decoder(&self, head: HeadKind) -> Result<()> {
+        let has = match head {
+            HeadKind::Transducer => self.transducer.is_some(),
+            HeadKind::Ctc => self.ctc.is_some(),
+        };
+        match has {
+            true => Ok(()),
+            false => Err(Error::Input(format!(
+                "`decoder` is `{}`, but the model has no such head: it is of {}",
+                head.name(),
+                self.heads()
+            ))),
         }
     }
 }

@@ -183,7 +183,18 @@ impl TdtModel {
     /// An opened model under a configuration, which is its own or one with other settings (dropout rates, for
     /// instance). Its tensors are read one by one.
     pub fn from_open(opened: OpenModel, config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
-        Self::from_entries(opened, config, (dtype, dtype, Precision::F32), device)
+        Self::from_open_storing(opened, config, dtype, dtype, device)
+    }
+
+    /// The same with the matrices of linear layers stored in another data type than `dtype`, as each is read.
+    pub fn from_open_storing(
+        opened: OpenModel,
+        config: ModelConfig,
+        dtype: DType,
+        matrices: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        Self::from_entries(opened, config, (dtype, matrices, Precision::F32), device)
     }
 
     /// An opened model whose configuration may have fewer layers, computed in the first number type, with matrices stored in the second
@@ -798,17 +809,13 @@ impl TdtModel {
     }
 
     fn head_of(&self, settings: &DecodingSettings) -> Result<&dyn Head> {
-        let Some(kind) = settings.head else {
-            return Ok(self.heads[0].as_ref());
-        };
-        let named = self.heads.iter().find(|head| head.kind() == kind);
-        named.map(Box::as_ref).ok_or_else(|| {
-            Error::Input(format!(
-                "`decoder` is `{}`, but the model has no such head: it is of {}",
-                kind.name(),
-                self.config.heads()
-            ))
-        })
+        if let Some(kind) = settings.head {
+            self.config.check_decoder(kind)?;
+        }
+        let is_named = |head: &&Box<dyn Head>| settings.head.is_none_or(|kind| head.kind() == kind);
+        let head = self.heads.iter().find(is_named);
+        head.map(Box::as_ref)
+            .ok_or_else(|| Error::Input("the model has no head".into()))
     }
 
     /// The best path of a known text through the encoded frames of one signal, (frames, d_model): by a head of the model, or if
