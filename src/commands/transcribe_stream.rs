@@ -11,6 +11,8 @@ use flow_model::Weights;
 use flow_model::decoding::DecodingOptions;
 use flow_model::heads::HeadKind;
 use flow_transcription::Word;
+use flow_transcription::decoding_request::DecodingRequest;
+use flow_transcription::language_prior::parse_languages;
 use flow_transcription::recognizer::Recognizer;
 use flow_transcription::recognizer::listen::{HeardNext, Listener, Spoken};
 use flow_transcription::segments::ends_sentence;
@@ -61,7 +63,12 @@ pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -
         let milliseconds = (recognizer.latency(context) * 1000.0).round();
         tell(&format!("attention context {context}: a latency of {milliseconds} ms"));
     }
-    let listener = recognizer.listen(context, None).map_err(Failure::unreadable)?;
+    let languages = arguments.language.as_deref().map_or(Ok(Vec::new()), parse_languages);
+    let request = DecodingRequest {
+        languages: languages.map_err(|why| Failure::usage(format!("--language: {why}"), "such as fr"))?,
+        ..DecodingRequest::default()
+    };
+    let listener = recognizer.listen(context, &request).map_err(Failure::unreadable)?;
     let mut hearing = Hearing {
         recognizer: &recognizer,
         listener,

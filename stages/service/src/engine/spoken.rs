@@ -1,8 +1,10 @@
 //! Turns of live sessions that are heard as they are spoken, by cache-aware models.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use flow_transcription::TranscriptionError;
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Recognizer;
 use flow_transcription::recognizer::listen::{HeardNext, Listener, Spoken};
 use tokio::sync::oneshot;
@@ -84,12 +86,17 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::latency`], and if the model hears windows alone.
-    pub async fn listen(&self, model: Option<&str>, accepted: Option<f64>) -> Result<LiveListener, EngineError> {
+    pub async fn listen(
+        &self,
+        model: Option<&str>,
+        accepted: Option<f64>,
+        asked: Arc<DecodingRequest>,
+    ) -> Result<LiveListener, EngineError> {
         let index = self.inner.shared.models.find(model)?;
         let lease = self.lease(index).await?;
         let begin = move || {
             let recognizer = &lease.model().recognizer;
-            let listener = recognizer.listen(recognizer.context_for(accepted)?, None)?;
+            let listener = recognizer.listen(recognizer.context_for(accepted)?, &asked)?;
             let digest = recognizer.digest.clone();
             Ok::<_, TranscriptionError>(LiveListener {
                 listener,

@@ -66,6 +66,7 @@ pub trait Decoder: Send + Sync + 'static {
         _model: Option<String>,
         _accepted: Option<f64>,
         _listener: Option<LiveListener>,
+        _decoding: Arc<DecodingRequest>,
         _request: DecodeRequest,
     ) -> BoxFuture<'static, Result<(LiveListener, HeardNext), EngineError>> {
         Box::pin(async { Err(EngineError::Failed("the model hears windows".to_owned())) })
@@ -119,6 +120,7 @@ impl Decoder for Engine {
         model: Option<String>,
         accepted: Option<f64>,
         listener: Option<LiveListener>,
+        decoding: Arc<DecodingRequest>,
         request: DecodeRequest,
     ) -> BoxFuture<'static, Result<(LiveListener, HeardNext), EngineError>> {
         let engine = self.clone();
@@ -126,7 +128,7 @@ impl Decoder for Engine {
         Box::pin(async move {
             let listener = match listener {
                 Some(listener) => listener,
-                None => engine.listen(model.as_deref(), accepted).await?,
+                None => engine.listen(model.as_deref(), accepted, decoding).await?,
             };
             engine.hear(listener, request.samples, is_last).await
         })

@@ -653,7 +653,7 @@ impl Live {
             Some(part) => {
                 let listener = self.listener.take().filter(|_| !part.begins);
                 if listener.is_some() || part.begins {
-                    let next = decoder.hear(model, self.accepted_latency(), listener, request);
+                    let next = decoder.hear(model, self.accepted_latency(), listener, asked, request);
                     Box::pin(async move { Answer::Next(next.await) })
                 } else {
                     let lost = EngineError::Failed("what was heard of the turn before is lost".to_owned());

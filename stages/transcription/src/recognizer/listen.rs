@@ -8,6 +8,7 @@ use flow_model::encoder::cached::ChunkPlan;
 use flow_model::model::chunks::{ChunkStream, NextSamples};
 
 use super::{Heard, Recognizer};
+use crate::decoding_request::DecodingRequest;
 use crate::tokens::TokenScore;
 use crate::{Result, TranscriptionError, Word};
 
@@ -85,14 +86,25 @@ impl Recognizer {
         Ok(contexts.iter().rfind(is_soon).copied().unwrap_or(contexts[0]))
     }
 
-    /// Begins a recording in a context. `language` chooses the prompt of a model with a language prompt; without it the model finds
-    /// out itself.
+    /// Begins a recording in a context. The language of a request chooses the prompt of a model with a language prompt; without one
+    /// the model finds it out itself.
     ///
     /// # Errors
     /// If the model does not know the context or is not cache-aware, cannot be decoded from chunk to chunk, or has no prompt for the
-    /// language.
-    pub fn listen(&self, context: ChunkContext, language: Option<&str>) -> Result<Listener> {
-        let prompt = self.model.prompt_of(language)?;
+    /// language; if the request has phrases or several languages, which change how whole windows are decoded.
+    pub fn listen(&self, context: ChunkContext, request: &DecodingRequest) -> Result<Listener> {
+        if !request.phrases.is_empty() {
+            let why = "a cache-aware model that hears speech in chunks boosts no phrases";
+            return Err(TranscriptionError::setting("phrases", why.to_owned()));
+        }
+        let prompt = match request.languages.as_slice() {
+            [] => self.model.prompt_of(None)?,
+            [language] => self.model.prompt_of(Some(language))?,
+            _ => {
+                let why = "a cache-aware model that hears speech in chunks has the prompt of one language";
+                return Err(TranscriptionError::setting("languages", why.to_owned()));
+            }
+        };
         if self.model.decoding.beam > 1 {
             let why = "beam search needs the whole recording; while it is spoken the model is decoded by greedy search";
             return Err(TranscriptionError::setting("beam", why.to_owned()));

@@ -41,7 +41,7 @@ fn hear(
 ) -> Vec<(Vec<Word>, String)> {
     let mut listeners: Vec<Listener> = contexts
         .iter()
-        .map(|&context| recognizer.listen(context, None).unwrap())
+        .map(|&context| recognizer.listen(context, &DecodingRequest::default()).unwrap())
         .collect();
     let mut found: Vec<(Vec<Word>, String)> = vec![Default::default(); waves.len()];
     let longest = waves.iter().map(Vec::len).max().unwrap();
@@ -135,7 +135,7 @@ fn the_latency_chooses_the_context() {
 fn what_cannot_be_heard_is_refused() {
     let recognizer = load(&golden("model.nemo"));
     let context = recognizer.contexts()[0];
-    let mut listener = recognizer.listen(context, None).unwrap();
+    let mut listener = recognizer.listen(context, &DecodingRequest::default()).unwrap();
     let hear = |listener: &mut Listener, samples: &[f32], is_last: bool| {
         let spoken = &mut [Spoken {
             listener,
@@ -157,18 +157,24 @@ fn what_cannot_be_heard_is_refused() {
             .to_string()
             .contains("ended")
     );
-    assert!(recognizer.listen(ChunkContext { left: 1, right: 0 }, None).is_err());
+    assert!(
+        recognizer
+            .listen(ChunkContext { left: 1, right: 0 }, &DecodingRequest::default())
+            .is_err()
+    );
     let whole = load(&bundled_model());
     assert!(whole.contexts().is_empty());
     assert!(whole.context_for(None).unwrap_err().to_string().contains("cache-aware"));
-    assert!(whole.listen(context, None).is_err());
+    assert!(whole.listen(context, &DecodingRequest::default()).is_err());
 }
 
 /// The last word of a language without spaces goes on for long: what is kept does not grow.
 #[test]
 fn tokens_that_wait_for_a_word_to_end_are_bounded() {
     let recognizer = load(&golden("model.nemo"));
-    let mut listener = recognizer.listen(recognizer.contexts()[0], None).unwrap();
+    let mut listener = recognizer
+        .listen(recognizer.contexts()[0], &DecodingRequest::default())
+        .unwrap();
     let inside = (0..).find(|&id| {
         let piece = recognizer.tokenizer.piece(id).unwrap();
         piece.chars().all(char::is_alphabetic)

@@ -1,5 +1,6 @@
 //! Turns that are heard as they are spoken, with a cache-aware model.
 
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::listen::Spoken;
 use futures::future::join_all;
 
@@ -34,7 +35,7 @@ fn turns_beside_each_other_and_beside_recordings_are_those_of_the_model_alone() 
         let engine = engine.clone();
         let speech = speech(name);
         async move {
-            let mut listener = engine.listen(None, accepted).await.unwrap();
+            let mut listener = engine.listen(None, accepted, Arc::default()).await.unwrap();
             let mut words = Vec::new();
             for block in speech.chunks(block) {
                 let next;
@@ -51,8 +52,8 @@ fn turns_beside_each_other_and_beside_recordings_are_those_of_the_model_alone() 
         let least = recognizer.latency(recognizer.context_for(Some(0.01)).unwrap());
         assert_eq!(engine.latency(None, Some(0.01)).await.unwrap(), Some(least));
         assert_eq!(engine.latency(Some("small"), None).await.unwrap(), None);
-        assert!(engine.listen(Some("small"), None).await.is_err());
-        let listener = engine.listen(None, None).await.unwrap();
+        assert!(engine.listen(Some("small"), None, Arc::default()).await.is_err());
+        let listener = engine.listen(None, None, Arc::default()).await.unwrap();
         let refused = engine.hear(listener, vec![f32::NAN], false).await;
         assert!(matches!(refused, Err(EngineError::Audio { .. })));
         let found = join_all(turns.map(|(name, accepted, block)| heard(name, accepted, block))).await;
@@ -60,7 +61,7 @@ fn turns_beside_each_other_and_beside_recordings_are_those_of_the_model_alone() 
         assert!(!window.words.is_empty());
         for ((name, accepted, _), found) in turns.into_iter().zip(found) {
             let context = recognizer.context_for(accepted).unwrap();
-            let mut listener = recognizer.listen(context, None).unwrap();
+            let mut listener = recognizer.listen(context, &DecodingRequest::default()).unwrap();
             let samples = &speech(name)[..];
             let spoken = &mut [Spoken {
                 listener: &mut listener,
