@@ -689,7 +689,7 @@ fn a_cache_aware_model_hears_what_is_spoken() {
     // A committed turn is whole frames of voice activity.
     let mut filled = speech.clone();
     filled.resize(speech.len().next_multiple_of(512), 0.0);
-    let mut listener = recognizer.listen(context, None).unwrap();
+    let mut listener = recognizer.listen(context, &DecodingRequest::default()).unwrap();
     let spoken = &mut [flow_transcription::recognizer::listen::Spoken {
         listener: &mut listener,
         samples: &filled,
@@ -699,6 +699,7 @@ fn a_cache_aware_model_hears_what_is_spoken() {
     let model = ModelSettings {
         name: "streaming".to_owned(),
         path,
+        language_prior: None,
     };
     let engine = Engine::start(EngineSettings {
         models: vec![model],

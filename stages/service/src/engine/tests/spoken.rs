@@ -57,7 +57,10 @@ fn turns_beside_each_other_and_beside_recordings_are_those_of_the_model_alone() 
         let refused = engine.hear(listener, vec![f32::NAN], false).await;
         assert!(matches!(refused, Err(EngineError::Audio { .. })));
         let found = join_all(turns.map(|(name, accepted, block)| heard(name, accepted, block))).await;
-        let window = engine.decode_window(None, speech("eval1_de.wav"), false).await.unwrap();
+        let window = engine
+            .decode_window(None, speech("eval1_de.wav"), false, Arc::default())
+            .await
+            .unwrap();
         assert!(!window.words.is_empty());
         for ((name, accepted, _), found) in turns.into_iter().zip(found) {
             let context = recognizer.context_for(accepted).unwrap();
