@@ -92,7 +92,10 @@ fn words_are_those_of_the_whole_recording_whatever_the_blocks_are() {
         }
         for (wave, (words, partial)) in waves.iter().zip(&found) {
             let signals: &[&[f32]] = &[wave];
-            let whole = recognizer.decode_once(signals).unwrap().remove(0);
+            let whole = recognizer
+                .decode_with(signals, &recognizer.model.decoding)
+                .unwrap()
+                .remove(0);
             let texts = |words: &[Word]| words.iter().map(|word| word.word.clone()).collect::<Vec<_>>();
             assert!(!words.is_empty() && !partial.is_empty());
             assert_eq!(texts(words), texts(&whole.words), "{context}");
