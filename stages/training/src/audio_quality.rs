@@ -36,7 +36,7 @@ const QUIET: f64 = 0.1;
 const BELOW_PEAK: f64 = 1e-5;
 /// A sample from here on is at full scale.
 const FULL_SCALE: f32 = 0.999;
-/// The largest ratio that is told, in dB.
+/// The largest ratio that is reported, in dB.
 const CLEAN: f64 = 100.0;
 
 /// Measures recordings and texts.

@@ -1,4 +1,4 @@
-//! What runs kernels and products for a thread: the CUDA driver, or in tests what stands in for it.
+//! What runs kernels and products for a thread: the CUDA driver, or in tests an emulator in its place.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -51,7 +51,7 @@ pub(crate) fn executor() -> &'static dyn Executor {
     STAND_IN.get().unwrap_or(&Driver)
 }
 
-/// Whether something stands in for the driver on this thread.
+/// Whether this thread has another executor in place of the driver.
 pub(crate) fn has_stand_in() -> bool {
     STAND_IN.get().is_some()
 }

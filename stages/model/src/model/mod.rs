@@ -812,10 +812,9 @@ impl TdtModel {
         if let Some(kind) = settings.head {
             self.config.check_decoder(kind)?;
         }
-        let is_named = |head: &&Box<dyn Head>| settings.head.is_none_or(|kind| head.kind() == kind);
-        let head = self.heads.iter().find(is_named);
-        head.map(Box::as_ref)
-            .ok_or_else(|| Error::Input("the model has no head".into()))
+        let mut heads = self.heads.iter().map(Box::as_ref);
+        let head = heads.find(|head| settings.head.is_none_or(|kind| head.kind() == kind));
+        head.ok_or_else(|| Error::Input("the model has no head".into()))
     }
 
     /// The best path of a known text through the encoded frames of one signal, (frames, d_model): by a head of the model, or if

@@ -248,7 +248,8 @@ impl Batcher {
                 return Next::Stop;
             }
             let windows_wait = !queue.schedule.is_empty();
-            if !queue.spoken.is_empty() && !(queue.was_spoken && windows_wait) {
+            let windows_are_next = queue.was_spoken && windows_wait;
+            if !queue.spoken.is_empty() && !windows_are_next {
                 queue.was_spoken = true;
                 return Next::Spoken(std::mem::take(&mut queue.spoken));
             }

@@ -316,13 +316,11 @@ impl SessionConfig {
             };
         }
         let mut options = Options::default();
-        let given = self
+        let mut given = self
             .given
             .iter()
             .filter_map(|(name, value)| Some((Options::field(name)?, value)));
-        let read = given
-            .map(|(field, value)| options.set_json(field, value))
-            .collect::<Result<(), _>>();
+        let read = given.try_for_each(|(field, value)| options.set_json(field, value));
         read.and_then(|()| options.check()).map_err(|wrong| Refused {
             code: wrong.code,
             ..Refused::value(&format!("{param}.{}", wrong.json_name()), wrong.message)

@@ -164,7 +164,7 @@ const GONE: End = End {
 /// What was heard.
 enum Answer {
     Window(Result<Heard, EngineError>),
-    Next(Result<(LiveListener, HeardNext), EngineError>),
+    Next(Box<Result<(LiveListener, HeardNext), EngineError>>),
 }
 
 /// The diarizer again, with what it decided; or why it failed.
@@ -654,10 +654,10 @@ impl Live {
                 let listener = self.listener.take().filter(|_| !part.begins);
                 if listener.is_some() || part.begins {
                     let next = decoder.hear(model, self.accepted_latency(), listener, asked, request);
-                    Box::pin(async move { Answer::Next(next.await) })
+                    Box::pin(async move { Answer::Next(Box::new(next.await)) })
                 } else {
                     let lost = EngineError::Failed("what was heard of the turn before is lost".to_owned());
-                    Box::pin(async move { Answer::Next(Err(lost)) })
+                    Box::pin(async move { Answer::Next(Box::new(Err(lost))) })
                 }
             }
         };
@@ -667,11 +667,13 @@ impl Live {
     fn heard(&mut self, answer: Answer) {
         match answer {
             Answer::Window(heard) => self.session.heard(heard),
-            Answer::Next(Ok((listener, next))) => {
-                self.listener = Some(listener);
-                self.session.heard_next(Ok(next));
+            Answer::Next(heard) => {
+                let next = heard.map(|(listener, next)| {
+                    self.listener = Some(listener);
+                    next
+                });
+                self.session.heard_next(next);
             }
-            Answer::Next(Err(error)) => self.session.heard_next(Err(error)),
         }
     }
 

@@ -82,7 +82,7 @@ fn words_are_those_of_the_whole_recording_whatever_the_blocks_are() {
             let again = match alone {
                 true => waves
                     .iter()
-                    .flat_map(|wave| hear(&recognizer, &[context], &[wave.clone()], block))
+                    .flat_map(|wave| hear(&recognizer, &[context], std::slice::from_ref(wave), block))
                     .collect(),
                 false => hear(&recognizer, &contexts, &waves, block),
             };
@@ -114,7 +114,10 @@ fn words_are_those_of_the_whole_recording_whatever_the_blocks_are() {
     let contexts: Vec<ChunkContext> = recognizer.contexts().iter().rev().take(waves.len()).copied().collect();
     let together = hear(&recognizer, &contexts, &waves, 1_600);
     for ((context, wave), found) in contexts.iter().zip(&waves).zip(together) {
-        assert_eq!(hear(&recognizer, &[*context], &[wave.clone()], 1_600)[0], found);
+        assert_eq!(
+            hear(&recognizer, &[*context], std::slice::from_ref(wave), 1_600)[0],
+            found
+        );
     }
 }
 
