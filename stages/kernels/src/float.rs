@@ -105,7 +105,7 @@ fn exp<const MINUS: bool>(x: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// The error of [`dispatch`] for another type.
+/// The error of [`dispatch`](crate::dispatch) for another type.
 pub fn unsupported(dtype: DType) -> Error {
     Error::Input(format!(
         "data type {} is not supported on the CPU; use f32 or f64",

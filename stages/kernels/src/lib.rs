@@ -50,7 +50,7 @@ pub use vectors::Once;
 pub use vectors::has_avx512;
 pub(crate) use vectors::*;
 
-/// Runs `$body` with the type alias `$T` set to f32 or f64 after a [`DType`]; other types are an error.
+/// Runs `$body` with the type alias `$T` set to f32 or f64 after a [`DType`](candle_core::DType); other types are an error.
 #[macro_export]
 macro_rules! dispatch {
     ($dtype:expr, $T:ident => $body:expr) => {

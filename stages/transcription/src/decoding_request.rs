@@ -104,7 +104,7 @@ impl DecodingRequest {
 }
 
 /// The phrases of a prompt as programs write them for Whisper: what is between commas, colons, semicolons, line breaks and the ends
-/// of sentences, up to [`LONGEST_PHRASE`] words. Longer parts are sentences, which show a style that a transducer does not follow.
+/// of sentences, up to `LONGEST_PHRASE` words. Longer parts are sentences, which show a style that a transducer does not follow.
 /// Each comes once.
 pub fn phrases_of_prompt(prompt: &str) -> Vec<String> {
     let parts = prompt.split([
