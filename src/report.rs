@@ -376,8 +376,6 @@ mod tests {
                     position: 0,
                     from: vec![],
                 }],
-                name: None,
-                note: None,
             },
             Event::StageStarted {
                 stage: stage("unique:keys"),

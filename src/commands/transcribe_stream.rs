@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use flow_audio::format::{Format, recognise};
 use flow_audio::recording_reader::Channels;
 use flow_audio::samples::OnDamage;
 use flow_audio::wire_audio::{AudioFormat, PCM_RATES, WireAudio};
@@ -21,7 +22,7 @@ use flow_transcription::transcribe::MAX_DURATION;
 use serde_json::json;
 
 use super::fetch::{local_model, tell};
-use crate::arguments::{ChannelUse, Decoder, Progress, TranscribeArguments};
+use crate::arguments::{ChannelUse, Decoder, Progress, TranscribeArguments, WindowMethod};
 use crate::failure::{Exit, Failure};
 
 /// Bytes of standard input that are read at once: at most 32 ms at 16 kHz, so that nothing waits for more.
@@ -68,6 +69,15 @@ pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -
         languages: languages.map_err(|why| Failure::usage(format!("--language: {why}"), "such as fr"))?,
         ..DecodingRequest::default()
     };
+    let decoding = recognizer.decoding_for(&request).map_err(Failure::unreadable)?;
+    if speaks {
+        let precision = flow_model::Precision::from(arguments.precision);
+        let notes = recognizer.notes().iter().chain(&decoding.notes).map(String::as_str);
+        let warning = precision.warning();
+        for note in notes.chain(warning.as_deref()) {
+            tell(&format!("warning: {note}"));
+        }
+    }
     let listener = recognizer.listen(context, &request).map_err(Failure::unreadable)?;
     let mut hearing = Hearing {
         recognizer: &recognizer,
@@ -90,19 +100,34 @@ pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -
 
 /// Whether events are JSON; an error where the arguments ask for what a stream does not give.
 fn check(arguments: &TranscribeArguments) -> Result<bool, Failure> {
+    let (recordings, speakers) = (&arguments.recordings, &arguments.speakers);
+    let has_count = [speakers.num_speakers, speakers.min_speakers, speakers.max_speakers]
+        .iter()
+        .any(Option::is_some);
+    let is_standard_input = recordings.input.iter().any(|input| input == "-");
     let refused = [
         (arguments.diarize, "--diarize"),
+        (has_count, "--num-speakers"),
+        (speakers.known_speakers.is_some(), "--known-speakers"),
+        (speakers.diarization_model.is_some(), "--diarization-model"),
+        (arguments.window != WindowMethod::Auto, "--window"),
         (arguments.channels == ChannelUse::Split, "--channels split"),
         (
             arguments.coverage.is_some() || arguments.require_coverage.is_some(),
             "--coverage",
         ),
-        (arguments.recordings.out.is_some(), "--out"),
-        (!arguments.recordings.set.is_empty(), "--set"),
+        (arguments.language_prior.is_some(), "--language-prior"),
+        (recordings.track.is_some() && is_standard_input, "--track"),
+        (recordings.out.is_some(), "--out"),
+        (recordings.overwrite, "--overwrite"),
+        (recordings.state.is_some(), "--state"),
+        (recordings.workers.is_some(), "--workers"),
+        (recordings.events.is_some(), "--events"),
+        (!recordings.set.is_empty(), "--set"),
     ];
     if let Some((_, option)) = refused.iter().find(|(is_given, _)| *is_given) {
-        let message = format!("`{option}` needs the whole recording");
-        return Err(Failure::usage(message, "leave out --stream, or this option"));
+        let message = format!("`{option}` does not go with --stream");
+        return Err(Failure::usage(message, "leave out one of them"));
     }
     if arguments.recordings.input.len() != 1 {
         let message = format!(
@@ -193,6 +218,12 @@ fn hear_bytes(input: &mut dyn Read, hearing: &mut Hearing) -> Result<(), Failure
             wire.feed(&bytes[..taken], &mut samples);
             bytes.clear();
             *left -= taken as u64;
+            // No header states more; without one there is no end.
+            if count == 0 && (1..1 << 32).contains(left) {
+                tell(&format!(
+                    "warning: standard input ends {left} bytes before the end that its header states"
+                ));
+            }
             if count == 0 || *left == 0 {
                 wire.flush(&mut samples);
                 return hearing.hear(&samples, false);
@@ -227,7 +258,17 @@ fn start_of(bytes: &[u8], is_all: bool) -> Result<Option<Start>, Failure> {
         return Ok(is_all.then_some(raw));
     }
     if &bytes[..4] != b"RIFF" || &bytes[8..12] != b"WAVE" {
-        return Ok(Some(raw));
+        // Samples may look like a frame of MPEG audio, which has no signature.
+        let format = match recognise(bytes) {
+            _ if bytes.starts_with(b"OggS") => "ogg",
+            _ if bytes.starts_with(b"ID3") => "mp3",
+            Ok(Format::Mp3 | Format::Aac) | Err(_) => return Ok(Some(raw)),
+            Ok(format) => format.as_str(),
+        };
+        return Err(Failure::unreadable(format!(
+            "standard input is {format}: with --stream it has to be a WAV file, or raw samples of 16 bit \
+             (ffmpeg -i INPUT -f wav -ac 1 -ar 16000 -c:a pcm_s16le -)"
+        )));
     }
     let number = |at: usize, width: usize| -> u64 {
         let bytes = bytes[at..at + width].iter().rev();

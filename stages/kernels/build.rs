@@ -37,10 +37,14 @@ fn main() {
 /// The kernel files by name, with the prelude before each.
 fn kernel_files() -> Vec<(String, String)> {
     let (device, ops) = (Path::new("src/device"), Path::new("src/ops"));
-    println!("cargo::rerun-if-changed={}", device.display());
-    println!("cargo::rerun-if-changed={}", ops.display());
-    let text =
-        |path: &Path| std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let watch = |path: &Path| println!("cargo::rerun-if-changed={}", path.display());
+    // The list of kernel files, and their options.
+    watch(&device.join("sources.rs"));
+    watch(&device.join("compiler_options.rs"));
+    let text = |path: &Path| {
+        watch(path);
+        std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
     let prelude = text(&device.join("prelude.cuh"));
     let files_of = |folder: &Path| {
         let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));

@@ -32,11 +32,6 @@ pub struct DecodingRequest {
 }
 
 impl DecodingRequest {
-    /// Whether decoding is as without it.
-    pub fn is_empty(&self) -> bool {
-        self.phrases.is_empty() && self.languages.is_empty()
-    }
-
     /// # Errors
     /// What is too much, or out of range: the field, and why.
     pub fn check(&self) -> std::result::Result<(), (&'static str, String)> {
@@ -77,7 +72,15 @@ impl DecodingRequest {
         if !self.phrases.is_empty() {
             // A line break or a tab would be another phrase, or its score.
             let plain = |phrase: &String| phrase.split_whitespace().collect::<Vec<_>>().join(" ");
-            let lines: Vec<String> = self.phrases.iter().map(plain).collect();
+            // What is invisible has no token.
+            let (lines, invisible): (Vec<String>, Vec<String>) =
+                (self.phrases.iter().map(plain)).partition(|phrase| phrase.chars().any(char::is_alphanumeric));
+            if !invisible.is_empty() {
+                notes.push(format!(
+                    "{} phrases are not boosted: they have no letters",
+                    invisible.len()
+                ));
+            }
             let found = parse_phrases(&lines.join("\n"), tokenizer).map_err(TranscriptionError::Input)?;
             if !found.left_out.is_empty() {
                 let names = found

@@ -132,6 +132,19 @@ pub struct Recognizer {
     turn: Mutex<()>,
     /// What listeners in a context have in common, of each context that was asked for.
     plans: Mutex<Vec<Arc<ChunkPlan>>>,
+    /// The last requests, and how they are decoded.
+    requested: Mutex<Vec<(DecodingRequest, Arc<RequestedDecoding>)>>,
+}
+
+/// Requests whose decoding is kept.
+const MOST_REQUESTED: usize = 16;
+
+/// How a model is decoded for a request.
+#[derive(Debug)]
+pub struct RequestedDecoding {
+    pub settings: Arc<DecodingSettings>,
+    /// What of the request has no effect.
+    pub notes: Vec<String>,
 }
 
 impl Recognizer {
@@ -175,6 +188,7 @@ impl Recognizer {
             model,
             turn: Mutex::new(()),
             plans: Mutex::new(Vec::new()),
+            requested: Mutex::default(),
         })
     }
 
@@ -194,8 +208,13 @@ impl Recognizer {
     /// If a value is out of its range, a file cannot be read or does not fit the model's tokenizer, or the model cannot be decoded so.
     pub fn with_decoding(mut self, options: &DecodingOptions) -> Result<Self> {
         let settings = options.load(&self.tokenizer)?;
-        self.model.set_decoding(settings)?;
+        self.set_decoding(settings)?;
         Ok(self)
+    }
+
+    fn set_decoding(&mut self, settings: DecodingSettings) -> Result<()> {
+        self.requested = Mutex::default();
+        Ok(self.model.set_decoding(settings)?)
     }
 
     /// The same model with the counts of a file, by which requests for a language make pieces of other languages less probable.
@@ -204,6 +223,7 @@ impl Recognizer {
     /// If the file cannot be read or is of another tokenizer.
     pub fn with_language_counts(mut self, path: &Path, weight: f64) -> Result<Self> {
         self.language_counts = Some((LanguageCounts::read(path, &self.tokenizer)?, weight));
+        self.requested = Mutex::default();
         Ok(self)
     }
 
@@ -212,19 +232,38 @@ impl Recognizer {
     /// # Errors
     /// As [`Recognizer::decoding_for`].
     pub fn with_request(mut self, request: &DecodingRequest) -> Result<Self> {
-        let (settings, notes) = self.decoding_for(request)?;
-        self.model.set_decoding(settings)?;
-        self.model.decoding.notes.extend(notes);
+        let decoding = self.decoding_for(request)?;
+        self.set_decoding((*decoding.settings).clone())?;
+        self.model.decoding.notes.extend(decoding.notes.iter().cloned());
         Ok(self)
     }
 
-    /// How the model is decoded for a request, and what of that has no effect.
+    /// How the model is decoded for a request.
     ///
     /// # Errors
     /// If the request is out of its bounds.
-    pub fn decoding_for(&self, request: &DecodingRequest) -> Result<(DecodingSettings, Vec<String>)> {
+    pub fn decoding_for(&self, request: &DecodingRequest) -> Result<Arc<RequestedDecoding>> {
+        let known = || self.requested.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, decoding)) = known().iter().find(|(of, _)| of == request) {
+            return Ok(Arc::clone(decoding));
+        }
         let counts = self.language_counts.as_ref().map(|(counts, weight)| (counts, *weight));
-        request.applied(&self.model.decoding, &self.tokenizer, counts, !self.decodes_ctc())
+        let (mut settings, mut notes) =
+            request.applied(&self.model.decoding, &self.tokenizer, counts, !self.decodes_ctc())?;
+        if let (Some(_), [language]) = (&self.model.config.prompt, &request.languages[..]) {
+            match self.model.prompt_of(Some(language)) {
+                Ok(prompt) => settings.prompt = prompt,
+                Err(why) => notes.push(why.to_string()),
+            }
+        }
+        let decoding = Arc::new(RequestedDecoding {
+            settings: Arc::new(settings),
+            notes,
+        });
+        let mut requested = known();
+        requested.truncate(MOST_REQUESTED - 1);
+        requested.insert(0, (request.clone(), Arc::clone(&decoding)));
+        Ok(decoding)
     }
 
     /// Whether a CTC head decodes.

@@ -1,11 +1,13 @@
 //! Recordings that a cache-aware model hears as they come: features, encoder and greedy search, each with what it keeps, so that
 //! every frame goes through the encoder once and memory does not grow.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 
 use super::TdtModel;
 use crate::config::ChunkContext;
-use crate::decoding::{Hypothesis, TokenObserver};
+use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver};
 use crate::encoder::cached::{ChunkPlan, EncoderCache};
 use crate::error::{Error, Result};
 use crate::features::LogMelStream;
@@ -19,18 +21,13 @@ pub struct ChunkStream {
     waiting: Vec<f32>,
     cache: EncoderCache,
     search: SearchState,
-    /// The number of the language prompt.
-    prompt: Option<usize>,
+    /// How it is decoded.
+    settings: Arc<DecodingSettings>,
     /// Encoded frames.
     frames: usize,
 }
 
 impl ChunkStream {
-    /// Sets the number of the language prompt, before the first samples or between them.
-    pub fn set_prompt(&mut self, prompt: Option<usize>) {
-        self.prompt = prompt;
-    }
-
     /// Whether the last samples were taken.
     pub fn has_ended(&self) -> bool {
         self.features.is_none()
@@ -65,17 +62,25 @@ impl TdtModel {
         self.encoder.chunk_plan(&self.parameters, context)
     }
 
-    /// Begins a recording.
+    /// Begins a recording that is decoded as the model's settings say.
     ///
     /// # Errors
     /// As [`TdtModel::greedy_state`].
     pub fn chunk_stream(&self) -> Result<ChunkStream> {
+        self.chunk_stream_for(Arc::new(self.decoding.clone()))
+    }
+
+    /// The same with other settings.
+    ///
+    /// # Errors
+    /// As [`TdtModel::greedy_state`].
+    pub fn chunk_stream_for(&self, settings: Arc<DecodingSettings>) -> Result<ChunkStream> {
         Ok(ChunkStream {
             features: Some(self.feature_stream()),
             waiting: Vec::new(),
             cache: self.encoder.cache(&self.parameters)?,
-            search: self.greedy_state()?,
-            prompt: self.prompt,
+            search: self.greedy_state_for(&settings)?,
+            settings,
             frames: 0,
         })
     }
@@ -148,11 +153,11 @@ impl TdtModel {
                     .as_mut()
                     .map(|observer| move |_: usize, token: u32, logits: &[f32]| observer(index, token, logits));
                 let of_this = of_this.as_mut().map(|of_this| -> TokenObserver { of_this });
-                let encoded = self.prompted(&encoded, stream.prompt)?;
+                let encoded = self.prompted(&encoded, stream.settings.prompt.or(self.prompt))?;
                 if let Some(see) = &mut frames_seen {
                     see(&encoded);
                 }
-                let next = self.decode_on(&encoded, &mut stream.search, of_this)?;
+                let next = self.decode_on_for(&stream.settings, &encoded, &mut stream.search, of_this)?;
                 let all = &mut found[index];
                 all.ids.extend(next.ids);
                 all.durations.extend(next.durations);

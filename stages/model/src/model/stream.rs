@@ -5,7 +5,7 @@ use candle_core::Tensor;
 
 use super::TdtModel;
 use crate::Result;
-use crate::decoding::{Hypothesis, TokenObserver};
+use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver};
 use crate::encoder::stream::EncoderStream;
 use crate::features::{LogMelStream, Moments};
 use crate::heads::SearchState;
@@ -61,7 +61,12 @@ impl TdtModel {
     /// # Errors
     /// If a language model is of another vocabulary, or the head that is to decode has no such search.
     pub fn greedy_state(&self) -> Result<SearchState> {
-        self.decoding_head()?.start(&self.parameters, &self.decoding, 1)
+        self.greedy_state_for(&self.decoding)
+    }
+
+    /// The same with other settings.
+    pub(super) fn greedy_state_for(&self, settings: &DecodingSettings) -> Result<SearchState> {
+        self.head_of(settings)?.start(&self.parameters, settings, 1)
     }
 
     /// Greedy search in the next encoded frames of a recording, (frames, d); frames of tokens count from the first of
@@ -75,11 +80,22 @@ impl TdtModel {
         state: &mut SearchState,
         observer: Option<TokenObserver>,
     ) -> Result<Hypothesis> {
+        self.decode_on_for(&self.decoding, encoded, state, observer)
+    }
+
+    /// The same with other settings, those that the state began with.
+    pub(super) fn decode_on_for(
+        &self,
+        settings: &DecodingSettings,
+        encoded: &Tensor,
+        state: &mut SearchState,
+        observer: Option<TokenObserver>,
+    ) -> Result<Hypothesis> {
         let (frames, encoded) = (encoded.dim(0)?, encoded.unsqueeze(0)?);
-        let found = self.decoding_head()?.search(
+        let found = self.head_of(settings)?.search(
             &self.parameters,
             &self.config,
-            &self.decoding,
+            settings,
             (&encoded, &[frames]),
             state,
             observer,

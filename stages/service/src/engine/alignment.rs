@@ -50,14 +50,14 @@ impl Engine {
     pub async fn align(&self, request: AlignmentRequest) -> Result<(Aligned, Transcript), EngineError> {
         let shared = &self.inner.shared;
         let index = shared.models.find(request.model.as_deref())?;
-        self.check_room()?;
-        let place = shared.live_place()?;
+        let place = shared.alignment_place()?;
         let gone = Gone(Arc::default());
-        let _alone = shared.aligning.lock().await;
+        // Held until the work has ended, also where its client has gone.
+        let alone = Arc::clone(&shared.aligning).lock_owned().await;
         let lease = self.lease(index).await?;
         let (of_task, stop) = (Arc::clone(shared), Arc::clone(&gone.0));
         let computed = tokio::task::spawn_blocking(move || {
-            let (_place, lease) = (place, lease);
+            let (_place, _alone, lease) = (place, alone, lease);
             guarded(|| align(&of_task, &lease, &request, &stop)).map_err(EngineError::Failed)?
         });
         computed.await.map_err(|error| EngineError::Failed(error.to_string()))?
@@ -71,8 +71,6 @@ fn align(
     gone: &AtomicBool,
 ) -> Result<(Aligned, Transcript), EngineError> {
     let recognizer = &lease.model().recognizer;
-    let turn = shared.models.turn();
-    let _alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
     let name = &request.source_name;
     let limit = shared.settings.decode_timeout;
     let begun = Instant::now();
@@ -95,6 +93,8 @@ fn align(
     let of_client = (&*request.audio, &name[..]);
     let extent = extent.map_err(|error| unreadable(of_client, error))?;
     let extent = extent.map_err(|refusal| refused(of_client, refusal, max_duration))?;
+    let turn = shared.models.turn();
+    let _alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
     let settings = (&shared.recognition, &request.settings);
     let found = recognizer.align_again(first, &recording, &request.text, settings, &stops);
     let found = found.map_err(|error| match error {

@@ -441,10 +441,11 @@ fn decode_alike(
 ) -> Result<Vec<Heard>, EngineError> {
     let signals: Vec<&[f32]> = windows.iter().map(|window| window.signal).collect();
     let heard = guarded(|| {
-        let (decoding, _) = recognizer.decoding_for(decoding)?;
-        let mut heard = recognizer.decode_again_where(&signals, &|index| !windows[index].grows, &decoding)?;
+        let decoding = recognizer.decoding_for(decoding)?;
+        let settings = &decoding.settings;
+        let mut heard = recognizer.decode_again_where(&signals, &|index| !windows[index].grows, settings)?;
         if heard.len() == windows.len() {
-            recover(recognizer, &decoding, windows, &mut heard)?;
+            recover(recognizer, settings, windows, &mut heard)?;
         }
         recognizer.calibrate(&mut heard);
         Ok::<_, TranscriptionError>(heard)

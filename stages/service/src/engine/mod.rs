@@ -160,7 +160,7 @@ impl Engine {
                     places: Mutex::new(Places::default()),
                     ended: Notify::new(),
                     voices: Mutex::new(()),
-                    aligning: tokio::sync::Mutex::new(()),
+                    aligning: Arc::default(),
                     settings,
                 }),
             }),

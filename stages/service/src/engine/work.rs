@@ -312,7 +312,8 @@ impl Work {
             .collect();
         // What of the request has no effect.
         let decoding = model.recognizer.decoding_for(&self.decoding);
-        let (_, notes) = decoding.map_err(|error| EngineError::Failed(error.to_string()))?;
+        let decoding = decoding.map_err(|error| EngineError::Failed(error.to_string()))?;
+        let notes = decoding.notes.clone();
         let recognized = recognized(&progress.windows, heard, &self.shared.recognition);
         let recognized = recognized.map_err(|error| EngineError::Failed(error.to_string()))?;
         let duration = progress.windows.samples as f64 / f64::from(SAMPLE_RATE);

@@ -14,7 +14,7 @@ use futures::Stream;
 use super::app::{App, Phase};
 use super::body::BodyError;
 use super::error::ApiError;
-use super::form::{Field, FieldType, given, none_of, once};
+use super::form::{FILE, Field, FieldType, MODEL, given, none_of, once};
 use super::multipart::Multipart;
 use super::service::reached;
 use super::transcriptions::{multipart, refused};
@@ -31,11 +31,7 @@ const FORMATS: &[&str] = &["json", "srt", "vtt", "txt", "tsv", "ctm", "jsonl"];
 
 /// All fields of an alignment.
 pub const FIELDS: &[Field] = &[
-    Field {
-        name: "file",
-        kind: FieldType::File,
-        doc: "the recording, in any of the formats that `flow transcribe` reads",
-    },
+    FILE,
     Field {
         name: "text",
         kind: FieldType::String,
@@ -46,11 +42,7 @@ pub const FIELDS: &[Field] = &[
         kind: FieldType::String,
         doc: "its text as SRT or WebVTT, in place of `text`: the cues are kept and get new times",
     },
-    Field {
-        name: "model",
-        kind: FieldType::String,
-        doc: "one of `/v1/models`; the first one if not given",
-    },
+    MODEL,
     Field {
         name: "response_format",
         kind: FieldType::Choice(FORMATS),

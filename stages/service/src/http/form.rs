@@ -99,18 +99,24 @@ const CHANNELS: &[&str] = &["mix", "split"];
 
 const FORMATS: &[&str] = &["json", "text", "srt", "verbose_json", "vtt", "diarized_json"];
 
+/// The recording, in every form.
+pub const FILE: Field = Field {
+    name: "file",
+    kind: FieldType::File,
+    doc: "the recording, in any of the formats that `flow transcribe` reads",
+};
+
+/// The model, in every form.
+pub const MODEL: Field = Field {
+    name: "model",
+    kind: FieldType::String,
+    doc: "one of `/v1/models`; the first one if not given",
+};
+
 /// All fields of a transcription.
 pub const FIELDS: &[Field] = &[
-    Field {
-        name: "file",
-        kind: FieldType::File,
-        doc: "the recording, in any of the formats that `flow transcribe` reads",
-    },
-    Field {
-        name: "model",
-        kind: FieldType::String,
-        doc: "one of `/v1/models`; the first one if not given",
-    },
+    FILE,
+    MODEL,
     Field {
         name: "response_format",
         kind: FieldType::Choice(FORMATS),

@@ -636,8 +636,8 @@ impl Live {
         if !self.knows_latency {
             let accepted = self.accepted_latency();
             let latency = self.decoder.latency(self.config.model.clone(), accepted).await;
+            self.knows_latency = latency.is_ok();
             self.session.set_latency(latency.ok().flatten());
-            self.knows_latency = true;
         }
     }
 

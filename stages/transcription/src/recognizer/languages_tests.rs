@@ -13,9 +13,11 @@ fn asked(recognizer: &Recognizer, signals: &[&[f32]], languages: &[&str]) -> Vec
         languages: languages.iter().map(|&code| code.to_owned()).collect(),
         ..DecodingRequest::default()
     };
-    let (decoding, notes) = recognizer.decoding_for(&request).unwrap();
-    assert_eq!(notes, [""; 0]);
-    recognizer.decode_again_where(signals, &|_| true, &decoding).unwrap()
+    let decoding = recognizer.decoding_for(&request).unwrap();
+    assert_eq!(decoding.notes, [""; 0]);
+    recognizer
+        .decode_again_where(signals, &|_| true, &decoding.settings)
+        .unwrap()
 }
 
 fn text(heard: &Heard) -> String {
@@ -162,6 +164,7 @@ fn languages_are_measured() {
         recognizer.language_counts = weight
             .filter(|weight| *weight > 0.0)
             .map(|weight| (counts.clone(), weight));
+        recognizer.requested = Mutex::default();
         let mut all = Outcome::default();
         for (language, lines) in &mut of_each {
             let of_language: Vec<&Row> = rows.iter().filter(|row| row.lang == *language).collect();

@@ -86,26 +86,13 @@ impl Recognizer {
         Ok(contexts.iter().rfind(is_soon).copied().unwrap_or(contexts[0]))
     }
 
-    /// Begins a recording in a context. The language of a request chooses the prompt of a model with a language prompt; without one
-    /// the model finds it out itself.
+    /// Begins a recording in a context, decoded as a request says.
     ///
     /// # Errors
-    /// If the model does not know the context or is not cache-aware, cannot be decoded from chunk to chunk, or has no prompt for the
-    /// language; if the request has phrases or several languages, which change how whole windows are decoded.
+    /// If the model does not know the context or is not cache-aware, or cannot be decoded from chunk to chunk.
     pub fn listen(&self, context: ChunkContext, request: &DecodingRequest) -> Result<Listener> {
-        if !request.phrases.is_empty() {
-            let why = "a cache-aware model that hears speech in chunks boosts no phrases";
-            return Err(TranscriptionError::setting("phrases", why.to_owned()));
-        }
-        let prompt = match request.languages.as_slice() {
-            [] => self.model.prompt_of(None)?,
-            [language] => self.model.prompt_of(Some(language))?,
-            _ => {
-                let why = "a cache-aware model that hears speech in chunks has the prompt of one language";
-                return Err(TranscriptionError::setting("languages", why.to_owned()));
-            }
-        };
-        if self.model.decoding.beam > 1 {
+        let decoding = self.decoding_for(request)?;
+        if decoding.settings.beam > 1 {
             let why = "beam search needs the whole recording; while it is spoken the model is decoded by greedy search";
             return Err(TranscriptionError::setting("beam", why.to_owned()));
         }
@@ -119,8 +106,7 @@ impl Recognizer {
             }
         };
         drop(plans);
-        let mut stream = self.computing(|| Ok(self.model.chunk_stream()?))?;
-        stream.set_prompt(prompt);
+        let stream = self.computing(|| Ok(self.model.chunk_stream_for(Arc::clone(&decoding.settings))?))?;
         Ok(Listener {
             stream,
             plan,
@@ -198,10 +184,14 @@ impl Recognizer {
             ..Hypothesis::default()
         };
         let rest_scores = scores.split_off(ended);
-        let heard = self.words(pending, scores)?;
-        let partial = self.words(&rest, &rest_scores)?.words;
+        let mut found = [self.words(pending, scores)?, self.words(&rest, &rest_scores)?];
+        self.calibrate(&mut found);
+        let [heard, partial] = found;
         (*pending, *scores) = (rest, rest_scores);
-        Ok(HeardNext { heard, partial })
+        Ok(HeardNext {
+            heard,
+            partial: partial.words,
+        })
     }
 }
 
