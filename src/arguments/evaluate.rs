@@ -15,6 +15,8 @@ pub enum EvaluateCommand {
     Compare(EvaluateCompareArguments),
     /// How far confidences of words are from the share of words that are right; calibrate a model's confidences
     Confidence(EvaluateConfidenceArguments),
+    /// How far the times of words are from those of a reference
+    Times(EvaluateTimesArguments),
 }
 
 // How words are compared. (A doc comment would become that of the commands.)
@@ -109,6 +111,21 @@ pub struct EvaluateConfidenceArguments {
     #[arg(long, value_name = "MODEL")]
     pub calibrate: Option<PathBuf>,
     /// One JSON object instead of lines
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct EvaluateTimesArguments {
+    /// The reference: CTM, the JSON of `flow align` or `flow transcribe`, or a folder of such files
+    #[arg(value_name = "REFERENCE")]
+    pub reference: PathBuf,
+    /// The hypothesis, in any of these forms
+    #[arg(value_name = "HYPOTHESIS")]
+    pub hypothesis: PathBuf,
+    #[command(flatten)]
+    pub normalization: NormalizationArguments,
+    /// One JSON object instead of a table
     #[arg(long)]
     pub json: bool,
 }

@@ -23,7 +23,7 @@ use flow_kernels::device::DeviceChoice;
 pub use align::AlignArguments;
 pub use evaluate::{
     CompareFormat, DrawArguments, EvaluateCommand, EvaluateCompareArguments, EvaluateConfidenceArguments,
-    EvaluateDiarizationArguments, EvaluateTextsArguments, NormalizationArguments, Normalize,
+    EvaluateDiarizationArguments, EvaluateTextsArguments, EvaluateTimesArguments, NormalizationArguments, Normalize,
 };
 #[cfg(feature = "service")]
 pub use jobs::{JobsArguments, JobsCommand};

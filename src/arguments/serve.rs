@@ -30,6 +30,9 @@ pub struct ServeArguments {
     /// Address and port; port 0 for any that is free [default: 127.0.0.1:8000]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<String>,
+    /// Address and port for clients of the Wyoming protocol, such as Home Assistant (usual: 0.0.0.0:10300)
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub wyoming: Option<String>,
     /// A file of settings; see docs/service.md
     #[arg(long, value_name = "serve.yaml")]
     pub config: Option<PathBuf>,

@@ -7,6 +7,7 @@ mod confidence;
 mod files;
 mod page;
 mod texts;
+mod times;
 mod words;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ pub fn evaluate(command: &EvaluateCommand, out: &mut dyn Write) -> Result<Exit, 
         EvaluateCommand::Texts(arguments) => texts::texts(arguments, out),
         EvaluateCommand::Compare(arguments) => compare::compare(arguments, out),
         EvaluateCommand::Confidence(arguments) => confidence::confidence(arguments, out),
+        EvaluateCommand::Times(arguments) => times::times(arguments, out),
     }
 }
 

@@ -43,6 +43,9 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
     }
     stop_on_signals(server.stop_handle())?;
     writeln!(out, "listening on {}", server.url())?;
+    if let Some(address) = server.wyoming_address() {
+        writeln!(out, "listening on tcp://{address} (Wyoming protocol)")?;
+    }
     out.flush()?;
     server.serve().map_err(serve_failure)?;
     Ok(Exit::Done)
@@ -69,6 +72,9 @@ fn settings(arguments: &ServeArguments) -> Result<ServeSettings, SettingsError> 
     let http = &mut settings.http;
     if let Some(listen) = &arguments.listen {
         http.listen.clone_from(listen);
+    }
+    if arguments.wyoming.is_some() {
+        http.wyoming.clone_from(&arguments.wyoming);
     }
     for (given, setting) in [
         (&arguments.keys, &mut http.keys),

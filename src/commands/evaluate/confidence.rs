@@ -1,6 +1,5 @@
 //! `flow evaluate confidence`: how far confidences of words are from the share of words that are right, and calibration.
 
-use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +13,7 @@ use flow_transcription::Transcript;
 use flow_transcription::calibration::{Calibration, expected_calibration_error};
 use serde_json::json;
 
-use super::files::read;
+use super::files::{files_below, read};
 use super::normalizer;
 use crate::arguments::EvaluateConfidenceArguments;
 use crate::failure::{Exit, Failure};
@@ -27,7 +26,7 @@ pub fn confidence(arguments: &EvaluateConfidenceArguments, out: &mut dyn Write) 
     let normalizer = normalizer(&arguments.normalization)?;
     let mut recordings: Vec<Scored> = Vec::new();
     let mut digest: Option<String> = None;
-    for path in files(&arguments.transcripts)? {
+    for path in files_below(&arguments.transcripts, &["json"])? {
         let transcript = read(&path, Transcript::from_json)?;
         let found = scored(&path, &transcript, &normalizer)?;
         let other = &transcript.metadata.model_digest;
@@ -82,35 +81,6 @@ pub fn confidence(arguments: &EvaluateConfidenceArguments, out: &mut dyn Write) 
         writeln!(out, "calibration written to {}", escape_line(&path.to_string_lossy()))?;
     }
     Ok(Exit::Done)
-}
-
-/// The JSON files that are named, and those of folders and below them, in order.
-fn files(named: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
-    let mut waiting: Vec<PathBuf> = named.iter().rev().cloned().collect();
-    let mut files = Vec::new();
-    while let Some(path) = waiting.pop() {
-        if !path.is_dir() {
-            files.push(path);
-            continue;
-        }
-        let unreadable = |error| Failure::unreadable(format!("{}: {error}", path.display()));
-        let entries = fs::read_dir(&path).map_err(unreadable)?.collect::<Result<Vec<_>, _>>();
-        let mut entries: Vec<PathBuf> = entries.map_err(unreadable)?.iter().map(fs::DirEntry::path).collect();
-        // A link to a folder above would have no end.
-        entries.retain(|entry| {
-            let is_folder = entry.is_dir() && !entry.is_symlink();
-            is_folder || entry.extension().is_some_and(|ending| ending == "json")
-        });
-        entries.sort();
-        waiting.extend(entries.into_iter().rev());
-    }
-    match files.is_empty() {
-        true => Err(Failure::usage(
-            "there is no JSON file",
-            "flow transcribe MANIFEST --format json --out FOLDER",
-        )),
-        false => Ok(files),
-    }
 }
 
 /// The words of a transcript that have a confidence.
@@ -193,6 +163,8 @@ fn write(model: &Path, calibration: &Calibration) -> Result<PathBuf, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use flow_transcription::recognizer::digest;
     use flow_transcription::{Metadata, Performance, Segment, Word};
     use serde_json::Value;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -102,6 +103,38 @@ pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>
     parse(text).map_err(|error| wrong(&error))
 }
 
+/// The files that are named, and those of folders and below them with one of these endings, in order.
+pub fn files_below(named: &[PathBuf], endings: &[&str]) -> Result<Vec<PathBuf>, Failure> {
+    let mut waiting: Vec<PathBuf> = named.iter().rev().cloned().collect();
+    let mut files = Vec::new();
+    while let Some(path) = waiting.pop() {
+        if !path.is_dir() {
+            files.push(path);
+            continue;
+        }
+        let unreadable = |error| Failure::unreadable(format!("{}: {error}", path.display()));
+        let entries = fs::read_dir(&path).map_err(unreadable)?.collect::<Result<Vec<_>, _>>();
+        let mut entries: Vec<PathBuf> = entries.map_err(unreadable)?.iter().map(fs::DirEntry::path).collect();
+        // A link to a folder above would have no end.
+        entries.retain(|entry| {
+            let is_folder = entry.is_dir() && !entry.is_symlink();
+            is_folder
+                || entry
+                    .extension()
+                    .is_some_and(|ending| endings.iter().any(|known| ending == *known))
+        });
+        entries.sort();
+        waiting.extend(entries.into_iter().rev());
+    }
+    match files.is_empty() {
+        true => Err(Failure::usage(
+            format!("there is no file that ends in .{}", endings.join(" or .")),
+            "flow transcribe MANIFEST --format json --out FOLDER",
+        )),
+        false => Ok(files),
+    }
+}
+
 /// STM is recognised by the extension of its name, JSON by that or by its first character, all else is RTTM.
 fn parse(path: &Path, text: &str) -> Result<Content, String> {
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_lowercase());
@@ -167,8 +200,6 @@ fn utterances_of(segment: &Segment) -> Vec<Utterance> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use flow_transcription::{Metadata, Performance, Word};
 
     use super::*;

@@ -2,7 +2,7 @@
 //! depends on a model or its parameters.
 //!
 //! Each operation is a folder of [`ops`]: `mod.rs` for the CPU, `cuda.rs` and a `.cu` file for CUDA devices. Operations
-//! that exist for devices alone have no `cuda.rs`.
+//! that exist for devices alone, or for the CPU alone, have no `cuda.rs`.
 //!
 //! The CPU side works on contiguous slices, generic over f32 and f64, and shares rows or channels out over rayon's
 //! threads. Work is always cut by the size of the data, never by the number of threads, and partial sums are added in
@@ -39,8 +39,8 @@ pub use noise::Noise;
 pub use ops::elementwise::glu;
 pub use ops::sums::{bias, column_sums, embedding, squares};
 pub use ops::{
-    adamw, attention, batch_norm, depthwise, elementwise, gated_convolution, greedy, joint, layer_norm, log_mel, lstm,
-    relative_attention, subsample, tdt,
+    adamw, attention, batch_norm, depthwise, elementwise, gated_convolution, greedy, joint, layer_norm, linear,
+    log_mel, lstm, relative_attention, subsample, tanh, tdt,
 };
 pub use product::cublaslt;
 pub use slices::{Slice, modify, slice, tensor};

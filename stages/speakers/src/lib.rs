@@ -16,7 +16,6 @@ mod formula;
 #[cfg(test)]
 mod golden;
 mod layers;
-mod linear;
 pub mod powerset;
 pub mod pyannet;
 pub mod pyannote;
@@ -27,7 +26,6 @@ pub mod rttm;
 pub mod silero;
 pub mod speech;
 pub mod stages;
-mod tanh;
 pub mod tones;
 pub mod turns;
 mod weights;

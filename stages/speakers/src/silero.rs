@@ -4,11 +4,11 @@
 //! four convolutions with ReLU, an LSTM cell whose state goes on from window to window, and a logistic unit. The network
 //! was read from `silero_vad.jit` of <https://github.com/snakers4/silero-vad>, which the bundled weights are from.
 
+use flow_kernels::linear::Linear;
+use flow_kernels::tanh::tanh_in_place;
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
-use crate::linear::Linear;
-use crate::tanh::tanh_in_place;
 use crate::weights::{Weights, unpack};
 
 /// Sample rate of the input, in Hz.
@@ -133,7 +133,7 @@ impl SileroVad {
         let b = buffers;
         let [first, second, third, fourth] = &self.convolutions;
         let frames = windows * FRAMES;
-        self.transform.apply(waves, &mut b.spectra, frames, |row| {
+        self.transform.apply(waves, &mut b.spectra, frames, &|row| {
             (row / FRAMES * PADDED + row % FRAMES * HOP, row * 2 * BINS)
         });
         for (row, spectrum) in b.spectra.chunks_exact(2 * BINS).take(frames).enumerate() {
@@ -145,12 +145,12 @@ impl SileroVad {
             }
         }
         // Frames are between a frame of zeros before and one after, as the convolutions pad them.
-        first.apply(&b.magnitudes, &mut b.first, frames, |row| {
+        first.apply(&b.magnitudes, &mut b.first, frames, &|row| {
             let (window, frame) = (row / FRAMES * (FRAMES + 2), row % FRAMES);
             ((window + frame) * BINS, (window + 1 + frame) * WIDE)
         });
         relu(&mut b.first[..windows * (FRAMES + 2) * WIDE]);
-        second.apply(&b.first, &mut b.second, 2 * windows, |row| {
+        second.apply(&b.first, &mut b.second, 2 * windows, &|row| {
             let (window, frame) = (row / 2, row % 2);
             (
                 (window * (FRAMES + 2) + 2 * frame) * WIDE,
@@ -158,12 +158,14 @@ impl SileroVad {
             )
         });
         relu(&mut b.second[..windows * 3 * NARROW]);
-        third.apply(&b.second, &mut b.third, windows, |row| (row * 3 * NARROW, row * NARROW));
+        third.apply(&b.second, &mut b.third, windows, &|row| {
+            (row * 3 * NARROW, row * NARROW)
+        });
         relu(&mut b.third[..windows * NARROW]);
-        fourth.apply(&b.third, &mut b.encoded, windows, |row| (row * NARROW, row * WIDE));
+        fourth.apply(&b.third, &mut b.encoded, windows, &|row| (row * NARROW, row * WIDE));
         relu(&mut b.encoded[..windows * WIDE]);
         self.input
-            .apply(&b.encoded, gates, windows, |row| (row * WIDE, row * GATES));
+            .apply(&b.encoded, gates, windows, &|row| (row * WIDE, row * GATES));
     }
 }
 
@@ -297,7 +299,7 @@ impl SileroStream<'_> {
                 });
         }
         for gates in gates.chunks_exact_mut(GATES) {
-            network.hidden.add(&self.hidden, gates, 1, |_| (0, 0));
+            network.hidden.add(&self.hidden, gates, 1, &|_| (0, 0));
             step(gates, &mut self.cell, &mut self.hidden);
             let mut sum = network.output_bias;
             for (&hidden, &weight) in self.hidden.iter().zip(&network.output) {

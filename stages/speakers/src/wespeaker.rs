@@ -3,6 +3,7 @@
 //!
 //! Weights are not bundled: those of `pyannote/wespeaker-voxceleb-resnet34-LM` are under CC-BY-4.0.
 
+use flow_kernels::linear::Linear;
 use rayon::prelude::*;
 
 use crate::campplus::{check_features, finite};
@@ -11,7 +12,6 @@ use crate::fbank::BANDS;
 use crate::layers::conv2d::{BasicBlock, Conv2d};
 use crate::layers::pooling::{nearest, statistics, weighted_statistics};
 use crate::layers::{FeatureMap, KeptSpare, Spare};
-use crate::linear::Linear;
 use crate::weights::Weights;
 
 /// Values of an embedding.
@@ -132,7 +132,7 @@ impl WeSpeakerResNet34 {
 
     fn project(&self, statistics: &[f32]) -> Result<Vec<f32>> {
         let mut embedding = vec![0.0; DIMENSION];
-        self.output.apply(statistics, &mut embedding, 1, |_| (0, 0));
+        self.output.apply(statistics, &mut embedding, 1, &|_| (0, 0));
         finite(embedding)
     }
 }

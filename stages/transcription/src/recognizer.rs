@@ -72,6 +72,8 @@ pub struct RecognitionSettings {
     /// Most seconds of audio, padding included, in the model at once.
     pub batch_seconds: f64,
     pub segments: SegmentRules,
+    /// Seconds that are subtracted from the times of words: how late the model emits tokens. At most 1.
+    pub delay: f64,
     /// What is done about speech without words, with [`LongAudio::Vad`] and voice activity.
     pub coverage: CoverageSettings,
 }
@@ -87,6 +89,9 @@ impl RecognitionSettings {
         }
         if !(0.0..=self.max_window).contains(&self.min_pause) {
             return Err(("min_pause", self.min_pause, "from 0 to `max_window` seconds"));
+        }
+        if !(0.0..=1.0).contains(&self.delay) {
+            return Err(("delay", self.delay, "from 0 to 1 second"));
         }
         for (setting, value) in [
             ("batch_seconds", self.batch_seconds),
@@ -112,6 +117,24 @@ pub struct Recognized {
     pub decoded_seconds: f64,
     /// How much of the speech has words, where that was asked for and voice activity looked for speech.
     pub coverage: Option<Coverage>,
+}
+
+impl Recognized {
+    /// With times of words and segments `delay` seconds earlier, but not before the beginning.
+    fn earlier(mut self, delay: f64) -> Self {
+        if delay > 0.0 {
+            let shift = |time: &mut f64| *time = (*time - delay).max(0.0);
+            for segment in &mut self.segments {
+                shift(&mut segment.start);
+                shift(&mut segment.end);
+                for word in &mut segment.words {
+                    shift(&mut word.start);
+                    shift(&mut word.end);
+                }
+            }
+        }
+        self
+    }
 }
 
 /// A model that transcribes.
@@ -323,16 +346,17 @@ impl Recognizer {
         let kept = first.kept.as_deref();
         let recording = kept.as_ref().map_or(recording, |kept| kept as &dyn Samples);
         let rules = &settings.segments;
-        match &settings.long_audio {
+        let found = match &settings.long_audio {
             LongAudio::Vad => {
                 let windows = SpeechWindows::of(first.activity, settings)?;
-                self.decode_windows(&windows, recording, settings, cancelled)
+                return self.decode_windows(&windows, recording, settings, cancelled);
             }
             LongAudio::Chunked(lengths) => {
                 self.transcribe_chunks(recording, first.activity.samples(), lengths, rules, cancelled)
             }
             LongAudio::Full(full) => self.transcribe_whole(recording, first.activity.samples(), full, rules, cancelled),
-        }
+        };
+        Ok(found?.map(|found| found.earlier(settings.delay)))
     }
 
     /// Transcribes windows of a recording.
@@ -556,7 +580,7 @@ pub fn recognized(windows: &SpeechWindows, heard: Vec<Heard>, settings: &Recogni
     let recognized = joined(&windows.windows, windows.samples, heard, &settings.segments)?;
     Ok(Recognized {
         coverage: covered,
-        ..recognized
+        ..recognized.earlier(settings.delay)
     })
 }
 

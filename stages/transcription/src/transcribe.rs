@@ -123,6 +123,9 @@ impl Kind for Transcribe {
                 });
             }
         }
+        if settings.delay > 0.0 {
+            identity["delay"] = json!(settings.delay);
+        }
         if let Some(track) = settings.track() {
             identity["track"] = json!(track);
         }

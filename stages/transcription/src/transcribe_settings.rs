@@ -146,6 +146,10 @@ pub struct TranscribeSettings {
     /// The longest segment, in seconds.
     #[serde(default = "max_segment")]
     pub max_segment: f64,
+    /// Seconds that are subtracted from the times of words: transducers emit words late. 0.08 to 0.16 are usual
+    /// (docs/transcription.md).
+    #[serde(default)]
+    pub delay: f64,
     /// The number type in which the matrices of linear layers are kept in memory. `bf16` and `f16` halve it; all is
     /// computed in 32 bits.
     #[serde(default)]
@@ -276,6 +280,7 @@ impl TranscribeSettings {
             max_duration: max_duration(),
             max_gap: max_gap(),
             max_segment: max_segment(),
+            delay: 0.0,
             weights: Weights::default(),
             precision: Precision::default(),
             decoder: None,
@@ -308,6 +313,7 @@ impl TranscribeSettings {
                 max_gap: self.max_gap,
                 max_duration: self.max_segment,
             },
+            delay: self.delay,
             coverage: self.coverage(),
         }
     }

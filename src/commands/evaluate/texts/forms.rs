@@ -95,7 +95,7 @@ fn content(path: &Path, text: &str, ids: bool, columns: &[&str]) -> Result<Conte
         }
         Some("ctm") => {
             one_channel(text)?;
-            ctm(text).map(Content::Timed)
+            words_of_ctm(text).map(Content::Timed)
         }
         Some("trn") => named(text, trn_line).map(Content::Named),
         Some("jsonl" | "ndjson" | "json") => json(text, columns),
@@ -157,8 +157,8 @@ fn one_channel(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Words with their times: `recording channel start duration word`, and perhaps more. Comments begin with `;;`.
-fn ctm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>, String> {
+/// Words with their times, by recording: `recording channel start duration word`, and perhaps more. Comments begin with `;;`.
+pub fn words_of_ctm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>, String> {
     let mut recordings: BTreeMap<String, Vec<Utterance>> = BTreeMap::new();
     for (number, line) in (1..).zip(text.lines()) {
         let fields: Vec<&str> = line.split_whitespace().collect();

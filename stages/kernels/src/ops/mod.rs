@@ -9,11 +9,13 @@ pub mod gated_convolution;
 pub mod greedy;
 pub mod joint;
 pub mod layer_norm;
+pub mod linear;
 pub mod log_mel;
 pub mod lstm;
 pub mod relative_attention;
 pub mod subsample;
 pub mod sums;
+pub mod tanh;
 pub mod tdt;
 
 #[cfg(test)]

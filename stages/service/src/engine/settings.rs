@@ -60,6 +60,8 @@ pub struct EngineSettings {
     pub max_gap: f64,
     /// The longest segment, in seconds.
     pub max_segment: f64,
+    /// Seconds that are subtracted from the times of words, except in live sessions: transducers emit words late.
+    pub delay: f64,
     /// Most seconds of audio, padding included, in a model at once.
     pub batch_seconds: f64,
     /// Largest share of a batch for one request while others wait: above 0, and 1 at most.
@@ -103,6 +105,7 @@ impl Default for EngineSettings {
             language_weight: flow_transcription::language_prior::WEIGHT,
             max_gap: usual.max_gap,
             max_segment: usual.max_segment,
+            delay: usual.delay,
             // Twice that of one recording: windows of several requests share a batch.
             batch_seconds: 120.0,
             batch_share: 0.5,
@@ -198,6 +201,7 @@ impl EngineSettings {
                 max_gap: self.max_gap,
                 max_duration: self.max_segment,
             },
+            delay: self.delay,
             coverage: CoverageSettings {
                 mode: self.coverage,
                 suspects: self.suspects,
@@ -248,6 +252,7 @@ mod tests {
             ("min_pause", "min_pause: 100"),
             ("max_duration", "max_duration: 50000"),
             ("max_gap", "max_gap: 0"),
+            ("delay", "delay: .nan"),
             ("batch_seconds", "batch_seconds: .inf"),
             ("batch_share", "batch_share: 0"),
             ("language_weight", "language_weight: .nan"),

@@ -24,9 +24,10 @@ const MAX_VALUE: usize = 16 << 10;
 const MAX_IGNORED: usize = 16;
 
 /// The format of the response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseFormat {
+    #[default]
     Json,
     Text,
     Srt,
@@ -210,6 +211,11 @@ pub const FIELDS: &[Field] = &[
         doc: "`auto`, or an object of type `server_vad`, whose numbers have no effect: those of the server hold",
     },
     Field {
+        name: "url",
+        kind: FieldType::String,
+        doc: "of jobs alone, in place of `file`: a recording in object storage (an addition to OpenAI's fields)",
+    },
+    Field {
         name: "webhook",
         kind: FieldType::String,
         doc: "of jobs alone: the URL that is told of the end (an addition to OpenAI's fields)",
@@ -222,12 +228,14 @@ pub struct TranscriptionForm {
     pub asked: Asked,
     /// Known speakers: a name, and a file with a recording of the voice.
     pub references: Vec<(String, Vec<u8>)>,
+    /// Of jobs alone: where the recording is; the upload is then empty.
+    pub url: Option<String>,
     /// Of jobs alone.
     pub webhook: Option<String>,
 }
 
 /// The requested function.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
     pub model: Option<String>,
     pub format: ResponseFormat,
@@ -305,6 +313,7 @@ struct Reading {
     temperature: Option<f64>,
     split_channels: Option<bool>,
     options: Options,
+    url: Option<String>,
     webhook: Option<String>,
     ignored: Vec<String>,
 }
@@ -336,6 +345,12 @@ where
         } else {
             reading.field(&part, &mut form).await?;
         }
+    }
+    if let (None, Some(url)) = (&reading.upload, &reading.url) {
+        reading.upload = Some(uploads.begin().await?.finish(url).await?);
+    } else if reading.url.is_some() {
+        let message = "give `file` or `url`, not both";
+        return Err(ApiError::parameter("url", "invalid_value", message));
     }
     reading.done(is_diarization)
 }
@@ -427,6 +442,10 @@ impl Reading {
                 }
                 Ok(())
             }
+            "url" => match given("url", MAX_VALUE, form).await? {
+                Some(url) => once("url", &mut self.url, url.trim().to_owned()),
+                None => Ok(()),
+            },
             "webhook" => match given("webhook", MAX_VALUE, form).await? {
                 Some(url) => once("webhook", &mut self.webhook, url.trim().to_owned()),
                 None => Ok(()),
@@ -459,7 +478,7 @@ impl Reading {
             let message = "the form has no `file`, which is the recording";
             return Err(ApiError::parameter("file", "missing_required_parameter", message));
         };
-        if upload.bytes == 0 {
+        if upload.bytes == 0 && self.url.is_none() {
             return Err(ApiError::parameter("file", "empty_file", "the file is empty"));
         }
         let format = self.format.unwrap_or(ResponseFormat::Json);
@@ -521,6 +540,7 @@ impl Reading {
             upload,
             asked,
             references: self.options.take_references(),
+            url: self.url,
             webhook: self.webhook,
         })
     }

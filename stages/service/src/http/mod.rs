@@ -1,5 +1,5 @@
 //! The service over HTTP: OpenAI's API for transcriptions (`transcriptions`, `form`, `responses`, `events`), times of texts that are known (`alignments`),
-//! transcriptions that outlive their requests (`jobs`), information about the service (`information`, `openapi`, `metrics`), access control (`keys`, `origin`), and
+//! transcriptions that outlive their requests (`jobs`), Home Assistant's protocol (`wyoming`), information about the service (`information`, `openapi`, `metrics`), access control (`keys`, `origin`), and
 //! connections with their limits (`server`) around all of that (`service`).
 //!
 //! All input of clients is limited: the number of connections, the size and time of a request's head, the size, time
@@ -32,6 +32,7 @@ mod settings;
 mod tls;
 mod transcriptions;
 mod upload;
+mod wyoming;
 
 pub use app::Log;
 pub use endpoints::{Action, ENDPOINTS, Endpoint};

@@ -26,7 +26,7 @@ use super::app::{App, Log, Phase};
 use super::client_stream::ClientStream;
 use super::service::{Service, reached};
 use super::settings::{ServeSettings, SettingsError};
-use super::tls;
+use super::{tls, wyoming};
 use crate::engine::EngineError;
 use crate::page;
 
@@ -96,6 +96,7 @@ pub struct Server {
     tls: Option<TlsAcceptor>,
     listener: TcpListener,
     address: SocketAddr,
+    wyoming: Option<TcpListener>,
 }
 
 impl Server {
@@ -111,14 +112,10 @@ impl Server {
             (Some(cert), Some(key)) => Some(tls::acceptor(cert, key)?),
             _ => None,
         };
-        let listening = |error| ServeError::Listen {
-            listen: http.listen.clone(),
-            error,
-        };
-        let listener = TcpListener::bind(&http.listen).map_err(listening)?;
-        listener.set_nonblocking(true).map_err(listening)?;
-        let address = listener.local_addr().map_err(listening)?;
+        let (listener, address) = listening(&http.listen)?;
+        let wyoming = http.wyoming.as_deref().map(listening).transpose()?;
         Ok(Self {
+            wyoming: wyoming.map(|(listener, _)| listener),
             service: Service::new(settings, address, version, log)?,
             tls,
             listener,
@@ -136,6 +133,11 @@ impl Server {
         format!("{scheme}://{}", self.address)
     }
 
+    /// The address for clients of the Wyoming protocol, if there is one.
+    pub fn wyoming_address(&self) -> Option<SocketAddr> {
+        self.wyoming.as_ref()?.local_addr().ok()
+    }
+
     /// Notes for the operator.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
@@ -151,6 +153,13 @@ impl Server {
                     "recordings and keys travel unencrypted: use --tls-cert and --tls-key, or a proxy".to_owned(),
                 );
             }
+        }
+        if let Some(address) = self.wyoming_address()
+            && (!address.ip().is_loopback() || !self.service.app.keys.is_open())
+        {
+            warnings.push(format!(
+                "anybody who reaches {address} can use the service by the Wyoming protocol, which has neither keys nor encryption"
+            ));
         }
         warnings
     }
@@ -183,6 +192,10 @@ impl Server {
         let router = self.service.router(page::routes());
         let drained = self.service.start();
 
+        if let Some(wyoming) = self.wyoming {
+            let wyoming = tokio::net::TcpListener::from_std(wyoming).map_err(cannot_serve)?;
+            tokio::spawn(accept_wyoming(Arc::clone(&app), wyoming));
+        }
         accept(&app, &listener, self.tls.as_ref(), &router).await;
 
         let all = u32::try_from(app.settings.max_connections).unwrap_or(u32::MAX);
@@ -203,8 +216,42 @@ fn cannot_serve(error: io::Error) -> ServeError {
     ServeError::Failed(format!("cannot serve: {error}"))
 }
 
+/// Listens on an address, without blocking.
+fn listening(listen: &str) -> Result<(TcpListener, SocketAddr), ServeError> {
+    let failed = |error| ServeError::Listen {
+        listen: listen.to_owned(),
+        error,
+    };
+    let listener = TcpListener::bind(listen).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
 /// Accepts connections until the service closes; also while it drains, to answer with an error.
 async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsAcceptor>, router: &Router) {
+    while let Some((stream, peer)) = accepted(app, listener).await {
+        // Computed now, from the places left; when the task runs, later connections have taken theirs.
+        let header_time = header_time(app);
+        let (app, tls, router) = (Arc::clone(app), tls.cloned(), router.clone());
+        tokio::spawn(async move { connection(&app, stream, peer, header_time, tls, router).await });
+    }
+}
+
+/// As [`accept`], for clients of the Wyoming protocol.
+async fn accept_wyoming(app: App, listener: tokio::net::TcpListener) {
+    while let Some((stream, _)) = accepted(&app, &listener).await {
+        let header_time = header_time(&app);
+        let app = Arc::clone(&app);
+        tokio::spawn(async move { wyoming::connection(&app, stream, header_time).await });
+    }
+}
+
+/// The next connection that has a place, and its address. None: the service closes.
+async fn accepted(
+    app: &App,
+    listener: &tokio::net::TcpListener,
+) -> Option<(ClientStream<TcpStream, Place>, SocketAddr)> {
     let mut closing = pin!(reached(app.phase.clone(), Phase::Closing));
     loop {
         let next = pin!(async {
@@ -219,7 +266,7 @@ async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsA
             Ok::<_, io::Error>(Some((stream, peer, (permit, address))))
         });
         let (stream, peer, place) = match select(next, closing.as_mut()).await {
-            Either::Right(_) => return,
+            Either::Right(_) => return None,
             Either::Left((Err(_), _)) => {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
@@ -232,14 +279,9 @@ async fn accept(app: &App, listener: &tokio::net::TcpListener, tls: Option<&TlsA
         };
         // TCP_NODELAY: events are small and should be sent at once. A failure does no harm.
         let _ = stream.set_nodelay(true);
-        // Computed now, from the places left; when the task runs, later connections have taken theirs.
-        let header_time = header_time(app);
-        let (app, tls, router) = (Arc::clone(app), tls.cloned(), router.clone());
-        tokio::spawn(async move {
-            // Held as long as the connection, which may outlive its requests as a WebSocket.
-            let stream = ClientStream::new(stream, Duration::from_secs_f64(app.settings.write_timeout), place);
-            connection(&app, stream, peer, header_time, tls, router).await;
-        });
+        // The place is held as long as the connection, which may outlive its requests as a WebSocket.
+        let limit = Duration::from_secs_f64(app.settings.write_timeout);
+        return Some((ClientStream::new(stream, limit, place), peer));
     }
 }
 

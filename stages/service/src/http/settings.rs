@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use flow_runtime::url_scheme;
+use flow_transcription::language_prior::parse_languages;
 use serde::Deserialize;
 
 use super::body::BodyLimits;
@@ -67,6 +68,10 @@ impl SettingsError {
 pub struct HttpSettings {
     /// Address and port; port 0 for any that is free.
     pub listen: String,
+    /// Address and port for clients of the Wyoming protocol, such as Home Assistant; none for none. They need no key.
+    pub wyoming: Option<String>,
+    /// The languages that such clients may choose; by default those of the models' language tags, or `en`.
+    pub wyoming_languages: Vec<String>,
     /// A file with an API key on each line. Without it requests need none.
     pub keys: Option<PathBuf>,
     /// A file with the certificate and those between it and a root, in PEM. With `tls_key`.
@@ -111,6 +116,8 @@ impl Default for HttpSettings {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8000".to_owned(),
+            wyoming: None,
+            wyoming_languages: Vec::new(),
             keys: None,
             tls_cert: None,
             tls_key: None,
@@ -164,6 +171,8 @@ impl HttpSettings {
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return Err(SettingsError::value("tls_cert", "it and `tls_key` need each other"));
         }
+        parse_languages(&self.wyoming_languages.join(","))
+            .map_err(|why| SettingsError::value("wyoming_languages", why))?;
         for origin in &self.cors {
             let authority = origin.split_once("://").map_or("", |(_, authority)| authority);
             let plain = authority.chars().all(|c| c.is_ascii_graphic() && !"/?#@*".contains(c));

@@ -93,9 +93,11 @@ async fn read_request(app: &App, request: Request, is_diarization: bool) -> Resu
     app.check_ready()?;
     app.engine()?.check_room().map_err(|error| refused(app, error))?;
     let form = read_form(app, request, &app.uploads, is_diarization).await?;
-    if form.webhook.is_some() {
-        let message = "`webhook` is a field of jobs: send the form to /v1/jobs";
-        return Err(ApiError::parameter("webhook", "unsupported_value", message));
+    for (field, is_given) in [("webhook", form.webhook.is_some()), ("url", form.url.is_some())] {
+        if is_given {
+            let message = format!("`{field}` is a field of jobs: send the form to /v1/jobs");
+            return Err(ApiError::parameter(field, "unsupported_value", message));
+        }
     }
     Ok(form)
 }

@@ -50,45 +50,81 @@ impl Uploads {
     where
         S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
     {
-        let mut reservation = self.folder.reserve(RESERVED).ok_or_else(no_room)?;
-        let folder = self.folder.clone();
-        let mut file = blocking(move || folder.file()).await?;
-        let mut bytes = 0;
-        let mut block = Vec::with_capacity(BLOCK);
-        loop {
-            let chunk = form.chunk().await?;
-            let is_last = chunk.is_none();
-            if let Some(chunk) = chunk {
-                bytes += chunk.len() as u64;
-                block.extend_from_slice(&chunk);
-            }
-            if bytes > reservation.bytes() && !reservation.grow(RESERVED.max(bytes - reservation.bytes())) {
-                return Err(no_room());
-            }
-            if block.len() >= BLOCK || (is_last && !block.is_empty()) {
-                (file, block) = write(file, block).await?;
-            }
-            if is_last {
-                break;
-            }
+        let mut file = self.begin().await?;
+        while let Some(chunk) = form.chunk().await? {
+            file = file.with(&chunk).await?;
         }
-        Ok(Upload {
-            path: file.into_temp_path(),
-            name: plain_name(name),
-            bytes,
+        file.finish(name).await
+    }
+
+    /// An empty file.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub async fn begin(&self) -> Result<Unfinished, ApiError> {
+        let reservation = self.folder.reserve(RESERVED).ok_or_else(no_room)?;
+        let folder = self.folder.clone();
+        Ok(Unfinished {
+            file: blocking(move || folder.file()).await?,
+            block: Vec::with_capacity(BLOCK),
+            bytes: 0,
             reservation,
         })
     }
 }
 
-/// Appends the block to the file, and gives both back, the block empty.
-async fn write(mut file: NamedTempFile, mut block: Vec<u8>) -> Result<(NamedTempFile, Vec<u8>), ApiError> {
-    blocking(move || {
-        file.write_all(&block)?;
-        block.clear();
-        Ok((file, block))
-    })
-    .await
+/// A file of which more is to come.
+pub struct Unfinished {
+    file: NamedTempFile,
+    /// What is not written yet.
+    block: Vec<u8>,
+    bytes: u64,
+    reservation: Reservation,
+}
+
+impl Unfinished {
+    /// All bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// With these bytes at its end.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub async fn with(mut self, bytes: &[u8]) -> Result<Self, ApiError> {
+        self.bytes += bytes.len() as u64;
+        self.block.extend_from_slice(bytes);
+        let reserved = self.reservation.bytes();
+        if self.bytes > reserved && !self.reservation.grow(RESERVED.max(self.bytes - reserved)) {
+            return Err(no_room());
+        }
+        match self.block.len() >= BLOCK {
+            true => self.written().await,
+            false => Ok(self),
+        }
+    }
+
+    async fn written(mut self) -> Result<Self, ApiError> {
+        blocking(move || {
+            self.file.write_all(&self.block)?;
+            self.block.clear();
+            Ok(self)
+        })
+        .await
+    }
+
+    /// # Errors
+    /// If there is no room.
+    pub async fn finish(self, name: &str) -> Result<Upload, ApiError> {
+        let whole = self.written().await?;
+        Ok(Upload {
+            path: whole.file.into_temp_path(),
+            name: plain_name(name),
+            bytes: whole.bytes,
+            reservation: whole.reservation,
+        })
+    }
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, ApiError> {
@@ -104,8 +140,11 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     }
 }
 
+/// The code of an error that passes when other uploads are gone.
+pub const NO_ROOM: &str = "no_room_for_upload";
+
 fn no_room() -> ApiError {
-    ApiError::unavailable("no_room_for_upload", "there is no room for more uploads now")
+    ApiError::unavailable(NO_ROOM, "there is no room for more uploads now")
 }
 
 /// The last component of a client's file name, without control characters, of 255 bytes at most.

@@ -6,3 +6,4 @@ mod jobs;
 mod load;
 mod service;
 mod transcripts;
+mod wyoming;

@@ -52,6 +52,7 @@ impl Answer {
 /// A service that runs on a thread. It is stopped when it is dropped.
 pub struct Service {
     pub address: SocketAddr,
+    pub wyoming: Option<SocketAddr>,
     pub url: String,
     pub stop: StopHandle,
     thread: Option<JoinHandle<Result<(), ServeError>>>,
@@ -128,6 +129,7 @@ impl Service {
         let server = Server::bind(settings, "1.2.3", log).unwrap();
         let service = Self {
             address: server.address(),
+            wyoming: server.wyoming_address(),
             url: server.url(),
             stop: server.stop_handle(),
             thread: Some(thread::spawn(move || server.serve())),

@@ -5,12 +5,12 @@
 
 #![allow(clippy::needless_range_loop, reason = "loops over lanes become vectors in this form")]
 
+use flow_kernels::linear::Linear;
 use flow_kernels::multiversion;
 use flow_kernels::product::PackedRhs;
 
 use crate::error::Result;
 use crate::layers::{Aligned, BatchNorm, LANES, Spare, normalized_relu, product_error, rounded};
-use crate::linear::Linear;
 use crate::weights::Weights;
 
 /// Channels that a layer adds.
@@ -319,10 +319,12 @@ impl DenseLayer {
             context.extend(means.map(|(total, sum)| total / frames as f32 + sum / length));
         }
         let mut hidden = vec![0.0; segments * CONTEXT];
-        self.context[0].apply(&context, &mut hidden, segments, |row| (row * BOTTLENECK, row * CONTEXT));
+        self.context[0].apply(&context, &mut hidden, segments, &|row| {
+            (row * BOTTLENECK, row * CONTEXT)
+        });
         hidden.iter_mut().for_each(|value| *value = value.max(0.0));
         let mut masks = vec![0.0; segments * GROWTH];
-        self.context[1].apply(&hidden, &mut masks, segments, |row| (row * CONTEXT, row * GROWTH));
+        self.context[1].apply(&hidden, &mut masks, segments, &|row| (row * CONTEXT, row * GROWTH));
         masks
             .iter_mut()
             .for_each(|value| *value = 1.0 / (1.0 + (-*value).exp()));

@@ -7,6 +7,7 @@
 
 mod dense;
 
+use flow_kernels::linear::Linear;
 use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
 
@@ -15,7 +16,6 @@ use crate::fbank::BANDS;
 use crate::layers::conv2d::{BasicBlock, Conv2d};
 use crate::layers::pooling::statistics;
 use crate::layers::{Aligned, BatchNorm, FeatureMap, KeptSpare, Spare, product_error, rounded};
-use crate::linear::Linear;
 use crate::weights::{Weights, unpack};
 use dense::{DenseBlock, biased_relu};
 
@@ -124,7 +124,7 @@ impl CamPlusPlus {
             Ok(statistics)
         })?;
         let mut embedding = vec![0.0; DIMENSION];
-        self.output.apply(&statistics, &mut embedding, 1, |_| (0, 0));
+        self.output.apply(&statistics, &mut embedding, 1, &|_| (0, 0));
         finite(embedding)
     }
 

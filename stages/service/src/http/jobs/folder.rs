@@ -53,8 +53,11 @@ pub struct JobRequest {
     pub idempotency_key: Option<String>,
     /// The client's name of the recording.
     pub file_name: String,
-    /// Of the recording.
+    /// Of the recording; 0 where it is fetched.
     pub bytes: u64,
+    /// Where the recording is fetched, where the client sent none.
+    #[serde(default)]
+    pub url: Option<String>,
     pub asked: Asked,
     /// The URL that is told of the end.
     pub webhook: Option<String>,
@@ -65,6 +68,7 @@ impl JobRequest {
     pub fn asks_same(&self, other: &Self) -> bool {
         self.file_name == other.file_name
             && self.bytes == other.bytes
+            && self.url == other.url
             && self.webhook == other.webhook
             && self.asked.is_like(&other.asked)
     }
@@ -248,6 +252,19 @@ impl JobFolder {
         Ok(path)
     }
 
+    /// Whether there is a recording of a job with more than no bytes.
+    pub fn has_audio(&self, id: &str) -> bool {
+        fs::metadata(self.of(id).join(AUDIO)).is_ok_and(|found| found.len() > 0)
+    }
+
+    /// Takes the recording of a job, which was fetched into the private folder.
+    ///
+    /// # Errors
+    /// If it cannot be moved.
+    pub fn put_audio(&self, id: &str, fetched: TempPath) -> io::Result<()> {
+        fetched.persist(self.of(id).join(AUDIO)).map_err(|error| error.error)
+    }
+
     /// Notes how often a job was begun.
     ///
     /// # Errors
@@ -381,6 +398,7 @@ pub mod tests {
             idempotency_key: None,
             file_name: "talk.wav".to_owned(),
             bytes: 5,
+            url: None,
             asked: asked(),
             webhook: None,
         }

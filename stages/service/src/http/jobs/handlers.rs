@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::super::app::App;
 use super::super::error::ApiError;
 use super::super::transcriptions::{read_form, tell_ignored};
+use super::super::upload::NO_ROOM;
 use super::Jobs;
 use super::folder::JobRequest;
 
@@ -55,6 +56,9 @@ pub async fn create(State(app): State<App>, request: Request) -> Result<Response
     if let Some(url) = &form.webhook {
         jobs.check_webhook(url)?;
     }
+    if let Some(url) = &form.url {
+        jobs.check_source(url)?;
+    }
     let ignored = form.asked.ignored.clone();
     let request = JobRequest {
         id: String::new(),
@@ -64,6 +68,7 @@ pub async fn create(State(app): State<App>, request: Request) -> Result<Response
         idempotency_key,
         file_name: form.upload.name.clone(),
         bytes: form.upload.bytes,
+        url: form.url,
         asked: form.asked,
         webhook: form.webhook,
     };
@@ -86,7 +91,7 @@ fn accepted(job: Value) -> Response {
 
 /// The errors of uploads, in the words of jobs.
 fn of_jobs(error: ApiError) -> ApiError {
-    if error.code != "no_room_for_upload" {
+    if error.code != NO_ROOM {
         return error;
     }
     ApiError {

@@ -8,6 +8,7 @@
 mod folder;
 pub mod handlers;
 mod settings;
+mod source;
 mod webhook;
 pub mod worker;
 
@@ -600,6 +601,7 @@ impl Entry {
             "finished_at": finished_at,
             "file_name": request.file_name,
             "bytes": request.bytes,
+            "url": request.url,
             "model": request.asked.model,
             "response_format": request.asked.format.name(),
             "done_seconds": done_seconds,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use axum::http::Uri;
+use flow_storage::{Location, ObjectUrl};
 use serde::Deserialize;
 
 /// Most bytes that all jobs may have.
@@ -24,6 +25,8 @@ pub struct JobSettings {
     pub keep_days: f64,
     /// How often a job is begun that a kill or crash of the service interrupted each time; then it has failed.
     pub max_attempts: u32,
+    /// Object storage whose recordings jobs may name by URL, such as `s3://calls/2026`: prefixes, with the credentials of the service.
+    pub sources: Vec<String>,
     /// A file with the secret that webhooks are signed with. Without it requests cannot have a webhook.
     pub webhook_secret: Option<PathBuf>,
     /// Where webhooks may go, such as `https://hooks.example` or `http://127.0.0.1:9000`.
@@ -39,6 +42,7 @@ impl Default for JobSettings {
             max_bytes: 16 << 30,
             keep_days: 7.0,
             max_attempts: 20,
+            sources: Vec::new(),
             webhook_secret: None,
             webhook_origins: Vec::new(),
         }
@@ -65,6 +69,9 @@ impl JobSettings {
         if self.max_attempts == 0 {
             return Err(("max_attempts", "it is 0; it must be 1 or more".to_owned()));
         }
+        for given in &self.sources {
+            object(given).map_err(|why| ("sources", why))?;
+        }
         for given in &self.webhook_origins {
             if origin(given).as_deref() != Some(given.to_ascii_lowercase().as_str()) {
                 let why = format!("`{given}` is no origin, such as https://hooks.example");
@@ -83,6 +90,14 @@ impl JobSettings {
         let origin = origin(url);
         let known = |known: &String| origin.as_deref() == Some(known.to_ascii_lowercase().as_str());
         self.webhook_origins.iter().any(known)
+    }
+}
+
+/// The object, or the prefix of objects, of a URL.
+pub fn object(url: &str) -> Result<ObjectUrl, String> {
+    match Location::parse(url).map_err(|error| error.to_string())? {
+        Location::Object(url) => Ok(url),
+        Location::Local(_) => Err(format!("`{url}` is not in object storage, such as s3://bucket/folder")),
     }
 }
 
@@ -111,6 +126,8 @@ mod tests {
             ("keep_days", "keep_days: .nan"),
             ("keep_days", "keep_days: 0"),
             ("max_attempts", "max_attempts: 0"),
+            ("sources", "sources: ['/data/calls']"),
+            ("sources", "sources: ['s3://']"),
             ("webhook_secret", "webhook_secret: secret"),
             ("webhook_secret", "webhook_origins: ['https://hooks.example']"),
             ("webhook_origins", "webhook_origins: ['hooks.example']"),

@@ -14,6 +14,7 @@ use super::super::channels::{self, SubmitError};
 use super::super::error::ApiError;
 use super::super::responses;
 use super::super::service::reached;
+use super::super::upload::NO_ROOM;
 use super::folder::{End, JobRequest, Outcome};
 use super::{Begun, Jobs, now, webhook};
 use crate::engine::{EngineError, Finished};
@@ -97,6 +98,20 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
 }
 
 async fn transcribe(app: &App, jobs: &Jobs, request: &JobRequest, attempts: u32, cancelled: &Notify) -> Ran {
+    let fetched = tokio::select! {
+        fetched = jobs.fetch(request, app.settings.max_upload) => fetched,
+        () = cancelled.notified() => return Ran::Over,
+        () = reached(app.phase.clone(), Phase::Draining) => return Ran::Interrupted,
+    };
+    if let Err(error) = fetched {
+        // There may be room once another job has ended.
+        let is_full = error.code == NO_ROOM;
+        return if is_full {
+            Ran::Again
+        } else {
+            end(app, jobs, request, Err(error)).await
+        };
+    }
     let (Ok(engine), Ok(audio)) = (app.engine(), jobs.folder.audio(&request.id)) else {
         return Ran::Again;
     };

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use flow_kernels::multiversion;
+use crate::multiversion;
 
 /// Outputs whose weights lie together.
 const PANEL: usize = 32;
@@ -16,6 +16,10 @@ const OUTPUTS: usize = 16;
 const WIDE_ROWS: usize = 8;
 /// Panels whose sums are in registers together for a row alone.
 const PANELS: usize = 2;
+
+/// Where a row begins, in the input and in the output. Not generic, so that the sums are compiled here, with the settings of this
+/// crate.
+pub type Place<'a> = &'a dyn Fn(usize) -> (usize, usize);
 
 /// `y = x W + b`. Each value of `y` begins with its bias and takes its products in order of the inputs, fused, whatever
 /// the number of rows: a row's result is equal to the bit whether computed alone or with others, and on every processor.
@@ -58,7 +62,7 @@ impl Linear {
     }
 
     /// `rows` rows of `x` into `out`; `place` gives where a row begins in each.
-    pub fn apply(&self, x: &[f32], out: &mut [f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) {
+    pub fn apply(&self, x: &[f32], out: &mut [f32], rows: usize, place: Place) {
         for row in 0..rows {
             let to = place(row).1;
             out[to..to + self.outputs].copy_from_slice(&self.bias);
@@ -67,27 +71,21 @@ impl Linear {
     }
 
     /// Adds `x W` to what `out` holds, without the bias.
-    pub fn add(&self, x: &[f32], out: &mut [f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) {
+    pub fn add(&self, x: &[f32], out: &mut [f32], rows: usize, place: Place) {
         let mut first = 0;
         #[cfg(target_arch = "x86_64")]
-        if flow_kernels::has_avx512() {
+        if crate::has_avx512() {
             first = rows / WIDE_ROWS * WIDE_ROWS;
-            multiversion!(self.add_tiles::<WIDE_ROWS, PANEL>(x, out, 0..first, &place));
+            multiversion!(self.add_tiles::<WIDE_ROWS, PANEL>(x, out, 0..first, place));
         }
         let together = first + (rows - first) / ROWS * ROWS;
-        self.add_tiles::<ROWS, OUTPUTS>(x, out, first..together, &place);
-        multiversion!(self.add_single_rows(x, out, together..rows, &place));
+        self.add_tiles::<ROWS, OUTPUTS>(x, out, first..together, place);
+        multiversion!(self.add_single_rows(x, out, together..rows, place));
     }
 
     /// [`Linear::add`] of rows in tiles of `R` rows, which divides their number, and of `C` outputs, a panel or half of one.
     #[inline(always)]
-    fn add_tiles<const R: usize, const C: usize>(
-        &self,
-        x: &[f32],
-        out: &mut [f32],
-        rows: Range<usize>,
-        place: &impl Fn(usize) -> (usize, usize),
-    ) {
+    fn add_tiles<const R: usize, const C: usize>(&self, x: &[f32], out: &mut [f32], rows: Range<usize>, place: Place) {
         for output in (0..self.outputs).step_by(C) {
             for first in rows.clone().step_by(R) {
                 let places = std::array::from_fn::<_, R, _>(|row| place(first + row));
@@ -102,13 +100,7 @@ impl Linear {
 
     /// [`Linear::add`] of rows one by one.
     #[inline(always)]
-    fn add_single_rows(
-        &self,
-        x: &[f32],
-        out: &mut [f32],
-        rows: Range<usize>,
-        place: &impl Fn(usize) -> (usize, usize),
-    ) {
+    fn add_single_rows(&self, x: &[f32], out: &mut [f32], rows: Range<usize>, place: Place) {
         for row in rows {
             let places = [place(row)];
             let mut output = 0;
@@ -135,7 +127,12 @@ impl Linear {
         output: usize,
     ) {
         let inputs = self.inputs;
-        let x: [&[f32]; R] = places.map(|(from, _)| &x[from..from + inputs]);
+        // `map` would be a call.
+        let mut begins: [&[f32]; R] = [&[]; R];
+        for row in 0..R {
+            begins[row] = &x[places[row].0..][..inputs];
+        }
+        let x = begins;
         let panels: &[f32] = &self.weight[output / PANEL * inputs * PANEL..];
         let offset = output % PANEL;
         let mut sums = [[[0.0f32; C]; P]; R];
@@ -183,7 +180,7 @@ mod tests {
         let layer = Linear::convolution(&weight, 3, vec![0.5, -0.5]);
         let frames: Vec<f32> = (0..10).map(|value| (value * value % 7) as f32).collect();
         let mut out = vec![0.0; 6];
-        layer.apply(&frames, &mut out, 3, |row| (row * 2, row * 2));
+        layer.apply(&frames, &mut out, 3, &|row| (row * 2, row * 2));
         for time in 0..3 {
             for output in 0..2 {
                 let mut expected = [0.5, -0.5][output];
@@ -205,10 +202,10 @@ mod tests {
         let layer = Linear::new(&weight, (0..outputs).map(value).collect());
         let x: Vec<f32> = (0..inputs * rows).map(|at| value(at * 31 + 5)).collect();
         let mut together = vec![0.0; rows * outputs];
-        layer.apply(&x, &mut together, rows, |row| (row * inputs, row * outputs));
+        layer.apply(&x, &mut together, rows, &|row| (row * inputs, row * outputs));
         for row in 0..rows {
             let mut alone = vec![0.0; outputs];
-            layer.apply(&x[row * inputs..], &mut alone, 1, |_| (0, 0));
+            layer.apply(&x[row * inputs..], &mut alone, 1, &|_| (0, 0));
             assert_eq!(alone, together[row * outputs..(row + 1) * outputs], "{row}");
         }
     }
@@ -222,7 +219,7 @@ mod tests {
             let layer = Linear::new(&weight, bias.clone());
             let x: Vec<f32> = (0..inputs * rows).map(|at| value(at * 31 + 5)).collect();
             let mut found = vec![0.0; rows * outputs];
-            layer.apply(&x, &mut found, rows, |row| (row * inputs, row * outputs));
+            layer.apply(&x, &mut found, rows, &|row| (row * inputs, row * outputs));
             for (at, found) in found.iter().enumerate() {
                 let (x, weight) = (&x[at / outputs * inputs..], &weight[at % outputs * inputs..]);
                 let products = x.iter().zip(&weight[..inputs]);

@@ -1,7 +1,7 @@
 //! The hyperbolic tangent of many values at once, equal to the bit to that of fdlibm in single precision, which C libraries have
 //! used for long. So results do not depend on the library, and a vector is computed in the time of one value.
 
-use flow_kernels::multiversion;
+use crate::multiversion;
 
 /// Replaces each value by its hyperbolic tangent, within two units in the last place.
 pub fn tanh_in_place(values: &mut [f32]) {

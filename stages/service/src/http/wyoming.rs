@@ -1,0 +1,298 @@
+//! Transcription by the Wyoming protocol, which Home Assistant speaks: events over TCP, each a line of JSON, then perhaps more of
+//! its data and a payload, whose lengths are in that line.
+//!
+//! `transcribe` (model and language, optional), `audio-start`, `audio-chunk`s of PCM and `audio-stop` give a `transcript`; `describe`
+//! gives `info`, `ping` gives `pong`. Other events are ignored. What is wrong gives an `error`, and ends the connection.
+
+use std::future::pending;
+use std::io;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::time::{Instant, timeout};
+
+use super::app::{App, Phase};
+use super::channels::{self, SubmitError};
+use super::error::ApiError;
+use super::form::Asked;
+use super::service::reached;
+use super::transcriptions::refused;
+use super::upload::Unfinished;
+use crate::options::Options;
+
+/// Most bytes of the line of an event, of further data, and of a payload (a second of eight channels at 192 kHz is 6 MB).
+const MAX_LINE: u64 = 16 << 10;
+const MAX_DATA: u64 = 64 << 10;
+const MAX_PAYLOAD: u64 = 8 << 20;
+
+/// Highest rate in hertz, and most channels.
+const MAX_RATE: u64 = 192_000;
+const MAX_CHANNELS: u64 = 8;
+
+struct Event {
+    kind: String,
+    data: Map<String, Value>,
+    payload: Vec<u8>,
+}
+
+/// Why a connection ends.
+enum End {
+    /// The client is gone, or sends nothing.
+    Gone,
+    /// What the client is told.
+    Error(String),
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<ApiError> for End {
+    fn from(error: ApiError) -> Self {
+        Self::Error(error.message)
+    }
+}
+
+/// How audio is written: hertz, bytes of a sample, channels.
+#[derive(Clone, Copy, PartialEq)]
+struct Pcm {
+    rate: u64,
+    width: u64,
+    channels: u64,
+}
+
+impl Pcm {
+    fn of(data: &Map<String, Value>) -> Result<Self, End> {
+        let number = |name: &str| data.get(name).and_then(Value::as_u64);
+        let pcm = Self {
+            rate: number("rate").unwrap_or_default(),
+            width: number("width").unwrap_or_default(),
+            channels: number("channels").unwrap_or_default(),
+        };
+        let is_known = (1_000..=MAX_RATE).contains(&pcm.rate)
+            && (2..=4).contains(&pcm.width)
+            && (1..=MAX_CHANNELS).contains(&pcm.channels);
+        is_known.then_some(pcm).ok_or_else(|| {
+            End::Error(format!(
+                "audio has `rate` (1000 to {MAX_RATE}), `width` (2 to 4 bytes) and `channels` (1 to {MAX_CHANNELS})"
+            ))
+        })
+    }
+
+    /// The head of a WAV file of unknown length.
+    fn head(self) -> Vec<u8> {
+        let block = self.channels * self.width;
+        let mut head = Vec::with_capacity(44);
+        head.extend_from_slice(b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x01\0");
+        // All are within what their fields hold.
+        head.extend_from_slice(&(self.channels as u16).to_le_bytes());
+        head.extend_from_slice(&(self.rate as u32).to_le_bytes());
+        head.extend_from_slice(&((self.rate * block) as u32).to_le_bytes());
+        head.extend_from_slice(&(block as u16).to_le_bytes());
+        head.extend_from_slice(&(self.width as u16 * 8).to_le_bytes());
+        head.extend_from_slice(b"data\xff\xff\xff\xff");
+        head
+    }
+}
+
+/// Answers the events of a connection. `idle`: the longest time for an event.
+pub async fn connection<T: AsyncRead + AsyncWrite + Unpin>(app: &App, stream: T, idle: Duration) {
+    let mut stream = BufReader::new(stream);
+    if let Err(End::Error(text)) = events(app, &mut stream, idle).await {
+        // The client may be gone.
+        let _ = send(&mut stream, "error", json!({"text": text})).await;
+        let _ = stream.shutdown().await;
+    }
+}
+
+async fn events<T: AsyncRead + AsyncWrite + Unpin>(
+    app: &App,
+    stream: &mut BufReader<T>,
+    idle: Duration,
+) -> Result<(), End> {
+    let mut asked = Asked::default();
+    let mut audio: Option<(Pcm, Unfinished)> = None;
+    loop {
+        let Event { kind, data, payload } = tokio::select! {
+            event = timeout(idle, next(stream)) => event.map_err(|_| End::Gone)??,
+            () = reached(app.phase.clone(), Phase::Closing) => {
+                return Err(End::Error("the server is being stopped".to_owned()));
+            }
+        };
+        match kind.as_str() {
+            "describe" => send(stream, "info", information(app)).await?,
+            "ping" => send(stream, "pong", json!({"text": data.get("text")})).await?,
+            "transcribe" => asked = requested(&data)?,
+            "audio-start" => {
+                app.check_ready()?;
+                app.engine()?.check_room().map_err(|error| refused(app, error))?;
+                let pcm = Pcm::of(&data)?;
+                audio = Some((pcm, app.uploads.begin().await?.with(&pcm.head()).await?));
+            }
+            "audio-chunk" => {
+                let Some((pcm, file)) = audio else {
+                    return Err(End::Error("`audio-chunk` comes before `audio-start`".to_owned()));
+                };
+                if Pcm::of(&data)? != pcm {
+                    return Err(End::Error(
+                        "a chunk has another format than the audio began with".to_owned(),
+                    ));
+                }
+                if file.bytes() + payload.len() as u64 > app.settings.max_upload {
+                    let most = app.settings.max_upload;
+                    return Err(End::Error(format!("the audio has more than {most} bytes")));
+                }
+                audio = Some((pcm, file.with(&payload).await?));
+            }
+            "audio-stop" => {
+                let Some((pcm, file)) = audio.take() else {
+                    return Err(End::Error("`audio-stop` comes before `audio-start`".to_owned()));
+                };
+                let asked = std::mem::take(&mut asked);
+                let is_empty = file.bytes() < pcm.head().len() as u64 + pcm.width * pcm.channels;
+                let transcript = match is_empty {
+                    true => json!({"text": ""}),
+                    false => transcript(app, stream, &asked, file).await?,
+                };
+                send(stream, "transcript", transcript).await?;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What a `transcribe` asks for.
+fn requested(data: &Map<String, Value>) -> Result<Asked, End> {
+    let text = |name: &str| data.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let mut options = Options::default();
+    if let (Some(language), Some((field, _))) = (text("language"), Options::field("language")) {
+        let set = options.set(field, language);
+        set.map_err(|wrong| End::Error(format!("`language`: {}", wrong.message)))?;
+    }
+    Ok(Asked {
+        model: text("name").map(str::to_owned),
+        decoding: options.decoding,
+        ..Asked::default()
+    })
+}
+
+async fn transcript<T: AsyncRead + Unpin>(
+    app: &App,
+    stream: &mut BufReader<T>,
+    asked: &Asked,
+    file: Unfinished,
+) -> Result<Value, End> {
+    let begin = Instant::now();
+    let upload = file.finish("wyoming.wav").await?;
+    let submitted = channels::submit(app.engine()?, asked, upload.path, upload.name).await;
+    let submitted = submitted.map_err(|error| match error {
+        SubmitError::Engine(error) => refused(app, error),
+        SubmitError::Request(error) => error,
+    })?;
+    let finished = tokio::select! {
+        finished = submitted.finish() => finished.map_err(ApiError::from)?,
+        () = gone(stream) => return Err(End::Gone),
+    };
+    app.metrics.total(begin.elapsed().as_secs_f64());
+    let transcript = &finished.transcript;
+    Ok(json!({"text": transcript.text, "language": transcript.metadata.languages.first()}))
+}
+
+/// Returns when the client has closed the connection.
+async fn gone<T: AsyncRead + Unpin>(stream: &mut BufReader<T>) {
+    if let Ok(more) = stream.fill_buf().await
+        && !more.is_empty()
+    {
+        // The next event, which is read later.
+        pending::<()>().await;
+    }
+}
+
+/// The next event.
+async fn next<T: AsyncRead + Unpin>(stream: &mut BufReader<T>) -> Result<Event, End> {
+    let mut line = Vec::new();
+    (&mut *stream).take(MAX_LINE).read_until(b'\n', &mut line).await?;
+    if line.is_empty() {
+        return Err(End::Gone);
+    }
+    let wrong = |why: &str| End::Error(format!("not an event of the Wyoming protocol: {why}"));
+    if line.last() != Some(&b'\n') {
+        return Err(wrong("its line has no end"));
+    }
+    let Ok(Value::Object(mut head)) = serde_json::from_slice(&line) else {
+        return Err(wrong("its line is no JSON object"));
+    };
+    let Some(Value::String(kind)) = head.remove("type") else {
+        return Err(wrong("it has no `type`"));
+    };
+    let length = |name: &str, most: u64| match head.get(name) {
+        None | Some(Value::Null) => Ok(0),
+        Some(length) => length
+            .as_u64()
+            .filter(|length| *length <= most)
+            .ok_or_else(|| wrong(&format!("`{name}` is not from 0 to {most}"))),
+    };
+    let (more, bytes) = (length("data_length", MAX_DATA)?, length("payload_length", MAX_PAYLOAD)?);
+    let mut data = match head.remove("data") {
+        Some(Value::Object(data)) => data,
+        _ => Map::new(),
+    };
+    if more > 0 {
+        match serde_json::from_slice(&exactly(stream, more).await?) {
+            Ok(Value::Object(more)) => data.extend(more),
+            _ => return Err(wrong("its data are no JSON object")),
+        }
+    }
+    let payload = exactly(stream, bytes).await?;
+    Ok(Event { kind, data, payload })
+}
+
+/// So many bytes; memory is taken as they come.
+async fn exactly<T: AsyncRead + Unpin>(stream: &mut BufReader<T>, length: u64) -> Result<Vec<u8>, End> {
+    let mut bytes = Vec::new();
+    (&mut *stream).take(length).read_to_end(&mut bytes).await?;
+    match bytes.len() as u64 == length {
+        true => Ok(bytes),
+        false => Err(End::Gone),
+    }
+}
+
+async fn send<T: AsyncRead + AsyncWrite + Unpin>(stream: &mut BufReader<T>, kind: &str, data: Value) -> io::Result<()> {
+    let data = data.to_string();
+    let line = json!({"type": kind, "data_length": data.len()});
+    stream.write_all(format!("{line}\n{data}").as_bytes()).await?;
+    stream.flush().await
+}
+
+/// The models, as `info` has them.
+fn information(app: &App) -> Value {
+    let attribution = json!({"name": "flow", "url": ""});
+    let models = app.engine().map(|engine| engine.models()).unwrap_or_default();
+    let models = models.iter().map(|model| {
+        let of_setting = &app.settings.wyoming_languages;
+        let languages = match (of_setting.is_empty(), model.languages.is_empty()) {
+            (false, _) => of_setting.clone(),
+            (true, false) => model.languages.clone(),
+            (true, true) => vec!["en".to_owned()],
+        };
+        json!({
+            "name": model.name,
+            "description": model.name,
+            "attribution": attribution,
+            "installed": true,
+            "version": model.digest,
+            "languages": languages,
+        })
+    });
+    json!({"asr": [{
+        "name": "flow",
+        "description": "Speech to text",
+        "attribution": attribution,
+        "installed": true,
+        "version": app.version,
+        "models": models.collect::<Vec<Value>>(),
+    }]})
+}
