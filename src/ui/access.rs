@@ -1,7 +1,6 @@
 //! Access control of the pages: requests for this machine's own names, from a browser with the token.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 
 use axum::extract::{Request, State};
@@ -12,6 +11,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use flow_runtime::random_hex;
 use flow_service::http::Callers;
 use subtle::ConstantTimeEq;
 
@@ -36,8 +36,8 @@ impl Access {
     /// If the machine gives no random numbers.
     pub fn new(address: SocketAddr) -> io::Result<Access> {
         Ok(Access {
-            token: random()?,
-            form_token: random()?,
+            token: random_hex::<32>()?,
+            form_token: random_hex::<32>()?,
             cookie: format!("flow_ui_{}", address.port()),
             callers: Callers::new(true, address, &[], &[]),
         })
@@ -122,13 +122,6 @@ fn without_token(path: &str, query: &str) -> String {
 /// Compares in a time that depends on the length alone.
 fn is_same(given: &str, known: &str) -> bool {
     given.as_bytes().ct_eq(known.as_bytes()).into()
-}
-
-/// 256 random bits.
-fn random() -> io::Result<String> {
-    let mut bytes = [0u8; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Middleware: checks access, and sets the headers of all responses.

@@ -16,7 +16,7 @@ mod work;
 
 use std::path::Path;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use flow_audio::samples::samples;
@@ -26,7 +26,7 @@ use flow_speakers::silero::SAMPLE_RATE;
 use flow_speakers::stages::known;
 use flow_transcription::recognizer::Heard;
 use tempfile::TempPath;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, OwnedMutexGuard, oneshot};
 
 use batcher::guarded;
 use models::{Lease, Models};
@@ -151,7 +151,7 @@ impl Engine {
                     observer,
                     places: Mutex::new(Places::default()),
                     ended: Notify::new(),
-                    voices: Mutex::new(()),
+                    voices: Arc::default(),
                     settings,
                 }),
             }),
@@ -203,11 +203,23 @@ impl Engine {
         Some(OnlineDiarizer::new(diarizer, settings, shared.known_speakers.clone()))
     }
 
-    /// The embedding of the one voice in a recording of at most [`LONGEST_REFERENCE`] seconds. Blocks; one at a time.
+    /// Waits until no other request computes voices; the next one may once the guard is dropped.
+    pub async fn turn_for_voices(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.inner.shared.voices).lock_owned().await
+    }
+
+    /// The embedding of the one voice in a recording of at most [`LONGEST_REFERENCE`] seconds. Blocks; it is for the holder of
+    /// [`turn_for_voices`](Self::turn_for_voices).
     ///
     /// # Errors
-    /// [`EngineError::NotDiarizing`]; [`EngineError::Audio`] if it cannot be decoded, is longer or has no speech.
-    pub fn voice(&self, recording: &Path, name: &str) -> Result<Vec<f32>, EngineError> {
+    /// [`EngineError::NotDiarizing`]; [`EngineError::Audio`] if it cannot be decoded, is longer or has no speech;
+    /// [`EngineError::Cancelled`].
+    pub fn voice(
+        &self,
+        recording: &Path,
+        name: &str,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<Vec<f32>, EngineError> {
         let shared = &self.inner.shared;
         let diarizer = shared.diarizer.as_ref().ok_or(EngineError::NotDiarizing)?;
         let named = |detail: String| detail.replace(&recording.display().to_string(), name);
@@ -215,12 +227,14 @@ impl Engine {
             reason,
             detail: named(detail),
         };
-        let _alone = shared.voices.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_cancelled() {
+            return Err(EngineError::Cancelled);
+        }
         let found = guarded(|| {
             let decoded =
                 samples(recording, LONGEST_REFERENCE).map_err(|error| EngineError::Failed(named(error.to_string())))?;
             let decoded = decoded.map_err(|refusal| wrong(refusal.reason, refusal.detail))?;
-            let voice = diarizer.voice(&decoded, &|| false);
+            let voice = diarizer.voice(&decoded, is_cancelled);
             voice.map_err(|error| wrong("no_voice", format!("{name}: {error}")))
         });
         found.map_err(EngineError::Failed)??.ok_or(EngineError::Cancelled)

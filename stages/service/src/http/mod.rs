@@ -9,6 +9,7 @@
 mod addresses;
 mod app;
 mod body;
+mod cancellable;
 mod channels;
 mod client_stream;
 mod endpoints;

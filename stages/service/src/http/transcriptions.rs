@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::app::{App, Phase};
 use super::body::limited;
+use super::cancellable::cancellable;
 use super::channels::{self, SubmitError, Submitted};
 use super::error::ApiError;
 use super::events::events;
@@ -148,13 +149,16 @@ async fn known_speakers(
         return Ok(Vec::new());
     }
     let (engine, folder) = (app.engine()?.clone(), uploads.folder.clone());
-    let computed = tokio::task::spawn_blocking(move || {
+    // Not on a thread: a client that goes while it waits leaves nothing behind.
+    let turn = engine.turn_for_voices().await;
+    let computed = cancellable(move |is_cancelled| {
+        let _turn = turn;
         let voices = references.into_iter().map(|(name, bytes)| {
             let stored =
                 |error: std::io::Error| EngineError::Failed(format!("the reference cannot be kept: {}", error.kind()));
             let mut file = folder.file().map_err(stored)?;
             file.write_all(&bytes).map_err(stored)?;
-            let voice = engine.voice(file.path(), &format!("the reference of {name}"))?;
+            let voice = engine.voice(file.path(), &format!("the reference of {name}"), is_cancelled)?;
             Ok((name, voice))
         });
         voices.collect::<Result<Vec<_>, EngineError>>()

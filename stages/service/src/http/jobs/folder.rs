@@ -16,8 +16,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::open_regular_file;
 use flow_runtime::store::{remove_left, write_atomically};
+use flow_runtime::{open_regular_file, random_hex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -156,10 +156,7 @@ pub struct JobFolder {
 /// # Errors
 /// If the system gives no random bytes.
 pub fn new_id() -> io::Result<String> {
-    let mut bytes = [0_u8; 16];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(format!("{PREFIX}{digits}"))
+    Ok(format!("{PREFIX}{}", random_hex::<16>()?))
 }
 
 fn is_id(name: &str) -> bool {
