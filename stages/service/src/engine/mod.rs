@@ -1,6 +1,8 @@
 //! Transcribes recordings of many clients concurrently: their windows are batched together, in fair shares.
 
+mod alignment;
 mod batcher;
+mod cancellable;
 mod error;
 mod job;
 mod models;
@@ -9,11 +11,13 @@ mod schedule;
 mod settings;
 mod settled;
 mod shared;
+mod spoken;
 mod temp_folder;
 #[cfg(test)]
 mod tests;
 mod work;
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
@@ -24,19 +28,23 @@ use flow_speakers::clustering::Clusters;
 use flow_speakers::diarizer::{Diarizer, KnownSpeakers, OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_speakers::stages::known;
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
-use tempfile::TempPath;
-use tokio::sync::{Notify, OwnedMutexGuard, oneshot};
+use tempfile::{NamedTempFile, TempPath};
+use tokio::sync::{Notify, oneshot};
 
 use batcher::guarded;
+use cancellable::cancellable;
 use models::{Lease, Models};
 use preparation::Preparation;
 use shared::{Places, Shared};
 use work::Work;
 
+pub use alignment::AlignmentRequest;
 pub use error::EngineError;
 pub use job::{Finished, Job, JobEvent, JobProgress};
 pub use settings::{EngineSettings, ModelSettings};
+pub use spoken::LiveListener;
 pub use temp_folder::{Reservation, TempFolder};
 
 /// Longest recording of a voice by which a speaker is known, in seconds.
@@ -83,6 +91,8 @@ pub struct TranscriptionRequest {
     pub speakers: SpeakerRequest,
     /// Whether to give the tokens of words.
     pub tokens: bool,
+    /// Phrases and languages.
+    pub decoding: Arc<DecodingRequest>,
     /// The channel that is transcribed, from 0; none: the mean of all.
     pub channel: Option<u32>,
 }
@@ -92,7 +102,7 @@ pub struct TranscriptionRequest {
 pub struct SpeakerRequest {
     /// The number of speakers, or limits of it.
     pub clusters: Clusters,
-    /// Names with the embeddings of their voices, of [`Engine::voice`]. Empty: those of the settings.
+    /// Names with the embeddings of their voices, of [`Engine::voices`]. Empty: those of the settings.
     pub known: Vec<(String, Vec<f32>)>,
 }
 
@@ -152,6 +162,7 @@ impl Engine {
                     places: Mutex::new(Places::default()),
                     ended: Notify::new(),
                     voices: Arc::default(),
+                    aligning: Arc::default(),
                     settings,
                 }),
             }),
@@ -193,33 +204,56 @@ impl Engine {
         self.inner.shared.diarizer.is_some()
     }
 
-    /// What tells speakers of a live session apart; none without `diarization`.
+    /// What tells speakers of a live session apart; none without `diarization`. `known`: names with the embeddings of their
+    /// voices; if there are none, those of the settings.
     ///
     /// # Errors
     /// If a setting is out of range.
-    pub fn online_diarizer(&self, settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+    pub fn online_diarizer(
+        &self,
+        settings: OnlineSettings,
+        known: Vec<(String, Vec<f32>)>,
+    ) -> Option<flow_speakers::Result<OnlineDiarizer>> {
         let shared = &self.inner.shared;
         let diarizer = shared.diarizer.clone()?;
-        Some(OnlineDiarizer::new(diarizer, settings, shared.known_speakers.clone()))
+        let known = match known.is_empty() {
+            true => Ok(shared.known_speakers.clone()),
+            false => KnownSpeakers::new(known, shared.settings.known_threshold).map(Some),
+        };
+        Some(known.and_then(|known| OnlineDiarizer::new(diarizer, settings, known)))
     }
 
-    /// Waits until no other request computes voices; the next one may once the guard is dropped.
-    pub async fn turn_for_voices(&self) -> OwnedMutexGuard<()> {
-        Arc::clone(&self.inner.shared.voices).lock_owned().await
-    }
-
-    /// The embedding of the one voice in a recording of at most [`LONGEST_REFERENCE`] seconds. Blocks; it is for the holder of
-    /// [`turn_for_voices`](Self::turn_for_voices).
+    /// The embeddings of voices, by names and recordings of these, each of which is written to a file that `new_file` makes. One
+    /// request at a time; dropping the future cancels it.
     ///
     /// # Errors
-    /// [`EngineError::NotDiarizing`]; [`EngineError::Audio`] if it cannot be decoded, is longer or has no speech;
-    /// [`EngineError::Cancelled`].
-    pub fn voice(
+    /// [`EngineError::NotDiarizing`]; [`EngineError::Audio`] if a recording cannot be decoded, is longer than
+    /// [`LONGEST_REFERENCE`] seconds or has no speech; [`EngineError::Failed`] if a file cannot be written.
+    pub async fn voices(
         &self,
-        recording: &Path,
-        name: &str,
-        is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<Vec<f32>, EngineError> {
+        references: Vec<(String, Vec<u8>)>,
+        new_file: impl Fn() -> io::Result<NamedTempFile> + Send + 'static,
+    ) -> Result<Vec<(String, Vec<f32>)>, EngineError> {
+        let engine = self.clone();
+        // Not on a thread: a client that goes while it waits leaves nothing behind.
+        let turn = Arc::clone(&self.inner.shared.voices).lock_owned().await;
+        let computed = cancellable(move |is_cancelled| {
+            let _turn = turn;
+            let not_kept =
+                |error: io::Error| EngineError::Failed(format!("the reference cannot be kept: {}", error.kind()));
+            let voices = references.into_iter().map(|(name, bytes)| {
+                let mut file = new_file().map_err(not_kept)?;
+                file.write_all(&bytes).map_err(not_kept)?;
+                let voice = engine.voice(file.path(), &format!("the reference of {name}"), is_cancelled)?;
+                Ok((name, voice))
+            });
+            voices.collect()
+        });
+        computed.await.map_err(|error| EngineError::Failed(error.to_string()))?
+    }
+
+    /// The embedding of the one voice in a recording.
+    fn voice(&self, recording: &Path, name: &str, is_cancelled: &dyn Fn() -> bool) -> Result<Vec<f32>, EngineError> {
         let shared = &self.inner.shared;
         let diarizer = shared.diarizer.as_ref().ok_or(EngineError::NotDiarizing)?;
         let named = |detail: String| detail.replace(&recording.display().to_string(), name);
@@ -306,7 +340,7 @@ impl Engine {
 
     /// Decodes a window of at most `max_window` seconds (mono, 16 kHz, in [-1, 1]), for live sessions: it goes before windows of
     /// recordings. While the engine drains, windows are still decoded. Times of words are those in the window. One that still
-    /// grows is decoded once, others as those of recordings.
+    /// grows is decoded once, others as those of recordings. `decoding`: phrases and languages.
     ///
     /// # Errors
     /// If there is no such model or it cannot be loaded, the window is too long or no audio, or `max_queue` windows wait.
@@ -315,6 +349,7 @@ impl Engine {
         model: Option<&str>,
         samples: Vec<f32>,
         grows: bool,
+        decoding: Arc<DecodingRequest>,
     ) -> Result<Heard, EngineError> {
         let shared = &self.inner.shared;
         let index = shared.models.find(model)?;
@@ -333,16 +368,9 @@ impl Engine {
             return Ok(Heard::default());
         }
         let _place = shared.live_place()?;
-        let (send, receive) = oneshot::channel();
-        let waiter = move |lease| {
-            // The client may have disconnected.
-            let _ = send.send(lease);
-        };
-        shared.models.acquire(index, Box::new(waiter));
-        let lease = receive.await.map_err(|_| EngineError::Cancelled)?;
-        let lease: Lease = lease.map_err(|error| shared.models.for_clients(index, error))?;
+        let lease = self.lease(index).await?;
         let (reply, answer) = oneshot::channel();
-        lease.model().batcher.push_live(samples, grows, reply);
+        lease.model().batcher.push_live((samples, grows, decoding), reply);
         answer.await.map_err(|_| EngineError::Cancelled)?
     }
 

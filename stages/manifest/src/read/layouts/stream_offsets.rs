@@ -1,6 +1,7 @@
 //! Arrow's stream format, read so that it is known where in the file values lie.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,6 @@ use arrow::ipc::{MessageHeader, root_as_message};
 use flow_runtime::{StageError, open_input_file};
 use flow_storage::InputFile;
 
-use super::super::tables::sheltered;
 use super::wrong;
 use crate::error::ManifestError;
 
@@ -56,6 +56,11 @@ impl Placed<'_> {
         let end = at.checked_add(value.len())?;
         (end <= self.body.len()).then(|| (self.start + at as u64, value.len() as u64))
     }
+}
+
+/// A panic of the Arrow crate counts as damage of the file.
+fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) -> Result<T, ManifestError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(wrong(path, "it is damaged: the Arrow decoder failed")))
 }
 
 impl ArrowFile {
