@@ -267,6 +267,8 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
     let damaged = json("late")["metadata"]["damaged_at"].as_f64().unwrap();
     assert!(damaged >= 1.0, "{damaged}");
     assert!(told.contains("late") && told.contains("is damaged at"), "{told}");
+    let left_out = "1 file left out, whose endings are none of recordings: 1 .txt;";
+    assert!(told.contains(left_out), "{told}");
     // The same recording, wherever a link to it lies.
     let good = place.out("talks/good.txt");
     assert!(!good.trim().is_empty());
@@ -534,6 +536,37 @@ fn files_of_others_are_left_alone_and_settings_may_go_back_and_forth() {
         expect_code(&output, 2);
         assert!(stderr(&output).contains("option of its own"), "{}", stderr(&output));
     }
+}
+
+/// What somebody corrected is kept and told, until it may be replaced.
+#[test]
+fn an_edited_transcript_is_kept_until_it_may_be_replaced() {
+    const EDITED: &str = "as it was said";
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.copy("rec_hi_0001_000.flac", &format!("{name}.flac"));
+    }
+    let transcribe = |more: &[&str]| {
+        let output = place.transcribe(&[&["--format", "srt,txt"], more].concat());
+        expect_code(&output, 0);
+        stderr(&output)
+    };
+    let told = "a.srt changed since an earlier run wrote it, and is left as it is";
+    assert!(!transcribe(&[]).contains(told));
+    let wide = place.out("a.srt");
+    std::fs::write(place.path("out/a.srt"), EDITED).unwrap();
+    // Subtitles of another width are written again, but for those.
+    let narrow = ["--set", "max_line_width=12"];
+    for _ in 0..2 {
+        let said = transcribe(&narrow);
+        assert!(said.contains(told), "{said}");
+        assert_eq!(place.out("a.srt"), EDITED);
+        assert_ne!(place.out("b.srt"), wide);
+    }
+    let said = transcribe(&["--overwrite", narrow[0], narrow[1]]);
+    assert!(!said.contains(told), "{said}");
+    assert_eq!(place.out("a.srt"), place.out("b.srt"));
+    assert_ne!(place.out("a.srt"), wide);
 }
 
 #[test]
