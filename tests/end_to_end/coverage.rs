@@ -95,7 +95,6 @@ fn wrong_uses_of_coverage_and_decoder_are_told() {
         (&["--coverage", "--set", "vad=off"], "without voice activity"),
         (&["--set", "coverage=recover"], "--coverage"),
         (&["--set", "suspects=drop"], "coverage"),
-        (&["--decoder", "ctc", "--beam", "4"], "greedy"),
         // The bundled model has one head, which is known before a recording is read.
         (&["--decoder", "ctc"], "no such head: it is of TDT"),
         (&["--coverage", "measure"], "--coverage=measure"),

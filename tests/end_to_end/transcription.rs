@@ -230,6 +230,7 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
     place.write("empty.mp3", b"");
     place.write("letter.wav", b"Dear all,\nthis is a letter that was named wrongly.\n");
     place.write("notes.txt", b"not looked at");
+    place.write("sound.ac3", b"nor this");
     place.write(".hidden.wav", b"nor this");
     // Links: to a recording, to a folder, back to where they lie, and to nothing.
     let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, place.path("in").join(name)).unwrap();
@@ -267,7 +268,7 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
     let damaged = json("late")["metadata"]["damaged_at"].as_f64().unwrap();
     assert!(damaged >= 1.0, "{damaged}");
     assert!(told.contains("late") && told.contains("is damaged at"), "{told}");
-    let left_out = "1 file left out, whose endings are none of recordings: 1 .txt;";
+    let left_out = "1 file left out, whose endings are none of recordings: 1 .ac3;";
     assert!(told.contains(left_out), "{told}");
     // The same recording, wherever a link to it lies.
     let good = place.out("talks/good.txt");

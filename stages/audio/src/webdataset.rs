@@ -89,7 +89,7 @@ pub struct WebDataset;
 
 impl Kind for WebDataset {
     const NAME: &'static str = "audio.webdataset";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "one row for each recording with a text")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("source", flow_runtime::UrlUse::Text)];

@@ -24,13 +24,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use flow_audio::listing::OF_PROGRAMS;
 use flow_runtime::{Partition, SourcePartition, StageError};
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ReadSettings;
-use super::listing::OF_PROGRAMS;
 use super::looks::{Chain, Eyes};
 use super::opening::Manifest;
 use super::rows::{ManifestRow, Refusal, Rows};
