@@ -38,12 +38,16 @@ pub(crate) fn is_of_film(ending: &str) -> bool {
     OF_FILMS.iter().any(|known| ending.eq_ignore_ascii_case(known))
 }
 
-/// Folders that programs put beside recordings.
-pub const OF_PROGRAMS: [&str; 3] = ["__MACOSX", ".ipynb_checkpoints", "lost+found"];
+/// Whether a folder is one that programs put beside what people have.
+pub fn is_of_program(folder: &OsStr) -> bool {
+    ["__MACOSX", ".ipynb_checkpoints", "lost+found"]
+        .iter()
+        .any(|known| folder == *known)
+}
 
 /// Whether a file or folder is not looked at where the folder that it is in is named.
-fn is_passed_over(name: &[u8]) -> bool {
-    name.starts_with(b".") || OF_PROGRAMS.iter().any(|folder| folder.as_bytes() == name)
+fn is_passed_over(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b".") || is_of_program(name)
 }
 
 /// Whether a name with this ending is one of a recording.
@@ -183,7 +187,7 @@ pub fn left_out(input: &[String]) -> BTreeMap<String, u64> {
 /// Files with their paths below the folder that was named.
 type Files = Vec<(String, PathBuf)>;
 
-/// All files below a folder that are not hidden, nor in folders of programs ([`OF_PROGRAMS`]). A folder that several links lead to is looked into once.
+/// All files below a folder that are not hidden, nor in folders of programs ([`is_of_program`]). A folder that several links lead to is looked into once.
 fn files_below(top: &Path) -> Result<Files> {
     let mut files = Vec::new();
     walk(top, top, &mut HashSet::new(), &mut files)?;
@@ -198,7 +202,7 @@ fn walk(top: &Path, folder: &Path, seen: &mut HashSet<PathBuf>, files: &mut File
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let path = entry.path();
-        if is_passed_over(entry.file_name().as_encoded_bytes()) {
+        if is_passed_over(&entry.file_name()) {
             continue;
         }
         if path.is_dir() {
@@ -232,7 +236,7 @@ fn objects(url: &ObjectUrl) -> Result<Files> {
             Some(pattern) => path_fits(pattern, below),
             None => has_ending_of_audio(below),
         };
-        if !fits || below.split('/').any(|part| is_passed_over(part.as_bytes())) {
+        if !fits || below.split('/').any(|part| is_passed_over(part.as_ref())) {
             continue;
         }
         files.push((below.to_owned(), path(&entry.url)));

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flow_audio::listing::OF_PROGRAMS;
+use flow_audio::listing::is_of_program;
 use flow_runtime::Partition;
 use unicode_normalization::UnicodeNormalization;
 
@@ -166,7 +166,7 @@ impl Contents {
                     continue;
                 }
             };
-            if name.starts_with(RESOURCE_FORK) || OF_PROGRAMS.contains(&name.as_str()) {
+            if name.starts_with(RESOURCE_FORK) || is_of_program(name.as_ref()) {
                 continue;
             }
             let extension = Path::new(&name).extension();

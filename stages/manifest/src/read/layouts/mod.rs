@@ -24,7 +24,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use flow_audio::listing::OF_PROGRAMS;
+use flow_audio::listing::is_of_program;
 use flow_runtime::{Partition, SourcePartition, StageError};
 use rayon::prelude::*;
 use schemars::JsonSchema;
@@ -460,7 +460,7 @@ fn read_entries(folder: &Path) -> Result<Rc<Entries>, ManifestError> {
                 continue;
             }
         };
-        if name.starts_with('.') || OF_PROGRAMS.contains(&name.as_str()) {
+        if name.starts_with('.') || is_of_program(name.as_ref()) {
             continue;
         }
         if is_folder {
