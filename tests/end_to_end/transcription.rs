@@ -754,6 +754,10 @@ fn tokens_are_counted_by_language_and_a_language_is_asked_for() {
             .arg(repository.join("configs/models/small.nemo"));
         flow.args(["--out", "made/counts.json"]).output().unwrap()
     };
+    let texts = ["en", "EN", "en-US"].map(|lang| format!("{{\"text\": \"one\", \"lang\": \"{lang}\"}}\n"));
+    std::fs::write(place.path("names.jsonl"), texts.concat()).unwrap();
+    let named = String::from_utf8(build(&place.path("names.jsonl")).stdout).unwrap();
+    assert_eq!(named.matches(" token").count(), 1, "{named}");
     let built = build(&repository.join("tests/data/golden/data/mini/train_manifest_v2.parquet"));
     expect_code(&built, 0);
     let said = String::from_utf8(built.stdout).unwrap();
