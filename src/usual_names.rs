@@ -17,7 +17,7 @@ const ADAPTERS: &str =
 const AUGMENT: &str = "`augment` is a list of steps such as {mix: {path: NOISE}} (docs/training.md)";
 const FIGURES: &str =
     "each step's figures go to metrics.jsonl and to TensorBoard's event files, in the folder of the checkpoints";
-const NO_STOP: &str = "training does not stop early, but can give the best checkpoint of its evaluations";
+const STOP: &str = "`early_stopping` is a map such as {patience: 10, min_delta: 0.001} (docs/training.md)";
 const RESUMED: &str = "the next run goes on from the last checkpoint by itself";
 const THREADS: &str = "`flow run --workers` sets how many threads work";
 const ANY_RATE: &str = "recordings of any sample rate are taken";
@@ -55,7 +55,8 @@ const SAME: &[(&str, &[&str])] = &[
     ("save_steps", SAVE),
     ("every_n_train_steps", SAVE),
     ("save_total_limit", &["keep_checkpoints"]),
-    ("save_top_k", &["keep_checkpoints"]),
+    ("save_top_k", &["keep_best"]),
+    ("metric_for_best_model", &["monitor"]),
     ("load_best_model_at_end", &["model_from"]),
     ("max_grad_norm", &["clip"]),
     ("gradient_clip_val", &["clip"]),
@@ -134,9 +135,12 @@ const SAME: &[(&str, &[&str])] = &[
 
 /// The usual name of a parameter that has none here, why, and the last parts of the names of what comes nearest.
 const NEAR: &[(&str, &str, &[&str])] = &[
-    ("patience", NO_STOP, &["model_from", "eval_every"]),
-    ("early_stopping", NO_STOP, &["model_from", "eval_every"]),
-    ("early_stopping_patience", NO_STOP, &["model_from", "eval_every"]),
+    ("patience", STOP, &["early_stopping"]),
+    ("min_delta", STOP, &["early_stopping"]),
+    ("early_stopping", STOP, &["early_stopping"]),
+    ("early_stopping_patience", STOP, &["early_stopping"]),
+    ("early_stopping_threshold", STOP, &["early_stopping"]),
+    ("create_early_stopping_callback", STOP, &["early_stopping"]),
     ("lora", ADAPTERS, &["lora"]),
     ("lora_r", ADAPTERS, &["lora"]),
     ("lora_rank", ADAPTERS, &["lora"]),
@@ -270,8 +274,10 @@ mod tests {
             ("train.epochs=3", &["train.max_steps"]),
             ("train.num_epochs=3", &["train.max_steps"]),
             ("epochs=3", &["train.max_steps"]),
-            ("patience=3", &["train.model_from", "train.eval_every"]),
-            ("train.patience=3", &["train.model_from", "train.eval_every"]),
+            ("patience=3", &["train.early_stopping"]),
+            ("train.patience=3", &["train.early_stopping"]),
+            ("early_stopping=true", &["train.early_stopping"]),
+            ("save_top_k=3", &["train.keep_best"]),
             ("lora=true", &["train.lora"]),
             ("lora_rank=8", &["train.lora"]),
             ("train.noise=0.1", &["train.augment", "train.speeds"]),

@@ -56,7 +56,7 @@ pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Writ
         if !without.is_empty() {
             writeln!(
                 out,
-                "{path}: {stages}, {found}; the files are there, but {} would have no row",
+                "{path}: {stages}; the files are there, but {} would have no row",
                 without.join(", ")
             )?;
             return Ok(Exit::Failed);

@@ -30,7 +30,7 @@ pub(super) fn collected(state: &Path, keep: u32, dry: bool) -> Result<String, Fa
         damaged => format!("; {} of runs that are damaged count as absent", plural(damaged, "file")),
     };
     Ok(format!(
-        "{} {}, {} of others ({} MiB) and {} of runs; {} stay{passed_over}",
+        "{} {}, {} of others ({} MiB) and {} of runs; kept {}{passed_over}",
         if dry { "would remove" } else { "removed" },
         plural(collected.artifacts, "artifact"),
         plural(collected.partitions, "partition"),

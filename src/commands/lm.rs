@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use flow_audio::language_tag::{is_language, tag_of, untagged};
+use flow_audio::language_tag::{is_language, tag_of, untagged, usual_language};
 use flow_manifest::read::texts::read_texts;
 use flow_model::checkpoint::OpenModel;
 use flow_model::fusion::{Corpus, write_witten_bell};
@@ -87,7 +87,7 @@ fn build_counts(arguments: &LmBuildArguments, tokenizer: &Tokenizer, out: &mut d
             let language = Some(language).filter(|language| is_language(language));
             let language = language.or(tag_of(text).filter(|tag| is_language(tag)));
             match language {
-                Some(language) => counts.add(language, &tokenizer.encode(untagged(text))),
+                Some(language) => counts.add(&usual_language(language), &tokenizer.encode(untagged(text))),
                 None => without_language += 1,
             }
         };

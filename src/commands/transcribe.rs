@@ -1,9 +1,12 @@
 //! `flow transcribe`: recordings to transcripts, by the pipeline `transcribe` that the program carries.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
+use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
+use flow_model::heads::HeadKind;
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::registry::Registry;
 use flow_transcription::Format;
@@ -99,6 +102,11 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
             "add --diarize",
         ));
     }
+    check_words_of_coverage(arguments)?;
+    let decoder = arguments.decoder.map(|decoder| match decoder {
+        Decoder::Transducer => HeadKind::Transducer,
+        Decoder::Ctc => HeadKind::Ctc,
+    });
     fetch_diarization_model(&arguments.speakers, &arguments.recordings)?;
     let precision = flow_model::Precision::from(arguments.precision);
     if speaks && let Some(warning) = precision.warning() {
@@ -122,12 +130,8 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
     if let Some(beam) = arguments.beam {
         set.push(format!("beam={beam}"));
     }
-    if let Some(decoder) = arguments.decoder {
-        let decoder = match decoder {
-            Decoder::Transducer => "transducer",
-            Decoder::Ctc => "ctc",
-        };
-        set.push(format!("decoder={decoder}"));
+    if let Some(decoder) = decoder {
+        set.push(format!("decoder={}", decoder.name()));
     }
     let required = arguments.require_coverage;
     let coverage = arguments.coverage.or(required.map(|_| Coverage::Recover));
@@ -164,9 +168,16 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
     match &arguments.model {
         Some(model) => {
             let path = local_model(model, speaks)?;
+            check_decoder(decoder, &path)?;
             set.push(format!("model={}", json(&[path.to_string_lossy().into_owned()])[0]));
         }
-        None if speaks && !given(&arguments.recordings.set, "model") => tell_languages(&carried(TRANSCRIBE)?),
+        None if !given(&arguments.recordings.set, "model") => {
+            let path = bundled_model(&carried(TRANSCRIBE)?);
+            check_decoder(decoder, &path)?;
+            if speaks {
+                tell_languages(&path);
+            }
+        }
         None => {}
     }
     let mut stages = vec![(TRANSCRIBE, "transcribed")];
@@ -199,6 +210,32 @@ fn window(method: WindowMethod) -> &'static str {
     }
 }
 
+/// Refuses `--coverage measure`, whose second word counts as a recording.
+fn check_words_of_coverage(arguments: &TranscribeArguments) -> Result<(), Failure> {
+    let is_value = |text: &&String| Coverage::from_str(text, false).is_ok() && !Path::new(text).exists();
+    let input = &arguments.recordings.input;
+    match input.iter().find(is_value).filter(|_| arguments.coverage.is_some()) {
+        None => Ok(()),
+        Some(value) => Err(Failure::usage(
+            format!("there is no recording `{value}`"),
+            format!("a value of --coverage follows `=`: --coverage={value}"),
+        )),
+    }
+}
+
+/// Refuses a head that the model does not have. Models that cannot be read are left to the run, which says what is wrong.
+fn check_decoder(decoder: Option<HeadKind>, model: &Path) -> Result<(), Failure> {
+    let Some(decoder) = decoder else { return Ok(()) };
+    let opened = OpenModel::open(model).and_then(|opened| ModelConfig::from_nemo_yaml(&opened.config_yaml));
+    let Ok(config) = opened else { return Ok(()) };
+    config.check_decoder(decoder).map_err(|error| {
+        Failure::usage(
+            error.to_string(),
+            "leave out --decoder, or name a model that has the head",
+        )
+    })
+}
+
 /// The formats that `--format` names.
 fn transcript_formats(given: &[String], diarize: bool) -> Result<Vec<WrittenFormat>, Failure> {
     let transcripts = Format::ALL.map(|format| WrittenFormat {
@@ -216,12 +253,15 @@ fn transcript_formats(given: &[String], diarize: bool) -> Result<Vec<WrittenForm
     Ok(formats)
 }
 
-/// Prints a note about the quality of the bundled model.
-fn tell_languages(pipeline: &Path) {
+/// The model that is bundled with a pipeline.
+fn bundled_model(pipeline: &Path) -> PathBuf {
     let carried = pipeline.parent().and_then(Path::parent).unwrap_or(pipeline);
-    let opened = OpenModel::open(&carried.join("configs/models/small.nemo"))
-        .ok()
-        .and_then(|opened| opened.tokenizer);
+    carried.join("configs/models/small.nemo")
+}
+
+/// Prints a note about the quality of the bundled model.
+fn tell_languages(model: &Path) {
+    let opened = OpenModel::open(model).ok().and_then(|opened| opened.tokenizer);
     let Some(tokenizer) = opened.and_then(|bytes| Tokenizer::from_bytes(&bytes).ok()) else {
         // The run reports the error.
         return;

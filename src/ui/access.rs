@@ -11,6 +11,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use flow_runtime::random_hex;
 use flow_service::http::Callers;
 use subtle::ConstantTimeEq;
 
@@ -35,8 +36,8 @@ impl Access {
     /// If the machine gives no random numbers.
     pub fn new(address: SocketAddr) -> io::Result<Access> {
         Ok(Access {
-            token: random()?,
-            form_token: random()?,
+            token: random_hex::<32>()?,
+            form_token: random_hex::<32>()?,
             cookie: format!("flow_ui_{}", address.port()),
             callers: Callers::new(true, address, &[], &[]),
         })
@@ -121,11 +122,6 @@ fn without_token(path: &str, query: &str) -> String {
 /// Compares in a time that depends on the length alone.
 fn is_same(given: &str, known: &str) -> bool {
     given.as_bytes().ct_eq(known.as_bytes()).into()
-}
-
-/// 256 random bits.
-fn random() -> io::Result<String> {
-    flow_runtime::random_hex::<32>()
 }
 
 /// Middleware: checks access, and sets the headers of all responses.

@@ -235,9 +235,15 @@ fn whole(job: &Job, place: &Workplace) -> BTreeMap<String, Vec<u8>> {
     assert!(output.status.success(), "{}: {}", job.name, stderr(&output));
     let is_compared =
         |name: &str| job.compared.iter().any(|ending| name.ends_with(ending)) && !name.contains("metrics");
-    let mut files = tree(place.folder.path(), &is_compared);
-    files.retain(|name, _| !name.starts_with("state/"));
-    files
+    let files = tree(place.folder.path(), &is_compared).into_iter();
+    let of_user = files.filter(|(name, _)| !name.starts_with("state/"));
+    // TensorBoard's are named by the time, and each run that goes on begins one.
+    of_user
+        .map(|(name, bytes)| match name.split_once("tfevents") {
+            Some((begin, _)) => (format!("{begin}tfevents"), bytes),
+            None => (name, bytes),
+        })
+        .collect()
 }
 
 /// `FLOW_TEST_KILLS` is another number of kills for each job, `FLOW_TEST_JOB` one of the jobs.

@@ -205,6 +205,7 @@ fn some_recordings_of_a_manifest_are_looked_at() {
     for part in ["missing_field  and 22 rows more", "train_rows would have no row"] {
         assert!(said.contains(part), "{part}: {said}");
     }
+    assert!(!said.contains("nothing wrong"), "{said}");
 }
 
 /// Corrections that people made count for rows of manifests; a set of which nothing is taken is an error.

@@ -42,6 +42,9 @@ fn a_second_run_does_nothing_and_says_so() {
     assert_eq!(place.out_bytes(), before);
     let again = place.build_manifests(&[]);
     assert!(stderr(&again).contains("nothing to do"), "{}", stderr(&again));
+    let said = String::from_utf8_lossy(&again.stdout);
+    let page = said.lines().find_map(|line| line.strip_prefix("report: "));
+    assert!(page.is_some_and(|page| std::path::Path::new(page).is_file()), "{said}");
 }
 
 #[test]

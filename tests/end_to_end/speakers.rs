@@ -6,7 +6,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::binary::{self, expect_code, program, stderr};
+use crate::binary::{self, expect_code, program, stderr, wav};
 
 fn bundled(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -77,6 +77,23 @@ fn speakers_of(rttm: &str) -> BTreeSet<&str> {
 
 fn only(stages: &[(&str, u64)]) -> BTreeMap<String, u64> {
     stages.iter().map(|(stage, ran)| ((*stage).to_owned(), *ran)).collect()
+}
+
+/// Of a recording of five minutes, not of a shorter one.
+#[test]
+fn how_far_a_long_recording_is_diarized_is_told() {
+    let place = Place::new();
+    std::fs::write(place.path("in/long.wav"), wav(&vec![0; 300 * 16_000])).unwrap();
+    let output = place.flow("diarize", &[]);
+    expect_code(&output, 0);
+    let said = stderr(&output);
+    let told: Vec<&str> = said.lines().filter(|line| line.ends_with(" of 5.0 minutes")).collect();
+    assert!(!told.is_empty(), "{said}");
+    assert!(
+        told.iter().all(|line| line.starts_with("diarize: long.wav: ")),
+        "{said}"
+    );
+    assert_eq!(said.matches(" minutes").count(), told.len(), "{said}");
 }
 
 #[test]

@@ -230,6 +230,7 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
     place.write("empty.mp3", b"");
     place.write("letter.wav", b"Dear all,\nthis is a letter that was named wrongly.\n");
     place.write("notes.txt", b"not looked at");
+    place.write("sound.ac3", b"nor this");
     place.write(".hidden.wav", b"nor this");
     // Links: to a recording, to a folder, back to where they lie, and to nothing.
     let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, place.path("in").join(name)).unwrap();
@@ -267,6 +268,8 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
     let damaged = json("late")["metadata"]["damaged_at"].as_f64().unwrap();
     assert!(damaged >= 1.0, "{damaged}");
     assert!(told.contains("late") && told.contains("is damaged at"), "{told}");
+    let left_out = "1 file left out, whose endings are none of recordings: 1 .ac3;";
+    assert!(told.contains(left_out), "{told}");
     // The same recording, wherever a link to it lies.
     let good = place.out("talks/good.txt");
     assert!(!good.trim().is_empty());
@@ -536,6 +539,37 @@ fn files_of_others_are_left_alone_and_settings_may_go_back_and_forth() {
     }
 }
 
+/// What somebody corrected is kept and told, until it may be replaced.
+#[test]
+fn an_edited_transcript_is_kept_until_it_may_be_replaced() {
+    const EDITED: &str = "as it was said";
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.copy("rec_hi_0001_000.flac", &format!("{name}.flac"));
+    }
+    let transcribe = |more: &[&str]| {
+        let output = place.transcribe(&[&["--format", "srt,txt"], more].concat());
+        expect_code(&output, 0);
+        stderr(&output)
+    };
+    let told = "a.srt changed since an earlier run wrote it, and is left as it is";
+    assert!(!transcribe(&[]).contains(told));
+    let wide = place.out("a.srt");
+    std::fs::write(place.path("out/a.srt"), EDITED).unwrap();
+    // Subtitles of another width are written again, but for those.
+    let narrow = ["--set", "max_line_width=12"];
+    for _ in 0..2 {
+        let said = transcribe(&narrow);
+        assert!(said.contains(told), "{said}");
+        assert_eq!(place.out("a.srt"), EDITED);
+        assert_ne!(place.out("b.srt"), wide);
+    }
+    let said = transcribe(&["--overwrite", narrow[0], narrow[1]]);
+    assert!(!said.contains(told), "{said}");
+    assert_eq!(place.out("a.srt"), place.out("b.srt"));
+    assert_ne!(place.out("a.srt"), wide);
+}
+
 #[test]
 fn a_run_that_was_killed_while_it_wrote_is_gone_on_with() {
     let mut left = 0;
@@ -720,6 +754,10 @@ fn tokens_are_counted_by_language_and_a_language_is_asked_for() {
             .arg(repository.join("configs/models/small.nemo"));
         flow.args(["--out", "made/counts.json"]).output().unwrap()
     };
+    let texts = ["en", "EN", "en-US"].map(|lang| format!("{{\"text\": \"one\", \"lang\": \"{lang}\"}}\n"));
+    std::fs::write(place.path("names.jsonl"), texts.concat()).unwrap();
+    let named = String::from_utf8(build(&place.path("names.jsonl")).stdout).unwrap();
+    assert_eq!(named.matches(" token").count(), 1, "{named}");
     let built = build(&repository.join("tests/data/golden/data/mini/train_manifest_v2.parquet"));
     expect_code(&built, 0);
     let said = String::from_utf8(built.stdout).unwrap();

@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use flow_audio::language_tag::usual_language;
 use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
-use flow_manifest::read::usual_language;
 use flow_runtime::escape::escape_line;
 use flow_runtime::store::write_atomically;
 use flow_transcription::Transcript;

@@ -7,8 +7,8 @@ pub mod pairs;
 use std::io::{self, Write};
 
 use flow_audio::language_tag::tag_of;
+use flow_audio::language_tag::usual_language;
 use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore, score_with};
-use flow_manifest::read::usual_language;
 use flow_runtime::escape::escape_line;
 use serde_json::{Value, json};
 

@@ -56,6 +56,48 @@ pub fn next_tag(text: &str) -> Option<(&str, &str, &str)> {
     None
 }
 
+/// The one name of a language, as rows have it by default: `EN` and `en-US` are `en`. What is no code stays.
+pub fn usual_language(code: &str) -> String {
+    match language_and_region(code) {
+        Some((language, _)) => language.to_ascii_lowercase(),
+        None if is_language(code) => in_usual_case(code),
+        None => code.to_owned(),
+    }
+}
+
+/// A tag in the case that BCP 47 recommends, so that a language has one name: `en`, `zh-Hant-TW`, `sl-rozaj`. Its separators
+/// stay.
+pub fn in_usual_case(tag: &str) -> String {
+    let mut written = String::with_capacity(tag.len());
+    let mut after_singleton = false;
+    for part in tag.split_inclusive(['-', '_']) {
+        let length = part.trim_end_matches(['-', '_']).len();
+        let mut cased = part.to_ascii_lowercase();
+        match length {
+            _ if written.is_empty() || after_singleton => {}
+            2 => cased.make_ascii_uppercase(),
+            4 if part.starts_with(|letter: char| letter.is_ascii_alphabetic()) => cased[..1].make_ascii_uppercase(),
+            _ => {}
+        }
+        after_singleton |= length == 1;
+        written.push_str(&cased);
+    }
+    written
+}
+
+/// A language of two or three letters and a region as BCP 47 has it, two letters or three digits: `en-US`, `es_419`. Tags
+/// with more or other parts, such as `zh-Hant-TW` and `sr-Latn`, are none.
+pub fn language_and_region(tag: &str) -> Option<(&str, &str)> {
+    let (language, region) = tag.split_once(['-', '_'])?;
+    let letters = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphabetic());
+    let is_region = match region.len() {
+        2 => letters(region),
+        3 => region.bytes().all(|byte| byte.is_ascii_digit()),
+        _ => false,
+    };
+    ((2..=3).contains(&language.len()) && letters(language) && is_region).then_some((language, region))
+}
+
 /// Whether a code has the form of a language's of ISO 639 or BCP 47: two or three letters, perhaps followed by subtags for
 /// extended languages, scripts, regions and variants (`hi`, `zh-Hant-TW`, `cmn_hans_cn`, `rm-sursilv`).
 pub fn is_language(code: &str) -> bool {

@@ -38,6 +38,18 @@ pub(crate) fn is_of_film(ending: &str) -> bool {
     OF_FILMS.iter().any(|known| ending.eq_ignore_ascii_case(known))
 }
 
+/// Whether a folder is one that programs put beside what people have.
+pub fn is_of_program(folder: &OsStr) -> bool {
+    ["__MACOSX", ".ipynb_checkpoints", "lost+found"]
+        .iter()
+        .any(|known| folder == *known)
+}
+
+/// Whether a file or folder is not looked at where the folder that it is in is named.
+fn is_passed_over(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b".") || is_of_program(name)
+}
+
 /// Whether a name with this ending is one of a recording.
 pub(crate) fn is_of_recording(ending: &str) -> bool {
     ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known))
@@ -175,7 +187,7 @@ pub fn left_out(input: &[String]) -> BTreeMap<String, u64> {
 /// Files with their paths below the folder that was named.
 type Files = Vec<(String, PathBuf)>;
 
-/// All files below a folder that are not hidden. A folder that several links lead to is looked into once.
+/// All files below a folder that are not hidden, nor in folders of programs ([`is_of_program`]). A folder that several links lead to is looked into once.
 fn files_below(top: &Path) -> Result<Files> {
     let mut files = Vec::new();
     walk(top, top, &mut HashSet::new(), &mut files)?;
@@ -190,7 +202,7 @@ fn walk(top: &Path, folder: &Path, seen: &mut HashSet<PathBuf>, files: &mut File
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let path = entry.path();
-        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+        if is_passed_over(&entry.file_name()) {
             continue;
         }
         if path.is_dir() {
@@ -224,7 +236,7 @@ fn objects(url: &ObjectUrl) -> Result<Files> {
             Some(pattern) => path_fits(pattern, below),
             None => has_ending_of_audio(below),
         };
-        if !fits || below.split('/').any(|part| part.starts_with('.')) {
+        if !fits || below.split('/').any(|part| is_passed_over(part.as_ref())) {
             continue;
         }
         files.push((below.to_owned(), path(&entry.url)));
@@ -361,6 +373,10 @@ mod tests {
             "talks/notes.txt",
             "talks/.hidden.wav",
             "talks/.flow/x.wav",
+            "talks/._b.wav",
+            "talks/__MACOSX/talks/b.wav",
+            "talks/2024/.ipynb_checkpoints/a-checkpoint.mp3",
+            "talks/lost+found/1.wav",
             "talks/2024/old.opus",
             "talks/2024/phone.3gp",
             "empty/readme.md",

@@ -9,6 +9,7 @@ use flow_runtime::store::TOMBSTONE_SUFFIX;
 use flow_storage::{Location, Storage, StorageError, folders_two_levels_below, is_url};
 
 use crate::error::AudioError;
+use crate::listing::is_of_program;
 
 /// One shard: `<shards>/<lang>/<shard_id>/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl Shard {
     }
 }
 
-/// All shards in byte order of (`lang`, `shard_id`). Files, and links to folders, are skipped.
+/// All shards in byte order of (`lang`, `shard_id`). Files, links to folders and folders of programs are skipped.
 pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
     if is_url(shards) {
         return list_objects(shards).map_err(|error| AudioError::Read {
@@ -82,7 +83,9 @@ fn list_objects(shards: &Path) -> Result<Vec<Shard>, StorageError> {
         lang,
         shard_id,
     };
-    Ok(found.into_iter().map(shard).collect())
+    let is_shard =
+        |(lang, shard_id): &(String, String)| ![lang, shard_id].iter().any(|name| is_of_program(name.as_ref()));
+    Ok(found.into_iter().filter(is_shard).map(shard).collect())
 }
 
 fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
@@ -93,7 +96,7 @@ fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        if entry.file_type().map_err(failed)?.is_dir() {
+        if entry.file_type().map_err(failed)?.is_dir() && !is_of_program(&entry.file_name()) {
             names.push(entry.file_name());
         }
     }
@@ -158,4 +161,19 @@ fn recording_objects(shard: &Shard) -> Result<Vec<(String, u64)>, StorageError> 
     }
     found.sort();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_programs_are_no_shards() {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["hi/hi_0", "__MACOSX/hi", "lost+found/1", "hi/.ipynb_checkpoints"] {
+            fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        let names: Vec<String> = list(root.path()).unwrap().iter().map(Shard::name).collect();
+        assert_eq!(names, ["hi/hi_0"]);
+    }
 }

@@ -123,6 +123,21 @@ fn prefix_base_256_and_old_directories() {
 }
 
 #[test]
+fn a_compressed_tar_is_said_to_be_one() {
+    for (bytes, said) in [
+        (&b"\x1f\x8b\x08\0"[..], "gzip; unpack it with gunzip"),
+        (b"BZh91AY", "bzip2"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"\x28\xb5\x2f\xfd\0", "zstd"),
+    ] {
+        let End::Cut(why) = walk(bytes).end else {
+            panic!("{said}: a whole tar")
+        };
+        assert!(why.contains("no tar but compressed by") && why.contains(said), "{why}");
+    }
+}
+
+#[test]
 fn cut_tars_keep_what_is_whole() {
     let mut bytes = Vec::new();
     with_data(&mut bytes, header("one", b'0', 700), &[1; 700]);

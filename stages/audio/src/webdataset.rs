@@ -39,7 +39,7 @@ use sample::{Row, Sample};
 /// offset, size, audio_hash`. `segment_id` is the common part of the names, `shard_id` the name of the tar
 /// without `.tar`, `duration` the decoded length in seconds; `tar_path` is below `shards`, `offset` and `size` are
 /// bytes in the tar, so that `sampling.load` reads the recordings where they are. The text is unchanged except for
-/// trimmed white space; clean and tag it in `sql`.
+/// trimmed white space; clean and tag it in `sql`. `EN` and `en-US` are the language `en`.
 ///
 /// Rejects, of class `fault`: `unsafe_name`, `missing_audio`, `several_recordings`, `missing_text`, `bad_text` (not
 /// UTF-8, or longer than 1 MiB), `bad_json` (no object, or a field that is no text), `missing_lang`, `empty_text`,
@@ -89,7 +89,7 @@ pub struct WebDataset;
 
 impl Kind for WebDataset {
     const NAME: &'static str = "audio.webdataset";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "one row for each recording with a text")];
     const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("source", flow_runtime::UrlUse::Text)];

@@ -157,6 +157,31 @@ fn samples_become_rows_and_bad_ones_rejects() {
 }
 
 #[test]
+fn a_language_has_one_name() {
+    let temp = tempfile::tempdir().unwrap();
+    let good = good();
+    put(
+        temp.path(),
+        "a.tar",
+        &tar_of(&[
+            ("a.flac", &good),
+            ("a.json", br#"{"text": "one", "lang": "EN"}"#),
+            ("b.flac", &good),
+            ("b.json", br#"{"text": "two", "lang": "en-US"}"#),
+            ("c.flac", &good),
+            ("c.json", br#"{"text": "three"}"#),
+        ]),
+    );
+    let output = read(WebDatasetSettings {
+        lang: "En".into(),
+        ..settings(temp.path())
+    });
+    let rows = output.rows("rows", "a");
+    let languages: Vec<_> = rows["lang"].as_string::<i32>().iter().flatten().collect();
+    assert_eq!(languages, ["en"; 3]);
+}
+
+#[test]
 fn settings_and_damaged_tars() {
     let temp = tempfile::tempdir().unwrap();
     let good = good();
@@ -235,7 +260,7 @@ fn version_guards_the_output() {
             WebDataset::VERSION,
             flow_runtime::Digest::of(text.as_bytes()).short().to_string()
         ),
-        (2, "aca213eed018aba8".to_string())
+        (3, "aca213eed018aba8".to_string())
     );
 }
 

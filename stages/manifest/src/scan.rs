@@ -17,7 +17,7 @@ use crate::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions, joined_schema, li
 /// # What it does
 ///
 /// Every folder two levels below `shards`, `<lang>/<shard_id>`, is a shard and a partition; files beside them are
-/// ignored. `metadata.parquet` and `audio_index.parquet` of a shard are joined on `segment_id`: every metadata row with
+/// ignored, and so are folders that programs add (`__MACOSX`, `.ipynb_checkpoints`, `lost+found`). `metadata.parquet` and `audio_index.parquet` of a shard are joined on `segment_id`: every metadata row with
 /// every index row of its id, in the order of the two files.
 ///
 /// Columns out: `_row, segment_id, recording_id, path_lang, shard_id, segment_language, transcription_native,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray, UInt32Array, new_null_array};
 use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_audio::listing::is_of_program;
 use flow_runtime::store::ForeignParquet;
 use flow_runtime::{ROW, UNREADABLE};
 use flow_storage::{Location, Storage, StorageError, folders_two_levels_below};
@@ -40,6 +41,7 @@ pub fn list_shards(root: &Path) -> Result<Listing, ManifestError> {
     let failed = |error: StorageError| ManifestError::io(root, error.into());
     if let Location::Object(url) = Location::of_path(root).map_err(failed)? {
         listing.shards = folders_two_levels_below(Storage::global(), &url).map_err(failed)?;
+        (listing.shards).retain(|(lang, shard_id)| ![lang, shard_id].iter().any(|name| is_of_program(name.as_ref())));
         return Ok(listing);
     }
     for (lang, folder) in folders(root, &mut listing.links)? {
@@ -60,7 +62,7 @@ fn folders(folder: &Path, links: &mut Vec<PathBuf>) -> Result<Vec<(String, PathB
         let kind = entry.file_type().map_err(|e| ManifestError::io(&path, e))?;
         if kind.is_symlink() && path.is_dir() {
             links.push(path);
-        } else if kind.is_dir() {
+        } else if kind.is_dir() && !is_of_program(&entry.file_name()) {
             let name = entry.file_name().into_string();
             let name = name
                 .map_err(|_| ManifestError::io(&path, std::io::Error::other("the name of the folder is not UTF-8")))?;

@@ -244,7 +244,8 @@ fn a_shard_of_too_much_text_is_refused() {
 #[test]
 fn only_folders_two_levels_down_are_shards() {
     let root = tempfile::tempdir().unwrap();
-    for folder in ["hi/hi_1", "hi/hi_0", "a-b/x", "a/x/deeper"] {
+    let of_programs = ["__MACOSX/hi", "lost+found/1", "hi/.ipynb_checkpoints"];
+    for folder in ["hi/hi_1", "hi/hi_0", "a-b/x", "a/x/deeper"].iter().chain(&of_programs) {
         fs::create_dir_all(root.path().join(folder)).unwrap();
     }
     for file in ["_SUCCESS", "hi/.listing.tmp"] {

@@ -3,15 +3,16 @@
 use std::path::Path;
 
 use flow_kernels::elementwise::blend_all_in_place;
-use flow_model::Parameters;
 use flow_model::checkpoint::{read_safetensors, write_safetensors};
+use flow_model::lora::module_of;
 use flow_model::model::TdtModel;
+use flow_model::{Parameter, Parameters};
 
 use crate::error::TrainingError;
 
 /// Exponential moving average of all floating-point tensors of a model, statistics of batch normalisation
 /// included, in the type that the model computes in, also of weights that are stored in bf16. Whole numbers (counters) are
-/// copied.
+/// copied. What never changes ([`fixed`]) is shared with the model.
 pub struct MovingAverage {
     decay: f64,
     parameters: Parameters,
@@ -31,8 +32,10 @@ impl MovingAverage {
     /// weights are soon forgotten.
     pub fn update(&mut self, parameters: &Parameters, step: u64) -> Result<(), TrainingError> {
         let decay = self.decay.min((1 + step) as f64 / (10 + step) as f64);
+        let is_fixed = fixed(parameters);
         let (floats, whole): (Vec<_>, Vec<_>) = parameters
             .iter()
+            .filter(|(_, parameter)| !is_fixed(parameter))
             .partition(|(_, parameter)| parameter.tensor.dtype().is_float());
         for (id, parameter) in whole {
             self.parameters.set(id, parameter.tensor.copy()?)?;
@@ -87,14 +90,55 @@ pub fn write_live(path: &Path, parameters: &Parameters) -> Result<(), TrainingEr
     Ok(write_safetensors(path, &tensors)?)
 }
 
+/// Which parameters no step changes: with LoRA those of the model itself, its statistics included.
+pub(crate) fn fixed(parameters: &Parameters) -> impl Fn(&Parameter) -> bool + use<> {
+    let has_lora = parameters
+        .iter()
+        .any(|(_, parameter)| module_of(&parameter.name).is_some());
+    move |parameter| has_lora && module_of(&parameter.name).is_none()
+}
+
 /// A copy in one type, as the optimizer changes tensors in place.
 fn copied(parameters: &Parameters) -> Result<Parameters, TrainingError> {
-    let mut copy = parameters.copied_to(parameters.device())?;
-    for (_, parameter) in parameters.iter() {
+    let is_fixed = fixed(parameters);
+    let shares = parameters.iter().any(|(_, parameter)| is_fixed(parameter));
+    let mut copy = match shares {
+        true => parameters.clone(),
+        false => parameters.copied_to(parameters.device())?,
+    };
+    for (id, parameter) in parameters.iter() {
         let (tensor, dtype) = (&parameter.tensor, parameters.dtype());
         if tensor.dtype().is_float() && tensor.dtype() != dtype {
             copy.add(&parameter.name, tensor.to_dtype(dtype)?, parameter.trainable);
+        } else if shares && !is_fixed(parameter) {
+            copy.set(id, tensor.force_contiguous()?)?;
         }
     }
     Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Tensor};
+
+    use super::*;
+
+    /// With LoRA the average has the model's own weights, not copies of them, and follows the matrices alone.
+    #[test]
+    fn what_never_changes_is_shared() {
+        let ones = Tensor::ones((2, 2), DType::F32, &Device::Cpu).unwrap();
+        let mut parameters = Parameters::new(DType::F32, Device::Cpu);
+        let base = parameters.add("a.weight", ones.clone(), false);
+        let matrix = parameters.add("a.lora_A.weight", ones.clone(), true);
+        let mut average = MovingAverage::new(0.5, &parameters).unwrap();
+        assert_eq!(average.parameters.get(base).id(), parameters.get(base).id());
+        assert_ne!(average.parameters.get(matrix).id(), parameters.get(matrix).id());
+        let moved = |parameters: &mut Parameters, value: f64| parameters.set(matrix, (&ones * value).unwrap()).unwrap();
+        moved(&mut parameters, 3.0);
+        // The decay of a step so late is 0.5.
+        average.update(&parameters, 1_000).unwrap();
+        let found = average.parameters.get(matrix).to_vec2::<f32>().unwrap();
+        assert_eq!(found, [[2.0; 2]; 2]);
+        assert_eq!(average.parameters.get(base).to_vec2::<f32>().unwrap(), [[1.0; 2]; 2]);
+    }
 }

@@ -9,6 +9,7 @@ use super::WebDatasetSettings;
 use crate::decode::read_open_range;
 use crate::error::AudioError;
 use crate::examine::judge;
+use crate::language_tag::usual_language;
 use crate::listing::{is_of_film, is_of_recording};
 use crate::member_name::is_unsafe;
 use crate::tar::{Member, MemberKind};
@@ -180,8 +181,8 @@ impl Sample<'_> {
             }
             (Ok(Some(text)), _) if text.is_empty() => Err(("empty_text", String::new())),
             (Ok(Some(text)), Ok(lang)) => match lang.filter(|lang| !lang.is_empty()) {
-                Some(lang) => Ok((text, lang)),
-                None if !settings.lang.is_empty() => Ok((text, settings.lang.clone())),
+                Some(lang) => Ok((text, usual_language(&lang))),
+                None if !settings.lang.is_empty() => Ok((text, usual_language(&settings.lang))),
                 None => {
                     let detail = format!("no field `{}` in a .json, and no setting `lang`", settings.lang_field);
                     Err(("missing_lang", detail))

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flow_audio::listing::is_of_program;
 use flow_runtime::Partition;
 use unicode_normalization::UnicodeNormalization;
 
@@ -22,9 +23,6 @@ pub const MOST_DEPTH: usize = 64;
 pub const AUDIO: [&str; 16] = [
     "flac", "wav", "wave", "mp3", "m4a", "mp4", "aac", "ogg", "oga", "opus", "webm", "mka", "aif", "aiff", "caf", "mov",
 ];
-
-/// Folders that programs put beside recordings.
-pub const OF_PROGRAMS: [&str; 3] = ["__MACOSX", ".ipynb_checkpoints", "lost+found"];
 /// Endings of LibriTTS's transcripts: the first is read, the second is passed over.
 const NORMALIZED: &str = "normalized.txt";
 const ORIGINAL: &str = "original.txt";
@@ -168,7 +166,7 @@ impl Contents {
                     continue;
                 }
             };
-            if name.starts_with(RESOURCE_FORK) || OF_PROGRAMS.contains(&name.as_str()) {
+            if name.starts_with(RESOURCE_FORK) || is_of_program(name.as_ref()) {
                 continue;
             }
             let extension = Path::new(&name).extension();

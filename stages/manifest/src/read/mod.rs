@@ -48,7 +48,7 @@ pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
 pub use quoting::Quoting;
-pub use row_rules::{Regions, usual_language};
+pub use row_rules::Regions;
 pub use rows::read_schema;
 pub use text_tables::{FILE_COLUMNS, ID_COLUMNS, TEXT_COLUMNS};
 

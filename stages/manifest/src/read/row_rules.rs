@@ -1,6 +1,6 @@
 //! Rules for rows of every format: the form of languages, and limits of the duration.
 
-use flow_audio::language_tag::is_language;
+use flow_audio::language_tag::{in_usual_case, is_language, language_and_region, usual_language};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -53,10 +53,10 @@ pub struct RowRules {
 impl RowRules {
     /// The language as the column `lang` has it.
     pub fn language(&self, tag: String) -> String {
-        match (self.regions, language_and_region(&tag)) {
-            (Regions::Drop, Some((language, _))) => language.to_ascii_lowercase(),
-            _ if is_language(&tag) => in_usual_case(&tag),
-            _ => tag,
+        match self.regions {
+            Regions::Drop => usual_language(&tag),
+            Regions::Keep if is_language(&tag) => in_usual_case(&tag),
+            Regions::Keep => tag,
         }
     }
 
@@ -73,44 +73,6 @@ impl RowRules {
         }
         Ok(())
     }
-}
-
-/// The one name of a language, as rows of manifests have it by default: `EN` and `en-US` are `en`.
-pub fn usual_language(tag: &str) -> String {
-    RowRules::default().language(tag.to_string())
-}
-
-/// A tag in the case that BCP 47 recommends, so that a language has one name: `en`, `zh-Hant-TW`, `sl-rozaj`. Its separators
-/// stay.
-fn in_usual_case(tag: &str) -> String {
-    let mut written = String::with_capacity(tag.len());
-    let mut after_singleton = false;
-    for part in tag.split_inclusive(['-', '_']) {
-        let length = part.trim_end_matches(['-', '_']).len();
-        let mut cased = part.to_ascii_lowercase();
-        match length {
-            _ if written.is_empty() || after_singleton => {}
-            2 => cased.make_ascii_uppercase(),
-            4 if part.starts_with(|letter: char| letter.is_ascii_alphabetic()) => cased[..1].make_ascii_uppercase(),
-            _ => {}
-        }
-        after_singleton |= length == 1;
-        written.push_str(&cased);
-    }
-    written
-}
-
-/// A language of two or three letters and a region as BCP 47 has it, two letters or three digits: `en-US`, `es_419`. Tags
-/// with more or other parts, such as `zh-Hant-TW` and `sr-Latn`, are none.
-fn language_and_region(tag: &str) -> Option<(&str, &str)> {
-    let (language, region) = tag.split_once(['-', '_'])?;
-    let letters = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphabetic());
-    let is_region = match region.len() {
-        2 => letters(region),
-        3 => region.bytes().all(|byte| byte.is_ascii_digit()),
-        _ => false,
-    };
-    ((2..=3).contains(&language.len()) && letters(language) && is_region).then_some((language, region))
 }
 
 /// How much the name of a folder looks like a language.

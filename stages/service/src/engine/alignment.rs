@@ -1,6 +1,5 @@
 //! Alignment of a text that is known with its recording.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use flow_transcription::{Transcript, TranscriptionError};
 use tempfile::TempPath;
 
 use super::batcher::guarded;
+use super::cancellable::cancellable;
 use super::models::Lease;
 use super::preparation::{refused, unreadable};
 use super::shared::Shared;
@@ -31,15 +31,6 @@ pub struct AlignmentRequest {
     pub settings: AlignmentSettings,
 }
 
-/// Set when the client has gone.
-struct Gone(Arc<AtomicBool>);
-
-impl Drop for Gone {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
 impl Engine {
     /// Aligns a text with its recording, one at a time; dropping the future cancels it. It takes the place of a request while it waits
     /// and runs.
@@ -51,14 +42,13 @@ impl Engine {
         let shared = &self.inner.shared;
         let index = shared.models.find(request.model.as_deref())?;
         let place = shared.alignment_place()?;
-        let gone = Gone(Arc::default());
         // Held until the work has ended, also where its client has gone.
         let alone = Arc::clone(&shared.aligning).lock_owned().await;
         let lease = self.lease(index).await?;
-        let (of_task, stop) = (Arc::clone(shared), Arc::clone(&gone.0));
-        let computed = tokio::task::spawn_blocking(move || {
+        let of_task = Arc::clone(shared);
+        let computed = cancellable(move |is_cancelled| {
             let (_place, _alone, lease) = (place, alone, lease);
-            guarded(|| align(&of_task, &lease, &request, &stop)).map_err(EngineError::Failed)?
+            guarded(|| align(&of_task, &lease, &request, is_cancelled)).map_err(EngineError::Failed)?
         });
         computed.await.map_err(|error| EngineError::Failed(error.to_string()))?
     }
@@ -68,14 +58,14 @@ fn align(
     shared: &Shared,
     lease: &Lease,
     request: &AlignmentRequest,
-    gone: &AtomicBool,
+    is_cancelled: &dyn Fn() -> bool,
 ) -> Result<(Aligned, Transcript), EngineError> {
     let recognizer = &lease.model().recognizer;
     let name = &request.source_name;
     let limit = shared.settings.decode_timeout;
     let begun = Instant::now();
     let is_late = || begun.elapsed() > Duration::from_secs_f64(limit);
-    let stops = || gone.load(Ordering::SeqCst) || is_late();
+    let stops = || is_cancelled() || is_late();
     let stopped = || match is_late() {
         true => EngineError::Timeout(limit),
         false => EngineError::Cancelled,

@@ -2,6 +2,7 @@
 
 mod alignment;
 mod batcher;
+mod cancellable;
 mod error;
 mod job;
 mod models;
@@ -19,7 +20,7 @@ mod work;
 use std::io::{self, Write};
 use std::path::Path;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use flow_audio::samples::samples;
@@ -33,6 +34,7 @@ use tempfile::{NamedTempFile, TempPath};
 use tokio::sync::{Notify, oneshot};
 
 use batcher::guarded;
+use cancellable::cancellable;
 use models::{Lease, Models};
 use preparation::Preparation;
 use shared::{Places, Shared};
@@ -100,7 +102,7 @@ pub struct TranscriptionRequest {
 pub struct SpeakerRequest {
     /// The number of speakers, or limits of it.
     pub clusters: Clusters,
-    /// Names with the embeddings of their voices, of [`Engine::voice`]. Empty: those of the settings.
+    /// Names with the embeddings of their voices, of [`Engine::voices`]. Empty: those of the settings.
     pub known: Vec<(String, Vec<f32>)>,
 }
 
@@ -159,7 +161,7 @@ impl Engine {
                     observer,
                     places: Mutex::new(Places::default()),
                     ended: Notify::new(),
-                    voices: Mutex::new(()),
+                    voices: Arc::default(),
                     aligning: Arc::default(),
                     settings,
                 }),
@@ -221,31 +223,37 @@ impl Engine {
         Some(known.and_then(|known| OnlineDiarizer::new(diarizer, settings, known)))
     }
 
-    /// The embeddings of voices, by names and recordings of these, each of which is written to a file that `new_file` makes. Blocks.
+    /// The embeddings of voices, by names and recordings of these, each of which is written to a file that `new_file` makes. One
+    /// request at a time; dropping the future cancels it.
     ///
     /// # Errors
-    /// As [`Engine::voice`], and if a file cannot be written.
-    pub fn voices(
+    /// [`EngineError::NotDiarizing`]; [`EngineError::Audio`] if a recording cannot be decoded, is longer than
+    /// [`LONGEST_REFERENCE`] seconds or has no speech; [`EngineError::Failed`] if a file cannot be written.
+    pub async fn voices(
         &self,
         references: Vec<(String, Vec<u8>)>,
-        new_file: &dyn Fn() -> io::Result<NamedTempFile>,
+        new_file: impl Fn() -> io::Result<NamedTempFile> + Send + 'static,
     ) -> Result<Vec<(String, Vec<f32>)>, EngineError> {
-        let not_kept =
-            |error: io::Error| EngineError::Failed(format!("the reference cannot be kept: {}", error.kind()));
-        let voices = references.into_iter().map(|(name, bytes)| {
-            let mut file = new_file().map_err(not_kept)?;
-            file.write_all(&bytes).map_err(not_kept)?;
-            let voice = self.voice(file.path(), &format!("the reference of {name}"))?;
-            Ok((name, voice))
+        let engine = self.clone();
+        // Not on a thread: a client that goes while it waits leaves nothing behind.
+        let turn = Arc::clone(&self.inner.shared.voices).lock_owned().await;
+        let computed = cancellable(move |is_cancelled| {
+            let _turn = turn;
+            let not_kept =
+                |error: io::Error| EngineError::Failed(format!("the reference cannot be kept: {}", error.kind()));
+            let voices = references.into_iter().map(|(name, bytes)| {
+                let mut file = new_file().map_err(not_kept)?;
+                file.write_all(&bytes).map_err(not_kept)?;
+                let voice = engine.voice(file.path(), &format!("the reference of {name}"), is_cancelled)?;
+                Ok((name, voice))
+            });
+            voices.collect()
         });
-        voices.collect()
+        computed.await.map_err(|error| EngineError::Failed(error.to_string()))?
     }
 
-    /// The embedding of the one voice in a recording of at most [`LONGEST_REFERENCE`] seconds. Blocks; one at a time.
-    ///
-    /// # Errors
-    /// [`EngineError::NotDiarizing`]; [`EngineError::Audio`] if it cannot be decoded, is longer or has no speech.
-    pub fn voice(&self, recording: &Path, name: &str) -> Result<Vec<f32>, EngineError> {
+    /// The embedding of the one voice in a recording.
+    fn voice(&self, recording: &Path, name: &str, is_cancelled: &dyn Fn() -> bool) -> Result<Vec<f32>, EngineError> {
         let shared = &self.inner.shared;
         let diarizer = shared.diarizer.as_ref().ok_or(EngineError::NotDiarizing)?;
         let named = |detail: String| detail.replace(&recording.display().to_string(), name);
@@ -253,12 +261,14 @@ impl Engine {
             reason,
             detail: named(detail),
         };
-        let _alone = shared.voices.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_cancelled() {
+            return Err(EngineError::Cancelled);
+        }
         let found = guarded(|| {
             let decoded =
                 samples(recording, LONGEST_REFERENCE).map_err(|error| EngineError::Failed(named(error.to_string())))?;
             let decoded = decoded.map_err(|refusal| wrong(refusal.reason, refusal.detail))?;
-            let voice = diarizer.voice(&decoded, &|| false);
+            let voice = diarizer.voice(&decoded, is_cancelled);
             voice.map_err(|error| wrong("no_voice", format!("{name}: {error}")))
         });
         found.map_err(EngineError::Failed)??.ok_or(EngineError::Cancelled)

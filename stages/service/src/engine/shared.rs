@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flow_speakers::diarizer::{Diarizer, KnownSpeakers};
 use flow_transcription::recognizer::RecognitionSettings;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use super::models::Models;
 use super::preparation::Preparation;
@@ -27,10 +27,10 @@ pub(crate) struct Shared {
     pub places: Mutex<Places>,
     /// Some request has ended.
     pub ended: Notify,
-    /// Held while the voice of a known speaker is computed.
-    pub voices: Mutex<()>,
+    /// Held while voices of known speakers are computed.
+    pub voices: Arc<AsyncMutex<()>>,
     /// Held while a text is aligned.
-    pub aligning: Arc<tokio::sync::Mutex<()>>,
+    pub aligning: Arc<AsyncMutex<()>>,
 }
 
 /// The requests that wait or run.

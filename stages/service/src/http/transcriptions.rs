@@ -162,9 +162,8 @@ async fn known_speakers(
     if references.is_empty() {
         return Ok(Vec::new());
     }
-    let (engine, folder) = (app.engine()?.clone(), uploads.folder.clone());
-    let computed = tokio::task::spawn_blocking(move || engine.voices(references, &|| folder.file()));
-    let computed = computed.await.map_err(|error| EngineError::Failed(error.to_string()))?;
+    let folder = uploads.folder.clone();
+    let computed = app.engine()?.voices(references, move || folder.file()).await;
     computed.map_err(|error| {
         let is_audio = matches!(error, EngineError::Audio { .. });
         let error = ApiError::from(error);

@@ -14,7 +14,6 @@ use flow_transcription::recognizer::Heard;
 use flow_transcription::recognizer::listen::HeardNext;
 use futures::future::BoxFuture;
 use tempfile::NamedTempFile;
-use tokio::task::spawn_blocking;
 
 use crate::engine::{Engine, EngineError, LiveListener};
 use crate::live::session_event::DecodeRequest;
@@ -136,8 +135,7 @@ impl Decoder for Engine {
 
     fn voices(&self, references: Vec<(String, Vec<u8>)>) -> BoxFuture<'static, Result<Voices, EngineError>> {
         let engine = self.clone();
-        let computed = spawn_blocking(move || Engine::voices(&engine, references, &NamedTempFile::new));
-        Box::pin(async move { computed.await.map_err(|error| EngineError::Failed(error.to_string()))? })
+        Box::pin(async move { Engine::voices(&engine, references, NamedTempFile::new).await })
     }
 
     fn decode(

@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use flow_service::http::ServeSettings;
 use serde_json::Value;
@@ -283,6 +284,32 @@ fn jobs_are_bounded() {
         let made = service.send(JOBS, Some(&recording("eval0_en-us.wav")), &[]);
         made.status == 202
     });
+}
+
+#[test]
+fn a_result_that_cannot_be_written_is_written_again_and_not_transcribed_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = Arc::new(Mutex::new(String::new()));
+    let log = Arc::clone(&said);
+    let service = Service::start_with_log(
+        with_jobs(folder.path()),
+        Arc::new(move |line: &str| log.lock().unwrap().push_str(line)),
+    );
+    let long = id_of(&service.send(JOBS, Some(&long_recording(1200)), &[]));
+    let short = recording("eval0_en-us.wav");
+    let id = id_of(&service.send(JOBS, Some(&short), &[]));
+    // A folder that is not empty is replaced by no file.
+    let obstacle = folder.path().join("jobs").join(&id).join("outcome");
+    fs::create_dir_all(obstacle.join("full")).unwrap();
+    delete(&service, &long);
+    wait(|| said.lock().unwrap().contains("cannot be written"));
+    thread::sleep(Duration::from_millis(1500));
+    assert_eq!(state(&service, &id), "running");
+    fs::remove_dir_all(obstacle).unwrap();
+    wait(|| state(&service, &id) == "done");
+    assert_eq!(service.metric("flow_transcriptions_total{outcome=\"done\"}"), 1.0);
+    assert_eq!(said.lock().unwrap().matches("cannot be written").count(), 1);
+    assert_eq!(result(&service, &id).text, service.transcribe(Some(&short), &[]).text);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use flow_model::{Gradients, ModelConfig, ParameterGroup, Parameters};
 use serde::{Deserialize, Serialize};
 
 use super::BatchShape;
+use crate::average::fixed;
 use crate::error::TrainingError;
 use crate::optimizer::moment_bytes;
 use crate::resolved_settings::ResolvedSettings;
@@ -190,10 +191,14 @@ fn measured_here(
         heads_gradient: heads_gradient(model)?,
         ..MemoryProfile::default()
     };
+    let is_fixed = fixed(&model.parameters);
     for (_, parameter) in model.parameters.iter() {
         let (elements, size) = (parameter.tensor.elem_count(), parameter.tensor.dtype().size_in_bytes());
         profile.parameters += (elements * size) as i64;
-        profile.averaged += (elements * size.max(4)) as i64;
+        // The average shares what never changes, in 32 bits.
+        if !is_fixed(parameter) || size < 4 {
+            profile.averaged += (elements * size.max(4)) as i64;
+        }
         if parameter.trainable {
             // Gradients are in 32 bits, whatever the weights are stored in.
             profile.trainable += elements as i64 * 4;

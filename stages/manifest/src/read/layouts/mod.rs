@@ -24,13 +24,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use flow_audio::listing::is_of_program;
 use flow_runtime::{Partition, SourcePartition, StageError};
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ReadSettings;
-use super::listing::OF_PROGRAMS;
 use super::looks::{Chain, Eyes};
 use super::opening::Manifest;
 use super::rows::{ManifestRow, Refusal, Rows};
@@ -460,7 +460,7 @@ fn read_entries(folder: &Path) -> Result<Rc<Entries>, ManifestError> {
                 continue;
             }
         };
-        if name.starts_with('.') || OF_PROGRAMS.contains(&name.as_str()) {
+        if name.starts_with('.') || is_of_program(name.as_ref()) {
             continue;
         }
         if is_folder {

@@ -16,8 +16,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::open_regular_file;
 use flow_runtime::store::{remove_left, write_atomically};
+use flow_runtime::{open_regular_file, random_hex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -160,7 +160,7 @@ pub struct JobFolder {
 /// # Errors
 /// If the system gives no random bytes.
 pub fn new_id() -> io::Result<String> {
-    Ok(format!("{PREFIX}{}", flow_runtime::random_hex::<16>()?))
+    Ok(format!("{PREFIX}{}", random_hex::<16>()?))
 }
 
 fn is_id(name: &str) -> bool {

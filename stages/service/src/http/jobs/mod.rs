@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
@@ -356,7 +357,7 @@ impl Jobs {
             content_type: None,
             error: None,
         };
-        self.commit(number, cancelled, Vec::new()).await.map_err(failed)?;
+        self.commit(number, cancelled, Bytes::new()).await.map_err(failed)?;
         self.find(owner, id)
     }
 
@@ -405,7 +406,7 @@ impl Jobs {
     ///
     /// # Errors
     /// If the folder cannot be written: the job runs still.
-    pub async fn finish(&self, request: &JobRequest, outcome: Outcome, result: Vec<u8>) -> io::Result<bool> {
+    pub async fn finish(&self, request: &JobRequest, outcome: Outcome, result: Bytes) -> io::Result<bool> {
         let _alone = self.commits.lock().await;
         let runs = |entry: &Entry| matches!(entry.status, Status::Running(_));
         if !self.table().jobs.get(&request.number).is_some_and(runs) {
@@ -416,7 +417,7 @@ impl Jobs {
     }
 
     /// Commits the end of a job that has none; `commits` is held.
-    async fn commit(&self, number: u64, outcome: Outcome, result: Vec<u8>) -> io::Result<()> {
+    async fn commit(&self, number: u64, outcome: Outcome, result: Bytes) -> io::Result<()> {
         let Some(id) = self.table().jobs.get(&number).map(|entry| entry.request.id.clone()) else {
             return Ok(());
         };

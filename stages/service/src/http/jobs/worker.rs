@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::header::CONTENT_TYPE;
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -19,8 +20,11 @@ use super::folder::{End, JobRequest, Outcome};
 use super::{Begun, Jobs, now, webhook};
 use crate::engine::{EngineError, Finished};
 
-/// Wait before a job is begun again for which there was no place or no memory, or whose end could not be written.
+/// Wait before a job is begun again for which there was no place or no memory, and before an end is written again.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest wait between two tries to write an end.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// How often old jobs are looked for.
 const SWEEP: Duration = Duration::from_secs(600);
@@ -147,7 +151,7 @@ async fn failed(app: &App, jobs: &Jobs, request: &JobRequest, error: EngineError
     }
 }
 
-/// Commits the end of a job.
+/// Commits the end of a job. As long as it cannot be written, such as to a full disk, the result is kept and written again later.
 async fn end(app: &App, jobs: &Jobs, request: &JobRequest, ended: Result<Finished, ApiError>) -> Ran {
     let audio_seconds = ended
         .as_ref()
@@ -159,7 +163,7 @@ async fn end(app: &App, jobs: &Jobs, request: &JobRequest, ended: Result<Finishe
     };
     let (end, content_type, error, result) = match rendered {
         Ok((content_type, bytes)) => (End::Done, Some(content_type), None, bytes),
-        Err(error) => (End::Failed, None, error.envelope().get("error").cloned(), Vec::new()),
+        Err(error) => (End::Failed, None, error.envelope().get("error").cloned(), Bytes::new()),
     };
     let outcome = Outcome {
         end,
@@ -168,20 +172,24 @@ async fn end(app: &App, jobs: &Jobs, request: &JobRequest, ended: Result<Finishe
         content_type,
         error,
     };
-    match jobs.finish(request, outcome, result).await {
-        Ok(_) => Ran::Over,
-        Err(error) => {
+    let mut pause = PAUSE;
+    while let Err(error) = jobs.finish(request, outcome.clone(), result.clone()).await {
+        if pause == PAUSE {
             (app.log)(&format!(
-                "warning: the end of the job {} cannot be written, and it is run again: {error}",
+                "warning: the end of the job {} cannot be written, which is tried again: {error}",
                 request.id
             ));
-            Ran::Again
+        }
+        tokio::select! {
+            () = sleep(pause) => pause = LONGEST_PAUSE.min(pause * 2),
+            () = reached(app.phase.clone(), Phase::Draining) => return Ran::Interrupted,
         }
     }
+    Ran::Over
 }
 
 /// Content type and bytes of the response that the request would have had.
-async fn rendered(finished: &Finished, request: &JobRequest) -> Result<(String, Vec<u8>), ApiError> {
+async fn rendered(finished: &Finished, request: &JobRequest) -> Result<(String, Bytes), ApiError> {
     let response = responses::transcript(finished, &request.asked)?;
     let content_type = response
         .headers()
@@ -193,5 +201,5 @@ async fn rendered(finished: &Finished, request: &JobRequest) -> Result<(String, 
         ApiError::new(status, "internal_error", error.to_string())
     };
     let bytes = response.into_body().collect().await.map_err(failed)?.to_bytes();
-    Ok((content_type, bytes.to_vec()))
+    Ok((content_type, bytes))
 }
