@@ -11,6 +11,7 @@ use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use flow_random::SplitMix64;
+use flow_storage_testing::TestServer;
 use serde_json::Value;
 
 use crate::binary::program;
@@ -283,4 +284,60 @@ fn jobs_are_listed_shown_and_cancelled_from_the_command_line() {
         .unwrap();
     assert_eq!(without.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&without.stderr).contains("API key"));
+}
+
+#[test]
+fn recordings_of_jobs_are_fetched_from_object_storage() {
+    let folder = tempfile::tempdir().unwrap();
+    let bucket = folder.path().join("s3/calls/may");
+    fs::create_dir_all(&bucket).unwrap();
+    let audio = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/model/audio/eval3_es.wav");
+    let bytes = fs::read(&audio).unwrap();
+    fs::write(bucket.join("a.wav"), &bytes).unwrap();
+    fs::write(bucket.join("text.wav"), "no recording").unwrap();
+    let server = TestServer::start(&folder.path().join("s3")).unwrap();
+    let config = folder.path().join("serve.yaml");
+    fs::write(&config, "jobs: {folder: jobs, sources: ['s3://calls/may']}\n").unwrap();
+    let mut command = program();
+    command
+        .args(["serve", "--listen", "127.0.0.1:0", "--config"])
+        .arg(&config);
+    command.envs(server.environment());
+    let service = Served::start(command, PATIENCE).unwrap();
+    let agent = agent(PATIENCE);
+    let posted =
+        |path: &str, body: &[u8]| post(&agent, &format!("{}{path}", service.url), &content_type(), body).unwrap();
+    let read = |path: &str| get(&agent, &format!("{}{JOBS}/{path}", service.url)).unwrap();
+    let send = |url: &str| posted(JOBS, &form(None, &[("url", url)]));
+    let ended = |answer: &Answer| {
+        let id = id_of(answer);
+        let begin = Instant::now();
+        loop {
+            let job: Value = serde_json::from_str(&read(&id).text).unwrap();
+            if matches!(job["state"].as_str(), Some("done" | "failed")) {
+                return job;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{job}");
+            sleep(Duration::from_millis(50));
+        }
+    };
+    let refused = send("s3://calls/june/a.wav");
+    assert_eq!(refused.status, 400, "{}", refused.text);
+    let done = ended(&send("s3://calls/may/a.wav"));
+    assert_eq!(done["state"], "done", "{done}");
+    let result = read(&format!("{}/result", done["id"].as_str().unwrap()));
+    let said = posted(TRANSCRIPTIONS, &form(Some(&bytes), &[]));
+    let text = |answer: &Answer| serde_json::from_str::<Value>(&answer.text).unwrap()["text"].clone();
+    assert_eq!(text(&result), text(&said));
+    for (url, code) in [
+        ("s3://calls/may/b.wav", "recording_not_found"),
+        ("s3://calls/may/text.wav", "invalid_audio"),
+    ] {
+        let failed = ended(&send(url));
+        assert_eq!(
+            (&failed["state"], &failed["error"]["code"]),
+            (&"failed".into(), &code.into()),
+            "{failed}"
+        );
+    }
 }

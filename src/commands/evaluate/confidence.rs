@@ -257,7 +257,7 @@ mod tests {
             let error = run(&arguments(folder.path(), None)).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
-        refused("no JSON file");
+        refused("ends in .json");
         let (first, second) = (folder.path().join("a.json"), folder.path().join("b.json"));
         fs::write(&first, "{").unwrap();
         refused("a.json");

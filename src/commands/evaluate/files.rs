@@ -121,7 +121,7 @@ pub fn files_below(named: &[PathBuf], endings: &[&str]) -> Result<Vec<PathBuf>, 
             is_folder
                 || entry
                     .extension()
-                    .is_some_and(|ending| endings.iter().any(|known| ending == *known))
+                    .is_some_and(|ending| endings.iter().any(|known| ending.eq_ignore_ascii_case(known)))
         });
         entries.sort();
         waiting.extend(entries.into_iter().rev());

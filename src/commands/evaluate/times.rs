@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
+use flow_audio::language_tag::usual_language;
 use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
-use flow_manifest::read::usual_language;
 use flow_runtime::escape::escape_line;
 use flow_speakers::stages::recording_name;
 use flow_transcription::Transcript;
@@ -59,13 +59,16 @@ pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<
     }
     if both == 0 {
         return Err(Failure::usage(
-            "no word of the reference is in the hypothesis",
+            "no recording of the reference has a word in common with the hypothesis",
             "recordings are compared by name: that in the CTM, or the name of the file that was transcribed or aligned",
         ));
     }
     if !missing.is_empty() {
         let missing = escape_line(&named(&missing)).into_owned();
-        writeln!(io::stderr(), "warning: the hypothesis lacks {missing}, not compared")?;
+        writeln!(
+            io::stderr(),
+            "warning: the hypothesis has no {missing}, which is left out"
+        )?;
     }
     let [beginnings, ends] = differences.map(Spread::of);
     if arguments.json {
@@ -257,8 +260,9 @@ mod tests {
     #[test]
     fn what_cannot_be_compared_is_an_error() {
         for (reference, hypothesis, why) in [
-            (CTM, ("found.ctm", "elsewhere 1 0 1 one\n"), "no word of the reference"),
-            (CTM, ("found.ctm", ""), "no word of the reference"),
+            (CTM, ("found.ctm", "elsewhere 1 0 1 one\n"), "a word in common"),
+            (CTM, ("found.ctm", ""), "a word in common"),
+            (CTM, ("found.ctm", "talk 1 0 1 one\ntalk 2 0 1 one\n"), "channels"),
             (CTM, ("found.ctm", "talk 1 nan 1 one\n"), "line 1"),
             (CTM, ("found.json", "{}"), "found.json"),
             ("talk 1 0\n", ("found.ctm", CTM), "known.ctm"),

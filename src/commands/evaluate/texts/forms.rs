@@ -93,10 +93,7 @@ fn content(path: &Path, text: &str, ids: bool, columns: &[&str]) -> Result<Conte
             one_channel(text)?;
             read_stm(text).map(Content::Timed).map_err(|error| error.to_string())
         }
-        Some("ctm") => {
-            one_channel(text)?;
-            words_of_ctm(text).map(Content::Timed)
-        }
+        Some("ctm") => words_of_ctm(text).map(Content::Timed),
         Some("trn") => named(text, trn_line).map(Content::Named),
         Some("jsonl" | "ndjson" | "json") => json(text, columns),
         // As lines of text each of their lines would be an utterance.
@@ -159,6 +156,7 @@ fn one_channel(text: &str) -> Result<(), String> {
 
 /// Words with their times, by recording: `recording channel start duration word`, and perhaps more. Comments begin with `;;`.
 pub fn words_of_ctm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>, String> {
+    one_channel(text)?;
     let mut recordings: BTreeMap<String, Vec<Utterance>> = BTreeMap::new();
     for (number, line) in (1..).zip(text.lines()) {
         let fields: Vec<&str> = line.split_whitespace().collect();

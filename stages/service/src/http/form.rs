@@ -475,7 +475,7 @@ impl Reading {
 
     fn done(mut self, is_diarization: bool) -> Result<TranscriptionForm, ApiError> {
         let Some(upload) = self.upload.take() else {
-            let message = "the form has no `file`, which is the recording";
+            let message = "the form has no `file`, which is the recording (a job may have a `url` instead)";
             return Err(ApiError::parameter("file", "missing_required_parameter", message));
         };
         if upload.bytes == 0 && self.url.is_none() {

@@ -109,6 +109,7 @@ impl Unfinished {
         blocking(move || {
             self.file.write_all(&self.block)?;
             self.block.clear();
+            self.block.shrink_to(BLOCK);
             Ok(self)
         })
         .await

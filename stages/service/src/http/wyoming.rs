@@ -13,6 +13,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWrite
 use tokio::time::{Instant, timeout};
 
 use super::app::{App, Phase};
+use super::body::BodyLimits;
 use super::channels::{self, SubmitError};
 use super::error::ApiError;
 use super::form::Asked;
@@ -21,19 +22,42 @@ use super::transcriptions::refused;
 use super::upload::Unfinished;
 use crate::options::Options;
 
-/// Most bytes of the line of an event, of further data, and of a payload (a second of eight channels at 192 kHz is 6 MB).
+/// Most bytes of the line of an event, of further data, and of a payload.
 const MAX_LINE: u64 = 16 << 10;
-const MAX_DATA: u64 = 64 << 10;
-const MAX_PAYLOAD: u64 = 8 << 20;
+const MAX_DATA: u64 = 16 << 10;
+const MAX_PAYLOAD: u64 = 512 << 10;
+
+/// Time of an upload before its rate counts.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Highest rate in hertz, and most channels.
 const MAX_RATE: u64 = 192_000;
 const MAX_CHANNELS: u64 = 8;
 
+/// An event, before its payload is read.
 struct Event {
     kind: String,
     data: Map<String, Value>,
-    payload: Vec<u8>,
+    payload_length: u64,
+}
+
+/// Audio that is being sent.
+struct Sent {
+    pcm: Pcm,
+    file: Unfinished,
+    begin: Instant,
+}
+
+impl Sent {
+    /// Refuses audio that comes too slowly, or for too long.
+    fn check_rate(&self, limits: BodyLimits) -> Result<(), End> {
+        let counted = self.begin.elapsed().saturating_sub(GRACE).as_secs_f64();
+        let is_slow = (self.file.bytes() as f64) < counted * limits.min_rate as f64;
+        match is_slow || self.begin.elapsed() > limits.max_time {
+            true => Err(End::Error("the audio comes too slowly".to_owned())),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Why a connection ends.
@@ -114,41 +138,64 @@ async fn events<T: AsyncRead + AsyncWrite + Unpin>(
     idle: Duration,
 ) -> Result<(), End> {
     let mut asked = Asked::default();
-    let mut audio: Option<(Pcm, Unfinished)> = None;
+    let mut audio: Option<Sent> = None;
     loop {
-        let Event { kind, data, payload } = tokio::select! {
+        if let Some(sent) = &audio {
+            sent.check_rate(app.settings.body_limits())?;
+        }
+        let event = tokio::select! {
             event = timeout(idle, next(stream)) => event.map_err(|_| End::Gone)??,
             () = reached(app.phase.clone(), Phase::Closing) => {
                 return Err(End::Error("the server is being stopped".to_owned()));
             }
         };
+        let Event {
+            kind,
+            data,
+            payload_length,
+        } = event;
+        let payload = match kind.as_str() {
+            "audio-chunk" => within(idle, exactly(stream, payload_length)).await?,
+            _ => within(idle, skip(stream, payload_length)).await?,
+        };
         match kind.as_str() {
-            "describe" => send(stream, "info", information(app)).await?,
+            // A client that is told of no model may never ask again.
+            "describe" => {
+                app.check_ready()?;
+                send(stream, "info", information(app)).await?;
+            }
             "ping" => send(stream, "pong", json!({"text": data.get("text")})).await?,
-            "transcribe" => asked = requested(&data)?,
+            "transcribe" => asked = requested(app, &data)?,
             "audio-start" => {
                 app.check_ready()?;
                 app.engine()?.check_room().map_err(|error| refused(app, error))?;
                 let pcm = Pcm::of(&data)?;
-                audio = Some((pcm, app.uploads.begin().await?.with(&pcm.head()).await?));
+                audio = Some(Sent {
+                    pcm,
+                    file: app.uploads.begin().await?.with(&pcm.head()).await?,
+                    begin: Instant::now(),
+                });
             }
             "audio-chunk" => {
-                let Some((pcm, file)) = audio else {
+                let Some(sent) = audio else {
                     return Err(End::Error("`audio-chunk` comes before `audio-start`".to_owned()));
                 };
-                if Pcm::of(&data)? != pcm {
+                if Pcm::of(&data)? != sent.pcm {
                     return Err(End::Error(
                         "a chunk has another format than the audio began with".to_owned(),
                     ));
                 }
-                if file.bytes() + payload.len() as u64 > app.settings.max_upload {
+                if sent.file.bytes() + payload.len() as u64 > app.settings.max_upload {
                     let most = app.settings.max_upload;
                     return Err(End::Error(format!("the audio has more than {most} bytes")));
                 }
-                audio = Some((pcm, file.with(&payload).await?));
+                audio = Some(Sent {
+                    file: sent.file.with(&payload).await?,
+                    ..sent
+                });
             }
             "audio-stop" => {
-                let Some((pcm, file)) = audio.take() else {
+                let Some(Sent { pcm, file, .. }) = audio.take() else {
                     return Err(End::Error("`audio-stop` comes before `audio-start`".to_owned()));
                 };
                 let asked = std::mem::take(&mut asked);
@@ -165,15 +212,23 @@ async fn events<T: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// What a `transcribe` asks for.
-fn requested(data: &Map<String, Value>) -> Result<Asked, End> {
+fn requested(app: &App, data: &Map<String, Value>) -> Result<Asked, End> {
     let text = |name: &str| data.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     let mut options = Options::default();
     if let (Some(language), Some((field, _))) = (text("language"), Options::field("language")) {
         let set = options.set(field, language);
         set.map_err(|wrong| End::Error(format!("`language`: {}", wrong.message)))?;
     }
+    let models = app.engine()?.models();
+    let speaks = |language: &String| models.iter().find(|model| model.languages.contains(language));
+    let of_language = options
+        .decoding
+        .languages
+        .iter()
+        .find_map(speaks)
+        .map(|model| model.name.clone());
     Ok(Asked {
-        model: text("name").map(str::to_owned),
+        model: text("name").map(str::to_owned).or(of_language),
         decoding: options.decoding,
         ..Asked::default()
     })
@@ -220,10 +275,10 @@ async fn next<T: AsyncRead + Unpin>(stream: &mut BufReader<T>) -> Result<Event, 
     }
     let wrong = |why: &str| End::Error(format!("not an event of the Wyoming protocol: {why}"));
     if line.last() != Some(&b'\n') {
-        return Err(wrong("its line has no end"));
+        return Err(wrong("its line is longer than 16 KiB, or cut off"));
     }
     let Ok(Value::Object(mut head)) = serde_json::from_slice(&line) else {
-        return Err(wrong("its line is no JSON object"));
+        return Err(wrong("its line is not a JSON object"));
     };
     let Some(Value::String(kind)) = head.remove("type") else {
         return Err(wrong("it has no `type`"));
@@ -243,11 +298,28 @@ async fn next<T: AsyncRead + Unpin>(stream: &mut BufReader<T>) -> Result<Event, 
     if more > 0 {
         match serde_json::from_slice(&exactly(stream, more).await?) {
             Ok(Value::Object(more)) => data.extend(more),
-            _ => return Err(wrong("its data are no JSON object")),
+            _ => return Err(wrong("its data are not a JSON object")),
         }
     }
-    let payload = exactly(stream, bytes).await?;
-    Ok(Event { kind, data, payload })
+    Ok(Event {
+        kind,
+        data,
+        payload_length: bytes,
+    })
+}
+
+/// What a client sends in time.
+async fn within<R>(idle: Duration, read: impl Future<Output = Result<R, End>>) -> Result<R, End> {
+    timeout(idle, read).await.map_err(|_| End::Gone)?
+}
+
+/// Passes over so many bytes.
+async fn skip<T: AsyncRead + Unpin>(stream: &mut BufReader<T>, length: u64) -> Result<Vec<u8>, End> {
+    let skipped = tokio::io::copy(&mut (&mut *stream).take(length), &mut tokio::io::sink()).await?;
+    match skipped == length {
+        true => Ok(Vec::new()),
+        false => Err(End::Gone),
+    }
 }
 
 /// So many bytes; memory is taken as they come.

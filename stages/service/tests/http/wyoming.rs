@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 
 use serde_json::{Value, json};
 
-use super::service::{PATIENCE, Service, recording, settings};
+use super::service::{PATIENCE, Service, long_recording, recording, settings, wait};
 
 fn service() -> Service {
     let mut settings = settings();
@@ -89,17 +89,18 @@ fn wrong_events_are_refused_and_hold_nothing_up() {
     let start = pcm(16_000);
     let chunk = json!({"type": "audio-chunk", "data": audio, "payload_length": 2}).to_string();
     let too_much = {
-        let chunk = json!({"type": "audio-chunk", "data": audio, "payload_length": 1 << 20}).to_string();
-        [start.as_bytes(), b"\n", chunk.as_bytes(), b"\n", &vec![0; 1 << 20]].concat()
+        let chunk = json!({"type": "audio-chunk", "data": audio, "payload_length": 1 << 19}).to_string();
+        let chunk = [chunk.as_bytes(), b"\n", &vec![0; 1 << 19]].concat();
+        [start.as_bytes(), b"\n", &chunk, &chunk].concat()
     };
     for (bytes, why) in [
-        (b"GET / HTTP/1.1\r\n".to_vec(), "no JSON object"),
-        (b"[]\n".to_vec(), "no JSON object"),
+        (b"GET / HTTP/1.1\r\n".to_vec(), "not a JSON object"),
+        (b"[]\n".to_vec(), "not a JSON object"),
         (b"{}\n".to_vec(), "`type`"),
-        (vec![b' '; 1 << 20], "no end"),
+        (vec![b' '; 1 << 20], "16 KiB"),
         (b"{\"type\": \"x\", \"payload_length\": -1}\n".to_vec(), "`payload_length`"),
         (b"{\"type\": \"x\", \"payload_length\": 99999999999}\n".to_vec(), "`payload_length`"),
-        (b"{\"type\": \"x\", \"data_length\": 2}\n[]".to_vec(), "no JSON object"),
+        (b"{\"type\": \"x\", \"data_length\": 2}\n[]".to_vec(), "not a JSON object"),
         (b"{\"type\": \"audio-chunk\"}\n".to_vec(), "before `audio-start`"),
         (b"{\"type\": \"audio-stop\"}\n".to_vec(), "before `audio-start`"),
         (b"{\"type\": \"audio-start\"}\n".to_vec(), "`rate`"),
@@ -109,6 +110,10 @@ fn wrong_events_are_refused_and_hold_nothing_up() {
         (
             format!("{{\"type\": \"transcribe\", \"data\": {{\"name\": \"large\"}}}}\n{start}\n{chunk}\n..{{\"type\": \"audio-stop\"}}\n").into_bytes(),
             "large",
+        ),
+        (
+            format!("{start}\n{}\n", chunk.replace("16000", "8000")).into_bytes(),
+            "another format",
         ),
         (too_much, "more than 1048576 bytes"),
     ] {
@@ -128,10 +133,18 @@ fn wrong_events_are_refused_and_hold_nothing_up() {
         let mut rest = Vec::new();
         client.0.read_to_end(&mut rest).unwrap();
     }
+    let cancelled = "flow_transcriptions_total{outcome=\"cancelled\"}";
+    let before = service.metric(cancelled);
     let mut client = Client::new(&service);
-    client.speak(&recording("eval3_es.wav")[44..]);
+    client.speak(&long_recording(15)[44..]);
     drop(client);
+    wait(|| service.metric(cancelled) == before + 1.0);
+    assert_eq!(service.metric("flow_queued_requests"), 0.0);
+
+    // One that waits for the next event when the service stops.
     let mut client = Client::new(&service);
     client.send("ping", &json!({}), b"");
     assert_eq!(client.next().0, "pong");
+    service.stop.stop();
+    assert!(client.next().1["text"].as_str().unwrap().contains("stopped"));
 }

@@ -257,12 +257,13 @@ impl JobFolder {
         fs::metadata(self.of(id).join(AUDIO)).is_ok_and(|found| found.len() > 0)
     }
 
-    /// Takes the recording of a job, which was fetched into the private folder.
+    /// Takes the recording of a job, which was fetched into the private folder and flushed.
     ///
     /// # Errors
     /// If it cannot be moved.
     pub fn put_audio(&self, id: &str, fetched: TempPath) -> io::Result<()> {
-        fetched.persist(self.of(id).join(AUDIO)).map_err(|error| error.error)
+        fetched.persist(self.of(id).join(AUDIO)).map_err(|error| error.error)?;
+        File::open(self.of(id))?.sync_all()
     }
 
     /// Notes how often a job was begun.

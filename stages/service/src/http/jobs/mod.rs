@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -65,6 +65,10 @@ struct Entry {
     request: Arc<JobRequest>,
     status: Status,
     attempts: u32,
+    /// How often its recording could not be fetched.
+    tries: u32,
+    /// It is not begun before.
+    not_before: Option<Instant>,
     delivery: Delivery,
     /// Of the recording or the result.
     reservation: Reservation,
@@ -141,6 +145,8 @@ impl Jobs {
                 request: Arc::new(job.request),
                 status: job.outcome.map_or(Status::Queued, Status::Ended),
                 attempts: job.attempts,
+                tries: 0,
+                not_before: None,
                 delivery: job.delivery,
                 reservation: folder.private.reserve_anyway(job.bytes.max(LEAST_BYTES)),
             };
@@ -242,6 +248,8 @@ impl Jobs {
             request: Arc::clone(&request),
             status: Status::Queued,
             attempts: 0,
+            tries: 0,
+            not_before: None,
             delivery: Delivery::default(),
             reservation,
         };
@@ -402,6 +410,19 @@ impl Jobs {
         self.queued.notify_one();
     }
 
+    /// As [`Jobs::put_back`], of a job that is not begun again for some time; [`Jobs::wake`] is to be called then.
+    pub fn put_back_for(&self, request: &JobRequest, time: Duration) {
+        if let Some(entry) = self.table().jobs.get_mut(&request.number) {
+            entry.not_before = Instant::now().checked_add(time);
+        }
+        self.put_back(request);
+    }
+
+    /// A job may be begun again.
+    pub fn wake(&self) {
+        self.queued.notify_one();
+    }
+
     /// Commits the end of a job that runs. False where it has been cancelled before.
     ///
     /// # Errors
@@ -524,10 +545,10 @@ impl Table {
     }
 
     fn begin(&mut self) -> Option<Begun> {
-        let queued = self
-            .jobs
-            .values_mut()
-            .filter(|entry| matches!(entry.status, Status::Queued));
+        let time = Instant::now();
+        let queued = self.jobs.values_mut().filter(|entry| {
+            matches!(entry.status, Status::Queued) && entry.not_before.is_none_or(|begin| begin <= time)
+        });
         let entry = queued.min_by_key(|entry| (entry.attempts, entry.request.number))?;
         let cancelled = Arc::new(Notify::new());
         entry.status = Status::Running(Running {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use axum::http::Uri;
-use flow_storage::{Location, ObjectUrl};
+use flow_storage::{Location, ObjectUrl, Scheme};
 use serde::Deserialize;
 
 /// Most bytes that all jobs may have.
@@ -69,6 +69,9 @@ impl JobSettings {
         if self.max_attempts == 0 {
             return Err(("max_attempts", "it is 0; it must be 1 or more".to_owned()));
         }
+        if !self.sources.is_empty() && self.folder.is_none() {
+            return Err(("sources", "it needs `folder`".to_owned()));
+        }
         for given in &self.sources {
             object(given).map_err(|why| ("sources", why))?;
         }
@@ -96,8 +99,9 @@ impl JobSettings {
 /// The object, or the prefix of objects, of a URL.
 pub fn object(url: &str) -> Result<ObjectUrl, String> {
     match Location::parse(url).map_err(|error| error.to_string())? {
-        Location::Object(url) => Ok(url),
-        Location::Local(_) => Err(format!("`{url}` is not in object storage, such as s3://bucket/folder")),
+        // A web server may send the service elsewhere.
+        Location::Object(found) if matches!(found.scheme(), Scheme::S3 | Scheme::Gs | Scheme::Az) => Ok(found),
+        _ => Err(format!("`{url}` is not in object storage, such as s3://bucket/folder")),
     }
 }
 
@@ -126,8 +130,10 @@ mod tests {
             ("keep_days", "keep_days: .nan"),
             ("keep_days", "keep_days: 0"),
             ("max_attempts", "max_attempts: 0"),
-            ("sources", "sources: ['/data/calls']"),
-            ("sources", "sources: ['s3://']"),
+            ("sources", "sources: ['s3://calls']"),
+            ("sources", "folder: jobs\nsources: ['/data/calls']"),
+            ("sources", "folder: jobs\nsources: ['https://example.com/calls']"),
+            ("sources", "folder: jobs\nsources: ['s3://']"),
             ("webhook_secret", "webhook_secret: secret"),
             ("webhook_secret", "webhook_origins: ['https://hooks.example']"),
             ("webhook_origins", "webhook_origins: ['hooks.example']"),

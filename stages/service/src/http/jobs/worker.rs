@@ -15,8 +15,8 @@ use super::super::channels::{self, SubmitError};
 use super::super::error::ApiError;
 use super::super::responses;
 use super::super::service::reached;
-use super::super::upload::NO_ROOM;
 use super::folder::{End, JobRequest, Outcome};
+use super::source::{FetchLimits, Unfetched};
 use super::{Begun, Jobs, now, webhook};
 use crate::engine::{EngineError, Finished};
 
@@ -25,6 +25,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest wait between two tries to write an end.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Wait before a job is begun again whose recording could not be fetched.
+const LATER: Duration = Duration::from_secs(30);
+
+/// Tries for storage that does not answer: an hour and the time that they take.
+const FETCH_TRIES: u32 = 120;
 
 /// How often old jobs are looked for.
 const SWEEP: Duration = Duration::from_secs(600);
@@ -35,6 +41,8 @@ enum Ran {
     Over,
     /// To be begun again, after a pause.
     Again,
+    /// To be begun again after [`LATER`]; others are run meanwhile.
+    Later,
     /// The service stops.
     Interrupted,
 }
@@ -60,6 +68,14 @@ pub async fn run(app: App, jobs: Arc<Jobs>) {
                 Ran::Again => {
                     jobs.put_back(&request);
                     sleep(PAUSE).await;
+                }
+                Ran::Later => {
+                    jobs.put_back_for(&request, LATER);
+                    let jobs = Arc::clone(&jobs);
+                    tokio::spawn(async move {
+                        sleep(LATER).await;
+                        jobs.wake();
+                    });
                 }
                 Ran::Interrupted => {
                     jobs.put_back(&request);
@@ -94,27 +110,31 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
         return Ran::Again;
     }
     let ran = transcribe(app, jobs, &request, attempts, &cancelled).await;
-    if matches!(ran, Ran::Again | Ran::Interrupted) {
+    if matches!(ran, Ran::Again | Ran::Later | Ran::Interrupted) {
         // Only deaths of the process count. If this is not written, one more is counted.
         let _ = jobs.note_attempts(&request, attempts).await;
     }
     ran
 }
 
+fn fetch_limits(app: &App) -> FetchLimits {
+    FetchLimits {
+        bytes: app.settings.max_upload,
+        time: Duration::from_secs_f64(app.settings.upload_timeout),
+        tries: FETCH_TRIES,
+    }
+}
+
 async fn transcribe(app: &App, jobs: &Jobs, request: &JobRequest, attempts: u32, cancelled: &Notify) -> Ran {
     let fetched = tokio::select! {
-        fetched = jobs.fetch(request, app.settings.max_upload) => fetched,
+        fetched = jobs.fetch(request, fetch_limits(app), &app.log) => fetched,
         () = cancelled.notified() => return Ran::Over,
         () = reached(app.phase.clone(), Phase::Draining) => return Ran::Interrupted,
     };
-    if let Err(error) = fetched {
-        // There may be room once another job has ended.
-        let is_full = error.code == NO_ROOM;
-        return if is_full {
-            Ran::Again
-        } else {
-            end(app, jobs, request, Err(error)).await
-        };
+    match fetched {
+        Ok(()) => {}
+        Err(Unfetched::Later) => return Ran::Later,
+        Err(Unfetched::Refused(error)) => return end(app, jobs, request, Err(error)).await,
     }
     let (Ok(engine), Ok(audio)) = (app.engine(), jobs.folder.audio(&request.id)) else {
         return Ran::Again;
