@@ -46,7 +46,7 @@ pub fn is_of_program(folder: &OsStr) -> bool {
 }
 
 /// Whether a file or folder is not looked at where the folder that it is in is named.
-fn is_passed_over(name: &OsStr) -> bool {
+pub(crate) fn is_passed_over(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".") || is_of_program(name)
 }
 

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::AudioError;
 use crate::examine;
 use crate::format::Format;
+use crate::listing::is_passed_over;
 use crate::probe::{check_formats, decoding_pool, formats_identity, in_order, only_flac};
 use crate::tar::{self, End};
 use sample::{Row, Sample};
@@ -256,7 +257,7 @@ impl Reader {
 }
 
 /// Names of the tars below a folder, relative to it and without `.tar`, sorted. Names that are not UTF-8, which
-/// no manifest could hold, are an error; links to folders and hidden files are stepped over.
+/// no manifest could hold, are an error; links to folders, hidden files and folders of programs are stepped over.
 fn tars_below(shards: &Path) -> Result<Vec<String>, AudioError> {
     let mut found = Vec::new();
     let mut pending = vec![(shards.to_owned(), String::new())];
@@ -269,7 +270,7 @@ fn tars_below(shards: &Path) -> Result<Vec<String>, AudioError> {
             let entry = entry.map_err(failed)?;
             let kind = entry.file_type().map_err(failed)?;
             let is_tar = entry.path().extension().is_some_and(|extension| extension == "tar");
-            let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            let hidden = is_passed_over(&entry.file_name());
             // A dangling link, or a pipe, is rejected by name and not skipped silently.
             let wanted = kind.is_dir() || (is_tar && !entry.path().is_dir());
             if hidden || !wanted {

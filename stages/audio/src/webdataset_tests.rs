@@ -194,6 +194,7 @@ fn settings_and_damaged_tars() {
     put(temp.path(), "cut.tar", &whole[..whole.len() - 4096]);
     put(temp.path(), "none.tar", b"this is no tar at all");
     put(temp.path(), ".hidden.tar", &whole);
+    put(temp.path(), "lost+found/more.tar", &whole);
     put(temp.path(), "other.txt", b"");
     std::os::unix::fs::symlink(temp.path(), temp.path().join("loop")).unwrap();
     let output = read(WebDatasetSettings {
