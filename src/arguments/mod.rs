@@ -22,8 +22,8 @@ use flow_kernels::device::DeviceChoice;
 
 pub use align::AlignArguments;
 pub use evaluate::{
-    CompareFormat, DrawArguments, EvaluateCommand, EvaluateCompareArguments, EvaluateDiarizationArguments,
-    EvaluateTextsArguments, NormalizationArguments, Normalize,
+    CompareFormat, DrawArguments, EvaluateCommand, EvaluateCompareArguments, EvaluateConfidenceArguments,
+    EvaluateDiarizationArguments, EvaluateTextsArguments, NormalizationArguments, Normalize,
 };
 #[cfg(feature = "service")]
 pub use jobs::{JobsArguments, JobsCommand};

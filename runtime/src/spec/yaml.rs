@@ -1,10 +1,24 @@
 //! Reading YAML: documents, paths into them, and the place of a path in the text.
 
-mod doubled;
 mod locate;
 mod place_index;
 
 use std::fmt;
+
+/// Methods of a visitor that treats all scalars alike, by its method `scalar`.
+macro_rules! visit_scalars {
+    () => { visit_scalars!(visit_bool bool, visit_i64 i64, visit_u64 u64, visit_i128 i128, visit_u128 u128, visit_f64 f64, visit_str &str); };
+    ($($visit:ident $scalar:ty),+) => {
+        $(fn $visit<E: de::Error>(self, _: $scalar) -> Result<Self::Value, E> {
+            self.scalar()
+        })+
+
+        fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+            self.scalar()
+        }
+    };
+}
+use visit_scalars;
 
 pub use locate::{Part, locate};
 pub use place_index::{Indexed, PlaceIndex};
@@ -119,7 +133,7 @@ pub fn parse_text(text: &str) -> Result<Value, SyntaxError> {
         });
     }
     serde_yaml::from_str::<Value>(text).map_err(|error| {
-        if let Some((key, at)) = doubled::doubled_key(text) {
+        if let Some((key, at)) = place_index::doubled_key(text) {
             return SyntaxError {
                 message: format!("duplicate key: `{key}` is given twice in one map"),
                 at: Some(at),
@@ -151,11 +165,6 @@ pub fn to_text(value: &Value) -> String {
     // A value that was read from YAML can be written as YAML; nested tags, the one exception, are refused
     // when a pipeline is read.
     serde_yaml::to_string(value).unwrap_or_default()
-}
-
-/// As a YAML value; `Null` for what YAML cannot hold.
-pub fn from_serializable(value: &impl serde::Serialize) -> Value {
-    serde_yaml::to_value(value).unwrap_or(Value::Null)
 }
 
 /// The type of a value, for messages: `a whole number`.

@@ -41,6 +41,8 @@ struct Patience {
     settle: Duration,
     /// Whether only one machine can see the files; none: decided by the type of the file system.
     one_machine: Option<bool>,
+    /// Whether the counter is incremented also where the kernel's lock is sufficient.
+    always_beats: bool,
 }
 
 const PATIENCE: Patience = Patience {
@@ -49,6 +51,7 @@ const PATIENCE: Patience = Patience {
     look: Duration::from_secs(1),
     settle: Duration::from_secs(2),
     one_machine: None,
+    always_beats: false,
 };
 
 /// A record older than this, by the file's modification time, is not reported as that of a living owner. Only a message
@@ -100,6 +103,39 @@ impl Lock {
     /// owner on another machine is dead.
     pub fn take(path: &Path, what: &'static str, run: &str) -> Result<Lock, StoreError> {
         Lock::take_with(path, what, run, &PATIENCE)
+    }
+
+    /// Takes a lock that only processes of this machine share, and waits for its owner as long as that goes on: as long as
+    /// its counter, which is incremented every `beat`, changes within `stale`. A stopped process keeps the kernel's lock.
+    ///
+    /// # Errors
+    /// [`StoreError::Held`] if the owner does not go on.
+    pub(crate) fn wait_for(
+        path: &Path,
+        what: &'static str,
+        beat: Duration,
+        stale: Duration,
+    ) -> Result<Lock, StoreError> {
+        let patience = Patience {
+            beat,
+            stale,
+            one_machine: Some(true),
+            always_beats: true,
+            ..PATIENCE
+        };
+        let mut watch = Watch::default();
+        loop {
+            let held = match Lock::take_with(path, what, "which does not go on", &patience) {
+                Err(held @ StoreError::Held { .. }) => held,
+                taken => return taken,
+            };
+            let found = record::at(path).map_err(|e| StoreError::io("read", path, e))?;
+            match watch.look(found.unwrap_or_default().text(), Instant::now(), stale) {
+                Owner::Dead => return Err(held),
+                Owner::Lives => watch = Watch::default(),
+                Owner::Unknown => {}
+            }
+        }
     }
 
     fn take_with(path: &Path, what: &'static str, run: &str, patience: &Patience) -> Result<Lock, StoreError> {
@@ -164,7 +200,8 @@ impl Lock {
                     continue;
                 }
             }
-            return Ok(Lock::begin(what, path, file, own, (!alone).then_some(patience.beat)));
+            let beat = (!alone || patience.always_beats).then_some(patience.beat);
+            return Ok(Lock::begin(what, path, file, own, beat));
         }
     }
 

@@ -13,7 +13,7 @@ use super::error::{Holder, StoreError};
 use super::lease::{self, Lease};
 use super::lock::{self, Lock};
 use super::recipe_files::records_folder;
-use super::remote::{self, CopyLock, Remote};
+use super::remote::{self, Remote};
 use super::sources::SourceDigests;
 use super::{Access, FORMAT, Inner, Store, recovery, run_name, temporary_file, versioned_json};
 
@@ -66,7 +66,12 @@ impl Store {
             let remote = Arc::new(Remote::new(storage, url, copy, None));
             return Store::opened(copy, access, files.with_backend(remote), None, None, true);
         }
-        let updating = CopyLock::take(copy, patience)?;
+        let updating = Lock::wait_for(
+            &copy.join("copy.lock"),
+            "the copy of the state directory",
+            patience.beat,
+            patience.stale,
+        )?;
         let (lock, lease) = match &access {
             Access::Read | Access::Follow { .. } => (None, None),
             Access::Run { run_id } => {

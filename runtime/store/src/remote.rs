@@ -6,7 +6,6 @@
 //! opened. What is written goes to the bucket before it has its name in the copy: data files first, and then the record that
 //! names them, only if there is none of that name. An index replaces the one that was read and no other.
 
-mod copy_lock;
 mod update;
 
 use std::collections::BTreeMap;
@@ -26,7 +25,6 @@ use super::lease::{LOCK, Lease, LeaseState};
 use super::recipe_files::data_folder;
 use super::recovery::{Listing, is_temporary};
 use super::sources::on_threads;
-pub(super) use copy_lock::CopyLock;
 use flow_base::digest::Digest;
 use flow_base::failpoints;
 use update::Copied;

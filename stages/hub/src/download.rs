@@ -5,6 +5,8 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use sha1::Sha1;
+use sha2::digest::DynDigest;
 use sha2::{Digest, Sha256};
 
 use crate::cache::Cache;
@@ -12,7 +14,6 @@ use crate::client::{EtagDigest, HttpClient, RemoteFile, RequestError};
 use crate::error::HubError;
 use crate::hub::{Hub, Progress};
 use crate::reference::HubReference;
-use crate::sha1::Sha1;
 
 /// Bytes that a file has to grow by for a download to be getting on.
 const STRETCH: u64 = 256 << 10;
@@ -288,9 +289,13 @@ fn verify_checksum(
     };
     let failed = HubError::file(path);
     let length = target.metadata().map_err(HubError::file(path))?.len();
-    let mut digest = match kind {
-        EtagDigest::Sha256 => FileDigest::Sha256(Sha256::new()),
-        EtagDigest::GitBlob => FileDigest::GitBlob(Sha1::of_git_blob(length)),
+    let (name, mut digest): (&str, Box<dyn DynDigest>) = match kind {
+        EtagDigest::Sha256 => ("SHA-256", Box::new(Sha256::new())),
+        // Git digests a header before the content.
+        EtagDigest::GitBlob => (
+            "SHA-1 in git",
+            Box::new(Sha1::new_with_prefix(format!("blob {length}\0"))),
+        ),
     };
     let mut buffer = vec![0; 1 << 20];
     let mut done = 0u64;
@@ -314,7 +319,7 @@ fn verify_checksum(
     if !read.map_err(failed)? {
         return Ok(false);
     }
-    let (name, found) = digest.finish();
+    let found = hex::encode(digest.finalize());
     let expected = &remote_file.etag;
     if found.eq_ignore_ascii_case(expected) {
         return Ok(true);
@@ -327,29 +332,6 @@ fn verify_checksum(
         ),
         help: "the damaged file was deleted; run again to download it. If it happens again, a proxy may be modifying downloads".into(),
     })
-}
-
-/// The digest of a file by which the hub names it.
-enum FileDigest {
-    Sha256(Sha256),
-    GitBlob(Sha1),
-}
-
-impl FileDigest {
-    fn update(&mut self, bytes: &[u8]) {
-        match self {
-            FileDigest::Sha256(digest) => digest.update(bytes),
-            FileDigest::GitBlob(digest) => digest.update(bytes),
-        }
-    }
-
-    /// Its name for messages, and the digest in hexadecimal.
-    fn finish(self) -> (&'static str, String) {
-        match self {
-            FileDigest::Sha256(digest) => ("SHA-256", hex::encode(digest.finalize())),
-            FileDigest::GitBlob(digest) => ("SHA-1 in git", hex::encode(digest.finish())),
-        }
-    }
 }
 
 fn write_error(path: &Path, size: Option<u64>, error: std::io::Error) -> HubError {

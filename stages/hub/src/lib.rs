@@ -10,7 +10,6 @@ mod error;
 mod hub;
 mod reference;
 mod selection;
-mod sha1;
 #[cfg(test)]
 mod tests;
 

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-use super::sha1::Sha1;
 use super::{Hub, HubError, HubReference, HubToken};
 
 mod dataset;
@@ -121,9 +121,8 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 fn git_sha1(bytes: &[u8]) -> String {
-    let mut digest = Sha1::of_git_blob(bytes.len() as u64);
-    digest.update(bytes);
-    hex::encode(digest.finish())
+    let header = format!("blob {}\0", bytes.len());
+    hex::encode(Sha1::new_with_prefix(header).chain_update(bytes).finalize())
 }
 
 /// A repository as the hub serves it: files with their bytes, the large ones (`.nemo`, `.safetensors`) by their

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::de::IgnoredAny;
-use serde_json::{Deserializer, Map, Value};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 /// The column that holds it.
 pub const EXTRA: &str = "extra";
@@ -34,24 +34,8 @@ pub fn members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> 
 
 /// Keys of a JSON object, and each value as it is written; the last one of those with the same key.
 fn all_members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> {
-    // Parsed completely first, so that the scan below only sees a valid object.
-    let _: BTreeMap<String, IgnoredAny> = serde_json::from_str(text)?;
-    let mut members = BTreeMap::new();
-    let mut rest = text.trim_start().strip_prefix('{').unwrap_or_default().trim_start();
-    while rest.starts_with('"') {
-        let mut keys = Deserializer::from_str(rest).into_iter::<String>();
-        let Some(key) = keys.next().transpose()? else { break };
-        let value = rest[keys.byte_offset()..]
-            .trim_start()
-            .trim_start_matches(':')
-            .trim_start();
-        let mut values = Deserializer::from_str(value).into_iter::<IgnoredAny>();
-        values.next().transpose()?;
-        let end = values.byte_offset();
-        members.insert(key, &value[..end]);
-        rest = value[end..].trim_start().trim_start_matches(',').trim_start();
-    }
-    Ok(members)
+    let members: BTreeMap<String, &RawValue> = serde_json::from_str(text)?;
+    Ok(members.into_iter().map(|(key, value)| (key, value.get())).collect())
 }
 
 /// Whether rows have a column for a key of a line.

@@ -4,7 +4,6 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io::ErrorKind;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -548,27 +547,14 @@ fn read_table<const N: usize>(
         ErrorKind::NotFound | ErrorKind::NotADirectory => Quarantine::new(missing, ""),
         _ => Quarantine::unreadable(path, error),
     })?;
-    // A panic of the decoder counts as a corrupt file.
-    match catch_unwind(AssertUnwindSafe(|| decode(file.clone(), wanted, corrupt, most))) {
-        Ok(table) => table.map_err(|quarantine| match file.unreadable() {
-            Some(why) => Quarantine::unreadable(path, why),
-            None => quarantine,
-        }),
-        Err(panic) => {
-            let said = panic
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(Quarantine::new(
-                corrupt,
-                format!("the decoder panicked: {}", said.unwrap_or("no message")),
-            ))
-        }
-    }
+    decode(&file, wanted, corrupt, most).map_err(|quarantine| match file.unreadable() {
+        Some(why) => Quarantine::unreadable(path, why),
+        None => quarantine,
+    })
 }
 
 fn decode<const N: usize>(
-    file: ForeignParquet,
+    file: &ForeignParquet,
     wanted: &[Wanted; N],
     corrupt: &'static str,
     most: u64,

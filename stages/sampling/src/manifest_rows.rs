@@ -82,16 +82,6 @@ impl ManifestRows {
 
     /// Reads a manifest file. Dictionaries, large strings and other widths of numbers are taken too.
     pub fn from_file(path: &Path) -> Result<Self, SamplingError> {
-        let failed = |why: String| SamplingError::Manifest {
-            path: path.to_owned(),
-            why,
-        };
-        // The third-party decoder may panic on a damaged file.
-        let read = std::panic::AssertUnwindSafe(|| ManifestRows::read_file(path));
-        std::panic::catch_unwind(read).unwrap_or_else(|_| Err(failed("the file is damaged".into())))
-    }
-
-    fn read_file(path: &Path) -> Result<Self, SamplingError> {
         let failed = |error: &dyn std::fmt::Display| SamplingError::Manifest {
             path: path.to_owned(),
             why: error.to_string(),

@@ -24,68 +24,44 @@ pub(crate) fn build(
     counters: &Arc<Counters>,
 ) -> object_store::Result<Arc<dyn ObjectStore>> {
     let connector = CountingConnector(Arc::clone(counters));
+    // The builders have the same methods, and no trait for them.
+    macro_rules! cloud {
+        ($builder:expr, $key:ident, $prefix:literal, $endpoints:expr, $with_name:ident) => {{
+            let allow_http = first_of(environment, $endpoints).is_some_and(is_loopback_http);
+            let timeout = format!("{} seconds", limits.request.as_secs());
+            let builder = $builder
+                .with_config($key::Client(ClientConfigKey::Timeout), timeout)
+                .with_config($key::Client(ClientConfigKey::AllowHttp), allow_http.to_string())
+                .with_retry(retry_config(limits))
+                .with_http_connector(connector);
+            let builder = keys::<$key>(environment, $prefix)
+                .into_iter()
+                .fold(builder, |builder, (key, value)| builder.with_config(key, value));
+            let store = builder.$with_name(url.bucket()).build();
+            store.map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+        }};
+    }
     match url.scheme() {
         Scheme::S3 => {
-            let allow_http = first_of(environment, &S3_ENDPOINTS).is_some_and(is_loopback_http);
-            let mut builder = AmazonS3Builder::new()
-                .with_config(
-                    AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
-                    request_text(limits),
-                )
-                .with_config(
-                    AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp),
-                    allow_http.to_string(),
-                );
-            for (key, value) in keys::<AmazonS3ConfigKey>(environment, "AWS_") {
-                builder = builder.with_config(key, value);
-            }
-            builder
-                .with_bucket_name(url.bucket())
-                .with_retry(retry_config(limits))
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+            let builder = AmazonS3Builder::new();
+            cloud!(builder, AmazonS3ConfigKey, "AWS_", &S3_ENDPOINTS, with_bucket_name)
         }
         Scheme::Gs => {
-            let allow_http = environment
-                .get("GOOGLE_BASE_URL")
-                .is_some_and(|endpoint| is_loopback_http(endpoint));
-            let mut builder = GoogleCloudStorageBuilder::new()
-                .with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), request_text(limits))
-                .with_config(
-                    GoogleConfigKey::Client(ClientConfigKey::AllowHttp),
-                    allow_http.to_string(),
-                );
+            let mut builder = GoogleCloudStorageBuilder::new();
             if let Some(path) = environment.get("SERVICE_ACCOUNT") {
                 builder = builder.with_service_account_path(path);
             }
-            for (key, value) in keys::<GoogleConfigKey>(environment, "GOOGLE_") {
-                builder = builder.with_config(key, value);
-            }
-            builder
-                .with_bucket_name(url.bucket())
-                .with_retry(retry_config(limits))
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+            cloud!(
+                builder,
+                GoogleConfigKey,
+                "GOOGLE_",
+                &["GOOGLE_BASE_URL"],
+                with_bucket_name
+            )
         }
         Scheme::Az => {
-            let allow_http = first_of(environment, &AZURE_ENDPOINTS).is_some_and(is_loopback_http);
-            let mut builder = MicrosoftAzureBuilder::new()
-                .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), request_text(limits))
-                .with_config(
-                    AzureConfigKey::Client(ClientConfigKey::AllowHttp),
-                    allow_http.to_string(),
-                );
-            for (key, value) in keys::<AzureConfigKey>(environment, "AZURE_") {
-                builder = builder.with_config(key, value);
-            }
-            builder
-                .with_container_name(url.bucket())
-                .with_retry(retry_config(limits))
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+            let builder = MicrosoftAzureBuilder::new();
+            cloud!(builder, AzureConfigKey, "AZURE_", &AZURE_ENDPOINTS, with_container_name)
         }
         Scheme::Https | Scheme::Http => {
             let options = ClientOptions::new()
@@ -112,10 +88,6 @@ fn retry_config(limits: &Limits) -> RetryConfig {
         max_retries: limits.retries,
         retry_timeout: limits.retry,
     }
-}
-
-fn request_text(limits: &Limits) -> String {
-    format!("{} seconds", limits.request.as_secs())
 }
 
 /// What the environment sets of a cloud's client, by its usual names.

@@ -36,15 +36,15 @@ const QUIET: f64 = 0.1;
 const BELOW_PEAK: f64 = 1e-5;
 /// A sample from here on is at full scale.
 const FULL_SCALE: f32 = 0.999;
-/// The largest ratio that is told, in dB.
+/// The largest ratio that is reported, in dB.
 const CLEAN: f64 = 100.0;
 
 /// Measures recordings and texts.
 ///
 /// # What it does
 ///
-/// Adds columns to `rows`, which stay as they are otherwise; rules on them are SQL. `rows` have `audio_path`, and perhaps `start,
-/// "offset", size`, as `manifest.read` and `audio.extract` give them. All measures are of the decoded recording, 16 kHz mono, in
+/// Adds columns to `rows`, which stay as they are otherwise; rules on them are SQL. `rows` have `audio_path`, `text` and `duration`, and
+/// perhaps `start, "offset", size`, as `manifest.read` and `audio.extract` give them. All measures are of the decoded recording, 16 kHz mono, in
 /// frames of 25 ms every 10 ms:
 ///
 /// - `snr_db`: 10 log10 of (mean power of frames with speech - noise) / noise, at most 100; noise is the mean power of the quietest
@@ -54,7 +54,7 @@ const CLEAN: f64 = 100.0;
 /// - `clipped_share`: share of the samples at full scale.
 /// - `silence_share`: share of the frames below -60 dB of full scale.
 /// - `speech_share`: share of the frames that are louder than silence and more than 6 dB above the noise.
-/// - `characters_per_second`: letters, marks and spaces of the text, without its language tag, by `duration`.
+/// - `characters_per_second`: characters of the text, without its language tag, by `duration`.
 /// - `tokens_per_second`, with an input `tokenizer`.
 ///
 /// A recording that cannot be decoded is the reject `decode_error`.
@@ -70,8 +70,8 @@ const CLEAN: f64 = 100.0;
 ///   from: measured
 ///   with:
 ///     rejects:
-///       - {reason: noisy, when: snr_db < 10}
-///       - {reason: narrow, when: bandwidth_hz < 3500}
+///       - {reason: noisy, when: "coalesce(snr_db, -100.0) < 10"}
+///       - {reason: narrow, when: "coalesce(bandwidth_hz, 0.0) < 3500"}
 ///     query: SELECT * FROM measured
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

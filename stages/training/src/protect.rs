@@ -54,8 +54,10 @@ const ROUNDING: f64 = 1e-9;
 /// Protected languages by name.
 pub type ProtectedRates = BTreeMap<String, ProtectedRate>;
 
-/// Takes the result of an evaluation. The first of a language is that before training; a language without a word has none.
+/// Takes the result of an evaluation. The first of a language is that before training; a language without a word has none, and one
+/// that is no longer in the input is forgotten.
 pub fn note(rates: &mut ProtectedRates, scores: &Scores) {
+    rates.retain(|language, _| scores.languages.contains_key(language));
     for (language, score) in &scores.languages {
         let now = score.words.rate();
         if now.is_finite() {
@@ -106,6 +108,7 @@ mod tests {
         assert_eq!(evaluate(&[("en", 5), ("de", 40)]), None);
         assert_eq!(evaluate(&[("en", 7), ("de", 10)]), None);
         assert_eq!(evaluate(&[("en", 8), ("de", 12)]).unwrap(), "en from 5.0 % to 8.0 %");
-        assert_eq!(rates.len(), 2);
+        assert_eq!(evaluate(&[("de", 12)]), None);
+        assert_eq!(rates.len(), 1);
     }
 }

@@ -458,8 +458,11 @@ impl Log for TrainBody {
             }
         };
         if !start.is_over(&self.settings) {
-            Ok(LogPosition::At { step, detail })
-        } else if !self.is_uploaded(&start)? {
+            return Ok(LogPosition::At { step, detail });
+        }
+        // No step is left, also where training ended before the last one.
+        let step = step.max(self.settings.max_steps);
+        if !self.is_uploaded(&start)? {
             let detail = format!("{detail}; it is to be copied to {}", self.settings.checkpoints);
             Ok(LogPosition::At { step, detail })
         } else if self.average_stands(&start)? {

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::de::{self, DeserializeSeed, EnumAccess, IgnoredAny, MapAccess, SeqAccess, VariantAccess, Visitor};
 
-use super::{Part, Step, Steps};
+use super::{Part, Step, Steps, visit_scalars};
 
 /// Line and column, from 1, in characters.
 type Position = (usize, usize);
@@ -36,13 +36,16 @@ struct Node {
 }
 
 impl PlaceIndex {
-    /// None where the text is no YAML, or has keys that are no scalars.
+    /// None where the text is no YAML, or has keys that are no scalars, or a key twice in one map.
     ///
     /// serde_yaml reports places in errors only. So the document is read with a reader that fails at each key and
     /// scalar; the next one can be read after such an error.
     pub fn of(text: &str) -> Option<PlaceIndex> {
-        let root = Walk.deserialize(serde_yaml::Deserializer::from_str(text));
-        root.ok().map(PlaceIndex)
+        let doubled = Cell::new(None);
+        let walk = Walk { doubled: &doubled };
+        walk.deserialize(serde_yaml::Deserializer::from_str(text))
+            .ok()
+            .map(PlaceIndex)
     }
 
     pub fn get(&self, steps: &Steps, part: Part) -> Indexed {
@@ -65,6 +68,15 @@ impl PlaceIndex {
     }
 }
 
+/// The first key that occurs twice in one map, with the place of the second occurrence. serde_yaml reports that of the map.
+pub(super) fn doubled_key(text: &str) -> Option<(String, Position)> {
+    let doubled = Cell::new(None);
+    let walk = Walk { doubled: &doubled };
+    // An error that comes after it does not matter.
+    let _ = walk.deserialize(serde_yaml::Deserializer::from_str(text));
+    doubled.take()
+}
+
 /// The place in an error of serde_yaml: `... at line 3 column 5`, or `... at position 0` for the first letter.
 fn position_in(error: &str) -> Option<Position> {
     let (_, place) = error.rsplit_once(" at ")?;
@@ -75,15 +87,22 @@ fn position_in(error: &str) -> Option<Position> {
     Some((line.parse().ok()?, column.parse().ok()?))
 }
 
-/// Reads anything.
-struct Walk;
+/// Reads anything but maps that have a key twice.
+#[derive(Clone, Copy)]
+struct Walk<'a> {
+    doubled: &'a Cell<Option<(String, Position)>>,
+}
 
-impl<'de> DeserializeSeed<'de> for Walk {
+impl<'de> DeserializeSeed<'de> for Walk<'_> {
     type Value = Node;
 
     fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
         let is_scalar = Cell::new(false);
-        match deserializer.deserialize_any(AnyVisitor { is_scalar: &is_scalar }) {
+        let visitor = AnyVisitor {
+            walk: self,
+            is_scalar: &is_scalar,
+        };
+        match deserializer.deserialize_any(visitor) {
             Err(error) if is_scalar.get() => Ok(Node {
                 scalar: position_in(&error.to_string()),
                 ..Node::default()
@@ -95,6 +114,7 @@ impl<'de> DeserializeSeed<'de> for Walk {
 
 /// Reads maps and lists; fails at each scalar, which is consumed.
 struct AnyVisitor<'a> {
+    walk: Walk<'a>,
     is_scalar: &'a Cell<bool>,
 }
 
@@ -115,7 +135,11 @@ impl<'de> Visitor<'de> for AnyVisitor<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
         let mut members = HashMap::new();
         while let Some((name, key)) = map.next_key_seed(Key)? {
-            let value = map.next_value_seed(Walk)?;
+            if let (true, Some(place)) = (members.contains_key(&name), key) {
+                self.walk.doubled.set(Some((name, place)));
+                return Err(de::Error::custom("doubled"));
+            }
+            let value = map.next_value_seed(self.walk)?;
             members.insert(name, Node { key, ..value });
         }
         Ok(Node {
@@ -126,7 +150,7 @@ impl<'de> Visitor<'de> for AnyVisitor<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = list.next_element_seed(Walk)? {
+        while let Some(item) = list.next_element_seed(self.walk)? {
             items.push(item);
         }
         Ok(Node {
@@ -138,45 +162,11 @@ impl<'de> Visitor<'de> for AnyVisitor<'_> {
     fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Node, A::Error> {
         let (_, variant) = data.variant::<IgnoredAny>()?;
         // The place of a tagged value is left to `locate`.
-        let value = variant.newtype_variant_seed(Walk)?;
+        let value = variant.newtype_variant_seed(self.walk)?;
         Ok(Node { scalar: None, ..value })
     }
 
-    fn visit_bool<E: de::Error>(self, _: bool) -> Result<Node, E> {
-        self.scalar()
-    }
-
-    fn visit_i64<E: de::Error>(self, _: i64) -> Result<Node, E> {
-        self.scalar()
-    }
-
-    fn visit_u64<E: de::Error>(self, _: u64) -> Result<Node, E> {
-        self.scalar()
-    }
-
-    fn visit_i128<E: de::Error>(self, _: i128) -> Result<Node, E> {
-        self.scalar()
-    }
-
-    fn visit_u128<E: de::Error>(self, _: u128) -> Result<Node, E> {
-        self.scalar()
-    }
-
-    fn visit_f64<E: de::Error>(self, _: f64) -> Result<Node, E> {
-        self.scalar()
-    }
-
-    fn visit_str<E: de::Error>(self, _: &str) -> Result<Node, E> {
-        self.scalar()
-    }
-
-    fn visit_none<E: de::Error>(self) -> Result<Node, E> {
-        self.scalar()
-    }
-
-    fn visit_unit<E: de::Error>(self) -> Result<Node, E> {
-        self.scalar()
-    }
+    visit_scalars!();
 }
 
 /// Reads a key, and gives it with its place.

@@ -10,6 +10,7 @@ const SHARED: Patience = Patience {
     look: Duration::from_millis(5),
     settle: Duration::from_millis(50),
     one_machine: Some(false),
+    always_beats: false,
 };
 
 fn take(path: &Path, run: &str) -> Result<Lock, StoreError> {
@@ -199,4 +200,32 @@ fn a_lock_file_that_cannot_be_opened_is_an_error() {
     std::fs::create_dir(&path).unwrap();
     assert!(matches!(take(&path, "r"), Err(StoreError::Io { .. })));
     assert!(take(&folder.path().join("no/folder"), "r").is_err());
+}
+
+#[test]
+fn who_goes_on_is_waited_for_and_who_does_not_is_named() {
+    let (beat, stale) = (Duration::from_millis(20), Duration::from_millis(400));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lock");
+    let wait = || Lock::wait_for(&path, "the copy of the state directory", beat, stale);
+    let held = wait().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| wait().map(drop));
+        thread::sleep(3 * stale);
+        assert!(!waiting.is_finished());
+        drop(held);
+        waiting.join().unwrap().unwrap();
+    });
+    // As of a process that is stopped.
+    let mut stopped = wait().unwrap();
+    let (end, thread) = stopped.beating.take().unwrap();
+    drop(end);
+    thread.join().unwrap();
+    let error = wait().map(drop).unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("(process {} on ", std::process::id())),
+        "{error}"
+    );
+    drop(stopped);
+    wait().map(drop).unwrap();
 }

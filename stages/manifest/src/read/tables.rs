@@ -1,7 +1,6 @@
 //! Parquet manifests: flow's own, and others with these columns.
 
 use std::collections::{BTreeMap, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -126,7 +125,7 @@ impl TableManifest {
             let mut table = Table::open(&path, settings)?;
             // A measured duration is part of the row, so the recording is looked at.
             let look = settings.check_audio || !table.has_duration;
-            let (found, rows) = sheltered(&path, || table.shards(number, look))?;
+            let (found, rows) = table.shards(number, look)?;
             table.rows = rows;
             for (name, (runs, recordings)) in found {
                 let shard = manifest.shards.entry(Partition::from(name)).or_default();
@@ -190,8 +189,8 @@ impl TableManifest {
                 batches.iter().try_for_each(push)?;
                 continue;
             }
-            let mut reader = sheltered(&table.path, || table.rows(&table.columns(), Some(runs)))?;
-            while let Some(batch) = sheltered(&table.path, || table.next(&mut reader))? {
+            let mut reader = table.rows(&table.columns(), Some(runs))?;
+            while let Some(batch) = table.next(&mut reader)? {
                 push(&batch)?;
             }
         }
@@ -210,7 +209,7 @@ impl TableManifest {
                 return Ok(None);
             }
             reading.passed += table.rows;
-            reading.grouped = Some(sheltered(&table.path, || self.group(file))?);
+            reading.grouped = Some(self.group(file)?);
         }
         Ok(match &reading.grouped {
             Some(grouped) => Some(grouped.read(shard as usize)?),
@@ -249,25 +248,13 @@ impl TableManifest {
     }
 }
 
-/// A panic of the decoder counts as damage of the file.
-pub(crate) fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) -> Result<T, ManifestError> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(ManifestError::Manifest {
-            path: path.to_path_buf(),
-            why: "the file is damaged: the Parquet decoder failed".into(),
-        })
-    })
-}
-
 impl Table {
     fn open(path: &Path, settings: &ReadSettings) -> Result<Table, ManifestError> {
         let look = FileLook::of(path).map_err(|e| ManifestError::io(path, e))?;
         let file = ForeignParquet::open(path).map_err(|e| ManifestError::io(path, e))?;
-        let metadata = sheltered(path, || {
-            file.metadata().map_err(|source| ManifestError::Parquet {
-                path: path.to_path_buf(),
-                source,
-            })
+        let metadata = file.metadata().map_err(|source| ManifestError::Parquet {
+            path: path.to_path_buf(),
+            source,
         })?;
         let rows = metadata.metadata().row_groups().iter().map(|group| group.num_rows());
         let mut table = Table {
@@ -386,7 +373,7 @@ impl Table {
             .map(|(theirs, ours)| (theirs.into(), ours.into()))
             .collect();
         if is_sampled {
-            table.unit = sheltered(path, || table.sampled_unit())?;
+            table.unit = table.sampled_unit()?;
         }
         Ok(table)
     }

@@ -12,7 +12,6 @@ use parquet::arrow::ProjectionMask;
 use serde_json::Value;
 
 use super::json_line;
-use super::tables::sheltered;
 use super::text_tables::{LANGUAGE_COLUMNS, TEXT_COLUMNS};
 use crate::error::ManifestError;
 
@@ -33,7 +32,7 @@ pub fn read_texts(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, 
         .extension()
         .is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"))
     {
-        sheltered(path, || of_table(path, each))
+        of_table(path, each)
     } else {
         of_lines(path, each)
     }

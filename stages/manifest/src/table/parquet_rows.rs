@@ -15,7 +15,6 @@ use parquet::arrow::ProjectionMask;
 use super::cells::{Cell, Rows, of_text};
 use super::{CellType, Columns, check_taken, lacks, schema_of, send, too_many_rows};
 use crate::error::ManifestError;
-use crate::read::tables::sheltered;
 
 /// Rows that are decoded at a time.
 const BATCH_ROWS: usize = 2_048;
@@ -46,32 +45,29 @@ fn of_path(path: &Path) -> impl Fn(parquet::errors::ParquetError) -> ManifestErr
 
 /// The columns that a file has.
 pub(super) fn columns(path: &Path) -> Result<Columns, ManifestError> {
-    sheltered(path, || {
-        let metadata = open(path)?.metadata().map_err(of_path(path))?;
-        let fields = metadata.schema().fields().iter();
-        Ok(fields
-            .filter_map(|field| Some((field.name().clone(), cell_type(field.data_type())?)))
-            .collect())
-    })
+    let metadata = open(path)?.metadata().map_err(of_path(path))?;
+    let fields = metadata.schema().fields().iter();
+    Ok(fields
+        .filter_map(|field| Some((field.name().clone(), cell_type(field.data_type())?)))
+        .collect())
 }
 
 /// Reads all rows of a file.
 pub(super) fn read(path: &Path, columns: &Columns, schema: &SchemaRef, out: &mut Out) -> Result<(), StageError> {
-    let mut reader = sheltered(path, || {
-        let file = open(path)?;
-        let metadata = file.metadata().map_err(of_path(path))?;
-        let fields = metadata.schema().fields();
-        let names: Vec<&str> = fields.iter().map(|field| field.name().as_str()).collect();
-        let mut roots = Vec::with_capacity(columns.len());
-        for (column, _) in columns {
-            let root = names.iter().position(|name| name == column);
-            roots.push(root.ok_or_else(|| lacks(path, column, &names))?);
-        }
-        let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.iter().copied());
-        file.rows(&metadata, mask, BATCH_ROWS, None).map_err(of_path(path))
-    })?;
+    let file = open(path)?;
+    let metadata = file.metadata().map_err(of_path(path))?;
+    let fields = metadata.schema().fields();
+    let names: Vec<&str> = fields.iter().map(|field| field.name().as_str()).collect();
+    let mut roots = Vec::with_capacity(columns.len());
+    for (column, _) in columns {
+        let root = names.iter().position(|name| name == column);
+        roots.push(root.ok_or_else(|| lacks(path, column, &names))?);
+    }
+    let mask = ProjectionMask::roots(metadata.parquet_schema(), roots.iter().copied());
+    let reader = file.rows(&metadata, mask, BATCH_ROWS, None).map_err(of_path(path))?;
     let (mut first, mut taken, mut first_refused) = (0u32, 0, None);
-    while let Some(batch) = sheltered(path, || reader.next().transpose().map_err(ManifestError::from))? {
+    for batch in reader {
+        let batch = batch?;
         let rows = u32::try_from(batch.num_rows()).map_err(|_| too_many_rows(path))?;
         let next = first.checked_add(rows).ok_or_else(|| too_many_rows(path))?;
         let numbers: ArrayRef = Arc::new(UInt32Array::from_iter_values(first..next));

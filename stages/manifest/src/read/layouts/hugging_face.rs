@@ -27,7 +27,6 @@ use super::super::looks::{Chain, FileLook};
 use super::super::places::Places;
 use super::super::recordings::Wanted;
 use super::super::rows::{ManifestRow, Refusal, refuse};
-use super::super::tables::sheltered;
 use super::super::{ReadSettings, file_stem};
 use super::splits::{chosen, spoken_of, usual};
 use super::stream_offsets::ArrowFile;
@@ -301,11 +300,9 @@ fn numbered(stem: &str) -> Option<Numbered<'_>> {
 
 fn parquet_of(path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
     let file = ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))?;
-    sheltered(path, || {
-        file.metadata().map_err(|source| ManifestError::Parquet {
-            path: path.to_path_buf(),
-            source,
-        })
+    file.metadata().map_err(|source| ManifestError::Parquet {
+        path: path.to_path_buf(),
+        source,
     })
 }
 
@@ -714,7 +711,7 @@ impl Corpus for DataSet {
                     };
                     let mut rows = parquet.rows_of(metadata, &[group], mask, batch, None).map_err(failed)?;
                     let mut at = 0usize;
-                    while let Some(batch) = sheltered(&file.path, || Ok(rows.next().transpose()?))? {
+                    while let Some(batch) = rows.next().transpose()? {
                         let place_of = |batch: &RecordBatch, row: usize| {
                             let has_bytes = is_full
                                 || batch

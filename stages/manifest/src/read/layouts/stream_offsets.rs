@@ -1,6 +1,7 @@
 //! Arrow's stream format, read so that it is known where in the file values lie.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,6 @@ use arrow::ipc::{MessageHeader, root_as_message};
 use flow_runtime::{StageError, open_input_file};
 use flow_storage::InputFile;
 
-use super::super::tables::sheltered;
 use super::wrong;
 use crate::error::ManifestError;
 
@@ -58,6 +58,11 @@ impl Placed<'_> {
     }
 }
 
+/// A panic of the Arrow crate counts as damage of the file.
+fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) -> Result<T, ManifestError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(wrong(path, "it is damaged: the Arrow decoder failed")))
+}
+
 impl ArrowFile {
     /// # Errors
     /// When it cannot be read, or is no such file.
@@ -76,7 +81,14 @@ impl ArrowFile {
             opened.first = AFTER_MAGIC;
         }
         let no_schema = || wrong(path, "it is no Arrow file: it does not begin with a schema");
-        let message = opened.message(opened.first)?.ok_or_else(no_schema)?;
+        let message = opened.message(opened.first).map_err(|error| match opened.first {
+            0 => error,
+            _ => wrong(
+                path,
+                "its schema is at its end alone, as Polars writes it, or it is damaged: write it as Parquet",
+            ),
+        });
+        let message = message?.ok_or_else(no_schema)?;
         opened.schema = sheltered(path, || {
             let header = root_as_message(&message.metadata).map_err(|error| damaged(path, &error))?;
             let schema = header.header_as_schema().ok_or_else(no_schema)?;
