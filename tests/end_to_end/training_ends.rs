@@ -83,21 +83,54 @@ fn recordings(folder: PathBuf) -> Vec<PathBuf> {
     found
 }
 
+/// A manifest of recordings of one language.
+fn manifest(place: &Workplace, name: &str, recordings: &[PathBuf]) -> String {
+    let path = place.path(name);
+    let line = |path: &PathBuf| json!({ "audio_filepath": path, "text": "one two", "lang": "en" }).to_string();
+    fs::write(&path, recordings.iter().map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    path.display().to_string()
+}
+
+/// Training hears the same whether recordings of shards stay in their tars or are extracted, also beside rows to replay.
+#[test]
+fn rows_in_tars_and_rows_to_replay_are_mixed() {
+    let place = Workplace::new("micro");
+    expect_code(&finetune(&place, &["train.max_steps=1"]).output().unwrap(), 0);
+    let audio = recordings(place.path("audio"));
+    let replay = format!("replay_manifest={}", manifest(&place, "replay.jsonl", &audio[2..]));
+    let weights = |store: &str| {
+        let checkpoints = format!("checkpoints={}", place.path(store).display());
+        let store_setting = format!("store={store}");
+        let settings = [
+            &replay,
+            &store_setting,
+            "replay_share=0.5",
+            "train.max_steps=3",
+            &checkpoints,
+        ];
+        let output = finetune(&place, &settings).output().unwrap();
+        expect_code(&output, 0);
+        let said = stderr(&output);
+        assert!(said.contains("mixed") && !said.contains("cannot be decoded"), "{said}");
+        let folder = find(&place.path(store), "step-000000003");
+        let files = recordings(folder)
+            .into_iter()
+            .filter(|path| path.extension().is_some_and(|e| e == "safetensors"));
+        files.map(|path| fs::read(path).unwrap()).collect::<Vec<_>>()
+    };
+    let (tarred, extracted) = (weights("tar"), weights("as_is"));
+    assert!(tarred.len() >= 2 && tarred == extracted);
+}
+
 #[test]
 fn a_language_is_protected_and_replayed() {
     let place = Workplace::new("micro");
     expect_code(&finetune(&place, &["train.max_steps=1"]).output().unwrap(), 0);
     let audio = recordings(place.path("audio"));
-    let manifest = |name: &str, paths: &[PathBuf]| {
-        let path = place.path(name);
-        let line = |path: &PathBuf| json!({ "audio_filepath": path, "text": "one two", "lang": "en" }).to_string();
-        fs::write(&path, paths.iter().map(line).collect::<Vec<_>>().join("\n")).unwrap();
-        path.display().to_string()
-    };
     assert!(audio.len() >= 4, "{audio:?}");
     let (protect, replay) = (
-        manifest("protect.jsonl", &audio[..2]),
-        manifest("replay.jsonl", &audio[2..]),
+        manifest(&place, "protect.jsonl", &audio[..2]),
+        manifest(&place, "replay.jsonl", &audio[2..]),
     );
     let [protect, replay] = [
         format!("protect_manifest={protect}"),
