@@ -149,3 +149,25 @@ fn rows_are_selected_by_their_measures() {
     assert_eq!(rejects.len(), all.len() - kept.len());
     assert!(rejects.iter().all(|reject| reject.reason == "noisy"));
 }
+
+/// A corpus becomes a dataset of Hugging Face with the same rows.
+#[test]
+fn a_dataset_has_the_rows_of_the_corpus() {
+    let shards = format!("shards={}/tests/data/corpus/mini", env!("CARGO_MANIFEST_DIR"));
+    let run = |settings: &[&str]| {
+        let place = Workplace::bundled("micro");
+        let mut flow = place.command("run", "pipelines/manifest.yaml", settings);
+        expect_code(&flow.args(["--set", &shards]).output().unwrap(), 0);
+        place
+    };
+    let rows = |place: &Workplace| {
+        let row = |line: &Value| [line["text"].clone(), line["lang"].clone(), line["duration"].clone()];
+        lines(place).iter().map(row).collect::<Vec<_>>()
+    };
+    let manifest = run(&[]);
+    let dataset = run(&["format=huggingface", "license=cc-by-4.0"]);
+    let names = ["README.md", "data/train-00000-of-00001.parquet", "flow.json"];
+    assert!(names.iter().all(|name| dataset.out().join(name).is_file()));
+    let again = run(&[&format!("input={}", dataset.out().display())]);
+    assert_eq!(rows(&again), rows(&manifest));
+}
