@@ -14,6 +14,8 @@ mod arguments;
 mod bundle;
 mod commands;
 mod failure;
+#[cfg_attr(not(feature = "service"), allow(dead_code, reason = "the pages use more of it"))]
+mod frozen;
 mod hook;
 pub mod kinds;
 mod launch;
@@ -114,6 +116,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Graph(arguments) => commands::graph::graph(&arguments, &registry, out),
         Command::Status(arguments) => commands::status::status(&arguments, out),
         Command::Log(arguments) => commands::log::log(&arguments, out),
+        Command::Compare(arguments) => commands::compare::compare(&arguments, out),
         Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
         Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
         Command::Align(arguments) => commands::align::align(&arguments, out),

@@ -35,6 +35,9 @@ pub struct Report {
 #[derive(Default)]
 struct Seen {
     run: String,
+    /// As the user named it, and a note.
+    name: Option<String>,
+    note: Option<String>,
     pipeline: String,
     outcome: String,
     seconds: f64,
@@ -134,8 +137,11 @@ impl Seen {
                 run,
                 pipeline,
                 switched_off,
+                name,
+                note,
                 ..
             } => {
+                (self.name, self.note) = (name.clone(), note.clone());
                 self.run.clone_from(run);
                 self.pipeline.clone_from(pipeline);
                 self.switched_off.clone_from(switched_off);
@@ -174,7 +180,8 @@ impl Seen {
         let rejects: u64 = stages.iter().map(|stage| stage.rejected).sum();
         let main = html! {
             h1 { (self.pipeline) }
-            p.quiet { "Run " code { (self.run) } ", " (self.outcome.replace('_', " ")) }
+            p.quiet { "Run " @if let Some(name) = &self.name { b dir="auto" { (name) } " " } code { (self.run) } ", " (self.outcome.replace('_', " ")) }
+            @if let Some(note) = &self.note { p dir="auto" { (note) } }
             @if let Some(failure) = &self.failure { section { h2 { "What ended it" } p { (failure) } } }
             div.tiles {
                 div.tile { b { (duration(self.seconds)) } span { "from start to end" } }
@@ -376,6 +383,8 @@ mod tests {
                     position: 0,
                     from: vec![],
                 }],
+                name: Some(stage("warm <1>")),
+                note: None,
             },
             Event::StageStarted {
                 stage: stage("unique:keys"),

@@ -11,6 +11,9 @@ use crate::processes::Processes;
 pub struct Options {
     /// The state directory.
     pub state: PathBuf,
+    /// What the run is called, and a note of it, for people.
+    pub name: Option<String>,
+    pub note: Option<String>,
     /// Timely workers; none: one per core.
     pub workers: Option<usize>,
     /// The whole thread budget that workers share; none: one per core.
@@ -53,6 +56,8 @@ impl Options {
     pub fn new(state: impl Into<PathBuf>) -> Self {
         Options {
             state: state.into(),
+            name: None,
+            note: None,
             workers: None,
             threads: None,
             from: None,

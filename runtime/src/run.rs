@@ -141,6 +141,8 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         pipeline: checked.pipeline.name.clone(),
         stages: checked.stages.iter().map(|stage| stage.name.clone()).collect(),
         switched_off: checked.pipeline.switched_off.clone(),
+        name: options.name.clone(),
+        note: options.note.clone(),
     });
     let mut run_counts = RunCounts::default();
     let mut running = Running {

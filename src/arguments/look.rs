@@ -69,6 +69,15 @@ impl LineageArguments {
 }
 
 #[derive(Args, Debug)]
+pub struct CompareArguments {
+    /// The runs, two or more, by their ids or by the names of `flow run --name`
+    #[arg(required = true, num_args = 2.., value_name = "RUN")]
+    pub runs: Vec<String>,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
+
+#[derive(Args, Debug)]
 pub struct LogArguments {
     #[command(flatten)]
     pub look: LookArguments,

@@ -27,7 +27,7 @@ pub use evaluate::{
 };
 #[cfg(feature = "service")]
 pub use jobs::{JobsArguments, JobsCommand};
-pub use look::{LineageArguments, LogArguments, LookArguments, RejectsArguments};
+pub use look::{CompareArguments, LineageArguments, LogArguments, LookArguments, RejectsArguments};
 pub use model::{
     LmBuildArguments, LmCommand, ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelDtype, ModelFormat,
     ModelInfoArguments, NewPieces,
@@ -110,6 +110,8 @@ pub enum Command {
     Status(LookArguments),
     /// Show the events of a run
     Log(LogArguments),
+    /// Compare runs: the settings that differ, beside the figures
+    Compare(CompareArguments),
     /// Transcribe recordings: text, subtitles, words with times; only new or changed recordings are transcribed
     #[command(after_help = TRANSCRIBE_EXIT_CODES)]
     Transcribe(TranscribeArguments),

@@ -61,6 +61,12 @@ pub struct RunArguments {
     pub selection: SelectionArguments,
     #[command(flatten)]
     pub processes: ProcessArguments,
+    /// A name for the run, which other commands take in place of its id: `flow compare warm cold`
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// A note of the run, for its page and `flow compare`
+    #[arg(long, value_name = "TEXT")]
+    pub note: Option<String>,
     /// Also replace manifests by ones with far fewer rows (see `max_shrink`)
     #[arg(long)]
     pub allow_shrink: bool,

@@ -1,6 +1,7 @@
 //! `flow check`: is the pipeline right?
 
 mod manifests;
+mod training;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -52,7 +53,8 @@ pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Writ
         // Making the plan lists every source and reads the stages' logs.
         let options = Options::new(&arguments.state.state);
         flow_runtime::run::plan(&checked, &options).map_err(|error| Failure::run(error, &checked))?;
-        let without = manifests::look_at_manifests(&checked, out)?;
+        let (without, texts) = manifests::look_at_manifests(&checked, out)?;
+        training::look_at_training(&checked, &texts, out)?;
         if !without.is_empty() {
             writeln!(
                 out,

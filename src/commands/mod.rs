@@ -2,6 +2,7 @@
 
 pub mod align;
 pub mod check;
+pub mod compare;
 mod coverage;
 pub mod diarize;
 pub mod doctor;

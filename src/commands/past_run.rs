@@ -109,6 +109,36 @@ impl PastRun {
         PastRun::find_run(arguments, true)
     }
 
+    /// The run of this id, or else the latest of this name.
+    pub fn called(store: &Store, name: &str) -> Result<PastRun, Failure> {
+        let runs = store.runs()?;
+        let with_id = |id: &String| {
+            let folder = store.run_folder(id)?;
+            Ok::<_, Failure>(PastRun {
+                folder,
+                id: id.clone(),
+                store: store.clone(),
+            })
+        };
+        if let Some(id) = runs.iter().find(|id| *id == name) {
+            return with_id(id);
+        }
+        for id in runs.iter().rev() {
+            let run = with_id(id)?;
+            if matches!(run.started(), Some(Event::RunStarted { name: Some(given), .. }) if given == name) {
+                return Ok(run);
+            }
+        }
+        let help = runs.last().map_or_else(
+            || "there are no runs yet".to_string(),
+            |last| format!("the latest is {last}"),
+        );
+        Err(Failure::usage(
+            format!("there is no run `{name}` in {}", store.name()),
+            help,
+        ))
+    }
+
     fn find_run(arguments: &LookArguments, planned: bool) -> Result<PastRun, Failure> {
         let dir = &arguments.state.state;
         if !Store::is_there(dir)? {
@@ -118,25 +148,11 @@ impl PastRun {
             ));
         }
         let store = Store::open(dir, Access::Read)?;
-        let runs = store.runs()?;
         let wanted = Wanted::new(arguments)?;
         if arguments.run != "latest" {
-            let Some(id) = runs.iter().find(|id| **id == arguments.run) else {
-                let help = runs.last().map_or_else(
-                    || "there are no runs yet".to_string(),
-                    |last| format!("the latest is {last}"),
-                );
-                return Err(Failure::usage(
-                    format!("there is no run `{}` in {}", arguments.run, dir.display()),
-                    help,
-                ));
-            };
-            return Ok(PastRun {
-                folder: store.run_folder(id)?,
-                id: id.clone(),
-                store,
-            });
+            return PastRun::called(&store, &arguments.run);
         }
+        let runs = store.runs()?;
         let mut latest = None;
         for id in runs.iter().rev() {
             if planned && !store.run_folder(id)?.join("plan.json").is_file() {
@@ -191,7 +207,15 @@ impl PastRun {
             .and_then(|line| serde_json::from_str::<serde_json::Value>(&line).ok())
             .and_then(|line| Some(format!(", started {}", line.get("at")?.as_str()?)))
             .unwrap_or_default();
-        let text = format!("run {} of {pipeline}{started}, state {}", self.id, self.store.name());
+        let called = match self.started() {
+            Some(Event::RunStarted { name: Some(name), .. }) => format!(" ({name})"),
+            _ => String::new(),
+        };
+        let text = format!(
+            "run {}{called} of {pipeline}{started}, state {}",
+            self.id,
+            self.store.name()
+        );
         escape_line(&text).into_owned()
     }
 
@@ -204,10 +228,15 @@ impl PastRun {
 
     /// The name of the run's pipeline, from its first event.
     fn pipeline(&self) -> Option<String> {
-        match serde_json::from_str(&self.first_line()?) {
-            Ok(Event::RunStarted { pipeline, .. }) => Some(pipeline),
+        match self.started()? {
+            Event::RunStarted { pipeline, .. } => Some(pipeline),
             _ => None,
         }
+    }
+
+    /// The run's first event.
+    pub fn started(&self) -> Option<Event> {
+        serde_json::from_str(&self.first_line()?).ok()
     }
 
     /// The settings of its stages of a kind, as they were in the run.

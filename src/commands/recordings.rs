@@ -602,6 +602,8 @@ fn run_arguments(
         settle: 10.0,
         poll: false,
         keep: None,
+        name: None,
+        note: None,
         allow_shrink: false,
         keep_going: false,
         decide_memory: None,

@@ -144,6 +144,8 @@ fn conduct(
 ) -> Result<Exit, Failure> {
     let mut options = options(&arguments.selection);
     options.signals = true;
+    options.name.clone_from(&arguments.name);
+    options.note.clone_from(&arguments.note);
     options.allow_shrink = arguments.allow_shrink;
     options.keep_going = arguments.keep_going;
     options.decide_bytes = arguments.decide_memory.map(|bytes| bytes.max(LEAST_DECIDE_MEMORY));

@@ -23,8 +23,18 @@ pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Fa
     for (_, logged) in run.events()? {
         let event = logged.event;
         match &event {
-            Event::RunStarted { pipeline, stages, .. } => {
-                writeln!(out, "run {} of {pipeline}, started {}", run.id, logged.at)?;
+            Event::RunStarted {
+                pipeline,
+                stages,
+                name,
+                note,
+                ..
+            } => {
+                let name = name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
+                writeln!(out, "run {}{name} of {pipeline}, started {}", run.id, logged.at)?;
+                if let Some(note) = note {
+                    writeln!(out, "note: {note}")?;
+                }
                 order = stages.clone();
             }
             Event::RunFailed {

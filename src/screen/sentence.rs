@@ -23,12 +23,14 @@ fn in_words(event: &Event) -> String {
             pipeline,
             stages,
             switched_off,
+            name,
             ..
         } => {
             let stages = plural(stages.len() as u64, "stage");
+            let name = name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
             match switched_off.len() {
-                0 => format!("run {run} of {pipeline}: {stages}"),
-                off => format!("run {run} of {pipeline}: {stages}, {off} switched off"),
+                0 => format!("run {run}{name} of {pipeline}: {stages}"),
+                off => format!("run {run}{name} of {pipeline}: {stages}, {off} switched off"),
             }
         }
         Event::StageStarted {

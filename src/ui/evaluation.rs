@@ -15,7 +15,6 @@ use flow_evaluation::wer::words;
 use flow_manifest::browse::{Filter, Group, PlacedRow, RowQuery, Test, Total};
 use maud::{Markup, html};
 
-use super::dag::Frozen;
 use super::differences::{Settings, differences, on_one_line};
 use super::filters::View;
 use super::layout::{Section, page, said};
@@ -25,6 +24,7 @@ use super::runs::{store, when};
 use super::sound::Place;
 use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run, value_of};
 use super::{App, PageError, Shared, answer};
+use crate::frozen::Frozen;
 use crate::table::{count, duration, plural};
 
 /// The kind of stage whose rows are transcripts of an evaluation.

@@ -31,6 +31,9 @@ pub struct Follower {
     too_long: bool,
     pub pipeline: String,
     pub started: String,
+    /// As the user named the run, and the note of it.
+    pub name: Option<String>,
+    pub note: Option<String>,
     pub stages: Vec<String>,
     pub switched_off: Vec<SwitchedOff>,
     pub progress: RunProgress,
@@ -140,8 +143,11 @@ impl Follower {
                 pipeline,
                 stages,
                 switched_off,
+                name,
+                note,
                 ..
             } => {
+                (self.name, self.note) = (name, note);
                 (self.pipeline, self.stages, self.switched_off) = (pipeline, stages, switched_off);
                 self.started.clone_from(&at);
             }

@@ -20,6 +20,9 @@ const MAX_FIRST: u64 = 1 << 20;
 #[derive(Clone, Debug, Default)]
 pub struct RunSummary {
     pub pipeline: String,
+    /// As the user named it, and the note of it.
+    pub name: Option<String>,
+    pub note: Option<String>,
     /// RFC 3339.
     pub started: String,
     /// None where it did not end.
@@ -64,7 +67,8 @@ pub fn summary(app: &App, id: &str, figures: bool) -> Arc<RunSummary> {
 /// What a stage of a run is called beside those of others: `decode of finetune, 2026-01-01 12:00:00`.
 pub fn titled(app: &App, run: &str, stage: &str) -> String {
     let run = summary(app, run, false);
-    format!("{stage} of {}, {}", run.pipeline, when(&run.started))
+    let name = run.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
+    format!("{stage} of {}{name}, {}", run.pipeline, when(&run.started))
 }
 
 /// From all events.
@@ -80,6 +84,8 @@ fn whole(events: &Path) -> RunSummary {
         seconds: run.ended.as_ref().map(|end| end.seconds),
         outcome: run.ended.map(|end| end.outcome),
         pipeline: run.pipeline,
+        name: run.name,
+        note: run.note,
         started: run.started,
         rates: Vec::new(),
     }
@@ -102,6 +108,8 @@ fn ends(events: &Path) -> RunSummary {
     let (outcome, seconds) = end.unzip();
     RunSummary {
         pipeline: text("pipeline"),
+        name: first["name"].as_str().map(str::to_owned),
+        note: first["note"].as_str().map(str::to_owned),
         started: text("at"),
         outcome,
         seconds,
@@ -123,8 +131,9 @@ mod tests {
                 "\"event\":\"stage_finished\",\"stage\":\"{stage}\",\"rows_in\":9,\"rows_out\":{rows},\"rejects\":[{{\"reason\":\"x\",\"class\":\"rule\",\"rows\":2}}]"
             ))
         };
-        let mut text =
-            line("\"event\":\"run_started\",\"version\":1,\"run\":\"r\",\"pipeline\":\"p\",\"stages\":[\"a\",\"b\"]");
+        let mut text = line(
+            "\"event\":\"run_started\",\"version\":1,\"run\":\"r\",\"pipeline\":\"p\",\"name\":\"warm\",\"stages\":[\"a\",\"b\"]",
+        );
         text += &(finished("a", 7) + &finished("b", 3));
         std::fs::write(&events, &text).unwrap();
         let cut_short = whole(&events);
@@ -139,6 +148,7 @@ mod tests {
                 (summary.pipeline.as_str(), summary.started.as_str()),
                 ("p", "2026-01-01T00:00:00Z")
             );
+            assert_eq!((summary.name.as_deref(), summary.note), (Some("warm"), None));
             assert_eq!((summary.outcome.as_deref(), summary.seconds), (Some("done"), Some(1.5)));
             assert_eq!((summary.rows, summary.rejects), figures);
         }

@@ -16,12 +16,13 @@ use flow_runtime::store::{Access, Store};
 use flow_storage::is_url;
 use maud::{Markup, html};
 
-use super::dag::{self, Frozen};
+use super::dag;
 use super::follower::{Ended, Follower, last_lines};
 use super::layout::{Section, address, page};
 use super::run_summary::summary;
 use super::tables::{RunPort, TableRef, ports_of_run};
 use super::{App, PageError, Shared, answer, evaluation};
+use crate::frozen::Frozen;
 use crate::run_progress::StageProgress;
 use crate::screen::sentence::sentence;
 use crate::table::{count, duration, plural};
@@ -98,7 +99,7 @@ pub async fn list(State(app): State<Shared>) -> Response {
                     tbody { @for (run, is_held, id) in &rows {
                         @let link = format!("/runs/{id}");
                         tr data-href=(link) {
-                            td.whole { a href=(link) { (id) } }
+                            td.whole { a href=(link) { (id) } @if let Some(name) = &run.name { br; b dir="auto" { (name) } } @if let Some(note) = &run.note { br; span.quiet dir="auto" { (note) } } }
                             td dir="auto" { (run.pipeline) }
                             td.whole { (when(&run.started)) }
                             td.n { (run.seconds.map_or("-".to_owned(), duration)) }
@@ -141,14 +142,16 @@ pub async fn show(State(app): State<Shared>, InAddress(id): InAddress<String>) -
     answer(&app, move |app| {
         let follower = follower(app, &id)?;
         let folder = store(app)?.run_folder(&id)?;
-        let (pipeline, started, is_over) = {
+        let (pipeline, started, is_over, name, note) = {
             let follower = follower.lock().unwrap_or_else(PoisonError::into_inner);
-            (follower.pipeline.clone(), follower.started.clone(), follower.ended.is_some())
+            let (name, note) = (follower.name.clone(), follower.note.clone());
+            (follower.pipeline.clone(), follower.started.clone(), follower.ended.is_some(), name, note)
         };
         let frozen = Frozen::read(&folder.join("spec.yaml"));
         let ports = ports_of_run(app, &id);
         let main = html! {
-            p.quiet { "Run " code { (id) } ", started " (started) }
+            p.quiet { "Run " @if let Some(name) = &name { b dir="auto" { (name) } " " } code { (id) } ", started " (started) }
+            @if let Some(note) = &note { p dir="auto" { (note) } }
             p.links {
                 a href={ "/runs/" (id) "/log" } { "Log" }
                 @if folder.join("report.html").is_file() { a href={ "/runs/" (id) "/report" } { "Report" } }

@@ -9,11 +9,11 @@ use axum::response::Response;
 use flow_manifest::browse::RowSet;
 use maud::{Markup, html};
 
-use super::dag::Frozen;
 use super::layout::{Section, address, page};
 use super::runs::{follower, store};
 use super::{App, PageError, Shared, answer};
 use crate::commands::past_run::PastRun;
+use crate::frozen::Frozen;
 use crate::run_progress::stage_of;
 use crate::table::plural;
 

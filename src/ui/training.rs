@@ -13,14 +13,14 @@ use flow_evaluation::page::percent;
 use maud::{Markup, html};
 use serde_json::Value;
 
-use super::dag::Frozen;
 use super::differences::{Settings, differences, on_one_line};
 use super::follower::last_lines;
 use super::layout::{Section, address, page};
-use super::run_summary::titled;
+use super::run_summary::{summary, titled};
 use super::runs::store;
 use super::tables::Pairs;
 use super::{App, PageError, Shared, answer};
+use crate::frozen::Frozen;
 
 /// Runs in which trainings are looked for, and trainings that are drawn at once.
 const RUNS: usize = 50;
@@ -42,6 +42,7 @@ struct Training {
     /// Of its stage, and parameters of its pipeline.
     settings: Settings,
     title: String,
+    note: Option<String>,
 }
 
 /// The trainings of a pipeline: stage, and file of figures.
@@ -67,6 +68,7 @@ fn trainings(app: &App) -> Result<Vec<Training>, PageError> {
             if file.is_file() && !found.iter().any(|known| known.file == file) {
                 found.push(Training {
                     title: titled(app, &run, &stage),
+                    note: summary(app, &run, false).note.clone(),
                     settings: frozen.settings_of(&stage),
                     run: run.clone(),
                     stage,
@@ -203,7 +205,7 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
                     fieldset { legend { "Trainings, " (DRAWN) " at most" }
                         @for (training, differs) in all.iter().zip(&differ) { @let key = key(training);
                             label.check { input type="checkbox" name="of" value=(key) checked[keys.contains(&key)];
-                                span { a href={ "/runs/" (training.run) } { (training.title) } " " (latest(&training.file)) @if !differs.is_empty() { br; span.quiet dir="auto" { (on_one_line(differs)) } } }
+                                span { a href={ "/runs/" (training.run) } { (training.title) } " " (latest(&training.file)) @if let Some(note) = &training.note { br; span dir="auto" { (note) } } @if !differs.is_empty() { br; span.quiet dir="auto" { (on_one_line(differs)) } } }
                             } }
                     }
                     button { "Draw" }

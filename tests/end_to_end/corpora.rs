@@ -115,3 +115,59 @@ fn a_part_of_the_rows_becomes_a_validation_manifest() {
     );
     assert!(val > 0 && train + val == all, "{all}: {train} and {val}");
 }
+
+/// Of two runs the second keeps the rows whose measures in the first meet the limit, and rejects the others by name.
+#[test]
+fn rows_are_selected_by_their_measures() {
+    let place = Workplace::bundled("micro");
+    let shards = format!("shards={}/tests/data/corpus/mini", env!("CARGO_MANIFEST_DIR"));
+    let run = |limits: &[&str]| {
+        let mut flow = place.command("run", "pipelines/quality.yaml", limits);
+        expect_code(&flow.args(["--set", &shards]).output().unwrap(), 0);
+        let measure = |line: &Value| {
+            (
+                line["segment_id"].as_str().unwrap().to_owned(),
+                line["snr_db"].as_f64().unwrap(),
+            )
+        };
+        lines(&place).iter().map(measure).collect::<Vec<_>>()
+    };
+    let all = run(&[]);
+    let first = &lines(&place)[0];
+    for name in ["bandwidth_hz", "speech_share", "characters_per_second"] {
+        assert!(first[name].as_f64().unwrap() > 0.0, "{first}");
+    }
+    assert!(first["bandwidth_hz"].as_f64().unwrap() <= 8000.0, "{first}");
+    let mut sorted: Vec<f64> = all.iter().map(|(_, snr)| *snr).collect();
+    sorted.sort_by(f64::total_cmp);
+    let limit = sorted[sorted.len() / 4];
+    assert!(limit > sorted[0], "{sorted:?}");
+    let kept = run(&[&format!("min_snr_db={limit}")]);
+    let expected: Vec<(String, f64)> = all.iter().filter(|(_, snr)| *snr >= limit).cloned().collect();
+    assert_eq!(kept, expected);
+    let rejects = read_rejects(&place.out().join("rejects.parquet"));
+    assert_eq!(rejects.len(), all.len() - kept.len());
+    assert!(rejects.iter().all(|reject| reject.reason == "noisy"));
+}
+
+/// A corpus becomes a dataset of Hugging Face with the same rows.
+#[test]
+fn a_dataset_has_the_rows_of_the_corpus() {
+    let shards = format!("shards={}/tests/data/corpus/mini", env!("CARGO_MANIFEST_DIR"));
+    let run = |settings: &[&str]| {
+        let place = Workplace::bundled("micro");
+        let mut flow = place.command("run", "pipelines/manifest.yaml", settings);
+        expect_code(&flow.args(["--set", &shards]).output().unwrap(), 0);
+        place
+    };
+    let rows = |place: &Workplace| {
+        let row = |line: &Value| [line["text"].clone(), line["lang"].clone(), line["duration"].clone()];
+        lines(place).iter().map(row).collect::<Vec<_>>()
+    };
+    let manifest = run(&[]);
+    let dataset = run(&["format=huggingface", "license=cc-by-4.0"]);
+    let names = ["README.md", "data/train-00000-of-00001.parquet", "flow.json"];
+    assert!(names.iter().all(|name| dataset.out().join(name).is_file()));
+    let again = run(&[&format!("input={}", dataset.out().display())]);
+    assert_eq!(rows(&again), rows(&manifest));
+}

@@ -288,6 +288,23 @@ fn each_process_loads_the_micro_batches_of_its_ranks() {
     }
 }
 
+/// Training ends by `early_stopping` at process 0; both end well, and what follows runs.
+#[test]
+fn processes_end_together_where_training_ends_early() {
+    let place = Workplace::new("micro");
+    let settings = [
+        "train.max_steps=200",
+        "train.eval_every=2",
+        "train.early_stopping={patience: 1, min_delta: 1.0}",
+    ];
+    for process in started(two(&place, &settings)) {
+        let (code, told) = process.end();
+        assert_eq!(code, Some(0), "{told}");
+    }
+    assert!(has_step(&place, 4) && !has_step(&place, 6));
+    assert!(place.path("model_out/model.nemo").is_file());
+}
+
 /// The commands of both processes, with the environment variables of Slurm or torchrun.
 fn launched(place: &Workplace, settings: &[&str], slurm: bool) -> [Command; 2] {
     let port = free_port();

@@ -57,6 +57,11 @@ pub enum Event {
         /// Stages that take no part, with the reason.
         #[serde(default)]
         switched_off: Vec<SwitchedOff>,
+        /// What the user calls the run, and notes of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        note: Option<String>,
     },
     /// A stage begins: how many partitions will run and how many are reused. With `--keep-going` it may begin again
     /// after a failure, with the partitions that are left; those that this run has made do not count as reused.

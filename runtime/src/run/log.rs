@@ -9,6 +9,7 @@ use super::Running;
 use super::counts::RunCounts;
 use super::job::{node_job, region_job, workers_of_each};
 use super::node::{commit_one, failed, started};
+use crate::context::Cancel;
 use crate::dataflow::run_region;
 use crate::error::StageError;
 use crate::kind::{Body, LogPosition};
@@ -95,6 +96,8 @@ pub(super) fn run(
         if let Some(signal) = signals.stop_asked() {
             return Err(RunError::Interrupted { signal });
         }
+        // A log that ended early cancelled what was left of its region, and no more.
+        state.cancel = Cancel::default();
         run_counts.add(log, 1, 0);
         match state.decide_log(log)? {
             Verdict::Log {

@@ -11,6 +11,9 @@ use flow_runtime::spec::Checked;
 use crate::failure::Failure;
 use crate::table::{count, plural};
 
+/// Texts with their languages.
+pub type Texts = Vec<(String, String)>;
+
 /// Rows of each manifest whose recordings are decoded.
 const ROWS: usize = 48;
 /// Time limit for each manifest. A row that was begun is finished.
@@ -19,9 +22,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 const PLACES: usize = 5;
 
 /// Checks some rows of each manifest that a stage reads, and prints their statistics and which would be rejected.
-/// Returns the names of the stages whose manifests have no usable row among them.
-pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<Vec<String>, Failure> {
-    let mut without = Vec::new();
+/// Returns the names of the stages whose manifests have no usable row among them, and the languages and texts of usable rows.
+pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<(Vec<String>, Texts), Failure> {
+    let (mut without, mut texts) = (Vec::new(), Texts::new());
     for (index, stage) in checked.stages.iter().enumerate() {
         if stage.kind.name() != "manifest.read" {
             continue;
@@ -39,8 +42,9 @@ pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<Vec<S
         if has_no_row(&sample) {
             without.push(stage.name.clone());
         }
+        texts.extend(sample.texts);
     }
-    Ok(without)
+    Ok((without, texts))
 }
 
 /// Whether every checked row would be rejected.
@@ -146,6 +150,7 @@ mod tests {
             seconds: 100.25,
             layouts: [((16_000, 1), 40), ((44_100, 2), 7)].into(),
             languages: [("de".to_string(), 47)].into(),
+            texts: vec![("de".into(), "eins".into())],
             without_text: (1..=6).map(|line| format!("m.jsonl, line {line}")).collect(),
             tagged: 3,
             told_twice: vec!["m.jsonl, line 3".into()],

@@ -1,10 +1,11 @@
 //! HTTP requests to the hub, and messages for its errors.
 
+use std::io::Read;
 use std::time::Duration;
 
 use serde::Deserialize;
 use ureq::http::{HeaderMap, Response};
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, SendBody};
 
 use crate::error::HubError;
 use crate::hub::{Hub, HubToken};
@@ -15,7 +16,9 @@ const REDIRECTIONS: usize = 8;
 /// The longest response that is read as a list of files, in bytes.
 const LONGEST_LIST: u64 = 16 << 20;
 /// The most files of a repository. Those of large models have hundreds, datasets some thousands.
-const MOST_FILES: usize = 100_000;
+pub(crate) const MOST_FILES: usize = 100_000;
+/// Bytes a second of the slowest upload that is not given up.
+const SLOWEST: u64 = 20_000;
 
 pub(crate) struct HttpClient {
     agent: Agent,
@@ -64,6 +67,14 @@ pub(crate) enum EtagDigest {
     Sha256,
     /// The SHA-1 of a header and its bytes, by which git names it.
     GitBlob,
+}
+
+/// What a request asks for, of those that change a repository and those that prepare it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    Get,
+    Post,
+    Put,
 }
 
 /// Why a request failed.
@@ -293,6 +304,42 @@ impl HttpClient {
         Err(self.status_error(status.as_u16(), response.headers(), reference, file))
     }
 
+    /// One request with a body of a known size. Gives the response whatever its status. The token is sent to the hub alone.
+    /// `wait` is the longest time until the response begins; the body has as much, and more for each byte.
+    pub fn submit(
+        &self,
+        (method, address): (Method, &str),
+        headers: &[(String, String)],
+        body: &mut dyn Read,
+        size: u64,
+        wait: Duration,
+    ) -> Result<Response<Body>, RequestError> {
+        let token = self
+            .token
+            .as_ref()
+            .filter(|_| origin(address) == origin(&self.endpoint));
+        let token = token.map(|token| ("authorization".to_owned(), format!("Bearer {}", token.secret)));
+        let headers = headers.iter().chain(&token);
+        let response = if method == Method::Get {
+            let get = self.agent.get(address);
+            headers.fold(get, |get, (name, value)| get.header(name, value)).call()
+        } else {
+            let request = match method {
+                Method::Put => self.agent.put(address),
+                _ => self.agent.post(address),
+            };
+            let request = headers.fold(request, |request, (name, value)| request.header(name, value));
+            request
+                .header("content-length", size)
+                .config()
+                .timeout_send_body(Some(wait + Duration::from_secs(size / SLOWEST)))
+                .timeout_recv_response(Some(wait))
+                .build()
+                .send(SendBody::from_reader(body))
+        };
+        response.map_err(|error| self.transport_error(address, &error))
+    }
+
     fn transport_error(&self, address: &str, error: &ureq::Error) -> RequestError {
         let host = origin(address);
         let (what, help) = match error {
@@ -417,12 +464,12 @@ impl HttpClient {
     }
 }
 
-fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+pub(crate) fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     headers.get(name)?.to_str().ok()
 }
 
 /// `https://host:port` of a URL.
-fn origin(address: &str) -> &str {
+pub(crate) fn origin(address: &str) -> &str {
     let host = address.find("://").map_or(0, |at| at + 3);
     let end = address[host..].find('/').map_or(address.len(), |at| host + at);
     &address[..end]

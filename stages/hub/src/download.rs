@@ -18,7 +18,7 @@ use crate::reference::HubReference;
 /// Bytes that a file has to grow by for a download to be getting on.
 const STRETCH: u64 = 256 << 10;
 /// Requests in a row within one stretch after which a download fails.
-const TRIES: u32 = 6;
+pub(crate) const TRIES: u32 = 6;
 /// Requests for a file, of those that end before half the time-out, after which a download fails.
 const BREAKS: u32 = 100;
 /// The largest file whose size the hub does not say. It says that of all weights.
@@ -159,7 +159,8 @@ impl Transfer<'_> {
                     ),
                 });
             }
-            if tries > 0 && !self.pause(tries, progress) {
+            let line = format!("{}: it breaks off, try {} of {TRIES}", self.file, tries + 1);
+            if tries > 0 && !pause(self.hub.timeout, tries, &line, progress) {
                 return Ok(false);
             }
             // Addresses of the hub's storage expire.
@@ -167,24 +168,6 @@ impl Transfer<'_> {
             if remote_file.as_ref().is_some_and(|now| now.etag != first.etag) {
                 remote_file = None;
             }
-        }
-    }
-
-    /// Waits before another try, longer after each. False: `progress` cancelled it.
-    fn pause(&self, tries: u32, progress: Progress<'_>) -> bool {
-        let unit = self.hub.timeout / 30;
-        let mut left = unit.saturating_mul(1 << tries.min(8)).min(self.hub.timeout);
-        loop {
-            let line = format!("{}: it breaks off, try {} of {TRIES}", self.file, tries + 1);
-            if !progress(&line) {
-                return false;
-            }
-            if left.is_zero() {
-                return true;
-            }
-            let step = left.min(Duration::from_secs(1));
-            std::thread::sleep(step);
-            left -= step;
         }
     }
 
@@ -252,6 +235,23 @@ impl Transfer<'_> {
                 .map_err(|error| write_error(self.partial, size, error))?;
             have += count as u64;
         }
+    }
+}
+
+/// Waits before another try, longer after each, and reports `line` meanwhile. `timeout` is the longest wait. False: `progress`
+/// cancelled it.
+pub(crate) fn pause(timeout: Duration, tries: u32, line: &str, progress: Progress<'_>) -> bool {
+    let mut left = (timeout / 30).saturating_mul(1 << tries.min(8)).min(timeout);
+    loop {
+        if !progress(line) {
+            return false;
+        }
+        if left.is_zero() {
+            return true;
+        }
+        let step = left.min(Duration::from_secs(1));
+        std::thread::sleep(step);
+        left -= step;
     }
 }
 
@@ -350,7 +350,7 @@ fn write_error(path: &Path, size: Option<u64>, error: std::io::Error) -> HubErro
 }
 
 /// `12.0 of 2400.3 MB (0 %)`.
-fn amount(done: u64, size: Option<u64>) -> String {
+pub(crate) fn amount(done: u64, size: Option<u64>) -> String {
     let mb = |bytes: u64| bytes as f64 / 1e6;
     match size {
         // Of a small file megabytes say nothing.

@@ -1,6 +1,6 @@
 //! Models and datasets of the Hugging Face hub: `hf://OWNER/NAME[@REVISION][/FILE]` and
 //! `hf://datasets/OWNER/NAME[@REVISION][/CONFIG][:SPLIT]` become paths in the hub's own cache, which is shared with the hub's other
-//! programs.
+//! programs. Files are pushed to such repositories.
 
 mod cache;
 mod client;
@@ -8,6 +8,7 @@ mod dataset;
 mod download;
 mod error;
 mod hub;
+mod push;
 mod reference;
 mod selection;
 #[cfg(test)]
@@ -16,4 +17,5 @@ mod tests;
 pub use dataset::DatasetFiles;
 pub use error::HubError;
 pub use hub::{Hub, HubToken, Progress};
+pub use push::{NewFile, Push, Pushed, files_below};
 pub use reference::{DatasetReference, HubReference, RepositoryKind};

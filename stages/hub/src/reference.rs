@@ -64,6 +64,25 @@ impl HubReference {
         }))
     }
 
+    /// Parses the repository that is pushed to: `hf://OWNER/NAME[@BRANCH]` (a model) or `hf://datasets/OWNER/NAME[@BRANCH]`.
+    ///
+    /// # Errors
+    /// Where the text is neither, or names a part of a repository.
+    pub fn target(text: &str) -> Result<Self, HubError> {
+        let wrong = || HubError::Reference {
+            message: format!(
+                "`{text}` is no repository of the hub; write hf://datasets/OWNER/NAME, or hf://OWNER/NAME for a model"
+            ),
+        };
+        if let Some(dataset) = DatasetReference::parse(text) {
+            let dataset = dataset.map_err(|_| wrong())?;
+            let is_whole = dataset.config.is_none() && dataset.split.is_none();
+            return Some(dataset.repository).filter(|_| is_whole).ok_or_else(wrong);
+        }
+        let model = Self::parse(text).and_then(Result::ok);
+        model.filter(|model| model.file.is_none()).ok_or_else(wrong)
+    }
+
     /// A suggestion for a text that is no existing path, but may be the `OWNER/NAME` of a model of the hub.
     pub fn meant(text: &str) -> Option<String> {
         let is_file = ["nemo", "ckpt", "model", "safetensors", "bin", "pt"];

@@ -14,15 +14,17 @@ use super::{Hub, HubError, HubReference, HubToken};
 
 mod dataset;
 mod hostile;
+mod push;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A request: method, path, headers by their names in small letters.
+/// A request: method, path, headers by their names in small letters, body.
 #[derive(Clone, Debug)]
 struct Request {
     method: String,
     path: String,
     headers: BTreeMap<String, String>,
+    body: Vec<u8>,
 }
 
 /// What the server answers: status, headers, the body, and how much of it before the connection breaks.
@@ -95,7 +97,17 @@ fn read_request(reader: &mut impl BufRead) -> Option<Request> {
         };
         headers.insert(name.to_ascii_lowercase(), value.to_owned());
     }
-    Some(Request { method, path, headers })
+    let length = headers
+        .get("content-length")
+        .map_or(0, |length| length.parse().unwrap());
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some(Request {
+        method,
+        path,
+        headers,
+        body,
+    })
 }
 
 fn write_answer(mut stream: TcpStream, request: &Request, answer: Answer) {

@@ -36,6 +36,7 @@ pub mod table;
 pub mod text;
 pub mod validation;
 pub mod write;
+mod write_hugging_face;
 pub mod write_lines;
 mod write_parts;
 pub mod written_form;

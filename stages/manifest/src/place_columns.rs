@@ -250,7 +250,7 @@ impl Files<'_> {
 }
 
 /// A path below the folder of shards.
-fn prefixed(path: &str, shards: &str) -> String {
+pub(crate) fn prefixed(path: &str, shards: &str) -> String {
     let prefix = match shards {
         "" => "",
         root if root.chars().all(|c| c == '/') => "/",

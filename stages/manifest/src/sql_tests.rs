@@ -242,6 +242,27 @@ fn a_syntax_error_has_its_place() {
     assert!(!message.contains("Line:"), "{message}");
 }
 
+/// Rules have the functions that queries have, also those that are rewritten into others.
+#[test]
+fn rules_have_the_functions_of_queries() {
+    for when in [
+        "coalesce(nullif(duration_s, 1.5), -1.0) < 0",
+        "nvl(nullif(duration_s, 1.5), -1.0) < 0",
+        "nullif(duration_s, 1.5) IS NULL",
+        "CASE WHEN duration_s = 1.5 THEN true END",
+    ] {
+        let with = format!("query: SELECT _row FROM input\nrejects: [{{reason: absent, when: \"{when}\"}}]");
+        let found = run(&with, three()).unwrap();
+        let kept = run(
+            &format!("rows: new\nquery: SELECT _row FROM input WHERE ({when}) IS NOT TRUE"),
+            three(),
+        )
+        .unwrap();
+        assert_eq!(numbers(&found, "a/x"), numbers(&kept, "a/x"), "{when}");
+        assert_eq!(found.rejects().len(), 3 - numbers(&kept, "a/x").len(), "{when}");
+    }
+}
+
 #[test]
 fn rules_are_tried_in_order_and_null_is_not_true() {
     let with = "

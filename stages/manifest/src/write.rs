@@ -24,6 +24,7 @@ use crate::parquet_file::{ROW_GROUP, encoder_digest};
 use crate::pieces::{Notes, Part, Piece, Standing};
 use crate::place_columns::{self, Places, columns_of, of_read, with_extra};
 use crate::statistics::{Durations, Figures, Languages, write_statistics};
+use crate::write_hugging_face;
 use crate::write_lines::{Extracted, write_lines};
 use crate::write_parts::{FileOfParts, write_parts};
 
@@ -70,6 +71,13 @@ const STATISTICS: &str = "statistics.json";
 /// `audio_0.tar, audio_1.tar, ...`, and `manifest.read` finds them by `tar_path`. Where keys of `extra` could be taken for where a
 /// row begins (`start_ms`), its line has an `offset` of 0, too.
 ///
+/// With `format: huggingface` the set is a dataset as the library `datasets` loads it (`load_dataset(OUT)`): Parquet files
+/// `data/train-00000-of-00001.parquet` of some hours each, and `README.md` with its configuration, features and languages. `train` is
+/// the split `train` and `val` the split `validation`; where neither is given, `master` is the split `train`. The columns are
+/// `audio` (`bytes` and `path`), `text, duration, lang, segment_id, shard_id, source` and those of `extra_columns`. Each recording
+/// is in the files as it is stored; a row that is a part of one becomes FLAC of 16 kHz. Recordings of shards need `audio.extract` before.
+/// `rejects.parquet`, `statistics.json` and JSON lines are not written, so that the folder can be published.
+///
 /// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
 /// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see
 /// `max_shrink`) is not written, as input data may be missing. An empty set is not written where rows were rejected
@@ -91,6 +99,12 @@ pub struct WriteSettings {
     /// The folder of shards, which is put before `tar_path`. Empty: nothing is added.
     #[serde(default)]
     pub shards: String,
+    /// `parquet` (manifests) or `huggingface` (a dataset with its recordings).
+    #[serde(default)]
+    pub format: Format,
+    /// License of a dataset, as the hub calls it (`cc-by-4.0`), for its README.md.
+    #[serde(default)]
+    pub license: String,
     /// Write the manifests as JSON lines too.
     #[serde(default)]
     pub jsonl: bool,
@@ -110,6 +124,17 @@ pub struct WriteSettings {
     /// reasons, unless the run was started with `--allow-shrink`.
     #[serde(default)]
     pub allow_empty: bool,
+}
+
+/// What is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Manifests.
+    #[default]
+    Parquet,
+    /// A dataset with its recordings.
+    Huggingface,
 }
 
 /// Whether a file name is that of a manifest as they are written here.
@@ -160,12 +185,20 @@ impl Kind for Write {
             place_columns::check(input)?;
         }
         check_further(&settings.extra_columns, inputs)?;
+        if settings.format == Format::Huggingface {
+            write_hugging_face::check(settings, inputs)?;
+        } else if !settings.license.is_empty() {
+            return Err(StageError::setting("license", "only `format: huggingface` writes it"));
+        }
         Ok(Shape::export())
     }
 
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
         for input in context.inputs.iter() {
             let mut others = place_columns::others(&input.schema);
+            if settings.format == Format::Huggingface && place_columns::with_extra(&input.schema) {
+                others.push(EXTRA);
+            }
             others.retain(|name| {
                 !FOR_STAGES.contains(name) && !settings.extra_columns.iter().any(|further| further == name)
             });
@@ -191,6 +224,7 @@ impl Kind for Write {
             rejects: context.rejects.clone(),
             scratch: context.scratch.clone(),
             pieces: BTreeMap::new(),
+            stop: Box::new(context.gives_up()),
         })))
     }
 
@@ -198,6 +232,9 @@ impl Kind for Write {
     fn identity(settings: &WriteSettings) -> serde_json::Value {
         let lines = settings.jsonl.then_some((&settings.audio, &settings.out));
         let mut identity = serde_json::json!({"shards": settings.shards, "jsonl": lines});
+        if settings.format == Format::Huggingface {
+            identity["format"] = serde_json::json!([settings.format, settings.license]);
+        }
         if !settings.extra_columns.is_empty() {
             identity["extra_columns"] = serde_json::json!(settings.extra_columns);
         }
@@ -247,6 +284,8 @@ struct Writer {
     scratch: PathBuf,
     /// Of the files of the set that was written.
     pieces: BTreeMap<String, Vec<Piece>>,
+    /// Whether to give up.
+    stop: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl Export for Writer {
@@ -257,6 +296,13 @@ impl Export for Writer {
     fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let WriteSettings { audio, out, .. } = &self.settings;
         let (inputs, rejects) = (&self.inputs, &self.rejects);
+        let rows: u64 = inputs.iter().map(Artifact::rows).sum();
+        if rows == 0 && rejects.rows() > 0 && !self.settings.allow_empty {
+            set.guard_empty(all_refused(rejects));
+        }
+        if self.settings.format == Format::Huggingface {
+            return write_hugging_face::write_dataset(&self.settings, &self.splits(), set, &self.stop);
+        }
         for (what, names) in GUARDED {
             let rows = self
                 .files
@@ -267,10 +313,6 @@ impl Export for Writer {
                 .map(|((_, file), artifact)| (format!("{file}.parquet"), artifact.rows()))
                 .unzip();
             set.guard_rows(what, files, rows.iter().sum(), self.settings.max_shrink);
-        }
-        let rows: u64 = inputs.iter().map(Artifact::rows).sum();
-        if rows == 0 && rejects.rows() > 0 && !self.settings.allow_empty {
-            set.guard_empty(all_refused(rejects));
         }
         let recipe = Recipe::new(&self.settings)?;
         let notes = Notes::read(&self.scratch);
@@ -372,6 +414,24 @@ fn all_refused(rejects: &RejectSet) -> String {
 }
 
 impl Writer {
+    /// The inputs that are splits of a dataset, and the names of these.
+    fn splits(&self) -> Vec<(&'static str, &Artifact)> {
+        let named = |wanted: &str, split| {
+            let mut inputs = self.files.iter().zip(&self.inputs);
+            inputs
+                .find(|((name, _), _)| *name == wanted)
+                .map(|(_, artifact)| (split, artifact))
+        };
+        let divided: Vec<_> = [named("train", "train"), named("val", "validation")]
+            .into_iter()
+            .flatten()
+            .collect();
+        match divided.is_empty() {
+            true => named("master", "train").into_iter().collect(),
+            false => divided,
+        }
+    }
+
     /// Gives what was written of each input.
     fn write_manifests(
         &self,

@@ -39,6 +39,8 @@ pub struct ManifestSample {
     pub languages: BTreeMap<String, u64>,
     /// The places of those whose text has no word.
     pub without_text: Vec<String>,
+    /// Their languages and texts.
+    pub texts: Vec<(String, String)>,
     /// How many of their texts begin with a language tag, and where those are whose tag is another than the row's language.
     pub tagged: u64,
     pub other_tag: Vec<String>,
@@ -194,6 +196,7 @@ impl ManifestSample {
             .entry((opened.sample_rate(), opened.channels()))
             .or_default() += 1;
         *self.languages.entry(row.lang.clone()).or_default() += 1;
+        self.texts.push((row.lang.clone(), row.text.clone()));
         self.seconds += found.duration;
         let is_part = |length: f64| start > 0.0 || length - found.duration > TOLERANCE_SECONDS;
         self.parts += u64::from(stated_seconds(path, range).is_some_and(is_part));

@@ -23,6 +23,8 @@ use datafusion::error::DataFusionError;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::simplify::SimplifyContext;
+use datafusion::optimizer::simplify_expressions::ExprSimplifier;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::execution_plan::reset_plan_states;
 use datafusion::physical_plan::memory::MemoryStream;
@@ -287,7 +289,15 @@ impl Session {
             .create_logical_expr_from_sql_expr(parsed, &columns)
             .map_err(fault)?;
         statement::refuse_changing_expression(&logical, text)?;
-        let physical = state.create_physical_expr(logical, &columns).map_err(fault)?;
+        // Some functions, such as `coalesce`, exist only until an expression is simplified.
+        let context = SimplifyContext::builder()
+            .with_schema(Arc::new(columns.clone()))
+            .with_config_options(Arc::clone(state.config_options()))
+            .build();
+        let simplifier = ExprSimplifier::new(context);
+        let coerced = simplifier.coerce(logical, &columns).map_err(fault)?;
+        let simplified = simplifier.simplify(coerced).map_err(fault)?;
+        let physical = state.create_physical_expr(simplified, &columns).map_err(fault)?;
         let data_type = physical.data_type(schema).map_err(fault)?;
         Ok(Expression {
             physical,
