@@ -129,6 +129,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Evaluate(command) => commands::evaluate::evaluate(&command, out),
         Command::Model(command) => commands::model::model(&command, out),
         Command::Lm(command) => commands::lm::lm(&command, out),
+        Command::Push(arguments) => commands::push::push(&arguments, out),
         Command::Memory(arguments) => commands::memory::memory(&arguments, &registry, out),
         Command::Gc(arguments) => commands::gc::gc(&arguments, out),
         Command::New(arguments) => commands::new::new(&arguments, out),

@@ -135,6 +135,8 @@ pub enum Command {
     /// Show, convert and compare models on disk
     #[command(subcommand)]
     Model(ModelCommand),
+    /// Push a dataset or a model to the Hugging Face hub; files that the hub has are not sent
+    Push(PushArguments),
     /// Build n-gram language models for transcription
     #[command(subcommand)]
     Lm(LmCommand),
@@ -155,6 +157,29 @@ pub enum Command {
 
 const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; 5 less of the speech has words than --require-coverage; others as of `flow`.";
 const DIARIZE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as of `flow`.";
+
+#[derive(Args, Debug)]
+pub struct PushArguments {
+    /// The folder: a dataset that `manifest.write` wrote with `format: huggingface`, or a model that training wrote
+    pub folder: PathBuf,
+    /// hf://datasets/OWNER/NAME, or hf://OWNER/NAME for a model
+    #[arg(value_name = "REPOSITORY")]
+    pub to: String,
+    /// The branch, which is made where it is not there; main if not given
+    #[arg(long, value_name = "BRANCH")]
+    pub revision: Option<String>,
+    /// Make a new repository private
+    #[arg(long)]
+    pub private: bool,
+    /// The message of the commit
+    #[arg(long, value_name = "TEXT", default_value = "Upload with flow")]
+    pub message: String,
+    /// Show what would be pushed, and the card of a model; asks the hub nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub state: StateArguments,
+}
 
 #[derive(Args, Debug)]
 pub struct NewArguments {

@@ -20,6 +20,7 @@ pub mod model;
 pub mod new;
 pub mod past_run;
 pub mod plan;
+pub mod push;
 pub mod rejects;
 pub mod run;
 #[cfg(feature = "service")]

@@ -150,9 +150,9 @@ fn rows_are_selected_by_their_measures() {
     assert!(rejects.iter().all(|reject| reject.reason == "noisy"));
 }
 
-/// A corpus becomes a dataset of Hugging Face with the same rows.
+/// A corpus becomes a dataset of Hugging Face with the same rows, and a push shows what it would send before it needs the hub.
 #[test]
-fn a_dataset_has_the_rows_of_the_corpus() {
+fn a_dataset_has_the_rows_of_the_corpus_and_is_pushed_by_name() {
     let shards = format!("shards={}/tests/data/corpus/mini", env!("CARGO_MANIFEST_DIR"));
     let run = |settings: &[&str]| {
         let place = Workplace::bundled("micro");
@@ -170,4 +170,36 @@ fn a_dataset_has_the_rows_of_the_corpus() {
     assert!(names.iter().all(|name| dataset.out().join(name).is_file()));
     let again = run(&[&format!("input={}", dataset.out().display())]);
     assert_eq!(rows(&again), rows(&manifest));
+
+    let push = |more: &[&str]| {
+        let mut flow = program();
+        flow.arg("push")
+            .arg(dataset.out())
+            .args(["hf://datasets/o/n"])
+            .args(more);
+        flow.env_remove("HUGGING_FACE_HUB_TOKEN")
+            .env("HF_HOME", dataset.path("hub"));
+        flow
+    };
+    let output = push(&["--dry-run"]).env_remove("HF_TOKEN").output().unwrap();
+    expect_code(&output, 0);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        said.contains("data/train-00000-of-00001.parquet") && said.contains("2 files"),
+        "{said}"
+    );
+    assert!(!said.contains("flow.json"), "{said}");
+    for (token, endpoint, expected) in [
+        ("", "http://127.0.0.1:1", "needs a token"),
+        ("secret", "http://127.0.0.1:1", "refuses the connection"),
+    ] {
+        let output = push(&[])
+            .env("HF_TOKEN", token)
+            .env("HF_ENDPOINT", endpoint)
+            .output()
+            .unwrap();
+        expect_code(&output, 1);
+        assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    }
+    expect_code(&push(&["--revision", "a b"]).output().unwrap(), 2);
 }

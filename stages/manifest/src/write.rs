@@ -76,7 +76,7 @@ const STATISTICS: &str = "statistics.json";
 /// the split `train` and `val` the split `validation`; where neither is given, `master` is the split `train`. The columns are
 /// `audio` (`bytes` and `path`), `text, duration, lang, segment_id, shard_id, source` and those of `extra_columns`. Each recording
 /// is in the files as it is stored; a row that is a part of one becomes FLAC of 16 kHz. Recordings of shards need `audio.extract` before.
-/// `rejects.parquet`, `statistics.json` and JSON lines are not written, so that the folder can be published.
+/// `rejects.parquet`, `statistics.json` and JSON lines are not written, so that the folder can be published (`flow push`).
 ///
 /// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
 /// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see
