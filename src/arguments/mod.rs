@@ -33,8 +33,7 @@ pub use model::{
     ModelInfoArguments, NewPieces,
 };
 pub use recordings::{
-    ChannelUse, Coverage, Decoder, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments,
-    TranscribeArguments, WindowMethod,
+    ChannelUse, Coverage, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments, TranscribeArguments,
 };
 pub use run::{
     CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,
@@ -52,6 +51,12 @@ pub use ui::UiArguments;
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// A value as it is written on the command line, which is also its name as a parameter of a pipeline.
+pub fn written(value: impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Reads the command line. A URL where an argument is a path of this machine is an error of its own.

@@ -210,7 +210,11 @@ pub(crate) fn judge(
     }
 }
 
-pub(crate) fn each<T: Sync, R: Send>(
+/// What `look` gives for each item, in their order, on the threads of `pool`; none if `stop` becomes true.
+///
+/// # Errors
+/// Those of `look`.
+pub fn each<T: Sync, R: Send>(
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
     items: &[T],

@@ -38,9 +38,9 @@ mod stored_bytes;
 mod stream;
 mod streamed_aiff;
 mod streamed_wav;
-pub mod synthesize;
 pub mod tar;
 #[cfg(test)]
+#[path = "tests/test_data.rs"]
 mod test_data;
 mod timeline;
 mod wave64;
@@ -51,5 +51,4 @@ pub use error::AudioError;
 pub use extract::Extract;
 pub use probe::Probe;
 pub use recording_reader::RecordingReader;
-pub use synthesize::Synthesize;
 pub use webdataset::WebDataset;

@@ -191,7 +191,10 @@ impl Kind for Probe {
 }
 
 /// Threads for decoding: what the stage may use beside its worker.
-pub(crate) fn decoding_pool(context: &Context) -> Result<ThreadPool, StageError> {
+///
+/// # Errors
+/// Where they cannot be started.
+pub fn decoding_pool(context: &Context) -> Result<ThreadPool, StageError> {
     ThreadPoolBuilder::new()
         .num_threads(context.threads.max(1))
         .thread_name(|number| format!("decode-{number}"))

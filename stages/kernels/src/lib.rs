@@ -41,6 +41,7 @@ pub mod upload;
 mod vectors;
 
 #[cfg(test)]
+#[path = "not_a_number_tests.rs"]
 mod not_a_number;
 
 pub use chunks::by_chunks;

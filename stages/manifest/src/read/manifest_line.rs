@@ -80,7 +80,6 @@ impl ReadSettings {
         let manifest = self.open(Path::new(""), &mut |_| true)?;
         let names = match &manifest {
             Manifest::Lines(lines) => lines.names(),
-            Manifest::Texts(tables) => tables.names(),
             Manifest::Tables(_) | Manifest::Folder(_) | Manifest::LaidOut(_) => return Ok(None),
         };
         for partition in names {

@@ -10,7 +10,7 @@ use flow_storage::is_url;
 use super::ReadSettings;
 use super::files::{Format, expand, format_of};
 use super::folder::{AudioFolder, table_of};
-use super::layouts::{self, LaidOut, Layout};
+use super::layouts::{self, Corpus, LaidOut, Layout};
 use super::lines::LineManifest;
 use super::rows::Rows;
 use super::tables::TableManifest;
@@ -21,8 +21,8 @@ use crate::error::ManifestError;
 /// A manifest whose parts are known.
 pub enum Manifest {
     Tables(TableManifest),
-    Lines(LineManifest),
-    Texts(TextTables),
+    /// JSON lines, or tables as text.
+    Lines(LaidOut),
     Folder(AudioFolder),
     LaidOut(LaidOut),
 }
@@ -32,20 +32,16 @@ impl Manifest {
     pub(super) fn names(&self) -> Vec<Partition> {
         match self {
             Manifest::Tables(tables) => tables.names(),
-            Manifest::Lines(lines) => lines.names(),
-            Manifest::Texts(tables) => tables.names(),
             Manifest::Folder(folder) => folder.names(),
-            Manifest::LaidOut(corpus) => corpus.names(),
+            Manifest::Lines(corpus) | Manifest::LaidOut(corpus) => corpus.names(),
         }
     }
 
     pub(super) fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
         Ok(match self {
             Manifest::Tables(tables) => tables.partitions(),
-            Manifest::Lines(lines) => lines.partitions()?,
-            Manifest::Texts(tables) => tables.partitions()?,
             Manifest::Folder(folder) => folder.partitions()?,
-            Manifest::LaidOut(corpus) => corpus.partitions()?,
+            Manifest::Lines(corpus) | Manifest::LaidOut(corpus) => corpus.partitions()?,
         })
     }
 
@@ -53,20 +49,16 @@ impl Manifest {
     pub(super) fn decision(&self) -> Option<String> {
         match self {
             Manifest::Tables(tables) => tables.decision(),
-            Manifest::Lines(lines) => lines.decision(),
-            Manifest::Texts(tables) => tables.decision(),
             Manifest::Folder(folder) => folder.decision(),
-            Manifest::LaidOut(corpus) => Some(corpus.decision()),
+            Manifest::Lines(corpus) | Manifest::LaidOut(corpus) => corpus.decision(),
         }
     }
 
     pub(super) fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
         match self {
             Manifest::Tables(tables) => tables.read(partition, rows),
-            Manifest::Lines(lines) => lines.read(partition, rows),
-            Manifest::Texts(tables) => tables.read(partition, rows),
             Manifest::Folder(folder) => folder.read(partition, rows),
-            Manifest::LaidOut(corpus) => corpus.read(partition, rows),
+            Manifest::Lines(corpus) | Manifest::LaidOut(corpus) => corpus.read(partition, rows),
         }
     }
 }
@@ -170,14 +162,14 @@ impl ReadSettings {
         match (format, files.as_slice()) {
             (Format::Parquet, [first, ..]) if layouts::has_recordings(first) => layouts::open_named(files, self),
             (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self, scratch)?)),
-            (Format::Table, _) => Ok(Manifest::Texts(TextTables::open(files, None, self)?)),
+            (Format::Table, _) => Ok(self.of_lines(TextTables::open(files, None, self)?)),
             (Format::Nemo, _) => {
                 let tars = if self.tars.is_empty() {
                     Vec::new()
                 } else {
                     existing(&self.tars, "the tar")?
                 };
-                Ok(Manifest::Lines(LineManifest::open(files, tars, self)?))
+                Ok(self.of_lines(LineManifest::open(files, tars, self)?))
             }
             (_, [root]) => self.open_folder(root, scratch),
             (_, [_, second, ..]) => Err(ManifestError::Manifest {
@@ -219,13 +211,17 @@ impl ReadSettings {
         }
     }
 
+    pub(super) fn of_lines(&self, corpus: impl Corpus + 'static) -> Manifest {
+        Manifest::Lines(LaidOut::in_parts(corpus, self))
+    }
+
     /// A table of the recordings of a folder.
     pub(super) fn open_table(&self, table: &Path, root: &Path, scratch: &Path) -> Result<Manifest, ManifestError> {
         let files = vec![table.to_path_buf()];
         Ok(match format_of(table) {
-            Some(Format::Nemo) => Manifest::Lines(LineManifest::open(files, Vec::new(), self)?),
+            Some(Format::Nemo) => self.of_lines(LineManifest::open(files, Vec::new(), self)?),
             Some(Format::Parquet) => Manifest::Tables(TableManifest::open(files, self, scratch)?),
-            _ => Manifest::Texts(TextTables::open(files, Some(root), self)?),
+            _ => self.of_lines(TextTables::open(files, Some(root), self)?),
         })
     }
 }

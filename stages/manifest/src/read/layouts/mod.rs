@@ -84,6 +84,7 @@ pub enum Layout {
 
 pub use hugging_face::{has_recordings, open_dataset, open_named};
 pub use subtitles::subtitle_texts;
+pub use utterance::take_line;
 
 /// A layout: its name, how it is recognised, and how it is opened.
 struct Known {
@@ -300,7 +301,7 @@ pub type Take<'t> =
 
 /// A corpus of some layout.
 pub trait Corpus: Send + Sync {
-    /// What it was taken for, and what was decided.
+    /// What it was taken for, and what was decided, for the log; empty where there is nothing to say.
     fn told(&self) -> String;
 
     /// Its parts, by name.
@@ -330,23 +331,28 @@ impl LaidOut {
     /// # Errors
     /// Where there is no row.
     pub fn of(corpus: impl Corpus + 'static, root: &Path, settings: &ReadSettings) -> Result<Manifest, ManifestError> {
-        let parts = corpus.parts();
-        if parts.is_empty() {
-            return Err(wrong(root, format!("there are no rows in it ({})", corpus.told())));
+        let laid_out = LaidOut::in_parts(corpus, settings);
+        if laid_out.parts.is_empty() {
+            let told = laid_out.corpus.told();
+            return Err(wrong(root, format!("there are no rows in it ({told})")));
         }
-        Ok(Manifest::LaidOut(LaidOut {
+        Ok(Manifest::LaidOut(laid_out))
+    }
+
+    pub fn in_parts(corpus: impl Corpus + 'static, settings: &ReadSettings) -> LaidOut {
+        LaidOut {
+            parts: corpus.parts(),
             corpus: Box::new(corpus),
-            parts,
             look: settings.check_audio,
-        }))
+        }
     }
 
     pub fn names(&self) -> Vec<Partition> {
         self.parts.iter().map(|part| part.name.clone()).collect()
     }
 
-    pub fn decision(&self) -> String {
-        self.corpus.told()
+    pub fn decision(&self) -> Option<String> {
+        Some(self.corpus.told()).filter(|told| !told.is_empty())
     }
 
     /// # Errors

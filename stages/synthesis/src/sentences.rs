@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::invented::InventedWords;
 use super::random::{Random, place_of};
 use super::words::{Excluded, is_silent, normal_words};
-use crate::error::AudioError;
+use flow_audio::AudioError;
 
 /// Largest file of a language, in bytes.
 const LARGEST_FILE: u64 = 1 << 20;

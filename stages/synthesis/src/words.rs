@@ -13,8 +13,8 @@ use parquet::arrow::ProjectionMask;
 use sha2::{Digest as _, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
-use crate::error::AudioError;
-use crate::language_tag::split_tag;
+use flow_audio::AudioError;
+use flow_audio::language_tag::split_tag;
 
 /// Columns that may hold the text, the first that is there counts.
 const TEXT_COLUMNS: [&str; 2] = ["text", "transcription_native"];

@@ -1,4 +1,4 @@
-//! The kind `audio.synthesize`.
+//! Synthetic speech: shards of sentences that espeak-ng speaks, by the kind `audio.synthesize`.
 
 mod clip;
 mod espeak;
@@ -11,6 +11,9 @@ mod sentences;
 mod settings;
 mod shard_files;
 mod sound;
+#[cfg(test)]
+#[path = "tests/test_data.rs"]
+mod test_data;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,13 +26,11 @@ use flow_runtime::{
 };
 use rayon::ThreadPool;
 
-use crate::error::AudioError;
-use crate::examine;
-use crate::place::{Content, Target};
-use crate::probe::decoding_pool;
-use crate::{shards, space};
 use clip::{Clip, Maker, Refused};
 use espeak::Espeak;
+use flow_audio::place::{Content, Target};
+use flow_audio::probe::decoding_pool;
+use flow_audio::{AudioError, examine, shards, space};
 use plan::PlannedShard;
 use sentences::{Choice, Language, Side};
 pub use settings::{HeldOut, JoinedSettings, NoiseSettings, RoomSettings, SynthesizeSettings};
