@@ -334,6 +334,11 @@ pub trait Log: Operator {
     /// Finishes the current step and writes a checkpoint; called on Ctrl-C before the dataflow is dropped, and (`stop`
     /// false) on SIGUSR1.
     fn checkpoint(&mut self, stop: bool) -> Result<(), StageError>;
+    /// Whether the log is finished although steps are left: the region then ends without them, once
+    /// [`Operator::complete`] was called.
+    fn ended_early(&self) -> bool {
+        false
+    }
 }
 
 /// Writes a set of files into a folder of the user, all of them or none.

@@ -25,8 +25,8 @@ pub use flow_processes as processes;
 pub use flow_store as store;
 
 use flow_base::{
-    available_memory, full_disk, host, panic_guard, read_once, regular_file, row_json, shared, suggest, switched_off,
-    unlinked_file, url_use,
+    available_memory, full_disk, host, panic_guard, random_bytes, read_once, regular_file, row_json, shared, suggest,
+    switched_off, unlinked_file, url_use,
 };
 
 pub use available_memory::available_memory;
@@ -43,6 +43,7 @@ pub use kind::{
 pub use local_copy::local_copy;
 pub use out::Out;
 pub use partition::Partition;
+pub use random_bytes::random_hex;
 pub use read_once::ReadOnce;
 pub use regular_file::{open_input_file, open_regular_file, open_regular_file_or_open_pipe, read_regular_file};
 pub use reject::{CHANGED, Reject, RejectClass, UNREADABLE};

@@ -193,7 +193,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
         events.send(Event::Warning {
             stage: None,
             message: format!(
-                "{} objects of object storage are left out: no URL can name their keys ({}{})",
+                "objects of object storage whose keys no URL can name are left out: {} ({}{})",
                 left_out.len(),
                 first.join(", "),
                 if left_out.len() > first.len() { ", ..." } else { "" }

@@ -13,6 +13,8 @@ pub enum EvaluateCommand {
     Texts(EvaluateTextsArguments),
     /// Two results on the same references: difference of their error rates, confidence interval and p-value
     Compare(EvaluateCompareArguments),
+    /// How far confidences of words are from the share of words that are right; calibrate a model's confidences
+    Confidence(EvaluateConfidenceArguments),
 }
 
 // How words are compared. (A doc comment would become that of the commands.)
@@ -90,6 +92,23 @@ pub struct EvaluateCompareArguments {
     #[arg(long, default_value = "text")]
     pub format: CompareFormat,
     /// As `--format json`
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct EvaluateConfidenceArguments {
+    /// Transcripts in JSON of the rows of a manifest (`flow transcribe MANIFEST --format json`), or folders of them: what was said is
+    /// the `text` of a row
+    #[arg(required = true)]
+    pub transcripts: Vec<PathBuf>,
+    #[command(flatten)]
+    pub normalization: NormalizationArguments,
+    /// Fit probabilities to the words and write them into the folder of this model, or beside its archive: from then on they are the
+    /// confidences of its words
+    #[arg(long, value_name = "MODEL")]
+    pub calibrate: Option<PathBuf>,
+    /// One JSON object instead of lines
     #[arg(long)]
     pub json: bool,
 }

@@ -22,8 +22,8 @@ use flow_kernels::device::DeviceChoice;
 
 pub use align::AlignArguments;
 pub use evaluate::{
-    CompareFormat, DrawArguments, EvaluateCommand, EvaluateCompareArguments, EvaluateDiarizationArguments,
-    EvaluateTextsArguments, NormalizationArguments, Normalize,
+    CompareFormat, DrawArguments, EvaluateCommand, EvaluateCompareArguments, EvaluateConfidenceArguments,
+    EvaluateDiarizationArguments, EvaluateTextsArguments, NormalizationArguments, Normalize,
 };
 #[cfg(feature = "service")]
 pub use jobs::{JobsArguments, JobsCommand};
@@ -33,7 +33,8 @@ pub use model::{
     ModelInfoArguments, NewPieces,
 };
 pub use recordings::{
-    ChannelUse, Coverage, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments, TranscribeArguments,
+    ChannelUse, Coverage, Decoder, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments,
+    TranscribeArguments, WindowMethod,
 };
 pub use run::{
     CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,

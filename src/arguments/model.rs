@@ -62,7 +62,7 @@ pub struct ModelDiffArguments {
 
 #[derive(Debug, Subcommand)]
 pub enum LmCommand {
-    /// Count the texts of manifests and write an n-gram model in the ARPA format
+    /// Count the texts of manifests and write an n-gram model in the ARPA format, or counts of tokens by language
     Build(LmBuildArguments),
 }
 
@@ -86,6 +86,9 @@ pub struct LmBuildArguments {
     /// Order of the n-grams, in tokens
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub order: u8,
+    /// Write how often each token comes in the texts of each language instead, for `flow transcribe --language-prior`
+    #[arg(long, conflicts_with = "order")]
+    pub languages: bool,
     /// The file to write; an existing one is replaced
     #[arg(long, value_name = "FILE.arpa")]
     pub out: PathBuf,

@@ -10,6 +10,13 @@ use super::Progress;
 pub struct TranscribeArguments {
     #[command(flatten)]
     pub recordings: RecordingsArguments,
+    /// Print words as they are heard, of one recording or of standard input (a WAV file or raw samples as they come: 16 bit, one channel,
+    /// 16 kHz), by a cache-aware model. With --format json one event per line. See docs/transcription.md
+    #[arg(long)]
+    pub stream: bool,
+    /// With --stream: the delay of words that is accepted; the model looks as far ahead as it allows [default: the model's own]
+    #[arg(long, value_name = "MS", requires = "stream", value_parser = clap::value_parser!(u32).range(1..))]
+    pub latency: Option<u32>,
     /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl, parquet, and with --diarize rttm
     #[arg(long, value_name = "FORMATS", default_value = "txt")]
     pub format: Vec<String>,
@@ -40,6 +47,13 @@ pub struct TranscribeArguments {
     /// A file of phrases to boost, one per line (their weight: --set boost_weight=1)
     #[arg(long, value_name = "FILE")]
     pub boost: Option<PathBuf>,
+    /// The languages that are spoken, apart by commas, such as `fr` or `hi,en`: nothing is written in another script
+    #[arg(long, value_name = "CODES")]
+    pub language: Option<String>,
+    /// With --language: counts of the model's tokens by language, such as `flow lm build --languages` writes, by which tokens of other
+    /// languages are less probable (their weight: --set language_weight=1)
+    #[arg(long, value_name = "FILE", requires = "language")]
+    pub language_prior: Option<PathBuf>,
     /// How to use several channels
     #[arg(long, value_name = "HOW", default_value = "mix")]
     pub channels: ChannelUse,

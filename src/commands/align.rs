@@ -7,15 +7,14 @@ use std::path::{Path, PathBuf};
 use flow_audio::recording_reader::Channels;
 use flow_audio::samples::OnDamage;
 use flow_kernels::device::DeviceChoice;
-use flow_manifest::read::subtitle_texts;
 use flow_model::Weights;
 use flow_runtime::open_regular_file;
 use flow_runtime::store::write_atomically;
-use flow_transcription::alignment::AlignmentSettings;
+use flow_transcription::Format;
+use flow_transcription::alignment::{AlignmentSettings, segments_of_text};
 use flow_transcription::recognizer::Recognizer;
 use flow_transcription::streamed::StreamedRecording;
 use flow_transcription::transcribe::{MAX_DURATION, TranscribeSettings};
-use flow_transcription::{Format, LineLimits, Metadata, Performance, Transcript};
 
 use super::fetch::{local_model, tell};
 use super::recordings::carried;
@@ -88,20 +87,8 @@ pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Fa
         return Err(Failure::unreadable(message));
     }
     let name = arguments.audio.file_name().unwrap_or_default().to_string_lossy();
-    let metadata = Metadata {
-        source_file: name.into_owned(),
-        duration_s: extent.samples as f64 / 16_000.0,
-        model: recognizer.name.clone(),
-        model_digest: recognizer.digest.clone(),
-        languages: found.languages.clone(),
-        ..Metadata::default()
-    };
-    let transcript = Transcript::from_segments(metadata, Performance::default(), found.segments.clone());
-    let bytes = match format {
-        Format::Json => found.to_json(&transcript).map(String::into_bytes),
-        other => other.write(&transcript, &LineLimits::default()),
-    };
-    let bytes = bytes.map_err(Failure::unreadable)?;
+    let transcript = recognizer.aligned_transcript(&found, &name, extent.samples);
+    let bytes = found.write(&transcript, format).map_err(Failure::unreadable)?;
     match &arguments.output {
         Some(file) => write_atomically(file, &bytes)?,
         None => out.write_all(&bytes)?,
@@ -179,19 +166,6 @@ fn segments(path: &Path) -> Result<Vec<String>, Failure> {
         return Err(wrong(&"a text of more than 64 MiB"));
     }
     let text = String::from_utf8(bytes).map_err(|_| wrong(&"it is not UTF-8"))?;
-    let text = text.trim_start_matches('\u{feff}');
     let is_subtitles = ending(path).is_some_and(|ending| matches!(&ending[..], "srt" | "vtt"));
-    let segments = match is_subtitles {
-        true => subtitle_texts(text).map_err(|why| wrong(&why))?,
-        false => text
-            .lines()
-            .map(str::trim)
-            .filter(|line| !line.is_empty())
-            .map(str::to_owned)
-            .collect(),
-    };
-    if segments.iter().all(|segment| segment.trim().is_empty()) {
-        return Err(wrong(&"the text is empty"));
-    }
-    Ok(segments)
+    segments_of_text(&text, is_subtitles).map_err(|why| wrong(&why))
 }

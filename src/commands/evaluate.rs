@@ -3,6 +3,7 @@
 
 mod audio;
 mod compare;
+mod confidence;
 mod files;
 mod page;
 mod texts;
@@ -32,6 +33,7 @@ pub fn evaluate(command: &EvaluateCommand, out: &mut dyn Write) -> Result<Exit, 
         EvaluateCommand::Diarization(arguments) => diarization(arguments, out),
         EvaluateCommand::Texts(arguments) => texts::texts(arguments, out),
         EvaluateCommand::Compare(arguments) => compare::compare(arguments, out),
+        EvaluateCommand::Confidence(arguments) => confidence::confidence(arguments, out),
     }
 }
 

@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 
+use flow_audio::language_tag::{is_language, tag_of, untagged};
 use flow_manifest::read::texts::read_texts;
 use flow_model::checkpoint::OpenModel;
 use flow_model::fusion::{Corpus, write_witten_bell};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::escape::escape_line;
 use flow_runtime::store::write_atomically;
+use flow_transcription::language_prior::LanguageCounts;
 
 use super::fetch::{local_model, tokenizer_of_file};
 use crate::arguments::{LmBuildArguments, LmCommand};
@@ -23,6 +26,9 @@ pub fn lm(command: &LmCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
 
 fn build(arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let tokenizer = tokenizer(arguments)?;
+    if arguments.languages {
+        return build_counts(arguments, &tokenizer, out);
+    }
     let unknown = tokenizer.unknown_id();
     let mut corpus = Corpus::default();
     let (mut without, mut with_unknown) = (0, 0u64);
@@ -49,10 +55,7 @@ fn build(arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Fail
     }
     let mut bytes = Vec::new();
     let ngrams = write_witten_bell(&corpus, usize::from(arguments.order), &mut bytes).map_err(Failure::unreadable)?;
-    if let Some(folder) = arguments.out.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        fs::create_dir_all(folder)?;
-    }
-    write_atomically(&arguments.out, &bytes)?;
+    write(&arguments.out, &bytes)?;
     let orders = ngrams
         .iter()
         .enumerate()
@@ -73,6 +76,50 @@ fn build(arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Fail
         writeln!(out, "left out: {rows} with characters that the tokenizer does not know")?;
     }
     Ok(Exit::Done)
+}
+
+/// Counts the tokens of texts by the language that their rows or tags name.
+fn build_counts(arguments: &LmBuildArguments, tokenizer: &Tokenizer, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let mut counts = LanguageCounts::new(tokenizer);
+    let (mut without, mut without_language) = (0, 0u64);
+    for manifest in &arguments.manifests {
+        let mut add = |text: &str, language: &str| {
+            let language = Some(language).filter(|language| is_language(language));
+            let language = language.or(tag_of(text).filter(|tag| is_language(tag)));
+            match language {
+                Some(language) => counts.add(language, &tokenizer.encode(untagged(text))),
+                None => without_language += 1,
+            }
+        };
+        without += read_texts(manifest, &mut add).map_err(Failure::unreadable)?;
+    }
+    let languages: Vec<String> = counts
+        .languages()
+        .map(|(language, tokens)| format!("{language}: {}", plural(tokens, "token")))
+        .collect();
+    if languages.is_empty() {
+        let help =
+            "name manifests whose rows have a column or key `lang`, or whose texts begin with a tag such as <|fr|>";
+        return Err(Failure::usage("there is no text of a language to count", help));
+    }
+    write(&arguments.out, &counts.to_json().map_err(Failure::unreadable)?)?;
+    let shown = arguments.out.to_string_lossy();
+    writeln!(out, "{}: {}", escape_line(&shown), languages.join(", "))?;
+    if without > 0 {
+        writeln!(out, "left out: {} without a text", plural(without, "row"))?;
+    }
+    if without_language > 0 {
+        writeln!(out, "left out: {} without a language", plural(without_language, "row"))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Writes a file, with its folder.
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        fs::create_dir_all(folder)?;
+    }
+    Ok(write_atomically(path, bytes)?)
 }
 
 fn tokenizer(arguments: &LmBuildArguments) -> Result<Tokenizer, Failure> {

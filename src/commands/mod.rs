@@ -27,6 +27,7 @@ pub mod shell;
 pub mod status;
 pub mod test;
 pub mod transcribe;
+mod transcribe_stream;
 #[cfg(feature = "service")]
 pub mod ui;
 pub mod watch;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use flow_model::checkpoint::diff::{ModelDiff, diff};
 use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
-use flow_model::config::AttentionContext;
+use flow_model::config::{AttentionContext, CausalConfig};
 use flow_model::tokenizer::Tokenizer;
 use flow_model::{ModelConfig, Weights, vocabulary};
 use flow_runtime::store::remove_left;
@@ -73,6 +73,10 @@ fn info(arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Fai
     let attention = match e.attention_context {
         AttentionContext::Full => "full attention".to_string(),
         AttentionContext::Band(width) => format!("attention over {width} frames to either side"),
+        AttentionContext::Chunks(_) => {
+            let contexts: Vec<String> = e.causal.contexts.iter().map(ToString::to_string).collect();
+            format!("attention in chunks with a context of {}", contexts.join(", "))
+        }
     };
     row(
         "encoder",
@@ -93,6 +97,22 @@ fn info(arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Fai
         format!("x 8, {} channels", e.subsampling_conv_channels),
         in_config,
     );
+    if e.causal != CausalConfig::default() || !p.normalized {
+        let facts = [
+            (e.causal.subsampling, "causal sub-sampling"),
+            (e.causal.convolution, "causal convolutions"),
+            (e.causal.layer_norm, "layer normalisation in convolutions"),
+            (!p.normalized, "features as they are"),
+            (config.is_cache_aware(), "cache-aware"),
+        ];
+        let facts = facts.into_iter().filter_map(|(is_so, fact)| is_so.then_some(fact));
+        row("streaming", facts.collect::<Vec<_>>().join(", "), in_config);
+    }
+    if let Some(prompt) = &config.prompt {
+        let languages: Vec<&str> = prompt.dictionary.iter().map(|(name, _)| name.as_str()).collect();
+        let text = format!("{} prompts: {}", prompt.prompts, languages.join(", "));
+        row("language prompt", text, in_config);
+    }
     row("heads", config.heads().to_string(), in_config);
     let of_loss = if model.format == Format::HuggingFace {
         "stock values"

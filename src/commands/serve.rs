@@ -124,6 +124,7 @@ pub(super) fn named_model(given: &str) -> ModelSettings {
     ModelSettings {
         name,
         path: PathBuf::from(model),
+        language_prior: None,
     }
 }
 
@@ -148,6 +149,7 @@ fn bundled() -> Result<ModelSettings, Failure> {
     Ok(ModelSettings {
         name: BUNDLED_NAME.to_owned(),
         path: folder.join(BUNDLED),
+        language_prior: None,
     })
 }
 

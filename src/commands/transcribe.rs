@@ -8,11 +8,13 @@ use flow_model::tokenizer::Tokenizer;
 use flow_runtime::registry::Registry;
 use flow_transcription::Format;
 use flow_transcription::channels;
+use flow_transcription::language_prior::parse_languages;
 use flow_transcription::manifest_rows::is_manifest;
 use flow_transcription::recognizer::languages;
 
 use super::fetch::{fetch_diarization_model, local_model};
 use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
+use super::transcribe_stream::transcribe_stream;
 use crate::arguments::{ChannelUse, Coverage, Progress, TranscribeArguments, written};
 use crate::failure::{Exit, Failure};
 
@@ -39,6 +41,8 @@ const OPTIONS: &[(&str, &str)] = &[
     ("beam", "--beam"),
     ("lm", "--lm"),
     ("boost", "--boost"),
+    ("languages", "--language"),
+    ("language_prior", "--language-prior"),
     ("device", "--device"),
     ("precision", "--precision"),
     ("diarize", "--diarize"),
@@ -55,6 +59,9 @@ const RTTM: WrittenFormat = WrittenFormat {
 };
 
 pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if arguments.stream {
+        return transcribe_stream(arguments, out);
+    }
     let speaks = !matches!(arguments.recordings.progress, Progress::None | Progress::Json);
     let formats = transcript_formats(&arguments.format, arguments.diarize)?;
     if arguments.recordings.stdout
@@ -117,11 +124,25 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
     let required = arguments.require_coverage;
     let coverage = arguments.coverage.or(required.map(|_| Coverage::Recover));
     set.extend(coverage.map(|coverage| format!("coverage={}", written(coverage))));
-    for (name, file) in [("lm", &arguments.lm), ("boost", &arguments.boost)] {
+    if let Some(given) = &arguments.language {
+        let languages = parse_languages(given);
+        let languages =
+            languages.map_err(|why| Failure::usage(format!("--language: {why}"), "such as fr, or hi,en"))?;
+        set.push(format!("languages={}", json(&languages)));
+    }
+    for (name, file) in [
+        ("lm", &arguments.lm),
+        ("boost", &arguments.boost),
+        ("language_prior", &arguments.language_prior),
+    ] {
         if let Some(file) = file {
             let Some(path) = file.to_str() else {
                 let message = format!("{} is not UTF-8", file.display());
-                return Err(Failure::usage(message, format!("give --{name} a file of another name")));
+                let option = name.replace('_', "-");
+                return Err(Failure::usage(
+                    message,
+                    format!("give --{option} a file of another name"),
+                ));
             };
             set.push(format!("{name}={}", json(&[path.to_owned()])[0]));
         }

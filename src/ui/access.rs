@@ -1,7 +1,6 @@
 //! Access control of the pages: requests for this machine's own names, from a browser with the token.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 
 use axum::extract::{Request, State};
@@ -126,9 +125,7 @@ fn is_same(given: &str, known: &str) -> bool {
 
 /// 256 random bits.
 fn random() -> io::Result<String> {
-    let mut bytes = [0u8; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    flow_runtime::random_hex::<32>()
 }
 
 /// Middleware: checks access, and sets the headers of all responses.

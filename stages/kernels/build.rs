@@ -3,13 +3,13 @@
 //! Only with the feature `cuda`. `FLOW_KERNEL_ARCHITECTURES` names other compute capabilities than 80, 89 and 90; the code of the
 //! largest one is added as PTX, which drivers compile for later cards. nvcc is what `NVCC` names, or the one in the path, in
 //! `$CUDA_HOME/bin` or in `/usr/local/cuda/bin`. Without it there is no compiled code, and NVRTC compiles at run time
-//! (`src/cuda/compiled.rs`).
+//! (`src/device/compiled.rs`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-include!("src/cuda/compiler_options.rs");
+include!("src/device/compiler_options.rs");
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -36,14 +36,23 @@ fn main() {
 
 /// The kernel files by name, with the prelude before each.
 fn kernel_files() -> Vec<(String, String)> {
-    let folder = Path::new("src/cuda");
-    println!("cargo::rerun-if-changed={}", folder.display());
-    let text =
-        |path: &Path| std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let prelude = text(&folder.join("prelude.cuh"));
-    let paths = std::fs::read_dir(folder)
-        .expect("src/cuda can be read")
-        .map(|entry| entry.expect("src/cuda can be read").path());
+    let (device, ops) = (Path::new("src/device"), Path::new("src/ops"));
+    let watch = |path: &Path| println!("cargo::rerun-if-changed={}", path.display());
+    // The list of kernel files, and their options.
+    watch(&device.join("sources.rs"));
+    watch(&device.join("compiler_options.rs"));
+    let text = |path: &Path| {
+        watch(path);
+        std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let prelude = text(&device.join("prelude.cuh"));
+    let files_of = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        entries.map(|entry| entry.expect("a folder can be read").path())
+    };
+    let paths = files_of(ops)
+        .filter(|path| path.is_dir())
+        .flat_map(|folder| files_of(&folder));
     let mut files: Vec<(String, String)> = paths
         .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
         .map(|path| {
@@ -52,8 +61,6 @@ fn kernel_files() -> Vec<(String, String)> {
                 path,
             )
         })
-        // Code with faults, for the emulator's own tests.
-        .filter(|(name, _)| name != "faults")
         .map(|(name, path)| (name, format!("{prelude}\n{}", text(&path))))
         .collect();
     files.sort();

@@ -79,11 +79,31 @@ assert [token.token for event in deltas for token in event.logprobs] == [token.t
 assert plain and transcribe().logprobs is None
 print("log probabilities: as expected")
 
+# Languages, names and channels.
+def letters(text, first, last):
+    return bool(text) and all(first <= letter <= last for letter in text if letter.isalpha())
+
+
+tamil = transcribe(language="ta", response_format="verbose_json")
+assert letters(tamil.text, "\u0b80", "\u0bff") and tamil.language == "ta", tamil
+either = transcribe(extra_body={"languages": ["hi"]}).text
+assert letters(either, "\u0900", "\u097f"), either
+strong = {"boost_weight": 100}
+assert "seventeen" in transcribe(language="en", prompt="seventeen.", extra_body=strong).text
+assert "seventeen" in transcribe(language="en", extra_body=strong | {"phrases": ["seventeen"]}).text
+split = transcribe(response_format="diarized_json", extra_body={"channels": "split"})
+assert {segment.speaker for segment in split.segments} == {"CHANNEL_1"}, split
+one = transcribe(response_format="diarized_json", extra_body={"num_speakers": 1})
+assert len({segment.speaker for segment in one.segments}) == 1, one
+wrong = refused(openai.BadRequestError, 400, lambda: transcribe(language="tamil"))
+assert (wrong.code, wrong.param) == ("invalid_value", "language"), wrong
+print("languages, names and channels: as expected")
+
 # What has no effect is named.
 raw = client.audio.transcriptions.with_raw_response.create(
-    model="small", file=("talk.wav", recording), language="de", prompt="names: Ada", temperature=0.5
+    model="small", file=("talk.wav", recording), language="auto", prompt="", temperature=0.5
 )
-assert raw.headers["x-flow-ignored"] == "language, prompt, temperature", raw.headers["x-flow-ignored"]
+assert raw.headers["x-flow-ignored"] == "temperature", raw.headers["x-flow-ignored"]
 assert raw.parse().text == plain
 
 # Errors.
@@ -104,9 +124,14 @@ print("errors: as expected")
 # Live. 44 bytes are the header of the file.
 with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
     assert connection.recv().type == "session.created"
-    audio = {"format": {"type": "audio/pcm", "rate": 16000}, "turn_detection": None}
+    audio = {
+        "format": {"type": "audio/pcm", "rate": 16000},
+        "transcription": {"model": "small", "language": "hi", "prompt": "Ada"},
+        "turn_detection": None,
+    }
     connection.session.update(session={"type": "transcription", "audio": {"input": audio}})
-    assert connection.recv().type == "session.updated"
+    updated = connection.recv()
+    assert updated.type == "session.updated" and updated.session.audio.input.transcription.language == "hi", updated
     for start in range(44, len(recording), 32000):
         part = base64.b64encode(recording[start : start + 32000]).decode()
         connection.input_audio_buffer.append(audio=part)
@@ -116,5 +141,5 @@ with client.realtime.connect(extra_query={"intent": "transcription"}) as connect
         assert event.type != "error", event
         if event.type == "conversation.item.input_audio_transcription.delta":
             heard += event.delta
-    assert event.transcript == heard and len(heard.split()) >= 3, (event, heard)
+    assert event.transcript == heard and letters(heard, "\u0900", "\u097f"), (event, heard)
 print("live: as expected")

@@ -106,6 +106,10 @@ fn rows_of_training_and_validation_are_never_exchanged() {
     run(&["split_seed=9"], &["--until", "manifest/split"]);
     run(&["split_seed=9"], &["--only", "train_rows"]);
     run(&["split_seed=9"], &["--only", "train_data"]);
+    // A process for each segment: some of many are enough, since it is whole partitions that could be exchanged.
+    let some =
+        |segments: &[String]| -> Vec<String> { segments.iter().step_by(segments.len().div_ceil(8)).cloned().collect() };
+    let (train, val) = (some(&train), some(&val));
     let check = || {
         for segment in &val {
             let text = lineage(&place, segment);

@@ -31,6 +31,15 @@ pub fn golden_model(name: &str) -> PathBuf {
     flow_model::testing::unpacked_copy(&path, &place).unwrap()
 }
 
+/// The same of the golden data of streaming.
+pub fn golden_streaming(name: &str) -> PathBuf {
+    let path = data("FLOW_TEST_GOLDEN_STREAMING", "tests/data/golden/streaming", name);
+    let place = std::env::current_exe()
+        .unwrap()
+        .with_file_name("golden-streaming-model");
+    flow_model::testing::unpacked_copy(&path, &place).unwrap()
+}
+
 pub fn golden(name: &str) -> PathBuf {
     data("FLOW_TEST_GOLDEN", "tests/data/golden/data", name)
 }

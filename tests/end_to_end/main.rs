@@ -38,6 +38,7 @@ mod serve_soak;
 mod served;
 mod speaker_words;
 mod speakers;
+mod spoken;
 mod storage;
 mod storage_out;
 mod storage_recordings;

@@ -40,6 +40,31 @@ pub fn finetune(place: &Workplace, settings: &[&str]) -> Command {
     main_job(place, &all)
 }
 
+/// What is left to do behind the last step needs no step.
+#[test]
+fn training_that_ended_early_hands_on_the_mean_of_its_checkpoints() {
+    let place = Workplace::new("micro");
+    let early = [
+        "train.max_steps=400",
+        "train.eval_every=1",
+        "train.checkpoint_every=1",
+        "train.early_stopping={\"patience\": 2, \"min_delta\": 1000}",
+    ];
+    let output = finetune(&place, &early).output().unwrap();
+    expect_code(&output, 0);
+    let again = [&early[..], &["train.model_from=average"]].concat();
+    let mut flow = finetune(&place, &again).stdout(Stdio::null()).spawn().unwrap();
+    for _ in 0..1200 {
+        if let Some(status) = flow.try_wait().unwrap() {
+            assert!(status.success(), "{status}");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    flow.kill().unwrap();
+    panic!("the mean of the checkpoints is not there after two minutes");
+}
+
 /// The bytes of the weights and optimizer state in the last checkpoint.
 pub fn last_checkpoint(place: &Workplace, step: u64) -> BTreeMap<String, Vec<u8>> {
     let folder = find(&place.path("checkpoints"), &format!("step-{step:09}"));

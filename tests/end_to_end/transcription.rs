@@ -622,6 +622,12 @@ fn mistakes_on_the_command_line_are_told() {
         (&["--set", "window=full"], "option of its own"),
         (&["--device", "tpu"], "help: given by --device"),
         (&["--lm", "gone.arpa"], "help: given by --lm"),
+        (&["--language", "hindi"], "`hindi` is no code of a language"),
+        (&["--language-prior", "gone.json"], "--language"),
+        (
+            &["--language", "hi", "--language-prior", "gone.json"],
+            "help: given by --language-prior",
+        ),
         (&["--precision", "int4"], "int4"),
         (&["--precision", "int8", "--device", "cuda"], "is for the CPU"),
         (
@@ -698,6 +704,70 @@ fn a_language_model_is_built_and_used_with_a_beam_and_phrases() {
         stderr(&wrong)
     );
     expect_code(&with(&["--set", "beam=8"]), 2);
+}
+
+#[test]
+fn tokens_are_counted_by_language_and_a_language_is_asked_for() {
+    let place = Place::new();
+    place.copy("rec_hi_0001_000.flac", "a.flac");
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let build = |manifest: &Path| {
+        let mut flow = program();
+        flow.current_dir(place.folder.path())
+            .args(["lm", "build", "--languages"]);
+        flow.arg(manifest)
+            .arg("--model")
+            .arg(repository.join("configs/models/small.nemo"));
+        flow.args(["--out", "made/counts.json"]).output().unwrap()
+    };
+    let built = build(&repository.join("tests/data/golden/data/mini/train_manifest_v2.parquet"));
+    expect_code(&built, 0);
+    let said = String::from_utf8(built.stdout).unwrap();
+    assert!(
+        said.starts_with("made/counts.json: ") && said.contains("hi: "),
+        "{said}"
+    );
+    std::fs::write(place.path("texts.jsonl"), "{\"text\": \"one two\"}\n").unwrap();
+    let without = build(&place.path("texts.jsonl"));
+    expect_code(&without, 2);
+    assert!(
+        stderr(&without).contains("no text of a language"),
+        "{}",
+        stderr(&without)
+    );
+
+    let letters = |first: char, last: char| {
+        let text = place.out("a.txt");
+        assert!(text.chars().any(char::is_alphabetic), "{text}");
+        assert!(
+            text.chars().all(|c| !c.is_alphabetic() || (first..=last).contains(&c)),
+            "{text}"
+        );
+    };
+    expect_code(&place.transcribe(&["--language", "ta"]), 0);
+    letters('\u{b80}', '\u{bff}');
+    expect_code(&place.transcribe(&["--language", "ta"]), 0);
+    assert_eq!(ran(&place)["transcribe"], 0);
+    // Languages, the counts and their weight decide what is heard.
+    for how in [
+        &["--language", "hi,mr"][..],
+        &["--language", "hi", "--language-prior", "made/counts.json"],
+        &[
+            "--language",
+            "hi",
+            "--language-prior",
+            "made/counts.json",
+            "--set",
+            "language_weight=2",
+        ],
+    ] {
+        expect_code(&place.transcribe(how), 0);
+        assert_eq!(ran(&place)["transcribe"], 1, "{how:?}");
+        letters('\u{900}', '\u{97f}');
+    }
+    let greek = place.transcribe(&["--language", "el"]);
+    expect_code(&greek, 0);
+    assert!(stderr(&greek).contains("no letters of el"), "{}", stderr(&greek));
 }
 
 /// No parameter is meant.

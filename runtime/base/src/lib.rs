@@ -12,6 +12,7 @@ pub mod glob;
 pub mod host;
 pub mod panic_guard;
 pub mod partition;
+pub mod random_bytes;
 pub mod read_once;
 pub mod regular_file;
 pub mod reject;

@@ -17,8 +17,9 @@
 //! Without a secret the handshake is the same with a key that everybody knows.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
+
+use flow_base::random_bytes::random_bytes;
 
 use super::frame::{read_reason, read_u32, reason};
 use super::greeting::{Hello, MAGIC, is_magic};
@@ -97,7 +98,7 @@ impl Handshake {
     pub fn greet(&self, hello: &Hello) -> io::Result<Hello> {
         Ok(Hello {
             run: self.run,
-            nonce: random()?,
+            nonce: random_bytes()?,
             has_secret: self.has_secret,
             ..hello.clone()
         })
@@ -109,7 +110,7 @@ impl Handshake {
     /// Where there are no random numbers.
     pub fn challenge(&self) -> io::Result<Challenge> {
         Ok(Challenge {
-            nonce: random()?,
+            nonce: random_bytes()?,
             process: self.process as u32,
             has_secret: self.has_secret,
         })
@@ -194,11 +195,4 @@ impl Answer {
             _ => None,
         })
     }
-}
-
-/// 32 random bytes, from the system's generator for cryptography.
-pub(super) fn random() -> io::Result<[u8; 32]> {
-    let mut bytes = [0u8; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes)
 }

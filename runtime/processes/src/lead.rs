@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use flow_base::random_bytes::random_bytes;
+
 use super::frame;
 use super::greeting::Hello;
-use super::handshake::{Handshake, random};
+use super::handshake::Handshake;
 use super::listeners::Listeners;
 use super::peer::Peer;
 use super::pending::Arrival;
@@ -123,7 +125,7 @@ pub(super) fn lead(join: &Join, until: Instant, tell: &dyn Fn(JoinMessage)) -> R
             "start them all within that time, with the same pipeline and settings",
         ));
     }
-    let token = random().map_err(|error| failed(format!("no random numbers for this run: {error}"), ""))?;
+    let token = random_bytes::<32>().map_err(|error| failed(format!("no random numbers for this run: {error}"), ""))?;
     let own = Hello::new(count, 0, join.leader.port);
     let mut table = vec![0u8];
     table.extend(token);

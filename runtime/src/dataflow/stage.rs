@@ -303,11 +303,14 @@ impl NodeOperator {
         }
         self.complete(frontiers, send)?;
         self.poll(send)?;
-        if self.own.is_empty()
-            && self.not_yet.is_empty()
+        let ended_early = self.work.as_ref().is_some_and(Work::ended_early);
+        if (ended_early || (self.own.is_empty() && self.not_yet.is_empty()))
             && let (Some(mut work), false) = (self.work.take(), self.stopped)
         {
             catch_panic(|| work.complete()).map_err(|error| (None, error))?;
+        }
+        if ended_early {
+            self.shared.leave();
         }
         Ok(())
     }

@@ -125,6 +125,11 @@ impl Work {
         }
     }
 
+    /// Whether a log is finished although partitions are left.
+    pub fn ended_early(&self) -> bool {
+        matches!(self, Work::Log(body) if body.ended_early())
+    }
+
     pub fn complete(&mut self) -> Result<(), StageError> {
         match self {
             Work::Local(body) => body.complete(),

@@ -7,7 +7,7 @@ use arrow::datatypes::SchemaRef;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::merge::merge_groups;
-use super::pipeline::{Edge, Pipeline, Stage};
+use super::pipeline::{Edge, Pipeline, PutIn, Stage};
 use super::source::Place;
 use super::substitute;
 use super::yaml::{Part, Steps};
@@ -187,7 +187,11 @@ fn check_stage(stage: &Stage, known: &Known, done: &[Outcome], index: usize, fou
             } else {
                 error.part
             };
-            let mut diagnostic = Diagnostic::new(in_stage(stage, &error.message)).at(stage.origin.place(&below, part));
+            let message = match part {
+                Part::Key => error.message,
+                Part::Value => with_member(stage, &error.steps, error.message),
+            };
+            let mut diagnostic = Diagnostic::new(in_stage(stage, &message)).at(stage.origin.place(&below, part));
             diagnostic.help = with_origin_of_value(stage, &error.steps, error.help);
             if error.steps.of(&stage.with).is_some_and(substitute::is_secret) {
                 diagnostic.message = in_stage(stage, "this setting may be shown, so it cannot be a secret");
@@ -465,13 +469,26 @@ fn in_stage(stage: &Stage, message: &str) -> String {
     format!("stage `{}`: {message}", stage.name)
 }
 
+/// The parameter that a value came from.
+fn put_in<'s>(stage: &'s Stage, below_with: &Steps) -> Option<&'s PutIn> {
+    let mut put_in = stage.put_in.iter();
+    put_in.find(|put_in| below_with.0.starts_with(&put_in.steps.0))
+}
+
+/// Names the member of a parameter that is wrong, since the text shows only `${name}`.
+fn with_member(stage: &Stage, below_with: &Steps, message: String) -> String {
+    match put_in(stage, below_with) {
+        Some(put_in) if put_in.steps.0.len() < below_with.0.len() => {
+            let member = Steps(below_with.0[put_in.steps.0.len()..].to_vec());
+            format!("`{}`: {message}", Steps::parse(&put_in.param).join(&member))
+        }
+        _ => message,
+    }
+}
+
 /// Names the parameter that a wrong value came from, since the text shows only `${name}`.
 fn with_origin_of_value(stage: &Stage, below_with: &Steps, help: Option<String>) -> Option<String> {
-    let put_in = stage
-        .put_in
-        .iter()
-        .find(|put_in| below_with.0.starts_with(&put_in.steps.0));
-    match (put_in, help) {
+    match (put_in(stage, below_with), help) {
         (None, help) => help,
         (Some(put_in), help) => {
             // A user, a password or a signature may be there.
@@ -490,6 +507,7 @@ fn diagnose(stage: &Stage, error: &StageError) -> Diagnostic {
     match error {
         StageError::Setting { path, offset, help, .. } => {
             let below = Steps::parse(path);
+            let message = in_stage(stage, &with_member(stage, &below, error.to_string()));
             let steps = with.join(&below);
             let place = match offset {
                 Some(offset) => Place::within(&stage.origin.source, &stage.origin.steps.join(&steps), *offset),

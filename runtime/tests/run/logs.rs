@@ -67,6 +67,33 @@ fn a_log_goes_on_where_it_stood() {
 }
 
 #[test]
+fn a_log_that_has_enough_ends_its_region_and_not_the_run() {
+    for workers in [1, 3] {
+        let mut place = Place::new();
+        place.options.workers = Some(workers);
+        place.options.in_flight_bytes = Some(1);
+        let log = training(&place);
+        let enough = |steps: u64| {
+            place.pipeline(&TRAINING.replace("steps: 40, rate", &format!("steps: 40, enough: {steps}, rate")));
+        };
+        enough(12);
+        let summary = place.run(&[&log]);
+        let sum = |steps: std::ops::Range<i64>| steps.map(|step| step + 220).sum::<i64>();
+        assert_eq!(log_of(&place.path("train.log")), format!("12 {} 1", sum(0..12)));
+        let loaded = place.worked()["steps"].len();
+        assert!((12..=14).contains(&loaded), "{loaded} steps");
+        // What follows has its result, and nothing is left to do.
+        let after = summary.stages.iter().find(|stage| stage.stage == "after").unwrap();
+        assert_eq!(after.rows_in, 2);
+        assert!(place.plan(&[&log]).is_empty());
+        // Later it wants more.
+        enough(30);
+        place.run(&[&log]);
+        assert_eq!(log_of(&place.path("train.log")), format!("30 {} 1", sum(0..30)));
+    }
+}
+
+#[test]
 fn an_export_behind_a_finished_log_is_planned_as_it_runs() {
     let place = Place::new();
     let log = training(&place);

@@ -36,6 +36,9 @@ pub struct TrainSettings {
     /// Whether each process takes the steps, of which process 0 keeps the log.
     #[serde(default)]
     spread: bool,
+    /// After which step it finds that it is done, although more come.
+    #[serde(default)]
+    enough: Option<u64>,
 }
 
 /// Works on a thread of its own, as training does.
@@ -160,7 +163,9 @@ impl Operator for TrainBody {
 
     fn poll(&mut self, _: &mut Out) -> Result<Vec<Partition>, StageError> {
         let mut done = std::mem::take(&mut self.finished);
-        while let Some(Ok(result)) = self.from.as_ref().map(Receiver::try_recv) {
+        while !self.ended_early()
+            && let Some(Ok(result)) = self.from.as_ref().map(Receiver::try_recv)
+        {
             let (step, sum) = result.map_err(StageError::failed)?;
             self.done = (step + 1, sum);
             done.push(Partition::new(format!("step-{step:08}")));
@@ -182,7 +187,7 @@ impl Log for TrainBody {
                 help: Some("start anew".into()),
             });
         }
-        if next >= self.settings.steps {
+        if next >= self.settings.enough.unwrap_or(self.settings.steps) {
             return Ok(LogPosition::Finished {
                 detail: format!("{next} steps are done"),
             });
@@ -202,6 +207,10 @@ impl Log for TrainBody {
         let mut out = Out::new(Partition::new(""));
         self.finished = self.poll(&mut out)?;
         self.write_log()
+    }
+
+    fn ended_early(&self) -> bool {
+        self.settings.enough.is_some_and(|enough| self.done.0 >= enough)
     }
 }
 

@@ -117,12 +117,14 @@ fn read(bytes: &[u8]) -> Result<Read, AudioError> {
     let path = folder.path().join("recording");
     std::fs::write(&path, bytes).unwrap();
     let mut reader = RecordingReader::open(&path, None, Channels::Mix)?;
-    let note = reader.note();
     let mut samples = Vec::new();
     loop {
         match reader.read(&mut samples)? {
             Progress::More => {}
-            end => return Ok(Read { samples, end, note }),
+            end => {
+                let note = reader.note();
+                return Ok(Read { samples, end, note });
+            }
         }
     }
 }
@@ -306,6 +308,8 @@ fn holes_of_a_movie_are_silence() {
         ..Movie::of(&samples)
     };
     assert_eq!(whole(&movie.bytes()), [&all[..3_000], &silence, &all[3_000..]].concat());
+    let told = "packets are missing, from about 0.2 s on: silence takes the place of 4.4 s";
+    assert_eq!(read(&movie.bytes()).unwrap().note.as_deref(), Some(told));
     // At the end, and too short to be one.
     for times in [vec![(7, 1_000), (1, 71_000)], vec![(4, 1_000), (1, 2_500), (3, 1_000)]] {
         let movie = Movie {

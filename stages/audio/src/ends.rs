@@ -26,6 +26,24 @@ const CLUSTER: u64 = 0x1f43_b675;
 const CHAPTERS: u64 = 0x1043_a770;
 const TRACKS: u64 = 0x1654_ae6b;
 
+/// Where the last chunk of a CAF of this size ends. libsndfile fills up the odd ones, and the reader takes what is left for a chunk
+/// that is cut. The size itself where nothing is left, or a chunk is cut. `header` gives the header of the chunk at a place.
+pub(crate) fn end_of_caf(size: u64, header: impl Fn(u64) -> Option<[u8; 12]>) -> u64 {
+    let mut at = 8;
+    for _ in 0..MOST_BOXES {
+        let Some([_, _, _, _, length @ ..]) = header(at) else {
+            return at.min(size);
+        };
+        let end = u64::from_be_bytes(length).saturating_add(at + 12);
+        // Samples without a length (-1) reach to the end.
+        if end > size {
+            break;
+        }
+        at = end;
+    }
+    size
+}
+
 /// A source that says that it is endless.
 struct Endless(Box<dyn MediaSource>);
 

@@ -70,7 +70,10 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
         return Ok(Format::Flac);
     }
     if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WAVE") {
-        return Ok(Format::Wav);
+        return match coding_of_wav(bytes) {
+            Some(coding) => Err(coding),
+            None => Ok(Format::Wav),
+        };
     }
     // Old QuickTime movies begin without a `ftyp` box.
     if let Some(b"ftyp" | b"moov" | b"mdat" | b"wide") = bytes.get(4..8) {
@@ -100,9 +103,27 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
     mpeg(&bytes[first_frame(bytes)..]).map_err(|error| another(bytes).unwrap_or(error))
 }
 
+/// What a WAV holds, where that cannot be decoded.
+fn coding_of_wav(bytes: &[u8]) -> Option<&'static str> {
+    let tag = bytes.get(20..22).filter(|_| bytes.get(12..16) == Some(b"fmt "))?;
+    match u16::from_le_bytes([tag[0], tag[1]]) {
+        0x31 => Some("a WAV of GSM 6.10"),
+        0x40 => Some("a WAV of G.721"),
+        0x50 => Some("a WAV of MPEG audio"),
+        0x55 => Some("a WAV of MP3"),
+        0x64 => Some("a WAV of G.726"),
+        0x160..=0x163 => Some("a WAV of Windows Media"),
+        _ => None,
+    }
+}
+
 /// What users have that cannot be decoded.
 fn another(bytes: &[u8]) -> Option<&'static str> {
-    let names: [(&[u8], &str); 12] = [
+    let names: [(&[u8], &str); 16] = [
+        (b"\x00\x00\x01\xba", "an MPEG program stream"),
+        (b"Creative Voice File\x1a", "a Creative Voice file (.voc)"),
+        (b"TTA1", "True Audio"),
+        (b"OFR ", "OptimFROG"),
         (b"RIFX", "a big-endian WAV (RIFX)"),
         (b"riff\x2e\x91\xcf\x11", "Sony Wave64"),
         (b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", "Windows Media (ASF)"),
@@ -312,7 +333,13 @@ mod tests {
         for (bytes, expected) in [
             (&b"fLaC"[..], Ok(Format::Flac)),
             (b"RIFF\x01\x02\x03\x04WAVEfmt ", Ok(Format::Wav)),
+            (
+                b"RIFF\x01\x02\x03\x04WAVEfmt \x14\0\0\0\x31\0",
+                Err("a WAV of GSM 6.10"),
+            ),
             (b"RIFF\x01\x02\x03\x04AVI ", Err("an AVI film")),
+            (b"\0\0\x01\xba\x44", Err("an MPEG program stream")),
+            (b"Creative Voice File\x1a\x1a\0", Err("a Creative Voice file (.voc)")),
             (b"NIST_1A\n   1024\n", Err("NIST SPHERE")),
             (
                 &[&[0x47; 1][..], &[0; 187], &[0x47]].concat(),

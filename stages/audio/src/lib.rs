@@ -38,6 +38,7 @@ mod stored_bytes;
 mod stream;
 mod streamed_aiff;
 mod streamed_wav;
+pub mod subtitle_cues;
 pub mod tar;
 #[cfg(test)]
 #[path = "tests/test_data.rs"]
@@ -45,6 +46,7 @@ mod test_data;
 mod timeline;
 mod wave64;
 pub mod webdataset;
+pub mod wire_audio;
 
 pub use delete_tars::DeleteTars;
 pub use error::AudioError;

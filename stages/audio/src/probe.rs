@@ -97,17 +97,17 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
     formats
 }
 
-/// The formats in the identity. Some have a version number, which is raised for changes that affect them only, so that
-/// corpora of FLAC are not decoded again. WAV: since 2, a file with sizes of 0xFFFFFFFF in its header is read to its end,
-/// since 3 one with 0, since 4 one that is longer than its header says is damaged, and since 5 wrong sizes are mended and samples
-/// that come once more are damage. MP3 since 2: files that were joined are
-/// read to their end, and a missing part is damage; the latter also in Ogg Vorbis since 2. Since Ogg Vorbis 3 and Opus 2, several
-/// streams one after the other in a file are read to the end. Since M4A 2 and Matroska 2, HE-AAC is decoded, a cut file is damaged
-/// from there on, Opus in MP4 begins at its beginning, and a Matroska file need not say where it ends. Since M4A 3 and Matroska 3,
-/// holes and a late beginning are silence, the track that is flagged as default is decoded, of M4A only what its edit list presents,
-/// and of QuickTime big-endian samples, ALAC, A-law, mu-law and IMA4. Since MP3 3 and AAC 2, zeros or the rest of a frame may come first;
-/// since Ogg Vorbis 4 and Opus 3 a film, and a damaged page before the last one is damage; since CAF 2 Opus may lack its header. Since WAV 5,
-/// AIFF 2, CAF 2 and RF64 2, floating-point samples that are integers are damage, since AIFF 2 one that was written to a pipe is
+/// The formats in the identity. Some have a version number, which is raised for changes that affect them only, so that corpora of
+/// FLAC are not decoded again. WAV: since 2, a file with sizes of 0xFFFFFFFF in its header is read to its end, since 3 one with 0,
+/// since 4 one that is longer than its header says is damaged, and since 5 wrong sizes are mended and samples that come once more
+/// are damage. MP3 since 2: files that were joined are read to their end, and a missing part is damage; the latter also in Ogg
+/// Vorbis since 2. Since Ogg Vorbis 3 and Opus 2, several streams one after the other in a file are read to the end. Since M4A 2
+/// and Matroska 2, HE-AAC is decoded, a cut file is damaged from there on, Opus in MP4 begins at its beginning, and a Matroska file
+/// need not say where it ends. Since M4A 3 and Matroska 3, holes and a late beginning are silence, the track that is flagged as
+/// default is decoded, of M4A only what its edit list presents, and of QuickTime big-endian samples, ALAC, A-law, mu-law and IMA4.
+/// Since MP3 3 and AAC 2, zeros or the rest of a frame may come first; since Ogg Vorbis 4 and Opus 3 a film, and a damaged page
+/// before the last one is damage; since CAF 2 Opus may lack its header, and since CAF 3 the last chunk may be filled up. Since WAV
+/// 5, AIFF 2, CAF 2 and RF64 2, floating-point samples that are integers are damage, since AIFF 2 one that was written to a pipe is
 /// decoded, and since M4A 3 Vorbis.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
@@ -118,7 +118,7 @@ pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
         Format::M4a => "m4a 3",
         Format::Mkv => "mkv 3",
         Format::Aiff => "aiff 2",
-        Format::Caf => "caf 2",
+        Format::Caf => "caf 3",
         Format::Aac => "aac 2",
         Format::Rf64 => "rf64 2",
         other => other.as_str(),

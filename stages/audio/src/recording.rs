@@ -21,7 +21,7 @@ use symphonia::default::formats::{
 };
 
 use crate::block::{Trim, accept, bits_of, left_justified};
-use crate::ends::{Matroska, Mp4, SegmentEnd, begins_with_several_streams, ends_within_a_stream};
+use crate::ends::{Matroska, Mp4, SegmentEnd, begins_with_several_streams, end_of_caf, ends_within_a_stream};
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::format::{Format, first_frame, recognise};
 use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps};
@@ -131,6 +131,9 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
     let bytes = if matches!(format, Format::Mp3 | Format::Aac) {
         // Pictures in a tag may hold what looks like a frame.
         &bytes[first_frame(bytes)..]
+    } else if format == Format::Caf {
+        let header = |at: u64| bytes.get(at as usize..)?.first_chunk().copied();
+        &bytes[..end_of_caf(bytes.len() as u64, header) as usize]
     } else {
         bytes
     };
@@ -551,7 +554,11 @@ impl Blocks {
             };
             if let (Some(timeline), Some(layout)) = (&mut self.timeline, &self.layout) {
                 let time = (packet.pts.get(), packet.dur.get());
-                timeline.add(time, frames, layout.sample_rate, &mut self.parts)?;
+                let missing = timeline.add(time, frames, layout.sample_rate, &mut self.parts)?;
+                if missing > 0 {
+                    let (at, before) = self.hole.unwrap_or((self.given, 0));
+                    self.hole = Some((at, before.saturating_add(missing)));
+                }
                 std::mem::swap(&mut self.decoded, &mut self.samples);
             } else if !self.parts.is_empty() {
                 self.parts.push_back(Part::Frames(0..frames));

@@ -174,7 +174,11 @@ impl RecordingReader {
         let seconds = |frames: u64| frames as f64 / f64::from(self.layout.sample_rate);
         let of_hole = self.hole.map(|(at, missing)| {
             let (at, missing) = (seconds(at), seconds(missing));
-            format!("pages are missing or damaged, from about {at:.1} s on: silence takes the place of {missing:.1} s")
+            let what = match self.format {
+                Format::Ogg | Format::Opus => "pages are missing or damaged",
+                _ => "packets are missing",
+            };
+            format!("{what}, from about {at:.1} s on: silence takes the place of {missing:.1} s")
         });
         let notes = self.note.iter().cloned().chain(of_hole);
         let notes = notes.chain(self.mixer.note(self.channels));

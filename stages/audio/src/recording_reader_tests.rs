@@ -195,6 +195,7 @@ fn formats_without_loss_are_the_wav_of_the_same_sound() {
             ("flac", flac(16_000, channels, &samples)),
             ("aiff", aiff(channels, &samples)),
             ("caf", caf(channels, &samples)),
+            ("caf that is filled up", [caf(channels, &samples), vec![0]].concat()),
             ("24 bits", raw_wav(16_000, channels, 1, 24, &medium)),
             ("32 bits", raw_wav(16_000, channels, 1, 32, &wide)),
             ("floats", raw_wav(16_000, channels, 3, 32, &floats)),

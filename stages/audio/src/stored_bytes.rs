@@ -9,6 +9,7 @@ use flow_storage::InputFile;
 use symphonia::core::io::MediaSource;
 
 use crate::embedded::{self, Embedded, EmbeddedPlace};
+use crate::ends::end_of_caf;
 use crate::error::AudioError;
 use crate::flac::{self, Fault, MARKER, StreamInfo};
 use crate::format::{Format, HEAD, MOST_PADDING, first_frame_after, mpeg, recognise, stated_id3_length};
@@ -274,6 +275,11 @@ pub(crate) fn open_track(bytes: &StoredBytes, format: Format, track: Option<u32>
             let mut blocks = Blocks::open(Box::new(samples.source(wave.head, wave.start)), format, track)?;
             blocks.fault_at_end = wave.fault_at_end;
             return Ok(blocks);
+        }
+        Format::Caf => {
+            let size = end_of_caf(bytes.size, |at| bytes.array(at));
+            let chunks = StoredBytes { size, ..bytes.clone() };
+            return Blocks::open(Box::new(chunks.source(Vec::new(), 0)), format, track);
         }
         // Pictures in a tag may hold what looks like a frame.
         Format::Mp3 | Format::Aac => (Vec::new(), bytes.first_frame().map_err(broken)?),

@@ -109,6 +109,14 @@ impl Edits {
     }
 }
 
+fn silence_of(parts: &VecDeque<Part>) -> u64 {
+    let silences = parts.iter().map(|part| match part {
+        Part::Silence(frames) => *frames,
+        Part::Frames(_) => 0,
+    });
+    silences.fold(0, u64::saturating_add)
+}
+
 /// Ticks as frames at a rate, to the nearest.
 fn scaled(ticks: u64, rate: u32, scale: u32) -> u64 {
     let scale = u128::from(scale.max(1));
@@ -165,7 +173,8 @@ impl Timeline {
         u64::try_from(frames.max(0)).unwrap_or(u64::MAX)
     }
 
-    /// Adds what follows to `parts`: a block of this many frames, of a packet at `time` that lasts `duration`.
+    /// Adds what follows to `parts`: a block of this many frames, of a packet at `time` that lasts `duration`. Returns the frames
+    /// of silence in the place of packets that are missing before it; a late beginning does not count.
     ///
     /// # Errors
     /// Where that would be more silence than any recording has.
@@ -175,7 +184,7 @@ impl Timeline {
         frames: u64,
         rate: u32,
         parts: &mut VecDeque<Part>,
-    ) -> Result<(), Fault> {
+    ) -> Result<u64, Fault> {
         let is_first = self.frames == 0;
         let most = MOST_SILENCE * u64::from(rate);
         let mut hole = self.frame_at(time, rate).saturating_sub(self.frames);
@@ -190,21 +199,18 @@ impl Timeline {
         if hole.saturating_mul(SHORTEST_HOLE) > rate.into() {
             self.present(hole, true, parts);
         }
+        let missing = if is_first { 0 } else { silence_of(parts) };
         self.present(frames, false, parts);
         let end = time.saturating_add_unsigned(duration);
         self.end = self.frames.max(self.frame_at(end, rate));
-        let silences = parts.iter().map(|part| match part {
-            Part::Silence(frames) => *frames,
-            Part::Frames(_) => 0,
-        });
-        let silence = silences.fold(0, u64::saturating_add);
+        let silence = silence_of(parts);
         self.silence = self.silence.saturating_add(silence);
         if self.silence > most {
             parts.clear();
             let seconds = silence / u64::from(rate.max(1));
             return Err(broken(format!("a hole of {seconds} s")));
         }
-        Ok(())
+        Ok(missing)
     }
 
     fn shifted(&self, time: i64) -> Option<i64> {

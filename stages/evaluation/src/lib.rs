@@ -20,6 +20,7 @@ mod screen;
 mod script;
 pub mod set_section;
 pub mod speaker_transcripts;
+pub mod text_style;
 pub mod timeline;
 pub mod timeline_page;
 pub mod transcribe;

@@ -8,7 +8,8 @@ use flow_runtime::{Artifact, RejectSet, StageError};
 use crate::audio_rows::AudioRows;
 use crate::decode::BATCH_SECONDS;
 use crate::error::{EvaluationError, nothing_to_score};
-use crate::transcribe::{Recognize, UtteranceLoss, scores, transcribe_with_losses};
+use crate::text_style::TextStyle;
+use crate::transcribe::{Outcome, Recognize, UtteranceLoss, scores, transcribe_with_losses};
 use crate::wer::{Scores, words};
 
 /// The result of an evaluation of the validation sample.
@@ -18,6 +19,10 @@ pub struct ValidationMetrics {
     /// The TDT loss of the sample, after the reduction of the model's configuration. None where it is not finite, or no
     /// utterance has one.
     pub loss: Option<f64>,
+    /// How the texts of the sample are written, and how the model writes what it recognizes in them: of utterances of which it
+    /// recognizes something.
+    pub references: TextStyle,
+    pub written: TextStyle,
 }
 
 /// A fixed sample of validation rows, for evaluation while a model trains.
@@ -97,7 +102,18 @@ impl ValidationSet {
         let counted: Vec<UtteranceLoss> = losses.into_iter().flatten().collect();
         let (losses, lengths): (Vec<f64>, Vec<usize>) = counted.iter().map(|found| (found.loss, found.tokens)).unzip();
         let loss = reduced(model.config.reduction(), &losses, &lengths);
+        let (mut references, mut written) = (TextStyle::default(), TextStyle::default());
+        for (utterance, outcome) in self.rows.utterances.iter().zip(&outcomes) {
+            if let Outcome::Transcript { hypothesis, .. } = outcome
+                && !split_tag(hypothesis).1.trim().is_empty()
+            {
+                references.add(&utterance.text);
+                written.add(hypothesis);
+            }
+        }
         Ok(ValidationMetrics {
+            references,
+            written,
             scores: scores(&self.rows.utterances, &outcomes).0,
             loss: Some(loss).filter(|loss| loss.is_finite() && !losses.is_empty()),
         })

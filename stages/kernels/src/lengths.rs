@@ -5,9 +5,9 @@ use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
 
-use crate::cuda::numbers;
+use crate::device::is_gpu;
+use crate::device::launch::numbers;
 use crate::error::{Error, Result};
-use crate::is_gpu;
 
 /// How many frames of each sequence are valid. They are copied to a device once, when a kernel there first needs them.
 #[derive(Clone, Debug, Default)]

@@ -108,15 +108,29 @@ pub(crate) fn bytes(tensor: &Tensor) -> u64 {
     (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
 }
 
+/// A product, for its times.
+pub(crate) fn product(out: &Tensor, a: &Tensor, b: &Tensor) -> Described {
+    let (m, k, n) = (a.dims()[a.rank() - 2], a.dims()[a.rank() - 1], b.dims()[b.rank() - 1]);
+    let count = out.elem_count() / (m * n).max(1);
+    let times = if count > 1 {
+        format!("{count} x ")
+    } else {
+        String::new()
+    };
+    let name = format!("{times}{m} x {k} x {n} {}", a.dtype().as_str());
+    let bytes = [out, a, b].map(bytes).iter().sum();
+    (name, bytes, 2 * (count * m * k * n) as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use candle_core::DType;
 
     use super::*;
-    use crate::cuda::cublaslt::stand_in;
-    use crate::elementwise::add_in_place;
-    use crate::emulator;
+    use crate::ops::elementwise::add_in_place;
     use crate::product::product;
+    use crate::testing::cublaslt as stand_in;
+    use crate::testing::emulator;
 
     #[test]
     fn launches_are_timed_by_name() {

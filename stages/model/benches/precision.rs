@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 use flow_kernels::product::PackedRhs;
 use flow_kernels::product::low_precision::{LowPrecision, LowPrecisionRhs};
-use flow_model::config::{AttentionContext, EncoderConfig};
+use flow_model::config::{AttentionContext, CausalConfig, EncoderConfig};
 use flow_model::{Encoder, ParameterBuilder, Parameters, Precision, Result};
 
 /// Rounds, of each of which the best counts.
@@ -104,6 +104,7 @@ fn encoders() -> Result<()> {
         attention_context: AttentionContext::Full,
         xscaling: false,
         conv_kernel_size: 9,
+        causal: CausalConfig::default(),
         dropout: 0.0,
         dropout_pre_encoder: 0.0,
         dropout_emb: 0.0,

@@ -2,6 +2,7 @@
 
 mod ctc;
 pub mod huggingface;
+mod prompt;
 mod read;
 mod section;
 #[cfg(test)]
@@ -9,8 +10,13 @@ mod tests;
 mod transducer;
 mod write;
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use serde_yaml::Mapping;
+
+use crate::error::{Error, Result};
+use crate::heads::HeadKind;
 
 /// Configuration of a model with a transducer (TDT or RNN-T), a CTC head, or both. Read from and written as NeMo's
 /// `model_config.yaml`.
@@ -24,6 +30,9 @@ pub struct ModelConfig {
     pub transducer: Option<TransducerConfig>,
     /// The CTC head, if the model has one. A model has at least one of the two.
     pub ctc: Option<CtcConfig>,
+    /// The language prompt, if the model has one.
+    #[serde(default)]
+    pub prompt: Option<PromptConfig>,
     pub spec_augment: SpecAugmentConfig,
     pub tokenizer: TokenizerConfig,
     /// The pieces of the vocabulary in the order of their ids (NeMo's `labels`); may be empty.
@@ -43,6 +52,11 @@ impl ModelConfig {
         }
     }
 
+    /// Whether the model hears a recording chunk by chunk as it comes, each frame once.
+    pub fn is_cache_aware(&self) -> bool {
+        self.encoder.is_cache_aware() && !self.preprocessor.normalized
+    }
+
     /// What the heads are called: `TDT`, `RNN-T`, `CTC`, or two of them.
     pub fn heads(&self) -> &'static str {
         match (&self.transducer, &self.ctc) {
@@ -53,6 +67,34 @@ impl ModelConfig {
             (None, _) => "CTC",
         }
     }
+
+    /// Checks that the model has a head by which it is to be decoded.
+    ///
+    /// # Errors
+    /// Where it has not.
+    pub fn check_decoder(&self, head: HeadKind) -> Result<()> {
+        let has = match head {
+            HeadKind::Transducer => self.transducer.is_some(),
+            HeadKind::Ctc => self.ctc.is_some(),
+        };
+        match has {
+            true => Ok(()),
+            false => Err(Error::Input(format!(
+                "`decoder` is `{}`, but the model has no such head: it is of {}",
+                head.name(),
+                self.heads()
+            ))),
+        }
+    }
+}
+
+/// The language prompt: which numbers languages have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptConfig {
+    /// How many prompts there are.
+    pub prompts: usize,
+    /// Names of languages, several of which may have one number, in the order of the configuration.
+    pub dictionary: Vec<(String, usize)>,
 }
 
 /// The log-mel front end.
@@ -76,6 +118,14 @@ pub struct PreprocessorConfig {
     pub low_frequency: f64,
     /// Highest frequency of the filter bank in Hz.
     pub high_frequency: f64,
+    /// Whether each band of an utterance is brought to mean 0 and deviation 1 (`per_feature`); otherwise features are as they are
+    /// (`NA`).
+    #[serde(default = "yes")]
+    pub normalized: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// How far a frame looks in self-attention.
@@ -84,6 +134,45 @@ pub enum AttentionContext {
     Full,
     /// At most this many frames to either side.
     Band(usize),
+    /// Within chunks and some frames before them.
+    Chunks(ChunkContext),
+}
+
+/// The context of a cache-aware encoder (NeMo's `chunked_limited`): frames are in chunks of `right + 1`, and a frame sees its own
+/// chunk and `left` frames before it, a multiple of the chunk. So a chunk can be encoded once it is there, `right` frames after
+/// its first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkContext {
+    pub left: usize,
+    pub right: usize,
+}
+
+impl ChunkContext {
+    /// Frames of a chunk.
+    pub fn size(self) -> usize {
+        self.right + 1
+    }
+}
+
+impl fmt::Display for ChunkContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {}]", self.left, self.right)
+    }
+}
+
+/// What of an encoder looks back alone, and the contexts that it was trained with. By default nothing does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CausalConfig {
+    /// The convolutions of the sub-sampling, which then pad two rows before and one behind, over time and over bands.
+    pub subsampling: bool,
+    /// The depthwise convolutions of the layers.
+    pub convolution: bool,
+    /// Layer normalisation in the place of batch normalisation behind the depthwise convolutions.
+    pub layer_norm: bool,
+    /// Contexts of self-attention of which training draws one for each micro-batch; the first one is the default.
+    pub contexts: Vec<ChunkContext>,
+    /// The probabilities of the contexts; empty where all are equally likely.
+    pub probabilities: Vec<f64>,
 }
 
 /// The FastConformer encoder.
@@ -103,6 +192,8 @@ pub struct EncoderConfig {
     pub xscaling: bool,
     /// Width of the depthwise convolution in frames; odd.
     pub conv_kernel_size: usize,
+    #[serde(default)]
+    pub causal: CausalConfig,
     pub dropout: f64,
     pub dropout_pre_encoder: f64,
     /// Dropout on the positional table.
@@ -114,6 +205,30 @@ pub struct EncoderConfig {
 impl EncoderConfig {
     /// Log-mel frames per encoder frame.
     pub const SUBSAMPLING: usize = 8;
+
+    /// The size of an axis, of frames or of bands, after sub-sampling: three times half, rounded up; where it is causal, three
+    /// times half, rounded down, plus one.
+    pub fn subsampled(&self, size: usize) -> usize {
+        let rest = usize::from(self.causal.subsampling);
+        (0..3).fold(size, |size, _| size.saturating_add(rest).div_ceil(2))
+    }
+
+    /// An error unless this is one of the contexts that the encoder was trained with.
+    pub fn check_context(&self, context: ChunkContext) -> Result<()> {
+        if self.causal.contexts.contains(&context) {
+            return Ok(());
+        }
+        let known: Vec<String> = self.causal.contexts.iter().map(ToString::to_string).collect();
+        Err(Error::Input(format!(
+            "the context {context} is none of the model's: {}",
+            known.join(", ")
+        )))
+    }
+
+    /// Whether a recording can be encoded chunk by chunk, each frame once, with what [`crate::encoder::cached`] keeps.
+    pub fn is_cache_aware(&self) -> bool {
+        self.causal.subsampling && self.causal.convolution && !self.causal.contexts.is_empty()
+    }
 }
 
 /// A transducer: TDT, or RNN-T where the loss has no durations.

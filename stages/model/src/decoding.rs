@@ -63,6 +63,8 @@ pub struct DecodingSettings {
     /// What greedy search takes from the logit of blank before it compares it with those of tokens; 0 for the model's own choice.
     /// Scores and what observers see stay those of the model. Beam search does not use it.
     pub blank_penalty: f64,
+    /// The number of the language prompt, for models that have one; none for the model's own.
+    pub prompt: Option<usize>,
     /// What a user has to know of files that were read for these settings.
     pub notes: Vec<String>,
 }
@@ -78,6 +80,7 @@ impl Default for DecodingSettings {
             pruning: Pruning::default(),
             blank_score: BlankScore::default(),
             blank_penalty: 0.0,
+            prompt: None,
             notes: Vec::new(),
         }
     }

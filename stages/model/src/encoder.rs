@@ -1,14 +1,16 @@
 //! The FastConformer encoder: sub-sampling, then Conformer layers.
 
+pub mod cached;
 pub mod stream;
 
 use candle_core::Tensor;
+use flow_kernels::attention::Context;
 use flow_kernels::batch_norm::Gather;
 use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::noise::{DropMask, Noise};
 
 use crate::Precision;
-use crate::config::EncoderConfig;
+use crate::config::{CausalConfig, ChunkContext, EncoderConfig};
 use crate::error::{Error, Result};
 use crate::layers::attention::PositionTable;
 use crate::layers::conformer_layer::{self, BranchGradients, ConformerLayer};
@@ -22,7 +24,7 @@ use crate::pending_sums::PendingSums;
 /// The encoder.
 #[derive(Debug)]
 pub struct Encoder {
-    subsampling: Subsampling,
+    pub(crate) subsampling: Subsampling,
     layers: Vec<ConformerLayer>,
     table: PositionTable,
     config: EncoderConfig,
@@ -31,6 +33,8 @@ pub struct Encoder {
     pub recompute: bool,
     /// Which statistics batch normalisation uses in training.
     pub batch_norm: BatchNorm,
+    /// Which frames a frame sees.
+    pub context: Context,
 }
 
 /// What the backward pass needs.
@@ -70,6 +74,7 @@ impl Encoder {
             config: config.clone(),
             recompute: false,
             batch_norm: BatchNorm::default(),
+            context: config.attention_context.into(),
         })
     }
 
@@ -84,21 +89,21 @@ impl Encoder {
         mode: Mode,
     ) -> Result<(Tensor, Vec<usize>, Saved, BufferUpdates)> {
         let observer = &mut |_: ParameterGroup, _: &mut Gradients, _: &Parameters| {};
-        self.forward_observed(parameters, features, lengths, mode, observer)
+        self.forward_observed(parameters, (features, lengths), self.context, mode, observer)
     }
 
-    /// As [`Encoder::forward`]; `observer` is called before the parameters of the sub-sampling and of each layer are
+    /// As [`Encoder::forward`], in a context; `observer` is called before the parameters of the sub-sampling and of each layer are
     /// read.
     pub fn forward_observed(
         &self,
         parameters: &Parameters,
-        features: &Tensor,
-        lengths: &[usize],
+        features: (&Tensor, &[usize]),
+        context: Context,
         mut mode: Mode,
         observer: &mut (dyn PassObserver + Send),
     ) -> Result<(Tensor, Vec<usize>, Saved, BufferUpdates)> {
         observer.before_forward(ParameterGroup::Subsampling, parameters);
-        let (mut x, mut saved) = self.start(parameters, features, lengths, &mut mode)?;
+        let (mut x, mut saved) = self.start(parameters, features, context, &mut mode)?;
         let mut updates = BufferUpdates::default();
         // The input of a layer that the one before has normalised.
         let mut normalised = None;
@@ -133,7 +138,7 @@ impl Encoder {
                 None => layer.end(parameters, body)?,
             };
             saved.layers.push(if self.recompute {
-                let known = (self.batch_norm == BatchNorm::AllRanks).then(|| whole.batch_norm());
+                let known = whole.batch_norm().filter(|_| self.batch_norm == BatchNorm::AllRanks);
                 LayerSaved::Input(x, noise, known)
             } else {
                 LayerSaved::Whole(Box::new(whole))
@@ -152,7 +157,7 @@ impl Encoder {
         lengths: &[usize],
     ) -> Result<(Tensor, Vec<usize>)> {
         let mut mode = Mode::Evaluate;
-        let (mut x, start) = self.start(parameters, features, lengths, &mut mode)?;
+        let (mut x, start) = self.start(parameters, (features, lengths), self.context, &mut mode)?;
         let Saved { positions, frames, .. } = start;
         for layer in &self.layers {
             let updates = &mut BufferUpdates::default();
@@ -173,12 +178,41 @@ impl Encoder {
         }
     }
 
+    /// A context of the configuration's list for a micro-batch of training, drawn with their probabilities; none where there is no
+    /// list.
+    pub fn drawn_context(&self, noise: &mut Noise) -> Option<ChunkContext> {
+        let CausalConfig {
+            contexts,
+            probabilities,
+            ..
+        } = &self.config.causal;
+        let last = contexts.last()?;
+        let probability = |index: usize| probabilities.get(index).copied().unwrap_or(1.0 / contexts.len() as f64);
+        let mut left = noise.uniform();
+        for (index, context) in contexts.iter().enumerate() {
+            left -= probability(index);
+            if left < 0.0 {
+                return Some(*context);
+            }
+        }
+        // The probabilities add up to a little less than 1.
+        Some(*last)
+    }
+
+    /// The factor between sub-sampling and the first layer.
+    fn input_scale(&self) -> f64 {
+        match self.config.xscaling {
+            true => (self.config.d_model as f64).sqrt(),
+            false => 1.0,
+        }
+    }
+
     /// Everything before the first layer.
     fn start(
         &self,
         parameters: &Parameters,
-        features: &Tensor,
-        lengths: &[usize],
+        (features, lengths): (&Tensor, &[usize]),
+        context: Context,
         mode: &mut Mode,
     ) -> Result<(Tensor, Saved)> {
         let (batch, bands, time) = features.dims3()?;
@@ -190,11 +224,7 @@ impl Encoder {
             )));
         }
         let (x, time, lengths, subsampling) = self.subsampling.forward(parameters, features, lengths)?;
-        let scale = if self.config.xscaling {
-            (self.config.d_model as f64).sqrt()
-        } else {
-            1.0
-        };
+        let scale = self.input_scale();
         let mask = dropout::draw(self.config.dropout_pre_encoder, mode);
         let x = drop_scaled(&x, scale, mask)?;
         let positions = self.table.rows(time, parameters.dtype(), parameters.device())?;
@@ -207,7 +237,12 @@ impl Encoder {
             scale,
             mask,
             positions,
-            frames: Frames { batch, time, lengths },
+            frames: Frames {
+                batch,
+                time,
+                lengths,
+                context,
+            },
             layers: Vec::with_capacity(self.layers.len()),
         };
         Ok((x, saved))

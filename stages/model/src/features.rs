@@ -108,6 +108,7 @@ pub struct LogMel {
     n_fft: usize,
     preemphasis: f32,
     dither: f32,
+    normalized: bool,
     window: Vec<f32>,
     bands: Vec<Band>,
     fft: Arc<dyn RealToComplex<f64>>,
@@ -158,6 +159,7 @@ impl LogMel {
             n_fft: config.n_fft,
             preemphasis: config.preemphasis as f32,
             dither: config.dither as f32,
+            normalized: config.normalized,
             window: values(window)?,
             bands,
             fft: RealFftPlanner::new().plan_fft_forward(config.n_fft),
@@ -212,6 +214,9 @@ impl LogMel {
             for (band, row) in self.bands.iter().zip(out.chunks_exact_mut(frames)) {
                 row[t] = band_log_mel(band, power);
             }
+        }
+        if !self.normalized {
+            return Ok(());
         }
         for rows in out.chunks_mut(TOGETHER * frames) {
             let mut rows: Vec<&mut [f32]> = rows.chunks_exact_mut(frames).map(|row| &mut row[..valid]).collect();

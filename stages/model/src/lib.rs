@@ -28,6 +28,7 @@ pub mod patterns;
 mod pending_sums;
 mod precision;
 pub mod prediction;
+pub mod prompt;
 pub mod selftest;
 pub mod spec_augment;
 mod stacks;

@@ -8,6 +8,7 @@ use candle_core::Tensor;
 use crate::error::{Error, Result};
 use crate::heads::ctc;
 use crate::parameters::{Gradients, ParameterId, Parameters};
+use crate::prompt;
 
 /// A group of parameters whose gradients are complete at the same time. The order is that of the backward pass, but for
 /// the layers of the encoder, of which the backward pass completes the last one first.
@@ -40,7 +41,11 @@ impl ParameterGroup {
             Ok(ParameterGroup::Layer(layer))
         } else if name.starts_with("encoder.") {
             Ok(ParameterGroup::Subsampling)
-        } else if name.starts_with("joint.") || name.starts_with(ctc::AUXILIARY) || name.starts_with(ctc::ALONE) {
+        } else if name.starts_with("joint.")
+            || name.starts_with(ctc::AUXILIARY)
+            || name.starts_with(ctc::ALONE)
+            || name.starts_with(prompt::NAME)
+        {
             Ok(ParameterGroup::Heads)
         } else if name.starts_with("decoder.") {
             Ok(ParameterGroup::Prediction)

@@ -5,4 +5,5 @@ pub mod engine;
 pub mod http;
 pub mod live;
 mod logprobs;
+pub mod options;
 pub mod page;

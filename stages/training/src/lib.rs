@@ -1,8 +1,10 @@
 //! Training: optimizer steps over a model, schedules, checkpoints, and the stage that runs them.
 
+pub mod audio_quality;
 pub mod average;
 pub mod checkpoint;
 mod device_figures;
+pub mod early_stopping;
 pub mod error;
 mod feed;
 mod file_set;
@@ -16,6 +18,7 @@ pub mod metrics;
 pub mod model_from;
 pub mod model_settings;
 pub mod optimizer;
+pub mod protect;
 pub mod ranks;
 pub mod read_tokenizer;
 pub mod resolved_settings;
@@ -24,6 +27,7 @@ pub mod schedule;
 pub mod session;
 pub mod settings;
 pub mod start;
+pub mod start_report;
 pub mod tensorboard;
 pub mod text_faults;
 pub mod train;

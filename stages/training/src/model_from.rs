@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{self, average_of};
+use crate::checkpoint::average_of::{self, MeanOf};
+use crate::checkpoint::{self, CheckpointRecord, Monitor, Ranking, StoredCheckpoint};
 use crate::error::TrainingError;
+use crate::settings::TrainSettings;
 
 /// Which checkpoint becomes the output model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -15,9 +17,12 @@ pub enum ModelFrom {
     /// That of the last step.
     #[default]
     Last,
-    /// That with the lowest word error rate on the validation sample. A checkpoint is written at each evaluation that
+    /// That with the lowest `monitor` on the validation sample. A checkpoint is written at each evaluation that
     /// finds a lower one. Its error rate there is optimistic, as it was chosen by it: score it on other rows.
     Best,
+    /// The mean of the weights of the best checkpoints, as many as `keep_best` says. A checkpoint is written at each evaluation
+    /// that is among them.
+    AverageBest,
     /// The mean of the weights of the last `keep_checkpoints` checkpoints, which is made when the last step is done. A
     /// checkpoint that was written because training was interrupted counts, too.
     Average,
@@ -36,15 +41,55 @@ pub struct Chosen {
     pub which: String,
 }
 
+impl TrainSettings {
+    /// The mean that is handed on, where it is one.
+    pub fn mean(&self) -> Option<MeanOf> {
+        match self.model_from {
+            ModelFrom::Average => Some(MeanOf::Last {
+                keep: self.keep_checkpoints,
+                max_rise: self.protect.stop.then_some(self.protect.max_rise),
+            }),
+            ModelFrom::AverageBest => Some(MeanOf::Best(self.ranking())),
+            ModelFrom::Last | ModelFrom::Best => None,
+        }
+    }
+}
+
+/// The newest checkpoint that may be handed on.
+fn newest(folder: &Path, settings: &TrainSettings) -> Result<(StoredCheckpoint, CheckpointRecord), TrainingError> {
+    let mut all = checkpoint::list(folder)?;
+    let is_empty = all.is_empty();
+    while let Some(newest) = all.pop() {
+        let record = checkpoint::read_record(&newest.path)?;
+        if settings.may_hand_on(&record) {
+            return Ok((newest, record));
+        }
+    }
+    if is_empty {
+        return Err(TrainingError::Data {
+            message: format!("{} holds no checkpoint", folder.display()),
+        });
+    }
+    Err(TrainingError::Refused {
+        message: format!(
+            "in each checkpoint that {} holds, a protected language is worse than `protect.max_rise` allows",
+            folder.display()
+        ),
+        help: Some(
+            "train from the first step with lower rates or rows of these languages, or raise `protect.max_rise`; lower \
+             `checkpoint_every` or raise `keep_checkpoints`, so that a checkpoint from before is kept"
+                .into(),
+        ),
+    })
+}
+
 /// Chooses among the checkpoints of a folder. Reads only.
 ///
 /// # Errors
 /// Where there is none of that sort.
-pub fn chosen(folder: &Path, from: ModelFrom) -> Result<Chosen, TrainingError> {
-    let newest = checkpoint::latest(folder)?.ok_or_else(|| TrainingError::Data {
-        message: format!("{} holds no checkpoint", folder.display()),
-    })?;
-    match from {
+pub fn chosen(folder: &Path, settings: &TrainSettings) -> Result<Chosen, TrainingError> {
+    let newest = newest(folder, settings)?;
+    match settings.model_from {
         ModelFrom::Last => {
             checkpoint::verify(&newest.0.path, &newest.1)?;
             Ok(Chosen {
@@ -55,7 +100,9 @@ pub fn chosen(folder: &Path, from: ModelFrom) -> Result<Chosen, TrainingError> {
             })
         }
         ModelFrom::Best => {
-            let (standing, record) = checkpoint::best(folder)?.ok_or_else(|| TrainingError::Refused {
+            let monitor = settings.monitor;
+            let best = checkpoint::best(folder, Ranking { monitor, keep: 1 })?.pop();
+            let (standing, record) = best.ok_or_else(|| TrainingError::Refused {
                 message: format!(
                     "no checkpoint in {} was evaluated, so none is the best",
                     folder.display()
@@ -63,19 +110,22 @@ pub fn chosen(folder: &Path, from: ModelFrom) -> Result<Chosen, TrainingError> {
                 help: Some("set `model_from: last`, or train on with it".into()),
             })?;
             checkpoint::verify(&standing.path, &record)?;
-            let rate = record.validation_wer.unwrap_or(f64::NAN);
+            let figure = record.figure(monitor).unwrap_or(f64::NAN);
+            let figure = match monitor {
+                Monitor::ValLoss => format!("{figure:.4}"),
+                Monitor::ValWer | Monitor::ValCer => format!("{:.1} %", 100.0 * figure),
+            };
             Ok(Chosen {
                 path: standing.path,
                 step: record.step,
                 digest: record.model_digest(),
                 which: format!(
-                    "checkpoint with the lowest word error rate on the validation sample, {:.1} %, of step {}",
-                    100.0 * rate,
+                    "checkpoint with the lowest {monitor} on the validation sample, {figure}, of step {}",
                     record.step
                 ),
             })
         }
-        ModelFrom::Average => {
+        ModelFrom::Average | ModelFrom::AverageBest => {
             let average = average_of::latest_mean(folder)?.ok_or_else(|| TrainingError::Refused {
                 message: format!("{} holds no mean of its checkpoints", folder.display()),
                 help: Some("run again: it is made when the last step is done".into()),

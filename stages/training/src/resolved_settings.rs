@@ -106,8 +106,23 @@ impl ResolvedSettings {
             );
         }
         trainable::validate(self)?;
-        if self.model_from == ModelFrom::Best && (self.eval_every == 0 || !self.keep_best) {
-            return refuse("model_from", "`best` needs `eval_every` above 0 and `keep_best: true`");
+        let of_best = matches!(self.model_from, ModelFrom::Best | ModelFrom::AverageBest);
+        if of_best && (self.eval_every == 0 || self.keep_best.0 == 0) {
+            return refuse(
+                "model_from",
+                "`best` and `average_best` need `eval_every` above 0 and `keep_best: true` or a number",
+            );
+        }
+        if !(self.protect.max_rise.is_finite() && self.protect.max_rise >= 0.0) {
+            return refuse("protect", "`max_rise` must be a number of at least 0");
+        }
+        if let Some(stopping) = &self.early_stopping {
+            if self.eval_every == 0 || stopping.patience == 0 {
+                return refuse("early_stopping", "it needs `eval_every` and `patience` above 0");
+            }
+            if !(stopping.min_delta.is_finite() && stopping.min_delta >= 0.0) {
+                return refuse("early_stopping", "`min_delta` must be a number of at least 0");
+            }
         }
         if self.offload && self.fold_update {
             return refuse(

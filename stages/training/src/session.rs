@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::average::MovingAverage;
 use crate::checkpoint::bucket::{self, Uploader};
-use crate::checkpoint::{self, CheckpointFolder, CheckpointRecord, Identity};
+use crate::checkpoint::{self, CheckpointFolder, CheckpointRecord, Figures, Identity, Monitor};
 use crate::device_figures::DeviceFigures;
 use crate::error::TrainingError;
 use crate::init::first_model;
@@ -25,6 +25,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_from::{ModelFrom, chosen};
 use crate::optimizer::AdamW;
+use crate::protect;
 use crate::ranks::{LoadedElsewhere, ProcessGroup, open_device};
 use crate::resolved_settings::ResolvedSettings;
 use crate::start::{Start, find_start};
@@ -55,6 +56,10 @@ pub struct Session {
     metrics: Metrics,
     record: CheckpointRecord,
     evaluate: Option<Evaluate>,
+    /// Evaluates on protected languages.
+    protect: Option<Evaluate>,
+    /// Whether their rates before training are not known yet.
+    protect_first: bool,
     report: Report,
     device: DeviceFigures,
     bad_steps: u64,
@@ -68,13 +73,15 @@ pub struct Session {
     evaluate_first: bool,
     /// Of the model's vocabulary before its first step.
     vocabulary_change: Option<VocabularyChange>,
+    /// To report, one line each.
+    warnings: Vec<String>,
     /// Damaged checkpoints that were skipped, one line each.
     set_aside: Vec<String>,
     rate_after_end: Option<String>,
-    /// Step and word error rate of the last evaluation.
-    evaluated: Option<(u64, f64)>,
-    /// The lowest word error rate of the checkpoints.
-    lowest: Option<f64>,
+    /// Step and figures of the last evaluation.
+    evaluated: Option<(u64, Figures)>,
+    /// The lowest figures of the checkpoints by which these are ranked, ascending.
+    lowest: Vec<f64>,
     /// The stage of the curriculum that the next step belongs to.
     stage: Option<StageMark>,
     /// Of the next step.
@@ -89,6 +96,9 @@ pub struct LeftOut {
     /// Their texts have too many tokens.
     pub too_long: Vec<String>,
 }
+
+/// By how much the share of texts with capital letters, marks or digits must differ for a warning.
+const OTHER_STYLE: f64 = 0.5;
 
 /// Name of the table, beside the checkpoints, of how the rows of each piece of a changed vocabulary were made.
 pub const VOCABULARY: &str = "vocabulary.tsv";
@@ -203,13 +213,21 @@ impl Session {
             settings: settings.recorded(),
             data: data.map(str::to_owned).or(record.data),
             validation_wer: None,
+            validation_cer: None,
+            validation_loss: None,
+            improvement: record.improvement.filter(|_| settings.early_stopping.is_some()),
             ..record
         };
         Planned::note(&mut record.plans, record.step, settings.ranks, settings.grad_accum);
         let width = model.config.encoder.d_model;
         let rate_after_end = steps_before.and_then(|before| settings.rate_after_end(before, record.step, width));
         let mut metrics = Metrics::open(folder.folder(), resumed)?;
-        let lowest = checkpoint::best(folder.folder())?.and_then(|(_, record)| record.validation_wer);
+        let ranking = settings.ranking();
+        let best = checkpoint::best(folder.folder(), ranking)?;
+        let lowest = best
+            .iter()
+            .filter_map(|(_, record)| record.figure(ranking.monitor))
+            .collect();
         if let Some(change) = &vocabulary_change {
             let path = folder.folder().join(VOCABULARY);
             std::fs::write(&path, change.table()).map_err(TrainingError::file(&path))?;
@@ -218,8 +236,12 @@ impl Session {
                 "kept": change.kept(), "mean": change.averaged(), "random": change.random(),
             }))?;
         }
-        let (keep, keep_best) = (settings.keep_checkpoints, settings.keep_best);
-        let mirror = bucket::mirror(&settings.checkpoints, folder.folder(), keep, keep_best)?;
+        let mirror = bucket::mirror(
+            &settings.checkpoints,
+            folder.folder(),
+            settings.keep_checkpoints,
+            ranking,
+        )?;
         let uploader = mirror.map(Uploader::start).transpose()?;
         let config = settings.trainer_config(model.config.encoder.d_model);
         let device = DeviceFigures::of(&device);
@@ -234,6 +256,7 @@ impl Session {
             folder: Arc::new(folder),
             writing: None,
             uploader,
+            warnings: Vec::new(),
             set_aside,
             rate_after_end,
             evaluated: None,
@@ -242,6 +265,8 @@ impl Session {
             first_step: record.step,
             record,
             evaluate,
+            protect: None,
+            protect_first: false,
             report,
             device,
             bad_steps: 0,
@@ -253,6 +278,12 @@ impl Session {
             stage: None,
             left_out: LeftOut::default(),
         })
+    }
+
+    /// Has protected languages evaluated, too.
+    pub fn protect(&mut self, evaluate: Evaluate) {
+        self.protect = Some(evaluate);
+        self.protect_first = self.record.protected.is_empty();
     }
 
     /// Steps that are done.
@@ -271,6 +302,11 @@ impl Session {
     /// What the other processes load of each step; none where they load nothing.
     pub(crate) fn loaded_elsewhere(&self) -> Option<LoadedElsewhere> {
         self.trainer.loaded_elsewhere()
+    }
+
+    /// Warnings since the last call.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
     }
 
     /// Damaged checkpoints that were skipped and renamed, one line each.
@@ -331,8 +367,11 @@ impl Session {
         planned: u32,
         elsewhere: &[BatchFigures],
     ) -> Result<StepReport, TrainingError> {
+        let protect_first = std::mem::take(&mut self.protect_first);
         if std::mem::take(&mut self.evaluate_first) {
             self.evaluate()?;
+        } else if protect_first {
+            self.evaluate_protected()?;
         }
         let mut report = self
             .trainer
@@ -388,12 +427,13 @@ impl Session {
         if evaluate {
             self.evaluate()?;
         }
-        let keep = keep || (self.settings.model_from == ModelFrom::Best && self.is_lowest());
-        if keep
-            && let Some((step, rate)) = self.evaluated
-            && step == self.record.step
-        {
-            self.lowest = Some(self.lowest.map_or(rate, |lowest| lowest.min(rate)));
+        let early_end = self.settings.early_end(&self.record).filter(|_| evaluate);
+        let last = last || early_end.is_some();
+        let keep = keep || last || self.is_among_best();
+        if keep && let Some(figure) = self.figure() {
+            let place = self.lowest.partition_point(|other| *other <= figure);
+            self.lowest.insert(place, figure);
+            self.lowest.truncate(self.settings.keep_best.0);
         }
         if keep && (last || !self.settings.checkpoint_in_background) {
             self.checkpoint()?;
@@ -402,24 +442,51 @@ impl Session {
         } else if self.writing.as_ref().is_some_and(JoinHandle::is_finished) {
             self.written()?;
         }
-        if self.record.step >= self.settings.max_steps {
+        match early_end {
+            Some(why) if !self.settings.may_hand_on(&self.record) => self.warnings.push(why),
+            Some(why) => (self.report)(json!({ "notice": why, "step": self.record.step })),
+            None => {}
+        }
+        if self.settings.is_over(&self.record) {
             self.hand_on()?;
         }
         Ok(report)
     }
 
-    /// Whether the model was evaluated after this very step and is better than those of all checkpoints.
-    fn is_lowest(&self) -> bool {
+    /// Whether training ended although steps are left.
+    pub fn ended_early(&self) -> bool {
+        self.record.step < self.settings.max_steps && self.settings.is_over(&self.record)
+    }
+
+    /// The figures of the present model, where it was evaluated.
+    fn figures(&self) -> Option<Figures> {
         let now = self.evaluated.filter(|(step, _)| *step == self.record.step);
-        now.is_some_and(|(_, rate)| self.lowest.is_none_or(|lowest| rate < lowest))
+        now.map(|(_, figures)| figures)
+    }
+
+    /// The one of these by which checkpoints are ranked.
+    fn figure(&self) -> Option<f64> {
+        self.figures()?.of(self.settings.monitor)
+    }
+
+    /// Whether the model was evaluated after this very step and is to be kept, as one of those that may be handed on.
+    fn is_among_best(&self) -> bool {
+        let count = match self.settings.model_from {
+            ModelFrom::Best => 1,
+            ModelFrom::AverageBest => self.settings.keep_best.0,
+            ModelFrom::Last | ModelFrom::Average => return false,
+        };
+        let worst = count.checked_sub(1).and_then(|place| self.lowest.get(place));
+        let figure = self.figure().filter(|_| self.settings.may_hand_on(&self.record));
+        figure.is_some_and(|figure| worst.is_none_or(|worst| figure < *worst))
     }
 
     /// Sets which checkpoint becomes the output model when all steps are done, and writes it where it is a mean.
     fn hand_on(&mut self) -> Result<(), TrainingError> {
-        if self.settings.model_from == ModelFrom::Average {
-            self.folder.make_average(self.settings.keep_checkpoints)?;
+        if let Some(of) = self.settings.mean() {
+            self.folder.make_average(of)?;
         }
-        let chosen = chosen(self.folder.folder(), self.settings.model_from)?;
+        let chosen = chosen(self.folder.folder(), &self.settings)?;
         (self.report)(json!({
             "notice": format!("the model that is handed on: the {}", chosen.which),
             "model_step": chosen.step,
@@ -436,7 +503,7 @@ impl Session {
             .trainer
             .with_state(|model, optimizer, live| folder.write(&record, model, optimizer, live))??;
         self.folder
-            .prune(self.settings.keep_checkpoints, self.settings.keep_best)?;
+            .prune(self.settings.keep_checkpoints, self.settings.ranking())?;
         if let Some(uploader) = &self.uploader {
             uploader.wake();
         }
@@ -469,7 +536,7 @@ impl Session {
         let record = self.stamped();
         let snapshot = self.trainer.snapshot()?;
         let folder = self.folder.clone();
-        let (keep, best) = (self.settings.keep_checkpoints, self.settings.keep_best);
+        let (keep, best) = (self.settings.keep_checkpoints, self.settings.ranking());
         let waker = self.uploader.as_ref().and_then(Uploader::waker);
         let write = move || {
             let (model, live, optimizer) = snapshot.whole()?;
@@ -498,9 +565,14 @@ impl Session {
 
     /// The record, with the result of the last evaluation if that was of this model.
     fn stamped(&self) -> CheckpointRecord {
-        let evaluated = self.evaluated.filter(|(step, _)| *step == self.record.step);
+        // One that must not be handed on is not among the best.
+        let figures = self.figures().filter(|_| self.settings.may_hand_on(&self.record));
+        let figures = figures.unwrap_or_default();
+        let ranked_by = |monitor| figures.of(monitor).filter(|_| self.settings.monitor == monitor);
         CheckpointRecord {
-            validation_wer: evaluated.map(|(_, wer)| wer).filter(|wer| wer.is_finite()),
+            validation_wer: figures.wer,
+            validation_cer: ranked_by(Monitor::ValCer),
+            validation_loss: ranked_by(Monitor::ValLoss),
             ..self.record.clone()
         }
     }
@@ -557,9 +629,24 @@ impl Session {
         };
         let began = Instant::now();
         let found = self.trainer.evaluate(|model, all| evaluate(model, all))??;
-        let rate = finite(found.scores.overall.words.rate());
-        self.evaluated = rate.map(|rate| (self.record.step, rate));
+        let figures = Figures {
+            wer: finite(found.scores.overall.words.rate()),
+            cer: finite(found.scores.overall.characters.rate()),
+            loss: found.loss.and_then(finite),
+        };
+        self.evaluated = Some((self.record.step, figures));
+        if let Some(stopping) = &self.settings.early_stopping
+            && self.record.step > 0
+        {
+            let (monitor, step) = (self.settings.monitor, self.record.step);
+            let improvement = self.record.improvement.get_or_insert_default();
+            improvement.note(stopping, monitor, step, figures.of(monitor));
+        }
         self.tell_evaluation(&found, began.elapsed())?;
+        if self.record.step == 0 {
+            self.warnings.extend(style_warning(&found));
+        }
+        self.evaluate_protected()?;
         // Not part of the speed of training.
         let spent = began.elapsed();
         self.window.since += spent;
@@ -567,6 +654,35 @@ impl Session {
         self.began += spent;
         Ok(())
     }
+
+    fn evaluate_protected(&mut self) -> Result<(), TrainingError> {
+        let Some(evaluate) = &mut self.protect else {
+            return Ok(());
+        };
+        let began = Instant::now();
+        let found = self.trainer.evaluate(|model, all| evaluate(model, all))??;
+        protect::note(&mut self.record.protected, &found.scores);
+        let risen = protect::risen(&self.record.protected, self.settings.protect.max_rise);
+        if let Some(risen) = risen.filter(|_| !self.settings.protect.stop) {
+            let step = self.record.step;
+            self.warnings.push(format!(
+                "step {step}: the word error rate of protected languages rose by more than `protect.max_rise`: {risen}"
+            ));
+        }
+        self.tell_protected(began.elapsed())
+    }
+}
+
+/// Says in which shares of texts the first model writes otherwise than the rows that it is validated on; none where they are alike.
+fn style_warning(found: &ValidationMetrics) -> Option<String> {
+    let differences = found.written.differences(&found.references, OTHER_STYLE);
+    (!differences.is_empty()).then(|| {
+        format!(
+            "the model writes otherwise than the texts of validation ({}): it will learn their style, and its error rate before \
+             training counts the difference",
+            differences.join("; ")
+        )
+    })
 }
 
 fn first_record(identity: Identity) -> CheckpointRecord {
@@ -584,6 +700,10 @@ fn first_record(identity: Identity) -> CheckpointRecord {
         data: None,
         random: "splitmix64(seed, step, rank, micro_batch)".into(),
         validation_wer: None,
+        validation_cer: None,
+        validation_loss: None,
+        improvement: None,
+        protected: Default::default(),
         plans: Vec::new(),
         files: Default::default(),
     }

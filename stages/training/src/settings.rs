@@ -10,11 +10,15 @@ use flow_kernels::device::DeviceChoice;
 use flow_model::layers::convolution::BatchNorm;
 use flow_runtime::{ReadOnce, Secret};
 
+use crate::checkpoint::Ranking;
+pub use crate::checkpoint::{KeepBest, Monitor};
+pub use crate::early_stopping::EarlyStopping;
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
 pub use crate::model_from::ModelFrom;
 pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
+pub use crate::protect::ProtectSettings;
 use crate::ranks::RankLayout;
 use crate::schedule::{Recipe, Schedule};
 pub use crate::trainable::{GroupSettings, LoraSettings};
@@ -30,6 +34,10 @@ use crate::trainer::TrainerConfig;
 /// tokens have no part in the loss. The digest of `train`, the train rows, is recorded in each checkpoint, so that
 /// changed data is detected. In `members`, the port of an `audio.probe`, the audio of the validation rows is looked up
 /// where they say only `tar_member_name`. `tokenizer` comes in place of the setting.
+///
+/// `protect` has rows of languages that are not trained on and must not get worse (or of the domain that the first model is good
+/// at). Their word error rates are taken before the first step and at each evaluation; where one rises by more than
+/// `protect.max_rise`, training ends with a message, and a checkpoint from before is handed on.
 ///
 /// A model of the hub is downloaded into the hub's own cache when training begins, if no stage before it did; an
 /// interrupted download is resumed. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,
@@ -194,13 +202,23 @@ pub struct TrainSettings {
     pub checkpoint_every: u64,
     /// Checkpoints to keep; older ones are removed.
     pub keep_checkpoints: usize,
-    /// Keep the checkpoint with the lowest validation error too, of those that were evaluated (where `eval_every` and
-    /// `checkpoint_every` coincide).
-    pub keep_best: bool,
-    /// Which checkpoint becomes the output model, once all steps are done: `last`; `best`, which has the lowest word
-    /// error rate on the validation sample (a checkpoint is written at each evaluation that finds a lower one); or
-    /// `average`, the mean of the weights of the last `keep_checkpoints` ones. Later stages decode and score this
-    /// model. May be changed when training is done.
+    /// Keep the best checkpoints too, of those that were evaluated (where `eval_every` and `checkpoint_every` coincide): `true`
+    /// (one), `false` (none), or a number (`save_top_k` in NeMo).
+    pub keep_best: KeepBest,
+    /// The figure of the validation sample by which checkpoints are the best, and by which `early_stopping` decides: `val_wer`,
+    /// `val_cer` or `val_loss`.
+    #[serde(skip_serializing_if = "Monitor::is_default")]
+    pub monitor: Monitor,
+    /// End training once `monitor` no longer gets better: `{patience: 10, min_delta: 0.001}`. Left out: all steps are done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub early_stopping: Option<EarlyStopping>,
+    /// With the input `protect`: by how much the error rates of its languages may rise, and what happens then.
+    #[serde(skip_serializing_if = "ProtectSettings::is_default")]
+    pub protect: ProtectSettings,
+    /// Which checkpoint becomes the output model, once all steps are done: `last`; `best`, which has the lowest `monitor` on
+    /// the validation sample (a checkpoint is written at each evaluation that finds a lower one); `average`, the mean of the
+    /// weights of the last `keep_checkpoints` ones; or `average_best`, that of the `keep_best` best ones. Later stages decode
+    /// and score this model. May be changed when training is done.
     pub model_from: ModelFrom,
     /// Go on training while a checkpoint is written, from a copy of weights and optimizer state in memory.
     pub checkpoint_in_background: bool,
@@ -277,7 +295,10 @@ impl Default for TrainSettings {
             offload: false,
             checkpoint_every: 1_000,
             keep_checkpoints: 3,
-            keep_best: true,
+            keep_best: KeepBest(1),
+            monitor: Monitor::ValWer,
+            early_stopping: None,
+            protect: ProtectSettings::default(),
             model_from: ModelFrom::Last,
             checkpoint_in_background: true,
             eval_every: 1_000,
@@ -483,6 +504,14 @@ impl TrainSettings {
             }
         }
         warnings
+    }
+
+    /// How many of the best checkpoints are kept, and by which figure.
+    pub fn ranking(&self) -> Ranking {
+        Ranking {
+            monitor: self.monitor,
+            keep: self.keep_best.0,
+        }
     }
 
     /// Where the model is computed.

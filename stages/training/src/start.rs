@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::bucket::{self, Wanted};
-use crate::checkpoint::{self, CheckpointRecord, StoredCheckpoint};
+use crate::checkpoint::{self, CheckpointRecord, Ranking, StoredCheckpoint};
 use crate::error::TrainingError;
 use crate::init::check_init;
 use crate::resolved_settings::ResolvedSettings;
@@ -39,6 +39,14 @@ impl Start {
             Start::Resume { checkpoint, .. } => checkpoint.step,
         }
     }
+
+    /// Whether no step is left to do.
+    pub fn is_over(&self, settings: &TrainSettings) -> bool {
+        match self {
+            Start::Fresh { .. } => false,
+            Start::Resume { record, .. } => settings.is_over(record),
+        }
+    }
 }
 
 impl TrainSettings {
@@ -49,10 +57,17 @@ impl TrainSettings {
     /// Where they cannot be fetched.
     pub fn checkpoint_root(&self) -> Result<PathBuf, TrainingError> {
         let wanted = Wanted {
-            best: self.model_from == ModelFrom::Best,
+            best: match self.model_from {
+                ModelFrom::Best => Some(Ranking {
+                    keep: 1,
+                    ..self.ranking()
+                }),
+                ModelFrom::AverageBest => Some(self.ranking()),
+                ModelFrom::Last | ModelFrom::Average => None,
+            },
             last: match self.model_from {
                 ModelFrom::Average => self.keep_checkpoints,
-                ModelFrom::Last | ModelFrom::Best => 1,
+                ModelFrom::Last | ModelFrom::Best | ModelFrom::AverageBest => 1,
             },
         };
         bucket::local_root(&self.checkpoints, wanted)

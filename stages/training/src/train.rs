@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
@@ -24,7 +25,7 @@ use crate::error::TrainingError;
 use crate::feed::Feed;
 use crate::init::is_remote;
 use crate::loaded_rows::BATCH_COLUMNS;
-use crate::model_from::{ModelFrom, chosen};
+use crate::model_from::chosen;
 use crate::resolved_settings::ResolvedSettings;
 use crate::settings::TrainSettings;
 use crate::start::{Start, check_changes, find_start};
@@ -52,6 +53,9 @@ impl Kind for TrainingTrain {
     const INPUTS: &'static [InputPort] = &[
         InputPort::streamed("batches", "the micro-batches of a sampling.load").columns(BATCH_COLUMNS),
         InputPort::whole("validation", "rows of validation, with where their recordings are").columns(ROW_COLUMNS),
+        InputPort::whole("protect", "rows of languages that must not get worse, with where their recordings are")
+            .optional()
+            .columns(ROW_COLUMNS),
         InputPort::whole("train", "the rows that sampling.load takes: batches of others are refused; their digest is recorded, and texts with too many tokens are reported before the first step")
             .optional()
             .columns(&[
@@ -84,6 +88,14 @@ impl Kind for TrainingTrain {
         settings.validate()?;
         if settings.eval_every > 0 {
             AudioColumns::of_input(inputs.required("validation")?, inputs.has("members"))?;
+        }
+        if inputs.has("protect") {
+            if settings.init == "none" || settings.eval_every == 0 {
+                let message =
+                    "the input `protect` needs an `init`, which knows its languages, and `eval_every` above 0";
+                return Err(TrainingError::setting("protect", message).into());
+            }
+            AudioColumns::of_input(inputs.required("protect")?, inputs.has("members"))?;
         }
         let outputs = vec![Port {
             name: "model".into(),
@@ -138,6 +150,10 @@ impl Kind for TrainingTrain {
         if let Some(tokenizer) = context.input("tokenizer") {
             settings.tokenizer_input = Some(read_tokenizer_files(tokenizer)?.0.into());
         }
+        if context.input("protect").is_none() {
+            // Rates of an earlier run, which had the input, end nothing.
+            settings.protect.stop = false;
+        }
         Ok(Body::Log(Box::new(TrainBody {
             settings,
             context: context.clone(),
@@ -145,6 +161,7 @@ impl Kind for TrainingTrain {
             ready: BTreeMap::new(),
             next: 0,
             thread: None,
+            ended_early: Arc::default(),
         })))
     }
 }
@@ -159,6 +176,8 @@ struct TrainBody {
     /// The step to hand over next.
     next: u64,
     thread: Option<Thread>,
+    /// Set by the thread where it needs no more steps.
+    ended_early: Arc<AtomicBool>,
 }
 
 struct Thread {
@@ -209,6 +228,7 @@ impl TrainBody {
             let (requests, received_requests) = unbounded::<CheckpointRequest>();
             let (done_sender, done) = unbounded();
             let (settings, context) = (self.settings.clone(), self.context.clone());
+            let ended_early = Arc::clone(&self.ended_early);
             let handle = std::thread::Builder::new()
                 .name("training".into())
                 .spawn(move || {
@@ -221,6 +241,7 @@ impl TrainBody {
                             &take,
                             &received_requests,
                             &done_sender,
+                            &ended_early,
                         )
                     }));
                     let failed = match outcome {
@@ -273,24 +294,24 @@ impl TrainBody {
         Ok(())
     }
 
-    /// Whether the mean of the last checkpoints exists, where it is the output model.
+    /// Whether the mean of checkpoints exists, where it is the output model.
     fn average_stands(&self, start: &Start) -> Result<bool, TrainingError> {
-        match start {
-            Start::Resume { checkpoint, .. } if self.settings.model_from == ModelFrom::Average => {
+        match (start, self.settings.mean()) {
+            (Start::Resume { checkpoint, .. }, Some(of)) => {
                 let folder = checkpoint.path.parent().unwrap_or(Path::new(""));
-                average_of::is_made(folder, self.settings.keep_checkpoints)
+                average_of::is_made(folder, of)
             }
             _ => Ok(true),
         }
     }
 
-    /// Writes the mean of the last checkpoints, where it is the output model and all steps were done before.
+    /// Writes the mean of checkpoints, where it is the output model and all steps were done before.
     fn make_average(&self) -> Result<(), StageError> {
-        if self.settings.model_from != ModelFrom::Average {
+        let Some(of) = self.settings.mean() else {
             return Ok(());
-        }
+        };
         let start = find_start(&self.settings, self.data_digest().as_deref())?;
-        if start.step() < self.settings.max_steps || self.average_stands(&start)? {
+        if !start.is_over(&self.settings) || self.average_stands(&start)? {
             return Ok(());
         }
         let root = self.settings.checkpoint_root()?;
@@ -300,7 +321,7 @@ impl TrainBody {
             lock => lock?,
         };
         let folder = CheckpointFolder::open(lock, &checkpoint::current(&root)?)?;
-        Ok(folder.make_average(self.settings.keep_checkpoints)?)
+        Ok(folder.make_average(of)?)
     }
 
     /// Whether the checkpoint that training would go on from is where it is to be, also if that is a bucket.
@@ -318,7 +339,7 @@ impl TrainBody {
             return Ok(());
         }
         let start = find_start(&self.settings, self.data_digest().as_deref())?;
-        if start.step() < self.settings.max_steps || self.is_uploaded(&start)? {
+        if !start.is_over(&self.settings) || self.is_uploaded(&start)? {
             return Ok(());
         }
         let root = self.settings.checkpoint_root()?;
@@ -327,9 +348,9 @@ impl TrainBody {
             Err(TrainingError::Locked { .. }) => return Ok(()),
             lock => lock?,
         };
-        let (keep, keep_best) = (self.settings.keep_checkpoints, self.settings.keep_best);
+        let (keep, ranking) = (self.settings.keep_checkpoints, self.settings.ranking());
         let folder = checkpoint::current(&root)?;
-        match bucket::mirror(&self.settings.checkpoints, &folder, keep, keep_best)? {
+        match bucket::mirror(&self.settings.checkpoints, &folder, keep, ranking)? {
             Some(mut mirror) => Ok(mirror.copy_all()?),
             None => Ok(()),
         }
@@ -417,7 +438,7 @@ impl Log for TrainBody {
                 checkpoint,
                 changes,
                 damaged,
-                ..
+                record,
             } => {
                 let mut detail = format!(
                     "step {step} of {}, {}",
@@ -427,21 +448,27 @@ impl Log for TrainBody {
                 if !changes.is_empty() {
                     detail.push_str(&format!("; changed: {}", changes.join("; ")));
                 }
+                if let Some(why) = self.settings.early_end(record) {
+                    detail.push_str(&format!("; {why}"));
+                }
                 for damage in damaged {
                     detail.push_str(&format!("; {} is damaged", damage.folder.display()));
                 }
                 detail
             }
         };
-        if step < self.settings.max_steps {
-            Ok(LogPosition::At { step, detail })
-        } else if !self.is_uploaded(&start)? {
+        if !start.is_over(&self.settings) {
+            return Ok(LogPosition::At { step, detail });
+        }
+        // No step is left, also where training ended before the last one.
+        let step = step.max(self.settings.max_steps);
+        if !self.is_uploaded(&start)? {
             let detail = format!("{detail}; it is to be copied to {}", self.settings.checkpoints);
             Ok(LogPosition::At { step, detail })
         } else if self.average_stands(&start)? {
             Ok(LogPosition::Finished { detail })
         } else {
-            let detail = format!("{detail}; the mean of the last checkpoints is to be made");
+            let detail = format!("{detail}; the mean of checkpoints is to be made");
             Ok(LogPosition::At { step, detail })
         }
     }
@@ -450,7 +477,7 @@ impl Log for TrainBody {
         let root = self.settings.checkpoint_root()?;
         checkpoint::remove_left(&root);
         let folder = checkpoint::current(&root)?;
-        let chosen = chosen(&folder, self.settings.model_from)?;
+        let chosen = chosen(&folder, &self.settings)?;
         Ok(RecordBatch::try_new(
             model_schema(),
             vec![
@@ -461,6 +488,10 @@ impl Log for TrainBody {
                 Arc::new(StringArray::from(vec![chosen.which])),
             ],
         )?)
+    }
+
+    fn ended_early(&self) -> bool {
+        self.ended_early.load(Ordering::Acquire)
     }
 
     fn checkpoint(&mut self, stop: bool) -> Result<(), StageError> {

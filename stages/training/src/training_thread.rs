@@ -1,6 +1,7 @@
 //! The thread that trains, beside the workers of the dataflow.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use arrow::array::{AsArray, RecordBatch};
@@ -25,6 +26,7 @@ use crate::ranks::{LoadedElsewhere, ProcessGroup, RankLayout};
 use crate::resolved_settings::ResolvedSettings;
 use crate::session::{Evaluate, LeftOut, Session};
 use crate::start::{Start, find_start};
+use crate::start_report;
 use crate::text_faults::TextFaults;
 use crate::unknown_letters::UnknownLetters;
 
@@ -50,6 +52,7 @@ pub(crate) fn train(
     work: &Receiver<StepBatches>,
     requests: &Receiver<CheckpointRequest>,
     done: &Sender<Result<Partition, StageError>>,
+    ended_early: &AtomicBool,
 ) -> Result<(), StageError> {
     let Some(settings) = &with_init(settings, context, data, requests)? else {
         return Ok(());
@@ -59,7 +62,8 @@ pub(crate) fn train(
     settings.device_needs = checked.filter(|checked| checked.available.is_none());
     let settings = &settings;
     let screen = context.clone();
-    let evaluate = validation(settings, context)?;
+    let evaluate = evaluation(settings, context, "validation", settings.eval_samples_per_language)?;
+    let protected = evaluation(settings, context, "protect", settings.protect.samples_per_language)?;
     let mut session = Session::begin_distributed(
         settings,
         data,
@@ -71,6 +75,9 @@ pub(crate) fn train(
             own_batches: context.share.map(|_| text_limit(settings)),
         }),
     )?;
+    if let Some(protected) = protected {
+        session.protect(protected);
+    }
     if let Some(change) = session.vocabulary_change() {
         context.events.send(Event::Warning {
             stage: Some(context.stage.clone()),
@@ -105,16 +112,26 @@ pub(crate) fn train(
     warn_of_long_texts(settings, context, &mut session)?;
     report_unknown_letters(settings, context, &mut session)?;
     report_text_faults(settings, context, &mut session)?;
+    report_start(settings, context, &session)?;
     let mut elsewhere = session.loaded_elsewhere();
     let mut compared = false;
     loop {
         let began = Instant::now();
         // Requests take precedence over waiting steps.
         warn_of_uploads(context, &session);
-        if let Ok(request) = requests.try_recv()
-            && serve_request(context, &mut session, request)
-        {
-            return Ok(());
+        let request = match session.ended_early() {
+            false => requests.try_recv().ok(),
+            // No more steps are taken.
+            true => match requests.recv() {
+                Ok(request) => Some(request),
+                Err(_) => return Ok(()),
+            },
+        };
+        if let Some(request) = request {
+            if serve_request(context, &mut session, request) {
+                return Ok(());
+            }
+            continue;
         }
         select! {
             recv(requests) -> request => match request {
@@ -138,6 +155,13 @@ pub(crate) fn train(
                         batches_of_rows(&step.batches, rows)?;
                     }
                     let partition = one_step(settings, context, &mut session, &mut elsewhere, step)?;
+                    for message in session.take_warnings() {
+                        context.events.send(Event::Warning {
+                            stage: Some(context.stage.clone()),
+                            message,
+                        });
+                    }
+                    ended_early.store(session.ended_early(), Ordering::Release);
                     if done.send(Ok(partition)).is_err() {
                         return Ok(());
                     }
@@ -305,6 +329,25 @@ fn report_unknown_letters(
     Ok(())
 }
 
+/// Reports what is trained and how, where training begins, and warns where words are cut into many tokens.
+fn report_start(settings: &ResolvedSettings, context: &Context, session: &Session) -> Result<(), StageError> {
+    let (Some(rows), Some(tokenizer)) = (context.input("train"), session.tokenizer()) else {
+        return Ok(());
+    };
+    if session.step_number() > 0 {
+        return Ok(());
+    }
+    let languages = start_report::words_and_tokens(rows, tokenizer)?;
+    if let Some(message) = start_report::many_tokens(&languages) {
+        context.events.send(Event::Warning {
+            stage: Some(context.stage.clone()),
+            message,
+        });
+    }
+    context.report(start_report::table(settings, session.model(), &languages)?);
+    Ok(())
+}
+
 /// Sends warnings of transcripts without a word, where they are many, and of wrong tags.
 fn report_text_faults(settings: &ResolvedSettings, context: &Context, session: &mut Session) -> Result<(), StageError> {
     let (Some(rows), Some(tokenizer)) = (context.input("train"), session.tokenizer()) else {
@@ -445,21 +488,21 @@ fn one_step(
     Ok(work.partition)
 }
 
-/// The evaluation during training: a fixed sample of the validation rows, read once.
-fn validation(settings: &ResolvedSettings, context: &Context) -> Result<Option<Evaluate>, StageError> {
+/// Evaluation during training: on a fixed sample of the rows of an input, read once.
+fn evaluation(
+    settings: &ResolvedSettings,
+    context: &Context,
+    input: &str,
+    per_language: usize,
+) -> Result<Option<Evaluate>, StageError> {
     if settings.eval_every == 0 {
         return Ok(None);
     }
-    let Some(rows) = context.input("validation") else {
+    let Some(rows) = context.input(input) else {
         return Ok(None);
     };
-    let set = ValidationSet::read(
-        rows,
-        context.input("members"),
-        &settings.shards,
-        settings.eval_samples_per_language,
-    )
-    .map_err(TrainingError::from)?;
+    let set = ValidationSet::read(rows, context.input("members"), &settings.shards, per_language)
+        .map_err(TrainingError::from)?;
     set.check(&context.rejects)?;
     let (batch_seconds, max_tokens) = (settings.max_batch_seconds(), settings.max_tokens);
     let cancel = context.cancel.clone();

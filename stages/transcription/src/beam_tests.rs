@@ -67,6 +67,7 @@ fn settings(config: &Value, golden: &Value, vocabulary: usize) -> DecodingSettin
         },
         blank_penalty: 0.0,
         notes: Vec::new(),
+        prompt: None,
     }
 }
 

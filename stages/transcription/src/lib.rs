@@ -9,12 +9,16 @@ pub mod alignment;
 pub mod assign_speakers;
 #[cfg(test)]
 mod beam_tests;
+pub mod calibration;
 pub mod channels;
 pub mod confidence;
 pub mod coverage;
+pub mod decoding_request;
 pub mod energy;
 pub mod error;
 pub mod format;
+pub mod language_prior;
+mod language_scripts;
 pub mod line_formats;
 mod lines;
 pub mod long_audio;

@@ -1,6 +1,9 @@
 //! From the samples of a recording to its segments: voice activity, windows, decoding, words.
 
 mod aligned;
+#[cfg(test)]
+mod languages_tests;
+pub mod listen;
 mod recover;
 mod split;
 mod stateful;
@@ -10,7 +13,7 @@ mod windows_of_speech;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device};
 use flow_audio::language_tag::{is_language, split_tag};
@@ -19,6 +22,8 @@ use flow_kernels::threads::install;
 use flow_model::Precision;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::{DecodingOptions, DecodingSettings, Hypothesis, TokenObserver};
+use flow_model::encoder::cached::ChunkPlan;
+use flow_model::heads::HeadKind;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_speakers::silero::{SAMPLE_RATE, SileroVad};
@@ -28,8 +33,11 @@ use serde::{Deserialize, Serialize};
 use self::split::{more_confident, pause};
 pub use self::windows_of_speech::SpeechWindows;
 use crate::activity::Activity;
+use crate::calibration::Calibration;
 use crate::confidence::{Aggregation, ConfidenceMethod, word_confidences};
 use crate::coverage::{Coverage, CoverageSettings, coverage};
+use crate::decoding_request::DecodingRequest;
+use crate::language_prior::LanguageCounts;
 use crate::long_audio::LongAudio;
 use crate::segments::{SegmentRules, segments};
 use crate::streamed::Samples;
@@ -112,12 +120,31 @@ pub struct Recognizer {
     tokenizer: Tokenizer,
     voice_activity: SileroVad,
     confidence: ConfidenceMethod,
+    /// Counts of pieces by language, and the weight of what follows from them.
+    language_counts: Option<(LanguageCounts, f64)>,
+    /// What confidences become in the end.
+    calibration: Option<Calibration>,
     /// Name of the model's file or folder.
     pub name: String,
     /// BLAKE3 of its files, in hexadecimal digits.
     pub digest: String,
     /// A device other than the CPU is used by one thread at a time.
     turn: Mutex<()>,
+    /// What listeners in a context have in common, of each context that was asked for.
+    plans: Mutex<Vec<Arc<ChunkPlan>>>,
+    /// The last requests, and how they are decoded.
+    requested: Mutex<Vec<(DecodingRequest, Arc<RequestedDecoding>)>>,
+}
+
+/// Requests whose decoding is kept.
+const MOST_REQUESTED: usize = 16;
+
+/// How a model is decoded for a request.
+#[derive(Debug)]
+pub struct RequestedDecoding {
+    pub settings: Arc<DecodingSettings>,
+    /// What of the request has no effect.
+    pub notes: Vec<String>,
 }
 
 impl Recognizer {
@@ -145,19 +172,29 @@ impl Recognizer {
             let why = format!("{shown} hears {rate} samples a second; {SAMPLE_RATE} are known here");
             return Err(TranscriptionError::setting("model", why));
         }
+        let digest = digest(path)?;
         Ok(Self {
+            calibration: Calibration::of_model(path, &digest)?,
             tokenizer: Tokenizer::from_bytes(tokenizer.bytes())?,
             voice_activity: SileroVad::bundled().map_err(|error| TranscriptionError::Input(error.to_string()))?,
             confidence: ConfidenceMethod::default(),
+            language_counts: None,
             name: path
                 .file_name()
                 .unwrap_or(path.as_os_str())
                 .to_string_lossy()
                 .into_owned(),
-            digest: digest(path)?,
+            digest,
             model,
             turn: Mutex::new(()),
+            plans: Mutex::new(Vec::new()),
+            requested: Mutex::default(),
         })
+    }
+
+    /// How it is decoded where a request says nothing.
+    pub fn decoding(&self) -> &DecodingSettings {
+        &self.model.decoding
     }
 
     /// What a user has to know of the files of its decoding settings.
@@ -171,8 +208,67 @@ impl Recognizer {
     /// If a value is out of its range, a file cannot be read or does not fit the model's tokenizer, or the model cannot be decoded so.
     pub fn with_decoding(mut self, options: &DecodingOptions) -> Result<Self> {
         let settings = options.load(&self.tokenizer)?;
-        self.model.set_decoding(settings)?;
+        self.set_decoding(settings)?;
         Ok(self)
+    }
+
+    fn set_decoding(&mut self, settings: DecodingSettings) -> Result<()> {
+        self.requested = Mutex::default();
+        Ok(self.model.set_decoding(settings)?)
+    }
+
+    /// The same model with the counts of a file, by which requests for a language make pieces of other languages less probable.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is of another tokenizer.
+    pub fn with_language_counts(mut self, path: &Path, weight: f64) -> Result<Self> {
+        self.language_counts = Some((LanguageCounts::read(path, &self.tokenizer)?, weight));
+        self.requested = Mutex::default();
+        Ok(self)
+    }
+
+    /// The same model, decoded as a request says. What of it has no effect is in [`Recognizer::notes`].
+    ///
+    /// # Errors
+    /// As [`Recognizer::decoding_for`].
+    pub fn with_request(mut self, request: &DecodingRequest) -> Result<Self> {
+        let decoding = self.decoding_for(request)?;
+        self.set_decoding((*decoding.settings).clone())?;
+        self.model.decoding.notes.extend(decoding.notes.iter().cloned());
+        Ok(self)
+    }
+
+    /// How the model is decoded for a request.
+    ///
+    /// # Errors
+    /// If the request is out of its bounds.
+    pub fn decoding_for(&self, request: &DecodingRequest) -> Result<Arc<RequestedDecoding>> {
+        let known = || self.requested.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, decoding)) = known().iter().find(|(of, _)| of == request) {
+            return Ok(Arc::clone(decoding));
+        }
+        let counts = self.language_counts.as_ref().map(|(counts, weight)| (counts, *weight));
+        let (mut settings, mut notes) =
+            request.applied(&self.model.decoding, &self.tokenizer, counts, !self.decodes_ctc())?;
+        if let (Some(_), [language]) = (&self.model.config.prompt, &request.languages[..]) {
+            match self.model.prompt_of(Some(language)) {
+                Ok(prompt) => settings.prompt = prompt,
+                Err(why) => notes.push(why.to_string()),
+            }
+        }
+        let decoding = Arc::new(RequestedDecoding {
+            settings: Arc::new(settings),
+            notes,
+        });
+        let mut requested = known();
+        requested.truncate(MOST_REQUESTED - 1);
+        requested.insert(0, (request.clone(), Arc::clone(&decoding)));
+        Ok(decoding)
+    }
+
+    /// Whether a CTC head decodes.
+    fn decodes_ctc(&self) -> bool {
+        self.model.config.transducer.is_none() || self.model.decoding.head == Some(HeadKind::Ctc)
     }
 
     /// The languages that its vocabulary has tags of, sorted.
@@ -293,16 +389,21 @@ impl Recognizer {
     /// # Errors
     /// If a sample is no number, or the model fails.
     pub fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
-        self.decode_again_where(signals, &|_| true)
+        self.decode_again_where(signals, &|_| true, &self.model.decoding)
     }
 
-    /// [`Recognizer::decode`], but only windows for whose index `again` is true may be decoded again as two: windows that still
-    /// grow are decoded once.
+    /// [`Recognizer::decode`] with these settings, such as those of [`Recognizer::decoding_for`], but only windows for whose index
+    /// `again` is true may be decoded again as two: windows that still grow are decoded once.
     ///
     /// # Errors
     /// As [`Recognizer::decode`].
-    pub fn decode_again_where(&self, signals: &[&[f32]], again: &dyn Fn(usize) -> bool) -> Result<Vec<Heard>> {
-        let mut heard = self.decode_once(signals)?;
+    pub fn decode_again_where(
+        &self,
+        signals: &[&[f32]],
+        again: &dyn Fn(usize) -> bool,
+        decoding: &DecodingSettings,
+    ) -> Result<Vec<Heard>> {
+        let mut heard = self.decode_with(signals, decoding)?;
         let cuts = signals.iter().enumerate().filter_map(|(index, signal)| {
             let worth_it = again(index) && !heard[index].words.is_empty();
             Some((index, worth_it.then(|| pause(signal)).flatten()?))
@@ -314,7 +415,8 @@ impl Recognizer {
         let (firsts, seconds): (Vec<&[f32]>, Vec<&[f32]>) =
             cuts.iter().map(|&(index, cut)| signals[index].split_at(cut)).unzip();
         // One after the other: padded to the longest of both, they would take up to twice the memory of the windows.
-        let parts = self.decode_once(&firsts)?.into_iter().zip(self.decode_once(&seconds)?);
+        let firsts = self.decode_with(&firsts, decoding)?;
+        let parts = firsts.into_iter().zip(self.decode_with(&seconds, decoding)?);
         for ((index, cut), (first, second)) in cuts.into_iter().zip(parts) {
             let after = cut as f64 / f64::from(SAMPLE_RATE);
             let whole = std::mem::take(&mut heard[index]);
@@ -323,12 +425,7 @@ impl Recognizer {
         Ok(heard)
     }
 
-    /// One pass of [`Recognizer::decode`].
-    fn decode_once(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
-        self.decode_with(signals, &self.model.decoding)
-    }
-
-    /// The same with other settings of decoding. With a penalty on blank, scores of tokens are those among tokens alone.
+    /// One pass of [`Recognizer::decode`] with these settings. With a penalty on blank, scores of tokens are those among tokens alone.
     fn decode_with(&self, signals: &[&[f32]], decoding: &DecodingSettings) -> Result<Vec<Heard>> {
         let with_blank = decoding.blank_penalty == 0.0;
         let (hypotheses, scores) = self.observed(signals.len(), with_blank, |observer| {
@@ -339,6 +436,13 @@ impl Recognizer {
             .zip(&scores)
             .map(|(hypothesis, scores)| self.words(hypothesis, scores));
         heard.collect()
+    }
+
+    /// Confidences as probabilities, where the model has a calibration: once windows are decoded for good.
+    pub fn calibrate(&self, heard: &mut [Heard]) {
+        if let Some(calibration) = &self.calibration {
+            heard.iter_mut().for_each(|heard| calibration.apply(&mut heard.words));
+        }
     }
 
     /// Runs work on the threads that compute; on a device, one task at a time.
@@ -548,7 +652,7 @@ pub fn languages(tokenizer: &Tokenizer) -> Vec<String> {
 }
 
 /// BLAKE3 of a model file; for a folder, that of the names and digests of its model files.
-fn digest(path: &Path) -> Result<String> {
+pub fn digest(path: &Path) -> Result<String> {
     let of_file = |path: &Path| {
         let mut hasher = blake3::Hasher::new();
         let read = File::open(path).and_then(|file| hasher.update_reader(file).map(|hasher| hasher.finalize()));

@@ -138,8 +138,16 @@ fn a_window_of_two_sentences_is_heard_again_as_two() {
     let (first, second) = (samples("rec_hi_0001_000.flac"), samples("rec_hi_0008_001.flac"));
     let window = [&first[..], &vec![0.0; 1_920], &second].concat();
     let cut = split::pause(&window).unwrap();
-    let whole = recognizer.decode_once(&[&window]).unwrap().remove(0);
-    let parts = [&window[..cut], &window[cut..]].map(|part| recognizer.decode_once(&[part]).unwrap().remove(0));
+    let whole = recognizer
+        .decode_with(&[&window], recognizer.decoding())
+        .unwrap()
+        .remove(0);
+    let parts = [&window[..cut], &window[cut..]].map(|part| {
+        recognizer
+            .decode_with(&[part], recognizer.decoding())
+            .unwrap()
+            .remove(0)
+    });
     let [of_first, of_second] = parts;
     let expected = split::more_confident(whole, of_first, of_second, cut as f64 / 16_000.0);
     let alone = recognizer.decode(&[&window]).unwrap();
@@ -253,7 +261,10 @@ fn log_probabilities_of_tokens_are_nemos() {
             continue;
         };
         // NeMo hears it once.
-        let heard = recognizer.decode_once(&[&samples]).unwrap().remove(0);
+        let heard = recognizer
+            .decode_with(&[&samples], recognizer.decoding())
+            .unwrap()
+            .remove(0);
         let ids: Vec<u32> = serde_json::from_value(golden["ids"].clone()).unwrap();
         let scaled = &golden["methods"]["max_prob_1.0"]["token"]["nodur,exclude_blank,min"];
         let scaled: Vec<f64> = serde_json::from_value(scaled.clone()).unwrap();

@@ -1,7 +1,7 @@
 //! The kind `transcription.transcribe`: recordings to segments of words.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,6 +22,7 @@ use flow_speakers::silero::SAMPLE_RATE;
 use flow_storage::FileVersion;
 use serde_json::{Value, json};
 
+use crate::calibration::Calibration;
 use crate::channels::{Listed, shared_listed};
 use crate::long_audio::{ChunkSettings, LongAudio};
 use crate::read_ahead::{ReadAhead, Transcribed};
@@ -131,6 +132,10 @@ impl Kind for Transcribe {
         if let Some(decoding) = settings.decoding().identity() {
             identity["decoding"] = decoding;
         }
+        if !settings.languages.is_empty() {
+            let weight = settings.language_prior().map(|_| settings.language_weight);
+            identity["languages"] = json!({"languages": settings.languages, "weight": weight});
+        }
         identity
     }
 }
@@ -176,20 +181,26 @@ impl Transcriber {
 
 impl Source for Transcriber {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let model = OpenModel::files(&self.model()?).map_err(|error| StageError::setting("model", error))?;
+        let path = self.model()?;
+        let model = OpenModel::files(&path).map_err(|error| StageError::setting("model", error))?;
+        // Confidences depend on it.
+        let calibration = Some(Calibration::path_of(&path)).filter(|path| path.exists());
         for file in &model {
             // Checked here, or each recording would be rejected for it.
             let unreadable = |error| StageError::setting("model", format!("cannot read {}: {error}", file.display()));
             open_regular_file(file).map_err(unreadable)?;
         }
         let decoding = self.settings.decoding();
-        for (setting, file) in decoding.files() {
+        let prior = self.settings.language_prior().map(Path::to_path_buf);
+        let prior = prior.iter().map(|file| ("language_prior", file));
+        for (setting, file) in decoding.files().chain(prior.clone()) {
             let unreadable = |error| StageError::setting(setting, format!("cannot read {}: {error}", file.display()));
             open_regular_file(file).map_err(unreadable)?;
         }
         let read: Vec<PathBuf> = model
             .into_iter()
-            .chain(decoding.files().map(|(_, file)| file.clone()))
+            .chain(calibration)
+            .chain(decoding.files().chain(prior).map(|(_, file)| file.clone()))
             .collect();
         let model_name = OpenModel::name(&self.settings.model);
         let partition = |listed: &Listed| {
@@ -444,8 +455,14 @@ fn seconds(samples: u64) -> f64 {
     samples as f64 / f64::from(SAMPLE_RATE)
 }
 
-/// What a recognizer is loaded by: model, number types, device, decoding.
-type Loaded = (PathBuf, (Weights, Precision), String, DecodingOptions);
+/// What a recognizer is loaded by: model, number types, device, decoding, languages.
+type Loaded = (
+    PathBuf,
+    (Weights, Precision),
+    String,
+    DecodingOptions,
+    (Vec<String>, PathBuf, f64),
+);
 
 /// The recognizer of these settings, which all workers of a run share: it is loaded by the first that needs it.
 fn shared_recognizer(
@@ -460,6 +477,11 @@ fn shared_recognizer(
         (settings.weights, settings.precision),
         settings.device.clone(),
         decoding.clone(),
+        (
+            settings.languages.clone(),
+            settings.language_prior.clone(),
+            settings.language_weight,
+        ),
     );
     LOADED.get(key, || {
         let device = settings
@@ -467,7 +489,11 @@ fn shared_recognizer(
             .open(0)
             .map_err(|error| StageError::setting("device", error))?;
         let recognizer = Recognizer::load_in(&model, settings.weights.into(), settings.precision, &device)?;
-        let recognizer = recognizer.with_decoding(&decoding)?;
+        let mut recognizer = recognizer.with_decoding(&decoding)?;
+        if let Some(prior) = settings.language_prior() {
+            recognizer = recognizer.with_language_counts(prior, settings.language_weight)?;
+        }
+        let recognizer = recognizer.with_request(&settings.request())?;
         for note in recognizer.notes() {
             context.events.send(Event::Warning {
                 stage: Some(context.stage.clone()),

@@ -1,6 +1,6 @@
 //! Settings of the kind `transcription.transcribe`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use flow_audio::samples::OnDamage;
 use flow_kernels::device::DeviceChoice;
@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::channels::ChannelUse;
 use crate::coverage::{CoverageMode, CoverageSettings, SuspectUse};
+use crate::decoding_request::DecodingRequest;
+use crate::language_prior::{WEIGHT, parse_languages};
 use crate::long_audio::{ChunkSettings, FullSettings, LongAudio, WindowMethod};
 use crate::recognizer::{RecognitionSettings, VoiceActivity};
 use crate::segments::SegmentRules;
@@ -174,6 +176,17 @@ pub struct TranscribeSettings {
     /// Weight of their scores, from 0 to 100.
     #[serde(default = "boost_weight")]
     pub boost_weight: f64,
+    /// The languages that are spoken, such as `[fr, en]`; empty where nobody knows. Nothing is written in another script, and tags of
+    /// other languages are never chosen, as far as the model's vocabulary has them.
+    #[serde(default)]
+    pub languages: Vec<String>,
+    /// With `languages`: counts of the model's tokens in texts of several languages, such as `flow lm build --languages` writes, by
+    /// which tokens of other languages are less probable; empty for none.
+    #[serde(default)]
+    pub language_prior: PathBuf,
+    /// Weight of what follows from the counts, from 0 to 100.
+    #[serde(default = "language_weight")]
+    pub language_weight: f64,
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     #[serde(default = "cpu")]
     pub device: String,
@@ -231,6 +244,10 @@ fn boost_weight() -> f64 {
     DecodingOptions::default().boost_weight
 }
 
+fn language_weight() -> f64 {
+    WEIGHT
+}
+
 fn cpu() -> String {
     "cpu".into()
 }
@@ -267,6 +284,9 @@ impl TranscribeSettings {
             lm_weight: lm_weight(),
             boost: PathBuf::new(),
             boost_weight: boost_weight(),
+            languages: Vec::new(),
+            language_prior: PathBuf::new(),
+            language_weight: language_weight(),
             device: cpu(),
         }
     }
@@ -320,6 +340,20 @@ impl TranscribeSettings {
     pub fn decoding(&self) -> DecodingOptions {
         DecodingOptions::of(self.beam, (&self.lm, self.lm_weight), (&self.boost, self.boost_weight))
             .with_head(self.decoder)
+    }
+
+    /// The languages that are spoken.
+    pub(crate) fn request(&self) -> DecodingRequest {
+        DecodingRequest {
+            languages: self.languages.clone(),
+            ..DecodingRequest::default()
+        }
+    }
+
+    /// The file of counts, where there is one and languages are asked for.
+    pub(crate) fn language_prior(&self) -> Option<&Path> {
+        let is_used = !self.languages.is_empty() && !self.language_prior.as_os_str().is_empty();
+        is_used.then_some(&*self.language_prior)
     }
 
     pub(crate) fn device(&self) -> Result<DeviceChoice, StageError> {
@@ -382,6 +416,10 @@ impl TranscribeSettings {
         }
         if self.input.is_empty() {
             return Err(StageError::setting("input", "`input` names no recording"));
+        }
+        parse_languages(&self.languages.join(",")).map_err(|why| StageError::setting("languages", why))?;
+        if !(0.0..=100.0).contains(&self.language_weight) {
+            return wrong("language_weight", self.language_weight, "from 0 to 100");
         }
         let decoding = self.decoding().check();
         decoding.map_err(|(name, why)| StageError::setting(name, why))?;

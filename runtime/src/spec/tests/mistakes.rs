@@ -161,6 +161,9 @@ fn errors_while_running_find_their_place() {
             .replace("4:38", "4:37")
             .replace("                                      ^", "                                     ^")
     );
+    let error = StageError::setting("rows.each[1].least", "too few");
+    let said = files.said(Diagnostics(vec![checked.diagnose(0, &error)]));
+    assert!(said.contains("stage `a`: `n.each[1].least`: too few"), "{said}");
 }
 
 #[test]

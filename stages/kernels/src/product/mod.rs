@@ -5,6 +5,10 @@
 
 #[cfg(target_arch = "x86_64")]
 mod cache;
+pub mod cublaslt;
+mod cuda;
+#[cfg(test)]
+mod device_tests;
 #[cfg(target_arch = "x86_64")]
 mod gemm;
 #[cfg(target_arch = "x86_64")]
@@ -20,10 +24,11 @@ mod packing;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
-use super::{cuda, is_gpu};
-use crate::bias::add_bias;
 use crate::counts::{converted, multiplied};
+use crate::device::is_gpu;
+use crate::device::launch::fresh;
 use crate::error::{Error, Result};
+use crate::ops::sums::bias::add_bias;
 
 /// Whether an element of a product in f32 on the CPU is the same to the bit whatever the other rows are: whether such products
 /// are our own here.
@@ -44,7 +49,7 @@ pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     count(a, b);
     if is_gpu(a.device())
         && a.dtype() == DType::F32
-        && let Some(out) = cuda::product::by_cublaslt(a, b, None)?
+        && let Some(out) = cuda::by_cublaslt(a, b, None)?
     {
         return Ok(out);
     }
@@ -67,7 +72,7 @@ pub fn product_with_bias_in(dtype: DType, a: &Tensor, b: &Tensor, bias: &Tensor)
         return Ok(out);
     }
     count(a, b);
-    cuda::product::product_with_bias(&factor_in(dtype, a)?, &factor_in(dtype, b)?, Some(bias))
+    cuda::product_with_bias(&factor_in(dtype, a)?, &factor_in(dtype, b)?, Some(bias))
 }
 
 /// `a b` with both factors rounded to `dtype` and sums and result in f32, on a device; elsewhere [`product`]. On a device `a`
@@ -77,7 +82,7 @@ pub fn product_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         return product(a, b);
     }
     count(a, b);
-    cuda::product::product(&factor_in(dtype, a)?, &factor_in(dtype, b)?)
+    cuda::product(&factor_in(dtype, a)?, &factor_in(dtype, b)?)
 }
 
 /// The same, on a device in bf16 with the result rounded to bf16 too: half the memory that it is written to and read from.
@@ -86,13 +91,13 @@ pub fn product_rounded_in(dtype: DType, a: &Tensor, b: &Tensor) -> Result<Tensor
         return product_in(dtype, a, b);
     }
     count(a, b);
-    cuda::product::product_in_bf16(&factor_in(dtype, a)?, &factor_in(dtype, b)?)
+    cuda::product_in_bf16(&factor_in(dtype, a)?, &factor_in(dtype, b)?)
 }
 
 /// `sum += a b` in place, as [`product_in`] has it, for matrices on a device; `sum` is in f32 and contiguous.
 pub fn add_product_in(dtype: DType, sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     count(a, b);
-    cuda::product::add_product(sum, &factor_in(dtype, a)?, &factor_in(dtype, b)?)
+    cuda::add_product(sum, &factor_in(dtype, a)?, &factor_in(dtype, b)?)
 }
 
 /// Products of one width on a device whose rows come one after another in one tensor.
@@ -110,7 +115,7 @@ impl StackedProducts {
     /// If the device fails.
     pub fn new(rows: usize, columns: usize, like: &Tensor) -> Result<Self> {
         Ok(Self {
-            rows: cuda::fresh((rows, columns), like)?,
+            rows: fresh((rows, columns), like)?,
             filled: 0,
         })
     }
@@ -121,7 +126,7 @@ impl StackedProducts {
     /// Where shapes do not fit.
     pub fn push(&mut self, dtype: DType, a: &Tensor, b: &Tensor) -> Result<()> {
         count(a, b);
-        cuda::product::product_into_rows(&self.rows, self.filled, &factor_in(dtype, a)?, &factor_in(dtype, b)?)?;
+        cuda::product_into_rows(&self.rows, self.filled, &factor_in(dtype, a)?, &factor_in(dtype, b)?)?;
         self.filled += a.dim(0)?;
         Ok(())
     }

@@ -352,6 +352,26 @@ fn tables_name_their_columns() {
     );
 }
 
+/// `Dataset.to_json` of `datasets` writes a recording as an object; of one whose bytes are in it there is no file.
+#[test]
+fn recordings_may_be_objects_with_a_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = [
+        r#"{"audio": {"bytes": null, "path": "data/a.wav"}, "sentence": "one"}"#,
+        r#"{"audio": {"path": "data/b.wav"}, "sentence": "two"}"#,
+        r#"{"audio": {"bytes": "UklGRg==", "path": "data/a.wav"}, "sentence": "three"}"#,
+        r#"{"audio": {"path": 7}, "sentence": "four"}"#,
+    ];
+    lay_out(
+        folder.path(),
+        &[("data/a.wav", ""), ("data/b.wav", ""), ("x.jsonl", &lines.join("\n"))],
+    );
+    let output = run(with_lang(&folder.path().join("x.jsonl"), "en"));
+    assert_eq!(column(&output, "text"), ["one", "two"]);
+    assert_eq!(reasons(&output), ["missing_field"; 2]);
+    assert_eq!(extra_of(&output), [None, None]);
+}
+
 #[test]
 fn hugging_face_folders_have_metadata_as_json_lines() {
     let folder = tempfile::tempdir().unwrap();

@@ -482,7 +482,11 @@ fn row_as_of_table(
     rules: &LineRules,
     stem: &str,
 ) -> Result<ManifestRow, Refusal> {
-    let file = fields.text(file_key)?.filter(|file| !file.is_empty());
+    let file = match fields.path(file_key) {
+        None => fields.text(file_key)?,
+        path => path,
+    };
+    let file = file.filter(|file| !file.is_empty());
     let file = file.ok_or_else(|| refuse("missing_field", file_key))?;
     let key = fields.text_key();
     let key = key.ok_or_else(|| {
@@ -593,8 +597,19 @@ impl<'l> Fields<'l> {
         if tarred || [AUDIO_FILEPATH, "tar_path"].iter().any(|key| self.has(key)) {
             return None;
         }
-        let names_file = |key: &&str| *key == FILE_NAME && self.has(key) || self.get(key).is_some_and(Value::is_string);
+        let names_file = |key: &&str| *key == FILE_NAME && self.has(key) || self.path(key).is_some();
         FILE_COLUMNS.into_iter().find(names_file)
+    }
+
+    /// The path of a recording: a text, or that of an object `{"path": ..., "bytes": null}`, as Hugging Face's `to_json` writes a
+    /// recording.
+    fn path(&self, key: &str) -> Option<&str> {
+        match self.get(key)? {
+            Value::Object(recording) if recording.get("bytes").is_none_or(Value::is_null) => {
+                recording.get("path").and_then(Value::as_str)
+            }
+            other => other.as_str(),
+        }
     }
 
     /// The key of the text.

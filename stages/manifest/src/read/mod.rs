@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 pub use files::Format;
 pub(crate) use files::trailing_number;
 pub use flow_audio::json_line;
-pub use layouts::{Layout, subtitle_texts};
+pub use layouts::Layout;
 pub use lines::LANGUAGE_KEYS;
 pub use manifest_line::ManifestLine;
 pub use opening::Manifest;

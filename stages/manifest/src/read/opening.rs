@@ -115,6 +115,11 @@ impl ReadSettings {
                     path: file.clone(),
                     why: match file.extension().and_then(|extension| extension.to_str()) {
                         Some("gz" | "bz2" | "xz" | "zst") => "it is compressed; unpack it".into(),
+                        Some("tar") => {
+                            "it is a tar, which `audio.webdataset` reads, or `tars` beside a manifest of its members"
+                                .into()
+                        }
+                        Some("xlsx" | "xls" | "ods") => "it is a workbook; save it as CSV".into(),
                         _ => "its name does not tell its format; say `format: parquet`, `nemo` or `table`".into(),
                     },
                 })?,

@@ -370,6 +370,10 @@ fn what_cannot_be_started_from_is_said_clearly() {
     assert!(failure(at("none.json")).contains("is not there"));
     fs::write(folder.path().join("a.txt"), b"").unwrap();
     assert!(failure(at("a.txt")).contains("does not tell its format"));
+    for (name, said) in [("a.tar", "`audio.webdataset` reads"), ("a.xlsx", "save it as CSV")] {
+        fs::write(folder.path().join(name), b"").unwrap();
+        assert!(failure(at(name)).contains(said), "{name}");
+    }
     fs::write(folder.path().join("a.json"), b"").unwrap();
     assert!(failure(at("a.{json,txt}")).contains("does not tell its format"));
     fs::create_dir(folder.path().join("empty")).unwrap();

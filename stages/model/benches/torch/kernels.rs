@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Lengths;
 use flow_kernels::Noise;
-use flow_kernels::attention::{Scores, weights, weights_backward};
+use flow_kernels::attention::{Context, Scores, weights, weights_backward};
 use flow_kernels::batch_norm::{Normaliser, Statistics, batch_statistics, normalise_silu, normalise_silu_backward};
 use flow_kernels::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
 use flow_kernels::elementwise::{silu, silu_backward};
@@ -11,7 +11,7 @@ use flow_kernels::glu::{glu, glu_backward};
 use flow_kernels::layer_norm::{layer_norm, layer_norm_backward};
 use flow_kernels::lstm::{LstmWeights, lstm, lstm_backward};
 use flow_kernels::product::{PackedRhs, product};
-use flow_model::config::{AttentionContext, EncoderConfig};
+use flow_model::config::{AttentionContext, CausalConfig, EncoderConfig};
 use flow_model::layers::Frames;
 use flow_model::layers::attention::PositionTable;
 use flow_model::layers::conformer_layer::ConformerLayer;
@@ -102,7 +102,7 @@ pub fn around(torch: &mut Peer) -> Result<()> {
     let scores = Scores {
         lengths: &lengths,
         scale: 0.17,
-        band: None,
+        context: Context::All,
         queries: 0..time,
         keys: 0..time,
         reach: time - 1,
@@ -182,6 +182,7 @@ pub fn block(torch: &mut Peer) -> Result<()> {
         batch,
         time,
         lengths: Lengths::new(vec![time; batch]),
+        context: Context::All,
     };
     let positions = PositionTable::new(d).rows(time, DType::F32, &Device::Cpu)?;
     let (x, dy) = (random(&[batch * time, d])?, random(&[batch * time, d])?);
@@ -214,6 +215,7 @@ fn layer_config() -> EncoderConfig {
         subsampling_conv_channels: 8,
         ff_expansion_factor: 4,
         conv_kernel_size: 9,
+        causal: CausalConfig::default(),
         use_bias: false,
         xscaling: false,
         attention_context: AttentionContext::Full,

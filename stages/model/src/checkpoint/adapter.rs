@@ -37,7 +37,7 @@ pub struct Adapter {
     pairs: Vec<Pair>,
     /// Tensors that replace those of the model (PEFT's `modules_to_save`, and biases), with the name in the file.
     whole: Vec<(String, TensorEntry)>,
-    /// Modules that the settings name and that have no tensors.
+    /// Modules that the settings name and that have no tensors, and settings that are not known.
     notes: Vec<String>,
 }
 
@@ -72,6 +72,8 @@ struct Config {
     modules_to_save: Value,
     #[serde(default)]
     init_lora_weights: Value,
+    #[serde(flatten)]
+    other: BTreeMap<String, Value>,
 }
 
 /// The members of a JSON object in their order, whose keys are patterns: of several that match, PEFT takes the first.
@@ -118,6 +120,30 @@ const MORE_THAN_LORA: [&str; 13] = [
     "monteclora_config",
 ];
 
+/// Settings of PEFT that do not change what its files mean, beside those of [`Config`].
+const WITHOUT_EFFECT: [&str; 20] = [
+    "arrow_config",
+    "auto_mapping",
+    "bias",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "task_type",
+];
+
 /// Ways to begin with which PEFT changes the weights of the model too, so that the adapter is for other weights.
 const OTHER_BASE: [&str; 5] = ["pissa", "olora", "loftq", "corda", "lora_ga"];
 
@@ -134,13 +160,7 @@ impl Config {
             ));
         }
         for key in MORE_THAN_LORA {
-            let used = match &value[key] {
-                Value::Null | Value::Bool(false) => false,
-                Value::Array(list) => !list.is_empty(),
-                Value::Object(map) => !map.is_empty(),
-                _ => true,
-            };
-            if used {
+            if is_used(&value[key]) {
                 return Err(broken(
                     path,
                     format!("`{key}` is {}, which is not supported", value[key]),
@@ -159,6 +179,20 @@ impl Config {
             ));
         }
         Ok(config)
+    }
+
+    /// Notes about settings that are not known.
+    fn unknown(&self, path: &Path) -> Vec<String> {
+        let unknown = self.other.iter().filter(|(key, value)| {
+            let known = MORE_THAN_LORA.iter().chain(&WITHOUT_EFFECT);
+            is_used(value) && !known.into_iter().any(|known| known == key)
+        });
+        let told = unknown.map(|(key, value)| {
+            let (file, value) = (path.display(), value.to_string());
+            let value = value.chars().take(60).collect::<String>();
+            format!("{file}: the setting `{key}` ({value}) is not known and has no effect")
+        });
+        told.collect()
     }
 
     /// Notes about modules that `target_modules` and `modules_to_save` list by name and for which there is no tensor.
@@ -197,6 +231,16 @@ impl Config {
                 "rank {rank} and alpha {alpha} of `{module}` give no factor"
             ))),
         }
+    }
+}
+
+/// Whether a setting is other than PEFT writes it where it is not used.
+fn is_used(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
     }
 }
 
@@ -271,7 +315,8 @@ impl Adapter {
             }
             *place = Some((key, tensor));
         }
-        let notes = config.without_tensors(&halves.keys().map(String::as_str).collect::<Vec<_>>(), &whole);
+        let mut notes = config.without_tensors(&halves.keys().map(String::as_str).collect::<Vec<_>>(), &whole);
+        notes.extend(config.unknown(&config_path));
         let mut pairs: Vec<Pair> = Vec::with_capacity(halves.len());
         for (module, halves) in halves {
             let [Some((key_a, a)), Some((key_b, b))] = halves else {

@@ -226,13 +226,22 @@ fn what_does_not_fit_is_refused_by_name() {
 fn what_an_adapter_names_and_lacks_or_has_twice_is_said() {
     let (_place, merged) = changed(
         "qkvo",
-        |config| config["modules_to_save"] = json!(["nope"]),
+        |config| {
+            config["modules_to_save"] = json!(["nope"]);
+            config["lora_magic"] = json!(true);
+            config["lora_other"] = Value::Null;
+        },
         |tensors| tensors.retain(|(name, _)| !name.contains("q_proj")),
     );
     let notes = merged.unwrap().notes.join("; ");
-    for part in ["`target_modules` names `q_proj`", "`modules_to_save` names `nope`"] {
+    for part in [
+        "`target_modules` names `q_proj`",
+        "`modules_to_save` names `nope`",
+        "the setting `lora_magic` (true) is not known",
+    ] {
         assert!(notes.contains(part), "{notes}");
     }
+    assert_eq!(notes.matches("is not known").count(), 1, "{notes}");
     let twice = |rename: fn(&str) -> String| {
         let (_place, merged) = changed(
             "qkvo",

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use serde_yaml::Mapping;
 
 use super::{
-    AttentionContext, CtcConfig, DecodingConfig, EncoderConfig, JointConfig, LossConfig, ModelConfig, PredictionConfig,
-    PreprocessorConfig, Reduction, SpecAugmentConfig, TimeWidth, TokenizerConfig, TransducerConfig,
+    AttentionContext, CausalConfig, CtcConfig, DecodingConfig, EncoderConfig, JointConfig, LossConfig, ModelConfig,
+    PredictionConfig, PreprocessorConfig, Reduction, SpecAugmentConfig, TimeWidth, TokenizerConfig, TransducerConfig,
 };
 use crate::error::{Error, Result};
 
@@ -246,6 +246,7 @@ impl ModelConfig {
                 preemphasis: features.number("preemphasis", 0.97)?,
                 low_frequency: 0.0,
                 high_frequency: sample_rate as f64 / 2.0,
+                normalized: true,
             },
             encoder: EncoderConfig {
                 feat_in: mels,
@@ -258,6 +259,7 @@ impl ModelConfig {
                 attention_context: AttentionContext::Full,
                 xscaling: encoder.flag("scale_input", true)?,
                 conv_kernel_size: encoder.size("conv_kernel_size", Some(9))?,
+                causal: CausalConfig::default(),
                 dropout,
                 dropout_pre_encoder: dropout,
                 dropout_emb: encoder.number("dropout_positions", 0.0)?,
@@ -266,6 +268,7 @@ impl ModelConfig {
             vocab_size,
             transducer,
             ctc,
+            prompt: None,
             spec_augment: SpecAugmentConfig {
                 freq_masks: 2,
                 time_masks: 10,
@@ -296,7 +299,16 @@ impl ModelConfig {
         if let AttentionContext::Band(width) = e.attention_context {
             return refuse(format!("attention reaches {width} frames only"));
         }
+        if self.prompt.is_some() {
+            return refuse("the model has a language prompt".into());
+        }
+        if e.causal != CausalConfig::default() {
+            return refuse("the encoder is causal".into());
+        }
         let p = &self.preprocessor;
+        if !p.normalized {
+            return refuse("features are not normalised".into());
+        }
         if p.low_frequency != 0.0 || p.high_frequency != p.sample_rate as f64 / 2.0 {
             return refuse(format!(
                 "the filter bank reaches from {} to {} Hz",

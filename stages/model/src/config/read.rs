@@ -4,8 +4,8 @@ use serde_yaml::Value;
 
 use super::section::{Section, wrong};
 use super::{
-    AttentionContext, CtcConfig, EncoderConfig, ModelConfig, PreprocessorConfig, Reduction, SpecAugmentConfig,
-    TimeWidth, TokenizerConfig, TransducerConfig, ctc, transducer,
+    AttentionContext, CausalConfig, ChunkContext, CtcConfig, EncoderConfig, ModelConfig, PreprocessorConfig, Reduction,
+    SpecAugmentConfig, TimeWidth, TokenizerConfig, TransducerConfig, ctc, prompt, transducer,
 };
 use crate::error::{Error, Result};
 
@@ -60,6 +60,7 @@ impl ModelConfig {
             vocab_size: heads.vocab_size,
             transducer: heads.transducer,
             ctc: heads.ctc,
+            prompt: prompt::read(&root)?,
             spec_augment,
             tokenizer,
             labels,
@@ -70,7 +71,7 @@ impl ModelConfig {
 
 fn preprocessor(section: &Section) -> Result<PreprocessorConfig> {
     let yes = Value::from(true);
-    section.only("normalize", &["per_feature".into()])?;
+    section.only("normalize", &["per_feature".into(), "NA".into()])?;
     section.only("window", &["hann".into()])?;
     section.only("log", &[yes])?;
     section.only("frame_splicing", &[1.into()])?;
@@ -128,6 +129,7 @@ fn preprocessor(section: &Section) -> Result<PreprocessorConfig> {
         preemphasis: section.number("preemph", 0.97)?,
         low_frequency,
         high_frequency,
+        normalized: section.text("normalize")?.is_none_or(|kind| kind == "per_feature"),
     })
 }
 
@@ -136,13 +138,12 @@ fn encoder(section: &Section) -> Result<EncoderConfig> {
     section.required("subsampling", section.get("subsampling")?)?;
     section.only("subsampling_factor", &[EncoderConfig::SUBSAMPLING.into()])?;
     section.required("subsampling_factor", section.get("subsampling_factor")?)?;
-    section.only("causal_downsampling", &[false.into()])?;
     section.only("reduction", &[])?;
     section.only("reduction_factor", &[1.into()])?;
     section.only("self_attention_model", &["rel_pos".into(), "rel_pos_local_attn".into()])?;
-    section.only("att_context_style", &["regular".into()])?;
+    section.only("att_context_style", &["regular".into(), CHUNKED.into()])?;
     section.only("untie_biases", &[true.into()])?;
-    section.only("conv_norm_type", &["batch_norm".into()])?;
+    section.only("conv_norm_type", &["batch_norm".into(), "layer_norm".into()])?;
     section.only("global_tokens", &[0.into()])?;
     section.only("stochastic_depth_drop_prob", &[0.0.into(), 0.into()])?;
     section.only("feat_out", &[(-1).into()])?;
@@ -159,11 +160,7 @@ fn encoder(section: &Section) -> Result<EncoderConfig> {
             "`encoder.conv_kernel_size` is {conv_kernel_size}, expected an odd number"
         )));
     }
-    let side = ((conv_kernel_size - 1) / 2) as u64;
-    section.only(
-        "conv_context_size",
-        &[vec![Value::from(side), Value::from(side)].into()],
-    )?;
+    let (attention_context, causal) = contexts(section, conv_kernel_size)?;
     let dropout = section.probability("dropout", 0.1)?;
     Ok(EncoderConfig {
         feat_in: section.size("feat_in", 1..=1_024)?,
@@ -175,14 +172,94 @@ fn encoder(section: &Section) -> Result<EncoderConfig> {
             .unwrap_or(d_model),
         ff_expansion_factor: section.optional_size("ff_expansion_factor", 1..=64)?.unwrap_or(4),
         n_heads,
-        attention_context: attention_context(section)?,
+        attention_context,
         xscaling: section.flag("xscaling", true)?,
         conv_kernel_size,
+        causal,
         dropout,
         dropout_pre_encoder: section.probability("dropout_pre_encoder", 0.1)?,
         dropout_emb: section.probability("dropout_emb", 0.1)?,
         dropout_att: section.probability("dropout_att", 0.0)?,
     })
+}
+
+/// The context of self-attention, and what of the encoder is causal.
+fn contexts(section: &Section, kernel: usize) -> Result<(AttentionContext, CausalConfig)> {
+    let side = ((kernel - 1) / 2) as u64;
+    let sides = |left: u64, right: u64| Value::from(vec![Value::from(left), Value::from(right)]);
+    let (symmetric, back) = (sides(side, side), [Value::from("causal"), sides(2 * side, 0)]);
+    let [causal, both] = &back;
+    section.only("conv_context_size", &[symmetric.clone(), causal.clone(), both.clone()])?;
+    let convolution = section.get("conv_context_size")?.filter(|&value| *value != symmetric);
+    let layer_norm = section.text("conv_norm_type")?.is_some_and(|kind| kind == "layer_norm");
+    if convolution.is_some() && !layer_norm {
+        return Err(Error::Config(format!(
+            "`{}` is causal, which is supported with `conv_norm_type: layer_norm` alone",
+            section.key("conv_context_size")
+        )));
+    }
+    let mut causal = CausalConfig {
+        subsampling: section.flag("causal_downsampling", false)?,
+        convolution: convolution.is_some(),
+        layer_norm,
+        ..CausalConfig::default()
+    };
+    if section.text("att_context_style")?.as_deref() != Some(CHUNKED) {
+        return Ok((attention_context(section)?, causal));
+    }
+    section.only("self_attention_model", &["rel_pos".into()])?;
+    causal.contexts = chunk_contexts(section)?;
+    causal.probabilities = probabilities(section, causal.contexts.len())?;
+    Ok((AttentionContext::Chunks(causal.contexts[0]), causal))
+}
+
+/// The style of `att_context_size` that is for chunks.
+pub(super) const CHUNKED: &str = "chunked_limited";
+
+/// One pair `[left, right]`, or a list of them, at least one.
+fn chunk_contexts(section: &Section) -> Result<Vec<ChunkContext>> {
+    let key = section.key("att_context_size");
+    let expected = "a pair [left, right] or a list of them, with left a multiple of right + 1, both at most 100000";
+    let Some(value) = section.get("att_context_size")? else {
+        return Err(Error::Config(format!("`{key}` is missing: expected {expected}")));
+    };
+    let pair = |value: &Value| -> Option<ChunkContext> {
+        let number = |value: &Value| {
+            usize::try_from(value.as_u64()?)
+                .ok()
+                .filter(|&number| number <= 100_000)
+        };
+        match value.as_sequence()?.as_slice() {
+            [left, right] => {
+                let (left, right) = (number(left)?, number(right)?);
+                (left % (right + 1) == 0).then_some(ChunkContext { left, right })
+            }
+            _ => None,
+        }
+    };
+    let list = value.as_sequence().map_or(&[][..], Vec::as_slice);
+    let found = match list.iter().any(Value::is_sequence) {
+        true => list.iter().map(pair).collect(),
+        false => pair(value).map(|pair| vec![pair]),
+    };
+    found.ok_or_else(|| wrong(&key, expected, value))
+}
+
+/// The probabilities of so many contexts; none where all are alike.
+fn probabilities(section: &Section, contexts: usize) -> Result<Vec<f64>> {
+    let Some(value) = section.get("att_context_probs")? else {
+        return Ok(Vec::new());
+    };
+    let numbers: Option<Vec<f64>> = value
+        .as_sequence()
+        .and_then(|list| list.iter().map(Value::as_f64).collect());
+    let is_one = |sum: f64| (sum - 1.0).abs() < 1e-3;
+    numbers
+        .filter(|all| all.len() == contexts && all.iter().all(|&p| p >= 0.0) && is_one(all.iter().sum()))
+        .ok_or_else(|| {
+            let expected = format!("{contexts} probabilities, one for each context, whose sum is 1");
+            wrong(&section.key("att_context_probs"), &expected, value)
+        })
 }
 
 /// `[-1, -1]` or one symmetric window; a list that holds one of these is the same.

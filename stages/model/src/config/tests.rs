@@ -165,13 +165,13 @@ fn unsupported_and_wrong_values_are_named() {
     let cases: &[(&[&str], Value, &str)] = &[
         (
             &["encoder", "conv_norm_type"],
-            "layer_norm".into(),
+            "group_norm".into(),
             "encoder.conv_norm_type",
         ),
         (&["encoder", "subsampling"], "striding".into(), "encoder.subsampling"),
         (
             &["encoder", "causal_downsampling"],
-            true.into(),
+            "yes please".into(),
             "encoder.causal_downsampling",
         ),
         (

@@ -3,8 +3,25 @@
 use serde::Serialize;
 use serde_yaml::{Mapping, Value};
 
-use super::{AttentionContext, EncoderConfig, ModelConfig, TimeWidth, ctc, transducer};
+use super::read::CHUNKED;
+use super::{AttentionContext, CausalConfig, EncoderConfig, ModelConfig, TimeWidth, ctc, prompt, transducer};
 use crate::error::{Error, Result};
+
+/// Writes what is causal. A model in which nothing is gets no keys for it.
+fn write_causal(causal: &CausalConfig, root: &mut Mapping) {
+    if causal.subsampling {
+        put(root, &["encoder", "causal_downsampling"], true);
+    }
+    if causal.convolution {
+        put(root, &["encoder", "conv_context_size"], "causal");
+    }
+    if !causal.contexts.is_empty() {
+        put(root, &["encoder", "att_context_style"], CHUNKED);
+    }
+    if !causal.probabilities.is_empty() {
+        put(root, &["encoder", "att_context_probs"], causal.probabilities.clone());
+    }
+}
 
 impl ModelConfig {
     /// The document in NeMo's format: as it was read, updated with the values of this configuration.
@@ -28,7 +45,8 @@ impl ModelConfig {
         let p = &self.preprocessor;
         put(&mut root, &["sample_rate"], p.sample_rate);
         put(&mut root, &["preprocessor", "sample_rate"], p.sample_rate);
-        put(&mut root, &["preprocessor", "normalize"], "per_feature");
+        let normalize = if p.normalized { "per_feature" } else { "NA" };
+        put(&mut root, &["preprocessor", "normalize"], normalize);
         put(&mut root, &["preprocessor", "window"], "hann");
         put(&mut root, &["preprocessor", "window_size"], p.window_size);
         put(&mut root, &["preprocessor", "window_stride"], p.window_stride);
@@ -59,19 +77,31 @@ impl ModelConfig {
         );
         put(&mut root, &["encoder", "ff_expansion_factor"], e.ff_expansion_factor);
         put(&mut root, &["encoder", "n_heads"], e.n_heads);
+        let pair = |left: usize, right: usize| Value::from(vec![Value::from(left), Value::from(right)]);
         let (kind, context) = match e.attention_context {
-            AttentionContext::Full => ("rel_pos", vec![-1, -1]),
-            AttentionContext::Band(width) => {
-                let width = i64::try_from(width).unwrap_or(i64::MAX);
-                ("rel_pos_local_attn", vec![width, width])
+            AttentionContext::Full => ("rel_pos", vec![-1, -1].into()),
+            AttentionContext::Band(width) => ("rel_pos_local_attn", pair(width, width)),
+            AttentionContext::Chunks(_) => {
+                let pairs = e
+                    .causal
+                    .contexts
+                    .iter()
+                    .map(|context| pair(context.left, context.right));
+                ("rel_pos", Value::from(pairs.collect::<Vec<_>>()))
             }
         };
         put(&mut root, &["encoder", "self_attention_model"], kind);
         put(&mut root, &["encoder", "att_context_size"], context);
+        write_causal(&e.causal, &mut root);
         put(&mut root, &["encoder", "xscaling"], e.xscaling);
         put(&mut root, &["encoder", "untie_biases"], true);
         put(&mut root, &["encoder", "conv_kernel_size"], e.conv_kernel_size);
-        put(&mut root, &["encoder", "conv_norm_type"], "batch_norm");
+        let norm = if e.causal.layer_norm {
+            "layer_norm"
+        } else {
+            "batch_norm"
+        };
+        put(&mut root, &["encoder", "conv_norm_type"], norm);
         put(&mut root, &["encoder", "dropout"], e.dropout);
         put(&mut root, &["encoder", "dropout_pre_encoder"], e.dropout_pre_encoder);
         put(&mut root, &["encoder", "dropout_emb"], e.dropout_emb);
@@ -102,6 +132,9 @@ impl ModelConfig {
             _ => {
                 root.remove("aux_ctc");
             }
+        }
+        if let Some(prompt) = &self.prompt {
+            prompt::write(prompt, &mut root);
         }
         let t = &self.tokenizer;
         put(&mut root, &["tokenizer", "type"], t.kind.clone());

@@ -11,14 +11,14 @@
 //!   [128, 128]: 3168 frames, 253 s); but as each layer holds its own rows, what is held is some 3 w + 4 rows for each.
 
 use candle_core::{DType, Tensor};
+use flow_kernels::attention::Context;
 use flow_kernels::elementwise::drop_scaled;
 
 use super::Encoder;
-use crate::config::{AttentionContext, EncoderConfig};
+use crate::config::{AttentionContext, CausalConfig, EncoderConfig};
 use crate::error::{Error, Result};
 use crate::layers::attention::stream::QUERIES;
 use crate::layers::conformer_layer::stream::LayerStream;
-use crate::layers::subsampling::subsampled_length;
 use crate::parameters::Parameters;
 
 /// Frames of the encoder for which sub-sampling is computed at once: 20 s, of which the first convolution's output takes
@@ -48,7 +48,7 @@ impl Encoder {
     /// not made with such a limit itself; none for all.
     ///
     /// # Errors
-    /// If the device fails.
+    /// If the device fails, or the encoder is causal.
     pub fn stream<'a>(
         &'a self,
         parameters: &'a Parameters,
@@ -56,7 +56,16 @@ impl Encoder {
         context: Option<usize>,
     ) -> Result<EncoderStream<'a>> {
         let padded = valid + 1;
-        let frames = (subsampled_length(padded), subsampled_length(valid));
+        if self.config.causal != CausalConfig::default() {
+            return Err(Error::Input(
+                "a causal encoder does not take one pass over the whole recording".into(),
+            ));
+        }
+        let frames = (self.config.subsampled(padded), self.config.subsampled(valid));
+        let context = match (self.context, context) {
+            (Context::All, Some(width)) => Context::Band(width),
+            (own, _) => own,
+        };
         let layers = self.layers.iter();
         let layers = layers.map(|layer| layer.stream(parameters, &self.table, context, frames));
         Ok(EncoderStream {
@@ -78,7 +87,7 @@ impl Encoder {
     pub fn stream_bytes(&self, frames: usize, context: Option<usize>, dtype: DType) -> u64 {
         let own = match self.config.attention_context {
             AttentionContext::Band(width) => Some(width),
-            AttentionContext::Full => None,
+            AttentionContext::Full | AttentionContext::Chunks(_) => None,
         };
         let (width, heads) = (self.config.d_model, self.config.n_heads);
         let context = own.or(context);
@@ -131,7 +140,7 @@ impl EncoderStream<'_> {
             self.features.resize(self.features.len() + bands, 0.0);
             there = self.padded;
         }
-        let time = subsampled_length(self.padded);
+        let time = self.encoder.config.subsampled(self.padded);
         let mut encoded = Vec::new();
         while self.next < time {
             let end = time.min(self.next + self.block);
@@ -173,11 +182,7 @@ impl EncoderStream<'_> {
         let kept = (factor * (end - 1)).clamp(self.from, self.from + self.features.len() / bands);
         self.features.drain(..(kept - self.from) * bands);
         self.from = kept;
-        let scale = match config.xscaling {
-            true => (config.d_model as f64).sqrt(),
-            false => 1.0,
-        };
-        Ok(drop_scaled(&x, scale, None)?)
+        Ok(drop_scaled(&x, self.encoder.input_scale(), None)?)
     }
 
     /// Rows through a layer and those behind it; what comes out of the last one is appended to `encoded`.
@@ -195,7 +200,8 @@ impl EncoderStream<'_> {
 
     /// Takes the padding off the last part.
     fn cut(&self, encoded: &mut Vec<Tensor>) -> Result<()> {
-        let padding = subsampled_length(self.padded) - subsampled_length(self.valid);
+        let config = &self.encoder.config;
+        let padding = config.subsampled(self.padded) - config.subsampled(self.valid);
         if let Some(last) = encoded.pop() {
             let rows = last.dim(0)?.saturating_sub(padding);
             if rows > 0 {

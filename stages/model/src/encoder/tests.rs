@@ -5,7 +5,7 @@ use flow_kernels::testing::{max_difference, normal, values};
 
 use super::*;
 use crate::checkpoint::read_packed;
-use crate::config::{AttentionContext, ModelConfig};
+use crate::config::{AttentionContext, CausalConfig, ChunkContext, ModelConfig};
 use crate::features::LogMel;
 use crate::layers::golden;
 
@@ -104,7 +104,9 @@ fn every_activation_equals_nemo() {
     let (_, encoder, parameters) = golden_encoder(DType::F32, |_| ());
     let (features, valid) = golden_features(DType::F32);
     let mut mode = Mode::Evaluate;
-    let (mut x, start) = encoder.start(&parameters, &features, &valid, &mut mode).unwrap();
+    let (mut x, start) = encoder
+        .start(&parameters, (&features, &valid), encoder.context, &mut mode)
+        .unwrap();
     let frames = &start.frames;
     let d = x.dims2().unwrap().1;
     let check = |name: &str, layers: usize, found: &Tensor| {
@@ -279,7 +281,7 @@ fn training_statistics_equal_nemo_and_are_applied_once() {
 }
 
 /// A tiny encoder in f64 with dropout everywhere, biases and xscaling.
-fn tiny(context: AttentionContext) -> (Encoder, Parameters, Tensor, Vec<usize>) {
+fn tiny(context: AttentionContext, causal: CausalConfig) -> (Encoder, Parameters, Tensor, Vec<usize>) {
     let config = EncoderConfig {
         feat_in: 9,
         n_layers: 2,
@@ -291,6 +293,7 @@ fn tiny(context: AttentionContext) -> (Encoder, Parameters, Tensor, Vec<usize>) 
         attention_context: context,
         xscaling: true,
         conv_kernel_size: 3,
+        causal,
         dropout: 0.2,
         dropout_pre_encoder: 0.1,
         dropout_emb: 0.1,
@@ -333,10 +336,24 @@ fn gradients_of(
 
 #[test]
 fn every_gradient_agrees_with_finite_differences_in_f64() {
-    for context in [AttentionContext::Full, AttentionContext::Band(1)] {
-        let (encoder, parameters, features, lengths) = tiny(context);
+    let chunks = ChunkContext { left: 2, right: 1 };
+    let causal = |convolution: bool| CausalConfig {
+        subsampling: true,
+        convolution,
+        layer_norm: true,
+        contexts: vec![chunks],
+        probabilities: Vec::new(),
+    };
+    let none = CausalConfig::default;
+    for (context, causal) in [
+        (AttentionContext::Full, none()),
+        (AttentionContext::Band(1), none()),
+        (AttentionContext::Chunks(chunks), causal(true)),
+        (AttentionContext::Chunks(chunks), causal(false)),
+    ] {
+        let (encoder, parameters, features, lengths) = tiny(context, causal);
         let mut noise = Noise::new(8);
-        let weight = normal(&[2, 4, 6], &mut noise);
+        let weight = normal(&[2, encoder.config.subsampled(29), 6], &mut noise);
         let gradients = gradients_of(&encoder, &parameters, &features, &lengths, &weight);
         let mut checked = 0;
         for (id, parameter) in parameters.iter().filter(|(_, p)| p.trainable) {
@@ -358,7 +375,7 @@ fn every_gradient_agrees_with_finite_differences_in_f64() {
 
 #[test]
 fn recomputed_layers_give_the_same_gradients_to_the_bit_and_frozen_ones_none() {
-    let (mut encoder, parameters, features, lengths) = tiny(AttentionContext::Full);
+    let (mut encoder, parameters, features, lengths) = tiny(AttentionContext::Full, CausalConfig::default());
     let weight = normal(&[2, 4, 6], &mut Noise::new(8));
     let kept = gradients_of(&encoder, &parameters, &features, &lengths, &weight);
     encoder.recompute = true;

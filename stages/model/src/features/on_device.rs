@@ -26,7 +26,7 @@ impl LogMel {
         dither: Option<&mut Noise>,
         augment: Option<(&SpecAugmentConfig, &mut Noise)>,
     ) -> Result<(Tensor, Vec<usize>)> {
-        if !is_gpu(device) || dtype != DType::F32 || !FrontEnd::takes(self.n_fft) {
+        if !self.normalized || !is_gpu(device) || dtype != DType::F32 || !FrontEnd::takes(self.n_fft) {
             let mut features = self.compute(signals, dither)?;
             if let Some((config, noise)) = augment {
                 spec_augment::apply(config, &mut features, noise);

@@ -6,8 +6,8 @@ use super::{DEVIATION_GUARD, LogMel, Spectrum, band_log_mel};
 use crate::error::{Error, Result};
 
 /// Log-mel frames, not normalised, of a signal whose samples come in blocks.
-pub struct LogMelStream<'a> {
-    front_end: &'a LogMel,
+pub struct LogMelStream {
+    front_end: LogMel,
     spectrum: Spectrum,
     /// Samples after pre-emphasis that a frame still needs, and the index of the first of them.
     held: Vec<f32>,
@@ -18,10 +18,10 @@ pub struct LogMelStream<'a> {
     next: usize,
 }
 
-impl<'a> LogMelStream<'a> {
-    pub(crate) fn new(front_end: &'a LogMel) -> Self {
+impl LogMelStream {
+    pub(crate) fn new(front_end: &LogMel) -> Self {
         LogMelStream {
-            front_end,
+            front_end: front_end.clone(),
             spectrum: Spectrum::new(front_end),
             held: Vec::new(),
             from: 0,
@@ -45,7 +45,7 @@ impl<'a> LogMelStream<'a> {
         }
         let LogMel {
             hop, n_fft, ref window, ..
-        } = *self.front_end;
+        } = self.front_end;
         let end = self.from + self.held.len();
         // A frame has all its samples once the last one of its window is there.
         let reach = window.len() + (n_fft - window.len()) / 2;
@@ -75,7 +75,7 @@ impl<'a> LogMelStream<'a> {
     }
 
     fn frame(&mut self, frames: &mut Vec<f32>) -> Result<()> {
-        let power = self.spectrum.power(self.front_end, &self.held, self.from, self.next)?;
+        let power = self.spectrum.power(&self.front_end, &self.held, self.from, self.next)?;
         frames.extend(self.front_end.bands.iter().map(|band| band_log_mel(band, power)));
         self.next += 1;
         Ok(())

@@ -104,6 +104,21 @@ pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Phrases> {
         return Err(wrong(format!("more than {LARGEST_FILE} bytes of phrases")));
     }
     let text = String::from_utf8(bytes).map_err(|_| wrong("not UTF-8".into()))?;
+    let found = parse_phrases(&text, tokenizer).map_err(wrong)?;
+    match (found.phrases.is_empty(), found.left_out.first()) {
+        (true, None) => Err(wrong("no phrase".into())),
+        (true, Some((line, phrase))) => Err(wrong(format!(
+            "line {line}: the model's tokenizer does not know all characters of `{phrase}`, nor those of any other phrase"
+        ))),
+        _ => Ok(found),
+    }
+}
+
+/// Reads phrases as [`read_phrases`] does, from a text. There may be none.
+///
+/// # Errors
+/// What is wrong with a line: a score is no number, or a phrase has no tokens.
+pub fn parse_phrases(text: &str, tokenizer: &Tokenizer) -> std::result::Result<Phrases, String> {
     let (mut phrases, mut left_out) = (Vec::new(), Vec::new());
     for (index, line) in text.trim_start_matches('\u{feff}').lines().enumerate() {
         let (phrase, score) = match line.split_once('\t') {
@@ -113,7 +128,7 @@ pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Phrases> {
         if phrase.is_empty() && score.is_none_or(str::is_empty) {
             continue;
         }
-        let at = |what: String| wrong(format!("line {}: {what}", index + 1));
+        let at = |what: String| format!("line {}: {what}", index + 1);
         let context_score = match score {
             Some(score) => {
                 let number = score.parse::<f64>().ok().filter(|score| score.is_finite());
@@ -131,13 +146,7 @@ pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Phrases> {
         }
         phrases.push(Phrase { tokens, context_score });
     }
-    match (phrases.is_empty(), left_out.first()) {
-        (true, None) => Err(wrong("no phrase".into())),
-        (true, Some((line, phrase))) => Err(wrong(format!(
-            "line {line}: the model's tokenizer does not know all characters of `{phrase}`, nor those of any other phrase"
-        ))),
-        _ => Ok(Phrases { phrases, left_out }),
-    }
+    Ok(Phrases { phrases, left_out })
 }
 
 /// The boosting tree of phrases over tokens below `vocabulary`.

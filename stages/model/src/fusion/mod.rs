@@ -8,7 +8,7 @@ mod estimate;
 
 pub use acceptor::BackoffAcceptor;
 pub use arpa::{parse_arpa, read_arpa};
-pub use boosting::{BoostingRules, Phrase, Phrases, boosting_tree, read_phrases};
+pub use boosting::{BoostingRules, Phrase, Phrases, boosting_tree, parse_phrases, read_phrases};
 pub use estimate::{Corpus, MAX_ORDER, write_witten_bell};
 
 use std::fs::File;
@@ -32,6 +32,8 @@ fn open_regular_file(path: &Path) -> std::io::Result<File> {
 #[derive(Debug, Clone, Default)]
 pub struct Fusion {
     models: Vec<(Arc<BackoffAcceptor>, f32)>,
+    /// Added to the scores of tokens wherever they come; empty for none.
+    prior: Vec<f32>,
 }
 
 /// The state of a hypothesis in each model of a [`Fusion`].
@@ -52,21 +54,48 @@ impl Fusion {
         Ok(())
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.models.is_empty()
+    /// Sets what is added to the score of each token, wherever it comes: a natural logarithm, negative infinity for a token that is
+    /// never chosen. Empty for nothing. Blank is chosen, or not, without it.
+    ///
+    /// # Errors
+    /// If a value is neither a finite number nor negative infinity, or all are negative infinity.
+    pub fn set_prior(&mut self, prior: Vec<f32>) -> Result<()> {
+        if prior.iter().any(|score| score.is_nan() || *score == f32::INFINITY) {
+            return Err(Error::Input("a score of a token is no number".into()));
+        }
+        if !prior.is_empty() && prior.iter().all(|score| *score == f32::NEG_INFINITY) {
+            return Err(Error::Input("no token may be chosen".into()));
+        }
+        self.prior = prior;
+        Ok(())
     }
 
-    /// The sum of the weights.
+    /// What is added to the score of each token, wherever it comes; empty for nothing.
+    pub fn prior(&self) -> &[f32] {
+        &self.prior
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.models.is_empty() && self.prior.is_empty()
+    }
+
+    /// Whether there are language models or boosted phrases, whose scores depend on the tokens before.
+    pub fn has_models(&self) -> bool {
+        !self.models.is_empty()
+    }
+
+    /// The sum of the weights of the models.
     pub fn weight(&self) -> f32 {
         self.models.iter().map(|(_, weight)| weight).sum()
     }
 
     /// An error if a model is of another vocabulary than of so many tokens, without blank.
     pub fn check(&self, vocabulary: usize) -> Result<()> {
-        match self.models.iter().find(|(model, _)| model.vocabulary() != vocabulary) {
-            Some((model, _)) => Err(Error::Input(format!(
-                "a language model of {} tokens does not fit a vocabulary of {vocabulary}",
-                model.vocabulary()
+        let sizes = self.models.iter().map(|(model, _)| model.vocabulary());
+        let prior = Some(self.prior.len()).filter(|size| *size > 0);
+        match sizes.chain(prior).find(|size| *size != vocabulary) {
+            Some(size) => Err(Error::Input(format!(
+                "a language model of {size} tokens does not fit a vocabulary of {vocabulary}"
             ))),
             None => Ok(()),
         }
@@ -86,6 +115,7 @@ impl Fusion {
     /// The weighted scores of all tokens in a state, summed over the models; `scores` is overwritten.
     pub fn scores(&self, state: &[u32], scores: &mut Vec<f32>) {
         scores.clear();
+        scores.extend_from_slice(&self.prior);
         let mut of_model = Vec::new();
         for ((model, weight), &state) in self.models.iter().zip(state) {
             model.scores(state, &mut of_model);

@@ -132,12 +132,12 @@ impl Head for CtcHead {
     }
 
     fn check(&self, settings: &DecodingSettings) -> Result<()> {
-        if settings.beam > 1 || !settings.fusion.is_empty() {
+        if settings.beam > 1 || settings.fusion.has_models() {
             return Err(Error::Input(
                 "a CTC head is decoded by greedy search alone, without `beam`, `lm` and `boost`".into(),
             ));
         }
-        Ok(())
+        settings.fusion.check(self.vocabulary)
     }
 
     fn start(&self, _: &Parameters, settings: &DecodingSettings, batch: usize) -> Result<SearchState> {
@@ -186,8 +186,13 @@ impl Head for CtcHead {
                             observer(utterance, token, row);
                         }
                     };
-                    let (rows, penalty) = (&rows[..length * outputs], settings.blank_penalty as f32);
-                    decode_one(rows, (outputs, penalty), last, hypothesis, &mut observe);
+                    let rows = &rows[..length * outputs];
+                    let rules = Choice {
+                        outputs,
+                        blank_penalty: settings.blank_penalty as f32,
+                        prior: settings.fusion.prior(),
+                    };
+                    decode_one(rows, rules, last, hypothesis, &mut observe);
                 }
                 Ok(())
             })
@@ -239,15 +244,41 @@ impl Head for CtcHead {
     }
 }
 
-/// Decodes rows of so many logits, blank with a penalty. `last` is the output of the frame before.
+/// How the output of a row is chosen.
+#[derive(Clone, Copy)]
+struct Choice<'a> {
+    /// Tokens and blank.
+    outputs: usize,
+    blank_penalty: f32,
+    /// Of [`crate::fusion::Fusion::prior`].
+    prior: &'a [f32],
+}
+
+impl Choice<'_> {
+    /// The best output, the first of equal ones; where that is a token, the best one with the prior.
+    fn best(&self, row: &[f32]) -> usize {
+        let blank = self.outputs - 1;
+        let first_largest = |count: usize, score: &dyn Fn(usize) -> f32| {
+            (0..count).fold(0, |best, next| if score(next) > score(best) { next } else { best })
+        };
+        let penalised = |output: usize| row[output] - if output == blank { self.blank_penalty } else { 0.0 };
+        let best = first_largest(self.outputs, &penalised);
+        if best == blank || self.prior.is_empty() {
+            return best;
+        }
+        first_largest(blank, &|token| row[token] + self.prior[token])
+    }
+}
+
+/// Decodes rows of logits. `last` is the output of the frame before.
 fn decode_one<T: Float>(
     rows: &[T],
-    (outputs, blank_penalty): (usize, f32),
+    choice: Choice,
     last: &mut Option<u32>,
     hypothesis: &mut Hypothesis,
     observe: &mut dyn FnMut(&[f32], u32),
 ) {
-    let blank = (outputs - 1) as u32;
+    let (outputs, blank) = (choice.outputs, (choice.outputs - 1) as u32);
     // The least certain row of the token that goes on, with its entropy.
     let mut shown: Option<(Vec<f32>, f32)> = None;
     let mut end = |shown: &mut Option<(Vec<f32>, f32)>, hypothesis: &Hypothesis| {
@@ -257,12 +288,7 @@ fn decode_one<T: Float>(
     };
     for (frame, row) in rows.chunks_exact(outputs).enumerate() {
         let row: Vec<f32> = row.iter().map(|logit| logit.wide() as f32).collect();
-        let chosen_by = |output: usize| {
-            let penalty = if output as u32 == blank { blank_penalty } else { 0.0 };
-            row[output] - penalty
-        };
-        let is_better = |next: usize, best: usize| chosen_by(next) > chosen_by(best);
-        let best = (0..outputs).fold(0, |best, next| if is_better(next, best) { next } else { best });
+        let best = choice.best(&row);
         let goes_on = *last == Some(best as u32);
         if !goes_on {
             end(&mut shown, hypothesis);
@@ -271,7 +297,12 @@ fn decode_one<T: Float>(
         if best as u32 == blank {
             continue;
         }
-        let normaliser = log_sum(&row, 1.0, row[best]);
+        // With a prior another output may be far above the token.
+        let top = match choice.prior.is_empty() {
+            true => row[best],
+            false => row.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+        };
+        let normaliser = log_sum(&row, 1.0, top);
         hypothesis.score += f64::from(row[best] - normaliser);
         if !goes_on {
             hypothesis.ids.push(best as u32);
@@ -283,7 +314,7 @@ fn decode_one<T: Float>(
             // It began in the part before, where it was found.
             continue;
         }
-        let entropy = log_sum(&row, ENTROPY_POWER, row[best]) - ENTROPY_POWER * normaliser;
+        let entropy = log_sum(&row, ENTROPY_POWER, top) - ENTROPY_POWER * normaliser;
         if shown.as_ref().is_none_or(|(_, least_certain)| entropy > *least_certain) {
             shown = Some((row, entropy));
         }

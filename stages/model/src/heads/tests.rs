@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::checkpoint::{Format, OpenModel, read_packed};
+use crate::config::ChunkContext;
 use crate::layers::golden;
 use crate::model::{MicroBatch, TdtModel, TrainOptions};
 use crate::tokenizer::Tokenizer;
@@ -355,6 +356,44 @@ fn beam_search_of_rnnt_is_nemos() {
 /// Fourier transform move ours by as much again.
 const GRADIENT: f64 = 1e-4;
 
+/// Gradients of all parameters against those of a step, in `train_step.safetensors` and `train_step.json`.
+fn compare_gradients(
+    case: &str,
+    model: &TdtModel,
+    gradients: &Gradients,
+    (expected, facts): (&HashMap<String, Tensor>, &Value),
+) {
+    let (mut compared, mut worst) = (0, 0.0f64);
+    for (id, parameter) in model.parameters.iter().filter(|(_, parameter)| parameter.trainable) {
+        let name = &parameter.name;
+        let found = values(gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient")));
+        let facts = &facts["grads"][name];
+        let norm = facts["f64_norm"].as_f64().unwrap();
+        let theirs = facts["f32_err_rel"].as_f64().unwrap();
+        // Gradients that are zero but for rounding (biases before a normalisation) are compared with the largest ones.
+        let bound = GRADIENT.max(3.0 * theirs) * norm.max(1e-2);
+        let own_norm = found.iter().map(|x| x * x).sum::<f64>().sqrt();
+        assert!((own_norm - norm).abs() < bound, "{case} {name}: norm {own_norm} {norm}");
+        let pairs: Vec<(f64, f64)> = match expected.get(&format!("grad.{name}#idx")) {
+            Some(places) => {
+                let places = golden::lengths(places).into_iter().map(|place| found[place]);
+                places.zip(values(&expected[&format!("grad.{name}#val")])).collect()
+            }
+            None => {
+                let all = values(&expected[&format!("grad.{name}")]);
+                assert_eq!(all.len(), found.len(), "{name}");
+                found.into_iter().zip(all).collect()
+            }
+        };
+        let difference = pairs.iter().map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+        worst = worst.max(difference / norm.max(1e-2));
+        assert!(difference < bound, "{case} {name}: {difference} of {norm}");
+        compared += 1;
+    }
+    println!("{case}: {compared} gradients, the worst {worst:e} of its norm");
+    assert_eq!(compared, facts["grads"].as_object().unwrap().len());
+}
+
 #[test]
 fn training_steps_have_nemos_losses_and_all_gradients() {
     for set in SETS {
@@ -403,38 +442,7 @@ fn training_steps_have_nemos_losses_and_all_gradients() {
                 .as_f64()
                 .unwrap_or(main["loss"].as_f64().unwrap());
             assert!((total - theirs).abs() < 1e-5 * theirs, "{set}: {total} {theirs}");
-            let (mut compared, mut worst) = (0, 0.0f64);
-            for (id, parameter) in model.parameters.iter().filter(|(_, parameter)| parameter.trainable) {
-                let name = &parameter.name;
-                let found = values(gradients.get(id).unwrap_or_else(|| panic!("{name} has no gradient")));
-                let facts = &facts["grads"][name];
-                let norm = facts["f64_norm"].as_f64().unwrap();
-                let theirs = facts["f32_err_rel"].as_f64().unwrap();
-                // Gradients that are zero but for rounding (biases before a normalisation) are compared with the largest ones.
-                let bound = GRADIENT.max(3.0 * theirs) * norm.max(1e-2);
-                let own_norm = found.iter().map(|x| x * x).sum::<f64>().sqrt();
-                assert!(
-                    (own_norm - norm).abs() < bound,
-                    "{set} {dtype:?} {name}: norm {own_norm} {norm}"
-                );
-                let pairs: Vec<(f64, f64)> = match expected.get(&format!("grad.{name}#idx")) {
-                    Some(places) => {
-                        let places = golden::lengths(places).into_iter().map(|place| found[place]);
-                        places.zip(values(&expected[&format!("grad.{name}#val")])).collect()
-                    }
-                    None => {
-                        let all = values(&expected[&format!("grad.{name}")]);
-                        assert_eq!(all.len(), found.len(), "{name}");
-                        found.into_iter().zip(all).collect()
-                    }
-                };
-                let difference = pairs.iter().map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-                worst = worst.max(difference / norm.max(1e-2));
-                assert!(difference < bound, "{set} {dtype:?} {name}: {difference} of {norm}");
-                compared += 1;
-            }
-            println!("{set} {dtype:?}: {compared} gradients, the worst {worst:e} of its norm");
-            assert_eq!(compared, facts["grads"].as_object().unwrap().len());
+            compare_gradients(&format!("{set} {dtype:?}"), &model, &gradients, (&expected, &facts));
             for (key, value) in expected.iter().filter(|(key, _)| key.starts_with("after.")) {
                 let id = model.parameters.id(&key["after.".len()..]).unwrap();
                 let found = values(model.parameters.get(id));
@@ -748,4 +756,58 @@ fn a_penalty_on_blank_undoes_a_bias_of_blank() {
             assert_eq!(found.durations, expected.durations);
         }
     }
+}
+
+/// In the third context of the streaming model, as a list of this one alone. Drawn from the list, each context comes as often as its
+/// probability says, and parts of a micro-batch have the same one.
+#[test]
+fn a_training_step_of_a_streaming_model_has_nemos_losses_and_all_gradients() {
+    let expected = tensors("streaming", "train_step.safetensors");
+    let facts = json("streaming", "train_step.json");
+    let stored = opened("streaming");
+    let mut config = ModelConfig::from_nemo_yaml(&stored.config_yaml).unwrap();
+    let [left, right] = numbers(&facts["att_context_size"])[..] else {
+        panic!("no context");
+    };
+    let context = ChunkContext {
+        left: left as usize,
+        right: right as usize,
+    };
+    config.encoder.check_context(context).unwrap();
+    let all = config.encoder.causal.contexts.clone();
+    for dtype in [DType::F64, DType::F32] {
+        config.encoder.causal.contexts = vec![context];
+        let opened = opened("streaming");
+        let mut model = TdtModel::from_open(opened, config.clone(), dtype, &Device::Cpu).unwrap();
+        let mut gradients = Gradients::new(&model.parameters);
+        let output = model
+            .train_micro_batch(&batch("streaming"), &quiet(), &mut gradients)
+            .unwrap();
+        assert_eq!(output.frames, golden::lengths(&expected["enc_len"]));
+        for (found, key) in [(output.loss, "rnnt"), (output.ctc_loss.unwrap(), "ctc")] {
+            let exact = facts["f64"][key].as_f64().unwrap();
+            assert!((found - exact).abs() < 1e-5 * exact, "{dtype:?} {key}: {found} {exact}");
+        }
+        compare_gradients(&format!("streaming {dtype:?}"), &model, &gradients, (&expected, &facts));
+    }
+    // The context that is drawn is the one that is trained, and the seed alone decides.
+    config.encoder.causal.contexts = all.clone();
+    config.encoder.causal.probabilities = vec![0.0; all.len()];
+    config.encoder.causal.probabilities[all.len() - 1] = 1.0;
+    let loss = |config: &ModelConfig, seed: u64| {
+        let opened = self::opened("streaming");
+        let mut model = TdtModel::from_open(opened, config.clone(), DType::F64, &Device::Cpu).unwrap();
+        let mut gradients = Gradients::new(&model.parameters);
+        let options = TrainOptions { seed, ..quiet() };
+        let output = model.train_micro_batch(&batch("streaming"), &options, &mut gradients);
+        output.unwrap().loss
+    };
+    let last = loss(&config, 1);
+    assert_eq!(last, loss(&config, 2));
+    config.encoder.causal.probabilities = Vec::new();
+    let drawn: Vec<f64> = (0..12).map(|seed| loss(&config, seed)).collect();
+    assert!(drawn.contains(&last) && drawn.iter().any(|other| *other != last));
+    assert_eq!(drawn[..4], (0..4).map(|seed| loss(&config, seed)).collect::<Vec<_>>());
+    config.encoder.causal.contexts = vec![all[all.len() - 1]];
+    assert_eq!(last, loss(&config, 3));
 }

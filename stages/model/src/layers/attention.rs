@@ -1,6 +1,7 @@
 //! Multi-head self-attention with relative positions (Transformer-XL's, as NeMo has it).
 
 mod fused;
+pub mod step;
 pub mod stream;
 
 use std::ops::Range;
@@ -8,8 +9,8 @@ use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::attention::{
-    Scores, add_rows_in_place, head_sums, merge_heads, merge_projections, rows_of, split_heads, split_projections,
-    weights_dropped, weights_dropped_backward,
+    Context, Scores, add_rows_in_place, head_sums, merge_heads, merge_projections, rows_of, split_heads,
+    split_projections, weights_dropped, weights_dropped_backward,
 };
 use flow_kernels::device::to_device;
 use flow_kernels::elementwise::add_in_place;
@@ -19,7 +20,7 @@ use flow_kernels::relative_attention::{self, Projections};
 
 use super::linear::Linear;
 use super::{Frames, dropout};
-use crate::config::{AttentionContext, EncoderConfig};
+use crate::config::{AttentionContext, ChunkContext, EncoderConfig};
 use crate::error::{Error, Result};
 use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 use crate::pending_sums::PendingSums;
@@ -88,10 +89,10 @@ pub struct Attention {
     bias_v: ParameterId,
     heads: usize,
     scale: f64,
-    band: Option<usize>,
-    /// Queries that are computed together where the context is limited.
-    block: usize,
     dropout: f64,
+    /// All queries are computed together, whatever their context.
+    #[cfg(test)]
+    whole: bool,
 }
 
 /// What the backward pass needs.
@@ -145,7 +146,6 @@ impl Attention {
         let (value, output) = (linear("v", config.use_bias)?, linear("out", config.use_bias)?);
         let position = linear("pos", false)?;
         builder.stack(&[query.weight_id(), key.weight_id(), value.weight_id()])?;
-        let band = band_of(config.attention_context);
         let mut bias = |part: &str| {
             builder.parameter(
                 &format!("{name}.pos_bias_{part}"),
@@ -163,9 +163,9 @@ impl Attention {
             bias_v: bias("v")?,
             heads,
             scale: 1.0 / ((d / heads) as f64).sqrt(),
-            band,
-            block: queries_together(band),
             dropout: config.dropout_att,
+            #[cfg(test)]
+            whole: false,
         })
     }
 
@@ -184,9 +184,10 @@ impl Attention {
         let d = x.dims2()?.1;
         let (heads, k) = (self.heads, d / self.heads);
         let (batch, time) = (frames.batch, frames.time);
-        let reach = reach(self.band, time);
+        let reach = frames.context.reach(time);
         let positions = positions.narrow(0, positions.dim(0)? / 2 - reach, 2 * reach + 1)?;
-        if relative_attention::is_for(parameters.get(self.bias_u), k) {
+        let in_chunks = matches!(frames.context, Context::Chunks { .. });
+        if !in_chunks && relative_attention::is_for(parameters.get(self.bias_u), k) {
             return self.forward_fused(parameters, x, positions, frames, mode);
         }
         let query = self.query.forward(parameters, x)?;
@@ -196,12 +197,12 @@ impl Attention {
         drop((query, key, value));
         let projected = split_heads(&self.position.forward(parameters, &positions)?, heads, None)?;
         let (mut blocks, mut contexts) = (Vec::new(), Vec::new());
-        for (q, s) in query_blocks(self.band, self.block, time) {
+        for (q, s) in self.blocks(frames) {
             let part = |x: &Tensor, range: &Range<usize>| -> Result<Tensor> {
                 Ok(rows_of(x, batch, range)?.reshape((heads * batch, range.len(), k))?)
             };
             let query = (&part(&query_u, &q)?, &rows_of(&query_v, batch, &q)?);
-            let scores = self.scores(self.band, frames, &q, &s);
+            let scores = self.scores(frames, &q, &s);
             let mask = dropout::draw(self.dropout, mode);
             let (weights, dropped) = block_weights(query, &part(&keys, &s)?, &projected, &scores, mask)?;
             let dropped = dropped.reshape((heads * batch, q.len(), s.len()))?;
@@ -232,20 +233,22 @@ impl Attention {
         Ok((y, saved))
     }
 
-    fn scores<'a>(
-        &self,
-        band: Option<usize>,
-        frames: &'a Frames,
-        queries: &Range<usize>,
-        keys: &Range<usize>,
-    ) -> Scores<'a> {
+    fn blocks(&self, frames: &Frames) -> Vec<AttentionBlock> {
+        #[cfg(test)]
+        if self.whole {
+            return vec![(0..frames.time, 0..frames.time)];
+        }
+        query_blocks(frames.context, frames.time)
+    }
+
+    fn scores<'a>(&self, frames: &'a Frames, queries: &Range<usize>, keys: &Range<usize>) -> Scores<'a> {
         Scores {
             lengths: &frames.lengths,
             scale: self.scale,
-            band,
+            context: frames.context,
             queries: queries.clone(),
             keys: keys.clone(),
-            reach: reach(band, frames.time),
+            reach: frames.context.reach(frames.time),
         }
     }
 
@@ -322,7 +325,7 @@ impl Attention {
             let square = (heads * batch, q.len(), s.len());
             let d_context = part(&d_context, q)?;
             let d_dropped = product(&d_context, &part(values, s)?.t()?)?.reshape((heads, batch, q.len(), s.len()))?;
-            let scores = self.scores(self.band, frames, q, s);
+            let scores = self.scores(frames, q, s);
             let ((d_content, d_position), dropped) =
                 weights_dropped_backward(&block.weights, &d_dropped, &scores, block.mask)?;
             let from_values = product(&dropped.reshape(square)?.t()?, &d_context)?;
@@ -375,16 +378,17 @@ impl Attention {
     }
 }
 
-/// Frames to either side that a query may see, of so many.
-fn reach(band: Option<usize>, time: usize) -> usize {
-    let all = time.saturating_sub(1);
-    band.map_or(all, |width| width.min(all))
-}
-
 /// Queries that are computed together where the context is limited.
-fn queries_together(band: Option<usize>) -> usize {
+fn queries_together(context: Context) -> usize {
     // As many queries as keys beside them: the matrix products are large, and half of their elements is used.
-    band.unwrap_or(0).saturating_mul(2).clamp(16, 512)
+    match context {
+        Context::All => 16,
+        Context::Band(width) => width.saturating_mul(2).clamp(16, 512),
+        Context::Chunks { size, left } => {
+            let queries = left.saturating_mul(size).clamp(16, 512);
+            queries.div_ceil(size.max(1)).saturating_mul(size)
+        }
+    }
 }
 
 /// Queries that are computed together, and the keys that one of them may see.
@@ -392,33 +396,40 @@ pub type AttentionBlock = (Range<usize>, Range<usize>);
 
 /// The blocks of an encoder with this context over this many frames, and how many positions a query is scored against.
 pub fn attention_blocks(context: AttentionContext, time: usize) -> (Vec<AttentionBlock>, usize) {
-    let band = band_of(context);
-    (
-        query_blocks(band, queries_together(band), time),
-        2 * reach(band, time) + 1,
-    )
+    let context = Context::from(context);
+    (query_blocks(context, time), 2 * context.reach(time) + 1)
 }
 
-fn band_of(context: AttentionContext) -> Option<usize> {
-    match context {
-        AttentionContext::Full => None,
-        AttentionContext::Band(width) => Some(width),
+impl From<AttentionContext> for Context {
+    fn from(context: AttentionContext) -> Context {
+        match context {
+            AttentionContext::Full => Context::All,
+            AttentionContext::Band(width) => Context::Band(width),
+            AttentionContext::Chunks(ChunkContext { left, right }) => Context::Chunks {
+                size: right + 1,
+                left: left / (right + 1),
+            },
+        }
     }
 }
 
 /// Queries that are computed together, with the keys that one of them may see.
-fn query_blocks(band: Option<usize>, block: usize, time: usize) -> Vec<AttentionBlock> {
-    match band {
-        Some(width) if block.saturating_add(width) < time => (0..time)
-            .step_by(block)
-            .map(|first| {
-                let queries = first..time.min(first + block);
-                let keys = first.saturating_sub(width)..time.min(queries.end.saturating_add(width));
-                (queries, keys)
-            })
-            .collect(),
-        _ => vec![(0..time, 0..time)],
+fn query_blocks(context: Context, time: usize) -> Vec<AttentionBlock> {
+    let block = queries_together(context);
+    let beside = match context {
+        Context::All => usize::MAX,
+        Context::Band(width) => width,
+        Context::Chunks { size, left } => left.saturating_mul(size),
+    };
+    if block.saturating_add(beside) >= time {
+        return vec![(0..time, 0..time)];
     }
+    let blocks = (0..time).step_by(block).map(|first| {
+        let queries = first..time.min(first + block);
+        let keys = context.seen(first, time).start..context.seen(queries.end - 1, time).end;
+        (queries, keys)
+    });
+    blocks.collect()
 }
 
 /// Attention weights (H, B, Q, K) of queries with the biases u, (H * B, Q, k), and v, (H, B * Q, k), for keys (H * B, K, k)

@@ -1,6 +1,7 @@
 //! One Conformer layer: half a feed-forward, attention, convolution, half a feed-forward, each on a normalised input
 //! and added to its residual; then a norm.
 
+pub mod step;
 pub mod stream;
 
 use candle_core::{DType, Tensor};
@@ -86,8 +87,8 @@ pub struct BranchGradients {
 }
 
 impl Saved {
-    /// Mean and inverse deviation of batch normalisation.
-    pub fn batch_norm(&self) -> (Tensor, Tensor) {
+    /// Mean and inverse deviation of batch normalisation, if there is any.
+    pub fn batch_norm(&self) -> Option<(Tensor, Tensor)> {
         self.body.conv.1.statistics()
     }
 }

@@ -14,6 +14,7 @@ pub mod norm;
 pub mod subsampling;
 
 use flow_kernels::Lengths;
+use flow_kernels::attention::Context;
 
 /// How the rows of an activation are laid out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct Frames {
     pub time: usize,
     /// Valid frames of each utterance.
     pub lengths: Lengths,
+    /// Which frames a frame sees in self-attention.
+    pub context: Context,
 }
 
 impl Frames {
@@ -51,7 +54,7 @@ pub(crate) mod golden {
         file_of("model", name)
     }
 
-    /// The same of another set: `ctc`, `rnnt` or `hybrid`. `FLOW_TEST_GOLDEN_CTC` and so on name folders in place of those in the
+    /// The same of another set: `ctc`, `rnnt`, `hybrid` or `streaming`. `FLOW_TEST_GOLDEN_CTC` and so on name folders in place of those in the
     /// repository.
     pub fn file_of(set: &str, name: &str) -> PathBuf {
         let folder = std::env::var_os(format!("FLOW_TEST_GOLDEN_{}", set.to_uppercase())).map_or_else(

@@ -34,15 +34,17 @@ pub struct Subsampling {
     channels: usize,
     bands: usize,
     d_model: usize,
+    is_causal: bool,
 }
 
 /// What the backward pass needs.
 #[derive(Debug)]
 pub struct Saved {
+    /// (B, F, T), with the padding of a causal convolution.
     features: Tensor,
     /// Valid frames of the features.
     lengths: Lengths,
-    /// Input of each depthwise convolution, after ReLU: (B, T, F, C).
+    /// Input of each depthwise convolution, after ReLU and with such padding: (B, T, F, C).
     inputs: [Tensor; 2],
     /// Output of each depthwise convolution.
     filtered: [Tensor; 2],
@@ -52,16 +54,11 @@ pub struct Saved {
     out_weight: Option<Tensor>,
 }
 
-/// Valid frames after sub-sampling: three times half, rounded up.
-pub fn subsampled_length(frames: usize) -> usize {
-    halved(halved(halved(frames)))
-}
-
 impl Subsampling {
     /// `name.conv.{0,2,3,5,6}` and `name.out`.
     pub fn new(name: &str, config: &EncoderConfig, builder: &mut ParameterBuilder) -> Result<Self> {
         let (channels, d_model) = (config.subsampling_conv_channels, config.d_model);
-        let bands = subsampled_length(config.feat_in);
+        let bands = config.subsampled(config.feat_in);
         // NeMo's own bounds (`ConvSubsampling.reset_parameters`); only that of the linear layer differs from torch's.
         let out_bound = ((d_model * config.feat_in) as f64 / 3.0).sqrt().recip();
         let out_weight = builder.parameter(
@@ -99,6 +96,7 @@ impl Subsampling {
             channels,
             bands,
             d_model,
+            is_causal: config.causal.subsampling,
         })
     }
 
@@ -111,6 +109,17 @@ impl Subsampling {
         features: &Tensor,
         lengths: &[usize],
     ) -> Result<(Tensor, usize, Lengths, Saved)> {
+        self.forward_with(parameters, features, lengths, None)
+    }
+
+    /// The same with an [`Subsampling::out_weight`] that was made before: to make it takes longer than a short chunk.
+    pub fn forward_with(
+        &self,
+        parameters: &Parameters,
+        features: &Tensor,
+        lengths: &[usize],
+        out_weight: Option<&Tensor>,
+    ) -> Result<(Tensor, usize, Lengths, Saved)> {
         let (batch, _, time) = features.dims3()?;
         if lengths.len() != batch || lengths.iter().any(|&length| length > time) {
             return Err(Error::Input(format!(
@@ -119,21 +128,33 @@ impl Subsampling {
             )));
         }
         let get = |id: ParameterId| parameters.get(id);
-        let halve = |lengths: &[usize]| lengths.iter().map(|&n| halved(n)).collect::<Vec<_>>();
-        let (half, all) = (halve(lengths), lengths.to_vec());
+        // A row of zeros more before the axes: the convolution, which pads one row on either side, then pads two and one.
+        let more = usize::from(self.is_causal);
+        let padded = |x: &Tensor| -> Result<Tensor> {
+            match self.is_causal {
+                true => Ok(x.pad_with_zeros(1, 1, 0)?.pad_with_zeros(2, 1, 0)?),
+                false => Ok(x.clone()),
+            }
+        };
+        let halve = |lengths: &[usize]| lengths.iter().map(|&n| halved(n + more)).collect::<Vec<_>>();
+        let half = halve(lengths);
         let quarter = halve(&half);
         let eighth = halve(&quarter);
+        let all = lengths.iter().map(|&n| n + more).collect();
         let [lengths, half, quarter, valid] =
             Lengths::copied_together([all, half, quarter, eighth], features.device())?;
-        let x0 = first(features, get(self.first.weight), get(self.first.bias), &lengths, &half)?;
+        let features = padded(features)?;
+        let x0 = first(&features, get(self.first.weight), get(self.first.bias), &lengths, &half)?;
+        let x0 = padded(&x0)?;
         let (x1, filtered0) = self.stage(parameters, 0, &x0, &quarter)?;
+        let x1 = padded(&x1)?;
         let (last, filtered1) = self.stage(parameters, 1, &x1, &valid)?;
         let time_out = last.dims4()?.1;
         let rows = last.reshape((batch * time_out, self.bands * self.channels))?;
-        let weight = self.out_weight(parameters)?;
+        let weight = out_weight.map_or_else(|| self.out_weight(parameters), |made| Ok(made.clone()))?;
         let y = product_with_bias_in(rows.dtype(), &rows, &weight.t()?, get(self.out_bias))?;
         let saved = Saved {
-            features: features.clone(),
+            features,
             lengths,
             inputs: [x0, x1],
             filtered: [filtered0, filtered1],
@@ -159,7 +180,7 @@ impl Subsampling {
     }
 
     /// The linear layer's weight with columns in our order, band-major: (d, F * C). NeMo's is channel-major.
-    fn out_weight(&self, parameters: &Parameters) -> Result<Tensor> {
+    pub fn out_weight(&self, parameters: &Parameters) -> Result<Tensor> {
         let weight = parameters.get(self.out_weight);
         let (channels, bands) = (self.channels, self.bands);
         if is_gpu(weight.device()) {
@@ -228,6 +249,10 @@ impl Subsampling {
                 sums.add(&[weight, bias], depthwise_backward_weight(input, &d_filtered)?);
             }
             dz = depthwise_backward(input, parameters.get(weight), &d_filtered)?;
+            if self.is_causal {
+                let (_, time, bands, _) = dz.dims4()?;
+                dz = dz.narrow(1, 1, time - 1)?.narrow(2, 1, bands - 1)?.contiguous()?;
+            }
         }
         if gradients.wants(self.first.weight) || gradients.wants(self.first.bias) {
             let found = first_backward(&saved.features, &dz, &saved.lengths)?;

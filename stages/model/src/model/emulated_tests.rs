@@ -8,7 +8,7 @@ use flow_kernels::squares::sum_of_squares;
 use flow_kernels::testing::{DeviceUnderTest, values};
 
 use super::{MicroBatch, TdtModel, TrainOptions};
-use crate::config::{AttentionContext, ModelConfig};
+use crate::config::{AttentionContext, CausalConfig, ChunkContext, ModelConfig};
 use crate::decoding::Hypothesis;
 use crate::error::Result;
 use crate::layers::golden;
@@ -254,7 +254,7 @@ const ODD: OddCase = OddCase {
     recompute: false,
 };
 
-const ODD_CASES: [OddCase; 9] = [
+const ODD_CASES: [OddCase; 10] = [
     OddCase {
         name: "one clip",
         utterances: 1,
@@ -288,6 +288,23 @@ const ODD_CASES: [OddCase; 9] = [
         name: "limited attention",
         seconds: 6.0,
         change: |config| config.encoder.attention_context = AttentionContext::Band(2),
+        ..ODD
+    },
+    OddCase {
+        name: "causal",
+        seconds: 2.0,
+        change: |config| {
+            let context = ChunkContext { left: 4, right: 1 };
+            config.encoder.attention_context = AttentionContext::Chunks(context);
+            config.encoder.causal = CausalConfig {
+                subsampling: true,
+                convolution: true,
+                layer_norm: true,
+                contexts: vec![context],
+                probabilities: Vec::new(),
+            };
+            config.preprocessor.normalized = false;
+        },
         ..ODD
     },
     OddCase {

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use candle_core::{DType, Device};
 use flow_kernels::counts::{Counts, counted, so_far};
-use flow_kernels::cublaslt::stand_in::{self, Counted};
+use flow_kernels::testing::cublaslt::{self as stand_in, Counted};
 use flow_kernels::testing::{DeviceUnderTest, values};
 
 use super::{MicroBatch, TdtModel, TrainOptions};

@@ -1,106 +1,28 @@
 //! The whole model: signals and tokens in, loss and gradients out, or text out.
 
+pub mod chunks;
+mod decode;
 mod stream;
+mod train;
 
-use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use flow_kernels::Noise;
-use flow_kernels::device::{is_out_of_memory, release_memory};
-use flow_kernels::elementwise::add_in_place;
 
-use crate::alignment::{AlignedTokens, Costs, WordTokens};
 use crate::checkpoint::{ADAPTER_CONFIG, OpenModel, StoredModel, broken, write_adapter, write_model_folder};
-use crate::config::{EncoderConfig, ModelConfig, TransducerConfig};
-use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver, check_lengths};
+use crate::config::{AttentionContext, ChunkContext, EncoderConfig, ModelConfig, PromptConfig};
+use crate::decoding::DecodingSettings;
 use crate::encoder::Encoder;
 use crate::features::LogMel;
-use crate::heads::{self, Head, HeadInput, HeadKind, HeadPass};
+use crate::heads::{self, Head};
 use crate::layers::convolution::BatchNorm;
 use crate::lora::{self, LoraConfig, Targets};
-use crate::loss::divisors_in;
-use crate::parameter_groups::{ParameterGroup, PassObserver};
-use crate::parameters::{BufferUpdates, Gradients, Mode, Parameter, ParameterBuilder, Parameters};
-use crate::timestamps::{TimeStamps, time_stamps};
+use crate::parameters::{Parameter, ParameterBuilder, Parameters};
+use crate::prompt::PromptKernel;
 use crate::tokenizer::Tokenizer;
-use crate::{Error, Precision, Result, encoder};
+use crate::{Error, Precision, Result};
 
-/// Utterances that share one forward and one backward pass.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct MicroBatch {
-    /// 16 kHz mono samples in [-1, 1], one vector per utterance; padded inside to the longest.
-    pub signals: Vec<Vec<f32>>,
-    /// Token ids of the target, one vector per utterance, each below the blank id. May be empty.
-    pub tokens: Vec<Vec<u32>>,
-}
-
-/// How one micro-batch is trained.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TrainOptions {
-    /// No gradient and no dropout in the encoder, batch normalisation with its stored statistics.
-    pub freeze_encoder: bool,
-    /// Seeds dither, SpecAugment, dropout and the loss's omega draw of this micro-batch.
-    pub seed: u64,
-    /// Mask the features as the configuration's `spec_augment` says.
-    pub spec_augment: bool,
-    /// Add the configuration's dither to the signals.
-    pub dither: bool,
-    /// Apply the dropout rates that the model was made with; otherwise all are zero.
-    pub dropout: bool,
-    /// Factor on the gradients: 1 / number of micro-batches per optimizer step.
-    pub scale: f64,
-    /// The micro-batch that this one is a part of, if it is one. Loss and gradients are then the part's share of those of
-    /// the whole, and dropout, dither and masks are drawn for each part.
-    pub part: Option<PartOf>,
-}
-
-/// A part of a micro-batch that was divided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PartOf {
-    /// Its number; the first is 0.
-    pub number: u64,
-    /// Utterances of the whole.
-    pub utterances: usize,
-    /// Target tokens of the whole.
-    pub tokens: usize,
-}
-
-impl Default for TrainOptions {
-    fn default() -> Self {
-        TrainOptions {
-            freeze_encoder: false,
-            seed: 0,
-            spec_augment: true,
-            dither: true,
-            dropout: true,
-            scale: 1.0,
-            part: None,
-        }
-    }
-}
-
-/// The result of a forward pass over a micro-batch.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MicroBatchOutput {
-    /// Loss after the configured reduction, not multiplied by `TrainOptions::scale`. Not finite when an utterance's
-    /// loss is not.
-    pub loss: f64,
-    /// Negative log likelihood of each utterance by the model's first head: zero for one too short to have a frame, infinite
-    /// for one whose target a transducer cannot align; zero for one that CTC cannot, which then has no gradient, as in NeMo.
-    pub losses: Vec<f64>,
-    /// CTC loss after its own reduction, where the model has a CTC head beside a transducer and trains it. The gradient is then
-    /// that of `(1 - weight) * loss + weight * ctc_loss`.
-    pub ctc_loss: Option<f64>,
-    /// Encoder frames of each utterance.
-    pub frames: Vec<usize>,
-    /// Encoder frames of the padded tensor, times utterances.
-    pub padded_frames: usize,
-    /// Target tokens of all utterances.
-    pub tokens: usize,
-    /// Operations of matrix products that the backward pass leaves out on a device, since cells of the lattices do not count.
-    pub flops_left_out: f64,
-}
+pub use train::{MicroBatch, MicroBatchOutput, PartOf, TrainOptions};
 
 /// A Parakeet model: front end, FastConformer encoder, and one or two heads.
 pub struct TdtModel {
@@ -111,21 +33,15 @@ pub struct TdtModel {
     pub tokenizer: Option<Tokenizer>,
     /// Decoding settings; greedy by default.
     pub decoding: DecodingSettings,
+    /// The number of the language prompt; none where the model has no prompt, or is to run without.
+    pub prompt: Option<usize>,
     front_end: LogMel,
     encoder: Encoder,
+    prompt_kernel: Option<PromptKernel>,
     /// The first one is the main one.
     heads: Vec<Box<dyn Head>>,
     unused: Vec<String>,
     lora: Option<LoraConfig>,
-}
-
-/// A forward pass of the encoder.
-struct Encoded {
-    frames: Tensor,
-    lengths: Vec<usize>,
-    /// None if the encoder is not trained.
-    saved: Option<encoder::Saved>,
-    updates: BufferUpdates,
 }
 
 impl TdtModel {
@@ -178,7 +94,18 @@ impl TdtModel {
     /// An opened model under a configuration, which is its own or one with other settings (dropout rates, for
     /// instance). Its tensors are read one by one.
     pub fn from_open(opened: OpenModel, config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
-        Self::from_entries(opened, config, (dtype, dtype, Precision::F32), device)
+        Self::from_open_storing(opened, config, dtype, dtype, device)
+    }
+
+    /// The same with the matrices of linear layers stored in another data type than `dtype`, as each is read.
+    pub fn from_open_storing(
+        opened: OpenModel,
+        config: ModelConfig,
+        dtype: DType,
+        matrices: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        Self::from_entries(opened, config, (dtype, matrices, Precision::F32), device)
     }
 
     /// An opened model whose configuration may have fewer layers, computed in the first number type, with matrices stored in the second
@@ -221,6 +148,7 @@ impl TdtModel {
         }
         let front_end = LogMel::new(&config.preprocessor, &mut builder)?;
         let encoder = Encoder::new(&config.encoder, "encoder", &mut builder)?;
+        let prompt_kernel = PromptKernel::of_model(&config, &mut builder)?;
         let heads = heads::of_model(&config, &mut builder)?;
         if let Some(targets) = builder.lora_targets() {
             targets.check()?;
@@ -232,6 +160,8 @@ impl TdtModel {
             )));
         }
         Ok(TdtModel {
+            prompt: config.prompt.as_ref().and_then(PromptConfig::default_prompt),
+            prompt_kernel,
             config,
             parameters,
             tokenizer,
@@ -334,6 +264,8 @@ impl TdtModel {
         }
         model.set_recompute(self.encoder.recompute);
         model.set_batch_norm(self.encoder.batch_norm);
+        model.encoder.context = self.encoder.context;
+        model.prompt = self.prompt;
         model.decoding = self.decoding.clone();
         Ok(model)
     }
@@ -357,6 +289,48 @@ impl TdtModel {
     /// gradients.
     pub fn set_recompute(&mut self, recompute: bool) {
         self.encoder.recompute = recompute;
+    }
+
+    /// Sets the language that is spoken, for models with a language prompt; none for `auto`, by which the model finds it out.
+    ///
+    /// # Errors
+    /// Where the model has no prompt, or none for this language.
+    pub fn set_language(&mut self, language: Option<&str>) -> Result<()> {
+        self.prompt = self.prompt_of(language)?;
+        Ok(())
+    }
+
+    /// The number of a language's prompt; without a language that of `auto`, if there is one.
+    ///
+    /// # Errors
+    /// As [`TdtModel::set_language`].
+    pub fn prompt_of(&self, language: Option<&str>) -> Result<Option<usize>> {
+        match (&self.config.prompt, language) {
+            (Some(prompt), Some(language)) => prompt.find(language).map(Some),
+            (Some(prompt), None) => Ok(prompt.default_prompt()),
+            (None, None) => Ok(None),
+            (None, Some(language)) => Err(Error::Input(format!(
+                "`language` is `{language}`, but the model has no language prompt"
+            ))),
+        }
+    }
+
+    /// Frames (rows, d_model) of the encoder as the heads get them.
+    fn prompted(&self, frames: &Tensor, prompt: Option<usize>) -> Result<Tensor> {
+        match (&self.prompt_kernel, prompt) {
+            (Some(kernel), Some(prompt)) => kernel.forward(&self.parameters, frames, prompt),
+            _ => Ok(frames.clone()),
+        }
+    }
+
+    /// Sets in which of the contexts that the model was trained with whole recordings are encoded; the first one is the default.
+    ///
+    /// # Errors
+    /// Where it is none of them.
+    pub fn set_context(&mut self, context: ChunkContext) -> Result<()> {
+        self.config.encoder.check_context(context)?;
+        self.encoder.context = AttentionContext::Chunks(context).into();
+        Ok(())
     }
 
     /// Sets which statistics batch normalisation uses in training.
@@ -388,490 +362,6 @@ impl TdtModel {
         let tokenizer = self.tokenizer.as_ref().map(Tokenizer::bytes);
         write_model_folder(folder, &self.config.to_nemo_yaml()?, tokenizer, &tensors)
     }
-
-    /// Trains one micro-batch: adds its gradients, times `options.scale`, to `gradients`, and moves the statistics of
-    /// batch normalisation (unless the encoder is frozen).
-    ///
-    /// If the loss is not finite, neither happens: the caller learns which utterances are at fault from the result.
-    pub fn train_micro_batch(
-        &mut self,
-        batch: &MicroBatch,
-        options: &TrainOptions,
-        gradients: &mut Gradients,
-    ) -> Result<MicroBatchOutput> {
-        self.train_micro_batch_observed(
-            batch,
-            options,
-            gradients,
-            &mut |_: ParameterGroup, _: &mut Gradients, _: &Parameters| {},
-        )
-    }
-
-    /// As [`TdtModel::train_micro_batch`]; `observer` is called before each parameter group is read, and when its
-    /// gradients are complete. If the loss is not finite, there is no backward pass.
-    pub fn train_micro_batch_observed(
-        &mut self,
-        batch: &MicroBatch,
-        options: &TrainOptions,
-        gradients: &mut Gradients,
-        observer: &mut (dyn PassObserver + Send),
-    ) -> Result<MicroBatchOutput> {
-        self.parameters.check_f32("trained")?;
-        check(batch)?;
-        let of_whole = Noise::new(options.seed);
-        let noise = match options.part {
-            Some(part) if part.number > 0 => of_whole.derive(&format!("part {}", part.number)),
-            _ => of_whole.clone(),
-        };
-        let mut dropout = noise.derive("dropout");
-        if !options.dropout {
-            dropout = dropout.without_dropout();
-        }
-        let encoded = self.encode_for_training(batch, options, &noise, &mut dropout, observer)?;
-        // Heads may have a group in common.
-        let mut read: Vec<ParameterGroup> = Vec::new();
-        let mut before = |group: ParameterGroup| {
-            if !read.contains(&group) {
-                read.push(group);
-                observer.before_forward(group, &self.parameters);
-            }
-        };
-        let mut passes: Vec<Box<dyn HeadPass + '_>> = Vec::with_capacity(self.heads.len());
-        let mut output = self.output(batch, options.part, &encoded, Vec::new())?;
-        for head in &self.heads {
-            let weight = self.head_weight(head.as_ref());
-            // The main head has a loss whatever its share is.
-            if weight == 0.0 && !passes.is_empty() {
-                continue;
-            }
-            let divisors = self.divisors(head.as_ref(), batch, options.part);
-            let factors: Vec<f64> = if passes.is_empty() {
-                let factors = divisors.iter().map(|divisor| 1.0 / divisor);
-                factors.map(|factor| factor * options.scale * weight).collect()
-            } else {
-                divisors
-                    .iter()
-                    .map(|divisor| weight * options.scale / divisor)
-                    .collect()
-            };
-            let input = HeadInput {
-                frames: &encoded.frames,
-                lengths: &encoded.lengths,
-                targets: &batch.tokens,
-                factors: &factors,
-                choices: Some(&of_whole),
-            };
-            let mode = Mode::Train(&mut dropout);
-            let pass = head.forward(&self.parameters, &self.config, &input, mode, &mut before)?;
-            if passes.is_empty() {
-                output = self.output(batch, options.part, &encoded, pass.losses().to_vec())?;
-                if !output.loss.is_finite() {
-                    return Ok(output);
-                }
-                output.flops_left_out = pass.flops_left_out();
-            } else {
-                output.ctc_loss = Some(reduced_by(pass.losses(), &divisors));
-            }
-            passes.push(pass);
-        }
-        let mut d_encoded: Option<Tensor> = None;
-        for pass in &mut passes {
-            let d_frames = pass.backward_outputs(&self.parameters, encoded.saved.is_none(), gradients)?;
-            match (&d_encoded, d_frames) {
-                (Some(sum), Some(d_frames)) => add_in_place(sum, &d_frames)?,
-                (None, d_frames) => d_encoded = d_frames,
-                (Some(_), None) => {}
-            }
-        }
-        observer.gradients_complete(ParameterGroup::Heads, gradients, &self.parameters);
-        for pass in passes {
-            pass.backward_rest(&self.parameters, gradients, observer)?;
-        }
-        if let (Some(saved), Some(d_encoded)) = (encoded.saved, d_encoded) {
-            self.encoder
-                .backward_observed(&self.parameters, saved, &d_encoded, gradients, observer)?;
-        }
-        encoded.updates.apply(&mut self.parameters)?;
-        Ok(output)
-    }
-
-    fn encode_for_training(
-        &self,
-        batch: &MicroBatch,
-        options: &TrainOptions,
-        noise: &Noise,
-        dropout: &mut Noise,
-        observer: &mut (dyn PassObserver + Send),
-    ) -> Result<Encoded> {
-        let mut dither = noise.derive("dither");
-        let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
-        let mut augment = noise.derive("spec_augment");
-        let augment = options
-            .spec_augment
-            .then_some((&self.config.spec_augment, &mut augment));
-        let (tensor, lengths) = self.front_end.on(
-            (self.parameters.dtype(), self.parameters.device()),
-            &signals,
-            options.dither.then_some(&mut dither),
-            augment,
-        )?;
-        if options.freeze_encoder {
-            for group in ParameterGroup::encoder_forward_order(self.encoder_layers()) {
-                observer.before_forward(group, &self.parameters);
-            }
-            let (frames, lengths) = self.encoder.encode(&self.parameters, &tensor, &lengths)?;
-            return Ok(Encoded {
-                frames,
-                lengths,
-                saved: None,
-                updates: BufferUpdates::default(),
-            });
-        }
-        let (frames, lengths, saved, updates) =
-            self.encoder
-                .forward_observed(&self.parameters, &tensor, &lengths, Mode::Train(dropout), observer)?;
-        Ok(Encoded {
-            frames,
-            lengths,
-            saved: Some(saved),
-            updates,
-        })
-    }
-
-    /// The loss in evaluation mode: no noise, stored statistics, no gradient.
-    pub fn evaluate_loss(&self, batch: &MicroBatch) -> Result<MicroBatchOutput> {
-        check(batch)?;
-        let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
-        let (frames, lengths) = self.encode(&signals)?;
-        let losses = self.losses_of_encoded(&frames, &lengths, &batch.tokens)?;
-        let encoded = Encoded {
-            frames,
-            lengths,
-            saved: None,
-            updates: BufferUpdates::default(),
-        };
-        self.output(batch, None, &encoded, losses)
-    }
-
-    /// The loss of each utterance by the main head in evaluation mode. `frames`: (batch, frames, d_model) as
-    /// [`TdtModel::encode`] gives them, of which `lengths` are valid; `targets`: token ids of each utterance.
-    fn losses_of_encoded(&self, frames: &Tensor, lengths: &[usize], targets: &[Vec<u32>]) -> Result<Vec<f64>> {
-        let input = HeadInput {
-            frames,
-            lengths,
-            targets,
-            factors: &vec![1.0; targets.len()],
-            choices: None,
-        };
-        let pass = self.heads[0].forward(&self.parameters, &self.config, &input, Mode::Evaluate, &mut |_| ())?;
-        Ok(pass.losses().to_vec())
-    }
-
-    /// Encoder output in evaluation mode, (batch, frames, d_model), and valid frames per signal. Signals are 16 kHz
-    /// mono in [-1, 1], padded to the longest.
-    pub fn encode(&self, signals: &[&[f32]]) -> Result<(Tensor, Vec<usize>)> {
-        let place = (self.parameters.dtype(), self.parameters.device());
-        let (features, lengths) = self.front_end.on(place, signals, None, None)?;
-        self.encoder.encode(&self.parameters, &features, &lengths)
-    }
-
-    /// Transcription of signals (16 kHz mono in [-1, 1]), padded to the longest: group them by length.
-    pub fn transcribe(&self, signals: &[&[f32]]) -> Result<Vec<Hypothesis>> {
-        self.transcribe_observed(signals, None)
-    }
-
-    /// The same; `observer` sees the outputs behind each token, for confidences.
-    pub fn transcribe_observed(&self, signals: &[&[f32]], observer: Option<TokenObserver>) -> Result<Vec<Hypothesis>> {
-        self.transcribe_with(signals, &self.decoding, observer)
-    }
-
-    /// The same with other decoding settings.
-    ///
-    /// # Errors
-    /// Where the model cannot be decoded so.
-    pub fn transcribe_with(
-        &self,
-        signals: &[&[f32]],
-        settings: &DecodingSettings,
-        observer: Option<TokenObserver>,
-    ) -> Result<Vec<Hypothesis>> {
-        let parts = self.in_parts(0..signals.len(), &|part| self.encode(&signals[part]))?;
-        self.decode_parts(parts, settings, observer)
-    }
-
-    /// Transcription of signals as [`TdtModel::transcribe`] gives it, and the loss of each as [`TdtModel::evaluate_loss`]
-    /// gives it (natural logarithm, not divided by the number of tokens), from one pass of the encoder. `targets`: token
-    /// ids of what was said in each signal.
-    ///
-    /// # Errors
-    /// Where the numbers of targets and signals differ, or a target has a token outside the vocabulary.
-    pub fn transcribe_with_losses(
-        &self,
-        signals: &[&[f32]],
-        targets: &[Vec<u32>],
-    ) -> Result<(Vec<Hypothesis>, Vec<f64>)> {
-        if signals.len() != targets.len() {
-            return Err(Error::Input(format!(
-                "there are {} signals and {} token lists",
-                signals.len(),
-                targets.len()
-            )));
-        }
-        let parts = self.in_parts(0..signals.len(), &|part| {
-            let (encoded, lengths) = self.encode(&signals[part.clone()])?;
-            let losses = self.losses_of_encoded(&encoded, &lengths, &targets[part])?;
-            Ok((encoded, lengths, losses))
-        })?;
-        let mut all_losses = Vec::with_capacity(signals.len());
-        let encoded = parts.into_iter().map(|(encoded, lengths, losses)| {
-            all_losses.extend(losses);
-            (encoded, lengths)
-        });
-        let encoded = encoded.collect();
-        Ok((self.decode_parts(encoded, &self.decoding, None)?, all_losses))
-    }
-
-    /// What `compute` gives for utterances: for all together, or where the device has no memory left for that, for halves of
-    /// them, down to one.
-    fn in_parts<T>(&self, utterances: Range<usize>, compute: &dyn Fn(Range<usize>) -> Result<T>) -> Result<Vec<T>> {
-        if utterances.is_empty() {
-            return Ok(Vec::new());
-        }
-        match compute(utterances.clone()) {
-            Err(error) if utterances.len() > 1 && is_out_of_memory(&error) => {
-                release_memory(self.parameters.device())?;
-                let middle = utterances.start + utterances.len() / 2;
-                let mut parts = self.in_parts(utterances.start..middle, compute)?;
-                parts.extend(self.in_parts(middle..utterances.end, compute)?);
-                Ok(parts)
-            }
-            outcome => Ok(vec![outcome?]),
-        }
-    }
-
-    /// [`TdtModel::decode_encoded`] of the parts of a batch, one after the other.
-    fn decode_parts(
-        &self,
-        parts: Vec<(Tensor, Vec<usize>)>,
-        settings: &DecodingSettings,
-        mut observer: Option<TokenObserver>,
-    ) -> Result<Vec<Hypothesis>> {
-        let mut all = Vec::new();
-        for (encoded, lengths) in parts {
-            let before = all.len();
-            let mut of_part = observer.as_mut().map(|observer| {
-                move |utterance: usize, token: u32, logits: &[f32]| observer(before + utterance, token, logits)
-            });
-            let of_part = of_part.as_mut().map(|of_part| -> TokenObserver { of_part });
-            all.extend(self.decode_encoded(&encoded, &lengths, settings, of_part)?);
-        }
-        Ok(all)
-    }
-
-    /// The best hypothesis of each utterance, from the output of the encoder: frames (batch, frames, d_model), of which so many
-    /// are valid.
-    ///
-    /// # Errors
-    /// Where lengths do not fit, or the settings name a head that the model does not have.
-    pub fn decode_encoded(
-        &self,
-        encoded: &Tensor,
-        lengths: &[usize],
-        settings: &DecodingSettings,
-        observer: Option<TokenObserver>,
-    ) -> Result<Vec<Hypothesis>> {
-        if settings.beam > 1 {
-            let found = self.beam_search(encoded, lengths, settings, observer)?;
-            return Ok(found
-                .into_iter()
-                .map(|best| best.into_iter().next().unwrap_or_default())
-                .collect());
-        }
-        let (batch, padded, _) = encoded.dims3()?;
-        check_lengths(lengths, batch, padded)?;
-        let head = self.head_of(settings)?;
-        if lengths.iter().all(|&length| length == 0) {
-            return Ok(vec![Hypothesis::default(); batch]);
-        }
-        let mut state = head.start(&self.parameters, settings, batch)?;
-        let encoded = (encoded, lengths);
-        let mut hypotheses = head.search(&self.parameters, &self.config, settings, encoded, &mut state, observer)?;
-        self.add_texts(&mut hypotheses)?;
-        Ok(hypotheses)
-    }
-
-    /// The hypotheses of beam search for each signal, the best first.
-    pub fn transcribe_n_best(&self, signals: &[&[f32]]) -> Result<Vec<Vec<Hypothesis>>> {
-        if signals.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (encoded, lengths) = self.encode(signals)?;
-        self.beam_search(&encoded, &lengths, &self.decoding, None)
-    }
-
-    fn beam_search(
-        &self,
-        encoded: &Tensor,
-        lengths: &[usize],
-        settings: &DecodingSettings,
-        observer: Option<TokenObserver>,
-    ) -> Result<Vec<Vec<Hypothesis>>> {
-        let (head, encoded) = (self.head_of(settings)?, (encoded, lengths));
-        let mut found = head.n_best(&self.parameters, &self.config, settings, encoded, observer)?;
-        for hypotheses in &mut found {
-            self.add_texts(hypotheses)?;
-        }
-        Ok(found)
-    }
-
-    /// The head that decodes.
-    ///
-    /// # Errors
-    /// Where the settings name one that the model does not have.
-    fn decoding_head(&self) -> Result<&dyn Head> {
-        self.head_of(&self.decoding)
-    }
-
-    fn head_of(&self, settings: &DecodingSettings) -> Result<&dyn Head> {
-        let Some(kind) = settings.head else {
-            return Ok(self.heads[0].as_ref());
-        };
-        let named = self.heads.iter().find(|head| head.kind() == kind);
-        named.map(Box::as_ref).ok_or_else(|| {
-            Error::Input(format!(
-                "`decoder` is `{}`, but the model has no such head: it is of {}",
-                kind.name(),
-                self.config.heads()
-            ))
-        })
-    }
-
-    /// The best path of a known text through the encoded frames of one signal, (frames, d_model): by a head of the model, or if
-    /// none is named by CTC where there is one, and else by the transducer.
-    ///
-    /// # Errors
-    /// As those of the searches in [`crate::alignment`], and where the model has no such head.
-    pub fn align(
-        &self,
-        frames: &Tensor,
-        text: &WordTokens,
-        costs: Costs,
-        head: Option<HeadKind>,
-    ) -> Result<AlignedTokens> {
-        let kind = head.unwrap_or(match self.config.ctc {
-            Some(_) => HeadKind::Ctc,
-            None => HeadKind::Transducer,
-        });
-        let head = self.heads.iter().find(|head| head.kind() == kind);
-        let head = head.ok_or_else(|| {
-            Error::Input(format!(
-                "the model has no head `{}`: it is of {}",
-                kind.name(),
-                self.config.heads()
-            ))
-        })?;
-        head.align(&self.parameters, &self.config, frames, text, costs)
-    }
-
-    /// Sets how the model is decoded.
-    ///
-    /// # Errors
-    /// Where it cannot be: it has no such head, or the head no such search.
-    pub fn set_decoding(&mut self, settings: DecodingSettings) -> Result<()> {
-        let before = std::mem::replace(&mut self.decoding, settings);
-        let possible = self.decoding_head().and_then(|head| head.check(&self.decoding));
-        if possible.is_err() {
-            self.decoding = before;
-        }
-        possible
-    }
-
-    /// Time stamps of a hypothesis, by NeMo's rules for the head that found it. (For CTC, NeMo's own stamps place each token in the gap
-    /// before it; these are where it is.)
-    ///
-    /// # Errors
-    /// As [`time_stamps`], and where there is no tokenizer or the settings name a head that the model does not have.
-    pub fn time_stamps(&self, hypothesis: &Hypothesis) -> Result<TimeStamps> {
-        let Some(tokenizer) = &self.tokenizer else {
-            return Err(Error::Tokenizer("the model holds none".into()));
-        };
-        let rnnt = self.config.transducer.as_ref().is_some_and(TransducerConfig::is_rnnt);
-        let marks_last = rnnt && self.decoding_head()?.kind() == HeadKind::Transducer;
-        time_stamps(tokenizer, hypothesis, !marks_last)
-    }
-
-    fn add_texts(&self, hypotheses: &mut [Hypothesis]) -> Result<()> {
-        if let Some(tokenizer) = &self.tokenizer {
-            for hypothesis in hypotheses {
-                hypothesis.text = tokenizer.decode(&hypothesis.ids)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The share of a head's loss in training.
-    fn head_weight(&self, head: &dyn Head) -> f64 {
-        let ctc = self.config.ctc.as_ref().map(|ctc| ctc.weight);
-        match (head.kind(), ctc) {
-            (HeadKind::Ctc, Some(weight)) => weight,
-            (HeadKind::Transducer, Some(weight)) => 1.0 - weight,
-            (_, None) => 1.0,
-        }
-    }
-
-    /// What the losses of a head's utterances are divided by.
-    fn divisors(&self, head: &dyn Head, batch: &MicroBatch, part: Option<PartOf>) -> Vec<f64> {
-        let lengths: Vec<usize> = batch.tokens.iter().map(Vec::len).collect();
-        let (utterances, tokens) = part.map_or((lengths.len(), lengths.iter().sum()), |part| {
-            (part.utterances, part.tokens)
-        });
-        divisors_in(head.reduction(&self.config), &lengths, utterances, tokens)
-    }
-
-    /// The result of a batch.
-    fn output(
-        &self,
-        batch: &MicroBatch,
-        part: Option<PartOf>,
-        encoded: &Encoded,
-        losses: Vec<f64>,
-    ) -> Result<MicroBatchOutput> {
-        let divisors = self.divisors(self.heads[0].as_ref(), batch, part);
-        let loss = losses
-            .iter()
-            .zip(&divisors)
-            .map(|(loss, divisor)| loss * (1.0 / divisor))
-            .sum();
-        let (utterances, frames, _) = encoded.frames.dims3()?;
-        Ok(MicroBatchOutput {
-            loss,
-            losses,
-            ctc_loss: None,
-            frames: encoded.lengths.clone(),
-            padded_frames: utterances * frames,
-            tokens: batch.tokens.iter().map(Vec::len).sum(),
-            flops_left_out: 0.0,
-        })
-    }
-}
-
-/// Losses divided by these: the sum is divided once where all divisors are one.
-fn reduced_by(losses: &[f64], divisors: &[f64]) -> f64 {
-    match divisors.first() {
-        Some(first) if divisors.iter().all(|divisor| divisor == first) => losses.iter().sum::<f64>() / first,
-        _ => losses.iter().zip(divisors).map(|(loss, divisor)| loss / divisor).sum(),
-    }
-}
-
-fn check(batch: &MicroBatch) -> Result<()> {
-    if batch.signals.is_empty() || batch.signals.len() != batch.tokens.len() {
-        return Err(Error::Input(format!(
-            "a micro-batch has {} signals and {} token lists",
-            batch.signals.len(),
-            batch.tokens.len()
-        )));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

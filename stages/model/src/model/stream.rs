@@ -5,15 +5,14 @@ use candle_core::Tensor;
 
 use super::TdtModel;
 use crate::Result;
-use crate::decoding::{Hypothesis, TokenObserver};
+use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver};
 use crate::encoder::stream::EncoderStream;
 use crate::features::{LogMelStream, Moments};
 use crate::heads::SearchState;
-use crate::layers::subsampling::subsampled_length;
 
 impl TdtModel {
     /// Begins a signal of which log-mel features are made, not normalised.
-    pub fn feature_stream(&self) -> LogMelStream<'_> {
+    pub fn feature_stream(&self) -> LogMelStream {
         LogMelStream::new(&self.front_end)
     }
 
@@ -29,7 +28,7 @@ impl TdtModel {
 
     /// Frames of the encoder's output for a signal of this many samples.
     pub fn encoded_frames(&self, samples: usize) -> usize {
-        subsampled_length(self.front_end.frames(samples))
+        self.config.encoder.subsampled(self.front_end.frames(samples))
     }
 
     /// Encoder output for some frames of a signal, (frames, d): those from `first` on, at most `most` of them.
@@ -62,7 +61,12 @@ impl TdtModel {
     /// # Errors
     /// If a language model is of another vocabulary, or the head that is to decode has no such search.
     pub fn greedy_state(&self) -> Result<SearchState> {
-        self.decoding_head()?.start(&self.parameters, &self.decoding, 1)
+        self.greedy_state_for(&self.decoding)
+    }
+
+    /// The same with other settings.
+    pub(super) fn greedy_state_for(&self, settings: &DecodingSettings) -> Result<SearchState> {
+        self.head_of(settings)?.start(&self.parameters, settings, 1)
     }
 
     /// Greedy search in the next encoded frames of a recording, (frames, d); frames of tokens count from the first of
@@ -76,11 +80,22 @@ impl TdtModel {
         state: &mut SearchState,
         observer: Option<TokenObserver>,
     ) -> Result<Hypothesis> {
+        self.decode_on_for(&self.decoding, encoded, state, observer)
+    }
+
+    /// The same with other settings, those that the state began with.
+    pub(super) fn decode_on_for(
+        &self,
+        settings: &DecodingSettings,
+        encoded: &Tensor,
+        state: &mut SearchState,
+        observer: Option<TokenObserver>,
+    ) -> Result<Hypothesis> {
         let (frames, encoded) = (encoded.dim(0)?, encoded.unsqueeze(0)?);
-        let found = self.decoding_head()?.search(
+        let found = self.head_of(settings)?.search(
             &self.parameters,
             &self.config,
-            &self.decoding,
+            settings,
             (&encoded, &[frames]),
             state,
             observer,

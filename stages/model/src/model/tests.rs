@@ -8,6 +8,7 @@ use crate::checkpoint::{read_packed, read_safetensors};
 use crate::config::{EncoderConfig, Reduction};
 use crate::heads::transducer::Transducer;
 use crate::layers::golden;
+use crate::parameters::{Gradients, Mode};
 
 fn model(dtype: DType) -> TdtModel {
     TdtModel::load(&golden::file("model.nemo"), dtype, &Device::Cpu).unwrap()

@@ -6,12 +6,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use flow_model::decoding::DecodingSettings;
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::TranscriptionError;
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::{Heard, RecognitionSettings, Recognizer};
 use tokio::sync::oneshot;
 
 use super::schedule::{Item, Limits, Schedule};
+use super::spoken::{SpokenSamples, hear_together};
 use super::work::Work;
 use super::{EngineError, Observer};
 
@@ -42,6 +45,9 @@ struct Queue {
     jobs: HashMap<u64, JobWindows>,
     live: HashMap<u64, LiveWindow>,
     next_live: u64,
+    /// What is heard as it is spoken, all together and before windows; but not twice in a row while these wait.
+    spoken: Vec<SpokenSamples>,
+    was_spoken: bool,
     samples: u64,
     stopped: bool,
 }
@@ -50,6 +56,7 @@ struct Queue {
 struct LiveWindow {
     signal: Vec<f32>,
     grows: bool,
+    decoding: Arc<DecodingRequest>,
     reply: LiveReply,
 }
 
@@ -62,6 +69,7 @@ struct JobWindows {
 /// The next action of the thread.
 enum Next {
     Batch(Vec<Taken>),
+    Spoken(Vec<SpokenSamples>),
     /// No window arrived within the timeout.
     Nothing,
     Stop,
@@ -72,6 +80,7 @@ struct Taken {
     signal: Vec<f32>,
     /// Whether it will be decoded again with more audio, and so is decoded once now.
     grows: bool,
+    decoding: Arc<DecodingRequest>,
     of: Owner,
 }
 
@@ -93,6 +102,7 @@ impl Taken {
         Window {
             signal: &self.signal,
             grows: self.grows,
+            decoding: &self.decoding,
             speech: match &self.of {
                 Owner::Job(work, index) => work.stretches(*index).map(|speech| (*work.recognition(), speech)),
                 Owner::Live(_) => None,
@@ -105,6 +115,7 @@ impl Taken {
 struct Window<'a> {
     signal: &'a [f32],
     grows: bool,
+    decoding: &'a DecodingRequest,
     /// The stretches of its speech, in seconds, where speech without words is looked for.
     speech: Option<(RecognitionSettings, Vec<Range<f64>>)>,
 }
@@ -117,6 +128,8 @@ impl Batcher {
                 jobs: HashMap::new(),
                 live: HashMap::new(),
                 next_live: 0,
+                spoken: Vec::new(),
+                was_spoken: false,
                 samples: 0,
                 stopped: false,
             }),
@@ -160,8 +173,8 @@ impl Batcher {
         true
     }
 
-    /// Enqueues a window of a live session, which may still grow.
-    pub fn push_live(&self, signal: Vec<f32>, grows: bool, reply: LiveReply) {
+    /// Enqueues a window of a live session, which may still grow, with its phrases and languages.
+    pub fn push_live(&self, (signal, grows, decoding): (Vec<f32>, bool, Arc<DecodingRequest>), reply: LiveReply) {
         let mut queue = self.lock();
         if queue.stopped {
             let _ = reply.send(Err(EngineError::Cancelled));
@@ -170,7 +183,25 @@ impl Batcher {
         let key = queue.next_live;
         queue.next_live += 1;
         queue.schedule.push_live(key, signal.len() as u64);
-        queue.live.insert(key, LiveWindow { signal, grows, reply });
+        let window = LiveWindow {
+            signal,
+            grows,
+            decoding,
+            reply,
+        };
+        queue.live.insert(key, window);
+        drop(queue);
+        self.filled.notify_one();
+    }
+
+    /// Enqueues the next samples of a turn that is heard as it is spoken.
+    pub fn push_spoken(&self, turn: SpokenSamples) {
+        let mut queue = self.lock();
+        if queue.stopped {
+            turn.refuse(EngineError::Cancelled);
+            return;
+        }
+        queue.spoken.push(turn);
         drop(queue);
         self.filled.notify_one();
     }
@@ -193,10 +224,12 @@ impl Batcher {
         queue.jobs.clear();
         queue.samples = 0;
         let live = std::mem::take(&mut queue.live);
+        let spoken = std::mem::take(&mut queue.spoken);
         drop(queue);
         for window in live.into_values() {
             let _ = window.reply.send(Err(EngineError::Cancelled));
         }
+        spoken.into_iter().for_each(|turn| turn.refuse(EngineError::Cancelled));
         self.filled.notify_all();
         self.room.notify_all();
     }
@@ -214,7 +247,14 @@ impl Batcher {
             if queue.stopped {
                 return Next::Stop;
             }
-            if !queue.schedule.is_empty() {
+            let windows_wait = !queue.schedule.is_empty();
+            let windows_are_next = queue.was_spoken && windows_wait;
+            if !queue.spoken.is_empty() && !windows_are_next {
+                queue.was_spoken = true;
+                return Next::Spoken(std::mem::take(&mut queue.spoken));
+            }
+            if windows_wait {
+                queue.was_spoken = false;
                 let batch = queue.take();
                 drop(queue);
                 self.room.notify_all();
@@ -248,6 +288,11 @@ impl Batcher {
                     Some(longer) => patience = Some(longer),
                     None => return,
                 },
+                Next::Spoken(turns) => {
+                    patience = whole;
+                    let _alone = (self.turn.as_deref()).map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+                    hear_together(recognizer, turns);
+                }
                 Next::Batch(batch) => {
                     patience = whole;
                     let jobs: Vec<Arc<Work>> = batch.iter().filter_map(Taken::job).cloned().collect();
@@ -271,9 +316,12 @@ impl Queue {
             match item {
                 Item::Live(key) => {
                     if let Some(window) = self.live.remove(&key).filter(|window| !window.reply.is_closed()) {
-                        let LiveWindow { signal, grows, reply } = window;
-                        let of = Owner::Live(reply);
-                        batch.push(Taken { signal, grows, of });
+                        batch.push(Taken {
+                            signal: window.signal,
+                            grows: window.grows,
+                            decoding: window.decoding,
+                            of: Owner::Live(window.reply),
+                        });
                     }
                 }
                 Item::Window { job, index } => {
@@ -285,9 +333,12 @@ impl Queue {
                     };
                     waiting.samples -= signal.len() as u64;
                     self.samples -= signal.len() as u64;
-                    let of = Owner::Job(Arc::clone(&waiting.work), index);
-                    let grows = false;
-                    batch.push(Taken { signal, grows, of });
+                    batch.push(Taken {
+                        signal,
+                        grows: false,
+                        decoding: Arc::clone(waiting.work.decoding()),
+                        of: Owner::Job(Arc::clone(&waiting.work), index),
+                    });
                 }
             }
         }
@@ -363,14 +414,40 @@ fn no_answer() -> EngineError {
     EngineError::Failed("the model did not answer for all windows".to_owned())
 }
 
-/// Decodes windows, those that grow once, and where that is asked for speech without words again.
+/// Decodes windows, those with the same phrases and languages together.
 fn decode_signals(recognizer: &Recognizer, windows: &[Window<'_>]) -> Result<Vec<Heard>, EngineError> {
+    let mut groups: Vec<(&DecodingRequest, Vec<usize>)> = Vec::new();
+    for (index, window) in windows.iter().enumerate() {
+        match groups.iter_mut().find(|(decoding, _)| *decoding == window.decoding) {
+            Some((_, group)) => group.push(index),
+            None => groups.push((window.decoding, vec![index])),
+        }
+    }
+    let mut heard: Vec<Heard> = windows.iter().map(|_| Heard::default()).collect();
+    for (decoding, group) in groups {
+        let of_group: Vec<&Window<'_>> = group.iter().map(|&index| &windows[index]).collect();
+        for (index, found) in group.into_iter().zip(decode_alike(recognizer, decoding, &of_group)?) {
+            heard[index] = found;
+        }
+    }
+    Ok(heard)
+}
+
+/// Decodes windows, those that grow once, and where that is asked for speech without words again.
+fn decode_alike(
+    recognizer: &Recognizer,
+    decoding: &DecodingRequest,
+    windows: &[&Window<'_>],
+) -> Result<Vec<Heard>, EngineError> {
     let signals: Vec<&[f32]> = windows.iter().map(|window| window.signal).collect();
     let heard = guarded(|| {
-        let mut heard = recognizer.decode_again_where(&signals, &|index| !windows[index].grows)?;
+        let decoding = recognizer.decoding_for(decoding)?;
+        let settings = &decoding.settings;
+        let mut heard = recognizer.decode_again_where(&signals, &|index| !windows[index].grows, settings)?;
         if heard.len() == windows.len() {
-            recover(recognizer, windows, &mut heard)?;
+            recover(recognizer, settings, windows, &mut heard)?;
         }
+        recognizer.calibrate(&mut heard);
         Ok::<_, TranscriptionError>(heard)
     });
     let heard = heard.map_err(EngineError::Failed)?;
@@ -383,7 +460,12 @@ fn decode_signals(recognizer: &Recognizer, windows: &[Window<'_>]) -> Result<Vec
 }
 
 /// Decodes speech without words again, in the windows for which that is asked.
-fn recover(recognizer: &Recognizer, windows: &[Window<'_>], heard: &mut [Heard]) -> Result<(), TranscriptionError> {
+fn recover(
+    recognizer: &Recognizer,
+    decoding: &DecodingSettings,
+    windows: &[&Window<'_>],
+    heard: &mut [Heard],
+) -> Result<(), TranscriptionError> {
     let (mut signals, mut speech, mut found, mut indices) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut settings = None;
     for (index, (window, heard)) in windows.iter().zip(&mut *heard).enumerate() {
@@ -396,7 +478,7 @@ fn recover(recognizer: &Recognizer, windows: &[Window<'_>], heard: &mut [Heard])
         }
     }
     if let Some(settings) = settings {
-        recognizer.recover(&signals, &speech, settings, &mut found, &|| false)?;
+        recognizer.recover(&signals, &speech, (settings, decoding), &mut found, &|| false)?;
     }
     for (index, found) in indices.into_iter().zip(found) {
         heard[index] = found;

@@ -19,6 +19,9 @@ pub enum EngineError {
     /// The recording cannot be transcribed: `reason` is one of `flow transcribe`'s, such as `unsupported_format`.
     #[error("{detail}")]
     Audio { reason: &'static str, detail: String },
+    /// A text that does not fit its recording; `reason` is that of a reject of `transcription.align`.
+    #[error("{detail}")]
+    Text { reason: &'static str, detail: String },
     #[error("the recording is longer than {max_duration} s, which is the most that is taken")]
     TooLong {
         /// In seconds.

@@ -1,5 +1,6 @@
 //! Transcribes recordings of many clients concurrently: their windows are batched together, in fair shares.
 
+mod alignment;
 mod batcher;
 mod error;
 mod job;
@@ -9,11 +10,13 @@ mod schedule;
 mod settings;
 mod settled;
 mod shared;
+mod spoken;
 mod temp_folder;
 #[cfg(test)]
 mod tests;
 mod work;
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -24,8 +27,9 @@ use flow_speakers::clustering::Clusters;
 use flow_speakers::diarizer::{Diarizer, KnownSpeakers, OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_speakers::stages::known;
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
-use tempfile::TempPath;
+use tempfile::{NamedTempFile, TempPath};
 use tokio::sync::{Notify, oneshot};
 
 use batcher::guarded;
@@ -34,9 +38,11 @@ use preparation::Preparation;
 use shared::{Places, Shared};
 use work::Work;
 
+pub use alignment::AlignmentRequest;
 pub use error::EngineError;
 pub use job::{Finished, Job, JobEvent, JobProgress};
 pub use settings::{EngineSettings, ModelSettings};
+pub use spoken::LiveListener;
 pub use temp_folder::{Reservation, TempFolder};
 
 /// Longest recording of a voice by which a speaker is known, in seconds.
@@ -83,6 +89,8 @@ pub struct TranscriptionRequest {
     pub speakers: SpeakerRequest,
     /// Whether to give the tokens of words.
     pub tokens: bool,
+    /// Phrases and languages.
+    pub decoding: Arc<DecodingRequest>,
     /// The channel that is transcribed, from 0; none: the mean of all.
     pub channel: Option<u32>,
 }
@@ -152,6 +160,7 @@ impl Engine {
                     places: Mutex::new(Places::default()),
                     ended: Notify::new(),
                     voices: Mutex::new(()),
+                    aligning: Arc::default(),
                     settings,
                 }),
             }),
@@ -193,14 +202,43 @@ impl Engine {
         self.inner.shared.diarizer.is_some()
     }
 
-    /// What tells speakers of a live session apart; none without `diarization`.
+    /// What tells speakers of a live session apart; none without `diarization`. `known`: names with the embeddings of their
+    /// voices; if there are none, those of the settings.
     ///
     /// # Errors
     /// If a setting is out of range.
-    pub fn online_diarizer(&self, settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+    pub fn online_diarizer(
+        &self,
+        settings: OnlineSettings,
+        known: Vec<(String, Vec<f32>)>,
+    ) -> Option<flow_speakers::Result<OnlineDiarizer>> {
         let shared = &self.inner.shared;
         let diarizer = shared.diarizer.clone()?;
-        Some(OnlineDiarizer::new(diarizer, settings, shared.known_speakers.clone()))
+        let known = match known.is_empty() {
+            true => Ok(shared.known_speakers.clone()),
+            false => KnownSpeakers::new(known, shared.settings.known_threshold).map(Some),
+        };
+        Some(known.and_then(|known| OnlineDiarizer::new(diarizer, settings, known)))
+    }
+
+    /// The embeddings of voices, by names and recordings of these, each of which is written to a file that `new_file` makes. Blocks.
+    ///
+    /// # Errors
+    /// As [`Engine::voice`], and if a file cannot be written.
+    pub fn voices(
+        &self,
+        references: Vec<(String, Vec<u8>)>,
+        new_file: &dyn Fn() -> io::Result<NamedTempFile>,
+    ) -> Result<Vec<(String, Vec<f32>)>, EngineError> {
+        let not_kept =
+            |error: io::Error| EngineError::Failed(format!("the reference cannot be kept: {}", error.kind()));
+        let voices = references.into_iter().map(|(name, bytes)| {
+            let mut file = new_file().map_err(not_kept)?;
+            file.write_all(&bytes).map_err(not_kept)?;
+            let voice = self.voice(file.path(), &format!("the reference of {name}"))?;
+            Ok((name, voice))
+        });
+        voices.collect()
     }
 
     /// The embedding of the one voice in a recording of at most [`LONGEST_REFERENCE`] seconds. Blocks; one at a time.
@@ -292,7 +330,7 @@ impl Engine {
 
     /// Decodes a window of at most `max_window` seconds (mono, 16 kHz, in [-1, 1]), for live sessions: it goes before windows of
     /// recordings. While the engine drains, windows are still decoded. Times of words are those in the window. One that still
-    /// grows is decoded once, others as those of recordings.
+    /// grows is decoded once, others as those of recordings. `decoding`: phrases and languages.
     ///
     /// # Errors
     /// If there is no such model or it cannot be loaded, the window is too long or no audio, or `max_queue` windows wait.
@@ -301,6 +339,7 @@ impl Engine {
         model: Option<&str>,
         samples: Vec<f32>,
         grows: bool,
+        decoding: Arc<DecodingRequest>,
     ) -> Result<Heard, EngineError> {
         let shared = &self.inner.shared;
         let index = shared.models.find(model)?;
@@ -319,16 +358,9 @@ impl Engine {
             return Ok(Heard::default());
         }
         let _place = shared.live_place()?;
-        let (send, receive) = oneshot::channel();
-        let waiter = move |lease| {
-            // The client may have disconnected.
-            let _ = send.send(lease);
-        };
-        shared.models.acquire(index, Box::new(waiter));
-        let lease = receive.await.map_err(|_| EngineError::Cancelled)?;
-        let lease: Lease = lease.map_err(|error| shared.models.for_clients(index, error))?;
+        let lease = self.lease(index).await?;
         let (reply, answer) = oneshot::channel();
-        lease.model().batcher.push_live(samples, grows, reply);
+        lease.model().batcher.push_live((samples, grows, decoding), reply);
         answer.await.map_err(|_| EngineError::Cancelled)?
     }
 

@@ -35,6 +35,7 @@ pub(crate) struct Models {
     weights: Weights,
     precision: Precision,
     decoding: DecodingOptions,
+    language_weight: f64,
     limits: Limits,
     idle_unload: Option<Duration>,
     budget: Option<u64>,
@@ -53,6 +54,7 @@ pub(crate) struct Models {
 struct Slot {
     name: String,
     path: PathBuf,
+    language_prior: Option<PathBuf>,
     loading: Loading,
     digest: Option<String>,
     languages: Vec<String>,
@@ -124,6 +126,7 @@ impl Models {
         let slots = settings.models.iter().map(|model| Slot {
             name: model.name.clone(),
             path: model.path.clone(),
+            language_prior: model.language_prior.clone(),
             loading: Loading::Not,
             digest: None,
             languages: Vec::new(),
@@ -139,6 +142,7 @@ impl Models {
             weights: settings.weights,
             precision: settings.precision,
             decoding: settings.decoding(),
+            language_weight: settings.language_weight,
             limits: Limits {
                 batch: samples(settings.batch_seconds),
                 beside_live: samples((settings.batch_seconds / 4.0).max(settings.max_window)),
@@ -173,6 +177,11 @@ impl Models {
             languages: slot.languages.clone(),
         };
         self.lock().iter().map(state).collect()
+    }
+
+    /// What is held while computing on a device that models share.
+    pub fn turn(&self) -> Option<&Mutex<()>> {
+        self.turn.as_deref()
     }
 
     /// The index of the model of a name, or of the first one where there is no name or any name is accepted.
@@ -254,9 +263,10 @@ impl Models {
     }
 
     fn load(self: Arc<Self>, index: usize) {
-        let (name, path) = {
+        let (name, path, prior) = {
             let slots = self.lock();
-            (slots[index].name.clone(), slots[index].path.clone())
+            let slot = &slots[index];
+            (slot.name.clone(), slot.path.clone(), slot.language_prior.clone())
         };
         let broken = |why: String| EngineError::Model(format!("the model `{name}` cannot be loaded: {why}"));
         let loaded = guarded(|| {
@@ -268,6 +278,10 @@ impl Models {
             let _alone = turn.map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
             let recognizer = Recognizer::load_in(&path, self.weights.into(), self.precision, &self.device);
             let recognizer = recognizer.and_then(|recognizer| recognizer.with_decoding(&self.decoding));
+            let recognizer = recognizer.and_then(|recognizer| match &prior {
+                Some(prior) => recognizer.with_language_counts(prior, self.language_weight),
+                None => Ok(recognizer),
+            });
             recognizer.map_err(|error| broken(error.to_string()))
         });
         match loaded.unwrap_or_else(|panic| Err(broken(panic))) {

@@ -147,7 +147,7 @@ fn run(shared: &Shared, for_short: bool) {
             Ok(Ok(Prepared::Done)) => {}
             Ok(Ok(Prepared::IsLong)) => shared.preparation.push_long(work),
             Ok(Err(error)) => work.end(Err(error)),
-            Err(panic) => work.end(Err(EngineError::Failed(named(&work, &panic)))),
+            Err(panic) => work.end(Err(EngineError::Failed(named(work.file(), &panic)))),
         }
     }
 }
@@ -178,12 +178,12 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
     if work.has_ended() {
         return Ok(Prepared::Done);
     }
-    let extent = extent.map_err(|error| unreadable(work, error))?;
-    let extent = extent.map_err(|refusal| refused(work, refusal, max_duration))?;
+    let extent = extent.map_err(|error| unreadable(work.file(), error))?;
+    let extent = extent.map_err(|refusal| refused(work.file(), refusal, max_duration))?;
     let kept = first.take_samples();
     let windows = first
         .windows(&shared.recognition)
-        .map_err(|error| failed(work, &error))?;
+        .map_err(|error| failed(work.file(), &error))?;
     work.found(windows.clone(), extent);
     let windows = windows.windows;
     let mut give = |index, signal| Ok(model.batcher.push(work, index, signal) && !work.fail_if_late());
@@ -191,7 +191,7 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
         Some(kept) => each_window(&windows, &kept, &mut give),
         None => each_window(&windows, &recording, &mut give),
     };
-    if handed_over.map_err(|error| failed(work, &error))? && work.diarize() {
+    if handed_over.map_err(|error| failed(work.file(), &error))? && work.diarize() {
         diarize(shared, work, kept)?;
     }
     Ok(Prepared::Done)
@@ -209,9 +209,11 @@ fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), E
             };
             let max_duration = shared.settings.max_duration;
             let found = samples_or_damage(work.path(), max_duration, OnDamage::Keep, None);
-            let found = found.map_err(|error| EngineError::Failed(named(work, &error.to_string())))?;
+            let found = found.map_err(|error| EngineError::Failed(named(work.file(), &error.to_string())))?;
             (
-                found.map_err(|refusal| refused(work, refusal, max_duration))?.samples,
+                found
+                    .map_err(|refusal| refused(work.file(), refusal, max_duration))?
+                    .samples,
                 alone,
             )
         }
@@ -228,11 +230,11 @@ fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), E
         .transpose()
         .map_err(|error| EngineError::Failed(error.to_string()))?;
     let found = diarizer.diarize(&samples, &settings, &stopped);
-    match found.map_err(|error| EngineError::Failed(named(work, &error.to_string())))? {
+    match found.map_err(|error| EngineError::Failed(named(work.file(), &error.to_string())))? {
         Some(mut diarized) => {
             if let Some(known) = known.as_ref().or(shared.known_speakers.as_ref()) {
                 let renamed = known.name(&mut diarized);
-                renamed.map_err(|error| EngineError::Failed(named(work, &error.to_string())))?;
+                renamed.map_err(|error| EngineError::Failed(named(work.file(), &error.to_string())))?;
             }
             work.diarized(diarized, begun.elapsed().as_secs_f64());
         }
@@ -243,39 +245,38 @@ fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), E
     Ok(())
 }
 
-/// Replaces the path of the recording in a message by the name that the client gave.
-fn named(work: &Work, message: &str) -> String {
-    let path: &Path = work.path();
-    message.replace(&path.display().to_string(), work.source_name())
+/// Replaces the path of a recording in a message by the name that the client gave.
+fn named((path, name): (&Path, &str), message: &str) -> String {
+    message.replace(&path.display().to_string(), name)
 }
 
-fn refused(work: &Work, Refusal { reason, detail }: Refusal, max_duration: f64) -> EngineError {
+pub(super) fn refused(file: (&Path, &str), Refusal { reason, detail }: Refusal, max_duration: f64) -> EngineError {
     match reason {
         "too_long" => EngineError::TooLong { max_duration },
         _ => EngineError::Audio {
             reason,
-            detail: named(work, &detail),
+            detail: named(file, &detail),
         },
     }
 }
 
 /// Why the samples of a recording cannot be read.
-fn unreadable(work: &Work, error: TranscriptionError) -> EngineError {
+pub(super) fn unreadable(file: (&Path, &str), error: TranscriptionError) -> EngineError {
     let reason = match &error {
         TranscriptionError::Audio(_) => "unreadable_file",
         // A sample that is NaN.
         TranscriptionError::Input(_) => "decode_error",
-        _ => return failed(work, &error),
+        _ => return failed(file, &error),
     };
-    let detail = match named(work, &error.to_string()) {
-        detail if detail.contains(work.source_name()) => detail,
-        detail => format!("{}: {detail}", work.source_name()),
+    let detail = match named(file, &error.to_string()) {
+        detail if detail.contains(file.1) => detail,
+        detail => format!("{}: {detail}", file.1),
     };
     EngineError::Audio { reason, detail }
 }
 
-fn failed(work: &Work, error: &TranscriptionError) -> EngineError {
-    EngineError::Failed(named(work, &error.to_string()))
+fn failed(file: (&Path, &str), error: &TranscriptionError) -> EngineError {
+    EngineError::Failed(named(file, &error.to_string()))
 }
 
 #[cfg(test)]

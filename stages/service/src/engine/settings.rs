@@ -24,6 +24,10 @@ pub struct ModelSettings {
     pub name: String,
     /// A `.nemo` archive, a model folder, or a Hugging Face folder.
     pub path: PathBuf,
+    /// Counts of pieces by language, as `flow lm build --languages` writes them: a request for a language then makes pieces of other
+    /// languages less probable.
+    #[serde(default)]
+    pub language_prior: Option<PathBuf>,
 }
 
 /// Settings of an [`Engine`](super::Engine). All but `models` have defaults: those of `transcription.transcribe` where it has
@@ -50,6 +54,8 @@ pub struct EngineSettings {
     pub suspects: SuspectUse,
     /// The head that decodes models with two; none for the models' own choice.
     pub decoder: Option<HeadKind>,
+    /// Weight of what follows from the language priors of models, from 0 to 100.
+    pub language_weight: f64,
     /// The longest pause within a segment, in seconds.
     pub max_gap: f64,
     /// The longest segment, in seconds.
@@ -94,6 +100,7 @@ impl Default for EngineSettings {
             coverage: usual.coverage,
             suspects: usual.suspects,
             decoder: usual.decoder,
+            language_weight: flow_transcription::language_prior::WEIGHT,
             max_gap: usual.max_gap,
             max_segment: usual.max_segment,
             // Twice that of one recording: windows of several requests share a batch.
@@ -158,6 +165,9 @@ impl EngineSettings {
         }
         if !(0.0..=1.0).contains(&self.known_threshold) {
             return wrong("known_threshold", self.known_threshold, "from 0 to 1");
+        }
+        if !(0.0..=100.0).contains(&self.language_weight) {
+            return wrong("language_weight", self.language_weight, "from 0 to 100");
         }
         if self.max_queue == 0 {
             return wrong("max_queue", 0.0, "1 or more");
@@ -240,6 +250,7 @@ mod tests {
             ("max_gap", "max_gap: 0"),
             ("batch_seconds", "batch_seconds: .inf"),
             ("batch_share", "batch_share: 0"),
+            ("language_weight", "language_weight: .nan"),
             ("max_queue", "max_queue: 0"),
             ("decode_timeout", "decode_timeout: 0"),
             ("idle_unload", "idle_unload: -1"),

@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     pub ended: Notify,
     /// Held while the voice of a known speaker is computed.
     pub voices: Mutex<()>,
+    /// Held while a text is aligned.
+    pub aligning: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The requests that wait or run.
@@ -39,6 +41,8 @@ pub(crate) struct Places {
     pub draining: bool,
     /// Windows of live sessions.
     live: usize,
+    /// Texts that are aligned, or wait for it.
+    alignments: usize,
     /// Moving average of the duration of requests, in seconds.
     mean_seconds: Option<f64>,
 }
@@ -49,6 +53,16 @@ pub(crate) struct LivePlace(Arc<Shared>);
 impl Drop for LivePlace {
     fn drop(&mut self) {
         self.0.places().live -= 1;
+        self.0.ended.notify_waiters();
+    }
+}
+
+/// The place of a request for an alignment.
+pub(crate) struct AlignmentPlace(Arc<Shared>);
+
+impl Drop for AlignmentPlace {
+    fn drop(&mut self) {
+        self.0.places().alignments -= 1;
         self.0.ended.notify_waiters();
     }
 }
@@ -67,6 +81,15 @@ impl Shared {
         places.live += 1;
         drop(places);
         Ok(LivePlace(Arc::clone(self)))
+    }
+
+    /// A place for an alignment, among those of requests.
+    pub fn alignment_place(self: &Arc<Self>) -> Result<AlignmentPlace, EngineError> {
+        let mut places = self.places();
+        places.check_room(self.settings.max_queue)?;
+        places.alignments += 1;
+        drop(places);
+        Ok(AlignmentPlace(Arc::clone(self)))
     }
 
     /// Releases the place of a request, which took `seconds`.
@@ -92,7 +115,7 @@ impl Shared {
 impl Places {
     /// Whether nothing waits or runs.
     pub fn is_empty(&self) -> bool {
-        self.jobs.is_empty() && self.live == 0
+        self.jobs.is_empty() && self.live == 0 && self.alignments == 0
     }
 
     /// Whether there is a place for one more request.
@@ -103,7 +126,7 @@ impl Places {
         if self.draining {
             return Err(EngineError::Draining);
         }
-        if self.jobs.len() >= max_queue {
+        if self.jobs.len() + self.alignments >= max_queue {
             let retry_after = self.retry_after();
             return Err(EngineError::Busy { retry_after });
         }

@@ -1,7 +1,7 @@
 //! The state of an accepted request: its windows, speakers and transcript.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -11,6 +11,7 @@ use chrono::{SecondsFormat, Utc};
 use flow_audio::recording_reader::Channels;
 use flow_speakers::diarizer::Diarized;
 use flow_speakers::silero::SAMPLE_RATE;
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::{Heard, RecognitionSettings, SpeechWindows, recognized};
 use flow_transcription::speakers::{AssignmentRules, assign_speakers};
 use flow_transcription::streamed::Extent;
@@ -33,6 +34,7 @@ pub(crate) struct Work {
     diarize: bool,
     speakers: SpeakerRequest,
     with_tokens: bool,
+    decoding: Arc<DecodingRequest>,
     channels: Channels,
     taken: Instant,
     shared: Arc<Shared>,
@@ -102,6 +104,7 @@ impl Work {
             diarize: request.diarize,
             speakers: request.speakers,
             with_tokens: request.tokens,
+            decoding: request.decoding,
             channels: request.channel.map_or(Channels::Mix, Channels::One),
             taken: Instant::now(),
             shared,
@@ -135,8 +138,9 @@ impl Work {
         &self.path
     }
 
-    pub fn source_name(&self) -> &str {
-        &self.source_name
+    /// Its path and the client's name.
+    pub fn file(&self) -> (&Path, &str) {
+        (&self.path, &self.source_name)
     }
 
     pub fn diarize(&self) -> bool {
@@ -145,6 +149,11 @@ impl Work {
 
     pub fn speakers(&self) -> &SpeakerRequest {
         &self.speakers
+    }
+
+    /// Phrases and languages.
+    pub fn decoding(&self) -> &Arc<DecodingRequest> {
+        &self.decoding
     }
 
     pub fn channels(&self) -> Channels {
@@ -301,6 +310,10 @@ impl Work {
             .iter_mut()
             .flat_map(|heard| std::mem::take(&mut heard.tokens))
             .collect();
+        // What of the request has no effect.
+        let decoding = model.recognizer.decoding_for(&self.decoding);
+        let decoding = decoding.map_err(|error| EngineError::Failed(error.to_string()))?;
+        let notes = decoding.notes.clone();
         let recognized = recognized(&progress.windows, heard, &self.shared.recognition);
         let recognized = recognized.map_err(|error| EngineError::Failed(error.to_string()))?;
         let duration = progress.windows.samples as f64 / f64::from(SAMPLE_RATE);
@@ -337,7 +350,7 @@ impl Work {
         transcript.metadata.num_speakers = speakers.or(transcript.metadata.num_speakers);
         Ok(Finished {
             transcript,
-            warnings: progress.note.into_iter().collect(),
+            warnings: progress.note.into_iter().chain(notes).collect(),
             tokens,
             queue_seconds: seconds(self.taken, first.unwrap_or(begun)),
             decode_seconds: first.map_or(0.0, |first| seconds(first, last)),

@@ -6,13 +6,14 @@ use axum::routing::{MethodRouter, get, post};
 
 use super::app::App;
 use super::jobs::handlers as jobs;
-use super::{information, middleware, transcriptions};
+use super::{alignments, information, middleware, transcriptions};
 
 /// The function of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Transcribe,
     Diarize,
+    Align,
     Translate,
     Jobs,
     Job,
@@ -69,6 +70,12 @@ pub const ENDPOINTS: &[Endpoint] = &[
         "The same as /v1/audio/diarizations",
     ),
     endpoint(
+        "/v1/audio/alignments",
+        Action::Align,
+        true,
+        "The times of a text that is known",
+    ),
+    endpoint(
         "/v1/audio/translations",
         Action::Translate,
         true,
@@ -108,7 +115,7 @@ impl Action {
     /// Its methods, as in OpenAPI. POST takes a form.
     pub fn methods(self) -> &'static [&'static str] {
         match self {
-            Self::Transcribe | Self::Diarize | Self::Translate => &["post"],
+            Self::Transcribe | Self::Diarize | Self::Align | Self::Translate => &["post"],
             Self::Jobs => &["get", "post"],
             Self::Job => &["get", "delete"],
             _ => &["get"],
@@ -119,6 +126,7 @@ impl Action {
         match self {
             Self::Transcribe => post(transcriptions::transcribe),
             Self::Diarize => post(transcriptions::diarize),
+            Self::Align => post(alignments::align),
             Self::Translate => post(transcriptions::translate),
             Self::Jobs => get(jobs::list).post(jobs::create),
             Self::Job => get(jobs::show).delete(jobs::delete),

@@ -1,10 +1,10 @@
 //! The form of a transcription: its fields, their values, and which of them have an effect here.
 
+use std::sync::Arc;
+
 use axum::body::Bytes;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use flow_speakers::clustering::Clusters;
-use flow_speakers::diarizer::KnownSpeakers;
+use flow_transcription::decoding_request::DecodingRequest;
 use futures::Stream;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,6 +15,7 @@ use super::error::ApiError;
 use super::multipart::{Multipart, MultipartError, Part};
 use super::upload::{Upload, Uploads};
 use crate::engine::{SpeakerRequest, TranscriptionRequest};
+use crate::options::{Options, WrongOption, shown};
 
 /// Most bytes of a field that is not a file.
 const MAX_VALUE: usize = 16 << 10;
@@ -71,11 +72,13 @@ pub enum FieldType {
     String,
     Number,
     Boolean,
+    /// From 0 to 100.
+    Weight,
     /// One of these.
     Choice(&'static [&'static str]),
     /// Several of these, each in a field of its own.
     Choices(&'static [&'static str]),
-    /// From 1 to [`MAX_SPEAKERS`].
+    /// From 1 to [`crate::options::MAX_SPEAKERS`].
     Count,
     /// Several, each in a field of its own.
     Strings,
@@ -96,18 +99,24 @@ const CHANNELS: &[&str] = &["mix", "split"];
 
 const FORMATS: &[&str] = &["json", "text", "srt", "verbose_json", "vtt", "diarized_json"];
 
+/// The recording, in every form.
+pub const FILE: Field = Field {
+    name: "file",
+    kind: FieldType::File,
+    doc: "the recording, in any of the formats that `flow transcribe` reads",
+};
+
+/// The model, in every form.
+pub const MODEL: Field = Field {
+    name: "model",
+    kind: FieldType::String,
+    doc: "one of `/v1/models`; the first one if not given",
+};
+
 /// All fields of a transcription.
 pub const FIELDS: &[Field] = &[
-    Field {
-        name: "file",
-        kind: FieldType::File,
-        doc: "the recording, in any of the formats that `flow transcribe` reads",
-    },
-    Field {
-        name: "model",
-        kind: FieldType::String,
-        doc: "one of `/v1/models`; the first one if not given",
-    },
+    FILE,
+    MODEL,
     Field {
         name: "response_format",
         kind: FieldType::Choice(FORMATS),
@@ -167,12 +176,28 @@ pub const FIELDS: &[Field] = &[
     Field {
         name: "language",
         kind: FieldType::String,
-        doc: "has no effect: the model finds out by itself",
+        doc: "the language that is spoken, such as `fr`; several are separated by commas. Nothing is written in another script, and \
+              pieces of other languages are less probable",
+    },
+    Field {
+        name: "languages[]",
+        kind: FieldType::Strings,
+        doc: "the languages that are spoken, each in a field of its own (an addition to OpenAI's fields)",
     },
     Field {
         name: "prompt",
         kind: FieldType::String,
-        doc: "has no effect: the model takes none",
+        doc: "names and terms, separated by commas, line breaks or full stops, which are more probable; sentences have no effect",
+    },
+    Field {
+        name: "phrases[]",
+        kind: FieldType::Strings,
+        doc: "a name or term that is more probable (an addition to OpenAI's fields)",
+    },
+    Field {
+        name: "boost_weight",
+        kind: FieldType::Weight,
+        doc: "how much more probable names and terms are; 1 if not given (an addition to OpenAI's fields)",
     },
     Field {
         name: "include[]",
@@ -191,15 +216,6 @@ pub const FIELDS: &[Field] = &[
     },
 ];
 
-/// Most speakers that a request may name the number of.
-pub const MAX_SPEAKERS: usize = 100;
-
-/// Most known speakers of a request, as with OpenAI.
-const MAX_KNOWN: usize = 4;
-
-/// Most bytes of the reference of one, as base64.
-const MAX_REFERENCE: usize = 4 << 20;
-
 /// A form that was read.
 pub struct TranscriptionForm {
     pub upload: Upload,
@@ -209,9 +225,6 @@ pub struct TranscriptionForm {
     /// Of jobs alone.
     pub webhook: Option<String>,
 }
-
-/// The longest name of a known speaker, in bytes: each of their words has it.
-const MAX_SPEAKER_NAME: usize = 256;
 
 /// The requested function.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -227,6 +240,9 @@ pub struct Asked {
     /// Channels are transcribed apart.
     #[serde(default)]
     pub split_channels: bool,
+    /// Phrases and languages.
+    #[serde(default)]
+    pub decoding: DecodingRequest,
     #[serde(default)]
     pub num_speakers: Option<usize>,
     #[serde(default)]
@@ -270,6 +286,7 @@ impl Asked {
                 known: self.known_speakers.clone(),
             },
             tokens: self.logprobs,
+            decoding: Arc::new(self.decoding.clone()),
             channel: None,
         }
     }
@@ -287,11 +304,7 @@ struct Reading {
     logprobs: bool,
     temperature: Option<f64>,
     split_channels: Option<bool>,
-    num_speakers: Option<usize>,
-    min_speakers: Option<usize>,
-    max_speakers: Option<usize>,
-    known_names: Vec<String>,
-    references: Vec<Vec<u8>>,
+    options: Options,
     webhook: Option<String>,
     ignored: Vec<String>,
 }
@@ -332,6 +345,10 @@ impl Reading {
     where
         S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
     {
+        if let Some((field, most)) = Options::field(&part.name) {
+            let text = value(field, most, form).await?;
+            return Ok(self.options.set(field, &text)?);
+        }
         match part.name.as_str() {
             "model" => match given("model", MAX_VALUE, form).await? {
                 Some(name) => once("model", &mut self.model, name),
@@ -362,36 +379,6 @@ impl Reading {
             "diarize" => {
                 let flag = boolean("diarize", &value("diarize", MAX_VALUE, form).await?)?;
                 once("diarize", &mut self.diarize, flag)
-            }
-            "num_speakers" => count("num_speakers", &mut self.num_speakers, form).await,
-            "min_speakers" => count("min_speakers", &mut self.min_speakers, form).await,
-            "max_speakers" => count("max_speakers", &mut self.max_speakers, form).await,
-            "known_speaker_names[]" | "known_speaker_names" => {
-                const NAME: &str = "known_speaker_names[]";
-                let Some(name) = given(NAME, MAX_SPEAKER_NAME, form).await? else {
-                    return Ok(());
-                };
-                let wrong = |why: String| Err(ApiError::parameter(NAME, "invalid_value", why));
-                if let Some(fault) = KnownSpeakers::fault_of_name(&name) {
-                    return wrong(format!("`{}` {fault}", shown(&name)));
-                }
-                if self.known_names.contains(&name) {
-                    return wrong(format!("`{}` is given twice", shown(&name)));
-                }
-                self.known_names.push(name);
-                at_most_known(NAME, self.known_names.len())
-            }
-            "known_speaker_references[]" | "known_speaker_references" => {
-                const NAME: &str = "known_speaker_references[]";
-                let Some(url) = given(NAME, MAX_REFERENCE, form).await? else {
-                    return Ok(());
-                };
-                let bytes = data_of(url.trim()).ok_or_else(|| {
-                    let message = "it is no data URL in base64, such as `data:audio/wav;base64,...`";
-                    ApiError::parameter(NAME, "invalid_value", message)
-                })?;
-                self.references.push(bytes);
-                at_most_known(NAME, self.references.len())
             }
             "channels" => {
                 let Some(name) = given("channels", MAX_VALUE, form).await? else {
@@ -502,44 +489,14 @@ impl Reading {
             return Err(ApiError::parameter("stream", "unsupported_value", message));
         }
         let diarize = self.diarize.unwrap_or(false) || (format == ResponseFormat::DiarizedJson && !split_channels);
-        let of_speakers = [
-            ("num_speakers", self.num_speakers.is_some()),
-            ("min_speakers", self.min_speakers.is_some()),
-            ("max_speakers", self.max_speakers.is_some()),
-            ("known_speaker_names[]", !self.known_names.is_empty()),
-            ("known_speaker_references[]", !self.references.is_empty()),
-        ];
-        if let Some(&(name, _)) = of_speakers
-            .iter()
-            .find(|(_, given)| *given && !diarize && !is_diarization)
-        {
+        if let Some(name) = self.options.of_speakers().filter(|_| !diarize && !is_diarization) {
             let message = match split_channels {
                 true => format!("`{name}` does not go with channels=split, where each channel is a speaker"),
                 false => format!("`{name}` needs `diarize`, or response_format `diarized_json`"),
             };
             return Err(ApiError::parameter(name, "invalid_value", message));
         }
-        let least = self.num_speakers.or(self.min_speakers).unwrap_or(1);
-        if self.max_speakers.is_some_and(|most| most < least)
-            || self
-                .num_speakers
-                .is_some_and(|number| self.min_speakers.is_some_and(|least| least > number))
-        {
-            let message = "`num_speakers`, `min_speakers` and `max_speakers` contradict each other";
-            return Err(ApiError::parameter("max_speakers", "invalid_value", message));
-        }
-        if self.known_names.len() != self.references.len() {
-            let message = format!(
-                "there are {} known_speaker_names[] and {} known_speaker_references[]: each name has one reference",
-                self.known_names.len(),
-                self.references.len()
-            );
-            return Err(ApiError::parameter(
-                "known_speaker_references[]",
-                "invalid_value",
-                message,
-            ));
-        }
+        self.options.check()?;
         if self.logprobs && format != ResponseFormat::Json {
             self.ignore("include[]");
         }
@@ -553,23 +510,24 @@ impl Reading {
             diarize,
             logprobs: self.logprobs && format == ResponseFormat::Json,
             split_channels,
-            num_speakers: self.num_speakers,
-            min_speakers: self.min_speakers,
-            max_speakers: self.max_speakers,
+            num_speakers: self.options.clusters.number,
+            min_speakers: self.options.clusters.least,
+            max_speakers: self.options.clusters.most,
             known_speakers: Vec::new(),
+            decoding: std::mem::take(&mut self.options.decoding),
             ignored: self.ignored,
         };
         Ok(TranscriptionForm {
             upload,
             asked,
-            references: self.known_names.into_iter().zip(self.references).collect(),
+            references: self.options.take_references(),
             webhook: self.webhook,
         })
     }
 }
 
 /// Sets a value that may be given only once.
-fn once<T>(name: &'static str, place: &mut Option<T>, value: T) -> Result<(), ApiError> {
+pub fn once<T>(name: &'static str, place: &mut Option<T>, value: T) -> Result<(), ApiError> {
     if place.replace(value).is_some() {
         let message = format!("`{name}` is given twice");
         return Err(ApiError::parameter(name, "duplicate_parameter", message));
@@ -597,45 +555,12 @@ where
 }
 
 /// The text of a field, as it is; none where it is empty, as programs send fields that nobody has filled in.
-async fn given<S>(name: &'static str, most: usize, form: &mut Multipart<S>) -> Result<Option<String>, ApiError>
+pub async fn given<S>(name: &'static str, most: usize, form: &mut Multipart<S>) -> Result<Option<String>, ApiError>
 where
     S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
 {
     let text = value(name, most, form).await?;
     Ok(Some(text).filter(|text| !text.trim().is_empty()))
-}
-
-/// Reads a number of speakers.
-async fn count<S>(name: &'static str, place: &mut Option<usize>, form: &mut Multipart<S>) -> Result<(), ApiError>
-where
-    S: Stream<Item = Result<Bytes, BodyError>> + Unpin,
-{
-    let Some(text) = given(name, MAX_VALUE, form).await? else {
-        return Ok(());
-    };
-    let number = text.trim().parse::<usize>().ok();
-    let number = number.filter(|number| (1..=MAX_SPEAKERS).contains(number));
-    let number = number.ok_or_else(|| {
-        let message = format!("`{}` is no whole number from 1 to {MAX_SPEAKERS}", shown(&text));
-        ApiError::parameter(name, "invalid_value", message)
-    })?;
-    once(name, place, number)
-}
-
-fn at_most_known(name: &'static str, count: usize) -> Result<(), ApiError> {
-    if count <= MAX_KNOWN {
-        return Ok(());
-    }
-    let message = format!("there are more than {MAX_KNOWN}");
-    Err(ApiError::parameter(name, "invalid_value", message))
-}
-
-/// The bytes of a data URL in base64.
-fn data_of(url: &str) -> Option<Vec<u8>> {
-    let (head, data) = url.split_once(',')?;
-    let is_base64 = head.get(..5)?.eq_ignore_ascii_case("data:") && head.to_ascii_lowercase().ends_with(";base64");
-    let bytes = is_base64.then(|| STANDARD.decode(data).ok())?;
-    bytes.filter(|bytes| !bytes.is_empty())
 }
 
 fn boolean(name: &'static str, text: &str) -> Result<bool, ApiError> {
@@ -676,14 +601,15 @@ fn chunking_strategy(text: &str) -> Result<bool, ApiError> {
     Ok(object.len() > 1)
 }
 
-fn none_of(name: &'static str, given: &str, known: &[&str]) -> ApiError {
+pub fn none_of(name: &'static str, given: &str, known: &[&str]) -> ApiError {
     let message = format!("`{}` is none of {}", shown(given), known.join(", "));
     ApiError::parameter(name, "invalid_value", message)
 }
 
-/// A client's value, truncated for a message.
-fn shown(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(40).collect()
+impl From<WrongOption> for ApiError {
+    fn from(wrong: WrongOption) -> Self {
+        ApiError::parameter(wrong.field, wrong.code, wrong.message)
+    }
 }
 
 impl From<MultipartError> for ApiError {
@@ -720,6 +646,7 @@ pub mod tests {
             diarize: false,
             logprobs: false,
             split_channels: false,
+            decoding: DecodingRequest::default(),
             num_speakers: None,
             min_speakers: None,
             max_speakers: None,
@@ -773,22 +700,6 @@ pub mod tests {
             reading.ignore(&number.to_string());
         }
         assert_eq!(reading.ignored.len(), MAX_IGNORED);
-    }
-
-    #[test]
-    fn data_urls_hold_bytes_in_base64() {
-        assert_eq!(data_of("data:audio/wav;base64,AQID"), Some(vec![1, 2, 3]));
-        assert_eq!(data_of("DATA:;BASE64,AQ=="), Some(vec![1]));
-        for wrong in [
-            "",
-            "data:audio/wav;base64,",
-            "data:audio/wav,AQID",
-            "https://a/b.wav",
-            "AQID",
-            "data:;base64,AQ!",
-        ] {
-            assert_eq!(data_of(wrong), None, "{wrong}");
-        }
     }
 
     #[test]

@@ -185,6 +185,7 @@ fn outcome(error: &EngineError) -> &'static str {
         EngineError::UnknownModel(_) => "unknown_model",
         EngineError::NotDiarizing => "no_diarization",
         EngineError::Audio { .. } => "bad_audio",
+        EngineError::Text { .. } => "bad_text",
         EngineError::TooLong { .. } => "too_long",
         EngineError::Timeout(_) => "timeout",
         EngineError::Cancelled => "cancelled",

@@ -1,4 +1,4 @@
-//! The service over HTTP: OpenAI's API for transcriptions (`transcriptions`, `form`, `responses`, `events`),
+//! The service over HTTP: OpenAI's API for transcriptions (`transcriptions`, `form`, `responses`, `events`), times of texts that are known (`alignments`),
 //! transcriptions that outlive their requests (`jobs`), information about the service (`information`, `openapi`, `metrics`), access control (`keys`, `origin`), and
 //! connections with their limits (`server`) around all of that (`service`).
 //!
@@ -7,6 +7,7 @@
 //! response may wait for its reader.
 
 mod addresses;
+mod alignments;
 mod app;
 mod body;
 mod channels;

@@ -2,8 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
+use super::alignments;
 use super::endpoints::{Action, ENDPOINTS, Endpoint};
-use super::form::{FIELDS, Field, FieldType, MAX_SPEAKERS};
+use super::form::{FIELDS, Field, FieldType};
+use crate::options::MAX_SPEAKERS;
 
 /// The document.
 pub fn document(version: &str) -> Value {
@@ -41,9 +43,13 @@ fn operation(endpoint: &Endpoint, method: &str) -> Value {
     if endpoint.path.contains("{id}") {
         operation["parameters"] = json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string"}}]);
     }
-    let has_form = matches!(endpoint.action, Action::Transcribe | Action::Diarize | Action::Jobs);
-    if has_form && method == "post" {
-        let properties: Map<String, Value> = FIELDS
+    let fields = match endpoint.action {
+        Action::Transcribe | Action::Diarize | Action::Jobs => FIELDS,
+        Action::Align => alignments::FIELDS,
+        _ => &[],
+    };
+    if !fields.is_empty() && method == "post" {
+        let properties: Map<String, Value> = fields
             .iter()
             .map(|field| (field.name.to_owned(), property(field)))
             .collect();
@@ -64,6 +70,7 @@ fn property(field: &Field) -> Value {
         FieldType::File => json!({"type": "string", "format": "binary"}),
         FieldType::String => json!({"type": "string"}),
         FieldType::Number => json!({"type": "number", "minimum": 0, "maximum": 1}),
+        FieldType::Weight => json!({"type": "number", "minimum": 0, "maximum": 100}),
         FieldType::Boolean => json!({"type": "boolean"}),
         FieldType::Choice(names) => json!({"type": "string", "enum": names}),
         FieldType::Choices(names) => json!({"type": "array", "items": {"type": "string", "enum": names}}),
@@ -104,6 +111,7 @@ mod tests {
                 "/metrics",
                 "/openapi.json",
                 "/ready",
+                "/v1/audio/alignments",
                 "/v1/audio/diarization",
                 "/v1/audio/diarizations",
                 "/v1/audio/transcriptions",

@@ -1,17 +1,18 @@
 //! Requests for transcripts and diarizations.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use futures::Stream;
 use tokio::time::timeout;
 
 use super::app::{App, Phase};
-use super::body::limited;
+use super::body::{BodyError, limited};
 use super::channels::{self, SubmitError, Submitted};
 use super::error::ApiError;
 use super::events::events;
@@ -110,6 +111,24 @@ pub async fn read_form(
     is_diarization: bool,
 ) -> Result<TranscriptionForm, ApiError> {
     app.check_ready()?;
+    let form = multipart(app, request)?;
+    let mut form = tokio::select! {
+        form = form::read(form, uploads, is_diarization) => form?,
+        // Otherwise it would be refused after the whole upload.
+        () = reached(app.phase.clone(), Phase::Draining) => return Err(EngineError::Draining.into()),
+    };
+    form.asked.known_speakers = known_speakers(app, uploads, std::mem::take(&mut form.references)).await?;
+    Ok(form)
+}
+
+/// The form in the body of a request.
+///
+/// # Errors
+/// If the body is no form, or compressed.
+pub fn multipart(
+    app: &App,
+    request: Request,
+) -> Result<Multipart<impl Stream<Item = Result<Bytes, BodyError>> + Unpin + use<>>, ApiError> {
     let content_type = request
         .headers()
         .get(CONTENT_TYPE)
@@ -129,13 +148,7 @@ pub async fn read_form(
         ));
     }
     let body = limited(request.into_body(), app.settings.body_limits());
-    let mut form = tokio::select! {
-        form = form::read(Multipart::new(body, &boundary), uploads, is_diarization) => form?,
-        // Otherwise it would be refused after the whole upload.
-        () = reached(app.phase.clone(), Phase::Draining) => return Err(EngineError::Draining.into()),
-    };
-    form.asked.known_speakers = known_speakers(app, uploads, std::mem::take(&mut form.references)).await?;
-    Ok(form)
+    Ok(Multipart::new(body, &boundary))
 }
 
 /// The embeddings of the voices of known speakers.
@@ -148,17 +161,7 @@ async fn known_speakers(
         return Ok(Vec::new());
     }
     let (engine, folder) = (app.engine()?.clone(), uploads.folder.clone());
-    let computed = tokio::task::spawn_blocking(move || {
-        let voices = references.into_iter().map(|(name, bytes)| {
-            let stored =
-                |error: std::io::Error| EngineError::Failed(format!("the reference cannot be kept: {}", error.kind()));
-            let mut file = folder.file().map_err(stored)?;
-            file.write_all(&bytes).map_err(stored)?;
-            let voice = engine.voice(file.path(), &format!("the reference of {name}"))?;
-            Ok((name, voice))
-        });
-        voices.collect::<Result<Vec<_>, EngineError>>()
-    });
+    let computed = tokio::task::spawn_blocking(move || engine.voices(references, &|| folder.file()));
     let computed = computed.await.map_err(|error| EngineError::Failed(error.to_string()))?;
     computed.map_err(|error| {
         let is_audio = matches!(error, EngineError::Audio { .. });
@@ -189,7 +192,7 @@ async fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
 }
 
 /// Counts a request that the engine refuses.
-fn refused(app: &App, error: EngineError) -> ApiError {
+pub fn refused(app: &App, error: EngineError) -> ApiError {
     app.metrics.refused(&error);
     error.into()
 }

@@ -1,17 +1,22 @@
 //! Live transcription: audio comes as it is spoken, and words go back as soon as they are certain.
 //!
-//! The model hears whole windows; it is no streaming model. So a window that grows is decoded again and again ([`session`]), and
-//! what two decodes agree on is said ([`agreement`]). Clients speak OpenAI's protocol for transcription sessions ([`protocol`]) over
+//! Most models hear whole windows. So a window that grows is decoded again and again ([`session`]), and what two decodes agree on is
+//! said ([`agreement`]). A cache-aware model hears each sample once, and its words are certain. Clients speak OpenAI's protocol for transcription sessions ([`protocol`]) over
 //! a WebSocket ([`socket`]).
 
-use std::sync::LazyLock;
+use std::future::ready;
+use std::sync::{Arc, LazyLock};
 
 use flow_speakers::diarizer::{OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SileroVad;
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
+use flow_transcription::recognizer::listen::HeardNext;
 use futures::future::BoxFuture;
+use tempfile::NamedTempFile;
+use tokio::task::spawn_blocking;
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, LiveListener};
 use crate::live::session_event::DecodeRequest;
 
 pub mod agreement;
@@ -23,7 +28,6 @@ pub mod socket;
 pub mod speakers;
 #[cfg(test)]
 mod test_data;
-pub mod wire_audio;
 
 pub use settings::LiveSettings;
 pub use socket::routes;
@@ -36,14 +40,54 @@ pub trait Decoder: Send + Sync + 'static {
     /// Whether the service is being stopped: sessions end when what was said so far is transcribed.
     fn is_stopping(&self) -> bool;
 
-    /// What tells the speakers of a session apart; none if sessions may not ask for it.
-    fn online_diarizer(&self, _settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+    /// What tells the speakers of a session apart, those that are known by name; none if sessions may not ask for it.
+    fn online_diarizer(
+        &self,
+        _settings: OnlineSettings,
+        _known: Vec<(String, Vec<f32>)>,
+    ) -> Option<flow_speakers::Result<OnlineDiarizer>> {
         None
     }
 
-    /// Transcribes a window with a model, or the default one.
-    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>>;
+    /// The latency, in seconds, with which a model (or the default one) hears what is spoken where so much is accepted; none if it
+    /// hears windows.
+    fn latency(
+        &self,
+        _model: Option<String>,
+        _accepted: Option<f64>,
+    ) -> BoxFuture<'static, Result<Option<f64>, EngineError>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    /// Hears the next part of a turn with a model that hears what is spoken: the first one without a listener, the others with
+    /// that of the part before.
+    fn hear(
+        &self,
+        _model: Option<String>,
+        _accepted: Option<f64>,
+        _listener: Option<LiveListener>,
+        _decoding: Arc<DecodingRequest>,
+        _request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<(LiveListener, HeardNext), EngineError>> {
+        Box::pin(async { Err(EngineError::Failed("the model hears windows".to_owned())) })
+    }
+
+    /// The embeddings of voices, by names and recordings.
+    fn voices(&self, _references: Vec<(String, Vec<u8>)>) -> BoxFuture<'static, Result<Voices, EngineError>> {
+        Box::pin(ready(Err(EngineError::NotDiarizing)))
+    }
+
+    /// Transcribes a window with a model, or the default one, and phrases and languages.
+    fn decode(
+        &self,
+        model: Option<String>,
+        decoding: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>>;
 }
+
+/// Names with the embeddings of their voices.
+pub type Voices = Vec<(String, Vec<f32>)>;
 
 impl Decoder for Engine {
     fn models(&self) -> Vec<String> {
@@ -54,14 +98,61 @@ impl Decoder for Engine {
         !self.is_ready()
     }
 
-    fn online_diarizer(&self, settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
-        Engine::online_diarizer(self, settings)
+    fn online_diarizer(
+        &self,
+        settings: OnlineSettings,
+        known: Vec<(String, Vec<f32>)>,
+    ) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+        Engine::online_diarizer(self, settings, known)
     }
 
-    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
+    fn latency(
+        &self,
+        model: Option<String>,
+        accepted: Option<f64>,
+    ) -> BoxFuture<'static, Result<Option<f64>, EngineError>> {
+        let engine = self.clone();
+        Box::pin(async move { engine.latency(model.as_deref(), accepted).await })
+    }
+
+    fn hear(
+        &self,
+        model: Option<String>,
+        accepted: Option<f64>,
+        listener: Option<LiveListener>,
+        decoding: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<(LiveListener, HeardNext), EngineError>> {
+        let engine = self.clone();
+        let is_last = request.spoken.is_some_and(|part| part.ends);
+        Box::pin(async move {
+            let listener = match listener {
+                Some(listener) => listener,
+                None => engine.listen(model.as_deref(), accepted, decoding).await?,
+            };
+            engine.hear(listener, request.samples, is_last).await
+        })
+    }
+
+    fn voices(&self, references: Vec<(String, Vec<u8>)>) -> BoxFuture<'static, Result<Voices, EngineError>> {
+        let engine = self.clone();
+        let computed = spawn_blocking(move || Engine::voices(&engine, references, &NamedTempFile::new));
+        Box::pin(async move { computed.await.map_err(|error| EngineError::Failed(error.to_string()))? })
+    }
+
+    fn decode(
+        &self,
+        model: Option<String>,
+        decoding: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>> {
         let engine = self.clone();
         let grows = !request.is_final;
-        Box::pin(async move { engine.decode_window(model.as_deref(), request.samples, grows).await })
+        Box::pin(async move {
+            engine
+                .decode_window(model.as_deref(), request.samples, grows, decoding)
+                .await
+        })
     }
 }
 

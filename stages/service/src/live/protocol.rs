@@ -4,11 +4,12 @@
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use flow_audio::wire_audio::{AudioFormat, PCM_RATES};
 use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::settings::ServerVad;
-use super::wire_audio::{AudioFormat, PCM_RATES};
+use crate::options::Options;
 
 /// Many programs leave the padding out.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -181,6 +182,11 @@ struct FormatUpdate {
 #[derive(Clone, Debug, Deserialize)]
 struct TranscriptionUpdate {
     model: Option<String>,
+    /// Ours: the delay of words that is accepted with a cache-aware model.
+    latency_ms: Option<f64>,
+    /// Options, and what is not known.
+    #[serde(flatten)]
+    options: Map<String, Value>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -205,10 +211,16 @@ pub struct SessionConfig {
     pub format: AudioFormat,
     /// None: the client commits.
     pub turn_detection: Option<ServerVad>,
+    /// In seconds; none: that of the settings.
+    pub latency: Option<f64>,
     pub partials: bool,
     pub words: bool,
     pub speakers: bool,
     pub logprobs: bool,
+    /// Phrases, languages and speakers.
+    pub options: Options,
+    /// The fields that these were read from.
+    given: Map<String, Value>,
 }
 
 impl Default for SessionConfig {
@@ -217,10 +229,13 @@ impl Default for SessionConfig {
             model: None,
             format: AudioFormat::Pcm { rate: DEFAULT_RATE },
             turn_detection: Some(ServerVad::default()),
+            latency: None,
             partials: false,
             words: false,
             speakers: false,
             logprobs: false,
+            options: Options::default(),
+            given: Map::new(),
         }
     }
 }
@@ -240,7 +255,7 @@ impl SessionConfig {
             config.format = format_of_name(&format)?;
         }
         if let Some(transcription) = update.input_audio_transcription {
-            config.set_model(transcription.model, models, "session.input_audio_transcription.model")?;
+            config.set_transcription(transcription, models, "session.input_audio_transcription")?;
         }
         if let Some(turn_detection) = update.turn_detection {
             config.set_turn_detection(turn_detection, "session.turn_detection")?;
@@ -250,7 +265,7 @@ impl SessionConfig {
             config.format = format_of_type(&format)?;
         }
         if let Some(transcription) = input.transcription {
-            config.set_model(transcription.model, models, "session.audio.input.transcription.model")?;
+            config.set_transcription(transcription, models, "session.audio.input.transcription")?;
         }
         if let Some(turn_detection) = input.turn_detection {
             config.set_turn_detection(turn_detection, "session.audio.input.turn_detection")?;
@@ -265,7 +280,57 @@ impl SessionConfig {
             (config.partials, config.words) = (includes(PARTIALS), includes(WORDS));
             (config.speakers, config.logprobs) = (includes(SPEAKERS), includes(LOGPROBS));
         }
+        if let Some(field) = config.options.of_speakers().filter(|_| !config.speakers) {
+            let message = format!("`{}` needs {SPEAKERS}", field.trim_end_matches("[]"));
+            return Err(Refused::value("session.include", message));
+        }
         Ok(config)
+    }
+
+    fn set_latency(&mut self, milliseconds: Option<f64>, param: &str) -> Result<(), Refused> {
+        let Some(milliseconds) = milliseconds else {
+            return Ok(());
+        };
+        if !(10.0..=60_000.0).contains(&milliseconds) {
+            let message = format!("{milliseconds} is not from 10 to 60000");
+            return Err(Refused::value(&format!("{param}.latency_ms"), message));
+        }
+        self.latency = Some(milliseconds / 1000.0);
+        Ok(())
+    }
+
+    /// Another model, and options: those that are given replace those before, `null` removes them.
+    fn set_transcription(
+        &mut self,
+        update: TranscriptionUpdate,
+        models: &KnownModels,
+        param: &str,
+    ) -> Result<(), Refused> {
+        self.set_latency(update.latency_ms, param)?;
+        self.set_model(update.model, models, &format!("{param}.model"))?;
+        let known = update.options.into_iter();
+        for (name, value) in known.filter(|(name, _)| !name.ends_with("[]") && Options::field(name).is_some()) {
+            match value {
+                Value::Null => self.given.remove(&name),
+                value => self.given.insert(name, value),
+            };
+        }
+        let mut options = Options::default();
+        let mut given = self
+            .given
+            .iter()
+            .filter_map(|(name, value)| Some((Options::field(name)?, value)));
+        let read = given.try_for_each(|(field, value)| options.set_json(field, value));
+        read.and_then(|()| options.check()).map_err(|wrong| Refused {
+            code: wrong.code,
+            ..Refused::value(&format!("{param}.{}", wrong.json_name()), wrong.message)
+        })?;
+        if options.clusters.number.is_some() || options.clusters.least.is_some() {
+            let message = "nobody knows how many will speak: a session has `max_speakers` alone";
+            return Err(Refused::value(&format!("{param}.num_speakers"), message));
+        }
+        self.options = options;
+        Ok(())
     }
 
     /// Another model, if one is named.
@@ -338,7 +403,11 @@ impl SessionConfig {
                 "silence_duration_ms": rules.silence_duration_ms.round() as u64,
             })
         });
-        let transcription = json!({"model": self.model.as_deref().unwrap_or(default_model)});
+        let mut transcription = json!({"model": self.model.as_deref().unwrap_or(default_model)});
+        // Recordings of voices are not sent back.
+        for (name, value) in self.given.iter().filter(|(name, _)| !name.starts_with("known_")) {
+            transcription[name] = value.clone();
+        }
         let include = [
             (self.partials, PARTIALS),
             (self.words, WORDS),

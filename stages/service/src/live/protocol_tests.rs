@@ -58,6 +58,57 @@ fn both_forms_of_a_session_are_read_and_written() {
 }
 
 #[test]
+fn options_of_requests_hold_in_sessions() {
+    let transcription = |fields: Value| json!({"audio": {"input": {"transcription": fields}}});
+    let first = update(transcription(
+        json!({"language": "fr", "prompt": "Ada Lovelace", "other": 3}),
+    ))
+    .unwrap();
+    assert_eq!(first.options.decoding.languages, ["fr"]);
+    assert_eq!(first.options.decoding.phrases, ["Ada Lovelace"]);
+    let shown = first.to_json("sess_1", "a", 0, false)["audio"]["input"]["transcription"].clone();
+    assert_eq!(shown, json!({"model": "a", "language": "fr", "prompt": "Ada Lovelace"}));
+    // What is not there stays, and `null` takes away; in the older form, too.
+    let event = json!({"type": "transcription_session.update", "session": {
+        "input_audio_transcription": {"language": null, "phrases": ["Zürich"]}, "include": [SPEAKERS],
+    }});
+    let Ok(ClientEvent::Update { update: next, .. }) = ClientEvent::parse(&event.to_string()).1 else {
+        panic!("{event}");
+    };
+    let second = first.updated(*next, &models(false)).unwrap();
+    assert_eq!(second.options.decoding.languages, [""; 0]);
+    assert_eq!(second.options.decoding.phrases, ["Zürich", "Ada Lovelace"]);
+    let reference = json!({"known_speaker_names": ["Ann"], "known_speaker_references": ["data:;base64,AQ=="]});
+    for (fields, param) in [
+        (
+            json!({"language": "french"}),
+            "session.audio.input.transcription.language",
+        ),
+        (
+            json!({"boost_weight": 1e9}),
+            "session.audio.input.transcription.boost_weight",
+        ),
+        (
+            json!({"num_speakers": 2}),
+            "session.audio.input.transcription.num_speakers",
+        ),
+        (
+            json!({"known_speaker_names": ["Ann"]}),
+            "session.audio.input.transcription.known_speaker_references",
+        ),
+        (json!({"max_speakers": 2}), "session.include"),
+        (reference, "session.include"),
+    ] {
+        let refused = update(transcription(fields.clone())).unwrap_err();
+        assert_eq!(
+            (refused.code, refused.param.as_deref()),
+            ("invalid_value", Some(param)),
+            "{fields}"
+        );
+    }
+}
+
+#[test]
 fn wrong_values_are_named() {
     let refused = |session: Value| {
         let refused = update(session.clone()).expect_err(&session.to_string());

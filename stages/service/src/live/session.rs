@@ -5,6 +5,9 @@
 //! pause as in a recording (with turn detection), at the end of the turn, at its best pause when it is as long as a window may be,
 //! or between two sentences before that.
 //!
+//! With a model that hears what is spoken ([`Session::set_latency`]), a turn has no windows: its samples go to the model once, part
+//! by part as they come, and the words that it gives are certain.
+//!
 //! Nothing here waits or knows the time: who drives a session asks it for the next window to decode, and tells it what was heard.
 //! Who speaks is found out beside that, from the same samples ([`WordSpeakers`]).
 //! Positions are frames of [`WINDOW`] samples since the beginning of the session, less what was cleared of frames that were not whole.
@@ -14,11 +17,12 @@ use std::collections::{BTreeMap, VecDeque};
 use flow_speakers::silero::{SAMPLE_RATE, SileroStream, SileroVad, WINDOW};
 use flow_transcription::Word;
 use flow_transcription::recognizer::Heard;
+use flow_transcription::recognizer::listen::HeardNext;
 use flow_transcription::segments::ends_sentence;
 use flow_transcription::tokens::Token;
 
 use super::agreement::Agreement;
-use super::session_event::{DecodeRequest, ItemTranscript, SessionEvent};
+use super::session_event::{DecodeRequest, ItemTranscript, SessionEvent, SpokenPart};
 use super::settings::{LiveSettings, ServerVad};
 use super::speakers::WordSpeakers;
 use crate::engine::EngineError;
@@ -42,6 +46,8 @@ const LEAST_DECODED: usize = 4_000;
 struct Item {
     transcript: ItemTranscript,
     failure: Option<EngineError>,
+    /// Which sample of the session its first part begins with, where it is heard as it is spoken.
+    start: Option<u64>,
 }
 
 /// A turn that goes on. Its window begins with the first frame that is kept.
@@ -70,6 +76,8 @@ struct FinalWindow {
     /// Words after this window were decided, so all of its own are; or it is silent.
     all_decided: bool,
     ends_item: bool,
+    /// None: it is a window.
+    spoken: Option<SpokenPart>,
 }
 
 enum Running {
@@ -90,6 +98,8 @@ pub struct Session {
     interval: u64,
     longest: u64,
     pause: u64,
+    /// Frames of a part of a turn, with a model that hears what is spoken.
+    part: Option<u64>,
     /// Most samples of windows that wait.
     most_waiting: usize,
     /// Samples from frame `first` on, and how likely each whole frame of them is to hold speech.
@@ -120,6 +130,7 @@ impl Session {
             interval: frames(settings.decode_interval).max(1),
             longest: ((settings.max_window / FRAME) as u64).max(4),
             pause: frames(settings.min_pause).max(1),
+            part: None,
             most_waiting: (settings.max_buffer * f64::from(SAMPLE_RATE)) as usize,
             samples: Vec::new(),
             probabilities: Vec::new(),
@@ -141,6 +152,16 @@ impl Session {
     pub fn set_speakers(&mut self, speakers: Option<WordSpeakers>) {
         debug_assert!(!self.has_begun());
         self.speakers = speakers;
+    }
+
+    /// Other models: one that hears what is spoken with this latency in seconds, or one that hears windows. A turn that goes on
+    /// ends here where they hear in another way.
+    pub fn set_latency(&mut self, latency: Option<f64>) {
+        let part = latency.map(|seconds| ((seconds / FRAME) as u64).max(1));
+        if part != self.part && self.turn.is_some() {
+            self.end_turn(self.now());
+        }
+        self.part = part;
     }
 
     /// Whether samples came.
@@ -256,14 +277,27 @@ impl Session {
         }
         while let Some(mut window) = self.waiting.pop_front() {
             let is_lost = self.items.get(&window.item).is_none_or(|item| item.failure.is_some());
-            if window.all_decided || window.samples.is_empty() || is_lost {
+            let ends_turn = window.spoken.is_some_and(|part| part.ends && !part.begins);
+            let is_empty = window.samples.is_empty() && !ends_turn;
+            if window.all_decided || is_empty || is_lost {
                 self.close(&window);
                 continue;
             }
             let samples = std::mem::take(&mut window.samples);
-            let start = window.start;
+            let (start, spoken) = (window.start, window.spoken);
             self.running = Some(Running::Final(window));
-            return Some(request(samples, start, true));
+            return Some(match spoken {
+                None => request(samples, start, true),
+                Some(_) => DecodeRequest {
+                    samples,
+                    start,
+                    is_final: true,
+                    spoken,
+                },
+            });
+        }
+        if self.part.is_some() {
+            return None;
         }
         let (now, first, start) = (self.now(), self.first, self.sample_of(self.first));
         let turn = self.turn.as_mut()?;
@@ -301,7 +335,9 @@ impl Session {
             (Some(Running::Final(mut window)), Ok(heard)) => {
                 let decided = window.agreement.finish(&heard.words).to_vec();
                 let tokens = decided_tokens(heard.tokens, decided.len(), 0);
-                self.say(window.item, decided, tokens, window.start);
+                let of_item = self.items.get(&window.item).and_then(|item| item.start);
+                let start = of_item.filter(|_| window.spoken.is_some()).unwrap_or(window.start);
+                self.say(window.item, decided, tokens, start);
                 self.add_languages(window.item, heard.languages);
                 self.close(&window);
             }
@@ -312,6 +348,23 @@ impl Session {
                 self.close(&window);
             }
             (Some(Running::Partial { .. }), Err(_)) | (None, _) => {}
+        }
+    }
+
+    /// The same of a part of a turn that is heard as it is spoken.
+    pub fn heard_next(&mut self, next: Result<HeardNext, EngineError>) {
+        let item = match &self.running {
+            Some(Running::Final(window)) => Some(window.item),
+            _ => None,
+        };
+        let (heard, partial) = match next {
+            Ok(HeardNext { heard, partial }) => (Ok(heard), text(&partial)),
+            Err(error) => (Err(error), String::new()),
+        };
+        self.heard(heard);
+        let Some(item) = item else { return };
+        if self.items.get(&item).is_some_and(|item| item.failure.is_none()) {
+            self.events.push(SessionEvent::Partial { item, text: partial });
         }
     }
 
@@ -363,7 +416,8 @@ impl Session {
         let (item, silence) = (turn.item, turn.silence);
         // What a client commits is heard as a whole.
         let ends_at_pauses = had_speech && self.turn_detection.is_some();
-        if let Some(at) = pause.filter(|at| ends_at_pauses && *at > self.first) {
+        let at = pause.filter(|at| ends_at_pauses && self.part.is_none() && *at > self.first);
+        if let Some(at) = at {
             self.cut(at);
         }
         match silence {
@@ -377,7 +431,8 @@ impl Session {
                 });
                 self.end_turn(end);
             }
-            _ if now - self.first >= self.longest => {
+            _ if self.part.is_some_and(|part| now - self.first >= part) => self.cut(now),
+            _ if self.part.is_none() && now - self.first >= self.longest => {
                 let cut = self.first + best_cut(&self.probabilities, rules.threshold);
                 self.cut(cut);
             }
@@ -427,7 +482,8 @@ impl Session {
     fn end_turn(&mut self, end: u64) {
         let Some(turn) = self.turn.take() else { return };
         self.events.push(SessionEvent::Committed { item: turn.item });
-        self.wait(turn.item, end, turn.agreement, !turn.has_speech, true);
+        let all_decided = !turn.has_speech && self.part.is_none();
+        self.wait(turn.item, end, turn.agreement, all_decided, true);
     }
 
     /// Cuts the window of the turn at a frame: what is before it waits to be decoded, what is after it is the next window. Decided
@@ -435,7 +491,8 @@ impl Session {
     fn cut(&mut self, at: u64) {
         let Some(mut turn) = self.turn.take() else { return };
         let before = turn.agreement.split_off_before((at - self.first) as f64 * FRAME);
-        let all_decided = !turn.has_speech || !turn.agreement.decided().is_empty();
+        let is_window = self.part.is_none();
+        let all_decided = is_window && (!turn.has_speech || !turn.agreement.decided().is_empty());
         let languages = std::mem::take(&mut turn.languages);
         if all_decided {
             // It is not decoded again.
@@ -458,8 +515,17 @@ impl Session {
         let (start, frames) = (self.sample_of(self.first), end - self.first);
         let samples = self.samples[..frames as usize * WINDOW].to_vec();
         self.drop_before(end);
+        let mut spoken = None;
         if let Some(item) = self.items.get_mut(&item) {
             item.transcript.seconds += frames as f64 * FRAME;
+            if self.part.is_some() {
+                let begins = item.start.is_none();
+                item.start.get_or_insert(start);
+                spoken = Some(SpokenPart {
+                    begins,
+                    ends: ends_item,
+                });
+            }
         }
         self.waiting.push_back(FinalWindow {
             item,
@@ -468,6 +534,7 @@ impl Session {
             agreement,
             all_decided,
             ends_item,
+            spoken,
         });
     }
 
@@ -540,7 +607,10 @@ impl Session {
         if !window.ends_item {
             return;
         }
-        let Some(Item { transcript, failure }) = self.items.remove(&window.item) else {
+        let Some(Item {
+            transcript, failure, ..
+        }) = self.items.remove(&window.item)
+        else {
             return;
         };
         let item = window.item;
@@ -567,6 +637,7 @@ fn request(mut samples: Vec<f32>, start: u64, is_final: bool) -> DecodeRequest {
         samples,
         start,
         is_final,
+        spoken: None,
     }
 }
 

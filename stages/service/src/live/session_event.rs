@@ -71,4 +71,15 @@ pub struct DecodeRequest {
     pub start: u64,
     /// False for a window that still grows.
     pub is_final: bool,
+    /// None: a window. Otherwise what comes next of a turn that is heard as it is spoken.
+    pub spoken: Option<SpokenPart>,
+}
+
+/// A part of a turn that is heard as it is spoken: the samples go on where those of the part before ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpokenPart {
+    /// The turn begins with it.
+    pub begins: bool,
+    /// The turn ends with it; it may then have no samples.
+    pub ends: bool,
 }

@@ -60,7 +60,13 @@ impl<'a> Driven<'a> {
         match &mut self.running {
             Some((0, request)) => {
                 let heard = (self.hear)(request);
-                self.session.heard(heard);
+                match request.spoken {
+                    None => self.session.heard(heard),
+                    Some(_) => self.session.heard_next(heard.map(|heard| HeardNext {
+                        heard,
+                        partial: Vec::new(),
+                    })),
+                }
                 self.running = None;
             }
             Some((blocks, _)) => *blocks -= 1,
@@ -188,6 +194,86 @@ fn no_word_is_lost_or_doubled_however_samples_come_and_however_slow_the_decoder_
             );
         }
     }
+}
+
+/// A model that hears what is spoken gets each sample of a turn once, in order, and what it says stands.
+#[test]
+fn a_turn_that_is_heard_as_it_is_spoken_has_no_windows() {
+    let oracle = Oracle::new(talk());
+    for (turn_detection, latency, sizes, delay) in [
+        (Some(ServerVad::default()), 0.08, vec![320], 0),
+        (Some(ServerVad::default()), 1.12, vec![320], 3),
+        (Some(ServerVad::default()), 0.16, vec![1, 4_097, 333], 50),
+        (Some(ServerVad::default()), 0.56, vec![usize::MAX], 0),
+        (None, 0.16, vec![16_000], 1),
+    ] {
+        // Where the turn began, and where its last part ended.
+        let turn = std::cell::Cell::new((0, 0));
+        let hear = |request: &DecodeRequest| {
+            let part = request.spoken.unwrap();
+            let (begin, end) = turn.get();
+            assert!(part.begins || request.start == end, "{} {end}", request.start);
+            let begin = if part.begins { request.start } else { begin };
+            turn.set((begin, request.start + request.samples.len() as u64));
+            let before = seconds(request.start - begin);
+            let mut heard = oracle.hear(request);
+            for word in &mut heard.words {
+                word.start += before;
+                word.end += before;
+            }
+            Ok(heard)
+        };
+        let mut driven = Driven::new(session(&settings(), turn_detection), &hear, delay);
+        driven.session.set_latency(Some(latency));
+        driven.feed(&oracle.recording, &sizes);
+        let _ = driven.session.commit();
+        driven.finish();
+        assert_eq!(driven.text(), oracle.text(), "{latency}");
+        let transcripts = driven.transcripts();
+        let ends = driven
+            .finals
+            .iter()
+            .filter(|request| request.spoken.unwrap().ends)
+            .count();
+        let begins = driven
+            .finals
+            .iter()
+            .filter(|request| request.spoken.unwrap().begins)
+            .count();
+        assert_eq!((begins, ends), (transcripts.len(), transcripts.len()));
+        assert_eq!(transcripts.len() > 1, turn_detection.is_some());
+        assert!(driven.finals.len() > 3 * transcripts.len());
+        let words = transcripts.iter().flat_map(|transcript| &transcript.words);
+        for (word, expected) in words.zip(&oracle.words) {
+            assert!(
+                (word.start - expected.start).abs() < 1e-6,
+                "{word:?} is not {expected:?}"
+            );
+        }
+        let seconds: f64 = transcripts.iter().map(|transcript| transcript.seconds).sum();
+        let heard: usize = driven.finals.iter().map(|request| request.samples.len()).sum();
+        assert!((seconds - heard as f64 / 16_000.0).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn a_turn_that_could_not_be_heard_fails_and_the_next_one_does_not() {
+    let oracle = Oracle::new(talk());
+    let hear = |request: &DecodeRequest| match request.start < 48_000 {
+        true => Err(EngineError::Cancelled),
+        false => Ok(Heard::default()),
+    };
+    let mut driven = Driven::new(session(&settings(), Some(ServerVad::default())), &hear, 1);
+    driven.session.set_latency(Some(0.16));
+    driven.feed(&oracle.recording, &[320]);
+    // Models may change; the turn that goes on ends.
+    driven.session.set_latency(None);
+    assert!(driven.session.turn.is_none());
+    driven.finish();
+    let failed = |event: &&SessionEvent| matches!(event, SessionEvent::Failed { item: 0, .. });
+    assert_eq!(driven.events.iter().filter(failed).count(), 1);
+    let completed = |event: &SessionEvent| matches!(event, SessionEvent::Completed { item: 1.., .. });
+    assert!(driven.events.iter().any(completed));
 }
 
 #[test]
@@ -523,7 +609,7 @@ fn a_model_hears_live_what_it_hears_in_whole_windows() {
     let model = root().join("configs/models/small.nemo");
     let recognizer = Recognizer::load(&model, DType::F32, &Device::Cpu).unwrap();
     let hear = |request: &DecodeRequest| {
-        let heard = recognizer.decode_again_where(&[&request.samples], &|_| request.is_final);
+        let heard = recognizer.decode_again_where(&[&request.samples], &|_| request.is_final, recognizer.decoding());
         Ok(heard.unwrap().remove(0))
     };
     let live = |interval: f64| {
@@ -580,7 +666,11 @@ fn live_text_has_few_more_errors_than_that_of_a_file() {
         let samples = [&silence[..], &recorded, &silence].concat();
         let live = |interval: f64, again: bool| {
             let hear = |request: &DecodeRequest| {
-                let heard = recognizer.decode_again_where(&[&request.samples], &|_| again || request.is_final);
+                let heard = recognizer.decode_again_where(
+                    &[&request.samples],
+                    &|_| again || request.is_final,
+                    recognizer.decoding(),
+                );
                 Ok(heard.unwrap().remove(0))
             };
             let settings = LiveSettings {

@@ -24,6 +24,9 @@ pub struct LiveSettings {
     pub decode_interval: f64,
     /// The longest window, in seconds, from 1 to 60; no longer than that of the engine.
     pub max_window: f64,
+    /// With a cache-aware model, the delay of words that is accepted, in seconds, from 0.01 to 60, where a client does not say: the
+    /// model looks as far ahead as it allows. None: the model's own.
+    pub latency: Option<f64>,
     /// A pause as long as this ends a window, in seconds, as the engine says it of recordings.
     #[serde(skip)]
     pub min_pause: f64,
@@ -49,6 +52,7 @@ impl Default for LiveSettings {
             max_buffer: 60.0,
             decode_interval: 0.5,
             max_window: 20.0,
+            latency: None,
             min_pause: EngineSettings::default().min_pause,
             speaker_delay: speakers.delay,
             speaker_step: speakers.step,
@@ -81,7 +85,8 @@ impl LiveSettings {
             ("speaker_delay", self.speaker_delay, 0.0, 9.0),
             ("speaker_step", self.speaker_step, 0.1, 5.0),
         ];
-        for (name, value, least, most) in seconds {
+        let latency = self.latency.map(|latency| ("latency", latency, 0.01, 60.0));
+        for (name, value, least, most) in seconds.into_iter().chain(latency) {
             if !(least..=most).contains(&value) {
                 return Err((
                     name,

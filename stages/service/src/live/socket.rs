@@ -14,8 +14,11 @@ use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
+use flow_audio::wire_audio::WireAudio;
 use flow_speakers::diarizer::{Decided, OnlineDiarizer};
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
+use flow_transcription::recognizer::listen::HeardNext;
 use futures::SinkExt;
 use futures::future::BoxFuture;
 use serde::Deserialize;
@@ -28,9 +31,8 @@ use super::session::Session;
 use super::session_event::{DecodeRequest, SessionEvent};
 use super::settings::LiveSettings;
 use super::speakers::{DiarizeRequest, WordSpeakers};
-use super::wire_audio::WireAudio;
 use super::{Decoder, voice_activity};
-use crate::engine::EngineError;
+use crate::engine::{EngineError, LiveListener};
 use crate::http::ApiError;
 use crate::logprobs::logprobs;
 
@@ -159,6 +161,12 @@ const GONE: End = End {
     reason: "",
 };
 
+/// What was heard.
+enum Answer {
+    Window(Result<Heard, EngineError>),
+    Next(Box<Result<(LiveListener, HeardNext), EngineError>>),
+}
+
 /// The diarizer again, with what it decided; or why it failed.
 type Diarizing = BoxFuture<'static, Result<(OnlineDiarizer, Decided), String>>;
 
@@ -166,6 +174,8 @@ type Diarizing = BoxFuture<'static, Result<(OnlineDiarizer, Decided), String>>;
 struct Live {
     settings: LiveSettings,
     config: SessionConfig,
+    /// The phrases and languages of the options.
+    asked: Arc<DecodingRequest>,
     models: KnownModels,
     /// When the session ends at the latest, in seconds since 1970.
     expires_at: i64,
@@ -173,7 +183,11 @@ struct Live {
     audio: WireAudio,
     /// Bytes of a message that were not taken yet.
     pending: Bytes,
-    decoding: Option<BoxFuture<'static, Result<Heard, EngineError>>>,
+    decoding: Option<BoxFuture<'static, Answer>>,
+    /// Whether it is known how the model hears.
+    knows_latency: bool,
+    /// What a model that hears what is spoken keeps of the turn, between its parts.
+    listener: Option<LiveListener>,
     decoder: Arc<dyn Decoder>,
     /// Of a session that asks who speaks, while it is not at work.
     diarizer: Option<OnlineDiarizer>,
@@ -250,8 +264,7 @@ impl Connection {
             if live.decoding.is_none()
                 && let Some(request) = live.session.next_decode()
             {
-                let decoder = service.decoder.clone();
-                live.decoding = Some(Box::pin(decode(decoder, live.config.model.clone(), request)));
+                live.decode(request);
             }
             live.diarize();
             for event in live.session.take_events() {
@@ -276,7 +289,7 @@ impl Connection {
                 biased;
                 heard = next(&mut live.decoding) => {
                     live.decoding = None;
-                    live.session.heard(heard);
+                    live.heard(heard);
                     idle = Instant::now() + idle_timeout;
                 }
                 diarized = next(&mut live.diarizing) => {
@@ -333,7 +346,7 @@ impl Connection {
     async fn follow(&mut self, live: &mut Live, text: &str) -> Result<(), End> {
         let (id, event) = ClientEvent::parse(text);
         let followed = match event {
-            Ok(ClientEvent::Update { update, older }) => match live.update(*update) {
+            Ok(ClientEvent::Update { update, older }) => match live.update(*update).await {
                 Ok(()) => {
                     let updated = if older {
                         "transcription_session.updated"
@@ -364,6 +377,7 @@ impl Connection {
 
     /// Gives a block of audio to the session.
     async fn take_audio(&mut self, live: &mut Live, block: &[u8]) -> Result<(), End> {
+        live.ask_for_latency().await;
         live.samples.clear();
         live.audio.feed(block, &mut live.samples);
         if let Err(error) = live.session.feed(&live.samples) {
@@ -543,10 +557,13 @@ impl Live {
             settings: settings.clone(),
             audio: audio.map_err(|error| Refused::new("server_error", error.to_string()))?,
             config,
+            asked: Arc::default(),
             models,
             expires_at: chrono::Utc::now().timestamp() + settings.max_session as i64,
             pending: Bytes::new(),
             decoding: None,
+            knows_latency: false,
+            listener: None,
             decoder,
             diarizer: None,
             diarizing: None,
@@ -561,12 +578,14 @@ impl Live {
         json!({"session": self.config.to_json(&id, default_model, self.expires_at, older)})
     }
 
-    fn update(&mut self, update: SessionUpdate) -> Result<(), Refused> {
+    async fn update(&mut self, update: SessionUpdate) -> Result<(), Refused> {
         let config = self.config.updated(update, &self.models)?;
-        if config.speakers != self.config.speakers {
-            self.set_speakers(config.speakers)?;
+        let is_same = config.options.has_same_speakers(&self.config.options);
+        if config.speakers != self.config.speakers || !is_same {
+            self.set_speakers(&config).await?;
             // It stands, also where what follows is refused.
             self.config.speakers = config.speakers;
+            self.config.options = config.options.clone();
         }
         if config.format != self.audio.format() {
             let audio = WireAudio::new(config.format);
@@ -574,13 +593,16 @@ impl Live {
             self.flush()?;
             self.audio = audio;
         }
+        self.knows_latency &= (&config.model, config.latency) == (&self.config.model, self.config.latency);
         self.session.set_turn_detection(config.turn_detection);
+        self.asked = Arc::new(config.options.decoding.clone());
         self.config = config;
         Ok(())
     }
 
     /// Says who speaks, or not any more.
-    fn set_speakers(&mut self, wanted: bool) -> Result<(), Refused> {
+    async fn set_speakers(&mut self, config: &SessionConfig) -> Result<(), Refused> {
+        let wanted = config.speakers;
         let refused = |why: String| Refused::value("session.include", why);
         if self.session.has_begun() {
             let why = "speaker diarization must be requested before the first audio";
@@ -588,13 +610,71 @@ impl Live {
         }
         self.diarizer = None;
         if wanted {
-            let diarizer = self.decoder.online_diarizer(self.settings.speakers());
+            let references = config.options.clone().take_references();
+            let known = match references.is_empty() {
+                true => Vec::new(),
+                false => self
+                    .decoder
+                    .voices(references)
+                    .await
+                    .map_err(|error| refused(error.to_string()))?,
+            };
+            let mut settings = self.settings.speakers();
+            let most = config.options.clusters.most.unwrap_or(settings.max_speakers);
+            settings.max_speakers = settings.max_speakers.min(most);
+            let diarizer = self.decoder.online_diarizer(settings, known);
             let diarizer = diarizer.ok_or_else(|| refused(EngineError::NotDiarizing.to_string()))?;
             self.diarizer = Some(diarizer.map_err(|error| refused(error.to_string()))?);
         }
         self.session
             .set_speakers(wanted.then(|| WordSpeakers::new(&self.settings)));
         Ok(())
+    }
+
+    /// Learns how the model hears, before it is to hear something. Why it cannot be loaded, its first turn says.
+    async fn ask_for_latency(&mut self) {
+        if !self.knows_latency {
+            let accepted = self.accepted_latency();
+            let latency = self.decoder.latency(self.config.model.clone(), accepted).await;
+            self.knows_latency = latency.is_ok();
+            self.session.set_latency(latency.ok().flatten());
+        }
+    }
+
+    fn accepted_latency(&self) -> Option<f64> {
+        self.config.latency.or(self.settings.latency)
+    }
+
+    fn decode(&mut self, request: DecodeRequest) {
+        let (decoder, model) = (Arc::clone(&self.decoder), self.config.model.clone());
+        let asked = Arc::clone(&self.asked);
+        let answer: BoxFuture<'static, Answer> = match request.spoken {
+            None => Box::pin(async move { Answer::Window(decode(decoder, (model, asked), request).await) }),
+            Some(part) => {
+                let listener = self.listener.take().filter(|_| !part.begins);
+                if listener.is_some() || part.begins {
+                    let next = decoder.hear(model, self.accepted_latency(), listener, asked, request);
+                    Box::pin(async move { Answer::Next(Box::new(next.await)) })
+                } else {
+                    let lost = EngineError::Failed("what was heard of the turn before is lost".to_owned());
+                    Box::pin(async move { Answer::Next(Box::new(Err(lost))) })
+                }
+            }
+        };
+        self.decoding = Some(answer);
+    }
+
+    fn heard(&mut self, answer: Answer) {
+        match answer {
+            Answer::Window(heard) => self.session.heard(heard),
+            Answer::Next(heard) => {
+                let next = heard.map(|(listener, next)| {
+                    self.listener = Some(listener);
+                    next
+                });
+                self.session.heard_next(next);
+            }
+        }
     }
 
     /// Gives the diarizer what it is to hear, if it is not at work.
@@ -675,19 +755,19 @@ fn diarize(mut diarizer: OnlineDiarizer, request: DiarizeRequest) -> Diarizing {
 /// Decodes a window; one that grows no more is tried again while the engine is busy.
 async fn decode(
     decoder: Arc<dyn Decoder>,
-    model: Option<String>,
+    (model, asked): (Option<String>, Arc<DecodingRequest>),
     request: DecodeRequest,
 ) -> Result<Heard, EngineError> {
     if !request.is_final {
-        return decoder.decode(model, request).await;
+        return decoder.decode(model, asked, request).await;
     }
     for _ in 1..TRIES {
-        match decoder.decode(model.clone(), request.clone()).await {
+        match decoder.decode(model.clone(), Arc::clone(&asked), request.clone()).await {
             Err(EngineError::Busy { retry_after }) => sleep(Duration::from_secs(retry_after.clamp(1, 5))).await,
             heard => return heard,
         }
     }
-    decoder.decode(model, request).await
+    decoder.decode(model, asked, request).await
 }
 
 #[cfg(test)]

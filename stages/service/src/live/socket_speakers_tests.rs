@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use flow_speakers::diarizer::{Diarizer, KnownSpeakers, OnlineSettings};
 use flow_speakers::rttm::read_rttm;
 use flow_speakers::turns::Turn;
+use flow_transcription::speakers::UNKNOWN;
 
 use super::*;
+use crate::live::Voices;
 use crate::live::protocol::SPEAKERS;
 
 struct WithSpeakers {
@@ -25,13 +27,37 @@ impl Decoder for WithSpeakers {
         self.stops.load(Ordering::SeqCst)
     }
 
-    fn online_diarizer(&self, settings: OnlineSettings) -> Option<flow_speakers::Result<OnlineDiarizer>> {
-        let (diarizer, known) = (Arc::clone(&self.diarizer), self.known.clone());
+    fn online_diarizer(
+        &self,
+        settings: OnlineSettings,
+        named: Voices,
+    ) -> Option<flow_speakers::Result<OnlineDiarizer>> {
+        let diarizer = Arc::clone(&self.diarizer);
+        let known = match named.is_empty() {
+            true => self.known.clone(),
+            false => KnownSpeakers::new(named, KnownSpeakers::THRESHOLD).unwrap(),
+        };
         Some(OnlineDiarizer::new(diarizer, settings, Some(known)))
     }
 
-    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
-        self.hears.decode(model, request)
+    /// The recording of a name is the number of the second in which its voice begins.
+    fn voices(&self, references: Vec<(String, Vec<u8>)>) -> BoxFuture<'static, Result<Voices, EngineError>> {
+        let samples = conversation().0;
+        let voice = |(name, recording): (String, Vec<u8>)| {
+            let begin = usize::from(recording[0]) * 16_000;
+            let part = &samples[begin..begin + 4 * 16_000];
+            (name, self.diarizer.voice(part, &|| false).unwrap().unwrap())
+        };
+        Box::pin(std::future::ready(Ok(references.into_iter().map(voice).collect())))
+    }
+
+    fn decode(
+        &self,
+        model: Option<String>,
+        asked: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>> {
+        self.hears.decode(model, asked, request)
     }
 }
 
@@ -164,6 +190,51 @@ fn words_have_the_speakers_of_the_conversation() {
     let right: usize = counts.values().zip(&labels).map(|(counts, label)| counts[label]).sum();
     println!("{right} of {all} words have the label of their voice: {counts:?}");
     assert!(all > 40 && right * 100 >= all * 85, "{counts:?}");
+}
+
+#[test]
+fn a_session_names_its_speakers_and_how_many_there_are() {
+    let (samples, _) = conversation();
+    run(async {
+        let (mut client, _) = client().await;
+        let transcription = json!({
+            "language": "hi",
+            "max_speakers": 1,
+            "known_speaker_names": ["Bob"],
+            "known_speaker_references": [format!("data:;base64,{}", STANDARD.encode([22]))],
+        });
+        let input = json!({"format": {"type": "audio/pcm", "rate": 16_000}, "transcription": transcription});
+        let session = json!({"include": [SPEAKERS], "audio": {"input": input}});
+        client.send(json!({"type": "session.update", "session": session})).await;
+        let updated = client.wait_for("session.updated").await["session"]["audio"]["input"]["transcription"].clone();
+        assert_eq!(updated, json!({"model": "small", "language": "hi", "max_speakers": 1}));
+        client.append(&pcm(&samples[22 * 16_000..34 * 16_000])).await;
+        client.send(json!({"type": "input_audio_buffer.commit"})).await;
+        client.send(json!({"type": "input_audio_buffer.clear"})).await;
+        let (mut said, mut is_cleared) = (Said::default(), false);
+        while !is_cleared || !said.is_whole() {
+            let event = client.next().await.unwrap();
+            is_cleared |= event["type"] == "input_audio_buffer.cleared";
+            said.take(event);
+        }
+        let mut speakers: Vec<&str> = said.segments.iter().map(|it| it["speaker"].as_str().unwrap()).collect();
+        // Words between turns are nobody's.
+        speakers.retain(|speaker| *speaker != UNKNOWN);
+        assert!(
+            !speakers.is_empty() && speakers.iter().all(|speaker| *speaker == "Bob"),
+            "{speakers:?}"
+        );
+        // Once there was audio it is too late.
+        let late = json!({"audio": {"input": {"transcription": {"max_speakers": 2}}}});
+        client.send(json!({"type": "session.update", "session": late})).await;
+        client.wait_for("error").await;
+        // Languages may change at any time.
+        let language = json!({"audio": {"input": {"transcription": {"language": "en"}}}});
+        client
+            .send(json!({"type": "session.update", "session": language}))
+            .await;
+        client.wait_for("session.updated").await;
+    });
 }
 
 #[test]

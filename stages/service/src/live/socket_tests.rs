@@ -51,7 +51,12 @@ impl<F: Fn(&[f32]) -> Result<Heard, EngineError> + Send + Sync + 'static> Decode
         false
     }
 
-    fn decode(&self, _: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
+    fn decode(
+        &self,
+        _: Option<String>,
+        _: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>> {
         Box::pin(std::future::ready((self.0)(&request.samples)))
     }
 }
@@ -163,6 +168,7 @@ fn a_talk_is_transcribed_while_it_is_spoken() {
             samples,
             start,
             is_final: true,
+            spoken: None,
         }))
     });
     run(async {
@@ -467,9 +473,14 @@ impl Decoder for Stopping {
         self.stops.load(Ordering::SeqCst)
     }
 
-    fn decode(&self, model: Option<String>, request: DecodeRequest) -> BoxFuture<'static, Result<Heard, EngineError>> {
+    fn decode(
+        &self,
+        model: Option<String>,
+        asked: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>> {
         self.stops.store(true, Ordering::SeqCst);
-        self.hears.decode(model, request)
+        self.hears.decode(model, asked, request)
     }
 }
 
@@ -633,6 +644,7 @@ fn the_engine_transcribes_live() {
         models: vec![ModelSettings {
             name: "small".into(),
             path: model,
+            language_prior: None,
         }],
         ..EngineSettings::default()
     });
@@ -661,5 +673,75 @@ fn the_engine_transcribes_live() {
         // Numbers that are read from a text are off by a last digit.
         let expected: Value = serde_json::from_str(&logprobs(&heard.tokens, true).to_string()).unwrap();
         assert_eq!(completed["logprobs"], expected);
+    });
+}
+
+/// Each sample goes through a cache-aware model once, in parts of the latency that the client asks for.
+#[test]
+fn a_cache_aware_model_hears_what_is_spoken() {
+    let path = root().join("tests/data/golden/streaming/model.nemo");
+    let place = std::env::current_exe().unwrap().with_file_name("golden-socket");
+    let path = flow_model::testing::unpacked_copy(&path, &place).unwrap();
+    let audio = root().join("tests/data/golden/streaming/audio/eval0_en-gb.wav");
+    let speech = flow_audio::samples::samples(&audio, 100.0).unwrap().unwrap();
+    let recognizer = Recognizer::load(&path, DType::F32, &Device::Cpu).unwrap();
+    let context = recognizer.context_for(Some(0.2)).unwrap();
+    // A committed turn is whole frames of voice activity.
+    let mut filled = speech.clone();
+    filled.resize(speech.len().next_multiple_of(512), 0.0);
+    let mut listener = recognizer.listen(context, &DecodingRequest::default()).unwrap();
+    let spoken = &mut [flow_transcription::recognizer::listen::Spoken {
+        listener: &mut listener,
+        samples: &filled,
+        is_last: true,
+    }];
+    let expected = recognizer.hear_next(spoken).unwrap().remove(0).heard.words;
+    let model = ModelSettings {
+        name: "streaming".to_owned(),
+        path,
+        language_prior: None,
+    };
+    let engine = Engine::start(EngineSettings {
+        models: vec![model],
+        ..EngineSettings::default()
+    });
+    let engine = engine.unwrap();
+    run(async {
+        let mut client = Client::connect(&serve(engine, LiveSettings::default()).await, &[]).await;
+        let update = |latency: f64| {
+            json!({"type": "session.update", "session": {"include": [PARTIALS, WORDS], "audio": {"input": {
+                "format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": null,
+                "transcription": {"latency_ms": latency},
+            }}}})
+        };
+        client.send(update(1.0)).await;
+        let refused = client.wait_for("error").await;
+        assert_eq!(
+            refused["error"]["param"],
+            "session.audio.input.transcription.latency_ms"
+        );
+        client.send(update(200.0)).await;
+        client.wait_for("session.updated").await;
+        for _ in 0..2 {
+            for block in pcm(&speech).chunks(6_400) {
+                client.append(block).await;
+            }
+            client.send(json!({"type": "input_audio_buffer.commit"})).await;
+            let (mut text, mut partials) = (String::new(), 0);
+            let completed = loop {
+                let event = client.next().await.unwrap();
+                match event["type"].as_str().unwrap() {
+                    "conversation.item.input_audio_transcription.delta" => {
+                        text.push_str(event["delta"].as_str().unwrap());
+                    }
+                    "conversation.item.input_audio_transcription.partial" => partials += 1,
+                    "conversation.item.input_audio_transcription.completed" => break event,
+                    _ => {}
+                }
+            };
+            let words: Vec<&str> = expected.iter().map(|word| word.word.trim()).collect();
+            assert_eq!((&text, &completed["transcript"]), (&words.join(" "), &json!(text)));
+            assert!(partials > 10 && words.len() > 3);
+        }
     });
 }

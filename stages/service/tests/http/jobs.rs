@@ -50,7 +50,12 @@ fn a_job_has_the_result_that_the_request_would_have_had() {
             ("timestamp_granularities[]", "word"),
         ][..],
         &[("response_format", "srt")],
-        &[("temperature", "0.5"), ("model", "small")],
+        &[
+            ("temperature", "0.5"),
+            ("model", "small"),
+            ("language", "ta"),
+            ("prompt", "Ada"),
+        ],
     ] {
         let made = service.send(JOBS, Some(&audio), fields);
         let id = id_of(&made);

@@ -96,6 +96,7 @@ pub fn settings() -> ServeSettings {
     settings.engine.models = vec![ModelSettings {
         name: "small".to_owned(),
         path: data("configs/models/small.nemo"),
+        language_prior: None,
     }];
     settings.http.listen = "127.0.0.1:0".to_owned();
     settings

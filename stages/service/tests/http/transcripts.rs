@@ -2,8 +2,12 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use candle_core::{DType, Device};
 use flow_service::engine::{Engine, Finished, SpeakerRequest, TranscriptionRequest};
 use flow_service::http::ENDPOINTS;
+use flow_transcription::alignment::AlignmentSettings;
+use flow_transcription::recognizer::Recognizer;
+use flow_transcription::transcribe::TranscribeSettings;
 use flow_transcription::{Format, LineLimits};
 use serde_json::{Value, json};
 
@@ -24,6 +28,7 @@ fn expected(audio: &[u8], diarize: bool) -> Finished {
         speakers: SpeakerRequest::default(),
         channel: None,
         tokens: true,
+        decoding: Default::default(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -180,8 +185,6 @@ fn fields_without_effect_are_named() {
     let service = shared();
     let audio = recording("eval0_en-us.wav");
     let fields = [
-        ("prompt", "names: Ada"),
-        ("language", "en"),
         ("temperature", "0.5"),
         ("chunking_strategy", "{\"type\": \"server_vad\", \"threshold\": 0.4}"),
         ("beam_size", "5"),
@@ -189,10 +192,11 @@ fn fields_without_effect_are_named() {
     let answer = service.transcribe(Some(&audio), &fields);
     assert_eq!(answer.status, 200, "{}", answer.text);
     let ignored = answer.header("x-flow-ignored").unwrap();
-    assert_eq!(ignored, "prompt, language, temperature, chunking_strategy, beam_size");
+    assert_eq!(ignored, "temperature, chunking_strategy, beam_size");
     // What changes nothing is not named.
     let plain = [
         ("prompt", ""),
+        ("language", "auto"),
         ("temperature", "0"),
         ("chunking_strategy", "auto"),
         ("stream", "false"),
@@ -212,6 +216,135 @@ fn fields_without_effect_are_named() {
             "{format}"
         );
     }
+}
+
+#[test]
+fn a_request_names_its_language_and_its_phrases() {
+    let service = shared();
+    let audio = recording("eval1_de.wav");
+    let verbose = |fields: &[(&str, &str)]| {
+        let answer = service.transcribe(
+            Some(&audio),
+            &[&[("response_format", "verbose_json")][..], fields].concat(),
+        );
+        assert_eq!(
+            (answer.status, answer.header("x-flow-ignored")),
+            (200, None),
+            "{}",
+            answer.text
+        );
+        answer.json()
+    };
+    let text = |document: &Value| document["text"].as_str().unwrap().to_owned();
+    let plain = verbose(&[]);
+    for (language, letters) in [
+        ("hi", '\u{900}'..='\u{97f}'),
+        ("ta-IN", '\u{b80}'..='\u{bff}'),
+        ("en", 'A'..='z'),
+    ] {
+        let asked = verbose(&[("language", language)]);
+        let heard = text(&asked);
+        assert!(!heard.is_empty(), "{language}");
+        let is_foreign = |c: &char| c.is_alphabetic() && !letters.contains(c);
+        assert_eq!(heard.chars().find(is_foreign), None, "{language}: {heard}");
+        assert_eq!(asked["language"], language[..2], "{asked}");
+        assert_eq!(asked.get("warnings"), None, "{asked}");
+    }
+    let either = verbose(&[("languages[]", "hi"), ("languages[]", "ta")]);
+    assert!(["hi", "ta"].contains(&either["language"].as_str().unwrap()), "{either}");
+    // A language that the model cannot write changes nothing, and that is said.
+    let greek = verbose(&[("language", "el")]);
+    assert_eq!(text(&greek), text(&plain));
+    assert!(greek["warnings"].to_string().contains("no letters of el"), "{greek}");
+
+    let boosted = verbose(&[("language", "en"), ("phrases[]", "seventeen"), ("boost_weight", "100")]);
+    assert!(text(&boosted).contains("seventeen"), "{boosted}");
+    let prompted = verbose(&[("language", "en"), ("prompt", "seventeen."), ("boost_weight", "100")]);
+    assert_eq!(text(&prompted), text(&boosted));
+    let unknown = verbose(&[("prompt", "Ελλάδα")]);
+    assert_eq!(text(&unknown), text(&plain));
+    assert!(unknown["warnings"].to_string().contains("Ελλάδα"), "{unknown}");
+    // Requests that are decoded at the same time do not mix.
+    std::thread::scope(|scope| {
+        let of = |language| move || text(&verbose(&[("language", language)]));
+        let running = ["hi", "ta", "en", "hi"].map(|language| (language, scope.spawn(of(language))));
+        for (language, running) in running {
+            assert_eq!(running.join().unwrap(), of(language)(), "{language}");
+        }
+    });
+    for (fields, param) in [
+        (&[("language", "english")][..], "language"),
+        (&[("language", "en"), ("language", "hi")], "language"),
+        (&[("languages[]", "x")], "languages[]"),
+        (&[("boost_weight", "-1")], "boost_weight"),
+    ] {
+        let refused = service.transcribe(Some(&audio), fields);
+        assert_eq!((refused.status, refused.error().1.as_deref()), (400, Some(param)));
+    }
+}
+
+#[test]
+fn texts_are_aligned_as_by_the_command() {
+    const PATH: &str = "/v1/audio/alignments";
+    let service = shared();
+    let audio = recording("eval3_es.wav");
+    let heard = service.transcribe(Some(&audio), &[]).json()["text"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let words: Vec<&str> = heard.split_whitespace().collect();
+    let lines: Vec<String> = words.chunks(3).map(|line| line.join(" ")).collect();
+    assert!(lines.len() > 1, "{heard}");
+    let recognizer = Recognizer::load(&data("configs/models/small.nemo"), DType::F32, &Device::Cpu).unwrap();
+    let samples = flow_audio::decode::decode(&audio, 100.0).unwrap();
+    let recognition = TranscribeSettings::new(Vec::new(), "").recognition();
+    let found = recognizer.align(&samples, &lines, &recognition, &AlignmentSettings::default(), &|| false);
+    let found = found.unwrap().unwrap();
+    let text = lines.join("\n");
+    let answer = service.send(PATH, Some(&audio), &[("text", &text)]);
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    let document = answer.json();
+    assert_eq!(document["segments"], json!(found.segments));
+    assert_eq!(document["alignment"], found.report());
+    assert_eq!(document["metadata"]["source_file"], "talk.wav");
+
+    let transcript = recognizer.aligned_transcript(&found, "talk.wav", samples.len() as u64);
+    let srt = String::from_utf8(Format::Srt.write(&transcript, &LineLimits::default()).unwrap()).unwrap();
+    let again = service.send(
+        PATH,
+        Some(&audio),
+        &[("subtitles", &srt), ("response_format", "srt"), ("model", "small")],
+    );
+    assert_eq!((again.status, again.text), (200, srt));
+    for (file, fields, code, param) in [
+        (&audio[..], &[][..], "missing_required_parameter", "text"),
+        (
+            &audio,
+            &[("text", "a"), ("subtitles", "b")],
+            "invalid_value",
+            "subtitles",
+        ),
+        (&audio, &[("text", "a"), ("text", "b")], "duplicate_parameter", "text"),
+        (
+            &audio,
+            &[("text", "a"), ("response_format", "parquet")],
+            "invalid_value",
+            "response_format",
+        ),
+        (&audio, &[("text", "a"), ("delay", "NaN")], "invalid_value", "delay"),
+        (&audio, &[("text", "a"), ("model", "large")], "model_not_found", "model"),
+        (&audio, &[("text", "Ελλάδα")], "unknown_letters", "text"),
+        (&audio, &[("text", &"a ".repeat(100_000))], "text_too_long", "text"),
+        (b"no recording", &[("text", "a")], "unsupported_format", "file"),
+        (b"", &[("text", "a")], "empty_file", "file"),
+    ] {
+        let refused = service.send(PATH, Some(file), fields);
+        let (found, of) = refused.error();
+        assert_eq!((&*found, of.as_deref()), (code, Some(param)), "{}", refused.text);
+    }
+    let other = service.send(PATH, Some(&audio), &[("text", "a"), ("language", "en")]);
+    assert_eq!(other.error().0, "unknown_parameter");
 }
 
 /// The text that tokens are together, by their bytes and by their texts.

@@ -1,4 +1,4 @@
-//! The mean of the last checkpoints, in a folder `average-000001200` beside them: a model folder with `average.json`,
+//! The mean of several checkpoints, in a folder `average-000001200` beside them: a model folder with `average.json`,
 //! which lists the checkpoints and the digest of every other file.
 
 use std::collections::BTreeMap;
@@ -11,11 +11,13 @@ use flow_model::checkpoint::{OpenModel, write_model_folder};
 use serde::{Deserialize, Serialize};
 
 use super::damage::{damaged, unreadable};
-use super::listing::{StoredCheckpoint, folders, list};
+use super::listing::{StoredCheckpoint, best, folders, list};
+use super::ranking::Ranking;
 use super::record::{FileDigest, checked_value, digest_of_files, read_record, sealed_text};
 use super::verify::{digest_file, verify, verify_files};
 use super::writing::{CheckpointFolder, REMOVING, WRITING, sync_folder};
 use crate::error::TrainingError;
+use crate::protect::risen;
 
 const AVERAGE: &str = "average-";
 const RECORD: &str = "average.json";
@@ -83,21 +85,49 @@ fn read(path: &Path) -> Result<MeanRecord, TrainingError> {
     serde_json::from_value(value).map_err(|error| wrong(error.to_string()))
 }
 
-/// The last `keep` checkpoints.
-fn sources(folder: &Path, keep: usize) -> Result<Vec<(StoredCheckpoint, MeanSource)>, TrainingError> {
-    let all = list(folder)?;
-    let last = all.len().saturating_sub(keep.max(1));
+/// Which checkpoints a mean is of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MeanOf {
+    /// The last `keep`, without those in which a protected language is worse by more than `max_rise`.
+    Last { keep: usize, max_rise: Option<f64> },
+    /// The best.
+    Best(Ranking),
+}
+
+/// The checkpoints that a mean is of, oldest first.
+fn sources(folder: &Path, of: MeanOf) -> Result<Vec<(StoredCheckpoint, MeanSource)>, TrainingError> {
+    let mut chosen = list(folder)?;
+    match of {
+        MeanOf::Last { keep, max_rise } => {
+            let mut last = Vec::new();
+            while last.len() < keep.max(1)
+                && let Some(checkpoint) = chosen.pop()
+            {
+                let is_within = match max_rise {
+                    Some(limit) => risen(&read_record(&checkpoint.path)?.protected, limit).is_none(),
+                    None => true,
+                };
+                last.extend(is_within.then_some(checkpoint));
+            }
+            last.reverse();
+            chosen = last;
+        }
+        MeanOf::Best(ranking) => {
+            let best = best(folder, ranking)?;
+            chosen.retain(|checkpoint| best.iter().any(|(standing, _)| standing.step == checkpoint.step));
+        }
+    }
     let with_digest = |checkpoint: StoredCheckpoint| {
         let record = read_record(&checkpoint.path)?;
         let (step, model) = (record.step, record.model_digest());
         Ok((checkpoint, MeanSource { step, model }))
     };
-    all.into_iter().skip(last).map(with_digest).collect()
+    chosen.into_iter().map(with_digest).collect()
 }
 
-/// Whether the mean of the last `keep` checkpoints is on disk.
-pub fn is_made(folder: &Path, keep: usize) -> Result<bool, TrainingError> {
-    let sources = sources(folder, keep)?;
+/// Whether a mean is on disk.
+pub fn is_made(folder: &Path, of: MeanOf) -> Result<bool, TrainingError> {
+    let sources = sources(folder, of)?;
     let of = sources.iter().map(|(_, source)| source);
     match latest_mean(folder) {
         Ok(average) => Ok(average.is_some_and(|average| average.record.of.iter().eq(of))),
@@ -107,13 +137,13 @@ pub fn is_made(folder: &Path, keep: usize) -> Result<bool, TrainingError> {
     }
 }
 
-/// Writes the mean of the last `keep` checkpoints, and removes other means.
-pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingError> {
+/// Writes a mean, and removes other ones.
+pub(super) fn make(held: &CheckpointFolder, of: MeanOf) -> Result<(), TrainingError> {
     let folder = held.folder();
-    if is_made(folder, keep)? {
+    if is_made(folder, of)? {
         return Ok(());
     }
-    let sources = sources(folder, keep)?;
+    let sources = sources(folder, of)?;
     for (checkpoint, _) in &sources {
         verify(&checkpoint.path, &read_record(&checkpoint.path)?)?;
     }
@@ -123,7 +153,7 @@ pub(super) fn make(held: &CheckpointFolder, keep: usize) -> Result<(), TrainingE
         .collect::<Result<_, _>>()?;
     let (Some((newest, source)), Some(last)) = (sources.last(), models.last()) else {
         return Err(TrainingError::Data {
-            message: format!("{} holds no checkpoint", folder.display()),
+            message: format!("{} holds no checkpoint that a mean can be of", folder.display()),
         });
     };
     let path = &newest.path;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::ranking::Ranking;
 use super::record::{CheckpointRecord, read_record};
 use super::verify::verify;
 use crate::error::TrainingError;
@@ -95,24 +96,28 @@ pub fn latest(folder: &Path) -> Result<Option<(StoredCheckpoint, CheckpointRecor
     Ok(Some((newest, record)))
 }
 
-/// The checkpoint of a folder with the lowest word error rate on the validation sample, and its record; the oldest if
-/// several have it. None where none was evaluated.
-pub fn best(folder: &Path) -> Result<Option<(StoredCheckpoint, CheckpointRecord)>, TrainingError> {
-    let mut best: Option<(StoredCheckpoint, CheckpointRecord, f64)> = None;
+/// The best checkpoints of a folder and their records, the best first.
+pub fn best(folder: &Path, ranking: Ranking) -> Result<Vec<(StoredCheckpoint, CheckpointRecord)>, TrainingError> {
+    let mut all: Vec<Option<(StoredCheckpoint, CheckpointRecord)>> = Vec::new();
     for standing in list(folder)? {
-        let record = match read_record(&standing.path) {
-            Ok(record) => record,
+        match read_record(&standing.path) {
+            Ok(record) => all.push(Some((standing, record))),
             // It is renamed, with a warning, when training would resume from it.
-            Err(TrainingError::Damaged { .. }) => continue,
+            Err(TrainingError::Damaged { .. }) => {}
             Err(error) => return Err(error),
-        };
-        if let Some(rate) = record.validation_wer
-            && best.as_ref().is_none_or(|(_, _, lowest)| rate < *lowest)
-        {
-            best = Some((standing, record, rate));
         }
     }
-    Ok(best.map(|(standing, record, _)| (standing, record)))
+    let figures = all
+        .iter()
+        .flatten()
+        .map(|(standing, record)| (standing.step, record.figure(ranking.monitor)));
+    let take = |step: u64| {
+        let place = all
+            .iter()
+            .position(|one| one.as_ref().is_some_and(|(standing, _)| standing.step == step));
+        place.and_then(|place| all[place].clone())
+    };
+    Ok(ranking.best(figures).into_iter().filter_map(take).collect())
 }
 
 pub(super) fn folders(folder: &Path) -> Result<Vec<String>, TrainingError> {

@@ -12,6 +12,7 @@ pub mod bucket;
 mod changes;
 mod damage;
 mod listing;
+mod ranking;
 mod record;
 mod resume;
 mod verify;
@@ -19,6 +20,7 @@ mod writing;
 
 pub use changes::{changes, identity_changes};
 pub use listing::{StoredCheckpoint, best, current, latest, list, newest_sound, next_restart};
+pub use ranking::{Figures, KeepBest, Monitor, Ranking};
 pub(crate) use record::LIVE;
 pub use record::{CHECKPOINT_VERSION, CheckpointRecord, FileDigest, Identity, read_record};
 pub use resume::{read_average, read_optimizer};

@@ -12,7 +12,9 @@ use serde_json::Value;
 
 use super::damage::{damaged, unreadable};
 use super::listing::step_of;
+use crate::early_stopping::Improvement;
 use crate::error::TrainingError;
+use crate::protect::ProtectedRates;
 
 /// Version of `training.json`. Newer files are refused with an error.
 pub const CHECKPOINT_VERSION: u32 = 3;
@@ -66,6 +68,17 @@ pub struct CheckpointRecord {
     /// Word error rate on the validation sample, where this very model was evaluated.
     #[serde(default)]
     pub validation_wer: Option<f64>,
+    /// The same for the character error rate and the loss, where checkpoints are ranked by one of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_cer: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// With early stopping: what it knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub improvement: Option<Improvement>,
+    /// Error rates of protected languages, as of the last evaluation.
+    #[serde(default, skip_serializing_if = "ProtectedRates::is_empty")]
+    pub protected: ProtectedRates,
     /// How micro-batches were planned, each with its first step; the last is the present plan.
     #[serde(default)]
     pub plans: Vec<Planned>,

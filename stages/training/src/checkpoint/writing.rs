@@ -8,8 +8,9 @@ use flow_model::Parameters;
 use flow_model::model::TdtModel;
 use flow_runtime::store::{Lock, StoreError};
 
-use super::average_of;
+use super::average_of::{self, MeanOf};
 use super::listing::{DAMAGED, RESTART, best, list, name_of};
+use super::ranking::Ranking;
 use super::record::{CheckpointRecord, LIVE, OPTIMIZER, RECORD, sealed_text};
 use super::verify::digest_file;
 use crate::average;
@@ -189,21 +190,23 @@ impl CheckpointFolder {
         Ok(target)
     }
 
-    /// Writes the mean of the last `keep` checkpoints, in a folder of its own that replaces an earlier mean.
-    pub fn make_average(&self, keep: usize) -> Result<(), TrainingError> {
-        average_of::make(self, keep)
+    /// Writes the mean that is to be handed on, in a folder of its own that replaces an earlier mean.
+    pub fn make_average(&self, of: MeanOf) -> Result<(), TrainingError> {
+        average_of::make(self, of)
     }
 
-    /// Removes the oldest checkpoints until `keep` are left (at least one always is), but not the one with the lowest
-    /// validation error, if `keep_best`.
-    pub fn prune(&self, keep: usize, keep_best: bool) -> Result<(), TrainingError> {
+    /// Removes the oldest checkpoints until `keep` are left (at least one always is), but none of the best.
+    pub fn prune(&self, keep: usize, ranking: Ranking) -> Result<(), TrainingError> {
         let all = list(&self.folder)?;
-        let best = match keep_best {
-            true => best(&self.folder)?.map(|(standing, _)| standing.step),
-            false => None,
+        let best: Vec<u64> = match ranking.keep {
+            0 => Vec::new(),
+            _ => best(&self.folder, ranking)?
+                .iter()
+                .map(|(standing, _)| standing.step)
+                .collect(),
         };
         for checkpoint in &all[..all.len().saturating_sub(keep.max(1))] {
-            if Some(checkpoint.step) == best {
+            if best.contains(&checkpoint.step) {
                 continue;
             }
             // Renamed first, so that a half removed folder is never taken for a checkpoint.

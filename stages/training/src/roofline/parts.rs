@@ -8,7 +8,6 @@ use flow_model::ModelConfig;
 use flow_model::config::TransducerConfig;
 use flow_model::joint::cells_computed_again;
 use flow_model::layers::attention::attention_blocks;
-use flow_model::layers::subsampling::subsampled_length;
 
 use super::work::{Matrix, WIDE, Work};
 use crate::memory::BatchShape;
@@ -83,7 +82,7 @@ pub fn parts(config: &ModelConfig, settings: &ResolvedSettings, shape: BatchShap
     let front_end = &config.preprocessor;
     let hop = ((front_end.window_stride * front_end.sample_rate as f64).round() as usize).max(1);
     let whole = (shape.seconds * front_end.sample_rate as f64) as usize / hop;
-    let (time, valid) = (subsampled_length(1 + whole), subsampled_length(whole));
+    let (time, valid) = (config.encoder.subsampled(1 + whole), config.encoder.subsampled(whole));
     let (batch, states) = (shape.utterances as f64, shape.tokens as f64 + 1.0);
     let sizes = Sizes {
         config,
@@ -417,7 +416,7 @@ pub fn parameter_counts(config: &ModelConfig) -> (f64, f64) {
     let d = encoder.d_model as f64;
     let bias = |count: f64| if encoder.use_bias { count } else { 0.0 };
     let channels = encoder.subsampling_conv_channels as f64;
-    let bands = subsampled_length(encoder.feat_in) as f64;
+    let bands = encoder.subsampled(encoder.feat_in) as f64;
     let subsampling = (
         2.0 * channels * channels,
         3.0 * 10.0 * channels + 2.0 * channels + d * channels * bands + d,

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::Session;
 use crate::device_figures::memory_figures;
 use crate::error::TrainingError;
+use crate::protect::risen;
 use crate::ranks::OutOfMemory;
 use crate::trainer::StepReport;
 use crate::window::Window;
@@ -148,9 +149,39 @@ impl Session {
         (self.report)(figures);
     }
 
+    /// Tells how protected languages do.
+    pub(super) fn tell_protected(&mut self, spent: Duration) -> Result<(), TrainingError> {
+        let rates = &self.record.protected;
+        let languages: serde_json::Map<String, Value> = rates
+            .iter()
+            .map(|(language, rate)| (language.clone(), json!({ "wer": rate.now, "wer_before": rate.before })))
+            .collect();
+        let texts: Vec<String> = rates
+            .iter()
+            .map(|(language, rate)| {
+                let [before, now] = [rate.before, rate.now].map(|rate| 100.0 * rate);
+                format!("{language} {now:.1} % ({before:.1} % before training)")
+            })
+            .collect();
+        let limit = self.settings.protect.max_rise;
+        let more = match risen(rates, limit) {
+            Some(risen) => format!("; more than {:.1} points worse: {risen}", 100.0 * limit),
+            None => String::new(),
+        };
+        let step = self.record.step;
+        self.metrics.append(&json!({
+            "kind": "protected", "step": step, "languages": languages, "seconds": spent.as_secs_f64(),
+        }))?;
+        if !texts.is_empty() {
+            let notice = format!("step {step}: WER of protected languages: {}{more}", texts.join(", "));
+            (self.report)(json!({ "notice": notice, "step": step }));
+        }
+        Ok(())
+    }
+
     /// Tells what an evaluation found.
     pub(super) fn tell_evaluation(&mut self, found: &ValidationMetrics, spent: Duration) -> Result<(), TrainingError> {
-        let ValidationMetrics { scores, loss } = found;
+        let ValidationMetrics { scores, loss, .. } = found;
         let languages: serde_json::Map<String, Value> = scores
             .languages
             .iter()

@@ -1,6 +1,7 @@
 //! Checkpoints and resuming, on a model small enough to train in a blink.
 
 mod changes;
+mod early_stopping;
 mod lora;
 
 use std::path::{Path, PathBuf};
@@ -338,7 +339,10 @@ fn checkpoints_in_the_background_are_those_of_their_step() {
             let mut scores = Scores::default();
             scores.overall.words.units = 10;
             scores.overall.words.substitutions = rates.next().expect("five evaluations");
-            Ok(ValidationMetrics { scores, loss: None })
+            Ok(ValidationMetrics {
+                scores,
+                ..ValidationMetrics::default()
+            })
         });
         let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(evaluate), Box::new(|_| {}))
             .expect("a session");

@@ -3,6 +3,7 @@
 //! independent of the model.
 
 pub(crate) mod blocks;
+mod known_text;
 pub(crate) mod spoken_words;
 
 use std::ops::Range;
@@ -13,7 +14,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::segments::{SegmentRules, segments};
-use crate::{Result, Segment, Transcript, TranscriptionError, Word};
+use crate::{Format, LineLimits, Result, Segment, Transcript, TranscriptionError, Word};
+
+pub use known_text::segments_of_text;
 
 /// What text and recording that do not fit cost a path.
 pub const COSTS: Costs = Costs {
@@ -199,6 +202,17 @@ impl Aligned {
     /// How many words were said.
     pub fn words_said(&self) -> usize {
         self.words.iter().filter(|word| word.said).count()
+    }
+
+    /// A transcript of these segments as a file of a format; JSON is that of [`Aligned::to_json`].
+    ///
+    /// # Errors
+    /// As [`Format::write`].
+    pub fn write(&self, transcript: &Transcript, format: Format) -> Result<Vec<u8>> {
+        match format {
+            Format::Json => self.to_json(transcript).map(String::into_bytes),
+            other => other.write(transcript, &LineLimits::default()),
+        }
     }
 
     /// The JSON of a transcript of these segments, with what is known of the fit in `alignment`, on one line.

@@ -17,7 +17,7 @@ use crate::long_audio::LongAudio;
 use crate::streamed::Samples;
 use crate::window_groups::group_by_group;
 use crate::word_key::word_key;
-use crate::{Result, TranscriptionError, Word};
+use crate::{Metadata, Performance, Result, Transcript, TranscriptionError, Word};
 
 /// Bytes of encoded windows that are kept from the first pass over a recording to the second; others are encoded again.
 const KEPT_BYTES: usize = 256 << 20;
@@ -147,6 +147,19 @@ impl Recognizer {
         }
         found.tell_without_text(heard.into_iter().zip(is_of_text));
         found.with_segments(&text.lengths, &settings.segments).map(Some)
+    }
+
+    /// The transcript of an alignment with a recording of this name and number of samples.
+    pub fn aligned_transcript(&self, found: &Aligned, name: &str, samples: u64) -> Transcript {
+        let metadata = Metadata {
+            source_file: name.to_owned(),
+            duration_s: samples as f64 / f64::from(SAMPLE_RATE),
+            model: self.name.clone(),
+            model_digest: self.digest.clone(),
+            languages: found.languages.clone(),
+            ..Metadata::default()
+        };
+        Transcript::from_segments(metadata, Performance::default(), found.segments.clone())
     }
 
     /// The words of a text in segments.

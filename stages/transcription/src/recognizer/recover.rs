@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use flow_model::decoding::DecodingSettings;
-use flow_model::heads::HeadKind;
 use flow_speakers::silero::SAMPLE_RATE;
 
 use super::split::mean;
@@ -137,12 +136,14 @@ impl Recognizer {
         let Some(mut heard) = self.decode_in_batches(signals, settings.batch_seconds, cancelled)? else {
             return Ok(None);
         };
-        let wanted = self.recover(signals, speech, settings, &mut heard, cancelled)?;
+        let wanted = self.recover(signals, speech, (settings, &self.model.decoding), &mut heard, cancelled)?;
+        self.calibrate(&mut heard);
         Ok(wanted.then_some(heard))
     }
 
     /// Does what the settings of coverage say with what was heard in windows: leaves out suspect words, and decodes speech without
-    /// words again. `speech`: the stretches of each window ([`super::SpeechWindows::stretches`]). The result of a window does not depend on the
+    /// words again. `speech`: the stretches of each window ([`super::SpeechWindows::stretches`]). `decoding`: how the windows were
+    /// decoded, [`Recognizer::decoding`] where nothing else was said. The result of a window does not depend on the
     /// others, where [`Recognizer::is_batch_invariant`]. False if `cancelled` returned true between two batches.
     ///
     /// # Errors
@@ -151,7 +152,7 @@ impl Recognizer {
         &self,
         signals: &[&[f32]],
         speech: &[Vec<Range<f64>>],
-        settings: &RecognitionSettings,
+        (settings, decoding): (&RecognitionSettings, &DecodingSettings),
         heard: &mut [Heard],
         cancelled: &dyn Fn() -> bool,
     ) -> Result<bool> {
@@ -175,7 +176,9 @@ impl Recognizer {
                 if open.is_empty() {
                     break;
                 }
-                let Some(found) = self.attempt(attempt, signals, &open, settings.batch_seconds, cancelled)? else {
+                let Some(found) =
+                    self.attempt((attempt, decoding), signals, &open, settings.batch_seconds, cancelled)?
+                else {
                     return Ok(false);
                 };
                 let mut left = Vec::new();
@@ -208,14 +211,14 @@ impl Recognizer {
     /// so. None if it was cancelled.
     fn attempt(
         &self,
-        attempt: Attempt,
+        (attempt, decoding): (Attempt, &DecodingSettings),
         signals: &[&[f32]],
         pieces: &[Piece],
         batch_seconds: f64,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Option<Heard>>>> {
         let mut found: Vec<Option<Heard>> = pieces.iter().map(|_| None).collect();
-        let Some(decoding) = self.decoding_of(attempt) else {
+        let Some(decoding) = self.decoding_of(attempt, decoding) else {
             return Ok(Some(found));
         };
         let cut = pieces.iter().enumerate().filter_map(|(index, piece)| {
@@ -240,8 +243,8 @@ impl Recognizer {
     }
 
     /// The settings of an attempt; none where the model cannot be decoded so, or was.
-    fn decoding_of(&self, attempt: Attempt) -> Option<DecodingSettings> {
-        let usual = self.model.decoding.clone();
+    fn decoding_of(&self, attempt: Attempt, usual: &DecodingSettings) -> Option<DecodingSettings> {
+        let usual = usual.clone();
         match attempt {
             Attempt::Alone | Attempt::Shifted | Attempt::Padded => Some(usual),
             Attempt::BlankPenalty(blank_penalty) => Some(DecodingSettings {
@@ -250,8 +253,7 @@ impl Recognizer {
                 ..usual
             }),
             Attempt::Beam => {
-                let is_ctc = self.model.config.transducer.is_none() || usual.head == Some(HeadKind::Ctc);
-                (!is_ctc && usual.beam <= 1).then_some(DecodingSettings { beam: BEAM, ..usual })
+                (!self.decodes_ctc() && usual.beam <= 1).then_some(DecodingSettings { beam: BEAM, ..usual })
             }
         }
     }

@@ -139,7 +139,13 @@ fn measured(
     let begun = Instant::now();
     assert!(
         recognizer
-            .recover(&signals, &speech, settings, &mut heard, &|| false)
+            .recover(
+                &signals,
+                &speech,
+                (settings, recognizer.decoding()),
+                &mut heard,
+                &|| false
+            )
             .unwrap()
     );
     let seconds = begun.elapsed().as_secs_f64();
@@ -346,7 +352,13 @@ fn a_window_without_words_is_decoded_again() {
     let mut untouched = long.heard.clone();
     assert!(
         recognizer
-            .recover(&signals, &speech, &settings, &mut untouched, &|| false)
+            .recover(
+                &signals,
+                &speech,
+                (&settings, recognizer.decoding()),
+                &mut untouched,
+                &|| false
+            )
             .unwrap()
     );
     assert_eq!((untouched, DECODED.get()), (long.heard.clone(), 0));
@@ -360,7 +372,13 @@ fn a_window_without_words_is_decoded_again() {
     let mut found = lost.clone();
     assert!(
         recognizer
-            .recover(&signals, &speech, &settings, &mut found, &|| false)
+            .recover(
+                &signals,
+                &speech,
+                (&settings, recognizer.decoding()),
+                &mut found,
+                &|| false
+            )
             .unwrap()
     );
     let again = found[longest].clone();
@@ -379,7 +397,7 @@ fn a_window_without_words_is_decoded_again() {
         .recover(
             &signals[longest..=longest],
             &of_it(&speech),
-            &settings,
+            (&settings, recognizer.decoding()),
             &mut alone,
             &|| false,
         )
@@ -388,7 +406,9 @@ fn a_window_without_words_is_decoded_again() {
     let pool = flow_kernels::threads::pool("test", 1).unwrap();
     pool.install(|| {
         recognizer
-            .recover(&signals, &speech, &settings, &mut all, &|| false)
+            .recover(&signals, &speech, (&settings, recognizer.decoding()), &mut all, &|| {
+                false
+            })
             .unwrap()
     });
     if recognizer.is_batch_invariant() {
@@ -399,7 +419,7 @@ fn a_window_without_words_is_decoded_again() {
             .recover(
                 &signals,
                 &speech,
-                &settings,
+                (&settings, recognizer.decoding()),
                 &mut vec![Heard::default(); signals.len()],
                 &|| true
             )
@@ -422,7 +442,13 @@ fn a_hole_within_a_window_is_filled_between_its_words() {
     let signals = signals(&long.samples, &long.windows);
     assert!(
         recognizer
-            .recover(&signals, &long.speech(), &wide, &mut heard, &|| false)
+            .recover(
+                &signals,
+                &long.speech(),
+                (&wide, recognizer.decoding()),
+                &mut heard,
+                &|| false
+            )
             .unwrap()
     );
     let recovered: usize = heard.iter().map(|heard| heard.recovered).sum();
@@ -447,7 +473,13 @@ fn nothing_is_invented_over_noise_and_measuring_changes_nothing() {
     let settings = recovering();
     assert!(
         recognizer
-            .recover(&signals, &speech, &settings, &mut heard, &|| false)
+            .recover(
+                &signals,
+                &speech,
+                (&settings, recognizer.decoding()),
+                &mut heard,
+                &|| false
+            )
             .unwrap()
     );
     assert_eq!(texts(&heard), [""; 0]);
@@ -522,7 +554,13 @@ fn suspect_words_are_left_out_where_that_is_asked_for() {
         };
         let mut heard = [repeated.clone()];
         recognizer
-            .recover(&[&silence], &[vec![0.0..2.0]], &settings, &mut heard, &|| false)
+            .recover(
+                &[&silence],
+                &[vec![0.0..2.0]],
+                (&settings, recognizer.decoding()),
+                &mut heard,
+                &|| false,
+            )
             .unwrap();
         assert_eq!((heard[0].words.len(), heard[0].tokens.len()), (left, left));
     }

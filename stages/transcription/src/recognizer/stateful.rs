@@ -98,6 +98,11 @@ impl Recognizer {
         rules: &SegmentRules,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Recognized>> {
+        if !self.model.config.preprocessor.normalized {
+            let why =
+                "one pass (`full`) is for models that normalise their features: `vad` and `chunked` are for others";
+            return Err(TranscriptionError::setting("window", why));
+        }
         let seconds = samples as f64 / f64::from(SAMPLE_RATE);
         let limited = seconds > settings.full_attention;
         let context = limited.then_some(settings.attention_context);
@@ -247,7 +252,8 @@ impl Recognizer {
     }
 
     fn recognized(&self, found: Decoded, samples: u64, windows: usize, rules: &SegmentRules) -> Result<Recognized> {
-        let heard = self.words(&found.hypothesis, &found.scores)?;
+        let mut heard = self.words(&found.hypothesis, &found.scores)?;
+        self.calibrate(std::slice::from_mut(&mut heard));
         let whole = joined(std::slice::from_ref(&(0..samples)), samples, vec![heard], rules)?;
         Ok(Recognized {
             windows: if samples == 0 { 0 } else { windows },

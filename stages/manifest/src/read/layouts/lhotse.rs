@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::part::TOLERANCE_SECONDS;
 use flow_runtime::{Partition, StageError};
 use serde::Deserialize;
@@ -288,18 +289,22 @@ fn file_of(recording: &Recording, paths: &Paths) -> Result<Wanted, Refusal> {
     }
 }
 
+/// Whether a transform leaves all that is heard: it resamples to the rate of training or more.
+fn keeps_all(transform: &Value) -> bool {
+    let rate = &transform["kwargs"]["target_sampling_rate"];
+    transform["name"] == "Resample" && rate.as_f64().is_some_and(|rate| rate >= f64::from(SAMPLE_RATE))
+}
+
 /// Refuses changes of the signal, and several channels.
 fn is_as_stored(recording: &Recording) -> Result<(), Refusal> {
-    if let Some(transforms) = recording
-        .transforms
-        .as_ref()
-        .filter(|transforms| !transforms.is_empty())
-    {
+    let transforms = recording.transforms.iter().flatten();
+    let changes: Vec<&Value> = transforms.filter(|transform| !keeps_all(transform)).collect();
+    if !changes.is_empty() {
         let name = |transform: &Value| match transform.get("name").and_then(Value::as_str) {
             Some(name) => name.to_string(),
             None => "one without a name".to_string(),
         };
-        let names: Vec<String> = transforms.iter().map(name).collect();
+        let names: Vec<String> = changes.into_iter().map(name).collect();
         let why = format!(
             "the recording is changed by {}; write the changed recordings as files",
             names.join(", ")

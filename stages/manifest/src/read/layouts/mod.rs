@@ -83,7 +83,6 @@ pub enum Layout {
 }
 
 pub use hugging_face::{has_recordings, open_dataset, open_named};
-pub use subtitles::subtitle_texts;
 pub use utterance::take_line;
 
 /// A layout: its name, how it is recognised, and how it is opened.

@@ -81,7 +81,14 @@ impl ArrowFile {
             opened.first = AFTER_MAGIC;
         }
         let no_schema = || wrong(path, "it is no Arrow file: it does not begin with a schema");
-        let message = opened.message(opened.first)?.ok_or_else(no_schema)?;
+        let message = opened.message(opened.first).map_err(|error| match opened.first {
+            0 => error,
+            _ => wrong(
+                path,
+                "its schema is at its end alone, as Polars writes it, or it is damaged: write it as Parquet",
+            ),
+        });
+        let message = message?.ok_or_else(no_schema)?;
         opened.schema = sheltered(path, || {
             let header = root_as_message(&message.metadata).map_err(|error| damaged(path, &error))?;
             let schema = header.header_as_schema().ok_or_else(no_schema)?;

@@ -99,6 +99,11 @@ fn recordings_and_supervisions_of_lhotse_are_joined() {
         format!("{{\"id\": \"{id}\", \"sampling_rate\": 16000, \"num_samples\": 8000, \"duration\": 0.5{more}}}\n")
     };
     let file = "{\"type\": \"file\", \"channels\": [0], \"source\": \"wav/a.flac\"}";
+    // `resample` of Lhotse leaves the file as it is.
+    let resampled = |rate: u32| {
+        let kwargs = format!("{{\"source_sampling_rate\": 48000, \"target_sampling_rate\": {rate}}}");
+        format!(", \"sources\": [{file}], \"transforms\": [{{\"name\": \"Resample\", \"kwargs\": {kwargs}}}]")
+    };
     let recordings = [
         recording("ok", &format!(", \"sources\": [{file}], \"channel_ids\": null")),
         recording(
@@ -117,6 +122,8 @@ fn recordings_and_supervisions_of_lhotse_are_joined() {
             "fast",
             &format!(", \"sources\": [{file}], \"transforms\": [{{\"name\": \"Speed\", \"kwargs\": {{}}}}]"),
         ),
+        recording("low", &resampled(8_000)),
+        recording("high", &resampled(16_000)),
     ];
     // A byte order mark is of no line.
     fs::write(at("recordings.jsonl"), format!("\u{feff}{}", recordings.concat())).unwrap();
@@ -127,7 +134,7 @@ fn recordings_and_supervisions_of_lhotse_are_joined() {
         )
     };
     let mut supervisions = supervision("s", "ok", 0.0, 0.5);
-    for of in ["cmd", "url", "two", "fast"] {
+    for of in ["cmd", "url", "two", "fast", "low", "high"] {
         supervisions += &supervision(of, of, 0.0, 0.5);
     }
     supervisions += &supervision("past", "ok", 0.3, 0.5);
@@ -135,14 +142,17 @@ fn recordings_and_supervisions_of_lhotse_are_joined() {
     supervisions += "{\"id\": 7}\nnone\n";
     gz(&at("supervisions.jsonl.gz"), &supervisions);
     let output = run(settings(folder.path()));
-    assert_eq!(rows_of(&output), [row("s", "x", "hi", None, 0.5)]);
+    assert_eq!(
+        rows_of(&output),
+        [row("s", "x", "hi", None, 0.5), row("high", "x", "hi", None, 0.5)]
+    );
     let expected = [
         ("bad_json", 2),
         ("duration_past_end", 1),
         ("offset_invalid", 1),
         ("several_channels", 1),
         ("shell_command", 1),
-        ("transformed_audio", 1),
+        ("transformed_audio", 2),
         ("unsupported_source", 1),
     ];
     assert_eq!(by_reason(&output), counts(&expected));
@@ -406,6 +416,11 @@ fn damaged_data_sets_are_named() {
         };
         assert!(said.contains("data-00000-of-00001.arrow"), "{said}");
     }
+    // Polars writes the schema at the beginning without its length.
+    fs::write(&arrow, [&b"ARROW1\0\0\x04\0\0\0\xf2\xff\xff\xff"[..], &whole].concat()).unwrap();
+    let error = Harness::<Read>::new(settings(&folder.path().join("saved"))).run();
+    let said = error.err().unwrap().to_string();
+    assert!(said.contains("as Polars writes it"), "{said}");
     for at in (0..whole.len().min(3_000)).step_by(7) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0xff;

@@ -4,13 +4,14 @@ use flow_kernels::testing::{DeviceUnderTest, normal, values};
 use flow_kernels::{Lengths, Noise};
 
 use super::*;
+use crate::config::CausalConfig;
 
 struct Case {
     time: usize,
     heads: usize,
     /// Width of a head.
     k: usize,
-    band: Option<usize>,
+    context: Context,
     dropout: f64,
     biases: bool,
 }
@@ -26,9 +27,10 @@ fn run(case: &Case, device: &Device) -> Result<Vec<Tensor>> {
         subsampling_conv_channels: 4,
         ff_expansion_factor: 2,
         n_heads: case.heads,
-        attention_context: case.band.map_or(AttentionContext::Full, AttentionContext::Band),
+        attention_context: AttentionContext::Full,
         xscaling: false,
         conv_kernel_size: 3,
+        causal: CausalConfig::default(),
         dropout: 0.0,
         dropout_pre_encoder: 0.0,
         dropout_emb: 0.0,
@@ -47,6 +49,7 @@ fn run(case: &Case, device: &Device) -> Result<Vec<Tensor>> {
         batch: 4,
         time: case.time,
         lengths: Lengths::new([case.time, case.time / 2, 1, 0]),
+        context: case.context,
     };
     let rows = frames.rows();
     let (x, dy) = (random(&[rows, d])?, random(&[rows, d])?);
@@ -76,7 +79,7 @@ fn one_kernel_gives_what_all_scores_give() {
         time,
         heads,
         k,
-        band: None,
+        context: Context::All,
         dropout: 0.0,
         biases: false,
     };
@@ -95,31 +98,33 @@ fn one_kernel_gives_what_all_scores_give() {
             ..sound(17, 1, 128)
         },
         Case {
-            band: Some(0),
+            context: Context::Band(0),
             ..sound(9, 2, 4)
         },
         Case {
-            band: Some(usize::MAX),
+            context: Context::Band(usize::MAX),
             ..sound(9, 2, 4)
         },
         // Blocks of 16 queries, each with a mask of its own; the last is shorter.
         Case {
-            band: Some(3),
+            context: Context::Band(3),
             dropout: 0.3,
             ..sound(45, 2, 6)
         },
         // Blocks of 40.
         Case {
-            band: Some(20),
+            context: Context::Band(20),
             dropout: 0.3,
             ..sound(100, 1, 4)
         },
+        // Not by one kernel.
+        Case {
+            context: Context::Chunks { size: 3, left: 2 },
+            ..sound(40, 2, 6)
+        },
     ];
     for case in &cases {
-        let name = format!(
-            "{} frames, {} x {}, band {:?}",
-            case.time, case.heads, case.k, case.band
-        );
+        let name = format!("{} frames, {} x {}, {:?}", case.time, case.heads, case.k, case.context);
         let expected = run(case, &Device::Cpu).unwrap();
         let found = DeviceUnderTest::get().run(|device| run(case, device).unwrap());
         assert_eq!(expected.len(), found.len());
@@ -151,7 +156,7 @@ fn projections_are_one_product() {
         time: 5,
         heads: 2,
         k: 4,
-        band: None,
+        context: Context::All,
         dropout: 0.0,
         biases: false,
     };

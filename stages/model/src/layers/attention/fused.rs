@@ -1,12 +1,13 @@
 //! Attention by one kernel, on a device.
 
 use candle_core::{DType, Tensor};
+use flow_kernels::attention::Context;
 use flow_kernels::elementwise::add_in_place;
 use flow_kernels::noise::DropMask;
 use flow_kernels::product::{add_product_in, product_in};
 use flow_kernels::relative_attention::{self, Positions, Projections};
 
-use super::{Attention, Saved, Way, query_blocks, reach};
+use super::{Attention, Saved, Way, queries_together, query_blocks};
 use crate::error::Result;
 use crate::layers::linear::Linear;
 use crate::layers::{Frames, dropout};
@@ -35,7 +36,7 @@ impl Attention {
             ]),
         };
         let projected = self.position.forward(parameters, &positions)?;
-        let masks: Vec<_> = query_blocks(self.band, self.block, frames.time)
+        let masks: Vec<_> = query_blocks(frames.context, frames.time)
             .iter()
             .map(|_| dropout::draw(self.dropout, mode))
             .collect();
@@ -91,10 +92,16 @@ impl Attention {
             time: frames.time,
             heads: self.heads,
             scale: self.scale,
-            band: self.band,
-            reach: reach(self.band, frames.time),
+            band: match frames.context {
+                Context::Band(width) => Some(width),
+                _ => None,
+            },
+            reach: frames.context.reach(frames.time),
             masks,
-            block: if masks.len() > 1 { self.block } else { frames.time },
+            block: match masks.len() {
+                0 | 1 => frames.time,
+                _ => queries_together(frames.context),
+            },
             factors,
         }
     }

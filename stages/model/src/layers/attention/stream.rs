@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use candle_core::Tensor;
-use flow_kernels::attention::{merge_heads, split_heads};
+use flow_kernels::attention::{Context, merge_heads, split_heads};
 use flow_kernels::product::product;
 
-use super::{Attention, PositionTable, block_weights, queries_together, query_blocks, reach};
+use super::{Attention, PositionTable, block_weights, query_blocks};
 use crate::error::Result;
 use crate::layers::Frames;
 use crate::layers::held_rows::HeldRows;
@@ -19,7 +19,6 @@ pub const QUERIES: usize = 512;
 /// are there; with limited context, no more keys than these are held.
 #[derive(Debug)]
 pub struct AttentionStream {
-    band: Option<usize>,
     frames: Frames,
     /// Blocks of queries and the keys that they see, from the last to the first.
     blocks: Vec<(Range<usize>, Range<usize>)>,
@@ -42,31 +41,21 @@ impl AttentionStream {
 }
 
 impl Attention {
-    /// Begins an utterance of `frames`. `band`: how many frames a query sees to either side, if limited; a model that was
-    /// made with limited context keeps its own.
-    pub fn stream(
-        &self,
-        parameters: &Parameters,
-        table: &PositionTable,
-        band: Option<usize>,
-        frames: Frames,
-    ) -> Result<AttentionStream> {
-        let band = self.band.or(band);
-        let reach = reach(band, frames.time);
+    /// Begins an utterance of `frames`.
+    pub fn stream(&self, parameters: &Parameters, table: &PositionTable, frames: Frames) -> Result<AttentionStream> {
+        let reach = frames.context.reach(frames.time);
         let positions = table.rows(reach + 1, parameters.dtype(), parameters.device())?;
         let projected = split_heads(&self.position.forward(parameters, &positions)?, self.heads, None)?;
-        let block = queries_together(band);
-        let mut blocks = match band {
-            Some(_) => query_blocks(band, block, frames.time),
+        let mut blocks = match frames.context {
             // Each query sees all keys. Taken in parts, memory does not grow with the square of the frames.
-            None => (0..frames.time)
+            Context::All => (0..frames.time)
                 .step_by(QUERIES)
                 .map(|first| (first..frames.time.min(first + QUERIES), 0..frames.time))
                 .collect(),
+            context => query_blocks(context, frames.time),
         };
         blocks.reverse();
         Ok(AttentionStream {
-            band,
             frames,
             blocks,
             projected,
@@ -99,7 +88,7 @@ impl Attention {
             return Ok(None);
         };
         let query = (&stream.query_u.get(&q)?, &stream.query_v.get(&q)?);
-        let scores = self.scores(stream.band, &stream.frames, &q, &s);
+        let scores = self.scores(&stream.frames, &q, &s);
         let (weights, _) = block_weights(query, &stream.keys.get(&s)?, &stream.projected, &scores, None)?;
         let context = product(
             &weights.reshape((self.heads, q.len(), s.len()))?,

@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 use flow_kernels::Lengths;
+use flow_kernels::attention::Context;
 use flow_kernels::elementwise::residual;
 
 use super::{ConformerLayer, HALF};
@@ -46,18 +47,19 @@ impl ConformerLayer {
         &self,
         parameters: &Parameters,
         table: &PositionTable,
-        band: Option<usize>,
+        context: Context,
         (time, valid): (usize, usize),
     ) -> Result<LayerStream> {
         let frames = Frames {
             batch: 1,
             time,
             lengths: Lengths::new([valid]),
+            context,
         };
         Ok(LayerStream {
             time,
             valid,
-            attention: self.self_attn.stream(parameters, table, band, frames)?,
+            attention: self.self_attn.stream(parameters, table, frames)?,
             before: HeldRows::new(0),
             after: HeldRows::new(0),
             gated: HeldRows::new(0),
@@ -67,10 +69,7 @@ impl ConformerLayer {
 
     /// Takes the next frames, (rows, d).
     pub fn feed(&self, parameters: &Parameters, stream: &mut LayerStream, x: &Tensor) -> Result<()> {
-        let n = self.norm_feed_forward1.forward(parameters, x)?.0;
-        let y = self.feed_forward1.forward(parameters, &n, &mut Mode::Evaluate)?.0;
-        let x = residual(x, &y, HALF, None)?;
-        let n = self.norm_self_att.forward(parameters, &x)?.0;
+        let (x, n) = self.before_attention(parameters, x)?;
         self.self_attn.feed(parameters, &mut stream.attention, &n)?;
         stream.before.push(x)
     }
@@ -112,9 +111,23 @@ impl ConformerLayer {
         stream.given = rows.end;
         stream.after.drop_before(rows.end)?;
         stream.gated.drop_before(rows.end.saturating_sub(reach))?;
-        let n = self.norm_feed_forward2.forward(parameters, &x)?.0;
+        Ok(Some(self.after_convolution(parameters, &x)?))
+    }
+
+    /// The residual before attention, and this normalised.
+    pub(super) fn before_attention(&self, parameters: &Parameters, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let n = self.norm_feed_forward1.forward(parameters, x)?.0;
+        let y = self.feed_forward1.forward(parameters, &n, &mut Mode::Evaluate)?.0;
+        let x = residual(x, &y, HALF, None)?;
+        let n = self.norm_self_att.forward(parameters, &x)?.0;
+        Ok((x, n))
+    }
+
+    /// The layer's output, from the residual behind the convolution.
+    pub(super) fn after_convolution(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
+        let n = self.norm_feed_forward2.forward(parameters, x)?.0;
         let y = self.feed_forward2.forward(parameters, &n, &mut Mode::Evaluate)?.0;
-        let x = residual(&x, &y, HALF, None)?;
-        Ok(Some(self.norm_out.forward(parameters, &x)?.0))
+        let x = residual(x, &y, HALF, None)?;
+        Ok(self.norm_out.forward(parameters, &x)?.0)
     }
 }

@@ -108,7 +108,10 @@ fn draining_ends_what_was_taken_and_takes_no_more() {
         assert_eq!(engine.submit(request(&bytes)).unwrap_err(), EngineError::Draining);
         gate.open();
         // Those that are live come to their end.
-        engine.decode_window(None, vec![0.0; 16_000], false).await.unwrap();
+        engine
+            .decode_window(None, vec![0.0; 16_000], false, Arc::default())
+            .await
+            .unwrap();
     };
     wait(join(engine.drain(Duration::from_secs(120)), draining));
     assert_eq!(engine.queued(), 0);

@@ -42,7 +42,8 @@ fn models_that_cannot_be_loaded_say_which() {
             let mut request = request(&wav(&two()));
             request.model = Some((*name).to_owned());
             let of_request = wait(engine.submit(request).unwrap().finish()).unwrap_err();
-            let of_window = wait(engine.decode_window(Some(name), vec![0.0; 16_000], false)).unwrap_err();
+            let of_window =
+                wait(engine.decode_window(Some(name), vec![0.0; 16_000], false, Arc::default())).unwrap_err();
             for error in [of_request, of_window] {
                 let EngineError::Model(message) = error else {
                     panic!("{error:?}");

@@ -2,6 +2,7 @@
 
 mod limits;
 mod loading;
+mod spoken;
 mod transcripts;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,7 @@ fn named(name: &str, path: impl Into<PathBuf>) -> ModelSettings {
     ModelSettings {
         name: name.to_owned(),
         path: path.into(),
+        language_prior: None,
     }
 }
 
@@ -86,6 +88,7 @@ fn request(bytes: &[u8]) -> TranscriptionRequest {
         source_name: "talk.wav".to_owned(),
         diarize: false,
         tokens: false,
+        decoding: Arc::default(),
     }
 }
 

@@ -174,7 +174,7 @@ fn windows_of_live_sessions_are_decoded_beside_recordings() {
     let samples = samples[..samples.len().min(15 * 16_000)].to_vec();
     let expected = recognizer().decode(&[&samples]).unwrap().remove(0);
     let job = engine.submit(request(&wav(&two()))).unwrap();
-    let windows = (0..4).map(|_| engine.decode_window(Some("small"), samples.clone(), false));
+    let windows = (0..4).map(|_| engine.decode_window(Some("small"), samples.clone(), false, Arc::default()));
     let (heard, finished) = wait(join(join_all(windows), job.finish()));
     finished.unwrap();
     let outline = |heard: &Heard| -> Vec<(String, f64, f64)> {
@@ -185,14 +185,14 @@ fn windows_of_live_sessions_are_decoded_beside_recordings() {
         assert_eq!(outline(&heard.unwrap()), outline(&expected));
     }
     assert!(!expected.words.is_empty());
-    let too_long = wait(engine.decode_window(None, vec![0.0; 21 * 16_000], false)).unwrap_err();
+    let too_long = wait(engine.decode_window(None, vec![0.0; 21 * 16_000], false, Arc::default())).unwrap_err();
     assert_eq!(too_long, EngineError::TooLong { max_duration: 20.0 });
-    let wrong = wait(engine.decode_window(None, vec![f32::NAN; 16_000], false)).unwrap_err();
+    let wrong = wait(engine.decode_window(None, vec![f32::NAN; 16_000], false, Arc::default())).unwrap_err();
     assert!(matches!(wrong, EngineError::Audio { .. }), "{wrong:?}");
-    let unknown = wait(engine.decode_window(Some("large"), samples, false)).unwrap_err();
+    let unknown = wait(engine.decode_window(Some("large"), samples, false, Arc::default())).unwrap_err();
     assert!(matches!(unknown, EngineError::UnknownModel(_)), "{unknown:?}");
     assert_eq!(
-        wait(engine.decode_window(None, Vec::new(), false)).unwrap(),
+        wait(engine.decode_window(None, Vec::new(), false, Arc::default())).unwrap(),
         Heard::default()
     );
 }
@@ -217,12 +217,15 @@ fn windows_of_live_sessions_are_heard_again_as_two_only_when_they_grow_no_more()
         .filter(|window| window.len() <= 20 * 16_000)
         .find_map(|window| {
             let twice = recognizer.decode(&[&window]).unwrap().remove(0);
-            let once = recognizer.decode_again_where(&[&window], &|_| false).unwrap().remove(0);
+            let once = recognizer
+                .decode_again_where(&[&window], &|_| false, recognizer.decoding())
+                .unwrap()
+                .remove(0);
             (once != twice).then_some((window, once, twice))
         })
         .expect("a window that is heard otherwise as two");
     // One beside the other: each is decoded as it asks for.
-    let windows = [true, false].map(|grows| engine.decode_window(None, window.clone(), grows));
+    let windows = [true, false].map(|grows| engine.decode_window(None, window.clone(), grows, Arc::default()));
     assert_eq!(wait(join_all(windows)), [Ok(once), Ok(twice)]);
 }
 

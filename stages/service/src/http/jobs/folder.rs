@@ -156,10 +156,7 @@ pub struct JobFolder {
 /// # Errors
 /// If the system gives no random bytes.
 pub fn new_id() -> io::Result<String> {
-    let mut bytes = [0_u8; 16];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(format!("{PREFIX}{digits}"))
+    Ok(format!("{PREFIX}{}", flow_runtime::random_hex::<16>()?))
 }
 
 fn is_id(name: &str) -> bool {

@@ -10,6 +10,7 @@ use flow_storage::{Entry, ObjectUrl, Storage, StorageError};
 use super::RemoteFolder;
 use crate::checkpoint::damage::damaged;
 use crate::checkpoint::listing::{list, name_of, restart_name, restarts};
+use crate::checkpoint::ranking::Ranking;
 use crate::checkpoint::record::{RECORD, read_record};
 use crate::checkpoint::writing::{lock, sync_folder};
 use crate::error::TrainingError;
@@ -20,14 +21,14 @@ const FETCHING: &str = ".fetching-";
 /// Which checkpoints a training needs, the newest always among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wanted {
-    /// The one with the lowest validation error.
-    pub best: bool,
+    /// The best ones.
+    pub best: Option<Ranking>,
     /// This many of the last.
     pub last: usize,
 }
 
 impl Wanted {
-    pub const NEWEST: Wanted = Wanted { best: false, last: 1 };
+    pub const NEWEST: Wanted = Wanted { best: None, last: 1 };
 }
 
 /// Fetches the wanted checkpoints of the newest restart that `root` lacks, each compared with the digests of its record. Where
@@ -51,24 +52,19 @@ pub fn fetch(storage: &Storage, url: &ObjectUrl, root: &Path, wanted: Wanted) ->
     let local: BTreeMap<u64, _> = list(&folder)?.into_iter().map(|here| (here.step, here.path)).collect();
     let all: BTreeSet<u64> = local.keys().copied().chain(there.whole()).collect();
     let mut others: BTreeSet<u64> = all.iter().rev().take(wanted.last).copied().collect();
-    if wanted.best {
-        let mut lowest: Option<(u64, f64)> = None;
+    if let Some(ranking) = wanted.best {
+        let mut figures = Vec::new();
         for &step in &all {
             let record = match local.get(&step) {
                 Some(path) => read_record(path),
                 None => there.record(storage, step).map(|(record, _)| record),
             };
-            let record = match record {
-                Err(TrainingError::Damaged { .. }) => continue,
-                record => record?,
-            };
-            if let Some(rate) = record.validation_wer
-                && lowest.is_none_or(|(_, before)| rate < before)
-            {
-                lowest = Some((step, rate));
+            match record {
+                Err(TrainingError::Damaged { .. }) => {}
+                record => figures.push((step, record?.figure(ranking.monitor))),
             }
         }
-        others.extend(lowest.map(|(step, _)| step));
+        others.extend(ranking.best(figures));
     }
     let newest_local = local.keys().next_back().copied();
     let newer: Vec<u64> = there

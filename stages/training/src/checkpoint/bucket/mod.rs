@@ -27,6 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use flow_storage::{Entry as Object, Location, ObjectUrl, Storage, StorageError, StorageFault};
 
 use super::listing::{RESTART, StoredCheckpoint, restart_name, step_of};
+use super::ranking::Ranking;
 use super::record::{CheckpointRecord, RECORD, record_of};
 use crate::error::TrainingError;
 use crate::metrics::METRICS;
@@ -87,7 +88,12 @@ pub fn take_warnings(checkpoints: &str) -> Vec<String> {
 ///
 /// # Errors
 /// Where the URL cannot be used.
-pub fn mirror(checkpoints: &str, folder: &Path, keep: usize, keep_best: bool) -> Result<Option<Mirror>, TrainingError> {
+pub fn mirror(
+    checkpoints: &str,
+    folder: &Path,
+    keep: usize,
+    ranking: Ranking,
+) -> Result<Option<Mirror>, TrainingError> {
     let Location::Object(url) = Location::parse(checkpoints)? else {
         return Ok(None);
     };
@@ -96,7 +102,7 @@ pub fn mirror(checkpoints: &str, folder: &Path, keep: usize, keep_best: bool) ->
         Ok(below) => url.join(&below.to_string_lossy())?,
         Err(_) => url,
     };
-    Ok(Some(Mirror::new(Storage::global(), below, folder, keep, keep_best)))
+    Ok(Some(Mirror::new(Storage::global(), below, folder, keep, ranking)))
 }
 
 /// Whether a checkpoint is whole where `checkpoints` names it, too.

@@ -10,8 +10,14 @@ use serde_json::json;
 use super::fetch::{Wanted, fetch};
 use super::{Mirror, RemoteFolder, Uploader};
 use crate::checkpoint::listing::{list, name_of, newest_sound};
+use crate::checkpoint::ranking::{Monitor, Ranking};
 use crate::checkpoint::record::{CheckpointRecord, FileDigest, RECORD};
 use crate::error::TrainingError;
+
+const RANKING: Ranking = Ranking {
+    monitor: Monitor::ValWer,
+    keep: 1,
+};
 
 struct Place {
     folder: tempfile::TempDir,
@@ -37,7 +43,7 @@ impl Place {
     }
 
     fn mirror(&self, local: &Path, keep: usize) -> Mirror {
-        Mirror::new(&self.server.storage(), run(), local, keep, true)
+        Mirror::new(&self.server.storage(), run(), local, keep, RANKING)
     }
 
     fn fetch(&self, local: &Path, wanted: Wanted) -> Result<Vec<String>, TrainingError> {
@@ -147,7 +153,15 @@ fn checkpoints_go_to_the_bucket_through_faults_and_come_back() {
     assert_eq!(metrics, "{\"step\": 20}\n{\"step\": 30}\n");
     assert_eq!(newest_sound(&fresh).unwrap().unwrap().0.step, 40);
     // The others where they are needed, each once; and nothing where this machine is ahead.
-    place.fetch(&fresh, Wanted { best: true, last: 2 }).unwrap();
+    place
+        .fetch(
+            &fresh,
+            Wanted {
+                best: Some(RANKING),
+                last: 2,
+            },
+        )
+        .unwrap();
     assert_eq!(steps(&fresh), [20, 30, 40]);
     checkpoint(&fresh, 50, None, 1);
     fs::remove_dir_all(fresh.join(name_of(40))).unwrap();

@@ -12,6 +12,7 @@ use flow_storage::{ObjectUrl, Storage, StorageError, StorageFault};
 use super::{RemoteFolder, is_beside};
 use crate::checkpoint::damage::damaged;
 use crate::checkpoint::listing::{StoredCheckpoint, list, name_of};
+use crate::checkpoint::ranking::Ranking;
 use crate::checkpoint::record::{RECORD, record_of};
 use crate::error::TrainingError;
 use crate::tensorboard;
@@ -25,7 +26,7 @@ pub struct Mirror {
     url: ObjectUrl,
     folder: PathBuf,
     keep: usize,
-    keep_best: bool,
+    ranking: Ranking,
     /// Ends the copying between two pieces of a file.
     cancel: Arc<AtomicBool>,
     /// Validation errors of whole checkpoints in the bucket, as far as they were read.
@@ -35,15 +36,14 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Checkpoints in `folder` go below `url`, where the last `keep` stay, and the one with the lowest validation error if
-    /// `keep_best`.
-    pub fn new(storage: &Storage, url: ObjectUrl, folder: &Path, keep: usize, keep_best: bool) -> Mirror {
+    /// Checkpoints in `folder` go below `url`, where the last `keep` stay, and the best ones.
+    pub fn new(storage: &Storage, url: ObjectUrl, folder: &Path, keep: usize, ranking: Ranking) -> Mirror {
         Mirror {
             storage: storage.clone(),
             url,
             folder: folder.to_owned(),
             keep,
-            keep_best,
+            ranking,
             cancel: Arc::default(),
             rates: HashMap::new(),
             equal: BTreeSet::new(),
@@ -94,7 +94,7 @@ impl Mirror {
         if there.whole().any(|step| step == checkpoint.step) {
             let (other, other_bytes) = there.record(&self.storage, checkpoint.step)?;
             if other_bytes == bytes {
-                self.rates.insert(checkpoint.step, record.validation_wer);
+                self.rates.insert(checkpoint.step, record.figure(self.ranking.monitor));
                 return Ok(());
             }
             if other.identity != record.identity {
@@ -115,7 +115,7 @@ impl Mirror {
             }
         }
         self.mark(&marker, bytes)?;
-        self.rates.insert(checkpoint.step, record.validation_wer);
+        self.rates.insert(checkpoint.step, record.figure(self.ranking.monitor));
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl Mirror {
         let mut kept: BTreeSet<u64> = list(&self.folder)?.into_iter().map(|here| here.step).collect();
         kept.extend(there.whole().rev().take(self.keep.max(1)));
         let old: Vec<u64> = there.whole().filter(|step| !kept.contains(step)).collect();
-        if self.keep_best && !old.is_empty() {
+        if self.ranking.keep > 0 && !old.is_empty() {
             kept.extend(self.best(there)?);
         }
         let newest = there.whole().next_back();
@@ -230,26 +230,22 @@ impl Mirror {
         Ok(())
     }
 
-    /// The step of the whole checkpoint in the bucket with the lowest validation error, the oldest of several.
-    fn best(&mut self, there: &RemoteFolder) -> Result<Option<u64>, TrainingError> {
-        let mut best: Option<(u64, f64)> = None;
+    /// Steps of the best whole checkpoints in the bucket.
+    fn best(&mut self, there: &RemoteFolder) -> Result<Vec<u64>, TrainingError> {
+        let mut figures = Vec::new();
         for step in there.whole() {
-            let rate = match self.rates.get(&step) {
-                Some(rate) => *rate,
+            let figure = match self.rates.get(&step) {
+                Some(figure) => *figure,
                 None => match there.record(&self.storage, step) {
-                    Ok((record, _)) => record.validation_wer,
+                    Ok((record, _)) => record.figure(self.ranking.monitor),
                     Err(TrainingError::Damaged { .. }) => None,
                     Err(error) => return Err(error),
                 },
             };
-            self.rates.insert(step, rate);
-            if let Some(rate) = rate
-                && best.is_none_or(|(_, lowest)| rate < lowest)
-            {
-                best = Some((step, rate));
-            }
+            self.rates.insert(step, figure);
+            figures.push((step, figure));
         }
-        Ok(best.map(|(step, _)| step))
+        Ok(self.ranking.best(figures))
     }
 }
 

@@ -1,0 +1,168 @@
+//! What a request says of how its recording is decoded: phrases that are probable, and the languages that are spoken.
+
+use std::sync::Arc;
+
+use flow_model::decoding::{DecodingOptions, DecodingSettings};
+use flow_model::fusion::{BoostingRules, boosting_tree, parse_phrases};
+use flow_model::tokenizer::Tokenizer;
+use serde::{Deserialize, Serialize};
+
+use crate::language_prior::{LanguageCounts, LanguagePrior};
+use crate::{Result, TranscriptionError};
+
+/// Most phrases of a request.
+const MOST_PHRASES: usize = 1000;
+/// Most bytes of all of them.
+const MOST_BYTES: usize = 64 << 10;
+/// A part of a prompt that has more words is a sentence, and no phrase.
+const LONGEST_PHRASE: usize = 6;
+/// Most phrases without effect that are named.
+const MOST_NAMED: usize = 5;
+
+/// What a request says of how its recording is decoded. By default nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DecodingRequest {
+    /// Phrases to boost.
+    pub phrases: Vec<String>,
+    /// The weight of their scores, from 0 to 100; none for the usual one.
+    pub boost_weight: Option<f64>,
+    /// Codes of the languages that are spoken; empty where nobody says.
+    pub languages: Vec<String>,
+}
+
+impl DecodingRequest {
+    /// # Errors
+    /// What is too much, or out of range: the field, and why.
+    pub fn check(&self) -> std::result::Result<(), (&'static str, String)> {
+        let bytes = self.phrases.iter().map(String::len).sum::<usize>();
+        if self.phrases.len() > MOST_PHRASES || bytes > MOST_BYTES {
+            let why = format!("there are more than {MOST_PHRASES} phrases, or more than {MOST_BYTES} bytes of them");
+            return Err(("phrases", why));
+        }
+        match self.boost_weight {
+            Some(weight) if !(0.0..=100.0).contains(&weight) => {
+                Err(("boost_weight", format!("it is {weight}; it must be from 0 to 100")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// These settings with what is asked for, and what of that has no effect. `counts`: those of a model, with their weight.
+    /// `takes_phrases`: whether the head that decodes can be boosted.
+    ///
+    /// # Errors
+    /// If it does not fit the settings.
+    pub(crate) fn applied(
+        &self,
+        usual: &DecodingSettings,
+        tokenizer: &Tokenizer,
+        counts: Option<(&LanguageCounts, f64)>,
+        takes_phrases: bool,
+    ) -> Result<(DecodingSettings, Vec<String>)> {
+        self.check()
+            .map_err(|(field, why)| TranscriptionError::Input(format!("{field}: {why}")))?;
+        let mut settings = usual.clone();
+        let mut notes = Vec::new();
+        if !self.languages.is_empty() {
+            let prior = LanguagePrior::of(tokenizer, &self.languages, counts);
+            settings.fusion.set_prior(prior.scores)?;
+            notes = prior.notes;
+        }
+        if !self.phrases.is_empty() {
+            // A line break or a tab would be another phrase, or its score.
+            let plain = |phrase: &String| phrase.split_whitespace().collect::<Vec<_>>().join(" ");
+            // What is invisible has no token.
+            let (lines, invisible): (Vec<String>, Vec<String>) =
+                (self.phrases.iter().map(plain)).partition(|phrase| phrase.chars().any(char::is_alphanumeric));
+            if !invisible.is_empty() {
+                notes.push(format!(
+                    "{} phrases are not boosted: they have no letters",
+                    invisible.len()
+                ));
+            }
+            let found = parse_phrases(&lines.join("\n"), tokenizer).map_err(TranscriptionError::Input)?;
+            if !found.left_out.is_empty() {
+                let names = found
+                    .left_out
+                    .iter()
+                    .take(MOST_NAMED)
+                    .map(|(_, phrase)| format!("`{phrase}`"));
+                notes.push(format!(
+                    "{} phrases are not boosted, as the model does not know all of their characters: {}",
+                    found.left_out.len(),
+                    names.collect::<Vec<_>>().join(", ")
+                ));
+            }
+            if !takes_phrases {
+                notes.push("phrases are not boosted: the model is decoded with its CTC head".to_owned());
+            } else if !found.phrases.is_empty() {
+                let tree = boosting_tree(&found.phrases, &BoostingRules::default(), tokenizer.vocabulary_size())?;
+                let weight = self.boost_weight.unwrap_or(DecodingOptions::default().boost_weight);
+                settings.fusion.add(Arc::new(tree), weight)?;
+            }
+        }
+        Ok((settings, notes))
+    }
+}
+
+/// The phrases of a prompt as programs write them for Whisper: what is between commas, colons, semicolons, line breaks and the ends
+/// of sentences, up to `LONGEST_PHRASE` words. Longer parts are sentences, which show a style that a transducer does not follow.
+/// Each comes once.
+pub fn phrases_of_prompt(prompt: &str) -> Vec<String> {
+    let parts = prompt.split([
+        ',', ';', ':', '!', '?', '\n', '\r', '\t', '、', '，', '。', '।', '；', '：',
+    ]);
+    let mut phrases: Vec<String> = Vec::new();
+    for part in parts.flat_map(|part| part.split(". ")) {
+        let quotes = |c: char| c.is_whitespace() || matches!(c, '"' | '“' | '”' | '„' | '«' | '»' | '(' | ')');
+        let phrase = part.trim_matches(quotes).trim_end_matches('.');
+        let has_letters = phrase.chars().any(char::is_alphanumeric);
+        let is_short = phrase.split_whitespace().count() <= LONGEST_PHRASE;
+        if has_letters && is_short && !phrases.iter().any(|known| known == phrase) {
+            phrases.push(phrase.to_owned());
+        }
+    }
+    phrases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_gives_its_names() {
+        let prompt = "The following conversation is a lecture about the recent developments around OpenAI. Names: \
+                      ZyntriQix, Digique Plus,  \"CynapseFive\"; Ada Lovelace.\nDigique Plus, ... !";
+        assert_eq!(
+            phrases_of_prompt(prompt),
+            ["Names", "ZyntriQix", "Digique Plus", "CynapseFive", "Ada Lovelace"]
+        );
+        assert_eq!(phrases_of_prompt(" \n,;. "), [""; 0]);
+        assert_eq!(phrases_of_prompt("東京、大阪。"), ["東京", "大阪"]);
+    }
+
+    #[test]
+    fn requests_are_bounded() {
+        let phrases = |phrases: Vec<String>| DecodingRequest {
+            phrases,
+            ..DecodingRequest::default()
+        };
+        assert_eq!(phrases(vec!["a".to_owned(); MOST_PHRASES]).check(), Ok(()));
+        assert_eq!(
+            phrases(vec!["a".to_owned(); MOST_PHRASES + 1]).check().unwrap_err().0,
+            "phrases"
+        );
+        assert_eq!(
+            phrases(vec!["a".repeat(MOST_BYTES + 1)]).check().unwrap_err().0,
+            "phrases"
+        );
+        for weight in [-1.0, 101.0, f64::NAN, f64::INFINITY] {
+            let request = DecodingRequest {
+                boost_weight: Some(weight),
+                ..DecodingRequest::default()
+            };
+            assert_eq!(request.check().unwrap_err().0, "boost_weight");
+        }
+    }
+}
