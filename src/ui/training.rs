@@ -18,7 +18,7 @@ use super::differences::{Settings, differences, on_one_line};
 use super::follower::last_lines;
 use super::layout::{Section, address, page};
 use super::run_summary::titled;
-use super::runs::store;
+use super::state_directory::store;
 use super::tables::Pairs;
 use super::{App, PageError, Shared, answer};
 

@@ -57,10 +57,7 @@ pub fn tar_of(
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<Option<(ExaminedShard, Option<DigestedFile>)>, AudioError> {
-    let failed = |source| AudioError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |source| AudioError::read(path, source);
     if !is_url(path) {
         match std::fs::metadata(path) {
             Ok(metadata) if !metadata.is_file() => {

@@ -5,6 +5,7 @@ mod block;
 #[cfg(test)]
 mod container_tests;
 pub mod decode;
+mod decode_fault;
 pub mod delete_tars;
 pub mod embedded;
 mod ends;

@@ -56,10 +56,7 @@ impl Kind for Synthesize {
 
     fn shape(settings: &SynthesizeSettings, _: &Inputs) -> Result<Shape, StageError> {
         settings.check()?;
-        let port = |name: &str, schema| Port {
-            name: name.into(),
-            schema,
-        };
+        let port = |name: &str, schema| Port::new(name, schema);
         let outputs = vec![
             port("files", rows::files_schema()),
             port("train", rows::clips_schema()),
@@ -149,11 +146,11 @@ impl Source for Synthesizer {
                 let all: Vec<String> = known.languages.values().map(Language::digest).collect();
                 decided_by["languages"] = serde_json::json!(all);
             }
-            partitions.push(SourcePartition {
-                name: Partition::new(name),
-                files: Vec::new(),
-                extra: decided_by.to_string(),
-            });
+            partitions.push(SourcePartition::new(
+                Partition::new(name),
+                Vec::new(),
+                decided_by.to_string(),
+            ));
         }
         Ok(partitions)
     }
@@ -277,10 +274,10 @@ impl Synthesizer {
             out.display(),
             others.len()
         );
-        Err(StageError::Refused {
+        Err(StageError::refused(
             message,
-            help: Some("choose another `out`, or delete them: who reads the folder would read them too".into()),
-        })
+            "choose another `out`, or delete them: who reads the folder would read them too",
+        ))
     }
 
     /// Makes clips until they reach the shard's seconds. Clips are made in parallel and counted in their order, so that

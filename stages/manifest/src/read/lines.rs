@@ -15,9 +15,9 @@ use super::folder_languages::FolderLanguages;
 use super::json_line;
 use super::layouts::{Corpus, Part, Take, take_line};
 use super::looks::FileLook;
+use super::manifest_row::{ManifestRow, Refusal, refuse};
 use super::naming::{language, named, names_all};
 use super::places::Places;
-use super::rows::{ManifestRow, Refusal, refuse};
 use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, names_like, renamed};
 use super::times::{DURATION, ENDS, STARTS, TIME_KEYS, Times, Unit, UnitSample, is_time, unread, unread_among};
 use super::{ReadSettings, file_stem};
@@ -110,12 +110,12 @@ impl Tars {
             return Ok(Tars::ByFile(tars));
         }
         let number = |tar: PathBuf| {
-            let number = trailing_number(&tar).ok_or_else(|| ManifestError::Manifest {
-                path: tar.clone(),
-                why: format!(
+            let number = trailing_number(&tar).ok_or_else(|| {
+                let why = format!(
                     "{manifests} manifests need as many tars, or tars with a number at the end of their names, which is \
                      then the `shard_id` of a line"
-                ),
+                );
+                ManifestError::manifest(&tar, why)
             })?;
             Ok::<_, ManifestError>((number, tar))
         };
@@ -170,10 +170,7 @@ impl LineManifest {
             }));
         }
         if let (true, Some((first, _))) = (blocks.is_empty(), files.first()) {
-            return Err(ManifestError::Manifest {
-                path: first.clone(),
-                why: "there are no rows in it".into(),
-            });
+            return Err(ManifestError::manifest(first, "there are no rows in it"));
         }
         let rules = LineRules {
             places: settings.places(Path::new("")),
@@ -290,10 +287,7 @@ fn check_beginning(path: &Path) -> Result<(), ManifestError> {
     let Some(why) = no_text(&bytes).or(array) else {
         return Ok(());
     };
-    Err(ManifestError::Manifest {
-        path: path.to_path_buf(),
-        why: why.into(),
-    })
+    Err(ManifestError::manifest(path, why))
 }
 
 /// Removes the keys that may be in a line, which may write their letters as escapes.

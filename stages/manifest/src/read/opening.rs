@@ -88,10 +88,7 @@ impl ReadSettings {
         scratch: &Path,
         progress: &mut dyn FnMut(&str) -> bool,
     ) -> Result<Manifest, ManifestError> {
-        let wrong = |why: String| ManifestError::Manifest {
-            path: self.manifest.clone().into(),
-            why,
-        };
+        let wrong = |why: String| ManifestError::manifest(&self.manifest, why);
         if let Some(dataset) = self.dataset().map_err(wrong)? {
             return layouts::open_dataset(&dataset, self, progress);
         }
@@ -103,33 +100,32 @@ impl ReadSettings {
             return Ok(manifest);
         }
         if !self.split.is_empty() {
-            return Err(ManifestError::Manifest {
-                path: self.manifest.clone().into(),
-                why: "`split` belongs to layouts with splits, and this is none of them".into(),
-            });
+            return Err(ManifestError::manifest(
+                &self.manifest,
+                "`split` belongs to layouts with splits, and this is none of them",
+            ));
         }
         let mut format = self.format;
         for file in &files {
             let found = match self.format {
-                Format::Auto => format_of(file).ok_or_else(|| ManifestError::Manifest {
-                    path: file.clone(),
-                    why: match file.extension().and_then(|extension| extension.to_str()) {
-                        Some("gz" | "bz2" | "xz" | "zst") => "it is compressed; unpack it".into(),
+                Format::Auto => format_of(file).ok_or_else(|| {
+                    let why = match file.extension().and_then(|extension| extension.to_str()) {
+                        Some("gz" | "bz2" | "xz" | "zst") => "it is compressed; unpack it",
                         Some("tar") => {
                             "it is a tar, which `audio.webdataset` reads, or `tars` beside a manifest of its members"
-                                .into()
                         }
-                        Some("xlsx" | "xls" | "ods") => "it is a workbook; save it as CSV".into(),
-                        _ => "its name does not tell its format; say `format: parquet`, `nemo` or `table`".into(),
-                    },
+                        Some("xlsx" | "xls" | "ods") => "it is a workbook; save it as CSV",
+                        _ => "its name does not tell its format; say `format: parquet`, `nemo` or `table`",
+                    };
+                    ManifestError::manifest(file, why)
                 })?,
                 given => given,
             };
             if format != Format::Auto && format != found {
-                return Err(ManifestError::Manifest {
-                    path: file.clone(),
-                    why: "it has another format than the files before it".into(),
-                });
+                return Err(ManifestError::manifest(
+                    file,
+                    "it has another format than the files before it",
+                ));
             }
             if file.is_dir() != (found == Format::Folder) {
                 let why = if file.is_dir() {
@@ -137,10 +133,7 @@ impl ReadSettings {
                 } else {
                     "it is a file, not a folder"
                 };
-                return Err(ManifestError::Manifest {
-                    path: file.clone(),
-                    why: why.into(),
-                });
+                return Err(ManifestError::manifest(file, why));
             }
             if found != Format::Folder {
                 check_set(file)?;
@@ -148,21 +141,20 @@ impl ReadSettings {
             format = found;
         }
         if !self.tars.is_empty() && format != Format::Nemo {
-            return Err(ManifestError::Manifest {
-                path: self.tars.clone().into(),
-                why: "`tars` belongs to manifests of JSON lines".into(),
-            });
+            return Err(ManifestError::manifest(
+                &self.tars,
+                "`tars` belongs to manifests of JSON lines",
+            ));
         }
         let has_columns = match (format, files.as_slice()) {
             (Format::Folder, [root]) => table_of(root)?.is_some(),
             _ => true,
         };
         if !self.columns.is_empty() && !has_columns {
-            return Err(ManifestError::Manifest {
-                path: self.manifest.clone().into(),
-                why: "`columns` belongs to manifests with columns, and this is a folder of recordings with their texts"
-                    .into(),
-            });
+            return Err(ManifestError::manifest(
+                &self.manifest,
+                "`columns` belongs to manifests with columns, and this is a folder of recordings with their texts",
+            ));
         }
         match (format, files.as_slice()) {
             (Format::Parquet, [first, ..]) if layouts::has_recordings(first) => layouts::open_named(files, self),
@@ -177,25 +169,14 @@ impl ReadSettings {
                 Ok(self.of_lines(LineManifest::open(files, tars, self)?))
             }
             (_, [root]) => self.open_folder(root, scratch),
-            (_, [_, second, ..]) => Err(ManifestError::Manifest {
-                path: second.clone(),
-                why: "only one folder can be read".into(),
-            }),
-            (_, []) => Err(ManifestError::Manifest {
-                path: self.manifest.clone().into(),
-                why: "it matches no file".into(),
-            }),
+            (_, [_, second, ..]) => Err(ManifestError::manifest(second, "only one folder can be read")),
+            (_, []) => Err(ManifestError::manifest(&self.manifest, "it matches no file")),
         }
     }
 
     /// Refuses a layout with what contradicts it.
     fn check_layout(&self, files: &[PathBuf]) -> Result<(), ManifestError> {
-        let wrong = |why: &str| {
-            Err(ManifestError::Manifest {
-                path: self.manifest.clone().into(),
-                why: why.into(),
-            })
-        };
+        let wrong = |why: &str| Err(ManifestError::manifest(&self.manifest, why));
         match files {
             _ if self.layout == Layout::Auto => Ok(()),
             _ if self.format != Format::Auto => {
@@ -237,10 +218,7 @@ const OBJECTS_AT_ONCE: usize = 16;
 /// Where files lie that may be of sets in object storage; objects are opened.
 fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
     let look = |file: &String| -> Result<PathBuf, ManifestError> {
-        let path = path_in_set(file.as_ref()).map_err(|error| ManifestError::Manifest {
-            path: file.into(),
-            why: error.to_string(),
-        })?;
+        let path = path_in_set(file.as_ref()).map_err(|error| ManifestError::manifest(file, error.to_string()))?;
         if is_url(&path) {
             // Why it cannot be read is said here: rights, the bucket, credentials.
             open_input_file(&path).map_err(|error| ManifestError::io(&path, error))?;
@@ -255,20 +233,17 @@ fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
 /// The files of a pattern, all of which have to be there.
 fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
     // The pattern was checked with the pipeline.
-    let files = expand(pattern).map_err(|why| ManifestError::Manifest {
-        path: pattern.into(),
-        why,
-    })?;
+    let files = expand(pattern).map_err(|why| ManifestError::manifest(pattern, why))?;
     let files = in_sets(&files)?;
     let is_there = |file: &PathBuf| is_url(file) || file.is_file() || file.is_dir();
     match files.iter().find(|file| !is_there(file)) {
         None => Ok(files),
-        Some(missing) => Err(ManifestError::Manifest {
-            path: missing.clone(),
-            why: match missing.exists() {
+        Some(missing) => Err(ManifestError::manifest(
+            missing,
+            match missing.exists() {
                 true => format!("{what} is neither a file nor a folder (a named pipe or a device is not read)"),
                 false => format!("{what} is not there (paths are relative to the current directory)"),
             },
-        }),
+        )),
     }
 }

@@ -12,10 +12,9 @@ use super::files::label;
 use super::folder_languages::FolderLanguages;
 use super::layouts::{Corpus, Part, Take};
 use super::looks::FileLook;
+use super::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use super::naming::{language, named, names_all};
 use super::places::Places;
-use super::recordings::Wanted;
-use super::rows::{ManifestRow, Refusal, line_values, refuse};
 use super::table_text::{Layout, Record, line_ends};
 use super::times::{DURATION, ENDS, STARTS, Times, Unit, UnitSample, unread, unread_among};
 use super::{ReadSettings, file_stem};
@@ -191,10 +190,10 @@ impl Table {
         let look = FileLook::of(&path).map_err(|e| ManifestError::io(&path, e))?;
         let text = read_text(&path)?;
         if text.text.trim_end().contains('\r') && !text.text.contains('\n') {
-            return Err(ManifestError::Manifest {
+            return Err(ManifestError::manifest(
                 path,
-                why: "its lines end with carriage returns alone; save it with line feeds".into(),
-            });
+                "its lines end with carriage returns alone; save it with line feeds",
+            ));
         }
         let (layout, of_quotes) = settings.quoting.layout(&text.text, separator(&path, &text.text));
         let mut walk = text.records(0..text.text.len(), layout);
@@ -204,10 +203,7 @@ impl Table {
         let heading = new_heading(&heading, &settings.columns);
         let mut columns = heading
             .and_then(|(heading, kept)| Columns::of(&heading, &kept))
-            .map_err(|why| ManifestError::Manifest {
-                path: path.clone(),
-                why,
-            })?;
+            .map_err(|why| ManifestError::manifest(&path, why))?;
         columns.decimal_comma = layout.separator == ';';
         let beside = path.parent().unwrap_or(Path::new(""));
         let clips = Some(beside.join("clips")).filter(|clips| clips.is_dir());
@@ -259,10 +255,7 @@ impl Table {
     }
 
     fn wrong(&self, why: String) -> ManifestError {
-        ManifestError::Manifest {
-            path: self.path.clone(),
-            why,
-        }
+        ManifestError::manifest(&self.path, why)
     }
 
     fn row(&self, record: &Record<'_>, tables: &TextTables) -> Result<ManifestRow, Refusal> {
@@ -545,16 +538,13 @@ fn read_text(path: &Path) -> Result<DecodedText, ManifestError> {
     let read = open_input_file(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     if bytes.len() as u64 > LARGEST_TABLE {
-        return Err(ManifestError::Manifest {
-            path: path.to_path_buf(),
-            why: "it has more than 4 GiB; write it as JSON lines instead".into(),
-        });
+        return Err(ManifestError::manifest(
+            path,
+            "it has more than 4 GiB; write it as JSON lines instead",
+        ));
     }
     if let Some(why) = no_text(&bytes) {
-        return Err(ManifestError::Manifest {
-            path: path.to_path_buf(),
-            why: why.into(),
-        });
+        return Err(ManifestError::manifest(path, why));
     }
     Ok(DecodedText::of(bytes))
 }
