@@ -13,7 +13,7 @@ use super::filters::{Columns, LAST_PAGE, PAGE_ROWS, View};
 use super::layout::{Section, page, said};
 use super::sound::Place;
 use super::tables::{Pairs, TableRef, open, past_run, row_of, value, value_of};
-use super::{App, PageError, Shared, answer, corrections};
+use super::{PageError, Shared, answer, corrections};
 use crate::commands::lineage;
 use crate::table::count;
 
