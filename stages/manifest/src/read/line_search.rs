@@ -43,7 +43,7 @@ impl LineSearch {
     }
 }
 
-fn plain(file: &Path) -> Option<String> {
+pub(super) fn plain(file: &Path) -> Option<String> {
     let parts = file.components();
     let parts = parts.skip_while(|part| !matches!(part, Component::Normal(_)));
     let plain = parts.collect::<PathBuf>();

@@ -61,6 +61,7 @@ impl ReadSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::read::line_search::plain;
     use crate::read::manifest_row::line_values;
 
     #[test]
