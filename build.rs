@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// What the program is made of. Where one of these changes it is compiled again in any case, and only then is the
 /// commit asked for again.
-const SOURCES: [&str; 27] = [
+const SOURCES: [&str; 28] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
@@ -28,6 +28,7 @@ const SOURCES: [&str; 27] = [
     "stages/service/src",
     "stages/speakers/src",
     "stages/storage/src",
+    "stages/synthesis/src",
     "stages/training/src",
     "stages/transcription/src",
     "stages/yaml-guard/src",

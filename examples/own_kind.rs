@@ -78,10 +78,7 @@ impl Kind for Speed {
                 help: None,
             });
         }
-        Ok(Shape::local(vec![Port {
-            name: "rows".into(),
-            schema: with_speed(&rows.schema),
-        }]))
+        Ok(Shape::local(vec![Port::new("rows", with_speed(&rows.schema))]))
     }
 
     // Called once for each worker.

@@ -22,7 +22,7 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_audio::Extract>(),
         kind::<flow_audio::DeleteTars>(),
         kind::<flow_audio::WebDataset>(),
-        kind::<flow_audio::Synthesize>(),
+        kind::<flow_synthesis::Synthesize>(),
         kind::<flow_training::audio_quality::AudioQuality>(),
         kind::<flow_sampling::Plan>(),
         kind::<flow_sampling::WritePlan>(),

@@ -419,10 +419,7 @@ mod tests {
                 folder: folder.path().display().to_string(),
                 files: vec![stage("own.html")],
             },
-            Event::Warning {
-                stage: None,
-                message: stage("a <script> here"),
-            },
+            Event::warning(None, stage("a <script> here")),
             Event::RunFinished {
                 outcome: stage("done"),
                 seconds: 3725.0,

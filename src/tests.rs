@@ -70,10 +70,12 @@ impl Source for NumbersBody {
         files.sort();
         Ok(files
             .into_iter()
-            .map(|file| SourcePartition {
-                name: Partition::new(file.file_name().unwrap().to_string_lossy()),
-                files: vec![file],
-                extra: String::new(),
+            .map(|file| {
+                SourcePartition::new(
+                    Partition::new(file.file_name().unwrap().to_string_lossy()),
+                    vec![file],
+                    "",
+                )
             })
             .collect())
     }

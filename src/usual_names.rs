@@ -2,16 +2,6 @@
 
 use flow_runtime::spec::UsualNames;
 
-const RATE: &[&str] = &["phase1_lr", "phase2_lr"];
-const BATCH: &[&str] = &["max_batch_seconds", "grad_accum"];
-const STEPS: &[&str] = &["max_steps"];
-const WARMUP: &[&str] = &["warmup_steps", "phase2_warmup"];
-const VALIDATE: &[&str] = &["eval_every"];
-const SAVE: &[&str] = &["checkpoint_every"];
-const VALIDATION: &[&str] = &["val_percent", "val_per_language"];
-const TRAIN_DATA: &[&str] = &["train_manifest", "shards"];
-const MODEL: &[&str] = &["init", "model"];
-
 const ADAPTERS: &str =
     "`lora` is a map such as {rank: 16, alpha: 32, targets: [linear_q, linear_v]} (docs/training.md)";
 const AUGMENT: &str = "`augment` is a list of steps such as {mix: {path: NOISE}} (docs/training.md)";
@@ -25,168 +15,103 @@ const ANY_RATE: &str = "recordings of any sample rate are taken";
 /// What parameters of other programs are called here.
 pub const USUAL_NAMES: UsualNames = UsualNames { same: SAME, near: NEAR };
 
-/// The usual name of a parameter, and the last parts of the names that it has here.
-const SAME: &[(&str, &[&str])] = &[
-    ("lr", RATE),
-    ("learning_rate", RATE),
-    ("max_lr", RATE),
-    ("batch_size", BATCH),
-    ("per_device_train_batch_size", BATCH),
-    ("batch_duration", BATCH),
-    ("gradient_accumulation_steps", &["grad_accum"]),
-    ("accumulate_grad_batches", &["grad_accum"]),
-    ("epochs", STEPS),
-    ("num_epochs", STEPS),
-    ("max_epochs", STEPS),
-    ("num_train_epochs", STEPS),
-    ("steps", STEPS),
-    ("num_steps", STEPS),
-    ("warmup", WARMUP),
-    ("warmup_steps", WARMUP),
-    ("num_warmup_steps", WARMUP),
-    ("scheduler", &["schedule"]),
-    ("sched", &["schedule"]),
-    ("lr_scheduler", &["schedule"]),
-    ("lr_scheduler_type", &["schedule"]),
-    ("optim", &["optimizer"]),
-    ("wd", &["weight_decay"]),
-    ("eval_steps", VALIDATE),
-    ("val_check_interval", VALIDATE),
-    ("save_steps", SAVE),
-    ("every_n_train_steps", SAVE),
-    ("save_total_limit", &["keep_checkpoints"]),
-    ("save_top_k", &["keep_best"]),
-    ("metric_for_best_model", &["monitor"]),
-    ("load_best_model_at_end", &["model_from"]),
-    ("max_grad_norm", &["clip"]),
-    ("gradient_clip_val", &["clip"]),
-    ("grad_clip", &["clip"]),
-    ("ema", &["average_decay"]),
-    ("ema_decay", &["average_decay"]),
-    ("gpus", &["ranks", "device"]),
-    ("devices", &["ranks", "device"]),
-    ("num_gpus", &["ranks", "device"]),
-    ("num_nodes", &["ranks"]),
-    ("world_size", &["ranks"]),
-    ("nproc_per_node", &["ranks"]),
-    ("bf16", &["precision"]),
-    ("fp16", &["precision"]),
-    ("amp", &["precision"]),
-    ("mixed_precision", &["precision"]),
-    ("dtype", &["precision"]),
-    ("torch_dtype", &["precision"]),
-    ("allow_tf32", &["tf32"]),
-    ("float32_matmul_precision", &["tf32"]),
-    ("gradient_checkpointing", &["recompute"]),
-    ("activation_checkpointing", &["recompute"]),
-    ("freeze_encoder", &["unfreeze_step"]),
-    ("freeze_feature_encoder", &["unfreeze_step"]),
-    ("freeze_steps", &["unfreeze_step"]),
-    ("specaugment", &["spec_augment"]),
-    ("specaug", &["spec_augment"]),
-    ("freq_masks", &["frequency_masks"]),
-    ("freq_width", &["frequency_width"]),
-    ("speed", &["speeds"]),
-    ("speed_perturb", &["speeds"]),
-    ("speed_perturbation", &["speeds"]),
-    ("init_from_nemo_model", MODEL),
-    ("init_from_pretrained_model", MODEL),
-    ("pretrained_model", MODEL),
-    ("model_name_or_path", MODEL),
-    ("model_path", MODEL),
-    ("base_model", MODEL),
-    ("restore_from", MODEL),
-    ("checkpoint", MODEL),
-    ("ckpt", MODEL),
-    ("ckpt_path", MODEL),
-    ("dataset", TRAIN_DATA),
-    ("data", TRAIN_DATA),
-    ("data_dir", TRAIN_DATA),
-    ("train_data", TRAIN_DATA),
-    ("train_ds", &["train_manifest"]),
-    ("train_file", &["train_manifest"]),
-    ("validation_ds", &["val_manifest"]),
-    ("validation_file", &["val_manifest"]),
-    ("eval_dataset", &["val_manifest"]),
-    ("dev_manifest", &["val_manifest"]),
-    ("manifest_filepath", &["manifest", "train_manifest", "val_manifest"]),
-    ("val_split", VALIDATION),
-    ("validation_split", VALIDATION),
-    ("test_size", VALIDATION),
-    ("language", &["lang"]),
-    ("max_length", &["max_tokens"]),
-    ("max_label_length", &["max_tokens"]),
-    ("max_duration_in_seconds", &["max_duration"]),
-    ("min_duration_in_seconds", &["min_duration"]),
-    ("vocabulary_size", &["vocab_size"]),
-    ("output_dir", &["checkpoints", "model_out"]),
-    ("exp_dir", &["checkpoints", "model_out"]),
-    ("random_seed", &["seed"]),
-    ("token", &["hub_token"]),
-    ("hf_token", &["hub_token"]),
-    // Former names in pretrain_small.yaml and new_language.yaml.
-    ("tokenizer", &["tokenizer_out"]),
-    ("beam_size", &["beam"]),
-    ("num_beams", &["beam"]),
-    ("kenlm_model", &["lm"]),
-    ("hotwords", &["boost"]),
-    ("lowercase", &["normalize"]),
+/// The last parts of the names of parameters here, and what others call them.
+const SAME: &[(&str, &str)] = &[
+    ("phase1_lr phase2_lr", "lr learning_rate max_lr"),
+    (
+        "max_batch_seconds grad_accum",
+        "batch_size per_device_train_batch_size batch_duration",
+    ),
+    ("grad_accum", "gradient_accumulation_steps accumulate_grad_batches"),
+    (
+        "max_steps",
+        "epochs num_epochs max_epochs num_train_epochs steps num_steps",
+    ),
+    ("warmup_steps phase2_warmup", "warmup warmup_steps num_warmup_steps"),
+    ("schedule", "scheduler sched lr_scheduler lr_scheduler_type"),
+    ("optimizer", "optim"),
+    ("weight_decay", "wd"),
+    ("eval_every", "eval_steps val_check_interval"),
+    ("checkpoint_every", "save_steps every_n_train_steps"),
+    ("keep_best", "save_top_k"),
+    ("keep_checkpoints", "save_total_limit"),
+    ("monitor", "metric_for_best_model"),
+    ("model_from", "load_best_model_at_end"),
+    ("clip", "max_grad_norm gradient_clip_val grad_clip"),
+    ("average_decay", "ema ema_decay"),
+    ("ranks device", "gpus devices num_gpus"),
+    ("ranks", "num_nodes world_size nproc_per_node"),
+    ("precision", "bf16 fp16 amp mixed_precision dtype torch_dtype"),
+    ("tf32", "allow_tf32 float32_matmul_precision"),
+    ("recompute", "gradient_checkpointing activation_checkpointing"),
+    ("unfreeze_step", "freeze_encoder freeze_feature_encoder freeze_steps"),
+    ("spec_augment", "specaugment specaug"),
+    ("frequency_masks", "freq_masks"),
+    ("frequency_width", "freq_width"),
+    ("speeds", "speed speed_perturb speed_perturbation"),
+    (
+        "init model",
+        "init_from_nemo_model init_from_pretrained_model pretrained_model model_name_or_path model_path base_model \
+         restore_from checkpoint ckpt ckpt_path",
+    ),
+    ("train_manifest shards", "dataset data data_dir train_data"),
+    ("train_manifest", "train_ds train_file"),
+    (
+        "val_manifest",
+        "validation_ds validation_file eval_dataset dev_manifest",
+    ),
+    ("manifest train_manifest val_manifest", "manifest_filepath"),
+    ("val_percent val_per_language", "val_split validation_split test_size"),
+    ("lang", "language"),
+    ("max_tokens", "max_length max_label_length"),
+    ("max_duration", "max_duration_in_seconds"),
+    ("min_duration", "min_duration_in_seconds"),
+    ("vocab_size", "vocabulary_size"),
+    ("checkpoints model_out", "output_dir exp_dir"),
+    ("seed", "random_seed"),
+    ("hub_token", "token hf_token"),
+    ("tokenizer_out", "tokenizer"),
+    ("beam", "beam_size num_beams"),
+    ("lm", "kenlm_model"),
+    ("boost", "hotwords"),
+    ("normalize", "lowercase"),
 ];
 
-/// The usual name of a parameter that has none here, why, and the last parts of the names of what comes nearest.
-const NEAR: &[(&str, &str, &[&str])] = &[
-    ("patience", STOP, &["early_stopping"]),
-    ("min_delta", STOP, &["early_stopping"]),
-    ("early_stopping", STOP, &["early_stopping"]),
-    ("early_stopping_patience", STOP, &["early_stopping"]),
-    ("early_stopping_threshold", STOP, &["early_stopping"]),
-    ("create_early_stopping_callback", STOP, &["early_stopping"]),
-    ("lora", ADAPTERS, &["lora"]),
-    ("lora_r", ADAPTERS, &["lora"]),
-    ("lora_rank", ADAPTERS, &["lora"]),
-    ("lora_alpha", ADAPTERS, &["lora"]),
-    ("peft", ADAPTERS, &["lora"]),
-    ("adapter", ADAPTERS, &["lora"]),
-    ("adapters", ADAPTERS, &["lora"]),
-    ("noise", AUGMENT, &["augment", "speeds"]),
-    ("noise_manifest", AUGMENT, &["augment", "speeds"]),
-    ("noise_prob", AUGMENT, &["augment", "speeds"]),
-    ("snr", AUGMENT, &["augment", "speeds"]),
-    ("musan", AUGMENT, &["augment", "speeds"]),
-    ("rir", AUGMENT, &["augment", "speeds"]),
-    ("augmentor", AUGMENT, &["augment", "speeds"]),
-    ("augmentation", AUGMENT, &["augment", "speeds"]),
-    ("wandb", FIGURES, &["checkpoints"]),
-    ("wandb_project", FIGURES, &["checkpoints"]),
-    ("create_wandb_logger", FIGURES, &["checkpoints"]),
-    ("mlflow", FIGURES, &["checkpoints"]),
-    ("report_to", FIGURES, &["checkpoints"]),
-    ("logger", FIGURES, &["checkpoints"]),
-    ("logging_dir", FIGURES, &["checkpoints"]),
-    ("logging_steps", FIGURES, &["checkpoints"]),
-    ("log_every_n_steps", FIGURES, &["checkpoints"]),
-    ("tensorboard", FIGURES, &["checkpoints"]),
-    ("create_tensorboard_logger", FIGURES, &["checkpoints"]),
-    ("resume", RESUMED, &["on_change", "checkpoints"]),
-    ("resume_if_exists", RESUMED, &["on_change", "checkpoints"]),
-    ("resume_from_checkpoint", RESUMED, &["on_change", "checkpoints"]),
+/// Why there is no such parameter here, the last parts of the names of what comes nearest, and what others call it.
+const NEAR: &[(&str, &str, &str)] = &[
     (
-        "deepspeed",
-        "ranks share the state of the optimizer",
-        &["ranks", "offload"],
+        STOP,
+        "early_stopping",
+        "patience min_delta early_stopping early_stopping_patience early_stopping_threshold create_early_stopping_callback",
     ),
-    ("fsdp", "ranks share the state of the optimizer", &["ranks", "offload"]),
     (
-        "strategy",
-        "ranks share the state of the optimizer",
-        &["ranks", "offload"],
+        ADAPTERS,
+        "lora",
+        "lora lora_r lora_rank lora_alpha peft adapter adapters",
     ),
-    ("num_workers", THREADS, &[]),
-    ("dataloader_num_workers", THREADS, &[]),
-    ("workers", THREADS, &[]),
-    ("threads", THREADS, &[]),
-    ("sample_rate", ANY_RATE, &[]),
-    ("sampling_rate", ANY_RATE, &[]),
+    (
+        AUGMENT,
+        "augment speeds",
+        "noise noise_manifest noise_prob snr musan rir augmentor augmentation",
+    ),
+    (
+        FIGURES,
+        "checkpoints",
+        "wandb wandb_project create_wandb_logger mlflow report_to logger logging_dir logging_steps log_every_n_steps \
+         tensorboard create_tensorboard_logger",
+    ),
+    (
+        RESUMED,
+        "on_change checkpoints",
+        "resume resume_if_exists resume_from_checkpoint",
+    ),
+    (
+        "ranks share the state of the optimizer",
+        "ranks offload",
+        "deepspeed fsdp strategy",
+    ),
+    (THREADS, "", "num_workers dataloader_num_workers workers threads"),
+    (ANY_RATE, "", "sample_rate sampling_rate"),
 ];
 
 #[cfg(test)]
@@ -213,13 +138,15 @@ mod tests {
             known.extend(pipeline.params.iter().map(|param| last(&param.name)));
         }
         let mut seen = BTreeSet::new();
-        assert!(SAME.iter().all(|(_, targets)| !targets.is_empty()));
-        let near = NEAR.iter().map(|(name, _, targets)| (name, targets));
-        for (name, targets) in SAME.iter().map(|(name, targets)| (name, targets)).chain(near) {
-            assert!(seen.insert(name), "{name} appears twice");
-            assert_eq!(*name, name.to_lowercase());
-            for target in *targets {
-                assert!(known.contains(*target), "{name}: no parameter is called {target}");
+        assert!(SAME.iter().all(|(targets, _)| !targets.is_empty()));
+        let near = NEAR.iter().map(|(_, targets, names)| (targets, names));
+        for (targets, names) in SAME.iter().map(|(targets, names)| (targets, names)).chain(near) {
+            for name in names.split(' ') {
+                assert!(seen.insert(name), "{name} appears twice");
+                assert_eq!(*name, name.to_lowercase());
+            }
+            for target in targets.split_whitespace() {
+                assert!(known.contains(target), "{names}: no parameter is called {target}");
             }
         }
         // Options that are named, too.

@@ -399,7 +399,8 @@ fn try_text(bytes: &[u8]) -> bool {
     let norm = text::norm_text(&clean);
     assert!(norm.len() <= 16 * clean.len());
     let lang = language::correct_language(&clean, &read, "hi");
-    let tagged = text::make_text(&clean, identify::identify_language(&clean, &lang, 0.6));
+    let mut tagged = String::new();
+    text::text_into(&clean, identify::identify_language(&clean, &lang, 0.6), &mut tagged);
     assert!(tagged.ends_with(&clean));
     assert_eq!(
         written_form::strip_zero_width(&written_form::nfc(&norm)),

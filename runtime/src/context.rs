@@ -104,6 +104,11 @@ impl Context {
         move || cancel.is_set() || stop.is_over()
     }
 
+    /// Warns on the screen and in the event log, in the name of the stage.
+    pub fn warn(&self, message: impl Into<String>) {
+        self.events.send(Event::warning(Some(self.stage.clone()), message));
+    }
+
     /// Sends figures of the stage (step, loss, ...) as an event to the screen and the event log.
     pub fn report(&self, figures: serde_json::Value) {
         self.events.send(Event::StageFigures {

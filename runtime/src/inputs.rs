@@ -197,11 +197,8 @@ impl Inputs {
     /// # Errors
     /// When it was not given, or was not declared.
     pub fn required(&self, name: &str) -> Result<&Input, StageError> {
-        self.get(name).ok_or_else(|| StageError::Input {
-            name: String::new(),
-            message: format!("the input `{name}` is missing"),
-            help: None,
-        })
+        self.get(name)
+            .ok_or_else(|| StageError::input("", format!("the input `{name}` is missing")))
     }
 
     /// The inputs bound to the declared input `port`.

@@ -95,6 +95,13 @@ pub struct Port {
     pub schema: SchemaRef,
 }
 
+impl Port {
+    pub fn new(name: impl Into<String>, schema: SchemaRef) -> Port {
+        let name = name.into();
+        Port { name, schema }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Opens a space of partitions. All inputs are read whole.
@@ -205,6 +212,13 @@ pub struct SourcePartition {
     pub files: Vec<PathBuf>,
     /// What the content depends on beside files; part of the partition's input digest.
     pub extra: String,
+}
+
+impl SourcePartition {
+    pub fn new(name: Partition, files: Vec<PathBuf>, extra: impl Into<String>) -> SourcePartition {
+        let extra = extra.into();
+        SourcePartition { name, files, extra }
+    }
 }
 
 /// Opens a space of partitions.

@@ -174,16 +174,11 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     let outcome = outcome.map_err(|error| error.hidden(&checked.pipeline.secrets));
     // Digests of source files are a cache: a failure to write them does not fail the run.
     if let Err(error) = store.save_sources() {
-        events.send(Event::Warning {
-            stage: None,
-            message: error.to_string(),
-        });
+        events.send(Event::warning(None, error.to_string()));
     }
     let asked = Storage::global().counts();
     if asked.requests() > 0 {
-        events.send(Event::Note {
-            message: format!("object storage: {asked}"),
-        });
+        events.send(Event::note(format!("object storage: {asked}")));
     }
     let left_out = Storage::global().left_out();
     if !left_out.is_empty() {
@@ -192,26 +187,24 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
             .take(3)
             .map(|key| format!("`{}`", key.escape_debug()))
             .collect();
-        events.send(Event::Warning {
-            stage: None,
-            message: format!(
+        events.send(Event::warning(
+            None,
+            format!(
                 "objects of object storage whose keys no URL can name are left out: {} ({}{})",
                 left_out.len(),
                 first.join(", "),
                 if left_out.len() > first.len() { ", ..." } else { "" }
             ),
-        });
+        ));
     }
     if let Some(processes) = options.processes.as_ref().filter(|processes| processes.count() > 1) {
         let (sent, received) = processes.traffic();
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
-        events.send(Event::Note {
-            message: format!(
-                "other processes: {:.1} MB sent, {:.1} MB received",
-                megabytes(sent),
-                megabytes(received)
-            ),
-        });
+        events.send(Event::note(format!(
+            "other processes: {:.1} MB sent, {:.1} MB received",
+            megabytes(sent),
+            megabytes(received)
+        )));
     }
     let seconds = started.elapsed().as_secs_f64();
     let (stages, past_reject_limit) = match outcome {
@@ -230,10 +223,7 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
             events.send(finished(outcome, seconds, &run_counts));
             log.close();
             if let Err(error) = store.upload_run(&id) {
-                events.send(Event::Warning {
-                    stage: None,
-                    message: error.to_string(),
-                });
+                events.send(Event::warning(None, error.to_string()));
             }
             return Err(error);
         }
@@ -270,13 +260,13 @@ fn remove_damaged(
 ) -> bool {
     let found = store.remove_damaged(error.damaged_files());
     for path in &found {
-        events.send(Event::Warning {
-            stage: None,
-            message: format!(
+        events.send(Event::warning(
+            None,
+            format!(
                 "{} was damaged (see to the disk): it is removed, and {again}",
                 path.display()
             ),
-        });
+        ));
     }
     !found.is_empty() && found.into_iter().all(|path| removed.insert(path))
 }
@@ -364,10 +354,10 @@ fn spread_over(state: &PlanState, id: &str, signals: &Arc<Signals>) -> Result<Op
         state.selection.selected[node] && state.stage(node).settings.spreads(processes.count()).unwrap_or(false)
     };
     if (0..state.graph.nodes.len()).any(spreads) {
-        state.events.send(Event::Warning {
-            stage: None,
-            message: format!("{message}; process 0 alone computes partitions, and the others train only"),
-        });
+        state.events.send(Event::warning(
+            None,
+            format!("{message}; process 0 alone computes partitions, and the others train only"),
+        ));
         return Ok(None);
     }
     let help =
@@ -423,12 +413,10 @@ fn tell_left_out(events: &Events, plan: &Plan) {
     let left_out = plan.stages.iter().filter(|stage| stage.left_out.is_some());
     let left_out: Vec<&str> = left_out.map(|stage| stage.stage.as_str()).collect();
     if !left_out.is_empty() {
-        events.send(Event::Note {
-            message: format!(
-                "some partitions alone: left out are {}; `flow plan --partition` says why",
-                left_out.join(", ")
-            ),
-        });
+        events.send(Event::note(format!(
+            "some partitions alone: left out are {}; `flow plan --partition` says why",
+            left_out.join(", ")
+        )));
     }
 }
 

@@ -118,6 +118,20 @@ impl From<&RunError> for StageFailure {
 }
 
 impl RunError {
+    pub(crate) fn stage(stage: impl Into<String>, partition: Option<Partition>, error: StageError) -> RunError {
+        let stage = stage.into();
+        RunError::Stage {
+            stage,
+            partition,
+            error,
+        }
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> RunError {
+        let message = message.into();
+        RunError::Internal { message }
+    }
+
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Stage {

@@ -86,10 +86,7 @@ fn rows(numbers: &[u32], length: usize) -> RecordBatch {
 }
 
 fn port() -> Port {
-    Port {
-        name: "rows".into(),
-        schema: schema(),
-    }
+    Port::new("rows", schema())
 }
 
 struct Give;
@@ -123,11 +120,7 @@ struct GiveBody(GiveSettings);
 
 impl Source for GiveBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let partition = |number| SourcePartition {
-            name: format!("p{number:04}").into(),
-            files: Vec::new(),
-            extra: String::new(),
-        };
+        let partition = |number| SourcePartition::new(format!("p{number:04}").into(), Vec::new(), "");
         Ok((0..self.0.partitions).map(partition).collect())
     }
 

@@ -54,6 +54,12 @@ pub struct Arguments {
     pub command: Command,
 }
 
+/// A value as it is written on the command line, which is also its name as a parameter of a pipeline.
+pub fn written(value: impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// Reads the command line. A URL where an argument is a path of this machine is an error of its own.
 pub fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Arguments, clap::Error> {
     let mut command = Arguments::command();

@@ -82,7 +82,7 @@ pub fn run_once(
             && arguments.processes.launch.is_none()
             && let Some(message) = launch::unheeded(&launch::environment)
         {
-            events.send(Event::Warning { stage: None, message });
+            events.send(Event::warning(None, message));
         }
         let report = Report::listen(&events);
         let outcome = conduct(arguments, &checked, &events, &report, screen, (None, standing), out);
@@ -128,7 +128,7 @@ fn hook(arguments: &RunArguments, report: &Report, events: &Events, outcome: &Re
     let file = &arguments.pipeline.pipeline;
     let summary = report.summary(file, &arguments.selection.state.state, code, &message);
     if let Some(message) = hook::run(option, command, &format!("{summary}\n")) {
-        events.send(Event::Warning { stage: None, message });
+        events.send(Event::warning(None, message));
     }
 }
 
@@ -271,7 +271,7 @@ fn come_together(
     let tell = |message: JoinMessage| {
         events.send(match message {
             JoinMessage::Note(message) => Event::Note { message },
-            JoinMessage::Warning(message) => Event::Warning { stage: None, message },
+            JoinMessage::Warning(message) => Event::warning(None, message),
         });
     };
     let secret = match arguments.processes.secret_file.as_deref() {
@@ -318,9 +318,7 @@ fn joined(
     let own = processes.process();
     let told = events.clone();
     let ranks = WorkerProcess::start(processes, move |line| {
-        told.send(Event::Note {
-            message: format!("process {own}: {line}"),
-        });
+        told.send(Event::note(format!("process {own}: {line}")));
     })
     .map_err(|error| Failure::unreadable(error.to_string()))?;
     let mut options = options(&arguments.selection);
@@ -328,9 +326,9 @@ fn joined(
     let end = flow_runtime::run::follow(processes, checked, &options, || ranks.abort_reason());
     let End { code, message } = end.map_err(|error| Failure::run(error, checked))?;
     if message.is_empty() {
-        events.send(Event::Note {
-            message: format!("process {own}: process 0 ended the run with exit code {code}"),
-        });
+        events.send(Event::note(format!(
+            "process {own}: process 0 ended the run with exit code {code}"
+        )));
         Ok(Exit::As(code))
     } else {
         Err(Failure::Ended { code, message })

@@ -18,7 +18,7 @@ use flow_transcription::recognizer::languages;
 use super::fetch::{fetch_diarization_model, local_model};
 use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
 use super::transcribe_stream::transcribe_stream;
-use crate::arguments::{ChannelUse, Coverage, Decoder, Progress, TranscribeArguments, WindowMethod};
+use crate::arguments::{ChannelUse, Coverage, Decoder, Progress, TranscribeArguments, written};
 use crate::failure::{Exit, Failure};
 
 /// The pipeline, and its stage that transcribes.
@@ -119,29 +119,19 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         format!("write_rttm={}", formats.contains(&RTTM)),
         format!("device={}", arguments.device),
         format!("precision={}", precision.name()),
-        format!("channels={}", if split { "split" } else { "mix" }),
-        format!("window={}", window(arguments.window)),
+        format!("channels={}", written(arguments.channels)),
+        format!("window={}", written(arguments.window)),
         format!("diarize={}", arguments.diarize),
     ];
     if has_transcripts {
         set.push(format!("formats={transcripts}"));
     }
     set.extend(speakers);
-    if let Some(beam) = arguments.beam {
-        set.push(format!("beam={beam}"));
-    }
-    if let Some(decoder) = decoder {
-        set.push(format!("decoder={}", decoder.name()));
-    }
+    set.extend(arguments.beam.map(|beam| format!("beam={beam}")));
+    set.extend(decoder.map(|decoder| format!("decoder={}", decoder.name())));
     let required = arguments.require_coverage;
     let coverage = arguments.coverage.or(required.map(|_| Coverage::Recover));
-    if let Some(coverage) = coverage {
-        let coverage = match coverage {
-            Coverage::Measure => "measure",
-            Coverage::Recover => "recover",
-        };
-        set.push(format!("coverage={coverage}"));
-    }
+    set.extend(coverage.map(|coverage| format!("coverage={}", written(coverage))));
     if let Some(given) = &arguments.language {
         let languages = parse_languages(given);
         let languages =
@@ -198,16 +188,6 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         coverage: coverage.map(|_| required.unwrap_or(0.0)),
     };
     work(&transcription, &arguments.recordings, registry, out)
-}
-
-/// The value of the parameter `window`.
-fn window(method: WindowMethod) -> &'static str {
-    match method {
-        WindowMethod::Auto => "auto",
-        WindowMethod::Vad => "vad",
-        WindowMethod::Chunked => "chunked",
-        WindowMethod::Full => "full",
-    }
 }
 
 /// Refuses `--coverage measure`, whose second word counts as a recording.

@@ -21,8 +21,7 @@ use maud::{Markup, html};
 use parquet::arrow::{ArrowWriter, ProjectionMask};
 
 use super::layout::address;
-use super::rows::value;
-use super::tables::{Pairs, value_of};
+use super::tables::{Pairs, value, value_of};
 use super::{App, PageError, Shared, answer};
 
 /// The longest text that is taken, in letters.

@@ -17,6 +17,7 @@ mod run_summary;
 mod runs;
 pub mod server;
 mod sound;
+mod state_directory;
 mod tables;
 mod training;
 mod transcripts;

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use flow_evaluation::chart;
@@ -13,8 +12,8 @@ use maud::{Markup, html};
 use super::filters::{Columns, LAST_PAGE, PAGE_ROWS, View};
 use super::layout::{Section, page, said};
 use super::sound::Place;
-use super::tables::{Pairs, Table, TableRef, open, past_run, value_of};
-use super::{App, PageError, Shared, answer, corrections};
+use super::tables::{Pairs, TableRef, open, past_run, row_of, value, value_of};
+use super::{PageError, Shared, answer, corrections};
 use crate::commands::lineage;
 use crate::table::count;
 
@@ -30,9 +29,6 @@ const SHOWN_OF_ROW: usize = 100_000;
 const SHOWN_OF_PATH: usize = 36;
 /// Values of a column that are counted one by one.
 const VALUES: usize = 200;
-
-/// The column of rejects that holds the values that the row had, as JSON.
-pub const REJECTED: &str = "values";
 
 /// The position of a row in its table, in URLs.
 pub fn place_of(row: &PlacedRow) -> [(String, String); 2] {
@@ -299,36 +295,6 @@ fn width_of(column: &str) -> f64 {
     }
 }
 
-/// The row that an address names.
-pub fn row_of(app: &App, pairs: &[(String, String)]) -> Result<(TableRef, Table, RecordBatch), PageError> {
-    let reference = TableRef::parse(pairs)?;
-    let number = |wanted: &str| {
-        let number = value_of(pairs, wanted).and_then(|value| value.parse::<u64>().ok());
-        number.ok_or_else(|| PageError::bad_request(format!("`{wanted}` in the address is no number")))
-    };
-    let table = open(app, &reference)?;
-    let part = usize::try_from(number("part")?).unwrap_or(usize::MAX);
-    let row = table.rows.row(part, number("row")?)?;
-    Ok((reference, table, row.ok_or_else(|| PageError::absent("row"))?))
-}
-
-/// The value of a row's column as text; of a reject, also one of those that its row had.
-pub fn value(row: &RecordBatch, column: &str) -> Option<String> {
-    if let Some(column) = row.column_by_name(column) {
-        return texts(std::slice::from_ref(column), 1).ok()?.pop()?.pop()?;
-    }
-    let values = texts(std::slice::from_ref(row.column_by_name(REJECTED)?), 1)
-        .ok()?
-        .pop()?
-        .pop()??;
-    let values: serde_json::Value = serde_json::from_str(&values).ok()?;
-    match values.get(column)? {
-        serde_json::Value::Null => None,
-        serde_json::Value::String(text) => Some(text.clone()),
-        other => Some(other.to_string()),
-    }
-}
-
 pub async fn row(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
     answer(&app, move |app| {
         let (reference, table, row) = row_of(app, &pairs)?;
@@ -395,37 +361,7 @@ pub async fn row(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Respo
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use arrow::array::{ArrayRef, StringArray};
-
     use super::*;
-
-    #[test]
-    fn a_reject_has_the_values_that_its_row_had() {
-        let text = |text: Option<&str>| -> ArrayRef { Arc::new(StringArray::from(vec![text])) };
-        let row = |values| {
-            let columns = [
-                ("segment_id", text(Some("s"))),
-                ("detail", text(None)),
-                (REJECTED, text(values)),
-            ];
-            RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap()
-        };
-        let reject = row(Some(
-            "{\"segment_id\":\"other\",\"detail\":\"x\",\"text\":\"नमस्ते\",\"duration\":1.5,\"lang\":null}",
-        ));
-        let told = |column: &str| value(&reject, column);
-        assert_eq!((told("segment_id").as_deref(), told("detail")), (Some("s"), None));
-        assert_eq!(
-            (told("text").as_deref(), told("duration").as_deref()),
-            (Some("नमस्ते"), Some("1.5"))
-        );
-        assert_eq!((told("lang"), told("no_such")), (None, None));
-        for damaged in [None, Some(""), Some("[1]"), Some("{")] {
-            assert_eq!(value(&row(damaged), "text"), None);
-        }
-    }
 
     #[test]
     fn values_that_nobody_reads_are_cut() {

@@ -9,9 +9,11 @@ use flow_runtime::event::Event;
 use super::App;
 use super::evaluation::{Rates, rates_of_run};
 use super::follower::{Follower, last_lines};
-use super::runs::{SHOWN, store, when};
+use super::state_directory::{store, when};
 use super::tables::TableRef;
 
+/// Runs that the list shows: the latest ones.
+pub const SHOWN: usize = 200;
 /// Of larger files of events only the beginning and the end are read, as bytes.
 const MAX_EVENTS: u64 = 32 << 20;
 /// The longest first event that is read, as bytes.

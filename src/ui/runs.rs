@@ -1,7 +1,7 @@
 //! Runs of the state directory: a list, and a page of each with live updates.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Path as InAddress, Query, State};
@@ -12,14 +12,14 @@ use axum::response::{IntoResponse, Response};
 use flow_evaluation::page::percent;
 use flow_runtime::event::{Event, StageOutcome};
 use flow_runtime::spec::SwitchedOff;
-use flow_runtime::store::{Access, Store};
-use flow_storage::is_url;
+use flow_runtime::store::Store;
 use maud::{Markup, html};
 
 use super::dag;
 use super::follower::{Ended, Follower, last_lines};
 use super::layout::{Section, address, page};
-use super::run_summary::summary;
+use super::run_summary::{SHOWN, summary};
+use super::state_directory::{follower, store, when};
 use super::tables::{RunPort, TableRef, ports_of_run};
 use super::{App, PageError, Shared, answer, evaluation};
 use crate::frozen::Frozen;
@@ -27,51 +27,12 @@ use crate::run_progress::StageProgress;
 use crate::screen::sentence::sentence;
 use crate::table::{count, duration, plural};
 
-/// Runs that the list shows: the latest ones.
-pub const SHOWN: usize = 200;
 /// For looking up figures of the runs of the list, which are known from then on.
 const LIST_TIME: Duration = Duration::from_millis(1500);
 /// Between looks at a run that goes on.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Interval at which a state directory in object storage is reread.
-const REOPENED: Duration = Duration::from_secs(60);
 /// Largest report that is served.
 const MAX_REPORT: u64 = 256 << 20;
-
-/// The state directory, for looking.
-pub fn store(app: &App) -> Result<Store, PageError> {
-    let mut known = app.store.lock().unwrap_or_else(PoisonError::into_inner);
-    // What other machines wrote in object storage is seen when it is opened again.
-    let is_old = |opened: &Instant| is_url(&app.settings.state) && opened.elapsed() > REOPENED;
-    if let Some((store, _)) = known.as_ref().filter(|(_, opened)| !is_old(opened)) {
-        return Ok(store.clone());
-    }
-    // Opened once, since opening reads the digests of all source files.
-    let store = Store::open(&app.settings.state, Access::Read)?;
-    *known = Some((store.clone(), Instant::now()));
-    Ok(store)
-}
-
-/// The run of this name, read as far as it is written.
-pub fn follower(app: &App, id: &str) -> Result<Arc<Mutex<Follower>>, PageError> {
-    const REMEMBERED: usize = 8;
-    let folder = store(app)?.run_folder(id).map_err(|_| PageError::absent("run"))?;
-    if !folder.is_dir() {
-        return Err(PageError::absent("run"));
-    }
-    let mut followers = app.followers.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = followers.iter().position(|(known, _)| known == id);
-    let follower = match known {
-        Some(at) => followers.remove(at).1,
-        None => Arc::new(Mutex::new(Follower::new(&folder.join("events.jsonl")))),
-    };
-    followers.push((id.to_owned(), Arc::clone(&follower)));
-    let too_many = followers.len().saturating_sub(REMEMBERED);
-    followers.drain(..too_many);
-    drop(followers);
-    follower.lock().unwrap_or_else(PoisonError::into_inner).advance()?;
-    Ok(follower)
-}
 
 pub async fn list(State(app): State<Shared>) -> Response {
     answer(&app, |app| {
@@ -321,14 +282,6 @@ fn state_text(stage: &StageProgress, times: Option<&(String, String)>) -> String
 fn seconds_between(from: &str, to: &str) -> Option<f64> {
     let read = |text: &str| chrono::DateTime::parse_from_rfc3339(text).ok();
     Some((read(to)? - read(from)?).num_milliseconds() as f64 / 1000.0)
-}
-
-/// A time of RFC 3339 to the second, in UTC.
-pub fn when(at: &str) -> String {
-    match chrono::DateTime::parse_from_rfc3339(at) {
-        Ok(at) => at.to_utc().format("%Y-%m-%d %H:%M:%S").to_string(),
-        Err(_) => at.to_owned(),
-    }
 }
 
 /// The changing part of the page, each time it changed, until the run is over.

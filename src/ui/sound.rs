@@ -18,8 +18,7 @@ use flow_audio::recording_reader::{Channels, Progress};
 use flow_audio::{AudioError, RecordingReader};
 
 use super::picture::{spectrogram, waveform};
-use super::rows::{REJECTED, row_of, value};
-use super::tables::{Pairs, Table};
+use super::tables::{Pairs, REJECTED, Table, row_of, value};
 use super::{App, PageError, Shared, answer};
 
 /// The longest sound that is sent.

@@ -4,13 +4,14 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::PoisonError;
 
+use arrow::array::RecordBatch;
 use axum::extract::State;
 use axum::response::Response;
-use flow_manifest::browse::RowSet;
+use flow_manifest::browse::{RowSet, texts};
 use maud::{Markup, html};
 
 use super::layout::{Section, address, page};
-use super::runs::{follower, store};
+use super::state_directory::{follower, store};
 use super::{App, PageError, Shared, answer};
 use crate::commands::past_run::PastRun;
 use crate::frozen::Frozen;
@@ -21,6 +22,9 @@ use crate::table::plural;
 const RUNS: usize = 5;
 /// Tables that stay open.
 const REMEMBERED: usize = 4;
+
+/// The column of rejects that holds the values that the row had, as JSON.
+pub const REJECTED: &str = "values";
 
 /// Rows as a page names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -368,9 +372,69 @@ pub async fn list(State(app): State<Shared>) -> Response {
     .await
 }
 
+/// The row that an address names.
+pub fn row_of(app: &App, pairs: &[(String, String)]) -> Result<(TableRef, Table, RecordBatch), PageError> {
+    let reference = TableRef::parse(pairs)?;
+    let number = |wanted: &str| {
+        let number = value_of(pairs, wanted).and_then(|value| value.parse::<u64>().ok());
+        number.ok_or_else(|| PageError::bad_request(format!("`{wanted}` in the address is no number")))
+    };
+    let table = open(app, &reference)?;
+    let part = usize::try_from(number("part")?).unwrap_or(usize::MAX);
+    let row = table.rows.row(part, number("row")?)?;
+    Ok((reference, table, row.ok_or_else(|| PageError::absent("row"))?))
+}
+
+/// The value of a row's column as text; of a reject, also one of those that its row had.
+pub fn value(row: &RecordBatch, column: &str) -> Option<String> {
+    if let Some(column) = row.column_by_name(column) {
+        return texts(std::slice::from_ref(column), 1).ok()?.pop()?.pop()?;
+    }
+    let values = texts(std::slice::from_ref(row.column_by_name(REJECTED)?), 1)
+        .ok()?
+        .pop()?
+        .pop()??;
+    let values: serde_json::Value = serde_json::from_str(&values).ok()?;
+    match values.get(column)? {
+        serde_json::Value::Null => None,
+        serde_json::Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, StringArray};
+
     use super::*;
+
+    #[test]
+    fn a_reject_has_the_values_that_its_row_had() {
+        let text = |text: Option<&str>| -> ArrayRef { Arc::new(StringArray::from(vec![text])) };
+        let row = |values| {
+            let columns = [
+                ("segment_id", text(Some("s"))),
+                ("detail", text(None)),
+                (REJECTED, text(values)),
+            ];
+            RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap()
+        };
+        let reject = row(Some(
+            "{\"segment_id\":\"other\",\"detail\":\"x\",\"text\":\"नमस्ते\",\"duration\":1.5,\"lang\":null}",
+        ));
+        let told = |column: &str| value(&reject, column);
+        assert_eq!((told("segment_id").as_deref(), told("detail")), (Some("s"), None));
+        assert_eq!(
+            (told("text").as_deref(), told("duration").as_deref()),
+            (Some("नमस्ते"), Some("1.5"))
+        );
+        assert_eq!((told("lang"), told("no_such")), (None, None));
+        for damaged in [None, Some(""), Some("[1]"), Some("{")] {
+            assert_eq!(value(&row(damaged), "text"), None);
+        }
+    }
 
     #[test]
     fn a_table_is_read_from_its_own_address_and_from_no_other() {

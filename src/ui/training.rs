@@ -17,7 +17,7 @@ use super::differences::{Settings, differences, on_one_line};
 use super::follower::last_lines;
 use super::layout::{Section, address, page};
 use super::run_summary::{summary, titled};
-use super::runs::store;
+use super::state_directory::store;
 use super::tables::Pairs;
 use super::{App, PageError, Shared, answer};
 use crate::frozen::Frozen;

@@ -18,8 +18,8 @@ use maud::{Markup, PreEscaped, html};
 
 use super::corrections::{SPEAKER, of as corrections_of, speaker_form};
 use super::layout::{Section, address, page, said};
-use super::runs::when;
 use super::sound::wanted_range;
+use super::state_directory::when;
 use super::tables::{Pairs, value_of};
 use super::{App, PageError, Shared, answer};
 use crate::table::{duration, plural};

@@ -331,7 +331,7 @@ fn recordings_of_jobs_are_fetched_from_object_storage() {
     assert_eq!(text(&result), text(&said));
     for (url, code) in [
         ("s3://calls/may/b.wav", "recording_not_found"),
-        ("s3://calls/may/text.wav", "invalid_audio"),
+        ("s3://calls/may/text.wav", "unsupported_format"),
     ] {
         let failed = ended(&send(url));
         assert_eq!(

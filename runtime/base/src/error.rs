@@ -63,6 +63,21 @@ impl StageError {
         }
     }
 
+    pub fn input(name: impl Into<String>, message: impl Into<String>) -> Self {
+        StageError::Input {
+            name: name.into(),
+            message: message.into(),
+            help: None,
+        }
+    }
+
+    pub fn refused(message: impl Into<String>, help: impl Into<String>) -> Self {
+        StageError::Refused {
+            message: message.into(),
+            help: Some(help.into()),
+        }
+    }
+
     /// The error without the values of secrets.
     pub fn hidden(mut self, secrets: &Secrets) -> Self {
         let (StageError::Setting { message, help, .. }

@@ -120,6 +120,18 @@ pub enum Event {
     },
 }
 
+impl Event {
+    pub fn warning(stage: Option<String>, message: impl Into<String>) -> Event {
+        let message = message.into();
+        Event::Warning { stage, message }
+    }
+
+    pub fn note(message: impl Into<String>) -> Event {
+        let message = message.into();
+        Event::Note { message }
+    }
+}
+
 type Listener = Box<dyn FnMut(&Event) + Send>;
 
 /// Where events go: any number of listeners, called in order under one lock.
@@ -172,7 +184,5 @@ fn hidden(event: Event, secrets: &Secrets) -> Event {
     if json == before {
         return event;
     }
-    serde_json::from_value(json).unwrap_or(Event::Note {
-        message: "an event is not shown, as it held a secret".to_string(),
-    })
+    serde_json::from_value(json).unwrap_or(Event::note("an event is not shown, as it held a secret"))
 }

@@ -50,10 +50,7 @@ fn schema_of(value: &str) -> SchemaRef {
 }
 
 fn port(name: &str) -> Port {
-    Port {
-        name: name.into(),
-        schema: schema_of("value"),
-    }
+    Port::new(name, schema_of("value"))
 }
 
 fn rows_of(partition: &Partition) -> Result<RecordBatch, StageError> {

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use super::frame::{read_text, read_u16, read_u32, text};
 
 /// Version of the protocol. Processes of one run have the same.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// The first bytes of a greeting, and of each answer of a handshake.
 pub(super) const MAGIC: &[u8; 8] = b"flow-pr\n";

@@ -281,7 +281,7 @@ fn greetings_of_other_versions_are_understood() {
     };
     // That of the first version ends behind the host; that of the second has settings there.
     let tail = bytes.len() - 37;
-    assert!(version(1, &bytes[..tail]).contains("version 1 of the protocol, process 0 version 3"));
+    assert!(version(1, &bytes[..tail]).contains("version 1 of the protocol, process 0 version 4"));
     let mut second = bytes[..tail].to_vec();
     second.extend((SETTINGS as u32).to_le_bytes());
     second.resize(second.len() + SETTINGS, b' ');

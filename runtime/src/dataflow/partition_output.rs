@@ -250,10 +250,10 @@ mod tests {
 
     #[test]
     fn a_batch_of_another_schema_is_named() {
-        let port = Port {
-            name: "rows".into(),
-            schema: Arc::new(Schema::new(vec![Field::new(ROW, DataType::UInt32, false)])),
-        };
+        let port = Port::new(
+            "rows",
+            Arc::new(Schema::new(vec![Field::new(ROW, DataType::UInt32, false)])),
+        );
         let error = fit(batch(&[1], &["a".into()]), &port).unwrap_err();
         assert!(
             error

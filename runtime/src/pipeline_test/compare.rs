@@ -55,11 +55,7 @@ pub(super) fn compare(
         });
     };
     if let (Some(wanted), Some(rows)) = (&expected.rows, &rows) {
-        let failed = |error| RunError::Stage {
-            stage: stage.name.clone(),
-            partition: None,
-            error,
-        };
+        let failed = |error| RunError::stage(stage.name.clone(), None, error);
         if let Some((message, table)) = compare_rows(wanted, rows).map_err(failed)? {
             fail(format!("{message}{}", with_rejects(&rejects)), table);
         }

@@ -120,11 +120,7 @@ struct GivenSource(Arc<Batches>);
 
 impl Source for GivenSource {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let partition = |name: &Partition| SourcePartition {
-            name: name.clone(),
-            files: Vec::new(),
-            extra: name.to_string(),
-        };
+        let partition = |name: &Partition| SourcePartition::new(name.clone(), Vec::new(), name.to_string());
         Ok(self.0.keys().map(partition).collect())
     }
 

@@ -65,9 +65,9 @@ impl PreparedTest {
         };
         let done = run(&self.checked, &options, &Events::default())?;
         let store = Store::open(state, Access::Read)?;
-        let snapshots = store.run_snapshots(&done.run)?.ok_or_else(|| RunError::Internal {
-            message: "the run of a test did not note what its stages had".to_string(),
-        })?;
+        let snapshots = store
+            .run_snapshots(&done.run)?
+            .ok_or_else(|| RunError::internal("the run of a test did not note what its stages had"))?;
         let mut outcome = TestOutcome::default();
         let mut counted = BTreeSet::new();
         for expected in &self.expected {

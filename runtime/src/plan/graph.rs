@@ -193,10 +193,7 @@ impl Graph {
             let outputs = described.shape.outputs.clone();
             if role == Role::Global {
                 let unknown = || std::sync::Arc::new(arrow::datatypes::Schema::empty());
-                let port = |name: &str| Port {
-                    name: name.into(),
-                    schema: unknown(),
-                };
+                let port = |name: &str| Port::new(name, unknown());
                 let whole: Vec<NodeInput> = inputs
                     .iter()
                     .filter(|input| input.flow == Flow::Whole)

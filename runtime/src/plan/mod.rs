@@ -101,11 +101,6 @@ impl Plan {
             .iter()
             .all(|stage| stage.run == 0 && stage.if_changed == 0 && !stage.unknown_partitions)
     }
-
-    /// True when something runs for certain.
-    pub fn would_run(&self) -> bool {
-        self.stages.iter().any(|stage| stage.run > 0)
-    }
 }
 
 /// Version of `plan.json`.

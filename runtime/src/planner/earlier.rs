@@ -55,10 +55,10 @@ impl PlanState {
         let kind = self.stage(node).kind.name();
         let name = &self.graph.nodes[node].name;
         let mut skipped = |error: &StoreError| {
-            self.events.send(Event::Warning {
-                stage: Some(name.clone()),
-                message: format!("the notes of an earlier run are not used: {error}"),
-            });
+            self.events.send(Event::warning(
+                Some(name.clone()),
+                format!("the notes of an earlier run are not used: {error}"),
+            ));
         };
         let pipeline = &self.checked.pipeline.path;
         Ok(self.store.last_complete_snapshot(pipeline, name, kind, &mut skipped)?)

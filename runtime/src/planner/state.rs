@@ -113,11 +113,7 @@ impl PlanState {
     }
 
     pub fn failed(&self, node: usize, partition: Option<&Partition>, error: StageError) -> RunError {
-        RunError::Stage {
-            stage: self.stage(node).name.clone(),
-            partition: partition.cloned(),
-            error,
-        }
+        RunError::stage(self.stage(node).name.clone(), partition.cloned(), error)
     }
 
     /// The records of the node's recipe.

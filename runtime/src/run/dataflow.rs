@@ -31,12 +31,10 @@ pub(super) fn run(
         match verdict {
             Verdict::Partitions(partitions) => decided.push(partitions),
             _ => {
-                return Err(RunError::Internal {
-                    message: format!(
-                        "the partitions of `{}` are not known in time",
-                        state.graph.nodes[node].name
-                    ),
-                });
+                return Err(RunError::internal(format!(
+                    "the partitions of `{}` are not known in time",
+                    state.graph.nodes[node].name
+                )));
             }
         }
     }
@@ -194,8 +192,11 @@ fn key_parts(
             {
                 return Ok(KeyPart::Source(place));
             }
-            digest.map(KeyPart::Known).ok_or_else(|| RunError::Internal {
-                message: format!("an input of partition {} is not settled in time", one.partition),
+            digest.map(KeyPart::Known).ok_or_else(|| {
+                RunError::internal(format!(
+                    "an input of partition {} is not settled in time",
+                    one.partition
+                ))
             })
         })
         .collect()

@@ -26,12 +26,10 @@ pub(super) fn run(
         ..
     }) = verdicts.into_iter().next().map(|verdict| verdict.verdict)
     else {
-        return Err(RunError::Internal {
-            message: format!(
-                "the inputs of `{}` are not settled in time",
-                state.graph.nodes[node].name
-            ),
-        });
+        return Err(RunError::internal(format!(
+            "the inputs of `{}` are not settled in time",
+            state.graph.nodes[node].name
+        )));
     };
     let runs = u64::from(action != Action::Reuse);
     started(state, node, runs, 1 - runs);
@@ -47,12 +45,10 @@ pub(super) fn run(
         return Ok(());
     }
     let Some(context) = state.context(node)?.filter(|_| state.is_settled_upstream(node)) else {
-        return Err(RunError::Internal {
-            message: format!(
-                "the inputs of `{}` are not settled in time",
-                state.graph.nodes[node].name
-            ),
-        });
+        return Err(RunError::internal(format!(
+            "the inputs of `{}` are not settled in time",
+            state.graph.nodes[node].name
+        )));
     };
     let stage = &state.checked.stages[state.graph.nodes[node].stage];
     let mut body = catch_panic(|| match stage.settings.open(&context)? {
@@ -66,26 +62,20 @@ pub(super) fn run(
     catch_panic(|| body.write(&mut set)).map_err(|error| state.failed(node, None, error))?;
     if let (false, [shrunk, ..]) = (state.options.allow_shrink, set.shrunk().as_slice()) {
         let Shrunk { what, before, now } = shrunk;
-        let error = StageError::Refused {
-            message: format!(
+        let error = StageError::refused(
+            format!(
                 "the set in {} would shrink: {what}: {now} rows instead of {before}",
                 folder.display()
             ),
-            help: Some(
-                "look whether everything that is read is there (a disk that is not mounted?); --allow-shrink writes the smaller set"
-                    .into(),
-            ),
-        };
+            "look whether everything that is read is there (a disk that is not mounted?); --allow-shrink writes the smaller set",
+        );
         return Err(state.failed(node, None, error));
     }
     if let (false, Some(why)) = (state.options.allow_shrink, set.without_rows()) {
-        let error = StageError::Refused {
-            message: format!("the set in {} would be empty: {why}", folder.display()),
-            help: Some(
-                "look at the rejects with `flow rejects`; `allow_empty: true`, or --allow-shrink, writes the empty set"
-                    .into(),
-            ),
-        };
+        let error = StageError::refused(
+            format!("the set in {} would be empty: {why}", folder.display()),
+            "look at the rejects with `flow rejects`; `allow_empty: true`, or --allow-shrink, writes the empty set",
+        );
         return Err(state.failed(node, None, error));
     }
     let files = set.finish()?;

@@ -39,9 +39,10 @@ pub(super) fn run(
         _ => None,
     };
     let Some(one) = one else {
-        return Err(RunError::Internal {
-            message: format!("`{}` was not decided", state.graph.nodes[node].name),
-        });
+        return Err(RunError::internal(format!(
+            "`{}` was not decided",
+            state.graph.nodes[node].name
+        )));
     };
     let run = u64::from(one.action != Action::Reuse);
     started(state, node, run, 1 - run);
@@ -52,12 +53,10 @@ pub(super) fn run(
     }
     let inputs: Option<Vec<_>> = one.inputs.iter().copied().collect();
     let (Some(inputs), Some(context)) = (inputs, state.context(node)?) else {
-        return Err(RunError::Internal {
-            message: format!(
-                "the inputs of `{}` are not settled in time",
-                state.graph.nodes[node].name
-            ),
-        });
+        return Err(RunError::internal(format!(
+            "the inputs of `{}` are not settled in time",
+            state.graph.nodes[node].name
+        )));
     };
     let keys = keys_of(state, node)?;
     // The one guard around the kind's functions, on whichever thread they are called.
@@ -94,9 +93,10 @@ pub(super) fn run(
 pub(super) fn keys_of(state: &mut PlanState, node: usize) -> Result<Artifact, RunError> {
     let inputs = state.graph.nodes[node].inputs.clone();
     let Some(first) = inputs.first() else {
-        return Err(RunError::Internal {
-            message: format!("`{}` has no key rows", state.graph.nodes[node].name),
-        });
+        return Err(RunError::internal(format!(
+            "`{}` has no key rows",
+            state.graph.nodes[node].name
+        )));
     };
     let mut keys = state.artifact(first.node, 0)?;
     for input in inputs.iter().filter(|input| input.flow == Flow::SemiJoin) {

@@ -86,9 +86,9 @@ pub(super) fn node_job(
     recorded: bool,
 ) -> Result<NodeJob, RunError> {
     let described = state.graph.nodes[node].clone();
-    let context = state.context(node)?.ok_or_else(|| RunError::Internal {
-        message: format!("the inputs of `{}` are not settled in time", described.name),
-    })?;
+    let context = state
+        .context(node)?
+        .ok_or_else(|| RunError::internal(format!("the inputs of `{}` are not settled in time", described.name)))?;
     let mut streams = Vec::new();
     let mut decisions = None;
     for input in &described.inputs {

@@ -33,9 +33,7 @@ pub(super) fn run(
 ) -> Result<(), RunError> {
     let signals = &running.signals;
     let name = state.graph.nodes[log].name.clone();
-    let not_settled = || RunError::Internal {
-        message: format!("the inputs of `{name}` are not settled in time"),
-    };
+    let not_settled = || RunError::internal(format!("the inputs of `{name}` are not settled in time"));
     let verdict = verdicts
         .into_iter()
         .find(|verdict| verdict.node == log)

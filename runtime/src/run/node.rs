@@ -58,17 +58,11 @@ pub(super) fn failed(failure: Failure) -> RunError {
             stage,
             partition,
             error,
-        } => RunError::Stage {
-            stage,
-            partition,
-            error,
-        },
+        } => RunError::stage(stage, partition, error),
         Failure::Store(error) => RunError::Store(error),
         Failure::Process(message) => RunError::OfProcess { message },
         Failure::Lost(message) => RunError::Process { message },
-        Failure::Internal(error) => RunError::Internal {
-            message: error.to_string(),
-        },
+        Failure::Internal(error) => RunError::internal(error.to_string()),
     }
 }
 

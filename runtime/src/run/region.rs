@@ -35,10 +35,10 @@ pub(super) fn run_on(
             state.leave_out_region(region);
             return Ok(());
         }
-        state.events.send(Event::Warning {
+        state.events.send(Event::warning(
             stage,
-            message: format!("{said}; the run goes on with what does not depend on it"),
-        });
+            format!("{said}; the run goes on with what does not depend on it"),
+        ));
         // The run is ending: partitions in flight are dropped.
         state.cancel = Cancel::default();
         for node in state.graph.regions[region].nodes.clone() {
@@ -67,10 +67,9 @@ fn run(state: &mut PlanState, region: usize, running: &Running, run_counts: &mut
                 1 => "a partition is used although its stored output is stale".to_string(),
                 _ => format!("{stale} partitions are used although their stored output is stale"),
             };
-            state.events.send(Event::Warning {
-                stage: Some(state.graph.nodes[node].name.clone()),
-                message,
-            });
+            state
+                .events
+                .send(Event::warning(Some(state.graph.nodes[node].name.clone()), message));
         }
     }
     if !selected {

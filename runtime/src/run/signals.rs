@@ -21,9 +21,7 @@ pub(super) struct SignalHandlers {
 
 impl SignalHandlers {
     pub fn install(signals: &Arc<Signals>) -> Result<SignalHandlers, RunError> {
-        let failed = |error: std::io::Error| RunError::Internal {
-            message: format!("cannot handle signals: {error}"),
-        };
+        let failed = |error: std::io::Error| RunError::internal(format!("cannot handle signals: {error}"));
         let mut handlers = SignalHandlers { ids: Vec::new() };
         let armed = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
@@ -60,9 +58,7 @@ pub(super) fn announce(signals: &Arc<Signals>, events: &Events) -> Sender<()> {
                 // The time for what is in work begins.
                 signals.stop.is_over();
                 let message = "interrupted: what is nearly done is completed; a second Ctrl-C or SIGTERM ends at once";
-                return events.send(Event::Note {
-                    message: message.into(),
-                });
+                return events.send(Event::note(message));
             }
         }
     };

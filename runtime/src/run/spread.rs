@@ -123,9 +123,7 @@ impl Spread {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(RunError::Internal {
-                        message: "nobody listens to the other processes any more".to_owned(),
-                    });
+                    return Err(RunError::internal("nobody listens to the other processes any more"));
                 }
             }
             if let Some(loss) = self.processes.lost() {
@@ -253,9 +251,8 @@ impl Spread {
 }
 
 fn encode(invitation: &Invitation) -> Result<Vec<u8>, RunError> {
-    serde_json::to_vec(invitation).map_err(|error| RunError::Internal {
-        message: format!("a message to other processes cannot be written: {error}"),
-    })
+    serde_json::to_vec(invitation)
+        .map_err(|error| RunError::internal(format!("a message to other processes cannot be written: {error}")))
 }
 
 /// What a process is to do of one node.

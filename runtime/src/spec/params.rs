@@ -26,14 +26,14 @@ pub(super) use {fit::brief, fit::place_of_not_finite, resolve::Scope};
 /// Reads an environment variable.
 pub type Environment = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// Names of parameters in other programs, without groups and in lower case, each with the last parts of our parameters'
-/// names.
+/// Names of parameters in other programs, without groups and in lower case, beside the last parts of our parameters' names.
+/// Names are separated by spaces.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UsualNames {
-    /// Those that mean the same: `("learning_rate", &["lr", "phase1_lr"])`.
-    pub same: &'static [(&'static str, &'static [&'static str])],
-    /// Those that mean what we do not have: what is different here, and our parameters that come nearest, if any.
-    pub near: &'static [(&'static str, &'static str, &'static [&'static str])],
+    /// Ours, and those that mean the same: `("lr phase1_lr", "learning_rate max_lr")`.
+    pub same: &'static [(&'static str, &'static str)],
+    /// What is different here, our parameters that come nearest, if any, and those that mean what we do not have.
+    pub near: &'static [(&'static str, &'static str, &'static str)],
 }
 
 /// What a user gives besides the pipeline file.

@@ -217,13 +217,9 @@ impl<'r> Reader<'r> {
     fn into_found(self) -> Vec<Diagnostic> {
         let mut found = self.found;
         if self.documents > MOST_DOCUMENTS {
-            found.push(Diagnostic {
-                message: format!(
-                    "the pipeline includes more than {MOST_DOCUMENTS} files, each counted as often as it is included"
-                ),
-                place: None,
-                help: None,
-            });
+            found.push(Diagnostic::new(format!(
+                "the pipeline includes more than {MOST_DOCUMENTS} files, each counted as often as it is included"
+            )));
         }
         for place in found.iter_mut().filter_map(|diagnostic| diagnostic.place.as_mut()) {
             if self.unshown.contains(&place.source.path) {
@@ -303,11 +299,8 @@ impl Reader<'_> {
             Value::String(text) => Some(text.trim().to_string()),
             other => {
                 self.wrong(
-                    &document,
-                    &Steps::default().key("description"),
-                    Part::Value,
+                    document.at(&Steps::default().key("description"), Part::Value),
                     format!("`description` must be text, found {}", yaml::describe(other)),
-                    None,
                 );
                 None
             }
@@ -376,11 +369,8 @@ impl Reader<'_> {
                 params.give_map(&given, &mut self.found);
             }
             Some(other) => self.wrong(
-                &document,
-                &steps,
-                Part::Value,
+                document.at(&steps, Part::Value),
                 format!("`params` must be a map of values, found {}", yaml::describe(other)),
-                None,
             ),
         }
     }
@@ -424,7 +414,7 @@ impl Reader<'_> {
                      read before there are parameters"
                 );
                 let help = "name the file, or list under `params` the parameters that are passed on".to_owned();
-                self.wrong(document, &here.key("pipeline"), Part::Value, message, Some(help));
+                self.wrong_with(document.at(&here.key("pipeline"), Part::Value), message, Some(help));
                 inherited.insert(name.to_string(), Inherited::Refused);
                 continue;
             }
@@ -452,7 +442,7 @@ impl Reader<'_> {
                     conflict.other, conflict.param
                 );
                 let help = format!("declare `{}` under `params` of this file", conflict.param);
-                self.wrong(document, &here.key("params"), Part::Value, message, Some(help));
+                self.wrong_with(document.at(&here.key("params"), Part::Value), message, Some(help));
             }
             inherited.insert(name.to_string(), Inherited::Names(names));
         }
@@ -475,18 +465,15 @@ impl Reader<'_> {
             let here = steps.key(name);
             if let Some(what) = taken.insert(name.to_string(), "a group".to_string()) {
                 let message = format!("`{name}` names both {what} and a group");
-                self.wrong(document, &here, Part::Key, message, None);
+                self.wrong(document.at(&here, Part::Key), message);
             }
             let Value::Mapping(entry) = entry else {
                 self.wrong(
-                    document,
-                    &here,
-                    Part::Value,
+                    document.at(&here, Part::Value),
                     format!(
                         "group `{name}`: expected `{{pipeline: FILE, params: {{...}}}}`, found {}",
                         yaml::describe(entry)
                     ),
-                    None,
                 );
                 continue;
             };
@@ -507,14 +494,11 @@ impl Reader<'_> {
             let Value::String(path) = path else {
                 if !path.is_null() || part("pipeline").is_null() {
                     self.wrong(
-                        document,
-                        &here.key("pipeline"),
-                        Part::Value,
+                        document.at(&here.key("pipeline"), Part::Value),
                         format!(
                             "group `{name}`: `pipeline` must name a file, found {}",
                             yaml::describe(&path)
                         ),
-                        None,
                     );
                 }
                 continue;
@@ -578,7 +562,11 @@ impl Reader<'_> {
             for input in inputs.iter().filter(|input| !read.inputs.contains(*input)) {
                 let message = format!("group `{name}`: {} has no input `{input}`", path.display());
                 let help = did_you_mean(input, read.inputs.iter().map(String::as_str), "inputs");
-                self.wrong(document, &here.key("from").key(input), Part::Key, message, Some(help));
+                self.wrong_with(
+                    document.at(&here.key("from").key(input), Part::Key),
+                    message,
+                    Some(help),
+                );
             }
             if !is_group {
                 self.take_names(document, name, &here, &read.stages, group, taken);
@@ -619,7 +607,7 @@ impl Reader<'_> {
             other => {
                 let message = format!("`when` must be a condition, found {}", yaml::describe(other));
                 let help = Some("such as `${manifest} == ''`".to_string());
-                self.wrong(document, steps, Part::Value, message, help);
+                self.wrong_with(document.at(steps, Part::Value), message, help);
                 return None;
             }
         };
@@ -633,7 +621,7 @@ impl Reader<'_> {
             let here = steps.index(index);
             let Some(name) = name.as_str() else {
                 let message = format!("expected the name of a parameter, found {}", yaml::describe(name));
-                self.wrong(document, &here, Part::Value, message, None);
+                self.wrong(document.at(&here, Part::Value), message);
                 continue;
             };
             match (&mut &*scope).param(name) {
@@ -642,7 +630,7 @@ impl Reader<'_> {
                 }
                 Err(help) => {
                     let message = format!("unknown parameter `{name}`");
-                    self.wrong(document, &here, Part::Value, message, help);
+                    self.wrong_with(document.at(&here, Part::Value), message, help);
                 }
             }
         }
@@ -690,11 +678,8 @@ impl Reader<'_> {
             Value::Mapping(map) => map,
             other => {
                 self.wrong(
-                    document,
-                    steps,
-                    Part::Value,
+                    document.at(steps, Part::Value),
                     format!("`{steps}` must be a map of {what}, found {}", yaml::describe(other)),
-                    None,
                 );
                 return Vec::new();
             }
@@ -707,14 +692,11 @@ impl Reader<'_> {
                     let message = format!(
                         "`{name}` cannot be a name here: use letters, digits, `_` and `-`, a letter first, 64 at most"
                     );
-                    self.wrong(document, &steps.key(name), Part::Key, message, None);
+                    self.wrong(document.at(&steps.key(name), Part::Key), message);
                 }
                 None => self.wrong(
-                    document,
-                    steps,
-                    Part::Key,
+                    document.at(steps, Part::Key),
                     format!("names of {what} must be text, found {}", brief(key)),
-                    None,
                 ),
             }
         }
@@ -727,29 +709,28 @@ impl Reader<'_> {
                 Some(name) if known.contains(&name) => {}
                 Some(name) => {
                     let help = did_you_mean(name, known.iter().copied(), "keys");
-                    self.wrong(
-                        document,
-                        &steps.key(name),
-                        Part::Key,
+                    self.wrong_with(
+                        document.at(&steps.key(name), Part::Key),
                         format!("unknown key `{name}`"),
                         Some(help),
                     );
                 }
                 None => self.wrong(
-                    document,
-                    steps,
-                    Part::Value,
+                    document.at(steps, Part::Value),
                     format!("keys must be text, found {}", brief(key)),
-                    None,
                 ),
             }
         }
     }
 
-    fn wrong(&mut self, document: &Document, steps: &Steps, part: Part, message: String, help: Option<String>) {
+    fn wrong(&mut self, place: Place, message: impl Into<String>) {
+        self.wrong_with(place, message, None);
+    }
+
+    fn wrong_with(&mut self, place: Place, message: impl Into<String>, help: Option<String>) {
         self.found.push(Diagnostic {
-            message,
-            place: Some(document.at(steps, part)),
+            message: message.into(),
+            place: Some(place),
             help,
         });
     }

@@ -22,13 +22,7 @@ fn schema() -> SchemaRef {
 }
 
 fn ports(names: &[&str]) -> Vec<Port> {
-    names
-        .iter()
-        .map(|name| Port {
-            name: name.to_string(),
-            schema: schema(),
-        })
-        .collect()
+    names.iter().map(|name| Port::new(name.to_string(), schema())).collect()
 }
 
 macro_rules! toy {
@@ -134,11 +128,9 @@ toy!(
     &[OutputPort::new("train", "rows"), OutputPort::new("val", "rows")],
     |_with, inputs| {
         if !inputs.iter().any(|input| input.name == "left") {
-            return Err(StageError::Input {
-                name: "right".into(),
-                message: "needs an input `left`".into(),
-                help: Some("name the inputs `left` and `right`".into()),
-            });
+            return Err(
+                StageError::input("right", "needs an input `left`").with_help("name the inputs `left` and `right`")
+            );
         }
         Ok(Shape {
             role: Role::Global,
@@ -258,13 +250,13 @@ impl Files {
             environment: Arc::new(|name| (name == "HOME").then(|| "/home/x".to_string())),
             usual_names: UsualNames {
                 same: &[
-                    ("learning_rate", &["phase1_lr", "phase2_lr"]),
-                    ("epochs", &["max_steps", "steps"]),
+                    ("phase1_lr phase2_lr", "learning_rate max_lr"),
+                    ("max_steps steps", "epochs"),
                 ],
                 near: &[
-                    ("patience", "training does not stop early", &["max_steps"]),
-                    ("workers", "`--workers` sets it", &[]),
-                    ("lora", "there are no adapters", &["unfreeze_step"]),
+                    ("training does not stop early", "max_steps", "patience"),
+                    ("`--workers` sets it", "", "workers"),
+                    ("there are no adapters", "unfreeze_step", "lora"),
                 ],
             },
         };

@@ -27,6 +27,7 @@ mod backend;
 mod column_chunks;
 mod counted_rows;
 #[cfg(test)]
+#[path = "tests/crash.rs"]
 mod crash;
 mod data_file_writer;
 mod digested_file;

@@ -31,7 +31,7 @@ fn the_same_bytes_for_any_number_of_workers_and_any_channel() {
 #[test]
 fn nothing_changed_runs_nothing() {
     let place = Place::new();
-    assert!(place.plan(&[]).would_run());
+    assert!(place.plan(&[]).stages.iter().any(|stage| stage.run > 0));
     let summary = place.run(&[]);
     assert_eq!(summary.reused, 0);
     let plan = place.plan(&[]);

@@ -66,11 +66,7 @@ impl Source for CountBody {
         for entry in fs::read_dir(&self.settings.folder).map_err(StageError::failed)? {
             let path = entry.map_err(StageError::failed)?.path();
             let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            found.push(SourcePartition {
-                name: name.into(),
-                files: vec![path],
-                extra: String::new(),
-            });
+            found.push(SourcePartition::new(name.into(), vec![path], ""));
         }
         found.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(found)

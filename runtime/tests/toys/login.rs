@@ -55,10 +55,10 @@ impl Operator for LoginBody {
         let LoginBody(settings, context) = self;
         let password = settings.password.reveal();
         context.report(serde_json::json!({"line": format!("sent {password}"), password: 1}));
-        context.events.send(Event::Warning {
-            stage: None,
-            message: format!("{} logs in with {password}", settings.user),
-        });
+        context.events.send(Event::warning(
+            None,
+            format!("{} logs in with {password}", settings.user),
+        ));
         if settings.fail {
             return Err(StageError::failed(format!("{password} was refused")).with_help(format!("change {password}")));
         }

@@ -61,10 +61,7 @@ pub fn rows(numbers: &[u32], values: &[i64]) -> RecordBatch {
 }
 
 fn port(name: &str) -> Port {
-    Port {
-        name: name.into(),
-        schema: rows_schema(),
-    }
+    Port::new(name, rows_schema())
 }
 
 fn each(batch: &RecordBatch) -> Vec<(u32, i64)> {

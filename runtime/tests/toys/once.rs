@@ -67,10 +67,12 @@ impl Source for OnceBody {
             .map(|entry| entry.unwrap().path())
             .collect();
         files.sort();
-        let partition = |path: PathBuf| SourcePartition {
-            name: path.file_stem().unwrap().to_string_lossy().into_owned().into(),
-            files: vec![path],
-            extra: String::new(),
+        let partition = |path: PathBuf| {
+            SourcePartition::new(
+                path.file_stem().unwrap().to_string_lossy().into_owned().into(),
+                vec![path],
+                "",
+            )
         };
         Ok(files.into_iter().map(partition).collect())
     }

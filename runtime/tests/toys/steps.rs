@@ -59,11 +59,7 @@ impl Kind for Steps {
 
 impl Source for StepsBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let step = |step| SourcePartition {
-            name: format!("step-{step:08}").into(),
-            files: Vec::new(),
-            extra: String::new(),
-        };
+        let step = |step| SourcePartition::new(format!("step-{step:08}").into(), Vec::new(), "");
         Ok((0..self.settings.steps).map(step).collect())
     }
 

@@ -182,10 +182,7 @@ impl Log for TrainBody {
     fn position(&mut self) -> Result<LogPosition, StageError> {
         let (next, _, rate) = self.read_log();
         if rate.is_some_and(|rate| rate != self.settings.rate) {
-            return Err(StageError::Refused {
-                message: "the rate changed".into(),
-                help: Some("start anew".into()),
-            });
+            return Err(StageError::refused("the rate changed", "start anew"));
         }
         if next >= self.settings.enough.unwrap_or(self.settings.steps) {
             return Ok(LogPosition::Finished {

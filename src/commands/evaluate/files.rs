@@ -173,13 +173,8 @@ fn parse(path: &Path, text: &str) -> Result<Content, String> {
 /// Utterances of consecutive words of one speaker; a segment without words is one utterance. Words without speaker have
 /// [`UNKNOWN`].
 fn utterances_of(segment: &Segment) -> Vec<Utterance> {
-    let utterance = |start: f64, end: f64, speaker: &Option<String>, text: &str| Utterance {
-        turn: Turn {
-            start,
-            end,
-            speaker: speaker.as_deref().unwrap_or(UNKNOWN).to_owned(),
-        },
-        text: text.to_owned(),
+    let utterance = |start: f64, end: f64, speaker: &Option<String>, text: &str| {
+        Utterance::new(start, end, speaker.as_deref().unwrap_or(UNKNOWN), text)
     };
     if segment.words.is_empty() {
         return vec![utterance(segment.start, segment.end, &segment.speaker, &segment.text)];

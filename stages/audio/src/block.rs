@@ -2,9 +2,12 @@
 
 use symphonia::core::audio::GenericAudioBufferRef;
 
+use crate::decode_fault::broken;
 use crate::flac::{self, Fault, Status, StreamInfo};
 use crate::flac_encode::MOST_RATE;
-use crate::recording::{MOST_CHANNELS, broken};
+
+/// The most that FLAC supports.
+pub(crate) const MOST_CHANNELS: u32 = 8;
 
 /// The longest padding at the end of an MP3, in frames: its number has 12 bits.
 const MOST_PADDING: usize = 4_095;

@@ -45,20 +45,14 @@ pub(crate) fn decode_and_tell(bytes: &[u8], max_seconds: f64) -> Result<(Vec<f32
 
 /// Reads `size` bytes at `offset` of a file: one member of a tar, whose blocks are kept if it is an object.
 pub fn read_range(path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioError> {
-    let failed = |source| AudioError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |source| AudioError::read(path, source);
     let file = open_input_file(path).map_err(failed)?.in_blocks();
     read_open_range(&file, path, offset, size)
 }
 
 /// [`read_range`] of a file that is open already; `path` is for messages.
 pub fn read_open_range(file: &InputFile, path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioError> {
-    let failed = |source| AudioError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |source| AudioError::read(path, source);
     if size > MAX_RECORDING_BYTES {
         return Err(AudioError::TooLarge {
             path: path.to_owned(),
@@ -85,10 +79,7 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, AudioError> {
     if let Some(embedded) = embedded::parse(path) {
         return embedded.read();
     }
-    let failed = |source| AudioError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |source| AudioError::read(path, source);
     let file = open_input_file(path).map_err(failed)?;
     let size = file.length().map_err(failed)?;
     read_open_range(&file, path, 0, size)

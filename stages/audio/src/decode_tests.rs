@@ -78,7 +78,7 @@ fn a_wav_is_the_mean_of_its_channels() {
 fn what_cannot_be_decoded_says_so() {
     for bytes in [&b""[..], b"hello", b"RIFF\xff\xff\xff\xffWAVEfmt ", b"OggS", b"ID3\x04"] {
         assert!(
-            decode(bytes, 1.0).is_err_and(|error| error.is_fault_of_the_data()),
+            decode(bytes, 1.0).is_err_and(|error| !matches!(error, AudioError::Read { .. })),
             "{bytes:?}"
         );
     }

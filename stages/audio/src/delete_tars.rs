@@ -107,24 +107,20 @@ impl Kind for DeleteTars {
         for input in inputs.of("extracted") {
             let has = |name: &str| input.schema.field_with_name(name).is_ok();
             if !has("audio_path") && has("tar_path") && has("offset") {
-                return Err(StageError::Input {
-                    name: input.name.clone(),
-                    message: format!(
+                return Err(StageError::input(
+                    input.name.clone(),
+                    format!(
                         "`{}` leaves its recordings in the tars, so that they are needed",
                         input.name
                     ),
-                    help: None,
-                });
+                ));
             }
             for (name, data_type) in &EXTRACTED {
                 let found = input.schema.field_with_name(name).ok();
                 if found.is_none_or(|field| field.data_type() != data_type) {
                     let message = format!("`{}` has no column `{name}` of type {data_type}", input.name);
-                    return Err(StageError::Input {
-                        name: input.name.clone(),
-                        message,
-                        help: Some("the rows of an audio.extract are needed".into()),
-                    });
+                    return Err(StageError::input(input.name.clone(), message)
+                        .with_help("the rows of an audio.extract are needed"));
                 }
             }
         }

@@ -114,10 +114,7 @@ impl Embedded {
             std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0)?;
             Ok(file)
         };
-        in_memory().map_err(|source| AudioError::Read {
-            path: self.file,
-            source,
-        })
+        in_memory().map_err(|source| AudioError::read(self.file, source))
     }
 
     fn value(&self, column: usize, row_group: usize, row: usize) -> Result<Vec<u8>, AudioError> {
@@ -158,10 +155,7 @@ struct Cursor {
 
 impl OpenFiles {
     fn value(&mut self, path: &Path, column: usize, row_group: usize, row: usize) -> Result<Vec<u8>, AudioError> {
-        let read = |source| AudioError::Read {
-            path: path.to_owned(),
-            source,
-        };
+        let read = |source| AudioError::read(path, source);
         let damaged = |why: String| AudioError::Decode(format!("{}: {why}", path.display()));
         let version = match is_url(path) {
             true => None,
@@ -236,10 +230,7 @@ impl OpenFiles {
 
 fn unreadable(parquet: &ForeignParquet, path: &Path, why: String) -> AudioError {
     match parquet.unreadable() {
-        Some(error) => AudioError::Read {
-            path: path.to_owned(),
-            source: io::Error::other(error.to_string()),
-        },
+        Some(error) => AudioError::read(path, io::Error::other(error.to_string())),
         None => AudioError::Decode(format!("{}: {why}", path.display())),
     }
 }

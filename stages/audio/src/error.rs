@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use flow_runtime::store::is_fault_of_the_file;
 
-/// Error of this crate. [`AudioError::is_fault_of_the_data`] distinguishes a bad recording from a failing disk.
+/// Error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum AudioError {
     #[error("cannot decode the audio: {0}")]
@@ -49,23 +49,26 @@ pub enum AudioError {
 }
 
 impl AudioError {
+    pub(crate) fn write(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        let path = path.into();
+        AudioError::Write { path, source }
+    }
+
+    pub(crate) fn unsafe_path(path: impl Into<PathBuf>, why: impl Into<String>) -> Self {
+        AudioError::UnsafePath {
+            path: path.into(),
+            why: why.into(),
+        }
+    }
+
+    pub fn read(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        let path = path.into();
+        AudioError::Read { path, source }
+    }
+
     /// True where an existing file cannot be read, for a reason that concerns only this file.
     pub fn is_unreadable(&self) -> bool {
         matches!(self, AudioError::Read { source, .. }
             if source.kind() != std::io::ErrorKind::NotFound && is_fault_of_the_file(source))
-    }
-
-    /// True where the recording is bad, false where reading or writing failed and would also fail for the next
-    /// recording.
-    pub fn is_fault_of_the_data(&self) -> bool {
-        !matches!(
-            self,
-            AudioError::Read { .. }
-                | AudioError::Write { .. }
-                | AudioError::NoSpace { .. }
-                | AudioError::Espeak { .. }
-                | AudioError::Shard(_)
-                | AudioError::Stopped
-        )
     }
 }

@@ -57,10 +57,7 @@ pub fn tar_of(
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<Option<(ExaminedShard, Option<DigestedFile>)>, AudioError> {
-    let failed = |source| AudioError::Read {
-        path: path.to_owned(),
-        source,
-    };
+    let failed = |source| AudioError::read(path, source);
     if !is_url(path) {
         match std::fs::metadata(path) {
             Ok(metadata) if !metadata.is_file() => {
@@ -210,7 +207,11 @@ pub(crate) fn judge(
     }
 }
 
-pub(crate) fn each<T: Sync, R: Send>(
+/// What `look` gives for each item, in their order, on the threads of `pool`; none if `stop` becomes true.
+///
+/// # Errors
+/// Those of `look`.
+pub fn each<T: Sync, R: Send>(
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
     items: &[T],

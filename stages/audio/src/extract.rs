@@ -152,16 +152,9 @@ impl Kind for Extract {
         let rows = inputs.required("rows")?;
         if settings.store != Store::Tar && rows.schema.field_with_name(PATH_COLUMN).is_ok() {
             let message = format!("`{}` has a column `{PATH_COLUMN}` already", rows.name);
-            return Err(StageError::Input {
-                name: rows.name.clone(),
-                message,
-                help: None,
-            });
+            return Err(StageError::input(rows.name.clone(), message));
         }
-        let port = Port {
-            name: "rows".into(),
-            schema: with_columns(&rows.schema, settings),
-        };
+        let port = Port::new("rows", with_columns(&rows.schema, settings));
         Ok(Shape {
             expensive: true,
             conservation: Conservation::Rows,

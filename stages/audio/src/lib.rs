@@ -5,6 +5,7 @@ mod block;
 #[cfg(test)]
 mod container_tests;
 pub mod decode;
+mod decode_fault;
 pub mod delete_tars;
 pub mod embedded;
 mod ends;
@@ -39,9 +40,9 @@ mod stream;
 mod streamed_aiff;
 mod streamed_wav;
 pub mod subtitle_cues;
-pub mod synthesize;
 pub mod tar;
 #[cfg(test)]
+#[path = "tests/test_data.rs"]
 mod test_data;
 mod timeline;
 mod wave64;
@@ -53,5 +54,4 @@ pub use error::AudioError;
 pub use extract::Extract;
 pub use probe::Probe;
 pub use recording_reader::RecordingReader;
-pub use synthesize::Synthesize;
 pub use webdataset::WebDataset;

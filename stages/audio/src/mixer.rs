@@ -3,8 +3,15 @@
 //! The mean of two channels, one of which is the other with its sign changed (a cable soldered the wrong way, a recorder of balanced
 //! lines) is silence. Whether it is so is known from the beginning of the sound; then one channel is taken for the whole recording.
 
-use crate::part::mixed;
-use crate::recording_reader::Channels;
+/// Which channels of a recording are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Channels {
+    /// The mean of all; where they cancel each other out, one of them.
+    #[default]
+    Mix,
+    /// One of them, counted from 0.
+    One(u32),
+}
 
 /// The mean has lost the sound if it has less than this part of the energy that channels have on average. That of a voice which is on
 /// one of eight channels alone has an eighth.
@@ -221,6 +228,14 @@ impl Mixer {
     pub fn note(&self, asked: Channels) -> Option<String> {
         self.decided.note(asked)
     }
+}
+
+/// The mean of the channels of each frame.
+pub(crate) fn mixed(interleaved: &[i32], channels: usize) -> impl Iterator<Item = f32> + '_ {
+    const FULL_SCALE: f64 = 2_147_483_648.0;
+    let scale = 1.0 / (FULL_SCALE * channels as f64);
+    let mean = move |frame: &[i32]| (frame.iter().map(|&sample| f64::from(sample)).sum::<f64>() * scale) as f32;
+    interleaved.chunks_exact(channels).map(mean)
 }
 
 #[cfg(test)]

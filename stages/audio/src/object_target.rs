@@ -36,10 +36,7 @@ impl ObjectTarget {
     /// [`AudioError::UnsafePath`] where no object can be named so, or could not be read by its URL.
     pub fn object(&self, components: &[&str]) -> Result<ObjectUrl, AudioError> {
         let name = components.join("/");
-        let refused = |why: String| AudioError::UnsafePath {
-            path: format!("{}/{name}", self.url).into(),
-            why,
-        };
+        let refused = |why: String| AudioError::unsafe_path(format!("{}/{name}", self.url), why);
         let object = self.url.join(&name).map_err(|error| refused(error.to_string()))?;
         match Location::parse(&object.to_string()) {
             Ok(Location::Object(read)) if read == object => Ok(object),
@@ -51,10 +48,7 @@ impl ObjectTarget {
     /// Writes an object, in place of one that is there. It appears whole or not at all.
     pub fn place(&self, components: &[&str], content: Content<'_>) -> Result<(), AudioError> {
         let object = self.object(components)?;
-        let failed = |source| AudioError::Write {
-            path: object.to_string().into(),
-            source,
-        };
+        let failed = |source| AudioError::write(object.to_string(), source);
         let mut writer = self.storage.create(&object).map_err(|error| failed(error.into()))?;
         content.each_piece(|piece| writer.write_all(piece).map(|()| true).map_err(failed))?;
         writer.finish().map_err(|error| failed(error.into()))
@@ -63,10 +57,7 @@ impl ObjectTarget {
     /// The bytes of an object; none if it is not there. The objects of a shard are listed once.
     pub fn read(&self, components: &[&str]) -> Result<Option<Vec<u8>>, AudioError> {
         let object = self.object(components)?;
-        let failed = |error: StorageError| AudioError::Read {
-            path: PathBuf::from(object.to_string()),
-            source: error.into(),
-        };
+        let failed = |error: StorageError| AudioError::read(PathBuf::from(object.to_string()), error.into());
         let shard = components[..components.len().min(2)].join("/");
         {
             let mut standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,7 +127,7 @@ mod tests {
         });
         let error = target.place(&name, Content::Bytes(b"others!")).unwrap_err();
         assert!(
-            !error.is_fault_of_the_data() && error.to_string().contains("a b.flac"),
+            matches!(error, AudioError::Write { .. }) && error.to_string().contains("a b.flac"),
             "{error}"
         );
         assert_eq!(other.read(&name).unwrap().as_deref(), Some(&b"samples"[..]));

@@ -2,8 +2,8 @@
 
 use opus_pure::{ChannelLayout, MAX_PACKET_SAMPLES, OpusDecoder, OpusMSDecoder};
 
+use crate::decode_fault::broken;
 use crate::flac::{self, Fault, Status, StreamInfo};
-use crate::recording::broken;
 
 /// Opus is decoded at its own rate, in Hz, in which its header counts, too.
 const RATE: u32 = 48_000;

@@ -14,11 +14,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use crate::decode::{SAMPLE_RATE, decode_and_tell, read_open_range};
+use crate::decode_fault::broken;
 use crate::error::AudioError;
 use crate::flac::Fault;
 use crate::format::{Format, recognise};
 use crate::mixer::{Decided, Mixer};
-use crate::recording::{Blocks, broken};
+use crate::recording::Blocks;
 use crate::recording_reader::{Channels, Progress, RecordingReader};
 use crate::resample::{NeededInput, needed_input, resample};
 use crate::stored_bytes::{StoredBytes, flac_info, open};
@@ -329,13 +330,13 @@ fn same_error(error: &AudioError) -> AudioError {
         AudioError::TooLong { limit_seconds } => AudioError::TooLong {
             limit_seconds: *limit_seconds,
         },
-        AudioError::Read { path, source } => AudioError::Read {
-            path: path.clone(),
-            source: match source.raw_os_error() {
+        AudioError::Read { path, source } => AudioError::read(
+            path,
+            match source.raw_os_error() {
                 Some(code) => io::Error::from_raw_os_error(code),
                 None => io::Error::new(source.kind(), source.to_string()),
             },
-        },
+        ),
         AudioError::Decode(why) => AudioError::Decode(why.clone()),
         other => AudioError::Decode(other.to_string()),
     }
@@ -450,14 +451,6 @@ fn ends_at(blocks: &mut Blocks, total: u64, decoded: &mut u64) -> Result<bool, F
         end = block.first + block.frames;
     }
     Ok(end == total)
-}
-
-/// The mean of the channels of each frame.
-pub(crate) fn mixed(interleaved: &[i32], channels: usize) -> impl Iterator<Item = f32> + '_ {
-    const FULL_SCALE: f64 = 2_147_483_648.0;
-    let scale = 1.0 / (FULL_SCALE * channels as f64);
-    let mean = move |frame: &[i32]| (frame.iter().map(|&sample| f64::from(sample)).sum::<f64>() * scale) as f32;
-    interleaved.chunks_exact(channels).map(mean)
 }
 
 #[cfg(test)]

@@ -77,10 +77,7 @@ pub enum Placed {
 impl Target {
     /// Opens the folder; makes it if there is none. The folder itself may be reached through links.
     pub fn open(path: &Path) -> Result<Self, AudioError> {
-        let failed = |source| AudioError::Write {
-            path: path.to_owned(),
-            source,
-        };
+        let failed = |source| AudioError::write(path, source);
         std::fs::create_dir_all(path).map_err(failed)?;
         let root = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| failed(errno.into()))?;
@@ -95,23 +92,15 @@ impl Target {
     /// already. The file appears whole or not at all.
     pub fn place(&self, components: &[&str], content: Content<'_>) -> Result<Placed, AudioError> {
         let Some((name, folders)) = components.split_last() else {
-            return Err(AudioError::UnsafePath {
-                path: self.path.clone(),
-                why: "it has no name".into(),
-            });
+            return Err(AudioError::unsafe_path(&self.path, "it has no name"));
         };
         let folder = self.folder(folders)?;
         let path = self.path.join(components.join("/"));
         if self.stands(&folder, name, &path, content)? {
             return Ok(Placed::Standing);
         }
-        let (temporary, mut file) =
-            create_temporary_file(&*folder, path.parent().unwrap_or(&self.path)).map_err(|source| {
-                AudioError::Write {
-                    path: path.clone(),
-                    source,
-                }
-            })?;
+        let (temporary, mut file) = create_temporary_file(&*folder, path.parent().unwrap_or(&self.path))
+            .map_err(|source| AudioError::write(&path, source))?;
         let written = write(content, &mut file, &path).and_then(|()| {
             rustix::fs::renameat(&*folder, &temporary, &*folder, *name).map_err(|errno| judged(&path, errno))
         });
@@ -124,10 +113,7 @@ impl Target {
 
     /// Flushes the written files to the disk.
     pub fn sync(&self) -> Result<(), AudioError> {
-        let failed = |errno: Errno| AudioError::Write {
-            path: self.path.clone(),
-            source: errno.into(),
-        };
+        let failed = |errno: Errno| AudioError::write(&self.path, errno.into());
         rustix::fs::syncfs(&self.root).map_err(failed)
     }
 
@@ -210,10 +196,7 @@ fn open_plain(folder: &OwnedFd, name: &str, path: &Path) -> Result<Option<(File,
     };
     let stat = rustix::fs::fstat(&file).map_err(|errno| judged(path, errno))?;
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => Err(AudioError::UnsafePath {
-            path: path.to_owned(),
-            why: "a folder is there".into(),
-        }),
+        FileType::Directory => Err(AudioError::unsafe_path(path, "a folder is there")),
         FileType::RegularFile => Ok(u64::try_from(stat.st_size).ok().map(|size| (File::from(file), size))),
         _ => Ok(None),
     }
@@ -223,10 +206,7 @@ fn write(content: Content<'_>, into: &mut File, path: &Path) -> Result<(), Audio
     content.each_piece(|piece| {
         into.write_all(piece)
             .map(|()| true)
-            .map_err(|source| AudioError::Write {
-                path: path.to_owned(),
-                source,
-            })
+            .map_err(|source| AudioError::write(path, source))
     })
 }
 
@@ -245,10 +225,7 @@ fn each_piece(from: Range<'_>, mut take: impl FnMut(&[u8]) -> Result<bool, Audio
                 let (path, offset, size) = (from.path.to_owned(), from.offset, from.size);
                 return AudioError::PastEnd { path, offset, size };
             }
-            AudioError::Read {
-                path: from.path.to_owned(),
-                source,
-            }
+            AudioError::read(&from.path, source)
         })?;
         if !take(piece)? {
             break;
@@ -263,10 +240,7 @@ fn each_piece_of_object(
     from: Range<'_>,
     mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>,
 ) -> Result<(), AudioError> {
-    let failed = |source| AudioError::Read {
-        path: from.path.to_owned(),
-        source,
-    };
+    let failed = |source| AudioError::read(&from.path, source);
     let length = from.file.length().map_err(failed)?;
     let Some(end) = from.offset.checked_add(from.size).filter(|end| *end <= length) else {
         let (path, offset, size) = (from.path.to_owned(), from.offset, from.size);
@@ -302,16 +276,10 @@ fn judged(path: &Path, errno: Errno) -> AudioError {
         Errno::NAMETOOLONG => "the name is too long for the file system",
         Errno::INVAL | Errno::ILSEQ => "the file system does not take the name",
         _ => {
-            return AudioError::Write {
-                path: path.to_owned(),
-                source: errno.into(),
-            };
+            return AudioError::write(path, errno.into());
         }
     };
-    AudioError::UnsafePath {
-        path: path.to_owned(),
-        why: why.into(),
-    }
+    AudioError::unsafe_path(path, why)
 }
 
 #[cfg(test)]

@@ -155,10 +155,7 @@ impl Kind for Probe {
 
     fn shape(settings: &ProbeSettings, _: &Inputs) -> Result<Shape, StageError> {
         check_formats(&settings.formats)?;
-        let port = |name: &str, schema| Port {
-            name: name.into(),
-            schema,
-        };
+        let port = |name: &str, schema| Port::new(name, schema);
         let outputs = vec![port("members", members_schema()), port("tars", tars_schema())];
         Ok(Shape {
             expensive: true,
@@ -191,7 +188,10 @@ impl Kind for Probe {
 }
 
 /// Threads for decoding: what the stage may use beside its worker.
-pub(crate) fn decoding_pool(context: &Context) -> Result<ThreadPool, StageError> {
+///
+/// # Errors
+/// Where they cannot be started.
+pub fn decoding_pool(context: &Context) -> Result<ThreadPool, StageError> {
     ThreadPoolBuilder::new()
         .num_threads(context.threads.max(1))
         .thread_name(|number| format!("decode-{number}"))
@@ -334,22 +334,14 @@ impl Source for Prober {
         for shard in listed {
             let name = Partition::from(shard.name());
             partitions.push(if self.reads_tar(&shard)? {
-                SourcePartition {
-                    name,
-                    files: vec![shard.tar()],
-                    extra: "tar".into(),
-                }
+                SourcePartition::new(name, vec![shard.tar()], "tar")
             } else {
                 let files = match shards::recordings(&shard) {
                     Ok(files) => files,
                     // Or a folder in place of a file: a file that cannot be read is rejected, with its path and the
                     // reason.
                     Err(error) if error.is_unreadable() => {
-                        partitions.push(SourcePartition {
-                            name,
-                            files: vec![shard.folder],
-                            extra: "files".into(),
-                        });
+                        partitions.push(SourcePartition::new(name, vec![shard.folder], "files"));
                         continue;
                     }
                     Err(error) => return Err(StageError::failed(error)),
@@ -357,11 +349,7 @@ impl Source for Prober {
                 // Contents are digested by the runtime; names count too.
                 let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
                 let extra = format!("files\n{}", names.join("\n"));
-                SourcePartition {
-                    name,
-                    files: names.iter().map(|name| shard.folder.join(name)).collect(),
-                    extra,
-                }
+                SourcePartition::new(name, names.iter().map(|name| shard.folder.join(name)).collect(), extra)
             });
         }
         partitions.sort_by(|a, b| a.name.cmp(&b.name));

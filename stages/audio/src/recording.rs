@@ -21,6 +21,7 @@ use symphonia::default::formats::{
 };
 
 use crate::block::{Trim, accept, bits_of, left_justified};
+use crate::decode_fault::{ENDS_TOO_SOON, LONGER_THAN_ITS_HEADER_SAYS, broken, failed, no_frames};
 use crate::ends::{Matroska, Mp4, SegmentEnd, begins_with_several_streams, end_of_caf, ends_within_a_stream};
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::format::{Format, first_frame, recognise};
@@ -31,16 +32,10 @@ use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
 use crate::timeline::{Edits, Part, Timeline};
 use crate::wave64;
 
-/// The most that FLAC supports.
-pub(crate) const MOST_CHANNELS: u32 = 8;
 /// What may be missing between two packets of Vorbis, in frames: some programs count them less exactly when they copy packets.
 const MOST_MISSING: u64 = 1_024;
 /// Most seconds of an Ogg that may be missing, where silence takes their place.
 const MOST_SILENCE: u64 = 3_600;
-/// What is said of a WAV whose samples go on after those that its header mentions.
-pub(crate) const LONGER_THAN_ITS_HEADER_SAYS: &str = "more follows than its header says";
-/// What is reported of a recording whose end is missing.
-pub(crate) const ENDS_TOO_SOON: &str = "the file is truncated";
 /// Decodes the whole recording and checks it, if its format is one of `formats`.
 pub fn probe(bytes: &[u8], formats: &[Format]) -> Result<(Format, Verdict), Fault> {
     if bytes.is_empty() {
@@ -105,22 +100,6 @@ fn judge(bytes: &[u8], format: Format) -> Result<Verdict, Fault> {
         frames,
         audio_hash,
     })
-}
-
-pub(crate) fn no_frames() -> Fault {
-    flac::fault(Status::NoAudio, "no frames")
-}
-
-pub(crate) fn broken(detail: impl ToString) -> Fault {
-    flac::fault(Status::DecodeError, detail)
-}
-
-pub(crate) fn failed(error: SymphoniaError) -> Fault {
-    match error {
-        SymphoniaError::Unsupported(what) => flac::fault(Status::UnsupportedFormat, what),
-        SymphoniaError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => broken(ENDS_TOO_SOON),
-        other => broken(other),
-    }
 }
 
 type Take<'a> = dyn FnMut(&StreamInfo, &[i32]) -> Result<(), Fault> + 'a;

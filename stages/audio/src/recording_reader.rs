@@ -4,23 +4,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use crate::decode::SAMPLE_RATE;
+use crate::decode_fault::{LONGER_THAN_ITS_HEADER_SAYS, broken};
 use crate::error::AudioError;
 use crate::flac::{Fault, Status, StreamInfo};
 use crate::format::Format;
+pub use crate::mixer::Channels;
 use crate::mixer::Mixer;
-use crate::recording::{Blocks, LONGER_THAN_ITS_HEADER_SAYS, broken};
+use crate::recording::Blocks;
 use crate::resample::Resampler;
 use crate::stored_bytes::{StoredBytes, open_track};
-
-/// Which channels of a recording are used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Channels {
-    /// The mean of all; where they cancel each other out, one of them.
-    #[default]
-    Mix,
-    /// One of them, counted from 0.
-    One(u32),
-}
 
 /// The result of [`RecordingReader::read`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,10 +82,7 @@ impl RecordingReader {
         channels: Channels,
         track: Option<u32>,
     ) -> Result<RecordingReader, AudioError> {
-        let failed = |source| AudioError::Read {
-            path: path.to_owned(),
-            source,
-        };
+        let failed = |source| AudioError::read(path, source);
         let found = bytes.recognise();
         if let Some(source) = bytes.take_failure() {
             return Err(failed(source));
@@ -200,7 +189,7 @@ impl RecordingReader {
         if let Some(source) = self.bytes.take_failure() {
             self.blocks = None;
             let path = self.path.clone();
-            return Err(AudioError::Read { path, source });
+            return Err(AudioError::read(path, source));
         }
         let progress = match next {
             Ok(true) => return Ok(Progress::More),

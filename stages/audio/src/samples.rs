@@ -117,7 +117,7 @@ pub fn open_range(
         }
         Err(source) => {
             let path = path.to_owned();
-            return Err(AudioError::Read { path, source });
+            return Err(AudioError::read(path, source));
         }
     }
     match RecordingReader::open_track(path, range, channels, track) {

@@ -49,10 +49,7 @@ impl Shard {
 /// All shards in byte order of (`lang`, `shard_id`). Files, links to folders and folders of programs are skipped.
 pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
     if is_url(shards) {
-        return list_objects(shards).map_err(|error| AudioError::Read {
-            path: shards.to_owned(),
-            source: error.into(),
-        });
+        return list_objects(shards).map_err(|error| AudioError::read(shards, error.into()));
     }
     let mut found = Vec::new();
     for lang in folders_in(shards)? {
@@ -60,7 +57,7 @@ pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
             let path = shards.join(&lang).join(&folder);
             let (Ok(lang), Ok(shard_id)) = (lang.clone().into_string(), folder.into_string()) else {
                 let source = std::io::Error::other("the name of the folder is not UTF-8");
-                return Err(AudioError::Read { path, source });
+                return Err(AudioError::read(path, source));
             };
             found.push(Shard {
                 lang,
@@ -89,10 +86,7 @@ fn list_objects(shards: &Path) -> Result<Vec<Shard>, StorageError> {
 }
 
 fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
-    let failed = |source| AudioError::Read {
-        path: folder.to_owned(),
-        source,
-    };
+    let failed = |source| AudioError::read(folder, source);
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -108,18 +102,12 @@ fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
 /// shard's own files, links, files that an interrupted extraction left behind and notes of deleted tars are skipped.
 pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
     if is_url(&shard.folder) {
-        return recording_objects(shard).map_err(|error| AudioError::Read {
-            path: shard.folder.clone(),
-            source: error.into(),
-        });
+        return recording_objects(shard).map_err(|error| AudioError::read(&shard.folder, error.into()));
     }
     let mut found = Vec::new();
     let mut pending = vec![(shard.folder.clone(), String::new())];
     while let Some((folder, prefix)) = pending.pop() {
-        let failed = |source| AudioError::Read {
-            path: folder.clone(),
-            source,
-        };
+        let failed = |source| AudioError::read(&folder, source);
         let entries = match fs::read_dir(&folder) {
             Ok(entries) => entries,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,

@@ -28,10 +28,7 @@ pub fn reserve(at: &Path, needed: u64) -> Result<Room, AudioError> {
         left: AtomicU64::new(needed),
     };
     if needed > 0 {
-        let failed = |errno: rustix::io::Errno| AudioError::Write {
-            path: at.to_owned(),
-            source: errno.into(),
-        };
+        let failed = |errno: rustix::io::Errno| AudioError::write(at, errno.into());
         let about = rustix::fs::statvfs(at).map_err(failed)?;
         let free = about.f_bavail.saturating_mul(about.f_frsize);
         let margin = SPARE.saturating_add(RESERVED.load(Ordering::Relaxed));

@@ -8,12 +8,13 @@ use flow_runtime::open_input_file;
 use flow_storage::InputFile;
 use symphonia::core::io::MediaSource;
 
+use crate::decode_fault::broken;
 use crate::embedded::{self, Embedded, EmbeddedPlace};
 use crate::ends::end_of_caf;
 use crate::error::AudioError;
 use crate::flac::{self, Fault, MARKER, StreamInfo};
 use crate::format::{Format, HEAD, MOST_PADDING, first_frame_after, mpeg, recognise, stated_id3_length};
-use crate::recording::{Blocks, broken};
+use crate::recording::Blocks;
 use crate::stream::one_track;
 use crate::streamed_aiff;
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
@@ -45,10 +46,7 @@ impl StoredBytes {
             }
             (None, Some(value)) => return StoredBytes::of_file(value.into_file()?.into(), path, None),
         }
-        let failed = |source| AudioError::Read {
-            path: path.to_owned(),
-            source,
-        };
+        let failed = |source| AudioError::read(path, source);
         let mut file = open_input_file(path).map_err(failed)?;
         if range.is_some() {
             file = file.in_blocks();
@@ -57,10 +55,7 @@ impl StoredBytes {
     }
 
     fn of_file(file: InputFile, path: &Path, range: Option<(u64, u64)>) -> Result<StoredBytes, AudioError> {
-        let failed = |source| AudioError::Read {
-            path: path.to_owned(),
-            source,
-        };
+        let failed = |source| AudioError::read(path, source);
         let length = file.length().map_err(failed)?;
         let (offset, size) = range.unwrap_or((0, length));
         if offset.checked_add(size).is_none_or(|end| end > length) {

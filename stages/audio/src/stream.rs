@@ -6,11 +6,12 @@ use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDe
 use symphonia::core::formats::{FormatReader, Track, TrackType};
 use symphonia::core::units::TimeBase;
 
+use crate::block::MOST_CHANNELS;
+use crate::decode_fault::{broken, failed};
 use crate::flac::{self, Fault, Status};
 use crate::format::Format;
 use crate::movie::Movie;
 use crate::opus::{self, OpusPackets};
-use crate::recording::{MOST_CHANNELS, broken, failed};
 
 /// Most frames in a packet. No encoder makes larger ones than FLAC may have.
 pub(crate) const MOST_PACKET: u64 = 1 << 16;

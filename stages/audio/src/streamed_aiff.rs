@@ -3,7 +3,7 @@
 
 use std::io::Read;
 
-use crate::recording::ENDS_TOO_SOON;
+use crate::decode_fault::ENDS_TOO_SOON;
 use crate::streamed_wav::{LONGEST_HEADER, take};
 
 /// Sizes from this on are what programs write that do not know them, where the recording is smaller.

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use symphonia::core::units::TimeBase;
 
+use crate::decode_fault::broken;
 use crate::flac::Fault;
 use crate::movie::Edit;
-use crate::recording::broken;
 
 /// The shortest hole that is filled is so many to the second: times are rounded, and clocks of recorders differ a little.
 const SHORTEST_HOLE: u64 = 10;

@@ -3,8 +3,8 @@
 
 use std::io::{Read, Seek};
 
+use crate::decode_fault::{ENDS_TOO_SOON, LONGER_THAN_ITS_HEADER_SAYS, broken};
 use crate::flac::{self, Fault, Status};
-use crate::recording::{ENDS_TOO_SOON, LONGER_THAN_ITS_HEADER_SAYS, broken};
 use crate::streamed_wav::{LONGEST_HEADER, UNKNOWN, goes_on_after, take};
 
 /// A header of CAF for the samples, and where these are.

@@ -98,10 +98,7 @@ impl Kind for WebDataset {
 
     fn shape(settings: &WebDatasetSettings, _: &Inputs) -> Result<Shape, StageError> {
         check_formats(&settings.formats)?;
-        let port = Port {
-            name: "rows".into(),
-            schema: rows_schema(),
-        };
+        let port = Port::new("rows", rows_schema());
         Ok(Shape {
             expensive: true,
             conservation: Conservation::Rows,
@@ -166,10 +163,9 @@ impl Source for Reader {
             let message = format!("{} holds no tar", self.settings.shards.display());
             return Err(StageError::setting("shards", message).with_help("is the disk mounted that it is on?"));
         }
-        let partition = |name: String| SourcePartition {
-            files: vec![self.settings.shards.join(format!("{name}.tar"))],
-            extra: "webdataset".into(),
-            name: Partition::from(name),
+        let partition = |name: String| {
+            let tar = self.settings.shards.join(format!("{name}.tar"));
+            SourcePartition::new(Partition::from(name), vec![tar], "webdataset")
         };
         Ok(names.into_iter().map(partition).collect())
     }
@@ -177,12 +173,7 @@ impl Source for Reader {
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let tar_path = format!("{partition}.tar");
         let path = self.settings.shards.join(&tar_path);
-        let failed = |source| {
-            StageError::failed(AudioError::Read {
-                path: path.clone(),
-                source,
-            })
-        };
+        let failed = |source| StageError::failed(AudioError::read(&path, source));
         let file = match InputFile::open(&path).and_then(InputFile::into_local) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -262,10 +253,7 @@ fn tars_below(shards: &Path) -> Result<Vec<String>, AudioError> {
     let mut found = Vec::new();
     let mut pending = vec![(shards.to_owned(), String::new())];
     while let Some((folder, prefix)) = pending.pop() {
-        let failed = |source| AudioError::Read {
-            path: folder.clone(),
-            source,
-        };
+        let failed = |source| AudioError::read(&folder, source);
         for entry in fs::read_dir(&folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let kind = entry.file_type().map_err(failed)?;
@@ -276,10 +264,10 @@ fn tars_below(shards: &Path) -> Result<Vec<String>, AudioError> {
             if hidden || !wanted {
                 continue;
             }
-            let name = entry.file_name().into_string().map_err(|name| AudioError::Read {
-                path: folder.join(name),
-                source: std::io::Error::other("the name is not UTF-8"),
-            })?;
+            let name = entry
+                .file_name()
+                .into_string()
+                .map_err(|name| AudioError::read(folder.join(name), std::io::Error::other("the name is not UTF-8")))?;
             if kind.is_dir() {
                 pending.push((entry.path(), format!("{prefix}{name}/")));
             } else {

@@ -13,7 +13,6 @@ use flow_model::decoding::DecodingOptions;
 use flow_model::heads::HeadKind;
 use flow_model::model::TdtModel;
 use flow_model::{Precision, Weights};
-use flow_runtime::event::Event;
 use flow_runtime::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
     Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError, UrlUse,
@@ -267,18 +266,14 @@ impl Kind for EvaluationDecode {
                     .with_help("from: {rows: ..., model: train}, or with: {model: PATH}"));
             }
             (Some(input), Some(_)) => {
-                return Err(StageError::Input {
-                    name: input.name.clone(),
-                    message: "the setting `model` names a model already".into(),
-                    help: Some("leave out one of the two".into()),
-                });
+                return Err(
+                    StageError::input(input.name.clone(), "the setting `model` names a model already")
+                        .with_help("leave out one of the two"),
+                );
             }
         }
         AudioColumns::of_input(inputs.required("rows")?, inputs.has("members"))?;
-        let outputs = vec![Port {
-            name: "transcripts".into(),
-            schema: transcript_schema(),
-        }];
+        let outputs = vec![Port::new("transcripts", transcript_schema())];
         Ok(Shape {
             expensive: true,
             conservation: Conservation::Rows,
@@ -383,11 +378,7 @@ impl Source for DecodeBody {
             })?,
         };
         files.extend(self.settings.decoding().files().map(|(_, file)| file.clone()));
-        Ok(vec![SourcePartition {
-            name: Partition::new(ALL),
-            files,
-            extra: String::new(),
-        }])
+        Ok(vec![SourcePartition::new(Partition::new(ALL), files, "")])
     }
 
     fn ranges(&mut self, _: &Partition) -> Result<Vec<FileRange>, StageError> {
@@ -440,10 +431,7 @@ impl Source for DecodeBody {
             .map_err(EvaluationError::from)?;
         model.set_decoding(decoding).map_err(EvaluationError::from)?;
         for note in &model.decoding.notes {
-            self.context.events.send(Event::Warning {
-                stage: Some(self.context.stage.clone()),
-                message: note.clone(),
-            });
+            self.context.warn(note.clone());
         }
         let cancelled = self.context.gives_up();
         let count = self

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use flow_speakers::turns::Turn;
 use flow_speakers::{Error, Result};
 use serde_json::Value;
 
@@ -57,14 +56,8 @@ pub fn read_stm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>> {
                 "{IGNORED} is not supported: take the line out, and name the parts that are scored in a UEM"
             )));
         }
-        recordings.entry(recording.to_owned()).or_default().push(Utterance {
-            turn: Turn {
-                start,
-                end,
-                speaker: speaker.to_owned(),
-            },
-            text: without_label(rest).to_owned(),
-        });
+        let utterance = Utterance::new(start, end, speaker, without_label(rest));
+        recordings.entry(recording.to_owned()).or_default().push(utterance);
     }
     Ok(recordings)
 }
@@ -104,14 +97,7 @@ pub fn read_seglst(json: &Value) -> Result<BTreeMap<String, Vec<Utterance>>> {
         if end < start {
             return Err(wrong(format!("ends at {end} s, before its start at {start} s")));
         }
-        let utterance = Utterance {
-            turn: Turn {
-                start,
-                end,
-                speaker: text("speaker")?,
-            },
-            text: text("words")?,
-        };
+        let utterance = Utterance::new(start, end, text("speaker")?, text("words")?);
         recordings.entry(text("session_id")?).or_default().push(utterance);
     }
     Ok(recordings)

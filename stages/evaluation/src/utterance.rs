@@ -15,6 +15,21 @@ pub struct Utterance {
     pub text: String,
 }
 
+impl Utterance {
+    /// Times are seconds.
+    pub fn new(start: f64, end: f64, speaker: impl Into<String>, text: impl Into<String>) -> Utterance {
+        let turn = Turn {
+            start,
+            end,
+            speaker: speaker.into(),
+        };
+        Utterance {
+            turn,
+            text: text.into(),
+        }
+    }
+}
+
 /// When each speaker speaks: turns of one speaker that overlap or touch are joined.
 pub fn turns(utterances: &[Utterance]) -> Vec<Turn> {
     let mut by_speaker: BTreeMap<&str, Vec<Turn>> = BTreeMap::new();
@@ -106,14 +121,7 @@ pub(crate) mod tests {
     use crate::normalize::Normalization;
 
     pub fn utterance(start: f64, end: f64, speaker: &str, text: &str) -> Utterance {
-        Utterance {
-            turn: Turn {
-                start,
-                end,
-                speaker: speaker.to_owned(),
-            },
-            text: text.to_owned(),
-        }
+        Utterance::new(start, end, speaker, text)
     }
 
     /// Utterances of a second each, one after the other.

@@ -85,12 +85,20 @@ pub(crate) struct RequestError {
     pub transient: bool,
 }
 
+impl RequestError {
+    /// One that a later request gets, too.
+    fn new(message: impl Into<String>, help: impl Into<String>) -> RequestError {
+        RequestError {
+            message: message.into(),
+            help: help.into(),
+            transient: false,
+        }
+    }
+}
+
 impl From<RequestError> for HubError {
     fn from(error: RequestError) -> Self {
-        HubError::Unavailable {
-            message: error.message,
-            help: error.help,
-        }
+        HubError::unavailable(error.message, error.help)
     }
 }
 
@@ -144,10 +152,11 @@ impl HttpClient {
             reference.revision.replace('/', "%2F")
         );
         let mut response = self.get(&address, reference, None)?;
-        let strange = |what: String| RequestError {
-            message: format!("{address} does not answer as the hub does: {what}"),
-            help: "check HF_ENDPOINT, and whether there is a proxy".into(),
-            transient: false,
+        let strange = |what: String| {
+            RequestError::new(
+                format!("{address} does not answer as the hub does: {what}"),
+                "check HF_ENDPOINT, and whether there is a proxy",
+            )
         };
         let body = response.body_mut().with_config().limit(LONGEST_LIST).read_to_vec();
         let body = body.map_err(|error| match error {
@@ -211,11 +220,10 @@ impl HttpClient {
             }
             address = to;
         }
-        Err(RequestError {
-            message: format!("{address} does not answer as the hub does: no etag, or too many redirections"),
-            help: "check HF_ENDPOINT, and whether there is a proxy".into(),
-            transient: false,
-        })
+        Err(RequestError::new(
+            format!("{address} does not answer as the hub does: no etag, or too many redirections"),
+            "check HF_ENDPOINT, and whether there is a proxy",
+        ))
     }
 
     /// Requests the bytes of a file from offset `from` on. The status says whether the response begins there (206) or
@@ -236,11 +244,10 @@ impl HttpClient {
             }
             address = self.redirected(&address, &response)?;
         }
-        Err(RequestError {
-            message: format!("{address}: too many redirections"),
-            help: "try again later".into(),
-            transient: false,
-        })
+        Err(RequestError::new(
+            format!("{address}: too many redirections"),
+            "try again later",
+        ))
     }
 
     fn get(&self, address: &str, reference: &HubReference, file: Option<&str>) -> Result<Response<Body>, RequestError> {
@@ -252,11 +259,10 @@ impl HttpClient {
             }
             address = self.redirected(&address, &response)?;
         }
-        Err(RequestError {
-            message: format!("{address}: too many redirections"),
-            help: "check HF_ENDPOINT".into(),
-            transient: false,
-        })
+        Err(RequestError::new(
+            format!("{address}: too many redirections"),
+            "check HF_ENDPOINT",
+        ))
     }
 
     fn redirected(&self, address: &str, response: &Response<Body>) -> Result<String, RequestError> {
@@ -267,11 +273,10 @@ impl HttpClient {
         if to.starts_with('/') {
             return Ok(format!("{}{to}", origin(address)));
         }
-        Err(RequestError {
-            message: format!("{address} leads to `{to}`, which is no address"),
-            help: "check HF_ENDPOINT".into(),
-            transient: false,
-        })
+        Err(RequestError::new(
+            format!("{address} leads to `{to}`, which is no address"),
+            "check HF_ENDPOINT",
+        ))
     }
 
     /// One request. The token is sent to the hub alone, not to hosts that it redirects to.

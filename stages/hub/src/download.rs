@@ -147,17 +147,17 @@ impl Transfer<'_> {
                     (None, true) => "the connection ends too soon, each time".to_owned(),
                     (None, false) => "the answer has no more bytes".to_owned(),
                 };
-                return Err(HubError::Unavailable {
-                    message: format!(
+                return Err(HubError::unavailable(
+                    format!(
                         "{}: the download from {server} breaks off at {}: {reason}",
                         self.file,
                         amount(have, first.size)
                     ),
-                    help: format!(
+                    format!(
                         "run again: it goes on from there ({}). If it ends there again, check HF_ENDPOINT and the proxy settings",
                         self.partial.display()
                     ),
-                });
+                ));
             }
             let line = format!("{}: it breaks off, try {} of {TRIES}", self.file, tries + 1);
             if tries > 0 && !pause(self.hub.timeout, tries, &line, progress) {
@@ -180,10 +180,10 @@ impl Transfer<'_> {
             Some(size) => format!("more than the {size} bytes that the hub says it has"),
             None => format!("more than {MOST_UNANNOUNCED} bytes, and the hub does not say how many it has"),
         };
-        HubError::Unavailable {
-            message: format!("{}: {server} sends {why}", self.file),
-            help: "the damaged file was deleted; check HF_ENDPOINT, and whether a proxy modifies downloads".into(),
-        }
+        HubError::unavailable(
+            format!("{}: {server} sends {why}", self.file),
+            "the damaged file was deleted; check HF_ENDPOINT, and whether a proxy modifies downloads",
+        )
     }
 
     /// One request for the bytes from `have` on, appended to `target`, of which it never makes more than `size`.
@@ -325,28 +325,28 @@ fn verify_checksum(
         return Ok(true);
     }
     std::fs::remove_file(path).map_err(HubError::file(path))?;
-    Err(HubError::Unavailable {
-        message: format!(
+    Err(HubError::unavailable(
+        format!(
             "{file} came damaged from {}: its {name} is {found}, the hub says {expected}",
             remote_file.server()
         ),
-        help: "the damaged file was deleted; run again to download it. If it happens again, a proxy may be modifying downloads".into(),
-    })
+        "the damaged file was deleted; run again to download it. If it happens again, a proxy may be modifying downloads",
+    ))
 }
 
 fn write_error(path: &Path, size: Option<u64>, error: std::io::Error) -> HubError {
     if error.kind() != ErrorKind::StorageFull && error.kind() != ErrorKind::QuotaExceeded {
         return HubError::file(path)(error);
     }
-    HubError::Unavailable {
-        message: format!(
+    HubError::unavailable(
+        format!(
             "the disk is full: {} does not fit{}",
             path.display(),
             size.map(|size| format!(", the file has {} MB", size.div_ceil(1_000_000)))
                 .unwrap_or_default()
         ),
-        help: "make room, or set HF_HOME to a folder on another disk, and run again: the download goes on".into(),
-    }
+        "make room, or set HF_HOME to a folder on another disk, and run again: the download goes on",
+    )
 }
 
 /// `12.0 of 2400.3 MB (0 %)`.

@@ -17,6 +17,13 @@ pub enum HubError {
 }
 
 impl HubError {
+    pub(crate) fn unavailable(message: impl Into<String>, help: impl Into<String>) -> HubError {
+        HubError::Unavailable {
+            message: message.into(),
+            help: help.into(),
+        }
+    }
+
     pub(crate) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> HubError + '_ {
         move |source| HubError::File {
             path: path.to_owned(),

@@ -58,10 +58,10 @@ impl Hub {
             (Some(cache), _) => PathBuf::from(cache),
             (None, Some(home)) => home.join("hub"),
             (None, None) => {
-                return Err(HubError::Unavailable {
-                    message: "there is no folder to keep models of the hub in: HOME is not set".into(),
-                    help: "set HF_HOME to a folder".into(),
-                });
+                return Err(HubError::unavailable(
+                    "there is no folder to keep models of the hub in: HOME is not set",
+                    "set HF_HOME to a folder",
+                ));
             }
         };
         let token_file = variable("HF_TOKEN_PATH").map(PathBuf::from);
@@ -147,10 +147,13 @@ impl Hub {
 
     /// The error for what is not in the cache where only the cache is used.
     pub(crate) fn offline_error(&self, what: &str) -> HubError {
-        HubError::Unavailable {
-            message: format!("{what} is not in the cache {}, and HF_HUB_OFFLINE is set", self.cache.display()),
-            help: "unset HF_HUB_OFFLINE to download it, or copy the cache of a machine that has it and point HF_HOME there".into(),
-        }
+        HubError::unavailable(
+            format!(
+                "{what} is not in the cache {}, and HF_HUB_OFFLINE is set",
+                self.cache.display()
+            ),
+            "unset HF_HUB_OFFLINE to download it, or copy the cache of a machine that has it and point HF_HOME there",
+        )
     }
 
     /// The path of the reference in the cache, at the commit that its revision was last resolved to. None where the

@@ -35,10 +35,10 @@ pub(crate) fn select(reference: &HubReference, files: &[String]) -> Result<Selec
         if files.contains(file) {
             return Ok(Selection::File(file.clone()));
         }
-        return Err(HubError::Unavailable {
-            message: format!("there is no file {file} in {}", reference.repository()),
-            help: format!("it holds: {}", shown(files)),
-        });
+        return Err(HubError::unavailable(
+            format!("there is no file {file} in {}", reference.repository()),
+            format!("it holds: {}", shown(files)),
+        ));
     }
     let archives: Vec<&String> = files.iter().filter(|file| file.ends_with(".nemo")).collect();
     match archives.as_slice() {
@@ -46,14 +46,14 @@ pub(crate) fn select(reference: &HubReference, files: &[String]) -> Result<Selec
         [] => {}
         several => {
             let names: Vec<String> = several.iter().copied().cloned().collect();
-            return Err(HubError::Unavailable {
-                message: format!(
+            return Err(HubError::unavailable(
+                format!(
                     "{} holds several .nemo archives: {}",
                     reference.repository(),
                     shown(&names)
                 ),
-                help: format!("name the one that is meant: {}/{}", reference, names[0]),
-            });
+                format!("name the one that is meant: {}/{}", reference, names[0]),
+            ));
         }
     }
     let top = |file: &&String| !file.contains('/');
@@ -69,24 +69,24 @@ pub(crate) fn select(reference: &HubReference, files: &[String]) -> Result<Selec
     {
         let parts: Vec<String> = files.iter().filter(top).filter(|file| parts(file)).cloned().collect();
         if parts.len() > MOST_FILES {
-            return Err(HubError::Unavailable {
-                message: format!(
+            return Err(HubError::unavailable(
+                format!(
                     "{} has {} files beside its configuration; a model of more than {MOST_FILES} is not fetched",
                     reference.repository(),
                     parts.len()
                 ),
-                help: format!("check the name, or name the file that is meant: {reference}/FILE"),
-            });
+                format!("check the name, or name the file that is meant: {reference}/FILE"),
+            ));
         }
         return Ok(Selection::Folder(parts));
     }
-    Err(HubError::Unavailable {
-        message: format!(
+    Err(HubError::unavailable(
+        format!(
             "{} holds neither a .nemo archive nor config.json with safetensors",
             reference.repository()
         ),
-        help: format!("it holds: {}", shown(files)),
-    })
+        format!("it holds: {}", shown(files)),
+    ))
 }
 
 fn shown(files: &[String]) -> String {

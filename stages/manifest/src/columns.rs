@@ -49,22 +49,17 @@ pub(crate) fn expect(input: &Input, name: &str, data_type: &DataType) -> Result<
         Err(_) => format!("input `{}` has no column `{name}`", input.name),
     };
     let names: Vec<&str> = input.schema.fields().iter().map(|f| f.name().as_str()).collect();
-    Err(StageError::Input {
-        name: input.name.clone(),
-        message,
-        help: Some(format!("its columns are {}", names.join(", "))),
-    })
+    Err(StageError::input(input.name.clone(), message).with_help(format!("its columns are {}", names.join(", "))))
 }
 
 fn column<'a, A: Array + 'static>(batch: &'a RecordBatch, name: &str, kind: &str) -> Result<&'a A, ManifestError> {
-    let array = batch.column_by_name(name).ok_or_else(|| ManifestError::Rows {
-        message: format!("the rows have no column `{name}`"),
-        row: None,
-    })?;
-    array.as_any().downcast_ref().ok_or_else(|| ManifestError::Rows {
-        message: format!("column `{name}` is {}, not {kind}", array.data_type()),
-        row: None,
-    })
+    let array = batch
+        .column_by_name(name)
+        .ok_or_else(|| ManifestError::rows(format!("the rows have no column `{name}`"), None))?;
+    array
+        .as_any()
+        .downcast_ref()
+        .ok_or_else(|| ManifestError::rows(format!("column `{name}` is {}, not {kind}", array.data_type()), None))
 }
 
 pub(crate) fn text<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a StringArray, ManifestError> {
@@ -83,10 +78,7 @@ pub(crate) fn whole<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a Int64A
 pub(crate) fn rows(batch: &RecordBatch) -> Result<&UInt32Array, ManifestError> {
     let rows: &UInt32Array = column(batch, ROW, "uint32")?;
     if rows.null_count() > 0 {
-        return Err(ManifestError::Rows {
-            message: "`_row` is null in some rows".into(),
-            row: None,
-        });
+        return Err(ManifestError::rows("`_row` is null in some rows", None));
     }
     Ok(rows)
 }

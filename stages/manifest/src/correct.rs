@@ -86,10 +86,7 @@ impl Kind for MatchCorrections {
     fn shape(_: &MatchSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         let corrections = inputs.required("corrections")?;
         expect(corrections, BAD.0, &BAD.1)?;
-        let port = Port {
-            name: "corrections".into(),
-            schema: corrections.schema.clone(),
-        };
+        let port = Port::new("corrections", corrections.schema.clone());
         Ok(Shape {
             conservation: Conservation::Rows,
             ..Shape::source(vec![port])
@@ -120,11 +117,7 @@ enum Named {
 
 impl Source for Matcher {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        Ok(vec![SourcePartition {
-            name: Partition::new(ALL),
-            files: Vec::new(),
-            extra: String::new(),
-        }])
+        Ok(vec![SourcePartition::new(Partition::new(ALL), Vec::new(), "")])
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
@@ -332,10 +325,7 @@ impl Kind for Correct {
         let rows = inputs.required("rows")?;
         expect(rows, &settings.column, &DataType::Utf8)?;
         expect(inputs.required("corrections")?, BAD.0, &BAD.1)?;
-        let port = Port {
-            name: "rows".into(),
-            schema: text_last(&rows.schema, &settings.column),
-        };
+        let port = Port::new("rows", text_last(&rows.schema, &settings.column));
         Ok(Shape::local(vec![port]))
     }
 

@@ -82,10 +82,7 @@ impl Kind for Dedup {
             columns::expect(input, name, &DataType::Utf8)?;
         }
         columns::expect(input, &settings.quality, &DataType::Float64)?;
-        let outputs = vec![Port {
-            name: "rows".into(),
-            schema: Arc::clone(&input.schema),
-        }];
+        let outputs = vec![Port::new("rows", Arc::clone(&input.schema))];
         Ok(Shape::global(outputs))
     }
 

@@ -8,7 +8,6 @@ use arrow::array::{Array, AsArray, Float64Array, Int64Array, LargeStringArray, R
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef};
 use flow_audio::language_tag::untagged;
-use flow_runtime::event::Event;
 use flow_runtime::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
     ReadOnce, Shape, Source, SourcePartition, StageError,
@@ -77,10 +76,7 @@ impl Kind for Disjoint {
 
     fn shape(_: &DisjointSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         let val = inputs.required("val")?;
-        let port = Port {
-            name: "rows".into(),
-            schema: val.schema.clone(),
-        };
+        let port = Port::new("rows", val.schema.clone());
         Ok(Shape {
             needs_current: true,
             conservation: Conservation::Rows,
@@ -107,21 +103,17 @@ impl Comparer {
         let (val, train) = (self.context.required("val")?, self.context.required("train")?);
         let of = format!("{} {}", val.digest().to_hex(), train.digest().to_hex());
         self.settings.compared.get(&of, || {
-            let Some(found) = overlap(val, train)? else { return Ok(()) };
+            let Some(found) = overlap(val, train)? else {
+                return Ok(());
+            };
             if !self.settings.allow_overlap {
-                return Err(StageError::Refused {
-                    message: found.to_string(),
-                    help: Some(
-                        "error rates on rows that were learned say nothing: take train and validation rows of one split, or \
-                         set `allow_overlap` if this is meant"
-                            .into(),
-                    ),
-                });
+                return Err(StageError::refused(
+                    found.to_string(),
+                    "error rates on rows that were learned say nothing: take train and validation rows of one split, \
+                     or set `allow_overlap` if this is meant",
+                ));
             }
-            self.context.events.send(Event::Warning {
-                stage: Some(self.context.stage.clone()),
-                message: found.to_string(),
-            });
+            self.context.warn(found.to_string());
             Ok(())
         })?;
         Ok(())
@@ -130,11 +122,7 @@ impl Comparer {
 
 impl Source for Comparer {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let partition = |name: &Partition| SourcePartition {
-            name: name.clone(),
-            files: Vec::new(),
-            extra: String::new(),
-        };
+        let partition = |name: &Partition| SourcePartition::new(name.clone(), Vec::new(), "");
         Ok(self.context.required("val")?.partitions().map(partition).collect())
     }
 

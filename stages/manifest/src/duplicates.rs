@@ -85,10 +85,10 @@ fn each_once(partition: &Partition, rows: &UInt32Array) -> Result<(), ManifestEr
     let mut seen = HashSet::with_capacity(rows.len());
     match rows.values().iter().find(|row| !seen.insert(**row)) {
         None => Ok(()),
-        Some(twice) => Err(ManifestError::Rows {
-            message: format!("row {twice} of {partition} came twice"),
-            row: Some(*twice),
-        }),
+        Some(twice) => Err(ManifestError::rows(
+            format!("row {twice} of {partition} came twice"),
+            Some(*twice),
+        )),
     }
 }
 
@@ -191,10 +191,8 @@ struct Gone {
 }
 
 fn number(count: usize) -> Result<u32, ManifestError> {
-    u32::try_from(count).map_err(|_| ManifestError::Rows {
-        message: "more partitions, or more rows of one, than fit in 32 bits".into(),
-        row: None,
-    })
+    u32::try_from(count)
+        .map_err(|_| ManifestError::rows("more partitions, or more rows of one, than fit in 32 bits", None))
 }
 
 impl Keys {
@@ -219,10 +217,7 @@ fn marks(batch: &RecordBatch) -> Result<&UInt64Array, ManifestError> {
     let marks = batch
         .column_by_name("norm")
         .and_then(|column| column.as_any().downcast_ref());
-    marks.ok_or_else(|| ManifestError::Rows {
-        message: "key rows lack the mark `norm`".into(),
-        row: None,
-    })
+    marks.ok_or_else(|| ManifestError::rows("key rows lack the mark `norm`", None))
 }
 
 fn text_at(texts: &StringArray, place: usize) -> Option<&str> {

@@ -46,6 +46,23 @@ impl ManifestError {
         }
     }
 
+    pub(crate) fn manifest(path: impl Into<PathBuf>, why: impl Into<String>) -> Self {
+        ManifestError::Manifest {
+            path: path.into(),
+            why: why.into(),
+        }
+    }
+
+    pub(crate) fn parquet(path: impl Into<PathBuf>, source: parquet::errors::ParquetError) -> Self {
+        let path = path.into();
+        ManifestError::Parquet { path, source }
+    }
+
+    pub(crate) fn rows(message: impl Into<String>, row: Option<u32>) -> Self {
+        let message = message.into();
+        ManifestError::Rows { message, row }
+    }
+
     pub(crate) fn sql(message: impl std::fmt::Display) -> Self {
         ManifestError::Sql {
             message: message.to_string(),

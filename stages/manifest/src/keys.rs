@@ -95,10 +95,7 @@ pub(crate) fn keys<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a FixedSi
         .column_by_name(name)
         .and_then(|column| column.as_any().downcast_ref::<FixedSizeBinaryArray>());
     keys.filter(|keys| keys.value_length() == 16)
-        .ok_or_else(|| ManifestError::Rows {
-            message: format!("key rows lack the key `{name}`"),
-            row: None,
-        })
+        .ok_or_else(|| ManifestError::rows(format!("key rows lack the key `{name}`"), None))
 }
 
 pub(crate) fn key_at(keys: &FixedSizeBinaryArray, row: usize) -> Key {

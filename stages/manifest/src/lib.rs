@@ -21,6 +21,7 @@ pub mod language;
 pub mod names;
 mod own_thread;
 #[cfg(test)]
+#[path = "parity_tests.rs"]
 mod parity;
 mod parquet_file;
 mod pieces;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -231,10 +231,7 @@ pub(crate) fn write_parquet<W: Write + Send, T: Send>(
     make: impl Fn(usize, &Encoder) -> Result<MadeRun<T>, StageError> + Sync,
     mut take: impl FnMut(T) -> Result<(), StageError>,
 ) -> Result<(Vec<Piece>, W), StageError> {
-    let parquet = |source| ManifestError::Parquet {
-        path: PathBuf::from(path),
-        source,
-    };
+    let parquet = |source| ManifestError::parquet(path, source);
     let file = BufWriter::with_capacity(WRITTEN_AT_ONCE, to);
     let (mut file, encoder) = Encoder::new(file, &schema).map_err(parquet)?;
     let makers = thread::available_parallelism()

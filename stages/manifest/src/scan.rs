@@ -77,10 +77,7 @@ impl Kind for Scan {
     fn shape(_: &ScanSettings, _: &Inputs) -> Result<Shape, StageError> {
         Ok(Shape {
             conservation: Conservation::Rows,
-            ..Shape::source(vec![Port {
-                name: "rows".into(),
-                schema: schema(),
-            }])
+            ..Shape::source(vec![Port::new("rows", schema())])
         })
     }
 
@@ -129,11 +126,11 @@ impl Source for Scanner {
         }
         let partition = |(lang, shard_id): (String, String)| {
             let folder = root.join(&lang).join(&shard_id);
-            SourcePartition {
-                name: Partition::from(format!("{lang}/{shard_id}")),
-                files: vec![folder.join(METADATA), folder.join(AUDIO_INDEX)],
-                extra: String::new(),
-            }
+            SourcePartition::new(
+                Partition::from(format!("{lang}/{shard_id}")),
+                vec![folder.join(METADATA), folder.join(AUDIO_INDEX)],
+                "",
+            )
         };
         let mut partitions: Vec<SourcePartition> = listing.shards.into_iter().map(partition).collect();
         partitions.sort_unstable_by(|a, b| a.name.cmp(&b.name));

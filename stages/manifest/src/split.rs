@@ -236,10 +236,7 @@ impl Kind for Split {
                 "it is for `split_by: recording` only",
             ));
         }
-        let outputs = ["train", "val"].map(|name| Port {
-            name: name.into(),
-            schema: Arc::clone(&input.schema),
-        });
+        let outputs = ["train", "val"].map(|name| Port::new(name, Arc::clone(&input.schema)));
         Ok(Shape::global(outputs.to_vec()))
     }
 

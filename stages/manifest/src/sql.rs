@@ -166,10 +166,7 @@ impl Kind for Sql {
         let schema = plans.output.as_ref().clone().with_metadata(said.unwrap_or_default());
         let shape = Shape {
             whole: settings.whole.clone(),
-            ..Shape::local(vec![Port {
-                name: "rows".into(),
-                schema: Arc::new(schema),
-            }])
+            ..Shape::local(vec![Port::new("rows", Arc::new(schema))])
         };
         Ok(match settings.rows {
             RowRule::Keep => shape,
@@ -332,12 +329,8 @@ impl Plans {
     fn new(settings: &SqlSettings, inputs: &[Input]) -> Result<Plans, StageError> {
         let inputs = settings.seen(inputs)?;
         let [first, others @ ..] = inputs.as_slice() else {
-            let message = "sql needs an input".into();
-            return Err(StageError::Input {
-                name: String::new(),
-                message,
-                help: Some("name one in `from`".into()),
-            });
+            let message = "sql needs an input";
+            return Err(StageError::input("", message).with_help("name one in `from`"));
         };
         let functions = Functions {
             text: Arc::new(TextRules::new(&settings.text).map_err(|e| ManifestError::from(e).of_setting("text.tags"))?),
@@ -346,11 +339,7 @@ impl Plans {
         if settings.rows == RowRule::Keep || !settings.rejects.is_empty() || settings.join.is_some() {
             columns::expect(first, ROW, &DataType::UInt32)?;
         }
-        let of_input = |input: &Input, e: ManifestError| StageError::Input {
-            name: input.name.clone(),
-            message: e.to_string(),
-            help: None,
-        };
+        let of_input = |input: &Input, e: ManifestError| StageError::input(input.name.clone(), e.to_string());
         let join = match &settings.join {
             None => None,
             Some(text) => {

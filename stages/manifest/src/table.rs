@@ -201,10 +201,7 @@ impl Kind for Table {
     fn shape(settings: &TableSettings, _: &Inputs) -> Result<Shape, StageError> {
         Ok(Shape {
             conservation: Conservation::Rows,
-            ..Shape::source(vec![Port {
-                name: "rows".into(),
-                schema: schema_of(&*settings.columns()?),
-            }])
+            ..Shape::source(vec![Port::new("rows", schema_of(&*settings.columns()?))])
         })
     }
 
@@ -243,11 +240,11 @@ struct Reader {
 
 impl Source for Reader {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        Ok(vec![SourcePartition {
-            name: Partition::new(ALL),
-            files: vec![self.path.clone()],
-            extra: String::new(),
-        }])
+        Ok(vec![SourcePartition::new(
+            Partition::new(ALL),
+            vec![self.path.clone()],
+            "",
+        )])
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
@@ -268,10 +265,7 @@ impl Source for Reader {
 
 /// The error of an invalid file.
 fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
-    ManifestError::Manifest {
-        path: path.to_path_buf(),
-        why: why.into(),
-    }
+    ManifestError::manifest(path, why)
 }
 
 /// Checks that not all rows of a file were refused, as a lookup table would be empty then. `first` is what is wrong with the

@@ -400,14 +400,7 @@ pub fn python_strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
-/// The text on which a model is trained: the language tag, a space, the clean text.
-pub fn make_text(clean: &str, lang: &str) -> String {
-    let mut out = String::with_capacity(clean.len() + lang.len() + 5);
-    text_into(clean, lang, &mut out);
-    out
-}
-
-/// [`make_text`], added to the end of `out`.
+/// Adds the text on which a model is trained to the end of `out`: the language tag, a space, the clean text.
 pub fn text_into(clean: &str, lang: &str, out: &mut String) {
     for piece in ["<|", lang, "|> ", clean] {
         out.push_str(piece);

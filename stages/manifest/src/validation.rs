@@ -94,10 +94,7 @@ pub(crate) fn group_keys(seed: i64, texts: &StringArray) -> FixedSizeBinaryArray
 }
 
 pub(crate) fn small(count: usize) -> Result<u32, ManifestError> {
-    u32::try_from(count).map_err(|_| ManifestError::Rows {
-        message: "more groups than fit in 32 bits".into(),
-        row: None,
-    })
+    u32::try_from(count).map_err(|_| ManifestError::rows("more groups than fit in 32 bits", None))
 }
 
 /// The texts of a column, empty where null.

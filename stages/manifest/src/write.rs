@@ -203,14 +203,12 @@ impl Kind for Write {
                 !FOR_STAGES.contains(name) && !settings.extra_columns.iter().any(|further| further == name)
             });
             if !others.is_empty() {
-                context.events.send(Event::Note {
-                    message: format!(
-                        "{}: columns of `{}` that its manifest has not: {}; `extra_columns` writes those that it names",
-                        context.stage,
-                        input.name,
-                        others.join(", ")
-                    ),
-                });
+                context.events.send(Event::note(format!(
+                    "{}: columns of `{}` that its manifest has not: {}; `extra_columns` writes those that it names",
+                    context.stage,
+                    input.name,
+                    others.join(", ")
+                )));
             }
         }
         let given = FILES

@@ -65,21 +65,23 @@ impl AudioColumns {
             AudioColumns::PathRange.names().iter().partition(|name| has(name));
         let names_files = there.first() == Some(&"audio_path") && !missing.is_empty();
         if names_files && (there.len() > 1 || were_parts(&rows.before)) {
-            return Err(StageError::Input {
-                name: rows.name.clone(),
-                message: format!(
+            return Err(StageError::input(
+                rows.name.clone(),
+                format!(
                     "`{}` says only in part where the audio is: it has `{}`, but not `{}`",
                     rows.name,
                     there.join("`, `"),
                     missing.join("`, `")
                 ),
-                help: Some("select `audio_path, start, \"offset\", size` of the rows of manifest.read".into()),
-            });
+            )
+            .with_help("select `audio_path, start, \"offset\", size` of the rows of manifest.read"));
         }
-        AudioColumns::of(&rows.schema, members).ok_or_else(|| StageError::Input {
-            name: rows.name.clone(),
-            message: format!("`{}` does not say where the audio is", rows.name),
-            help: Some("rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as the input `members`".into()),
+        AudioColumns::of(&rows.schema, members).ok_or_else(|| {
+            let message = format!("`{}` does not say where the audio is", rows.name);
+            StageError::input(&rows.name, message).with_help(
+                "rows of audio.extract have `audio_path`; or give the port `members` of an audio.probe as the input \
+                 `members`",
+            )
         })
     }
 

@@ -1,7 +1,6 @@
 //! Sampling: which utterances make which batch, and loading them.
 
 pub mod augment;
-pub mod collate;
 pub mod curriculum;
 pub mod dataset;
 pub mod dealing;

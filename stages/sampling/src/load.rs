@@ -8,7 +8,6 @@ use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::probe::MEMBER_COLUMNS;
 use flow_audio::resample::resample;
-use flow_runtime::event::Event;
 use flow_runtime::{
     Body, Context, Digest, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Shape, Shared, Source,
     SourcePartition, StageError, UrlUse,
@@ -251,10 +250,10 @@ impl Kind for Load {
             staged_schema()
         };
         let record = settings.record()?;
-        Ok(Shape::source(vec![Port {
-            name: "batches".into(),
-            schema: record.written_to(&columns).map_err(StageError::failed)?,
-        }]))
+        Ok(Shape::source(vec![Port::new(
+            "batches",
+            record.written_to(&columns).map_err(StageError::failed)?,
+        )]))
     }
 
     fn open(settings: &LoadSettings, context: &Context) -> Result<Body, StageError> {
@@ -386,11 +385,7 @@ impl Source for LoadBody {
         let pool = &self.pool;
         pool.install(|| loader.curriculum.check(&loader.data.rows))
             .map_err(|error| refused(error, &self.context.rejects))?;
-        let partition = |step| SourcePartition {
-            name: Partition::from(step_name(step)),
-            files: Vec::new(),
-            extra: String::new(),
-        };
+        let partition = |step| SourcePartition::new(Partition::from(step_name(step)), Vec::new(), "");
         Ok((0..self.settings.steps).map(partition).collect())
     }
 
@@ -451,10 +446,7 @@ impl Source for LoadBody {
         }
         let loaded = self.told(&loader, number, wanted, signals)?;
         for message in loader.augmenter.newly_broken() {
-            self.context.events.send(Event::Warning {
-                stage: Some(self.context.stage.clone()),
-                message,
-            });
+            self.context.warn(message);
         }
         let mut row = 0;
         let mut rest = loaded.as_slice();
@@ -529,10 +521,7 @@ impl LoadBody {
             "process": self.context.share.map_or(0, |share| share.process),
             "left_out": {"warning": message.as_str()},
         }));
-        self.context.events.send(Event::Warning {
-            stage: Some(self.context.stage.clone()),
-            message,
-        });
+        self.context.warn(message);
         Ok(loaded)
     }
 }

@@ -8,7 +8,6 @@ use arrow::array::{
     ArrayRef, Float64Array, Int32Array, Int64Array, Int64Builder, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::event::Event;
 use flow_runtime::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, RejectSet, Shape,
     Source, SourcePartition, StageError, open_input_file,
@@ -164,10 +163,7 @@ impl Kind for Plan {
                 ));
             }
         }
-        let port = |name: &str, schema| Port {
-            name: name.into(),
-            schema,
-        };
+        let port = |name: &str, schema| Port::new(name, schema);
         let outputs = vec![
             port("batches", batches_schema()),
             port("summary", summary_schema()),
@@ -218,11 +214,7 @@ impl Source for Planner {
             files.push(manifest.clone());
         }
         let name = Partition::from(format!("epoch-{:06}", self.settings.epoch));
-        Ok(vec![SourcePartition {
-            name,
-            files,
-            extra: String::new(),
-        }])
+        Ok(vec![SourcePartition::new(name, files, "")])
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
@@ -260,10 +252,7 @@ impl Source for Planner {
                     false => "`bucket_batch_size`",
                 },
             );
-            self.context.events.send(Event::Warning {
-                stage: Some(self.context.stage.clone()),
-                message,
-            });
+            self.context.warn(message);
         }
         self.context.report(serde_json::to_value(&figures).unwrap_or_default());
         self.show(&rows, &packing, &figures);
@@ -313,16 +302,14 @@ pub(crate) fn refused(error: SamplingError, rejects: &RejectSet) -> StageError {
             }
             error
         }
-        SamplingError::NoBatch { rows: 0, .. } => StageError::Refused {
-            message: format!("there are no rows to train on ({})", rejects.in_words()),
-            help: Some("`flow rejects` shows what was refused; or look at how the rows are split and chosen".into()),
-        },
-        error @ SamplingError::NoBatch { .. } => StageError::Refused {
-            message: format!("{error} ({})", rejects.in_words()),
-            help: Some(
-                "lower `max_batch_seconds` (or `bucket_batch_size`), `grad_accum` or `ranks`, or give more rows".into(),
-            ),
-        },
+        SamplingError::NoBatch { rows: 0, .. } => StageError::refused(
+            format!("there are no rows to train on ({})", rejects.in_words()),
+            "`flow rejects` shows what was refused; or look at how the rows are split and chosen",
+        ),
+        error @ SamplingError::NoBatch { .. } => StageError::refused(
+            format!("{error} ({})", rejects.in_words()),
+            "lower `max_batch_seconds` (or `bucket_batch_size`), `grad_accum` or `ranks`, or give more rows",
+        ),
         other => StageError::failed(other),
     }
 }

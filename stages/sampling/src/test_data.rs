@@ -29,7 +29,6 @@ pub fn golden_augment() -> PathBuf {
 /// What the sampler's tests need of a row of a golden training manifest.
 #[derive(serde::Deserialize)]
 pub struct TrainRow {
-    pub text: String,
     pub duration: f64,
     pub lang: String,
 }

@@ -12,8 +12,10 @@ pub mod error_rate;
 pub mod error_stretches;
 pub mod fbank;
 #[cfg(test)]
+#[path = "tests/formula.rs"]
 mod formula;
 #[cfg(test)]
+#[path = "tests/golden.rs"]
 mod golden;
 mod layers;
 pub mod powerset;
@@ -21,6 +23,7 @@ pub mod pyannet;
 pub mod pyannote;
 pub mod reconstruct;
 #[cfg(test)]
+#[path = "tests/reference.rs"]
 mod reference;
 pub mod rttm;
 pub mod silero;

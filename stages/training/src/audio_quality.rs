@@ -207,16 +207,16 @@ impl Kind for AudioQuality {
         }
         let rows = inputs.required("rows")?;
         if let Some(name) = ADDED.iter().find(|name| rows.schema.field_with_name(name).is_ok()) {
-            return Err(StageError::Input {
-                name: rows.name.clone(),
-                message: format!("`{}` has a column `{name}` already", rows.name),
-                help: Some("leave it out or give it another name in SQL".into()),
-            });
+            return Err(StageError::input(
+                rows.name.clone(),
+                format!("`{}` has a column `{name}` already", rows.name),
+            )
+            .with_help("leave it out or give it another name in SQL"));
         }
-        Ok(Shape::local(vec![Port {
-            name: "rows".into(),
-            schema: with_columns(&rows.schema, inputs.has("tokenizer")),
-        }]))
+        Ok(Shape::local(vec![Port::new(
+            "rows",
+            with_columns(&rows.schema, inputs.has("tokenizer")),
+        )]))
     }
 
     fn open(settings: &QualitySettings, context: &Context) -> Result<Body, StageError> {

@@ -77,9 +77,10 @@ impl MovingAverage {
         }
         match missing.first() {
             None => Ok(average),
-            Some(name) => Err(TrainingError::Data {
-                message: format!("{}: it has no tensor {name}", live.display()),
-            }),
+            Some(name) => Err(TrainingError::data(format!(
+                "{}: it has no tensor {name}",
+                live.display()
+            ))),
         }
     }
 }

@@ -57,6 +57,23 @@ impl TrainingError {
         }
     }
 
+    pub(crate) fn data(message: impl Into<String>) -> Self {
+        let message = message.into();
+        TrainingError::Data { message }
+    }
+
+    pub(crate) fn rank(rank: usize, message: impl Into<String>) -> Self {
+        let message = message.into();
+        TrainingError::Rank { rank, message }
+    }
+
+    pub(crate) fn refused(message: impl Into<String>, help: impl Into<String>) -> Self {
+        TrainingError::Refused {
+            message: message.into(),
+            help: Some(help.into()),
+        }
+    }
+
     /// The message, with what is to be done about it: for where only a text is passed on.
     pub(crate) fn with_help(&self) -> String {
         match self {

@@ -75,10 +75,7 @@ impl Kind for TagTexts {
     type Settings = LanguageTagsSettings;
 
     fn shape(_: &LanguageTagsSettings, inputs: &Inputs) -> Result<Shape, StageError> {
-        let port = Port {
-            name: "rows".into(),
-            schema: inputs.required("rows")?.schema.clone(),
-        };
+        let port = Port::new("rows", inputs.required("rows")?.schema.clone());
         Ok(Shape::local(vec![port]))
     }
 
@@ -145,13 +142,11 @@ impl Tagger {
             && has_language_tags(tokenizer);
         if untagged {
             self.told = true;
-            self.context.events.send(Event::Note {
-                message: format!(
+            self.context.events.send(Event::note(format!(
                     "{}: rows of the language `{UNDETERMINED}` get no tag, though the tokenizer has tags of languages; where the \
                      model is to tell languages, name that of the rows (`lang`)",
                     self.context.stage
-                ),
-            });
+                )));
         }
         if !is_changed {
             return Ok(batch);

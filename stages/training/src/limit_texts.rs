@@ -69,10 +69,7 @@ impl Kind for LimitTexts {
         if settings.max_tokens == 0 {
             return Err(StageError::setting("max_tokens", "`max_tokens` is at least 1"));
         }
-        let port = Port {
-            name: "rows".into(),
-            schema: inputs.required("rows")?.schema.clone(),
-        };
+        let port = Port::new("rows", inputs.required("rows")?.schema.clone());
         Ok(Shape::local(vec![port]))
     }
 

@@ -184,9 +184,9 @@ fn column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, TrainingError> {
 }
 
 fn wrong(name: &str) -> TrainingError {
-    TrainingError::Data {
-        message: format!("column {name} of the loaded rows is missing or has another type than sampling.load gives"),
-    }
+    TrainingError::data(format!(
+        "column {name} of the loaded rows is missing or has another type than sampling.load gives"
+    ))
 }
 
 fn texts(batch: &RecordBatch, name: &str) -> Result<StringArray, TrainingError> {

@@ -66,21 +66,16 @@ fn newest(folder: &Path, settings: &TrainSettings) -> Result<(StoredCheckpoint, 
         }
     }
     if is_empty {
-        return Err(TrainingError::Data {
-            message: format!("{} holds no checkpoint", folder.display()),
-        });
+        return Err(TrainingError::data(format!("{} holds no checkpoint", folder.display())));
     }
-    Err(TrainingError::Refused {
-        message: format!(
+    Err(TrainingError::refused(
+        format!(
             "in each checkpoint that {} holds, a protected language is worse than `protect.max_rise` allows",
             folder.display()
         ),
-        help: Some(
-            "train from the first step with lower rates or rows of these languages, or raise `protect.max_rise`; lower \
-             `checkpoint_every` or raise `keep_checkpoints`, so that a checkpoint from before is kept"
-                .into(),
-        ),
-    })
+        "train from the first step with lower rates or rows of these languages, or raise `protect.max_rise`; lower \
+             `checkpoint_every` or raise `keep_checkpoints`, so that a checkpoint from before is kept",
+    ))
 }
 
 /// Chooses among the checkpoints of a folder. Reads only.
@@ -102,12 +97,14 @@ pub fn chosen(folder: &Path, settings: &TrainSettings) -> Result<Chosen, Trainin
         ModelFrom::Best => {
             let monitor = settings.monitor;
             let best = checkpoint::best(folder, Ranking { monitor, keep: 1 })?.pop();
-            let (standing, record) = best.ok_or_else(|| TrainingError::Refused {
-                message: format!(
-                    "no checkpoint in {} was evaluated, so none is the best",
-                    folder.display()
-                ),
-                help: Some("set `model_from: last`, or train on with it".into()),
+            let (standing, record) = best.ok_or_else(|| {
+                TrainingError::refused(
+                    format!(
+                        "no checkpoint in {} was evaluated, so none is the best",
+                        folder.display()
+                    ),
+                    "set `model_from: last`, or train on with it",
+                )
             })?;
             checkpoint::verify(&standing.path, &record)?;
             let figure = record.figure(monitor).unwrap_or(f64::NAN);
@@ -126,9 +123,11 @@ pub fn chosen(folder: &Path, settings: &TrainSettings) -> Result<Chosen, Trainin
             })
         }
         ModelFrom::Average | ModelFrom::AverageBest => {
-            let average = average_of::latest_mean(folder)?.ok_or_else(|| TrainingError::Refused {
-                message: format!("{} holds no mean of its checkpoints", folder.display()),
-                help: Some("run again: it is made when the last step is done".into()),
+            let average = average_of::latest_mean(folder)?.ok_or_else(|| {
+                TrainingError::refused(
+                    format!("{} holds no mean of its checkpoints", folder.display()),
+                    "run again: it is made when the last step is done",
+                )
             })?;
             let steps: Vec<u64> = average.steps().collect();
             let names: Vec<String> = steps.iter().map(u64::to_string).collect();

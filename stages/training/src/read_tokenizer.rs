@@ -163,11 +163,7 @@ impl Source for Reader {
             Origin::Model(path) => OpenModel::files(&path).map_err(|error| StageError::setting("init", error))?,
             Origin::Hub(_) => Vec::new(),
         };
-        Ok(vec![SourcePartition {
-            name: Partition::new("tokenizer"),
-            files,
-            extra: String::new(),
-        }])
+        Ok(vec![SourcePartition::new(Partition::new("tokenizer"), files, "")])
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {

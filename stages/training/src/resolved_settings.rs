@@ -44,8 +44,8 @@ impl ResolvedSettings {
     /// # Errors
     /// When the record of how they are made cannot be read.
     pub fn new(settings: TrainSettings, batches: &Schema) -> Result<Self, TrainingError> {
-        let sampling = SamplingRecord::of(batches).map_err(|error| TrainingError::Data {
-            message: format!("the micro-batches do not say how they were made: {error}"),
+        let sampling = SamplingRecord::of(batches).map_err(|error| {
+            TrainingError::data(format!("the micro-batches do not say how they were made: {error}"))
         })?;
         Ok(ResolvedSettings {
             sampling,

@@ -557,9 +557,10 @@ impl Session {
         match self.writing.take().map(JoinHandle::join) {
             None => Ok(()),
             Some(Ok(written)) => written.map(drop),
-            Some(Err(panic)) => Err(TrainingError::Data {
-                message: format!("writing a checkpoint panicked: {}", panic_text(panic.as_ref())),
-            }),
+            Some(Err(panic)) => Err(TrainingError::data(format!(
+                "writing a checkpoint panicked: {}",
+                panic_text(panic.as_ref())
+            ))),
         }
     }
 

@@ -118,19 +118,18 @@ fn refusal(on_change: OnChange, folder: &Path, changes: &[String], another_run: 
         OnChange::Continue if !another_run => return None,
         OnChange::Continue | OnChange::Refuse => {}
     }
-    Some(TrainingError::Refused {
-        message: format!(
+    Some(TrainingError::refused(
+        format!(
             "training in {} cannot simply go on: {}",
             folder.display(),
             changes.join("; ")
         ),
-        help: Some(if another_run {
-            "undo the change, set `train.on_change: restart` to start over beside it, or give another folder as `checkpoints`".into()
+        if another_run {
+            "undo the change, set `train.on_change: restart` to start over beside it, or give another folder as `checkpoints`"
         } else {
             "undo the change, set `train.on_change: continue` to go on with it, or `restart` to start over beside it"
-                .into()
-        }),
-    })
+        },
+    ))
 }
 
 /// Refuses settings with which training cannot continue from the existing checkpoint, before the stages run that make

@@ -97,10 +97,7 @@ impl Kind for TrainingTrain {
             }
             AudioColumns::of_input(inputs.required("protect")?, inputs.has("members"))?;
         }
-        let outputs = vec![Port {
-            name: "model".into(),
-            schema: model_schema(),
-        }];
+        let outputs = vec![Port::new("model", model_schema())];
         Ok(Shape::log(outputs))
     }
 

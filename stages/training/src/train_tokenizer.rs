@@ -11,7 +11,6 @@ use flow_audio::language_tag::tag_of;
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
-use flow_runtime::event::Event;
 use flow_runtime::store::path_in_set;
 use flow_runtime::{
     Artifact, Body, ColumnType, Context, InputCount, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
@@ -196,10 +195,7 @@ pub fn tokenizer_schema() -> SchemaRef {
 
 /// The output of the stages that give a tokenizer.
 pub(crate) fn tokenizer_port() -> Port {
-    Port {
-        name: "tokenizer".into(),
-        schema: tokenizer_schema(),
-    }
+    Port::new("tokenizer", tokenizer_schema())
 }
 
 /// The tokenizer that a model holds: the bytes of a SentencePiece `.model`. `setting` names the model in errors.
@@ -309,14 +305,13 @@ struct TrainTokenizerBody {
 
 impl Source for TrainTokenizerBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        Ok(vec![SourcePartition {
-            name: Partition::from("tokenizer".to_owned()),
-            files: Vec::new(),
-            extra: self
-                .settings
+        Ok(vec![SourcePartition::new(
+            Partition::from("tokenizer".to_owned()),
+            Vec::new(),
+            self.settings
                 .extended()?
                 .map_or(String::new(), |bytes| blake3::hash(&bytes).to_hex().to_string()),
-        }])
+        )])
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
@@ -373,10 +368,7 @@ impl Source for TrainTokenizerBody {
 
 impl TrainTokenizerBody {
     fn warn(&self, message: String) {
-        self.context.events.send(Event::Warning {
-            stage: Some(self.context.stage.clone()),
-            message,
-        });
+        self.context.warn(message);
     }
 }
 

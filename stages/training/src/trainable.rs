@@ -165,9 +165,11 @@ pub(crate) fn continued(
     device: &Device,
 ) -> Result<TdtModel, TrainingError> {
     let (opened, adapter) = OpenModel::open_apart(checkpoint)?;
-    let refuse = |message: String| TrainingError::Refused {
-        message: format!("checkpoint {}: {message}", checkpoint.display()),
-        help: Some("undo the change of `lora`, or set `train.on_change: restart` to start over beside it".into()),
+    let refuse = |message: String| {
+        TrainingError::refused(
+            format!("checkpoint {}: {message}", checkpoint.display()),
+            "undo the change of `lora`, or set `train.on_change: restart` to start over beside it",
+        )
     };
     let (lora, adapter) = match (&settings.lora, adapter) {
         (None, None) => return Ok(TdtModel::load_storing(checkpoint, DType::F32, matrices, device)?),

@@ -79,35 +79,26 @@ pub(crate) fn train(
         session.protect(protected);
     }
     if let Some(change) = session.vocabulary_change() {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message: format!(
-                "{} differs from that of init: {}",
-                if settings.tokenizer_input.is_some() {
-                    "the tokenizer that comes as an input"
-                } else {
-                    settings.tokenizer_path()
-                },
-                change.summary()
-            ),
-        });
+        context.warn(format!(
+            "{} differs from that of init: {}",
+            if settings.tokenizer_input.is_some() {
+                "the tokenizer that comes as an input"
+            } else {
+                settings.tokenizer_path()
+            },
+            change.summary()
+        ));
     }
     for message in session.set_aside() {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message: message.clone(),
-        });
+        context.warn(message.clone());
     }
     if let Some(message) = session.rate_after_end() {
-        context.events.send(Event::Note {
-            message: format!("{}: {message}", context.stage),
-        });
+        context
+            .events
+            .send(Event::note(format!("{}: {message}", context.stage)));
     }
     for message in settings.phase_warnings() {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message,
-        });
+        context.warn(message);
     }
     warn_of_long_texts(settings, context, &mut session)?;
     report_unknown_letters(settings, context, &mut session)?;
@@ -156,10 +147,7 @@ pub(crate) fn train(
                     }
                     let partition = one_step(settings, context, &mut session, &mut elsewhere, step)?;
                     for message in session.take_warnings() {
-                        context.events.send(Event::Warning {
-                            stage: Some(context.stage.clone()),
-                            message,
-                        });
+                        context.warn(message);
                     }
                     ended_early.store(session.ended_early(), Ordering::Release);
                     if done.send(Ok(partition)).is_err() {
@@ -198,12 +186,10 @@ fn batches_of_rows(batches: &[RecordBatch], rows: &Artifact) -> Result<(), Stage
     }
     match missing.first() {
         None => Ok(()),
-        Some(segment) => Err(StageError::Refused {
-            message: format!("the input `batches` has the segment {segment}, which the input `train` does not have"),
-            help: Some(
-                "`train` takes the rows that sampling.load takes; look at what `from` gives for each input".into(),
-            ),
-        }),
+        Some(segment) => Err(StageError::refused(
+            format!("the input `batches` has the segment {segment}, which the input `train` does not have"),
+            "`train` takes the rows that sampling.load takes; look at what `from` gives for each input",
+        )),
     }
 }
 
@@ -297,10 +283,7 @@ fn warn_of_long_texts(settings: &ResolvedSettings, context: &Context, session: &
     };
     let long = LongTexts::count(rows, tokenizer, settings.max_tokens, settings.long_texts)?;
     if let Some(message) = long.warning() {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message,
-        });
+        context.warn(message);
         session.note(long.figures())?;
     }
     Ok(())
@@ -317,10 +300,7 @@ fn report_unknown_letters(
     };
     let unknown = UnknownLetters::count(rows, tokenizer)?;
     if let Some(message) = unknown.warning(settings.warn_unknown_letters) {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message,
-        });
+        context.warn(message);
     }
     if let Some(table) = unknown.table() {
         context.report(table);
@@ -339,10 +319,7 @@ fn report_start(settings: &ResolvedSettings, context: &Context, session: &Sessio
     }
     let languages = start_report::words_and_tokens(rows, tokenizer)?;
     if let Some(message) = start_report::many_tokens(&languages) {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message,
-        });
+        context.warn(message);
     }
     context.report(start_report::table(settings, session.model(), &languages)?);
     Ok(())
@@ -356,10 +333,7 @@ fn report_text_faults(settings: &ResolvedSettings, context: &Context, session: &
     let faults = TextFaults::count(rows, tokenizer)?;
     let warnings = [faults.empty_warning(settings.warn_empty_texts), faults.tag_warning()];
     for message in warnings.into_iter().flatten() {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message,
-        });
+        context.warn(message);
     }
     for figures in faults.figures() {
         session.note(figures)?;
@@ -370,10 +344,7 @@ fn report_text_faults(settings: &ResolvedSettings, context: &Context, session: &
 /// Sends warnings about checkpoints that could not be copied into object storage.
 fn warn_of_uploads(context: &Context, session: &Session) {
     for message in session.upload_warnings() {
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message,
-        });
+        context.warn(message);
     }
 }
 
@@ -433,15 +404,15 @@ fn one_step(
     work: StepBatches,
 ) -> Result<Partition, StageError> {
     if work.step != session.step_number() {
-        return Err(StageError::Refused {
-            message: format!(
+        return Err(StageError::refused(
+            format!(
                 "the loader gives step {}, but training in {} is at step {}",
                 work.step,
                 settings.checkpoints,
                 session.step_number()
             ),
-            help: Some("run again: the training's step was read before its data was known".into()),
-        });
+            "run again: the training's step was read before its data was known",
+        ));
     }
     let tokenizer = session
         .tokenizer()
@@ -475,10 +446,7 @@ fn one_step(
         }
         // Counted from 1, as in `metrics.jsonl` and on the screen.
         let message = format!("step {}: left out for {why}: {}", work.step + 1, segments.join(", "));
-        context.events.send(Event::Warning {
-            stage: Some(context.stage.clone()),
-            message,
-        });
+        context.warn(message);
     }
     session.without(LeftOut {
         recordings: [loaded.lost, loaded.dropped].concat(),

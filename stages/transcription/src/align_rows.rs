@@ -155,10 +155,7 @@ impl Kind for Align {
             return Err(StageError::setting("delay", why));
         }
         AudioColumns::of_input(inputs.required("rows")?, inputs.has("members"))?;
-        let outputs = vec![Port {
-            name: "alignments".into(),
-            schema: alignments_schema(),
-        }];
+        let outputs = vec![Port::new("alignments", alignments_schema())];
         Ok(Shape {
             expensive: true,
             conservation: Conservation::Rows,
@@ -208,11 +205,7 @@ impl Aligner {
 impl Source for Aligner {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let files = OpenModel::files(&self.model()?).map_err(|error| StageError::setting("model", error))?;
-        Ok(vec![SourcePartition {
-            name: Partition::new(ALL),
-            files,
-            extra: String::new(),
-        }])
+        Ok(vec![SourcePartition::new(Partition::new(ALL), files, "")])
     }
 
     fn ranges(&mut self, _: &Partition) -> Result<Vec<FileRange>, StageError> {

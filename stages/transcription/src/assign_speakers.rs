@@ -116,16 +116,12 @@ impl Kind for AssignSpeakers {
             return Err(StageError::setting("fill_nearest", message));
         }
         if is_whisperx && inputs.has("exclusive") && !inputs.has("turns") {
-            return Err(StageError::Input {
-                name: "exclusive".into(),
-                message: "the rule `whisperx` needs the input `turns`, which is not given".into(),
-                help: None,
-            });
+            return Err(StageError::input(
+                "exclusive",
+                "the rule `whisperx` needs the input `turns`, which is not given",
+            ));
         }
-        let segments = Port {
-            name: "segments".into(),
-            schema: segments_schema(Speakers::Named),
-        };
+        let segments = Port::new("segments", segments_schema(Speakers::Named));
         Ok(Shape {
             conservation: Conservation::NewRows,
             ..Shape::local(vec![segments])

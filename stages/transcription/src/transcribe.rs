@@ -61,10 +61,7 @@ impl Kind for Transcribe {
 
     fn shape(settings: &TranscribeSettings, _: &Inputs) -> Result<Shape, StageError> {
         settings.check()?;
-        let port = |name: &str, schema| Port {
-            name: name.into(),
-            schema,
-        };
+        let port = |name: &str, schema| Port::new(name, schema);
         let outputs = vec![
             port("segments", segments_schema(Speakers::Unasked)),
             port("recordings", recordings_schema(!settings.coverage().is_off())),
@@ -223,11 +220,7 @@ impl Source for Transcriber {
                 }
             }
             files.extend(read.iter().cloned());
-            SourcePartition {
-                name: Partition::new(&listed.recording.name),
-                files,
-                extra,
-            }
+            SourcePartition::new(Partition::new(&listed.recording.name), files, extra)
         };
         let listed = self.listed()?;
         if let Some(decision) = listed.iter().find_map(|listed| listed.row.as_ref()?.unit.decision()) {
@@ -267,10 +260,7 @@ impl Source for Transcriber {
         if let Some(note) = extent.note
             && self.told.insert(told_as(&listed.recording, &note))
         {
-            self.context.events.send(Event::Warning {
-                stage: Some(self.context.stage.clone()),
-                message: format!("{}: {note}", listed.recording.file),
-            });
+            self.context.warn(format!("{}: {note}", listed.recording.file));
         }
         let metadata = Metadata {
             source_file: listed.recording.file,
@@ -498,10 +488,7 @@ fn shared_recognizer(
         }
         let recognizer = recognizer.with_request(&settings.request())?;
         for note in recognizer.notes() {
-            context.events.send(Event::Warning {
-                stage: Some(context.stage.clone()),
-                message: note.clone(),
-            });
+            context.warn(note.clone());
         }
         Ok(recognizer)
     })

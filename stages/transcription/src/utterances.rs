@@ -114,10 +114,7 @@ impl Kind for Utterances {
             let why = format!("`padding` is {}; it must be from 0 to 10 seconds", settings.padding);
             return Err(StageError::setting("padding", why));
         }
-        let utterances = Port {
-            name: "utterances".into(),
-            schema: utterances_schema(),
-        };
+        let utterances = Port::new("utterances", utterances_schema());
         Ok(Shape {
             conservation: Conservation::NewRows,
             ..Shape::local(vec![utterances])

@@ -159,10 +159,7 @@ impl Kind for Write {
         if settings.out.as_os_str().is_empty() {
             return Err(StageError::setting("out", "`out` names no folder"));
         }
-        let files = Port {
-            name: "files".into(),
-            schema: output_files::schema(&settings.out),
-        };
+        let files = Port::new("files", output_files::schema(&settings.out));
         Ok(Shape {
             expensive: true,
             conservation: Conservation::NewRows,

@@ -123,9 +123,7 @@ impl Follower {
 
     /// What is known of the run for a region: the records that process 0 sent.
     fn known(&self, cluster: Option<&Arc<Cluster>>, settled: Vec<SettledNode>) -> Result<PlanState, RunError> {
-        let fault = |message: &str| RunError::Internal {
-            message: message.to_owned(),
-        };
+        let fault = |message: &str| RunError::internal(message.to_owned());
         let store = self.store.clone().ok_or_else(|| fault("it was invited to no run"))?;
         let events = Events::default();
         events.hide(&self.checked.pipeline.secrets);

@@ -16,23 +16,18 @@ impl Params {
         let last_of = |other: &str| other.rsplit('.').next().unwrap_or_default().to_string();
         let usual = last.to_lowercase().replace('-', "_");
         // Parameters with these last parts.
-        let called = |targets: &[&str]| -> Vec<&str> {
-            let of = |target: &&str| {
-                names
-                    .iter()
-                    .copied()
-                    .filter(|name| last_of(name) == **target)
-                    .collect::<Vec<_>>()
-            };
-            targets.iter().flat_map(of).collect()
+        let called = |targets: &str| -> Vec<&str> {
+            let of = |target| names.iter().copied().filter(move |name| last_of(name) == target);
+            targets.split_whitespace().flat_map(of).collect()
         };
-        if let Some((_, targets)) = self.usual_names.same.iter().find(|(named, _)| *named == usual) {
+        let is_among = |others: &str| others.split(' ').any(|other| other == usual);
+        if let Some((targets, _)) = self.usual_names.same.iter().find(|(_, others)| is_among(others)) {
             let meant = called(targets);
             if !meant.is_empty() {
                 return format!("here that is {}", quoted(&meant, " and "));
             }
         }
-        if let Some((_, why, targets)) = self.usual_names.near.iter().find(|(named, ..)| *named == usual) {
+        if let Some((why, targets, _)) = self.usual_names.near.iter().find(|(.., others)| is_among(others)) {
             let meant = called(targets);
             match (targets.is_empty(), meant.is_empty()) {
                 (true, _) => return why.to_string(),

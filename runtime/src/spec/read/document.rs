@@ -113,10 +113,8 @@ impl Reader<'_> {
                     "{} is of format {newer}, and this binary reads formats up to {FORMAT}",
                     path.display()
                 );
-                self.wrong(
-                    &document,
-                    &version,
-                    Part::Value,
+                self.wrong_with(
+                    document.at(&version, Part::Value),
                     message,
                     Some("use a newer `flow`".to_string()),
                 );
@@ -124,25 +122,19 @@ impl Reader<'_> {
             }
             Some((other, _)) => {
                 self.wrong(
-                    &document,
-                    &version,
-                    Part::Value,
+                    document.at(&version, Part::Value),
                     format!(
                         "`flow` must be {FORMAT}, the version of the format, found {}",
                         brief(other)
                     ),
-                    None,
                 );
                 return None;
             }
         }
         if let Some(steps) = tagged(&Value::Mapping(document.root.clone()), &Steps::default()) {
             self.wrong(
-                &document,
-                &steps,
-                Part::Value,
+                document.at(&steps, Part::Value),
                 "YAML tags (`!name`) have no meaning here".to_string(),
-                None,
             );
             return None;
         }

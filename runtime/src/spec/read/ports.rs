@@ -33,7 +33,7 @@ impl Reader<'_> {
                         "input `{name}`: expected its description, or `{{optional: true, help: ...}}`, found {}",
                         yaml::describe(other)
                     );
-                    self.wrong(document, &here, Part::Value, message, None);
+                    self.wrong(document.at(&here, Part::Value), message);
                     continue;
                 }
             };
@@ -47,7 +47,7 @@ impl Reader<'_> {
                     false => format!("this file is a part of other pipelines, which give it the input `{name}`"),
                 };
                 let help = "a pipeline gives it under `from` where it includes this file".to_string();
-                self.wrong(document, &here, Part::Key, message, Some(help));
+                self.wrong_with(document.at(&here, Part::Key), message, Some(help));
             }
             let connection = Connection {
                 what: format!("the input `{name}`"),
@@ -69,7 +69,7 @@ impl Reader<'_> {
                     "input `{name}`: `optional` must be true or false, found {}",
                     yaml::describe(other)
                 );
-                self.wrong(document, &here.key("optional"), Part::Value, message, None);
+                self.wrong(document.at(&here.key("optional"), Part::Value), message);
                 true
             }
         }
@@ -102,7 +102,7 @@ impl Reader<'_> {
             let full = format!("{}{}", names.of, edge.input);
             if stages.iter().any(|stage| stage.name == full) || names.inputs.contains(&edge.input) {
                 let message = format!("`{}` names both an output and a stage or an input", edge.input);
-                self.wrong(document, &steps.key(&edge.input), Part::Key, message, None);
+                self.wrong(document.at(&steps.key(&edge.input), Part::Key), message);
                 continue;
             }
             let group = names.of.trim_end_matches('/');
@@ -137,12 +137,12 @@ impl Reader<'_> {
                     "{what} must be a map of names to stages, found {}",
                     yaml::describe(other)
                 );
-                self.wrong(document, steps, Part::Value, message, None);
+                self.wrong(document.at(steps, Part::Value), message);
                 return Vec::new();
             }
         }
         read_from(value, steps, names).unwrap_or_else(|(steps, message)| {
-            self.wrong(document, &steps, Part::Value, message, None);
+            self.wrong(document.at(&steps, Part::Value), message);
             Vec::new()
         })
     }
@@ -157,7 +157,7 @@ impl Reader<'_> {
                     "group `{name}`: `group` must be true or false, found {}",
                     yaml::describe(other)
                 );
-                self.wrong(document, &here.key("group"), Part::Value, message, None);
+                self.wrong(document.at(&here.key("group"), Part::Value), message);
                 true
             }
         }
@@ -180,7 +180,7 @@ impl Reader<'_> {
         for brought in brought.collect::<BTreeSet<_>>() {
             if let Some(what) = taken.insert(brought.clone(), format!("a stage of `{name}`")) {
                 let message = format!("`{brought}` names both {what} and a stage of `{name}`");
-                self.wrong(document, here, Part::Key, message, None);
+                self.wrong(document.at(here, Part::Key), message);
             }
         }
     }

@@ -30,18 +30,15 @@ impl Reader<'_> {
             let here = steps.key(name);
             if let Some(what) = taken.get(name) {
                 let message = format!("`{name}` names both {what} and a stage");
-                self.wrong(document, &here, Part::Key, message, None);
+                self.wrong(document.at(&here, Part::Key), message);
             }
             let Value::Mapping(entry) = entry else {
                 self.wrong(
-                    document,
-                    &here,
-                    Part::Value,
+                    document.at(&here, Part::Value),
                     format!(
                         "stage `{name}`: expected a map with `uses`, found {}",
                         yaml::describe(entry)
                     ),
-                    None,
                 );
                 continue;
             };
@@ -70,10 +67,8 @@ impl Reader<'_> {
         let uses = match part("uses") {
             Value::String(kind) => Some(kind.clone()),
             Value::Null => {
-                self.wrong(
-                    document,
-                    here,
-                    Part::Key,
+                self.wrong_with(
+                    document.at(here, Part::Key),
                     format!("stage `{name}` does not say what kind it uses"),
                     Some("add `uses: KIND`; `flow kinds` lists them".to_string()),
                 );
@@ -81,14 +76,11 @@ impl Reader<'_> {
             }
             other => {
                 self.wrong(
-                    document,
-                    &here.key("uses"),
-                    Part::Value,
+                    document.at(&here.key("uses"), Part::Value),
                     format!(
                         "stage `{name}`: `uses` must name a kind, found {}",
                         yaml::describe(other)
                     ),
-                    None,
                 );
                 None
             }
@@ -96,13 +88,7 @@ impl Reader<'_> {
         let from = match read_from(part("from"), &here.key("from"), names) {
             Ok(from) => Some(from),
             Err((steps, message)) => {
-                self.wrong(
-                    document,
-                    &steps,
-                    Part::Value,
-                    format!("stage `{name}`: {message}"),
-                    None,
-                );
+                self.wrong(document.at(&steps, Part::Value), format!("stage `{name}`: {message}"));
                 None
             }
         };
@@ -112,21 +98,18 @@ impl Reader<'_> {
         if let Some((steps, number)) = place_of_not_finite(part("with"), &here.key("with")) {
             let message = format!("stage `{name}`: expected a finite number, found {}", brief(number));
             let help = "a parameter whose default is no finite number can give one".to_string();
-            self.wrong(document, &steps, Part::Value, message, Some(help));
+            self.wrong_with(document.at(&steps, Part::Value), message, Some(help));
         }
         let with = self.settings(document, part("with"), &here.key("with"), scope, sql, &mut taken);
         let with = match with {
             with @ (Value::Null | Value::Mapping(_)) => Some(with),
             other => {
                 self.wrong(
-                    document,
-                    &here.key("with"),
-                    Part::Value,
+                    document.at(&here.key("with"), Part::Value),
                     format!(
                         "stage `{name}`: `with` must be a map of settings, found {}",
                         yaml::describe(&other)
                     ),
-                    None,
                 );
                 None
             }
@@ -199,7 +182,7 @@ impl Reader<'_> {
                         yaml::describe(&value)
                     );
                     let help = Some(format!("write `{MERGE}: ${{train}}` with the name of a group"));
-                    self.wrong(document, &steps.join(&below), Part::Value, message, help);
+                    self.wrong_with(document.at(&steps.join(&below), Part::Value), message, help);
                 }
                 continue;
             };
@@ -248,10 +231,8 @@ impl Reader<'_> {
             Value::String(text) if share(&text).is_some() => share(&text).map(RejectLimit::Share),
             other => {
                 let help = Some("write a share of the rows (`5%`) or a count (`100`)".to_string());
-                self.wrong(
-                    document,
-                    &steps,
-                    Part::Value,
+                self.wrong_with(
+                    document.at(&steps, Part::Value),
                     format!("stage `{name}`: `max_rejects` cannot be {}", brief(&other)),
                     help,
                 );
@@ -269,10 +250,8 @@ impl Reader<'_> {
                     ["fail", "warn"],
                     "actions",
                 ));
-                self.wrong(
-                    document,
-                    &steps,
-                    Part::Value,
+                self.wrong_with(
+                    document.at(&steps, Part::Value),
                     format!("stage `{name}`: `max_rejects_action` cannot be {}", brief(other)),
                     help,
                 );
@@ -281,11 +260,8 @@ impl Reader<'_> {
         };
         if entry.contains_key("max_rejects_action") && !entry.contains_key("max_rejects") {
             self.wrong(
-                document,
-                &steps,
-                Part::Key,
+                document.at(&steps, Part::Key),
                 format!("stage `{name}`: `max_rejects_action` needs a `max_rejects`"),
-                None,
             );
         }
         limit.map(|limit| MaxRejects { limit, action })
@@ -317,11 +293,8 @@ impl Reader<'_> {
                         if params.get(&name).is_some_and(|standing| *standing != value) {
                             let name = name.as_str().unwrap_or_default();
                             self.wrong(
-                                document,
-                                &steps.key("params").key(name),
-                                Part::Key,
+                                document.at(&steps.key("params").key(name), Part::Key),
                                 format!("the name `{name}` is taken by a parameter of the pipeline"),
-                                None,
                             );
                         }
                         params.insert(name, value);
@@ -329,7 +302,7 @@ impl Reader<'_> {
                 }
                 other => {
                     let message = format!("`params` must be a map of values, found {}", yaml::describe(other));
-                    self.wrong(document, &steps.key("params"), Part::Value, message, None);
+                    self.wrong(document.at(&steps.key("params"), Part::Value), message);
                 }
             }
         }

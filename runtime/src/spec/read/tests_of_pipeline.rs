@@ -33,7 +33,7 @@ impl Reader<'_> {
             if is_empty(part("expect")) {
                 let message = format!("test `{name}` expects nothing");
                 let help = "say under `expect` what stages give: `split.train: {rows: 3}`".to_string();
-                self.wrong(document, &here, Part::Key, message, Some(help));
+                self.wrong_with(document.at(&here, Part::Key), message, Some(help));
             }
             read.extend(params.map(|params| TestCase {
                 name: name.to_string(),
@@ -68,7 +68,7 @@ impl Reader<'_> {
                             "a partition is named by a text, such as `hi/hi_0000`, found {}",
                             brief(key)
                         );
-                        self.wrong(document, &here, Part::Value, message, None);
+                        self.wrong(document.at(&here, Part::Value), message);
                     }
                 }
             }
@@ -95,7 +95,7 @@ impl Reader<'_> {
                         "`rows` is how many there are, or a list of them, found {}",
                         brief(other)
                     );
-                    self.wrong(document, &here.key("rows"), Part::Value, message, None);
+                    self.wrong(document.at(&here.key("rows"), Part::Value), message);
                     None
                 }
             };
@@ -105,7 +105,7 @@ impl Reader<'_> {
             if !map.contains_key("rows") && !map.contains_key("rejects") {
                 let message = format!("nothing is expected of `{port}`");
                 let help = "say `rows`, `rejects` or both".to_string();
-                self.wrong(document, &here, Part::Key, message, Some(help));
+                self.wrong_with(document.at(&here, Part::Key), message, Some(help));
             }
             all.push(Expectation { port, rows, rejects });
         }
@@ -127,11 +127,11 @@ impl Reader<'_> {
                         "expected the number of rows refused as `{reason}`, found {}",
                         brief(count)
                     );
-                    self.wrong(document, &steps.key(reason), Part::Value, message, None);
+                    self.wrong(document.at(&steps.key(reason), Part::Value), message);
                 }
                 (None, _) => {
                     let message = format!("a reason is a text, found {}", brief(reason));
-                    self.wrong(document, steps, Part::Value, message, None);
+                    self.wrong(document.at(steps, Part::Value), message);
                 }
             }
         }
@@ -145,7 +145,7 @@ impl Reader<'_> {
             Value::Mapping(map) => map,
             other => {
                 let message = format!("expected a map of stages, found {}", yaml::describe(other));
-                self.wrong(document, steps, Part::Value, message, None);
+                self.wrong(document.at(steps, Part::Value), message);
                 return Vec::new();
             }
         };
@@ -153,7 +153,7 @@ impl Reader<'_> {
         for (key, value) in map {
             let Some(text) = key.as_str() else {
                 let message = format!("names of stages must be text, found {}", brief(key));
-                self.wrong(document, steps, Part::Value, message, None);
+                self.wrong(document.at(steps, Part::Value), message);
                 continue;
             };
             let here = steps.key(text);
@@ -161,7 +161,7 @@ impl Reader<'_> {
                 Some(port) => ports.push((port, value, here)),
                 None => {
                     let message = format!("`{text}` names no stage: write `stage`, `stage.port` or `group/stage.port`");
-                    self.wrong(document, &here, Part::Key, message, None);
+                    self.wrong(document.at(&here, Part::Key), message);
                 }
             }
         }
@@ -174,7 +174,7 @@ impl Reader<'_> {
             Value::Sequence(rows) => rows,
             other => {
                 let message = format!("expected a list of rows, found {}", yaml::describe(other));
-                self.wrong(document, steps, Part::Value, message, None);
+                self.wrong(document.at(steps, Part::Value), message);
                 return Vec::new();
             }
         };
@@ -193,7 +193,7 @@ impl Reader<'_> {
             Value::Mapping(map) => Some(map.clone()),
             other => {
                 let message = format!("{what}: expected a map, found {}", yaml::describe(other));
-                self.wrong(document, steps, Part::Value, message, None);
+                self.wrong(document.at(steps, Part::Value), message);
                 None
             }
         }

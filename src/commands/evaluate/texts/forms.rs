@@ -8,7 +8,6 @@ use flow_evaluation::speaker_transcripts::read_stm;
 use flow_evaluation::utterance::Utterance;
 use flow_manifest::read::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_KEYS, TEXT_COLUMNS, json_line};
 use flow_speakers::stages::recording_name;
-use flow_speakers::turns::Turn;
 use flow_transcription::Transcript;
 use serde_json::{Map, Value};
 
@@ -175,14 +174,8 @@ pub fn words_of_ctm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>, Stri
             seconds.ok_or_else(|| format!("line {number}: {what} is {field:?}, which is no number of seconds"))
         };
         let (start, duration) = (seconds(start, "start")?, seconds(duration, "duration")?);
-        recordings.entry(recording.to_owned()).or_default().push(Utterance {
-            turn: Turn {
-                start,
-                end: start + duration,
-                speaker: channel.to_owned(),
-            },
-            text: word.to_owned(),
-        });
+        let utterance = Utterance::new(start, start + duration, channel, word);
+        recordings.entry(recording.to_owned()).or_default().push(utterance);
     }
     Ok(recordings)
 }
@@ -194,14 +187,8 @@ fn json(text: &str, columns: &[&str]) -> Result<Content, String> {
     {
         let transcript = Transcript::from_json(text).map_err(|error| error.to_string())?;
         let name = recording_name(&transcript.metadata.source_file);
-        let segments = transcript.segments.into_iter().map(|segment| Utterance {
-            turn: Turn {
-                start: segment.start,
-                end: segment.end,
-                speaker: String::new(),
-            },
-            text: segment.text,
-        });
+        let segments = transcript.segments.into_iter();
+        let segments = segments.map(|segment| Utterance::new(segment.start, segment.end, "", segment.text));
         return Ok(Content::Timed(BTreeMap::from([(name, segments.collect())])));
     }
     let mut rows = Vec::new();

@@ -16,10 +16,7 @@ pub(super) enum Destination {
 
 impl Destination {
     pub fn open(path: &Path) -> Result<Self, AudioError> {
-        let failed = |error: flow_storage::StorageError| AudioError::Write {
-            path: path.to_owned(),
-            source: error.into(),
-        };
+        let failed = |error: flow_storage::StorageError| AudioError::write(path, error.into());
         match Location::of_path(path).map_err(failed)? {
             Location::Local(folder) => Target::open(&folder).map(Destination::Folder),
             Location::Object(url) => Ok(Destination::Objects(ObjectTarget::new(Storage::global(), &url))),

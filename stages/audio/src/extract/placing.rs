@@ -51,10 +51,7 @@ type Placed = Result<Kept, Refusal>;
 /// When storage does not say whether the tar is there.
 pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Result<Vec<Result<Kept, Refusal>>, AudioError> {
     let tar = shard.tar();
-    let tar_stands = is_file(&tar).map_err(|source| AudioError::Read {
-        path: tar.clone(),
-        source,
-    })?;
+    let tar_stands = is_file(&tar).map_err(|source| AudioError::read(&tar, source))?;
     let point = |job: &Job<'_>| {
         let (name, offset) = if job.member.in_tar {
             (format!("{}.tar", shard.shard_id), job.member.offset)
@@ -95,13 +92,13 @@ impl Place<'_> {
             }
             // An error of the stage and not rejects of rows: the whole corpus may have been moved.
             Err(source) if source.kind() == ErrorKind::NotFound && jobs.iter().any(|job| job.member.in_tar) => {
-                return Err(AudioError::Read { path: tar_path, source });
+                return Err(AudioError::read(tar_path, source));
             }
             // No row needs the tar.
             Err(source) if source.kind() == ErrorKind::NotFound => Err(("missing_tar".into(), source.to_string())),
             Err(source) => {
                 let path = tar_path.clone();
-                Err(unreadable(AudioError::Read { path, source })?)
+                Err(unreadable(AudioError::read(path, source))?)
             }
         };
         self.all_of(jobs, &tar, &tar_path)
@@ -157,7 +154,7 @@ impl Place<'_> {
                     Err(source) if is_fault_of_the_file(&source) => None,
                     Err(source) => {
                         let path = tar_path.to_owned();
-                        return Err(AudioError::Read { path, source });
+                        return Err(AudioError::read(path, source));
                     }
                 };
                 let tar = held.as_ref().map_or(tar.as_ref(), Ok);
@@ -246,10 +243,7 @@ impl Place<'_> {
                     return Ok(Ok(kept(job.member.size, false)));
                 }
                 source_path = self.shard.folder.join(job.components.join("/"));
-                opened = InputFile::open(&source_path).map_err(|source| AudioError::Read {
-                    path: source_path.clone(),
-                    source,
-                })?;
+                opened = InputFile::open(&source_path).map_err(|source| AudioError::read(&source_path, source))?;
                 Range {
                     file: &opened,
                     path: &source_path,

@@ -51,10 +51,7 @@ impl Lines {
             if length == 0 {
                 return Ok(None);
             }
-            let wrong = |why: String| ManifestError::Manifest {
-                path: self.path.clone(),
-                why: format!("line {}: {why}", self.number),
-            };
+            let wrong = |why: String| ManifestError::manifest(&self.path, format!("line {}: {why}", self.number));
             if length as u64 == MAX_LINE && self.line.last() != Some(&b'\n') {
                 return Err(wrong(format!("it is longer than {} MiB", MAX_LINE >> 20)));
             }
@@ -105,10 +102,10 @@ pub fn schema(path: &Path) -> Result<SchemaRef, ManifestError> {
         }
     }
     if columns.is_empty() {
-        return Err(ManifestError::Manifest {
-            path: path.to_owned(),
-            why: "it is neither Parquet nor JSON lines: it holds no row".into(),
-        });
+        return Err(ManifestError::manifest(
+            path,
+            "it is neither Parquet nor JSON lines: it holds no row",
+        ));
     }
     let fields = columns.into_iter().map(|(name, is_number)| {
         let data_type = if is_number == Some(true) {

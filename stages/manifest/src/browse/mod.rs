@@ -172,10 +172,6 @@ impl RowSet {
         &self.inner.schema
     }
 
-    pub fn part_names(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.inner.parts.iter().map(|part| part.name.as_str())
-    }
-
     /// How many rows there are, where that is known without reading them.
     pub fn rows(&self) -> Option<u64> {
         self.inner.parts.iter().map(|part| part.rows).sum()
@@ -280,9 +276,8 @@ impl RowSet {
             let constant = part.constants.iter().find(|(name, _)| name == field.name());
             arrays.push(match (batch.column_by_name(field.name()), constant) {
                 (Some(array), _) if array.data_type() == field.data_type() => Arc::clone(array),
-                (Some(array), _) => cast(array, field.data_type()).map_err(|error| ManifestError::Rows {
-                    message: format!("{}: the column `{}`: {error}", part.name, field.name()),
-                    row: None,
+                (Some(array), _) => cast(array, field.data_type()).map_err(|error| {
+                    ManifestError::rows(format!("{}: the column `{}`: {error}", part.name, field.name()), None)
                 })?,
                 (None, Some((_, text))) => Arc::new(StringArray::from_iter_values(std::iter::repeat_n(text, rows))),
                 (None, None) => new_null_array(field.data_type(), rows),
@@ -295,10 +290,7 @@ impl RowSet {
 }
 
 fn unreadable(error: StageError) -> ManifestError {
-    ManifestError::Rows {
-        message: error.to_string(),
-        row: None,
-    }
+    ManifestError::rows(error.to_string(), None)
 }
 
 /// Opens a file of the user, if it is a regular one.

@@ -31,10 +31,7 @@ pub fn is_parquet(path: &Path) -> Result<bool, ManifestError> {
 
 fn damaged(path: &Path) -> impl Fn(ParquetError) -> ManifestError + use<> {
     let path = path.to_owned();
-    move |source| ManifestError::Parquet {
-        path: path.clone(),
-        source,
-    }
+    move |source| ManifestError::parquet(&path, source)
 }
 
 fn opened(path: &Path) -> Result<(ForeignParquet, ArrowReaderMetadata), ManifestError> {
@@ -156,7 +153,7 @@ impl Iterator for Groups {
                     }
                     Some(Err(error)) => {
                         let message = format!("{}: {error}", self.path.display());
-                        return Some(Err(ManifestError::Rows { message, row: None }));
+                        return Some(Err(ManifestError::rows(message, None)));
                     }
                     None => self.reader = None,
                 }

@@ -276,14 +276,11 @@ impl RowSet {
 /// The message of an error, without DataFusion's wrappers.
 fn in_words(error: &DataFusionError) -> ManifestError {
     match error.find_root() {
-        DataFusionError::External(inner) => ManifestError::Rows {
-            message: inner.to_string(),
-            row: None,
-        },
-        DataFusionError::ResourcesExhausted(_) => ManifestError::Rows {
-            message: "the answer needs more memory than a question may have: narrow the filters".into(),
-            row: None,
-        },
+        DataFusionError::External(inner) => ManifestError::rows(inner.to_string(), None),
+        DataFusionError::ResourcesExhausted(_) => ManifestError::rows(
+            "the answer needs more memory than a question may have: narrow the filters",
+            None,
+        ),
         other => ManifestError::sql(other),
     }
 }

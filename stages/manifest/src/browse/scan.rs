@@ -124,10 +124,10 @@ impl Rows {
 
 /// The message for a query past its deadline.
 pub fn too_slow() -> ManifestError {
-    ManifestError::Rows {
-        message: "there are too many rows to answer this in time: narrow the filters".into(),
-        row: None,
-    }
+    ManifestError::rows(
+        "there are too many rows to answer this in time: narrow the filters",
+        None,
+    )
 }
 
 impl Iterator for Rows {

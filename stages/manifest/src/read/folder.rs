@@ -10,9 +10,9 @@ use flow_runtime::{Partition, SourcePartition, StageError};
 use super::folder_languages::FolderLanguages;
 use super::listing::{AUDIO, Listed, Transcript, list, stem};
 use super::looks::{Chain, looks_of};
+use super::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use super::naming::{language, named, names_all};
-use super::recordings::Wanted;
-use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
+use super::rows::Rows;
 use super::transcripts::{transcript, transcripts_of};
 use super::{ReadSettings, file_stem};
 use crate::error::ManifestError;
@@ -62,14 +62,14 @@ pub fn table_of(root: &Path) -> Result<Option<PathBuf>, ManifestError> {
     let others: Vec<&str> = others.collect();
     match others.as_slice() {
         [] => Ok(None),
-        others => Err(ManifestError::Manifest {
-            path: root.to_path_buf(),
-            why: format!(
+        others => Err(ManifestError::manifest(
+            root,
+            format!(
                 "beside clips there is no {}; name the table to read: {}",
                 COMMON_VOICE.join(" or "),
                 others.join(", ")
             ),
-        }),
+        )),
     }
 }
 
@@ -99,9 +99,9 @@ impl AudioFolder {
                 }
                 false => "",
             };
-            return Err(ManifestError::Manifest {
-                path: root.to_path_buf(),
-                why: format!(
+            return Err(ManifestError::manifest(
+                root,
+                format!(
                     "the folder holds no recording{tars} ({}; each with a .txt or .lab beside it or a line in a *.trans.txt, as \
                      LibriSpeech has it) and no table ({}, as Hugging Face has it, or {} beside clips, as Common Voice has it); \
                      in it is {}",
@@ -110,7 +110,7 @@ impl AudioFolder {
                     COMMON_VOICE.join(", "),
                     contents_of(root)
                 ),
-            });
+            ));
         }
         Ok(AudioFolder {
             root: root.to_path_buf(),
@@ -169,10 +169,10 @@ impl AudioFolder {
                     Transcript::Line(_) | Transcript::Refused { .. } => {}
                 }
             }
-            Ok(SourcePartition {
-                name: name.clone(),
-                files: texts,
-                extra: format!(
+            Ok(SourcePartition::new(
+                name.clone(),
+                texts,
+                format!(
                     "{} {}{}{}",
                     chain.to_hex(),
                     names.finalize().to_hex(),
@@ -180,7 +180,7 @@ impl AudioFolder {
                     // Rejects name it.
                     if self.table.is_some() { " beside a table" } else { "" },
                 ),
-            })
+            ))
         };
         self.blocks.iter().map(partition).collect()
     }
@@ -245,10 +245,7 @@ impl AudioFolder {
     }
 
     fn wanted(&self, file: &str) -> Wanted {
-        Wanted {
-            files: vec![self.root.join(file)],
-            member: None,
-        }
+        Wanted::file(self.root.join(file))
     }
 }
 

@@ -5,19 +5,19 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
+use flow_runtime::{Partition, StageError, open_input_file};
 use flow_storage::InputFile;
-use rayon::prelude::*;
 use serde_json::{Map, Value};
 
 use super::decoded_text::no_text;
 use super::files::{label, trailing_number};
 use super::folder_languages::FolderLanguages;
 use super::json_line;
-use super::looks::{Chain, Eyes, FileLook};
+use super::layouts::{Corpus, Part, Take, take_line};
+use super::looks::FileLook;
+use super::manifest_row::{ManifestRow, Refusal, refuse};
 use super::naming::{language, named, names_all};
 use super::places::Places;
-use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, names_like, renamed};
 use super::times::{DURATION, ENDS, STARTS, TIME_KEYS, Times, Unit, UnitSample, is_time, unread, unread_among};
 use super::{ReadSettings, file_stem};
@@ -44,8 +44,6 @@ pub struct LineManifest {
     blocks: Vec<(Partition, Block)>,
     rules: LineRules,
     tars: Tars,
-    /// Whether the existence of recordings is checked.
-    look: bool,
     /// Keys that the setting `columns` names and no line has.
     absent: Vec<String>,
 }
@@ -112,12 +110,12 @@ impl Tars {
             return Ok(Tars::ByFile(tars));
         }
         let number = |tar: PathBuf| {
-            let number = trailing_number(&tar).ok_or_else(|| ManifestError::Manifest {
-                path: tar.clone(),
-                why: format!(
+            let number = trailing_number(&tar).ok_or_else(|| {
+                let why = format!(
                     "{manifests} manifests need as many tars, or tars with a number at the end of their names, which is \
                      then the `shard_id` of a line"
-                ),
+                );
+                ManifestError::manifest(&tar, why)
             })?;
             Ok::<_, ManifestError>((number, tar))
         };
@@ -172,10 +170,7 @@ impl LineManifest {
             }));
         }
         if let (true, Some((first, _))) = (blocks.is_empty(), files.first()) {
-            return Err(ManifestError::Manifest {
-                path: first.clone(),
-                why: "there are no rows in it".into(),
-            });
+            return Err(ManifestError::manifest(first, "there are no rows in it"));
         }
         let rules = LineRules {
             places: settings.places(Path::new("")),
@@ -190,92 +185,8 @@ impl LineManifest {
             blocks,
             rules,
             tars,
-            look: settings.check_audio,
             absent,
         })
-    }
-
-    /// What was decided about the names of folders, where they count, and which keys of `columns` are of no line.
-    pub fn decision(&self) -> Option<String> {
-        let both = self
-            .rules
-            .folders
-            .decision()
-            .into_iter()
-            .chain(self.rules.unit.decision());
-        let absent = self.absent.first().map(|_| {
-            let keys: Vec<String> = self.absent.iter().map(|key| format!("`{key}`")).collect();
-            format!("no line has {}, which `columns` names", keys.join(", "))
-        });
-        let all: Vec<String> = both.chain(absent).collect();
-        (!all.is_empty()).then(|| all.join("; "))
-    }
-
-    /// The names of the partitions, without a look at their recordings.
-    pub fn names(&self) -> Vec<Partition> {
-        self.blocks.iter().map(|(name, _)| name.clone()).collect()
-    }
-
-    /// # Errors
-    /// When a file cannot be read.
-    pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
-        let partition = |(name, block): &(Partition, Block)| {
-            Ok(SourcePartition {
-                name: name.clone(),
-                files: vec![self.files[block.file].0.clone()],
-                extra: self.recordings(*block)?.map(Chain::to_hex).unwrap_or_default()
-                    + self.rules.folders.in_key()
-                    + self.rules.unit.in_key(),
-            })
-        };
-        self.blocks.par_iter().map(partition).collect()
-    }
-
-    /// The metadata of the recordings of a block; none when none has to be checked.
-    fn recordings(&self, block: Block) -> Result<Option<Chain>, ManifestError> {
-        let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
-        let mut failed = None;
-        let read = self.each_line(block, |number, line| {
-            let row = line.ok().and_then(|line| self.row(line, number, block.file).ok());
-            // Rows contain the offset of a recording in its tar and a measured duration, so these recordings are
-            // checked in any case.
-            if let Some(row) = row.filter(|row| self.look || row.wanted.files.is_empty() || row.duration.is_none()) {
-                match eyes.look(&row.wanted) {
-                    Ok(look) => chain.get_or_insert_default().add(&look),
-                    Err(error) => {
-                        failed = Some(error);
-                        return Err(io::Error::other("stopped"));
-                    }
-                }
-            }
-            Ok(())
-        });
-        match failed {
-            Some(error) => Err(error),
-            None => read.map(|()| chain),
-        }
-    }
-
-    pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
-        let found = self.blocks.iter().find(|(name, _)| name == partition);
-        let &(_, block) = found.ok_or_else(|| StageError::failed(format!("the manifest has no block {partition}")))?;
-        let (path, look) = &self.files[block.file];
-        look.still(path)?;
-        let mut failed = None;
-        rows.begin_file(path);
-        self.each_line(block, |number, line| {
-            rows.at_line(number);
-            let pushed = match line {
-                Ok(line) if line.trim().is_empty() => return Ok(()),
-                Ok(line) => rows.push(self.row(line, number, block.file), || line_values(line)),
-                Err((refusal, line)) => rows.push(Err(refusal), || line_values(&line)),
-            };
-            pushed.map_err(|error| {
-                failed = Some(error);
-                io::Error::other("stopped")
-            })
-        })
-        .map_err(|error| failed.take().unwrap_or_else(|| error.into()))
     }
 
     fn row(&self, line: &str, number: u64, file: usize) -> Result<ManifestRow, Refusal> {
@@ -297,34 +208,69 @@ impl LineManifest {
     fn each_line(
         &self,
         block: Block,
-        mut each: impl FnMut(u64, Result<&str, (Refusal, String)>) -> io::Result<()>,
-    ) -> Result<(), ManifestError> {
+        mut each: impl FnMut(u64, Result<&str, (Refusal, String)>) -> Result<(), StageError>,
+    ) -> Result<(), StageError> {
         let (path, _) = &self.files[block.file];
-        let mut read = || -> io::Result<()> {
-            let mut reader = BufReader::with_capacity(1 << 16, InputFile::open(path)?);
-            reader.seek(SeekFrom::Start(block.start))?;
-            let (mut at, mut number) = (block.start, block.first_line);
-            let mut line = Vec::new();
-            while at < block.end {
-                line.clear();
-                let (length, whole) = read_line(&mut reader, &mut line)?;
-                if length == 0 {
-                    break;
-                }
-                let bytes = without_mark(&line, at);
-                at += length;
-                let lossy = || String::from_utf8_lossy(bytes).into_owned();
-                let text = match std::str::from_utf8(bytes) {
-                    _ if !whole => Err((refuse("line_too_long", format!("{length} bytes")), lossy())),
-                    Ok(text) => Ok(text.trim_end_matches(['\n', '\r'])),
-                    Err(error) => Err((refuse("not_utf8", error.to_string()), lossy())),
-                };
-                each(number, text)?;
-                number += 1;
+        let failed = |error| ManifestError::io(path, error);
+        let mut reader = BufReader::with_capacity(1 << 16, InputFile::open(path).map_err(failed)?);
+        reader.seek(SeekFrom::Start(block.start)).map_err(failed)?;
+        let (mut at, mut number) = (block.start, block.first_line);
+        let mut line = Vec::new();
+        while at < block.end {
+            line.clear();
+            let (length, whole) = read_line(&mut reader, &mut line).map_err(failed)?;
+            if length == 0 {
+                break;
             }
-            Ok(())
+            let bytes = without_mark(&line, at);
+            at += length;
+            let lossy = || String::from_utf8_lossy(bytes).into_owned();
+            let text = match std::str::from_utf8(bytes) {
+                _ if !whole => Err((refuse("line_too_long", format!("{length} bytes")), lossy())),
+                Ok(text) => Ok(text.trim_end_matches(['\n', '\r'])),
+                Err(error) => Err((refuse("not_utf8", error.to_string()), lossy())),
+            };
+            each(number, text)?;
+            number += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Corpus for LineManifest {
+    /// What was decided about the names of folders, where they count, and which keys of `columns` are of no line.
+    fn told(&self) -> String {
+        let both = self
+            .rules
+            .folders
+            .decision()
+            .into_iter()
+            .chain(self.rules.unit.decision());
+        let absent = self.absent.first().map(|_| {
+            let keys: Vec<String> = self.absent.iter().map(|key| format!("`{key}`")).collect();
+            format!("no line has {}, which `columns` names", keys.join(", "))
+        });
+        both.chain(absent).collect::<Vec<String>>().join("; ")
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let part = |(number, (name, block)): (usize, &(Partition, Block))| Part {
+            name: name.clone(),
+            number,
+            files: vec![self.files[block.file].0.clone()],
+            looks: [self.rules.folders.in_key(), self.rules.unit.in_key()].concat(),
         };
-        read().map_err(|e| ManifestError::io(path, e))
+        self.blocks.iter().enumerate().map(part).collect()
+    }
+
+    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+        let (_, block) = self.blocks[part.number];
+        let (path, look) = &self.files[block.file];
+        look.still(path)?;
+        self.each_line(block, |number, line| match line {
+            Ok(line) if line.trim().is_empty() => Ok(()),
+            line => take_line(take, number, line, |line| self.row(line, number, block.file)),
+        })
     }
 }
 
@@ -341,10 +287,7 @@ fn check_beginning(path: &Path) -> Result<(), ManifestError> {
     let Some(why) = no_text(&bytes).or(array) else {
         return Ok(());
     };
-    Err(ManifestError::Manifest {
-        path: path.to_path_buf(),
-        why: why.into(),
-    })
+    Err(ManifestError::manifest(path, why))
 }
 
 /// Removes the keys that may be in a line, which may write their letters as escapes.

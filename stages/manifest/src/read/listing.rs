@@ -84,13 +84,13 @@ pub fn list(root: &Path) -> Result<Vec<(Partition, Vec<Listed>)>, ManifestError>
         }
         let folder = root.join(&next.below);
         if next.below.split('/').count() > MOST_DEPTH {
-            return Err(ManifestError::Manifest {
-                path: folder,
-                why: format!(
+            return Err(ManifestError::manifest(
+                folder,
+                format!(
                     "folders_too_deep: it is more than {MOST_DEPTH} folders below {}",
                     root.display()
                 ),
-            });
+            ));
         }
         let contents = Contents::of(&folder)?;
         let inner = |name: &str| match next.below.as_str() {

@@ -9,7 +9,7 @@ use flow_runtime::StageError;
 use flow_storage::{FileVersion, Location, Storage, is_url};
 use rayon::prelude::*;
 
-use super::recordings::Wanted;
+use super::manifest_row::Wanted;
 use crate::error::ManifestError;
 
 /// Rows whose recordings one thread checks.

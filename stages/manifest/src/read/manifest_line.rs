@@ -1,54 +1,16 @@
 //! Finds one line of a manifest by its number, for `flow trace`.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
 use flow_runtime::{Out, StageError};
 
 use super::ReadSettings;
 use super::files::{Format, expand, format_of};
+use super::line_search::{LineSearch, ManifestLine};
 use super::opening::Manifest;
 use super::recordings::Recordings;
-use super::rows::{ManifestRow, Refusal, Rows};
+use super::rows::Rows;
 use crate::error::ManifestError;
-
-/// A line of a manifest of JSON lines, or a row of a table as text, as `manifest.read` takes it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ManifestLine {
-    /// The values of its reject, where it is refused before its recording is looked for: a JSON object with the line.
-    pub values: String,
-    /// The segment that it represents; none where it makes no row.
-    pub segment_id: Option<String>,
-    /// Where its recording may be, without the root and `.` and `..` that paths begin with; empty where it is in a tar.
-    pub recordings: Vec<String>,
-}
-
-/// The line that a reader looks for, and what it found.
-pub(super) struct LineSearch {
-    /// In its canonical form.
-    file: PathBuf,
-    number: u64,
-    is_file: bool,
-    found: Option<ManifestLine>,
-}
-
-impl LineSearch {
-    pub fn begin_file(&mut self, path: &Path) {
-        self.is_file = path.canonicalize().is_ok_and(|path| path == self.file);
-    }
-
-    /// The row that begins at a line.
-    pub fn row(&mut self, line: u64, row: Result<ManifestRow, Refusal>, values: impl FnOnce() -> String) {
-        if self.is_file && line == self.number && self.found.is_none() {
-            let row = row.ok();
-            let files = row.iter().flat_map(|row| &row.wanted.files);
-            self.found = Some(ManifestLine {
-                values: values(),
-                recordings: files.filter_map(|file| plain(file)).collect(),
-                segment_id: row.map(|row| row.segment_id),
-            });
-        }
-    }
-}
 
 impl ReadSettings {
     /// The line of this number of a file, from 1, as the stage with these settings reads it; in a table the heading is line 1.
@@ -57,10 +19,7 @@ impl ReadSettings {
     /// # Errors
     /// Where the file cannot be read, has no row at that line, or is no manifest of lines.
     pub fn line(&self, file: &Path, number: u64) -> Result<Option<ManifestLine>, StageError> {
-        let wrong = |why: String| ManifestError::Manifest {
-            path: file.to_path_buf(),
-            why,
-        };
+        let wrong = |why: String| ManifestError::manifest(file, why);
         let file = file.canonicalize().map_err(|error| ManifestError::io(file, error))?;
         // Of a folder the table in it is read.
         let is_read = |path: String| {
@@ -80,7 +39,6 @@ impl ReadSettings {
         let manifest = self.open(Path::new(""), &mut |_| true)?;
         let names = match &manifest {
             Manifest::Lines(lines) => lines.names(),
-            Manifest::Texts(tables) => tables.names(),
             Manifest::Tables(_) | Manifest::Folder(_) | Manifest::LaidOut(_) => return Ok(None),
         };
         for partition in names {
@@ -100,17 +58,11 @@ impl ReadSettings {
     }
 }
 
-fn plain(file: &Path) -> Option<String> {
-    let parts = file.components();
-    let parts = parts.skip_while(|part| !matches!(part, Component::Normal(_)));
-    let plain = parts.collect::<PathBuf>();
-    plain.to_str().filter(|plain| !plain.is_empty()).map(str::to_string)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::read::rows::line_values;
+    use crate::read::line_search::plain;
+    use crate::read::manifest_row::line_values;
 
     #[test]
     fn lines_are_found_by_their_number_as_the_stage_reads_them() {

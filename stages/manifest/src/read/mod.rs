@@ -6,17 +6,19 @@ mod folder;
 mod folder_languages;
 mod grouped;
 mod layouts;
+mod line_search;
 mod lines;
 mod listing;
 mod looks;
 mod manifest_line;
+pub(crate) mod manifest_row;
 mod naming;
 mod opening;
 mod places;
 pub(crate) mod quoting;
 mod recordings;
 mod row_rules;
-pub(crate) mod rows;
+mod rows;
 pub mod sample;
 pub(crate) mod table_text;
 pub(crate) mod tables;
@@ -43,8 +45,8 @@ pub use files::Format;
 pub(crate) use files::trailing_number;
 pub use flow_audio::json_line;
 pub use layouts::Layout;
+pub use line_search::ManifestLine;
 pub use lines::LANGUAGE_KEYS;
-pub use manifest_line::ManifestLine;
 pub use opening::Manifest;
 pub use places::{leads_through_link, shard_folders};
 pub use quoting::Quoting;
@@ -312,12 +314,7 @@ impl Kind for Read {
     type Settings = ReadSettings;
 
     fn shape(settings: &ReadSettings, inputs: &Inputs) -> Result<Shape, StageError> {
-        let port = |schema| {
-            vec![Port {
-                name: "rows".into(),
-                schema,
-            }]
-        };
+        let port = |schema| vec![Port::new("rows", schema)];
         if !settings.manifest.is_empty() {
             settings.check_durations()?;
             settings.check_lang()?;
@@ -428,9 +425,9 @@ impl Source for Reader {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let manifest = self.manifest()?;
         if let Some(decision) = manifest.decision() {
-            self.context.events.send(Event::Note {
-                message: format!("{}: {decision}", self.settings.manifest),
-            });
+            self.context
+                .events
+                .send(Event::note(format!("{}: {decision}", self.settings.manifest)));
         }
         let mut partitions = manifest.partitions()?;
         partitions.sort_by(|a, b| a.name.cmp(&b.name));
@@ -448,10 +445,8 @@ impl Source for Reader {
         let mut rows = Rows::new(out, &mut recordings).with_rules(self.settings.row_rules());
         manifest.read(partition, &mut rows)?;
         if let Some(told) = rows.told_twice() {
-            self.context.events.send(Event::Warning {
-                stage: Some(self.context.stage.clone()),
-                message: format!("{}, {partition}: {told}", self.settings.manifest),
-            });
+            self.context
+                .warn(format!("{}, {partition}: {told}", self.settings.manifest));
         }
         rows.finish()
     }

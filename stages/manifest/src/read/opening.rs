@@ -10,7 +10,7 @@ use flow_storage::is_url;
 use super::ReadSettings;
 use super::files::{Format, expand, format_of};
 use super::folder::{AudioFolder, table_of};
-use super::layouts::{self, LaidOut, Layout};
+use super::layouts::{self, Corpus, LaidOut, Layout};
 use super::lines::LineManifest;
 use super::rows::Rows;
 use super::tables::TableManifest;
@@ -21,8 +21,8 @@ use crate::error::ManifestError;
 /// A manifest whose parts are known.
 pub enum Manifest {
     Tables(TableManifest),
-    Lines(LineManifest),
-    Texts(TextTables),
+    /// JSON lines, or tables as text.
+    Lines(LaidOut),
     Folder(AudioFolder),
     LaidOut(LaidOut),
 }
@@ -32,20 +32,16 @@ impl Manifest {
     pub(super) fn names(&self) -> Vec<Partition> {
         match self {
             Manifest::Tables(tables) => tables.names(),
-            Manifest::Lines(lines) => lines.names(),
-            Manifest::Texts(tables) => tables.names(),
             Manifest::Folder(folder) => folder.names(),
-            Manifest::LaidOut(corpus) => corpus.names(),
+            Manifest::Lines(corpus) | Manifest::LaidOut(corpus) => corpus.names(),
         }
     }
 
     pub(super) fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
         Ok(match self {
             Manifest::Tables(tables) => tables.partitions(),
-            Manifest::Lines(lines) => lines.partitions()?,
-            Manifest::Texts(tables) => tables.partitions()?,
             Manifest::Folder(folder) => folder.partitions()?,
-            Manifest::LaidOut(corpus) => corpus.partitions()?,
+            Manifest::Lines(corpus) | Manifest::LaidOut(corpus) => corpus.partitions()?,
         })
     }
 
@@ -53,20 +49,16 @@ impl Manifest {
     pub(super) fn decision(&self) -> Option<String> {
         match self {
             Manifest::Tables(tables) => tables.decision(),
-            Manifest::Lines(lines) => lines.decision(),
-            Manifest::Texts(tables) => tables.decision(),
             Manifest::Folder(folder) => folder.decision(),
-            Manifest::LaidOut(corpus) => Some(corpus.decision()),
+            Manifest::Lines(corpus) | Manifest::LaidOut(corpus) => corpus.decision(),
         }
     }
 
     pub(super) fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
         match self {
             Manifest::Tables(tables) => tables.read(partition, rows),
-            Manifest::Lines(lines) => lines.read(partition, rows),
-            Manifest::Texts(tables) => tables.read(partition, rows),
             Manifest::Folder(folder) => folder.read(partition, rows),
-            Manifest::LaidOut(corpus) => corpus.read(partition, rows),
+            Manifest::Lines(corpus) | Manifest::LaidOut(corpus) => corpus.read(partition, rows),
         }
     }
 }
@@ -96,10 +88,7 @@ impl ReadSettings {
         scratch: &Path,
         progress: &mut dyn FnMut(&str) -> bool,
     ) -> Result<Manifest, ManifestError> {
-        let wrong = |why: String| ManifestError::Manifest {
-            path: self.manifest.clone().into(),
-            why,
-        };
+        let wrong = |why: String| ManifestError::manifest(&self.manifest, why);
         if let Some(dataset) = self.dataset().map_err(wrong)? {
             return layouts::open_dataset(&dataset, self, progress);
         }
@@ -111,33 +100,32 @@ impl ReadSettings {
             return Ok(manifest);
         }
         if !self.split.is_empty() {
-            return Err(ManifestError::Manifest {
-                path: self.manifest.clone().into(),
-                why: "`split` belongs to layouts with splits, and this is none of them".into(),
-            });
+            return Err(ManifestError::manifest(
+                &self.manifest,
+                "`split` belongs to layouts with splits, and this is none of them",
+            ));
         }
         let mut format = self.format;
         for file in &files {
             let found = match self.format {
-                Format::Auto => format_of(file).ok_or_else(|| ManifestError::Manifest {
-                    path: file.clone(),
-                    why: match file.extension().and_then(|extension| extension.to_str()) {
-                        Some("gz" | "bz2" | "xz" | "zst") => "it is compressed; unpack it".into(),
+                Format::Auto => format_of(file).ok_or_else(|| {
+                    let why = match file.extension().and_then(|extension| extension.to_str()) {
+                        Some("gz" | "bz2" | "xz" | "zst") => "it is compressed; unpack it",
                         Some("tar") => {
                             "it is a tar, which `audio.webdataset` reads, or `tars` beside a manifest of its members"
-                                .into()
                         }
-                        Some("xlsx" | "xls" | "ods") => "it is a workbook; save it as CSV".into(),
-                        _ => "its name does not tell its format; say `format: parquet`, `nemo` or `table`".into(),
-                    },
+                        Some("xlsx" | "xls" | "ods") => "it is a workbook; save it as CSV",
+                        _ => "its name does not tell its format; say `format: parquet`, `nemo` or `table`",
+                    };
+                    ManifestError::manifest(file, why)
                 })?,
                 given => given,
             };
             if format != Format::Auto && format != found {
-                return Err(ManifestError::Manifest {
-                    path: file.clone(),
-                    why: "it has another format than the files before it".into(),
-                });
+                return Err(ManifestError::manifest(
+                    file,
+                    "it has another format than the files before it",
+                ));
             }
             if file.is_dir() != (found == Format::Folder) {
                 let why = if file.is_dir() {
@@ -145,10 +133,7 @@ impl ReadSettings {
                 } else {
                     "it is a file, not a folder"
                 };
-                return Err(ManifestError::Manifest {
-                    path: file.clone(),
-                    why: why.into(),
-                });
+                return Err(ManifestError::manifest(file, why));
             }
             if found != Format::Folder {
                 check_set(file)?;
@@ -156,54 +141,42 @@ impl ReadSettings {
             format = found;
         }
         if !self.tars.is_empty() && format != Format::Nemo {
-            return Err(ManifestError::Manifest {
-                path: self.tars.clone().into(),
-                why: "`tars` belongs to manifests of JSON lines".into(),
-            });
+            return Err(ManifestError::manifest(
+                &self.tars,
+                "`tars` belongs to manifests of JSON lines",
+            ));
         }
         let has_columns = match (format, files.as_slice()) {
             (Format::Folder, [root]) => table_of(root)?.is_some(),
             _ => true,
         };
         if !self.columns.is_empty() && !has_columns {
-            return Err(ManifestError::Manifest {
-                path: self.manifest.clone().into(),
-                why: "`columns` belongs to manifests with columns, and this is a folder of recordings with their texts"
-                    .into(),
-            });
+            return Err(ManifestError::manifest(
+                &self.manifest,
+                "`columns` belongs to manifests with columns, and this is a folder of recordings with their texts",
+            ));
         }
         match (format, files.as_slice()) {
             (Format::Parquet, [first, ..]) if layouts::has_recordings(first) => layouts::open_named(files, self),
             (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, self, scratch)?)),
-            (Format::Table, _) => Ok(Manifest::Texts(TextTables::open(files, None, self)?)),
+            (Format::Table, _) => Ok(self.of_lines(TextTables::open(files, None, self)?)),
             (Format::Nemo, _) => {
                 let tars = if self.tars.is_empty() {
                     Vec::new()
                 } else {
                     existing(&self.tars, "the tar")?
                 };
-                Ok(Manifest::Lines(LineManifest::open(files, tars, self)?))
+                Ok(self.of_lines(LineManifest::open(files, tars, self)?))
             }
             (_, [root]) => self.open_folder(root, scratch),
-            (_, [_, second, ..]) => Err(ManifestError::Manifest {
-                path: second.clone(),
-                why: "only one folder can be read".into(),
-            }),
-            (_, []) => Err(ManifestError::Manifest {
-                path: self.manifest.clone().into(),
-                why: "it matches no file".into(),
-            }),
+            (_, [_, second, ..]) => Err(ManifestError::manifest(second, "only one folder can be read")),
+            (_, []) => Err(ManifestError::manifest(&self.manifest, "it matches no file")),
         }
     }
 
     /// Refuses a layout with what contradicts it.
     fn check_layout(&self, files: &[PathBuf]) -> Result<(), ManifestError> {
-        let wrong = |why: &str| {
-            Err(ManifestError::Manifest {
-                path: self.manifest.clone().into(),
-                why: why.into(),
-            })
-        };
+        let wrong = |why: &str| Err(ManifestError::manifest(&self.manifest, why));
         match files {
             _ if self.layout == Layout::Auto => Ok(()),
             _ if self.format != Format::Auto => {
@@ -224,13 +197,17 @@ impl ReadSettings {
         }
     }
 
+    pub(super) fn of_lines(&self, corpus: impl Corpus + 'static) -> Manifest {
+        Manifest::Lines(LaidOut::in_parts(corpus, self))
+    }
+
     /// A table of the recordings of a folder.
     pub(super) fn open_table(&self, table: &Path, root: &Path, scratch: &Path) -> Result<Manifest, ManifestError> {
         let files = vec![table.to_path_buf()];
         Ok(match format_of(table) {
-            Some(Format::Nemo) => Manifest::Lines(LineManifest::open(files, Vec::new(), self)?),
+            Some(Format::Nemo) => self.of_lines(LineManifest::open(files, Vec::new(), self)?),
             Some(Format::Parquet) => Manifest::Tables(TableManifest::open(files, self, scratch)?),
-            _ => Manifest::Texts(TextTables::open(files, Some(root), self)?),
+            _ => self.of_lines(TextTables::open(files, Some(root), self)?),
         })
     }
 }
@@ -241,10 +218,7 @@ const OBJECTS_AT_ONCE: usize = 16;
 /// Where files lie that may be of sets in object storage; objects are opened.
 fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
     let look = |file: &String| -> Result<PathBuf, ManifestError> {
-        let path = path_in_set(file.as_ref()).map_err(|error| ManifestError::Manifest {
-            path: file.into(),
-            why: error.to_string(),
-        })?;
+        let path = path_in_set(file.as_ref()).map_err(|error| ManifestError::manifest(file, error.to_string()))?;
         if is_url(&path) {
             // Why it cannot be read is said here: rights, the bucket, credentials.
             open_input_file(&path).map_err(|error| ManifestError::io(&path, error))?;
@@ -259,20 +233,17 @@ fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
 /// The files of a pattern, all of which have to be there.
 fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
     // The pattern was checked with the pipeline.
-    let files = expand(pattern).map_err(|why| ManifestError::Manifest {
-        path: pattern.into(),
-        why,
-    })?;
+    let files = expand(pattern).map_err(|why| ManifestError::manifest(pattern, why))?;
     let files = in_sets(&files)?;
     let is_there = |file: &PathBuf| is_url(file) || file.is_file() || file.is_dir();
     match files.iter().find(|file| !is_there(file)) {
         None => Ok(files),
-        Some(missing) => Err(ManifestError::Manifest {
-            path: missing.clone(),
-            why: match missing.exists() {
+        Some(missing) => Err(ManifestError::manifest(
+            missing,
+            match missing.exists() {
                 true => format!("{what} is neither a file nor a folder (a named pipe or a device is not read)"),
                 false => format!("{what} is not there (paths are relative to the current directory)"),
             },
-        }),
+        )),
     }
 }

@@ -4,8 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use flow_storage::{is_url, path_of_file_url};
 
-use super::recordings::Wanted;
-use super::rows::{Refusal, refuse};
+use super::manifest_row::{Refusal, Wanted, refuse};
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
 
 /// Folders that a manifest's paths are relative to.
@@ -25,10 +24,7 @@ impl Places {
     /// For a path as NeMo gives it: relative to the manifest, or else to the current directory.
     pub fn of_path(&self, path: &str) -> Wanted {
         if is_url(path) {
-            return Wanted {
-                files: vec![path_of_file_url(path).unwrap_or_else(|| path.into())],
-                member: None,
-            };
+            return Wanted::file(path_of_file_url(path).unwrap_or_else(|| path.into()));
         }
         let mut files = vec![self.below_folder(path)];
         if Path::new(path).is_relative() && files[0] != Path::new(path) {

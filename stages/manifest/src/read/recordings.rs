@@ -12,19 +12,10 @@ use flow_runtime::StageError;
 use flow_storage::{InputFile, is_file, is_url};
 use unicode_normalization::UnicodeNormalization;
 
-use super::rows::{ManifestRow, Refusal, refuse};
+use super::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 
 /// Longest recording whose length is measured.
 const LONGEST_SECONDS: f64 = 4.0 * 3600.0;
-
-/// Where a row's recording may be.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wanted {
-    /// Candidate files, in order of precedence.
-    pub files: Vec<PathBuf>,
-    /// A tar and the name of a member, if it is none of the files.
-    pub member: Option<(PathBuf, String)>,
-}
 
 /// Where it is.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,7 +4,7 @@ use flow_audio::language_tag::{in_usual_case, is_language, language_and_region, 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::rows::{Refusal, refuse_by_rule};
+use super::manifest_row::{Refusal, refuse_by_rule};
 
 /// Names of folders of three letters that are no languages in the folders of a corpus, though some are ISO 639-3 codes.
 const NO_LANGUAGES: [&str; 14] = [

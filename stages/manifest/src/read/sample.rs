@@ -10,8 +10,9 @@ use flow_audio::recording_reader::{Channels, RecordingReader};
 use flow_runtime::{Out, StageError};
 
 use super::ReadSettings;
+use super::manifest_row::{ManifestRow, Refusal, refuse};
 use super::recordings::{Found, Recordings};
-use super::rows::{ManifestRow, Refusal, Rows, refuse};
+use super::rows::Rows;
 
 /// Partitions of which rows are read.
 const MOST_PARTITIONS: usize = 8;

@@ -15,10 +15,10 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection, RowSelecto
 use super::files::label;
 use super::grouped::{Grouped, Grouping};
 use super::looks::{Chain, FileLook, Look, looks_of};
+use super::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use super::naming::{language, named};
 use super::places::{Places, shard_folders};
-use super::recordings::Wanted;
-use super::rows::{ManifestRow, Refusal, Rows, refuse};
+use super::rows::Rows;
 use super::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, new_heading};
 use super::times::{DURATION, ENDS, OFFSET, STARTS, Times, Unit, UnitSample, unread, unread_among};
 use super::{ReadSettings, file_stem};
@@ -154,19 +154,21 @@ impl TableManifest {
     }
 
     pub fn partitions(&self) -> Vec<SourcePartition> {
-        let partition = |(name, shard): (&Partition, &Shard)| SourcePartition {
-            name: name.clone(),
-            files: shard
-                .runs
-                .iter()
-                .map(|(file, _)| self.files[*file].path.clone())
-                .collect(),
-            extra: if self.look || shard.runs.iter().any(|(file, _)| !self.files[*file].has_duration) {
-                let units = shard.runs.iter().map(|(file, _)| self.files[*file].unit.in_key());
-                shard.recordings.to_hex() + &units.collect::<String>()
-            } else {
-                String::new()
-            },
+        let partition = |(name, shard): (&Partition, &Shard)| {
+            SourcePartition::new(
+                name.clone(),
+                shard
+                    .runs
+                    .iter()
+                    .map(|(file, _)| self.files[*file].path.clone())
+                    .collect(),
+                if self.look || shard.runs.iter().any(|(file, _)| !self.files[*file].has_duration) {
+                    let units = shard.runs.iter().map(|(file, _)| self.files[*file].unit.in_key());
+                    shard.recordings.to_hex() + &units.collect::<String>()
+                } else {
+                    String::new()
+                },
+            )
         };
         self.shards.iter().map(partition).collect()
     }
@@ -252,10 +254,7 @@ impl Table {
     fn open(path: &Path, settings: &ReadSettings) -> Result<Table, ManifestError> {
         let look = FileLook::of(path).map_err(|e| ManifestError::io(path, e))?;
         let file = ForeignParquet::open(path).map_err(|e| ManifestError::io(path, e))?;
-        let metadata = file.metadata().map_err(|source| ManifestError::Parquet {
-            path: path.to_path_buf(),
-            source,
-        })?;
+        let metadata = file.metadata().map_err(|source| ManifestError::parquet(path, source))?;
         let rows = metadata.metadata().row_groups().iter().map(|group| group.num_rows());
         let mut table = Table {
             path: path.to_path_buf(),
@@ -402,17 +401,11 @@ impl Table {
     }
 
     fn wrong(&self, why: String) -> ManifestError {
-        ManifestError::Manifest {
-            path: self.path.clone(),
-            why,
-        }
+        ManifestError::manifest(&self.path, why)
     }
 
     fn rows(&self, columns: &[&str], runs: Option<&[Run]>) -> Result<CountedRows, ManifestError> {
-        let parquet = |source| ManifestError::Parquet {
-            path: self.path.clone(),
-            source,
-        };
+        let parquet = |source| ManifestError::parquet(&self.path, source);
         let file = ForeignParquet::open(&self.path).map_err(|e| ManifestError::io(&self.path, e))?;
         let schema = self.metadata.schema();
         let roots = schema

@@ -593,8 +593,8 @@ fn a_manifest_that_changes_after_the_plan_is_refused() {
     for name in ["m.jsonl", "m.parquet", "folder"] {
         write(false);
         let manifest = opened(&settings(&at(name)));
+        let partition = manifest.partitions().unwrap().remove(0).name;
         let read = || {
-            let partition = manifest.partitions().unwrap().remove(0).name;
             let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(true));
             let mut rows = Rows::new(&mut out, &mut recordings);
             manifest.read(&partition, &mut rows)

@@ -5,17 +5,16 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
-use rayon::prelude::*;
+use flow_runtime::{Partition, StageError, open_input_file};
 
 use super::decoded_text::{DecodedText, no_text};
 use super::files::label;
 use super::folder_languages::FolderLanguages;
-use super::looks::{Chain, Eyes, FileLook};
+use super::layouts::{Corpus, Part, Take};
+use super::looks::FileLook;
+use super::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use super::naming::{language, named, names_all};
 use super::places::Places;
-use super::recordings::Wanted;
-use super::rows::{ManifestRow, Refusal, Rows, line_values, refuse};
 use super::table_text::{Layout, Record, line_ends};
 use super::times::{DURATION, ENDS, STARTS, Times, Unit, UnitSample, unread, unread_among};
 use super::{ReadSettings, file_stem};
@@ -54,8 +53,6 @@ pub struct TextTables {
     /// Of recordings whose rows name no language.
     folders: FolderLanguages,
     source: String,
-    /// Whether recordings are looked for.
-    look: bool,
 }
 
 struct Block {
@@ -114,7 +111,6 @@ impl TextTables {
             lang: settings.lang.clone(),
             folders: FolderLanguages::default(),
             source: settings.source.clone(),
-            look: settings.check_audio,
         };
         for (number, path) in paths.into_iter().enumerate() {
             let name = match folder {
@@ -147,52 +143,37 @@ impl TextTables {
             _ => Ok(tables),
         }
     }
+}
 
+impl Corpus for TextTables {
     /// What was decided about the names of folders, where they count.
-    pub fn decision(&self) -> Option<String> {
+    fn told(&self) -> String {
         let unit = self.tables.iter().find_map(|table| table.unit.decision());
         let quotes = self.tables.iter().find_map(|table| table.told.clone());
         let all: Vec<String> = self.folders.decision().into_iter().chain(unit).chain(quotes).collect();
-        (!all.is_empty()).then(|| all.join("; "))
+        all.join("; ")
     }
 
-    /// The names of the partitions, without a look at their recordings.
-    pub fn names(&self) -> Vec<Partition> {
-        self.blocks.iter().map(|(name, _)| name.clone()).collect()
-    }
-
-    /// # Errors
-    /// When storage does not say whether an object is there.
-    pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
-        let partition = |(name, block): &(Partition, Block)| -> Result<SourcePartition, ManifestError> {
+    fn parts(&self) -> Vec<Part> {
+        let part = |(number, (name, block)): (usize, &(Partition, Block))| {
             let table = &self.tables[block.table];
-            let (mut chain, mut eyes) = (None::<Chain>, Eyes::default());
-            for record in table.text.records(block.range.clone(), table.layout) {
-                // A measured duration is part of the row, so the recording is checked.
-                let row = table.row(&record, self).ok();
-                if let Some(row) = row.filter(|row| self.look || row.duration.is_none()) {
-                    chain.get_or_insert_default().add(&eyes.look(&row.wanted)?);
-                }
-            }
-            Ok(SourcePartition {
+            Part {
                 name: name.clone(),
+                number,
                 files: vec![table.path.clone()],
-                extra: chain.map(Chain::to_hex).unwrap_or_default() + self.folders.in_key() + table.unit.in_key(),
-            })
+                looks: [self.folders.in_key(), table.unit.in_key()].concat(),
+            }
         };
-        self.blocks.par_iter().map(partition).collect()
+        self.blocks.iter().enumerate().map(part).collect()
     }
 
-    pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
-        let found = self.blocks.iter().find(|(name, _)| name == partition);
-        let (_, block) = found.ok_or_else(|| StageError::failed(format!("the manifest has no part {partition}")))?;
+    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+        let (_, block) = &self.blocks[part.number];
         let table = &self.tables[block.table];
         table.look.still(&table.path)?;
-        rows.begin_file(&table.path);
         let records = table.text.records(block.range.clone(), table.layout);
         for (line, record) in records.with_lines(block.first_line) {
-            rows.at_line(line);
-            rows.push(table.row(&record, self), || line_values(record.line))?;
+            take(Some(line), table.row(&record, self), &|| line_values(record.line))?;
         }
         Ok(())
     }
@@ -209,10 +190,10 @@ impl Table {
         let look = FileLook::of(&path).map_err(|e| ManifestError::io(&path, e))?;
         let text = read_text(&path)?;
         if text.text.trim_end().contains('\r') && !text.text.contains('\n') {
-            return Err(ManifestError::Manifest {
+            return Err(ManifestError::manifest(
                 path,
-                why: "its lines end with carriage returns alone; save it with line feeds".into(),
-            });
+                "its lines end with carriage returns alone; save it with line feeds",
+            ));
         }
         let (layout, of_quotes) = settings.quoting.layout(&text.text, separator(&path, &text.text));
         let mut walk = text.records(0..text.text.len(), layout);
@@ -222,10 +203,7 @@ impl Table {
         let heading = new_heading(&heading, &settings.columns);
         let mut columns = heading
             .and_then(|(heading, kept)| Columns::of(&heading, &kept))
-            .map_err(|why| ManifestError::Manifest {
-                path: path.clone(),
-                why,
-            })?;
+            .map_err(|why| ManifestError::manifest(&path, why))?;
         columns.decimal_comma = layout.separator == ';';
         let beside = path.parent().unwrap_or(Path::new(""));
         let clips = Some(beside.join("clips")).filter(|clips| clips.is_dir());
@@ -277,10 +255,7 @@ impl Table {
     }
 
     fn wrong(&self, why: String) -> ManifestError {
-        ManifestError::Manifest {
-            path: self.path.clone(),
-            why,
-        }
+        ManifestError::manifest(&self.path, why)
     }
 
     fn row(&self, record: &Record<'_>, tables: &TextTables) -> Result<ManifestRow, Refusal> {
@@ -563,16 +538,13 @@ fn read_text(path: &Path) -> Result<DecodedText, ManifestError> {
     let read = open_input_file(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     if bytes.len() as u64 > LARGEST_TABLE {
-        return Err(ManifestError::Manifest {
-            path: path.to_path_buf(),
-            why: "it has more than 4 GiB; write it as JSON lines instead".into(),
-        });
+        return Err(ManifestError::manifest(
+            path,
+            "it has more than 4 GiB; write it as JSON lines instead",
+        ));
     }
     if let Some(why) = no_text(&bytes) {
-        return Err(ManifestError::Manifest {
-            path: path.to_path_buf(),
-            why: why.into(),
-        });
+        return Err(ManifestError::manifest(path, why));
     }
     Ok(DecodedText::of(bytes))
 }

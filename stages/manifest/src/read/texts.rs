@@ -39,17 +39,11 @@ pub fn read_texts(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, 
 }
 
 fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
-    ManifestError::Manifest {
-        path: path.to_path_buf(),
-        why: why.into(),
-    }
+    ManifestError::manifest(path, why)
 }
 
 fn of_table(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
-    let parquet = |source| ManifestError::Parquet {
-        path: path.to_path_buf(),
-        source,
-    };
+    let parquet = |source| ManifestError::parquet(path, source);
     let file = ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))?;
     let metadata = file.metadata().map_err(parquet)?;
     let fields = metadata.schema().fields();

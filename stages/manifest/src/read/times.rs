@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use flow_audio::part::TOLERANCE_SECONDS;
 pub use flow_audio::row_times::{ENDS, OFFSET, STARTS, Unit, UnitSample, is_time, unread, unread_among};
 
-use super::rows::{Refusal, refuse};
+use super::manifest_row::{Refusal, refuse};
 
 pub const DURATION: &str = "duration";
 

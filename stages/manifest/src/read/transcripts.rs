@@ -8,7 +8,7 @@ use std::path::Path;
 use flow_runtime::open_input_file;
 
 use super::decoded_text::DecodedText;
-use super::rows::{Refusal, refuse};
+use super::manifest_row::{Refusal, refuse};
 use crate::error::ManifestError;
 
 /// Suffix of the name of a list.
@@ -89,10 +89,10 @@ pub fn lines_of(path: &Path) -> Result<DecodedText, ManifestError> {
     let read = open_input_file(path).and_then(|file| file.take(LARGEST_LIST + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     if bytes.len() as u64 > LARGEST_LIST {
-        return Err(ManifestError::Manifest {
-            path: path.to_path_buf(),
-            why: "it has more than 1 GiB; a list of transcripts is one of a folder".into(),
-        });
+        return Err(ManifestError::manifest(
+            path,
+            "it has more than 1 GiB; a list of transcripts is one of a folder",
+        ));
     }
     Ok(DecodedText::of(bytes))
 }

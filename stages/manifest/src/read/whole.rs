@@ -21,12 +21,7 @@ pub fn check_set(path: &Path) -> Result<(), ManifestError> {
     } else {
         folder
     };
-    let wrong = |why: String| {
-        Err(ManifestError::Manifest {
-            path: path.to_path_buf(),
-            why,
-        })
-    };
+    let wrong = |why: String| Err(ManifestError::manifest(path, why));
     let again = "let the pipeline that writes it run to its end, or copy the file elsewhere if it is meant as it is";
     match file_in_set(folder, "flow.json", name) {
         Err(error) => wrong(format!("{error}; {again}")),

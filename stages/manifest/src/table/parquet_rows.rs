@@ -37,10 +37,7 @@ fn open(path: &Path) -> Result<ForeignParquet, ManifestError> {
 }
 
 fn of_path(path: &Path) -> impl Fn(parquet::errors::ParquetError) -> ManifestError + '_ {
-    move |source| ManifestError::Parquet {
-        path: path.to_path_buf(),
-        source,
-    }
+    move |source| ManifestError::parquet(path, source)
 }
 
 /// The columns that a file has.

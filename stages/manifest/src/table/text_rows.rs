@@ -13,8 +13,8 @@ use super::{CellType, Columns, TableFormat, check_taken, lacks, send, too_many_r
 use crate::error::ManifestError;
 use crate::read::decoded_text::{DecodedText, no_text};
 use crate::read::json_line;
+use crate::read::manifest_row::line_values;
 use crate::read::quoting::Quoting;
-use crate::read::rows::line_values;
 use crate::read::table_text::{Layout, Record, records};
 
 /// Most bytes of a file.

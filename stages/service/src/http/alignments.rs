@@ -32,27 +32,23 @@ const FORMATS: &[&str] = &["json", "srt", "vtt", "txt", "tsv", "ctm", "jsonl"];
 /// All fields of an alignment.
 pub const FIELDS: &[Field] = &[
     FILE,
-    Field {
-        name: "text",
-        kind: FieldType::String,
-        doc: "its text: each line is a segment",
-    },
-    Field {
-        name: "subtitles",
-        kind: FieldType::String,
-        doc: "its text as SRT or WebVTT, in place of `text`: the cues are kept and get new times",
-    },
+    Field::new("text", FieldType::String, "its text: each line is a segment"),
+    Field::new(
+        "subtitles",
+        FieldType::String,
+        "its text as SRT or WebVTT, in place of `text`: the cues are kept and get new times",
+    ),
     MODEL,
-    Field {
-        name: "response_format",
-        kind: FieldType::Choice(FORMATS),
-        doc: "the form of the result; `json` if not given",
-    },
-    Field {
-        name: "delay",
-        kind: FieldType::Number,
-        doc: "seconds by which the model emits tokens late, which are subtracted from all times; 0.08 if not given",
-    },
+    Field::new(
+        "response_format",
+        FieldType::Choice(FORMATS),
+        "the form of the result; `json` if not given",
+    ),
+    Field::new(
+        "delay",
+        FieldType::Number,
+        "seconds by which the model emits tokens late, which are subtracted from all times; 0.08 if not given",
+    ),
 ];
 
 /// A form that was read.

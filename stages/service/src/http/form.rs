@@ -95,131 +95,137 @@ pub struct Field {
     pub doc: &'static str,
 }
 
+impl Field {
+    pub const fn new(name: &'static str, kind: FieldType, doc: &'static str) -> Field {
+        Field { name, kind, doc }
+    }
+}
+
 /// Values of `channels`.
 const CHANNELS: &[&str] = &["mix", "split"];
 
 const FORMATS: &[&str] = &["json", "text", "srt", "verbose_json", "vtt", "diarized_json"];
 
 /// The recording, in every form.
-pub const FILE: Field = Field {
-    name: "file",
-    kind: FieldType::File,
-    doc: "the recording, in any of the formats that `flow transcribe` reads",
-};
+pub const FILE: Field = Field::new(
+    "file",
+    FieldType::File,
+    "the recording, in any of the formats that `flow transcribe` reads",
+);
 
 /// The model, in every form.
-pub const MODEL: Field = Field {
-    name: "model",
-    kind: FieldType::String,
-    doc: "one of `/v1/models`; the first one if not given",
-};
+pub const MODEL: Field = Field::new(
+    "model",
+    FieldType::String,
+    "one of `/v1/models`; the first one if not given",
+);
 
 /// All fields of a transcription.
 pub const FIELDS: &[Field] = &[
     FILE,
     MODEL,
-    Field {
-        name: "response_format",
-        kind: FieldType::Choice(FORMATS),
-        doc: "the form of the transcript; `json` if not given",
-    },
-    Field {
-        name: "timestamp_granularities[]",
-        kind: FieldType::Choices(&GRANULARITIES),
-        doc: "what `verbose_json` holds; `segment` if not given",
-    },
-    Field {
-        name: "stream",
-        kind: FieldType::Boolean,
-        doc: "send text as it is decoded, as server-sent events (with `json`, `text` and `diarized_json`)",
-    },
-    Field {
-        name: "diarize",
-        kind: FieldType::Boolean,
-        doc: "say who speaks, in every format (an addition to OpenAI's fields); `diarized_json` always does",
-    },
-    Field {
-        name: "num_speakers",
-        kind: FieldType::Count,
-        doc: "with speakers: their number (an addition to OpenAI's fields)",
-    },
-    Field {
-        name: "min_speakers",
-        kind: FieldType::Count,
-        doc: "with speakers: their number at least (an addition to OpenAI's fields)",
-    },
-    Field {
-        name: "max_speakers",
-        kind: FieldType::Count,
-        doc: "with speakers: their number at most (an addition to OpenAI's fields)",
-    },
-    Field {
-        name: "known_speaker_names[]",
-        kind: FieldType::Strings,
-        doc: "with speakers: names of up to four of them, instead of those that the server knows",
-    },
-    Field {
-        name: "known_speaker_references[]",
-        kind: FieldType::Strings,
-        doc: "a recording of each of these names in the same order, as a data URL in base64",
-    },
-    Field {
-        name: "channels",
-        kind: FieldType::Choice(CHANNELS),
-        doc: "`split`: channels are transcribed apart, into one transcript in the order of time whose speakers are `CHANNEL_1`, \
+    Field::new(
+        "response_format",
+        FieldType::Choice(FORMATS),
+        "the form of the transcript; `json` if not given",
+    ),
+    Field::new(
+        "timestamp_granularities[]",
+        FieldType::Choices(&GRANULARITIES),
+        "what `verbose_json` holds; `segment` if not given",
+    ),
+    Field::new(
+        "stream",
+        FieldType::Boolean,
+        "send text as it is decoded, as server-sent events (with `json`, `text` and `diarized_json`)",
+    ),
+    Field::new(
+        "diarize",
+        FieldType::Boolean,
+        "say who speaks, in every format (an addition to OpenAI's fields); `diarized_json` always does",
+    ),
+    Field::new(
+        "num_speakers",
+        FieldType::Count,
+        "with speakers: their number (an addition to OpenAI's fields)",
+    ),
+    Field::new(
+        "min_speakers",
+        FieldType::Count,
+        "with speakers: their number at least (an addition to OpenAI's fields)",
+    ),
+    Field::new(
+        "max_speakers",
+        FieldType::Count,
+        "with speakers: their number at most (an addition to OpenAI's fields)",
+    ),
+    Field::new(
+        "known_speaker_names[]",
+        FieldType::Strings,
+        "with speakers: names of up to four of them, instead of those that the server knows",
+    ),
+    Field::new(
+        "known_speaker_references[]",
+        FieldType::Strings,
+        "a recording of each of these names in the same order, as a data URL in base64",
+    ),
+    Field::new(
+        "channels",
+        FieldType::Choice(CHANNELS),
+        "`split`: channels are transcribed apart, into one transcript in the order of time whose speakers are `CHANNEL_1`, \
               `CHANNEL_2` and so on; `mix` if not given (an addition to OpenAI's fields)",
-    },
-    Field {
-        name: "temperature",
-        kind: FieldType::Number,
-        doc: "from 0 to 1; has no effect, as decoding is greedy",
-    },
-    Field {
-        name: "language",
-        kind: FieldType::String,
-        doc: "the language that is spoken, such as `fr`; several are separated by commas. Nothing is written in another script, and \
+    ),
+    Field::new(
+        "temperature",
+        FieldType::Number,
+        "from 0 to 1; has no effect, as decoding is greedy",
+    ),
+    Field::new(
+        "language",
+        FieldType::String,
+        "the language that is spoken, such as `fr`; several are separated by commas. Nothing is written in another script, and \
               pieces of other languages are less probable",
-    },
-    Field {
-        name: "languages[]",
-        kind: FieldType::Strings,
-        doc: "the languages that are spoken, each in a field of its own (an addition to OpenAI's fields)",
-    },
-    Field {
-        name: "prompt",
-        kind: FieldType::String,
-        doc: "names and terms, separated by commas, line breaks or full stops, which are more probable; sentences have no effect",
-    },
-    Field {
-        name: "phrases[]",
-        kind: FieldType::Strings,
-        doc: "a name or term that is more probable (an addition to OpenAI's fields)",
-    },
-    Field {
-        name: "boost_weight",
-        kind: FieldType::Weight,
-        doc: "how much more probable names and terms are; 1 if not given (an addition to OpenAI's fields)",
-    },
-    Field {
-        name: "include[]",
-        kind: FieldType::Choices(&["logprobs"]),
-        doc: "with `json`: the tokens of the text with their log probabilities; has no effect with other formats",
-    },
-    Field {
-        name: "chunking_strategy",
-        kind: FieldType::Object(&["auto"]),
-        doc: "`auto`, or an object of type `server_vad`, whose numbers have no effect: those of the server hold",
-    },
-    Field {
-        name: "url",
-        kind: FieldType::String,
-        doc: "of jobs alone, in place of `file`: a recording in object storage (an addition to OpenAI's fields)",
-    },
-    Field {
-        name: "webhook",
-        kind: FieldType::String,
-        doc: "of jobs alone: the URL that is told of the end (an addition to OpenAI's fields)",
-    },
+    ),
+    Field::new(
+        "languages[]",
+        FieldType::Strings,
+        "the languages that are spoken, each in a field of its own (an addition to OpenAI's fields)",
+    ),
+    Field::new(
+        "prompt",
+        FieldType::String,
+        "names and terms, separated by commas, line breaks or full stops, which are more probable; sentences have no effect",
+    ),
+    Field::new(
+        "phrases[]",
+        FieldType::Strings,
+        "a name or term that is more probable (an addition to OpenAI's fields)",
+    ),
+    Field::new(
+        "boost_weight",
+        FieldType::Weight,
+        "how much more probable names and terms are; 1 if not given (an addition to OpenAI's fields)",
+    ),
+    Field::new(
+        "include[]",
+        FieldType::Choices(&["logprobs"]),
+        "with `json`: the tokens of the text with their log probabilities; has no effect with other formats",
+    ),
+    Field::new(
+        "chunking_strategy",
+        FieldType::Object(&["auto"]),
+        "`auto`, or an object of type `server_vad`, whose numbers have no effect: those of the server hold",
+    ),
+    Field::new(
+        "url",
+        FieldType::String,
+        "of jobs alone, in place of `file`: a recording in object storage (an addition to OpenAI's fields)",
+    ),
+    Field::new(
+        "webhook",
+        FieldType::String,
+        "of jobs alone: the URL that is told of the end (an addition to OpenAI's fields)",
+    ),
 ];
 
 /// A form that was read.

@@ -30,6 +30,10 @@ const MAX_PAYLOAD: u64 = 512 << 10;
 /// Time of an upload before its rate counts.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// How long, and how many bytes, a client that was refused may go on to send.
+const LINGER: Duration = Duration::from_secs(2);
+const MOST_LINGER: u64 = 4 << 20;
+
 /// Highest rate in hertz, and most channels.
 const MAX_RATE: u64 = 192_000;
 const MAX_CHANNELS: u64 = 8;
@@ -64,7 +68,7 @@ impl Sent {
 enum End {
     /// The client is gone, or sends nothing.
     Gone,
-    /// What the client is told.
+    /// What goes to the client.
     Error(String),
 }
 
@@ -129,6 +133,8 @@ pub async fn connection<T: AsyncRead + AsyncWrite + Unpin>(app: &App, stream: T,
         // The client may be gone.
         let _ = send(&mut stream, "error", json!({"text": text})).await;
         let _ = stream.shutdown().await;
+        // Closed with bytes that were not read, the connection would be reset, and the error lost.
+        let _ = timeout(LINGER, skip(&mut stream, MOST_LINGER)).await;
     }
 }
 
@@ -313,7 +319,7 @@ async fn within<R>(idle: Duration, read: impl Future<Output = Result<R, End>>) -
     timeout(idle, read).await.map_err(|_| End::Gone)?
 }
 
-/// Passes over so many bytes.
+/// Passes over `length` bytes.
 async fn skip<T: AsyncRead + Unpin>(stream: &mut BufReader<T>, length: u64) -> Result<Vec<u8>, End> {
     let skipped = tokio::io::copy(&mut (&mut *stream).take(length), &mut tokio::io::sink()).await?;
     match skipped == length {
@@ -322,7 +328,7 @@ async fn skip<T: AsyncRead + Unpin>(stream: &mut BufReader<T>, length: u64) -> R
     }
 }
 
-/// So many bytes; memory is taken as they come.
+/// `length` bytes; memory is taken as they come.
 async fn exactly<T: AsyncRead + Unpin>(stream: &mut BufReader<T>, length: u64) -> Result<Vec<u8>, End> {
     let mut bytes = Vec::new();
     (&mut *stream).take(length).read_to_end(&mut bytes).await?;

@@ -4,6 +4,7 @@
 mod config;
 mod files;
 #[cfg(test)]
+#[path = "../tests/written_pipelines.rs"]
 pub(crate) mod written;
 
 use std::path::Path;

@@ -8,7 +8,6 @@ use std::time::Instant;
 use flow_audio::listing::{Recording, shared_recordings};
 use flow_audio::samples::{OnDamage, RecordingSamples, Refusal, lock_if_long, samples_or_damage};
 use flow_hub::HubReference;
-use flow_runtime::event::Event;
 use flow_runtime::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
     SourcePartition, StageError, UrlUse,
@@ -242,10 +241,7 @@ impl Kind for Diarize {
 
     fn shape(settings: &DiarizeSettings, _: &Inputs) -> Result<Shape, StageError> {
         settings.check()?;
-        let port = |name: &str, schema| Port {
-            name: name.into(),
-            schema,
-        };
+        let port = |name: &str, schema| Port::new(name, schema);
         let outputs = vec![
             port("turns", turns_schema()),
             port("exclusive", turns_schema()),
@@ -423,10 +419,7 @@ impl Source for Diarizing {
             }
         };
         if let Some(note) = note {
-            self.context.events.send(Event::Warning {
-                stage: Some(self.context.stage.clone()),
-                message: format!("{}: {note}", recording.file),
-            });
+            self.context.warn(format!("{}: {note}", recording.file));
         }
         if gives_up() {
             return Err(stopped());

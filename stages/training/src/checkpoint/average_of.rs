@@ -152,9 +152,10 @@ pub(super) fn make(held: &CheckpointFolder, of: MeanOf) -> Result<(), TrainingEr
         .map(|(checkpoint, _)| OpenModel::open(&checkpoint.path))
         .collect::<Result<_, _>>()?;
     let (Some((newest, source)), Some(last)) = (sources.last(), models.last()) else {
-        return Err(TrainingError::Data {
-            message: format!("{} holds no checkpoint that a mean can be of", folder.display()),
-        });
+        return Err(TrainingError::data(format!(
+            "{} holds no checkpoint that a mean can be of",
+            folder.display()
+        )));
     };
     let path = &newest.path;
     let name = format!("{AVERAGE}{:09}", source.step);

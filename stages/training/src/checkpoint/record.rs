@@ -135,9 +135,7 @@ const WITH_CHECKSUM: u64 = 3;
 
 /// An object as a file with a checksum.
 pub(super) fn sealed_text(path: &Path, object: &impl Serialize) -> Result<String, TrainingError> {
-    let wrong = |why: String| TrainingError::Data {
-        message: format!("{}: {why}", path.display()),
-    };
+    let wrong = |why: String| TrainingError::data(format!("{}: {why}", path.display()));
     let text = serde_json::to_string_pretty(object).map_err(|e| wrong(e.to_string()))?;
     sealed_json(&text).ok_or_else(|| wrong("is no object".to_string()))
 }
@@ -165,13 +163,13 @@ pub(super) fn record_of(checkpoint: &Path, text: &str) -> Result<CheckpointRecor
     let value = checked_value(checkpoint, RECORD, text, WITH_CHECKSUM)?;
     match value["version"].as_u64() {
         Some(version) if version > u64::from(CHECKPOINT_VERSION) => {
-            return Err(TrainingError::Refused {
-                message: format!(
+            return Err(TrainingError::refused(
+                format!(
                     "{}: version {version} is newer than this program, which knows {CHECKPOINT_VERSION}",
                     checkpoint.join(RECORD).display()
                 ),
-                help: Some("use the program that wrote it, or a newer one".into()),
-            });
+                "use the program that wrote it, or a newer one",
+            ));
         }
         _ => {}
     }

@@ -59,9 +59,7 @@ fn refused(error: StoreError) -> TrainingError {
             },
         },
         StoreError::Io { path, source, .. } => TrainingError::File { path, source },
-        other => TrainingError::Data {
-            message: other.to_string(),
-        },
+        other => TrainingError::data(other.to_string()),
     }
 }
 

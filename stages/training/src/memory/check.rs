@@ -136,18 +136,15 @@ fn compare(needed: u64, available: u64, who: &str, what: &str) -> Result<(), Tra
     if needed <= available {
         return Ok(());
     }
-    Err(TrainingError::Refused {
-        message: format!(
+    Err(TrainingError::refused(
+        format!(
             "{who} would need {} of {what}, and {} are available",
             gigabytes(needed),
             gigabytes(available)
         ),
-        help: Some(
-            "`flow memory PIPELINE` says what needs how much; lower `max_batch_seconds` or `bucket_batch_size`, set `recompute: \
-             true`, `optimizer: adamw8bit` or `checkpoint_in_background: false`; or `memory_check: false` to try all the same"
-                .into(),
-        ),
-    })
+        "`flow memory PIPELINE` says what needs how much; lower `max_batch_seconds` or `bucket_batch_size`, set `recompute: \
+             true`, `optimizer: adamw8bit` or `checkpoint_in_background: false`; or `memory_check: false` to try all the same",
+    ))
 }
 
 #[cfg(test)]

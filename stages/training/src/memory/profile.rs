@@ -259,9 +259,9 @@ fn measured_here(
         profile.evaluation = evaluation;
     }
     if !output.loss.is_finite() || profile.layers.len() != model.encoder_layers() {
-        return Err(TrainingError::Data {
-            message: "a trial micro-batch, to measure memory, had no finite loss".into(),
-        });
+        return Err(TrainingError::data(
+            "a trial micro-batch, to measure memory, had no finite loss",
+        ));
     }
     Ok(Some(profile))
 }

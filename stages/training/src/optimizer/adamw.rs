@@ -169,14 +169,12 @@ impl AdamW {
                 }),
             };
             if moments.shape != parameter.tensor.dims() {
-                return Err(TrainingError::Data {
-                    message: format!(
-                        "optimizer state of {} has shape {:?}, the parameter {:?}",
-                        parameter.name,
-                        moments.shape,
-                        parameter.tensor.dims()
-                    ),
-                });
+                return Err(TrainingError::data(format!(
+                    "optimizer state of {} has shape {:?}, the parameter {:?}",
+                    parameter.name,
+                    moments.shape,
+                    parameter.tensor.dims()
+                )));
             }
             moments.master = match moments.master.take() {
                 _ if !self.config.master_weights || dtype != DType::BF16 => None,

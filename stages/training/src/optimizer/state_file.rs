@@ -72,8 +72,11 @@ impl AdamW {
             (name.clone(), info)
         });
         let infos = infos.collect();
-        let wrong = |error: &dyn std::fmt::Display| TrainingError::Data {
-            message: format!("{}: optimizer state cannot be written: {error}", path.display()),
+        let wrong = |error: &dyn std::fmt::Display| {
+            TrainingError::data(format!(
+                "{}: optimizer state cannot be written: {error}",
+                path.display()
+            ))
         };
         let metadata = Metadata::new(Some(metadata), infos).map_err(|error| wrong(&error))?;
         let mut header = serde_json::to_vec(&metadata).map_err(|error| wrong(&error))?;
@@ -93,9 +96,8 @@ impl AdamW {
     /// The bytes that [`AdamW::save`] would write if there were the moments of this parameter alone.
     pub fn bytes_of(&self, name: &str) -> Result<Vec<u8>, TrainingError> {
         let (tensors, metadata) = self.stored(|other| other == name)?;
-        safetensors::serialize(tensors, Some(metadata)).map_err(|e| TrainingError::Data {
-            message: format!("optimizer state of {name} cannot be written: {e}"),
-        })
+        safetensors::serialize(tensors, Some(metadata))
+            .map_err(|e| TrainingError::data(format!("optimizer state of {name} cannot be written: {e}")))
     }
 
     /// Reads what [`AdamW::save`] wrote. The coefficients are not part of it; moments stay in as many bits as they
@@ -111,9 +113,7 @@ impl AdamW {
         config: AdamWConfig,
         source: &dyn std::fmt::Display,
     ) -> Result<Self, TrainingError> {
-        let bad = |message: String| TrainingError::Data {
-            message: format!("{source}: {message}"),
-        };
+        let bad = |message: String| TrainingError::data(format!("{source}: {message}"));
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| bad(e.to_string()))?;
         let tensors = SafeTensors::deserialize(bytes).map_err(|e| bad(e.to_string()))?;
         let metadata = header

@@ -50,9 +50,9 @@ pub(crate) fn new_collective(
             let owners = owners();
             Ok(Box::new(HostStaging::new(local, device, Some(owners))))
         }
-        Some(_) if device.is_cuda() && !cfg!(feature = "nccl") => Err(TrainingError::Data {
-            message: "process 0 exchanges by NCCL, which this program was built without".into(),
-        }),
+        Some(_) if device.is_cuda() && !cfg!(feature = "nccl") => Err(TrainingError::data(
+            "process 0 exchanges by NCCL, which this program was built without",
+        )),
         Some(id) => {
             let (owners, timeout) = (owners(), config.rank_timeout);
             let gradients = config.reduce_dtype.of(parameters.dtype());

@@ -7,7 +7,6 @@ use crossbeam_channel::Receiver;
 use flow_sampling::dealing::rank_of;
 
 use super::RankLayout;
-use super::codec::{Message, MessageReader};
 use crate::error::TrainingError;
 use crate::loaded_rows::LoadedStep;
 use crate::trainer::{BatchFigures, LoadedBatch};
@@ -35,43 +34,6 @@ impl LoadedShare {
             dropped: loaded.dropped.clone(),
             too_long: loaded.too_long.clone(),
         }
-    }
-
-    pub(super) fn write(&self, message: &mut Message) {
-        message.u64(self.step);
-        message.count(self.seconds.len());
-        self.seconds.iter().for_each(|seconds| message.f64(*seconds));
-        message.count(self.batches.len());
-        for figures in &self.batches {
-            message.u32(figures.place);
-            message.u64(figures.epoch);
-            message.u64(figures.utterances);
-            message.u64(figures.audio_samples);
-            message.f64(figures.padded_seconds);
-        }
-        for segments in [&self.lost, &self.dropped, &self.too_long] {
-            message.count(segments.len());
-            segments.iter().for_each(|segment| message.text(segment));
-        }
-    }
-
-    pub(super) fn read(reader: &mut MessageReader) -> Result<LoadedShare, TrainingError> {
-        Ok(LoadedShare {
-            step: reader.u64()?,
-            seconds: reader.list(MessageReader::f64)?,
-            batches: reader.list(|reader| {
-                Ok(BatchFigures {
-                    place: reader.u32()?,
-                    epoch: reader.u64()?,
-                    utterances: reader.u64()?,
-                    audio_samples: reader.u64()?,
-                    padded_seconds: reader.f64()?,
-                })
-            })?,
-            lost: reader.list(MessageReader::text)?,
-            dropped: reader.list(MessageReader::text)?,
-            too_long: reader.list(MessageReader::text)?,
-        })
     }
 }
 
@@ -131,14 +93,14 @@ impl LoadedElsewhere {
 
     /// The error where a process does not load its part of a step in time.
     pub fn late(&self, step: u64, process: usize) -> TrainingError {
-        TrainingError::Rank {
-            rank: self.layout.ranks_of(process).start,
-            message: format!(
+        TrainingError::rank(
+            self.layout.ranks_of(process).start,
+            format!(
                 "process {process} did not load the micro-batches of step {} within {} s",
                 step + 1,
                 self.patience.as_secs_f64()
             ),
-        }
+        )
     }
 
     /// The parts of a step that all others have loaded, in the order of the processes. `seconds` are those of process 0.
@@ -154,13 +116,11 @@ impl LoadedElsewhere {
         let mut taken = Vec::with_capacity(self.processes - 1);
         for ((_, process), share) in of_step {
             if bits(&share.seconds) != bits(seconds) {
-                return Err(TrainingError::Data {
-                    message: format!(
-                        "process {process} planned other micro-batches for step {} than process 0: all processes \
+                return Err(TrainingError::data(format!(
+                    "process {process} planned other micro-batches for step {} than process 0: all processes \
                          need the same folder of checkpoints and the same rows",
-                        step + 1
-                    ),
-                });
+                    step + 1
+                )));
             }
             taken.push(share);
         }

@@ -185,10 +185,7 @@ impl GroupState {
     fn check(&self) -> Result<(), TrainingError> {
         match &self.failed {
             None => Ok(()),
-            Some((rank, message)) => Err(TrainingError::Rank {
-                rank: *rank,
-                message: message.clone(),
-            }),
+            Some((rank, message)) => Err(TrainingError::rank(*rank, message.clone())),
         }
     }
 

@@ -62,38 +62,32 @@ impl Remedies {
         let most = tokens.iter().map(Vec::len).max().unwrap_or(0);
         let clips = signals.len();
         if let Some(why) = spent {
-            return Err(TrainingError::Refused {
-                message: format!(
+            return Err(TrainingError::refused(
+                format!(
                     "step {}: the device has no memory left for {clips} clips of up to {longest:.1} s and {most} tokens, and \
                      they cannot be computed again in parts: {why} (segments {})",
                     step + 1,
                     loaded.segments.join(", ")
                 ),
-                help: Some(
-                    "lower `max_batch_seconds`, or set `recompute: true` or `offload: true`; `flow memory PIPELINE \
-                     --device-memory SIZE` says what needs how much"
-                        .into(),
-                ),
-            });
+                "lower `max_batch_seconds`, or set `recompute: true` or `offload: true`; `flow memory PIPELINE \
+                     --device-memory SIZE` says what needs how much",
+            ));
         }
         let (parts, recomputed) = self.of(round);
         // A frozen encoder keeps nothing for the backward pass.
         let divides = recomputed || frozen || model.recomputes();
         let next = if divides { (2 * parts).min(clips) } else { 1 };
         if divides && next == parts {
-            return Err(TrainingError::Refused {
-                message: format!(
+            return Err(TrainingError::refused(
+                format!(
                     "step {}: the device has no memory left for one clip: the longest of its micro-batch has {longest:.1} s, \
                      and its texts have up to {most} tokens (segments {})",
                     step + 1,
                     loaded.segments.join(", ")
                 ),
-                help: Some(
-                    "lower `max_duration` or `max_tokens`, or set `optimizer: adamw8bit` or `offload: true`; `flow memory \
-                     PIPELINE --device-memory SIZE` says what needs how much"
-                        .into(),
-                ),
-            });
+                "lower `max_duration` or `max_tokens`, or set `optimizer: adamw8bit` or `offload: true`; `flow memory \
+                     PIPELINE --device-memory SIZE` says what needs how much",
+            ));
         }
         self.parts.insert(round, next);
         self.events.push(OutOfMemory {
@@ -112,14 +106,11 @@ pub(super) fn named(error: TrainingError, step: u64, at: &str) -> TrainingError 
     if !is_out_of_memory(&error) || matches!(error, TrainingError::Rank { .. }) {
         return error;
     }
-    TrainingError::Refused {
-        message: format!("step {}: the device has no memory left {at} ({error})", step + 1),
-        help: Some(
-            "set `optimizer: adamw8bit`, `offload: true` or `recompute: true`, or make micro-batches smaller; `flow memory \
-             PIPELINE --device-memory SIZE` says what needs how much"
-                .into(),
-        ),
-    }
+    TrainingError::refused(
+        format!("step {}: the device has no memory left {at} ({error})", step + 1),
+        "set `optimizer: adamw8bit`, `offload: true` or `recompute: true`, or make micro-batches smaller; `flow memory \
+             PIPELINE --device-memory SIZE` says what needs how much",
+    )
 }
 
 /// Computes a micro-batch in so many parts. `before` is called before each with whether it is the last, of which alone the

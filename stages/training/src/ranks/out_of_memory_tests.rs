@@ -220,13 +220,8 @@ fn memory_that_lacks_elsewhere_in_a_step_is_named_with_help() {
     // What a rank of another process or thread says has the help too.
     assert_eq!(error.of_rank(3), (3, told));
     for other in [
-        TrainingError::Rank {
-            rank: 2,
-            message: "CUDA_ERROR_OUT_OF_MEMORY".into(),
-        },
-        TrainingError::Data {
-            message: "another".into(),
-        },
+        TrainingError::rank(2, "CUDA_ERROR_OUT_OF_MEMORY"),
+        TrainingError::data("another"),
     ] {
         let text = other.to_string();
         assert_eq!(out_of_memory::named(other, 6, "").to_string(), text);

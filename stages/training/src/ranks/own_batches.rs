@@ -114,9 +114,8 @@ impl OwnBatches {
         }
         let waiting = self.converted.get_mut(&step);
         let batches = waiting.and_then(|waiting| waiting.of_rank.remove(&rank));
-        let batches = batches.ok_or_else(|| TrainingError::Rank {
-            rank,
-            message: format!("its micro-batches of step {} were not loaded", step + 1),
+        let batches = batches.ok_or_else(|| {
+            TrainingError::rank(rank, format!("its micro-batches of step {} were not loaded", step + 1))
         })?;
         if self
             .converted

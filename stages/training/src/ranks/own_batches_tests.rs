@@ -131,10 +131,7 @@ fn the_parts_of_all_processes_are_the_step() {
         error.contains("process 1 planned other micro-batches for step 7"),
         "{error}"
     );
-    let failed = TrainingError::Rank {
-        rank: 1,
-        message: "no memory".into(),
-    };
+    let failed = TrainingError::rank(1, "no memory");
     assert!(at_first.note((1, Err(failed))).is_err());
     assert!(at_first.late(7, 1).to_string().contains("process 1 did not load"));
 }

@@ -30,9 +30,7 @@ pub(super) fn peer_topic(session: u32) -> u32 {
 /// Reports to all other processes that a rank failed.
 pub(super) fn broadcast_failure(processes: &Processes, session: u32, rank: usize, message: &str) {
     for to in (0..processes.count()).filter(|&to| to != processes.process()) {
-        let mut failure = Message::new(RANK_FAILED);
-        failure.count(rank);
-        failure.text(message);
+        let failure = Message::new(RANK_FAILED).with(&rank).with_text(message);
         processes.send(to, peer_topic(session), Box::new(failure));
     }
 }
@@ -89,9 +87,7 @@ impl PeerTransport {
         contribution: &mut Contribution,
         owners: &[usize],
     ) -> Result<(), TrainingError> {
-        let mut head = Message::new(CONTRIBUTION);
-        head.count(rank);
-        head.key(key);
+        let head = Message::new(CONTRIBUTION).with(&rank).with(&key);
         match contribution {
             Contribution::Gradients(gradients) => {
                 let mut by_process: BTreeMap<usize, Vec<_>> = BTreeMap::new();
@@ -113,17 +109,12 @@ impl PeerTransport {
                 }
             }
             Contribution::Numbers(numbers) => {
-                head.u8(NUMBERS);
-                head.count(numbers.len());
-                numbers.iter().for_each(|number| head.f64(*number));
+                let head = head.with(&NUMBERS).with(numbers);
                 self.other_processes().for_each(|to| self.post(to, head.clone()));
             }
             Contribution::Tensors(tensors) => {
-                head.u8(TENSORS);
-                head.count(tensors.len());
-                for tensor in tensors {
-                    head.tensor(tensor)?;
-                }
+                let head = head.with(&TENSORS).with(&tensors.len());
+                let head = tensors.iter().try_fold(head, Message::with_tensor)?;
                 self.other_processes().for_each(|to| self.post(to, head.clone()));
             }
             Contribution::Parameters(values) => {
@@ -151,34 +142,34 @@ impl Drop for PeerTransport {
 }
 
 fn with_ids(head: &Message, kind: u8, values: &[(ParameterId, Tensor)]) -> Result<Message, TrainingError> {
-    let mut message = head.clone();
-    message.u8(kind);
-    message.count(values.len());
-    for (id, tensor) in values {
-        message.count(id.index());
-        message.tensor(tensor)?;
-    }
-    Ok(message)
+    let head = head.clone().with(&kind).with(&values.len());
+    let mut values = values.iter();
+    values.try_fold(head, |message, (id, tensor)| {
+        message.with(&id.index()).with_tensor(tensor)
+    })
 }
 
 /// Adds a message of another process to the group.
 fn deliver(group: &LocalGroup, message: &[u8], ids: &[ParameterId]) -> Result<(), TrainingError> {
     let (kind, mut reader) = MessageReader::new(message)?;
-    let rank = reader.count()?;
+    let rank = reader.value()?;
     match kind {
         RANK_FAILED => {
-            group.rank_failed(rank, &reader.text()?);
+            group.rank_failed(rank, &reader.value::<String>()?);
             Ok(())
         }
         CONTRIBUTION => {
-            let key = reader.key()?;
+            let key = reader.value()?;
             let with_id = |reader: &mut MessageReader| {
-                let id = ids.get(reader.count()?).copied().ok_or_else(malformed_message)?;
+                let id = ids
+                    .get(reader.value::<usize>()?)
+                    .copied()
+                    .ok_or_else(malformed_message)?;
                 Ok((id, reader.tensor()?))
             };
-            let contribution = match reader.u8()? {
+            let contribution = match reader.value()? {
                 GRADIENTS => Contribution::Gradients(reader.list(with_id)?.into_iter().collect()),
-                NUMBERS => Contribution::Numbers(reader.list(MessageReader::f64)?),
+                NUMBERS => Contribution::Numbers(reader.value()?),
                 TENSORS => Contribution::Tensors(reader.list(MessageReader::tensor)?),
                 PARAMETERS => Contribution::Parameters(reader.list(with_id)?),
                 _ => return Err(malformed_message()),

@@ -72,42 +72,31 @@ impl RankHandle {
                     }
                 }
             })
-            .map_err(|e| TrainingError::Rank {
-                rank,
-                message: format!("its thread cannot be started: {e}"),
-            })?;
+            .map_err(|e| TrainingError::rank(rank, format!("its thread cannot be started: {e}")))?;
         Ok(RankHandle { commands, reports })
     }
 }
 
 fn panicked(rank: usize, panic: &(dyn Any + Send)) -> TrainingError {
-    TrainingError::Rank {
-        rank,
-        message: format!("it panicked: {}", panic_text(panic)),
-    }
+    TrainingError::rank(rank, format!("it panicked: {}", panic_text(panic)))
 }
 
 /// An error with the rank that it is of.
 fn failed(rank: usize, error: TrainingError) -> TrainingError {
     let (rank, message) = error.of_rank(rank);
-    TrainingError::Rank { rank, message }
+    TrainingError::rank(rank, message)
 }
 
 /// The thread pool of one rank. Ranks share none: a rank that waits for another one must not block a thread that the
 /// other one needs.
 pub(crate) fn rank_thread_pool(rank: usize, threads: usize) -> Result<ThreadPool, TrainingError> {
-    flow_kernels::threads::pool(&format!("rank-{rank}"), threads).map_err(|e| TrainingError::Rank {
-        rank,
-        message: format!("its threads cannot be started: {e}"),
-    })
+    flow_kernels::threads::pool(&format!("rank-{rank}"), threads)
+        .map_err(|e| TrainingError::rank(rank, format!("its threads cannot be started: {e}")))
 }
 
 /// The error where the channels of a rank are closed, or it does not report in time.
 pub(crate) fn rank_disconnected(rank: usize) -> TrainingError {
-    TrainingError::Rank {
-        rank,
-        message: "it does not answer any more".into(),
-    }
+    TrainingError::rank(rank, "it does not answer any more")
 }
 
 /// The error where a rank takes no more commands: why the first of its group failed, if one has.

@@ -142,39 +142,32 @@ impl RemoteRanks {
             own_batches,
         } = *start;
         // Without a tokenizer there are no targets: the caller refuses the first step.
-        let own_batches = own_batches.filter(|_| model.tokenizer.is_some());
+        let own_batches = own_batches.zip(model.tokenizer.as_ref().map(|tokenizer| tokenizer.bytes().to_vec()));
         let session = processes.new_session();
         let parameters = &model.parameters;
         let yaml = model.config.to_nemo_yaml()?;
         // Copied to host memory once; messages to all processes share the copies.
         let mut tensors = Vec::new();
         for (_, parameter) in parameters.iter() {
-            let mut message = Message::new(MODEL_TENSOR);
-            message.text(&parameter.name);
-            message.tensor(&parameter.tensor)?;
-            tensors.push(message);
+            let message = Message::new(MODEL_TENSOR).with_text(&parameter.name);
+            tensors.push(message.with_tensor(&parameter.tensor)?);
         }
         for to in 1..processes.count() {
             let send = |message| processes.send(to, COMMANDS, Box::new(message));
-            let mut training = Message::new(NEW_TRAINING);
-            training.u32(session);
-            training.config(config);
-            training.adamw(&optimizer.config);
-            training.dtype(parameters.dtype())?;
-            training.dtype(parameters.matrix_dtype())?;
-            training.text(&yaml);
-            training.bool(nccl_id.is_some());
-            training.bytes(nccl_id.as_ref().map_or(&[], |id| &id[..]));
-            training.u64(rank_bytes.unwrap_or(0));
-            training.own_batches(own_batches, model.tokenizer.as_ref());
-            send(training);
+            let training = Message::new(NEW_TRAINING)
+                .with(&session)
+                .with(config)
+                .with(&optimizer.config);
+            let training = training
+                .with_dtype(parameters.dtype())?
+                .with_dtype(parameters.matrix_dtype())?;
+            let training = training.with(&yaml).with(&nccl_id).with(&rank_bytes.unwrap_or(0));
+            send(training.with(&own_batches));
             tensors.iter().cloned().for_each(&send);
             for name in optimizer.names() {
                 let owner = parameters.id(name).and_then(|id| owners.get(id.index()));
                 if owner.is_some_and(|&owner| layout.process_of(owner) == to) {
-                    let mut message = Message::new(OPTIMIZER_STATE);
-                    message.bytes(&optimizer.bytes_of(name)?);
-                    send(message);
+                    send(Message::new(OPTIMIZER_STATE).with_bytes(&optimizer.bytes_of(name)?));
                 }
             }
             send(Message::new(START_TRAINING));
@@ -269,9 +262,7 @@ impl RemoteRanks {
     /// Where a tensor has a data type that is not sent.
     pub fn send_evaluated(&self, weights: &NamedWeights) -> Result<(), TrainingError> {
         for (name, tensor) in weights.iter() {
-            let mut message = Message::new(EVALUATED_TENSOR);
-            message.text(name);
-            message.tensor(tensor)?;
+            let message = Message::new(EVALUATED_TENSOR).with_text(name).with_tensor(tensor)?;
             for to in 1..self.processes.count() {
                 self.processes.send(to, COMMANDS, Box::new(message.clone()));
             }
@@ -282,8 +273,7 @@ impl RemoteRanks {
     /// Tells the others that their ranks do not take part in a step.
     pub fn skip(&self, step: u64) {
         for to in 1..self.processes.count() {
-            let mut message = Message::new(SKIP_STEP);
-            message.u64(step);
+            let message = Message::new(SKIP_STEP).with(&step);
             self.processes.send(to, COMMANDS, Box::new(message));
         }
     }
@@ -311,20 +301,19 @@ impl RemoteRanks {
                     RankCommand::Evaluate(Evaluation::Batch(_), _) => EVALUATE,
                     RankCommand::Evaluate(Evaluation::End, _) => END_EVALUATION,
                 });
-                message.count(rank);
+                message = message.with(&rank);
                 match command {
                     RankCommand::Step(plan, batches) => {
-                        message.plan(&plan);
+                        message = message.with(&plan);
                         if !own_batches {
-                            message.count(batches.len());
-                            batches.iter().for_each(|loaded| message.micro_batch(loaded));
+                            message = message.with(&batches);
                         }
                         outstanding.stepping = true;
                     }
                     RankCommand::OptimizerState(state) => outstanding.arriving = Some((AdamW::new(adamw), state)),
                     RankCommand::Evaluate(what, reply) => {
                         if let Evaluation::Batch(batch) = &what {
-                            message.clips(batch);
+                            message = message.with(batch);
                         }
                         outstanding.evaluating = Some(reply);
                     }
@@ -355,10 +344,7 @@ impl RemoteRanks {
         let proxy = std::thread::Builder::new()
             .name(format!("rank-{rank}"))
             .spawn(forward)
-            .map_err(|e| TrainingError::Rank {
-                rank,
-                message: format!("the thread that serves it cannot be started: {e}"),
-            })?;
+            .map_err(|e| TrainingError::rank(rank, format!("the thread that serves it cannot be started: {e}")))?;
         self.proxies.push(proxy);
         Ok(RankHandle { commands, reports })
     }
@@ -391,10 +377,7 @@ impl Outstanding {
             }
             Reply::Gone(message) => {
                 let rank = self.rank;
-                let error = || TrainingError::Rank {
-                    rank,
-                    message: message.clone(),
-                };
+                let error = || TrainingError::rank(rank, message.clone());
                 if let Some((_, reply)) = self.arriving.take() {
                     let _ = reply.send(Err(error()));
                 }
@@ -430,10 +413,10 @@ impl Drop for RemoteRanks {
 fn decode_share(message: &[u8]) -> Option<Result<LoadedShare, TrainingError>> {
     let (kind, mut reader) = MessageReader::new(message).ok()?;
     match kind {
-        STEP_LOADED => Some(LoadedShare::read(&mut reader)),
+        STEP_LOADED => Some(reader.value()),
         PROCESS_FAILED => {
-            let failed = reader.count().and_then(|rank| Ok((rank, reader.text()?)));
-            Some(failed.and_then(|(rank, message)| Err(TrainingError::Rank { rank, message })))
+            let failed = reader.value::<(usize, String)>();
+            Some(failed.and_then(|(rank, message)| Err(TrainingError::rank(rank, message))))
         }
         _ => None,
     }
@@ -442,25 +425,19 @@ fn decode_share(message: &[u8]) -> Option<Result<LoadedShare, TrainingError>> {
 /// The rank that a reply is from, and the reply.
 fn decode_reply(message: &[u8], adamw: AdamWConfig) -> Result<(usize, Reply), TrainingError> {
     let (kind, mut reader) = MessageReader::new(message)?;
-    let rank = reader.count()?;
+    let rank = reader.value()?;
     let reply = match kind {
-        STEP_REPORT => Reply::Step(Ok(reader.report()?)),
-        STEP_FAILED => Reply::Step(Err(TrainingError::Rank {
-            rank: reader.count()?,
-            message: reader.text()?,
-        })),
+        STEP_REPORT => Reply::Step(Ok(reader.value()?)),
+        STEP_FAILED => Reply::Step(Err(TrainingError::rank(reader.value()?, reader.value::<String>()?))),
         OPTIMIZER_STATE_OF_ONE => {
             Reply::OptimizerState(AdamW::from_bytes(reader.rest(), adamw, &"the optimizer's state")?)
         }
         OPTIMIZER_STATE_END => Reply::OptimizerStateEnd,
         EVALUATED => Reply::Evaluated(Ok(Recognized {
-            ids: reader.list(MessageReader::tokens)?,
-            losses: reader.list(MessageReader::f64)?,
+            ids: reader.value()?,
+            losses: reader.value()?,
         })),
-        EVALUATION_FAILED => Reply::Evaluated(Err(TrainingError::Rank {
-            rank: reader.count()?,
-            message: reader.text()?,
-        })),
+        EVALUATION_FAILED => Reply::Evaluated(Err(TrainingError::rank(reader.value()?, reader.value::<String>()?))),
         _ => return Err(malformed_message()),
     };
     Ok((rank, reply))

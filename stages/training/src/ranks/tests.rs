@@ -465,15 +465,12 @@ fn a_step_is_sent_before_the_end_of_the_training() {
 fn what_is_awaited_of_a_process_that_is_gone_fails_at_once() {
     let lost = |process: &Processes| process.cut();
     let failed = |process: &Processes| {
-        let mut message = Message::new(PROCESS_FAILED);
-        message.count(2);
-        message.text("no memory");
+        let message = Message::new(PROCESS_FAILED).with(&2usize).with_text("no memory");
         process.send(0, replies_topic(0), Box::new(message));
     };
     let garbled = |process: &Processes| {
-        let mut message = Message::new(OPTIMIZER_STATE_OF_ONE);
-        message.count(2);
-        message.bytes(&[1, 2, 3]);
+        let message = Message::new(OPTIMIZER_STATE_OF_ONE).with(&2usize);
+        let message = message.with_bytes(&[1, 2, 3]);
         process.send(0, replies_topic(0), Box::new(message));
     };
     type End<'a> = &'a dyn Fn(&Processes);

@@ -93,10 +93,9 @@ impl ParameterUpdates {
         self.copy_updated(None, parameters)?;
         self.finish_broadcasts(None, parameters)?;
         let rank = self.rank;
-        self.updater.as_deref_mut().ok_or_else(|| TrainingError::Rank {
-            rank,
-            message: "its last update panicked".into(),
-        })
+        self.updater
+            .as_deref_mut()
+            .ok_or_else(|| TrainingError::rank(rank, "its last update panicked"))
     }
 
     /// The collective, in the middle of a pass: new values of parameters may still be on their way. An offloaded update is
@@ -168,10 +167,10 @@ impl ParameterUpdates {
                 self.updater = Some(updater);
                 outcome
             }
-            Some(Err(panic)) => Err(TrainingError::Rank {
-                rank: self.rank,
-                message: format!("its update panicked: {}", panic_text(panic.as_ref())),
-            }),
+            Some(Err(panic)) => Err(TrainingError::rank(
+                self.rank,
+                format!("its update panicked: {}", panic_text(panic.as_ref())),
+            )),
         }
     }
 
@@ -213,10 +212,7 @@ impl ParameterUpdates {
         let thread = std::thread::Builder::new()
             .name(format!("update-{}", self.rank))
             .spawn(move || threads.install(work))
-            .map_err(|e| TrainingError::Rank {
-                rank: self.rank,
-                message: format!("the thread of its update cannot be started: {e}"),
-            })?;
+            .map_err(|e| TrainingError::rank(self.rank, format!("the thread of its update cannot be started: {e}")))?;
         self.running = Some(RunningUpdate {
             remaining,
             done,

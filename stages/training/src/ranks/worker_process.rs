@@ -11,6 +11,7 @@ use flow_kernels::threads::install;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
 use flow_model::model::TdtModel;
+use flow_model::tokenizer::Tokenizer;
 use flow_runtime::available_memory;
 use flow_runtime::processes::Processes;
 
@@ -23,10 +24,11 @@ use super::remote_ranks::{
     PROCESS_FAILED, SKIP_STEP, START_TRAINING, STEP, STEP_FAILED, STEP_LOADED, STEP_REPORT, replies_topic,
 };
 use super::{
-    Evaluation, EvaluationReply, NamedWeights, NcclUniqueId, RankCommand, RankHandle, RankLayout, Replica,
+    Evaluation, EvaluationReply, NamedWeights, NcclUniqueId, RankCommand, RankHandle, RankLayout, Replica, StepPlan,
     group_in_process, new_collective, open_device, parameter_owners, rank_thread_pool,
 };
 use crate::error::TrainingError;
+use crate::long_texts::TextLimit;
 use crate::memory::{check_device, gigabytes};
 use crate::optimizer::AdamW;
 use crate::trainer::TrainerConfig;
@@ -78,9 +80,7 @@ impl WorkerProcess {
         std::thread::Builder::new()
             .name("worker".into())
             .spawn(move || worker.run(&received))
-            .map_err(|e| TrainingError::Data {
-                message: format!("the thread of the ranks cannot be started: {e}"),
-            })?;
+            .map_err(|e| TrainingError::data(format!("the thread of the ranks cannot be started: {e}")))?;
         Ok(WorkerProcess { failure })
     }
 
@@ -156,9 +156,7 @@ impl Worker {
                 record_failure(&self.failure, &self.log, &error);
                 if let Some((session, rank)) = self.session {
                     broadcast_failure(&self.processes, session, rank, &error);
-                    let mut message = Message::new(PROCESS_FAILED);
-                    message.count(rank);
-                    message.text(&error);
+                    let message = Message::new(PROCESS_FAILED).with(&rank).with(&error);
                     self.processes.send(0, replies_topic(session), Box::new(message));
                 }
             }
@@ -171,8 +169,7 @@ impl Worker {
             return Ok(());
         };
         for share in self.own_batches.convert(rules)? {
-            let mut message = Message::new(STEP_LOADED);
-            share.write(&mut message);
+            let message = Message::new(STEP_LOADED).with(&share);
             self.processes.send(0, replies_topic(session), Box::new(message));
         }
         Ok(())
@@ -183,12 +180,12 @@ impl Worker {
         match kind {
             NEW_TRAINING => {
                 self.running = None;
-                let session = reader.u32()?;
-                let config = reader.config()?;
+                let session = reader.value()?;
+                let config: TrainerConfig = reader.value()?;
                 let ranks = config.ranks as usize;
                 let layout = RankLayout::new(ranks, self.processes.count())?;
                 self.session = Some((session, layout.ranks_of(self.processes.process()).start));
-                let optimizer = AdamW::new(reader.adamw()?);
+                let optimizer = AdamW::new(reader.value()?);
                 self.pending = Some(PendingTraining {
                     session,
                     layout,
@@ -196,26 +193,27 @@ impl Worker {
                     optimizer,
                     dtype: reader.dtype()?,
                     matrix_dtype: reader.dtype()?,
-                    yaml: reader.text()?,
-                    nccl_id: match reader.bool()? {
-                        true => Some(reader.array()?),
-                        false => None,
-                    },
-                    rank_bytes: reader.u64()?,
+                    yaml: reader.value()?,
+                    nccl_id: reader.value()?,
+                    rank_bytes: reader.value()?,
                     tensors: Vec::new(),
                 });
-                self.rules = reader.own_batches()?.map(|(limit, tokenizer)| BatchRules {
-                    tokenizer,
-                    limit,
-                    layout,
-                    ranks,
-                    process: self.processes.process(),
-                });
+                let own_batches: Option<(TextLimit, Vec<u8>)> = reader.value()?;
+                self.rules = match own_batches {
+                    Some((limit, tokenizer)) => Some(BatchRules {
+                        tokenizer: Tokenizer::from_bytes(&tokenizer)?,
+                        limit,
+                        layout,
+                        ranks,
+                        process: self.processes.process(),
+                    }),
+                    None => None,
+                };
                 self.convert()?;
             }
             MODEL_TENSOR => {
                 let pending = self.pending.as_mut().ok_or_else(malformed_message)?;
-                pending.tensors.push((reader.text()?, reader.tensor()?));
+                pending.tensors.push((reader.value()?, reader.tensor()?));
             }
             OPTIMIZER_STATE => {
                 let pending = self.pending.as_mut().ok_or_else(malformed_message)?;
@@ -230,17 +228,16 @@ impl Worker {
                 self.running = Some(self.start_training(pending)?);
             }
             STEP => {
-                let rank = reader.count()?;
-                let plan = reader.plan()?;
+                let (rank, plan): (usize, StepPlan) = reader.value()?;
                 let batches = match &self.rules {
                     Some(_) => self.own_batches.take(plan.step, rank)?,
-                    None => reader.list(MessageReader::micro_batch)?,
+                    None => reader.value()?,
                 };
                 // A rank that has ended has reported its error.
                 let _ = self.rank(rank)?.send(RankCommand::Step(plan, batches));
             }
             GET_OPTIMIZER_STATE => {
-                let rank = reader.count()?;
+                let rank: usize = reader.value()?;
                 let (reply, state) = bounded(1);
                 let _ = self.rank(rank)?.send(RankCommand::OptimizerState(reply));
                 let Ok(state) = state.recv() else { return Ok(()) };
@@ -251,26 +248,22 @@ impl Worker {
                         .send(0, replies_topic(running.session), Box::new(message));
                 };
                 for name in state.names() {
-                    let mut message = Message::new(OPTIMIZER_STATE_OF_ONE);
-                    message.count(rank);
-                    message.bytes(&state.bytes_of(name)?);
-                    send(message);
+                    let message = Message::new(OPTIMIZER_STATE_OF_ONE).with(&rank);
+                    send(message.with_bytes(&state.bytes_of(name)?));
                 }
-                let mut message = Message::new(OPTIMIZER_STATE_END);
-                message.count(rank);
-                send(message);
+                send(Message::new(OPTIMIZER_STATE_END).with(&rank));
             }
-            EVALUATED_TENSOR => self.evaluated.push((reader.text()?, reader.tensor()?)),
+            EVALUATED_TENSOR => self.evaluated.push((reader.value()?, reader.tensor()?)),
             BEGIN_EVALUATION => {
                 if !self.evaluated.is_empty() {
                     self.evaluating = Some(Arc::new(std::mem::take(&mut self.evaluated)));
                 }
-                self.evaluate(reader.count()?, Evaluation::Begin(self.evaluating.clone()))?;
+                self.evaluate(reader.value()?, Evaluation::Begin(self.evaluating.clone()))?;
             }
-            EVALUATE => self.evaluate(reader.count()?, Evaluation::Batch(reader.clips()?))?,
+            EVALUATE => self.evaluate(reader.value()?, Evaluation::Batch(reader.value()?))?,
             END_EVALUATION => {
                 self.evaluating = None;
-                self.evaluate(reader.count()?, Evaluation::End)?;
+                self.evaluate(reader.value()?, Evaluation::End)?;
             }
             END_TRAINING => {
                 self.pending = None;
@@ -284,7 +277,7 @@ impl Worker {
                     ));
                 }
             }
-            SKIP_STEP => self.own_batches.skip(reader.u64()?),
+            SKIP_STEP => self.own_batches.skip(reader.value()?),
             _ => return Err(malformed_message()),
         }
         Ok(())
@@ -295,23 +288,10 @@ impl Worker {
         let running = self.running.as_ref().ok_or_else(malformed_message)?;
         let (processes, topic) = (Arc::clone(&self.processes), replies_topic(running.session));
         let reply: EvaluationReply = Box::new(move |outcome| {
-            let mut message = Message::new(match &outcome {
-                Ok(_) => EVALUATED,
-                Err(_) => EVALUATION_FAILED,
-            });
-            message.count(rank);
-            match outcome {
-                Ok(Recognized { ids, losses }) => {
-                    message.all_tokens(&ids);
-                    message.count(losses.len());
-                    losses.iter().for_each(|loss| message.f64(*loss));
-                }
-                Err(error) => {
-                    let (failed, why) = error.of_rank(rank);
-                    message.count(failed);
-                    message.text(&why);
-                }
-            }
+            let message = match outcome {
+                Ok(Recognized { ids, losses }) => Message::new(EVALUATED).with(&rank).with(&ids).with(&losses),
+                Err(error) => Message::new(EVALUATION_FAILED).with(&rank).with(&error.of_rank(rank)),
+            };
             processes.send(0, topic, Box::new(message));
         });
         // A rank that has ended has reported its error.
@@ -337,14 +317,12 @@ impl Worker {
             return Ok(());
         }
         match available_memory() {
-            Some(available) if needed > available => Err(TrainingError::Data {
-                message: format!(
-                    "process {} has {} of memory available, and its {ranks} ranks need {}; `memory_check: false` tries all the same",
-                    self.processes.process(),
-                    gigabytes(available),
-                    gigabytes(needed),
-                ),
-            }),
+            Some(available) if needed > available => Err(TrainingError::data(format!(
+                "process {} has {} of memory available, and its {ranks} ranks need {}; `memory_check: false` tries all the same",
+                self.processes.process(),
+                gigabytes(available),
+                gigabytes(needed),
+            ))),
             _ => Ok(()),
         }
     }
@@ -424,27 +402,17 @@ impl Worker {
             .name(format!("reports-of-{rank}"))
             .spawn(move || {
                 while let Ok(outcome) = reports.recv() {
-                    let mut message = match &outcome {
-                        Ok(_) => Message::new(STEP_REPORT),
-                        Err(_) => Message::new(STEP_FAILED),
-                    };
-                    message.count(rank);
-                    match outcome {
-                        Ok(report) => message.report(&report),
+                    let message = match outcome {
+                        Ok(report) => Message::new(STEP_REPORT).with(&rank).with(&report),
                         Err(error) => {
                             record_failure(&failure, &log, &error.to_string());
-                            let (failed, why) = error.of_rank(rank);
-                            message.count(failed);
-                            message.text(&why);
+                            Message::new(STEP_FAILED).with(&rank).with(&error.of_rank(rank))
                         }
-                    }
+                    };
                     processes.send(0, replies_topic(session), Box::new(message));
                 }
             })
-            .map_err(|e| TrainingError::Rank {
-                rank,
-                message: format!("its thread cannot be started: {e}"),
-            })?;
+            .map_err(|e| TrainingError::rank(rank, format!("its thread cannot be started: {e}")))?;
         Ok(())
     }
 }

@@ -6,8 +6,7 @@ use serde_json::Map;
 
 use super::super::ReadSettings;
 use super::super::folder::{first_of, table_of, tables};
-use super::super::recordings::Wanted;
-use super::super::rows::refuse;
+use super::super::manifest_row::{Wanted, refuse};
 use super::splits::usual;
 use super::table_lines::{Heading, TableLines};
 use super::utterance::{Common, Utterance, text_of};
@@ -140,7 +139,7 @@ pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) ->
         }
         if !is_wanted(get("split")) {
             let why = format!("the row is of the split {:?}", get("split"));
-            return Err(super::super::rows::refuse_by_rule("other_split", why));
+            return Err(super::super::manifest_row::refuse_by_rule("other_split", why));
         }
         let milliseconds: Option<f64> = get("duration_ms").parse().ok();
         let mut extra = Map::new();
@@ -156,10 +155,7 @@ pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) ->
             lang_field: "language",
             folder_lang: locale.clone(),
             duration: milliseconds.map(|milliseconds| milliseconds / 1e3),
-            wanted: Wanted {
-                files: vec![folder.join(file)],
-                member: None,
-            },
+            wanted: Wanted::file(folder.join(file)),
             extra,
             ..Utterance::default()
         }

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Map;
 
 use super::super::ReadSettings;
-use super::super::recordings::Wanted;
-use super::super::rows::refuse;
+use super::super::manifest_row::{Wanted, refuse};
 use super::super::text_tables::renamed;
 use super::splits::chosen;
 use super::table_lines::{TableLines, fields, first_line};
@@ -107,10 +106,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
             text: text_of(text, "the line has no text")?,
             folder_lang: lang.clone(),
             duration: Some(samples as f64 / RATE),
-            wanted: Wanted {
-                files: vec![root_of.join("audio").join(split).join(name)],
-                member: None,
-            },
+            wanted: Wanted::file(root_of.join("audio").join(split).join(name)),
             extra,
             ..Utterance::default()
         }

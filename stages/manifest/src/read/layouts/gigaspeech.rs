@@ -10,8 +10,7 @@ use serde_json::Map;
 
 use super::super::ReadSettings;
 use super::super::looks::FileLook;
-use super::super::recordings::Wanted;
-use super::super::rows::{ManifestRow, Refusal, line_values, refuse, refuse_by_rule};
+use super::super::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse, refuse_by_rule};
 use super::splits::usual;
 use super::utterance::{Common, Utterance, text_of};
 use super::{Corpus, LaidOut, Manifest, Part, Take, wrong};
@@ -248,10 +247,7 @@ impl GigaSpeech {
             folder_lang: Some("en".into()),
             start: segment.begin_time,
             duration: Some(length),
-            wanted: Wanted {
-                files: vec![folder.join(&audio.path)],
-                member: None,
-            },
+            wanted: Wanted::file(folder.join(&audio.path)),
             extra,
             ..Utterance::default()
         }

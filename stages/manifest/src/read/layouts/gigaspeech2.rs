@@ -4,8 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::super::ReadSettings;
-use super::super::recordings::Wanted;
-use super::super::rows::refuse;
+use super::super::manifest_row::{Wanted, refuse};
 use super::splits::{chosen, usual};
 use super::table_lines::{TableLines, fields};
 use super::utterance::{Common, Utterance, language_called, text_of};
@@ -72,10 +71,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
             shard: above.join("-"),
             text: text_of(fields[1], "the line has no text")?,
             folder_lang: lang.clone(),
-            wanted: Wanted {
-                files: vec![folder.join(format!("{id}.wav"))],
-                member: None,
-            },
+            wanted: Wanted::file(folder.join(format!("{id}.wav"))),
             ..Utterance::default()
         }
         .row(&common))

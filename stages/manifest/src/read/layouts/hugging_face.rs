@@ -24,9 +24,8 @@ pub use hub::open_dataset;
 
 use super::super::files::label;
 use super::super::looks::{Chain, FileLook};
+use super::super::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use super::super::places::Places;
-use super::super::recordings::Wanted;
-use super::super::rows::{ManifestRow, Refusal, refuse};
 use super::super::{ReadSettings, file_stem};
 use super::splits::{chosen, spoken_of, usual};
 use super::stream_offsets::ArrowFile;
@@ -119,10 +118,7 @@ impl File {
             .column_by_name(&columns.audio)
             .and_then(|audio| recording(audio, row).1);
         let wanted = match (place_of(batch, row)?, &path) {
-            (Some(place), _) => Wanted {
-                files: vec![place.into()],
-                member: None,
-            },
+            (Some(place), _) => Wanted::file(place),
             (None, Some(path)) if !is_url(path) && path.contains("://") => {
                 return Err(refuse(
                     "unsupported_source",
@@ -300,10 +296,7 @@ fn numbered(stem: &str) -> Option<Numbered<'_>> {
 
 fn parquet_of(path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
     let file = ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))?;
-    file.metadata().map_err(|source| ManifestError::Parquet {
-        path: path.to_path_buf(),
-        source,
-    })
+    file.metadata().map_err(|source| ManifestError::parquet(path, source))
 }
 
 /// Whether a Parquet file has a column of recordings.
@@ -705,10 +698,7 @@ impl Corpus for DataSet {
                     };
                     let mask = ProjectionMask::leaves(schema, (0..schema.num_columns()).filter(read));
                     let batch = if is_full { BATCH } else { BATCH_WITH_BYTES };
-                    let failed = |source| ManifestError::Parquet {
-                        path: file.path.clone(),
-                        source,
-                    };
+                    let failed = |source| ManifestError::parquet(&file.path, source);
                     let mut rows = parquet.rows_of(metadata, &[group], mask, batch, None).map_err(failed)?;
                     let mut at = 0usize;
                     while let Some(batch) = rows.next().transpose()? {

@@ -11,8 +11,7 @@ use flow_storage::InputFile;
 use serde_json::{Map, Value};
 
 use super::super::listing::AUDIO;
-use super::super::recordings::Wanted;
-use super::super::rows::{ManifestRow, Refusal, line_values, refuse};
+use super::super::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use super::super::{ReadSettings, file_stem};
 use super::lhotse::Paths;
 use super::line_file::{Block, IdIndex, Indexing, LineFile};
@@ -216,20 +215,14 @@ impl Kaldi {
         let path = archive.map_or(place, |(file, _)| file);
         let path = self.paths.join(path);
         let Some((_, offset)) = archive else {
-            return Ok(Wanted {
-                files: vec![path],
-                member: None,
-            });
+            return Ok(Wanted::file(path));
         };
         let (offset, size) = in_archive(&path, offset)
             .map_err(|why| refuse("missing_audio", format!("{} at byte {offset}: {why}", path.display())))?;
         let path = path
             .to_str()
             .ok_or_else(|| refuse("unsafe_name", "the path is not UTF-8"))?;
-        Ok(Wanted {
-            files: vec![path_of_bytes(path, offset, size).into()],
-            member: None,
-        })
+        Ok(Wanted::file(path_of_bytes(path, offset, size)))
     }
 }
 

@@ -8,8 +8,7 @@ use flow_runtime::{Partition, StageError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::super::recordings::Wanted;
-use super::super::rows::{ManifestRow, Refusal, line_values, refuse};
+use super::super::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use super::super::{ReadSettings, file_stem};
 use super::line_file::{Block, IdIndex, Indexing, LineFile};
 use super::splits::chosen;
@@ -270,10 +269,7 @@ fn file_of(recording: &Recording, paths: &Paths) -> Result<Wanted, Refusal> {
         return Err(refuse("several_channels", why));
     };
     match (source.kind.as_str(), &source.source) {
-        ("file", Value::String(path)) if !path.is_empty() => Ok(Wanted {
-            files: vec![paths.join(path)],
-            member: None,
-        }),
+        ("file", Value::String(path)) if !path.is_empty() => Ok(Wanted::file(paths.join(path))),
         ("command", Value::String(command)) => Err(refuse(
             "shell_command",
             format!("the recording is a shell command, which is not run: {command}"),

@@ -9,7 +9,7 @@ use flow_runtime::{StageError, open_input_file, unlinked_file};
 use flow_storage::InputFile;
 
 use super::super::looks::FileLook;
-use super::super::rows::{Refusal, refuse};
+use super::super::manifest_row::{Refusal, refuse};
 use crate::error::ManifestError;
 
 /// Lines of a block, and bytes that end one sooner.
@@ -223,10 +223,7 @@ fn unpacked(file: InputFile, path: &Path, scratch: &Path) -> Result<File, Manife
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
-                return Err(ManifestError::Manifest {
-                    path: path.to_path_buf(),
-                    why: format!("it cannot be unpacked: {error}"),
-                });
+                return Err(ManifestError::manifest(path, format!("it cannot be unpacked: {error}")));
             }
         };
         total += read as u64;
@@ -234,10 +231,10 @@ fn unpacked(file: InputFile, path: &Path, scratch: &Path) -> Result<File, Manife
         written.map_err(|error| ManifestError::io(scratch, error))?;
     }
     if total > LARGEST {
-        return Err(ManifestError::Manifest {
-            path: path.to_path_buf(),
-            why: format!("it has more than {} GiB unpacked", LARGEST >> 30),
-        });
+        return Err(ManifestError::manifest(
+            path,
+            format!("it has more than {} GiB unpacked", LARGEST >> 30),
+        ));
     }
     let to = writer.into_inner().map_err(io::IntoInnerError::into_error);
     to.map_err(|error| ManifestError::io(scratch, error))

@@ -6,8 +6,7 @@ use serde_json::Map;
 
 use super::super::ReadSettings;
 use super::super::file_stem;
-use super::super::recordings::Wanted;
-use super::super::rows::refuse;
+use super::super::manifest_row::{Wanted, refuse};
 use super::table_lines::{TableLines, fields, first_line};
 use super::utterance::{Common, Utterance, text_of};
 use super::{LaidOut, Manifest};

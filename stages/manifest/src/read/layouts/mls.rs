@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::super::ReadSettings;
-use super::super::recordings::Wanted;
-use super::super::rows::refuse;
+use super::super::manifest_row::{Wanted, refuse};
 use super::splits::chosen;
 use super::table_lines::{TableLines, fields};
 use super::utterance::{Common, Utterance, language_called, text_of};

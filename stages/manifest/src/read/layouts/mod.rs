@@ -32,8 +32,9 @@ use serde::{Deserialize, Serialize};
 
 use super::ReadSettings;
 use super::looks::{Chain, Eyes};
+use super::manifest_row::{ManifestRow, Refusal};
 use super::opening::Manifest;
-use super::rows::{ManifestRow, Refusal, Rows};
+use super::rows::Rows;
 use crate::error::ManifestError;
 
 /// How a corpus is arranged.
@@ -83,6 +84,7 @@ pub enum Layout {
 }
 
 pub use hugging_face::{has_recordings, open_dataset, open_named};
+pub use utterance::take_line;
 
 /// A layout: its name, how it is recognised, and how it is opened.
 struct Known {
@@ -90,113 +92,84 @@ struct Known {
     name: &'static str,
     /// What of a folder or file tells it; none where it is another layout.
     detect: fn(&Path) -> Option<String>,
-    open: fn(&Path, &ReadSettings, &Path) -> Result<Manifest, ManifestError>,
+    open: Open,
+}
+
+type Open = fn(&Path, &ReadSettings, &Path) -> Result<Manifest, ManifestError>;
+
+const fn known(layout: Layout, name: &'static str, detect: fn(&Path) -> Option<String>, open: Open) -> Known {
+    Known {
+        layout,
+        name,
+        detect,
+        open,
+    }
 }
 
 /// All layouts that are recognised. The last resort, recordings with their texts, is none of them.
 const KNOWN: [Known; 17] = [
-    Known {
-        layout: Layout::LhotseRecordings,
-        name: "lhotse_recordings",
-        detect: lhotse::detect_recordings,
-        open: lhotse::open_recordings,
-    },
-    Known {
-        layout: Layout::LhotseCuts,
-        name: "lhotse_cuts",
-        detect: lhotse::detect_cuts,
-        open: lhotse::open_cuts,
-    },
-    Known {
-        layout: Layout::LhotseShar,
-        name: "lhotse_shar",
-        detect: shar::detect,
-        open: shar::open,
-    },
-    Known {
-        layout: Layout::Kaldi,
-        name: "kaldi",
-        detect: kaldi::detect,
-        open: kaldi::open,
-    },
-    Known {
-        layout: Layout::HuggingFaceParquet,
-        name: "hugging_face_parquet",
-        detect: hugging_face::detect_parquet,
-        open: hugging_face::open_parquet,
-    },
-    Known {
-        layout: Layout::HuggingFaceArrow,
-        name: "hugging_face_arrow",
-        detect: hugging_face::detect_arrow,
-        open: hugging_face::open_arrow,
-    },
-    Known {
-        layout: Layout::AudioFolder,
-        name: "audio_folder",
-        detect: common_voice::detect_audio_folder,
-        open: common_voice::open_folder,
-    },
-    Known {
-        layout: Layout::CommonVoice,
-        name: "common_voice",
-        detect: common_voice::detect,
-        open: common_voice::open,
-    },
-    Known {
-        layout: Layout::CommonVoiceSpontaneous,
-        name: "common_voice_spontaneous",
-        detect: common_voice::detect_spontaneous,
-        open: common_voice::open_spontaneous,
-    },
-    Known {
-        layout: Layout::Mls,
-        name: "mls",
-        detect: mls::detect,
-        open: mls::open,
-    },
-    Known {
-        layout: Layout::Voxpopuli,
-        name: "voxpopuli",
-        detect: voxpopuli::detect,
-        open: voxpopuli::open,
-    },
-    Known {
-        layout: Layout::Fleurs,
-        name: "fleurs",
-        detect: fleurs::detect,
-        open: fleurs::open,
-    },
-    Known {
-        layout: Layout::Gigaspeech,
-        name: "gigaspeech",
-        detect: gigaspeech::detect,
-        open: gigaspeech::open,
-    },
-    Known {
-        layout: Layout::Gigaspeech2,
-        name: "gigaspeech_2",
-        detect: gigaspeech2::detect,
-        open: gigaspeech2::open,
-    },
-    Known {
-        layout: Layout::Ljspeech,
-        name: "ljspeech",
-        detect: ljspeech::detect,
-        open: ljspeech::open,
-    },
-    Known {
-        layout: Layout::NemoTarred,
-        name: "nemo_tarred",
-        detect: nemo_tarred::detect,
-        open: nemo_tarred::open,
-    },
-    Known {
-        layout: Layout::Subtitles,
-        name: "subtitles",
-        detect: subtitles::detect,
-        open: subtitles::open,
-    },
+    known(
+        Layout::LhotseRecordings,
+        "lhotse_recordings",
+        lhotse::detect_recordings,
+        lhotse::open_recordings,
+    ),
+    known(
+        Layout::LhotseCuts,
+        "lhotse_cuts",
+        lhotse::detect_cuts,
+        lhotse::open_cuts,
+    ),
+    known(Layout::LhotseShar, "lhotse_shar", shar::detect, shar::open),
+    known(Layout::Kaldi, "kaldi", kaldi::detect, kaldi::open),
+    known(
+        Layout::HuggingFaceParquet,
+        "hugging_face_parquet",
+        hugging_face::detect_parquet,
+        hugging_face::open_parquet,
+    ),
+    known(
+        Layout::HuggingFaceArrow,
+        "hugging_face_arrow",
+        hugging_face::detect_arrow,
+        hugging_face::open_arrow,
+    ),
+    known(
+        Layout::AudioFolder,
+        "audio_folder",
+        common_voice::detect_audio_folder,
+        common_voice::open_folder,
+    ),
+    known(
+        Layout::CommonVoice,
+        "common_voice",
+        common_voice::detect,
+        common_voice::open,
+    ),
+    known(
+        Layout::CommonVoiceSpontaneous,
+        "common_voice_spontaneous",
+        common_voice::detect_spontaneous,
+        common_voice::open_spontaneous,
+    ),
+    known(Layout::Mls, "mls", mls::detect, mls::open),
+    known(Layout::Voxpopuli, "voxpopuli", voxpopuli::detect, voxpopuli::open),
+    known(Layout::Fleurs, "fleurs", fleurs::detect, fleurs::open),
+    known(Layout::Gigaspeech, "gigaspeech", gigaspeech::detect, gigaspeech::open),
+    known(
+        Layout::Gigaspeech2,
+        "gigaspeech_2",
+        gigaspeech2::detect,
+        gigaspeech2::open,
+    ),
+    known(Layout::Ljspeech, "ljspeech", ljspeech::detect, ljspeech::open),
+    known(
+        Layout::NemoTarred,
+        "nemo_tarred",
+        nemo_tarred::detect,
+        nemo_tarred::open,
+    ),
+    known(Layout::Subtitles, "subtitles", subtitles::detect, subtitles::open),
 ];
 
 /// Layouts without columns that `columns` could name.
@@ -270,13 +243,13 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Opti
                 .iter()
                 .map(|(known, evidence)| format!("{} ({evidence})", known.name))
                 .collect();
-            Err(ManifestError::Manifest {
-                path: root.to_path_buf(),
-                why: format!(
+            Err(ManifestError::manifest(
+                root,
+                format!(
                     "it may be of several layouts: {}; the setting `layout` says which one is read",
                     all.join(", ")
                 ),
-            })
+            ))
         }
     }
 }
@@ -299,7 +272,7 @@ pub type Take<'t> =
 
 /// A corpus of some layout.
 pub trait Corpus: Send + Sync {
-    /// What it was taken for, and what was decided.
+    /// What it was taken for, and what was decided, for the log; empty where there is nothing to say.
     fn told(&self) -> String;
 
     /// Its parts, by name.
@@ -329,23 +302,28 @@ impl LaidOut {
     /// # Errors
     /// Where there is no row.
     pub fn of(corpus: impl Corpus + 'static, root: &Path, settings: &ReadSettings) -> Result<Manifest, ManifestError> {
-        let parts = corpus.parts();
-        if parts.is_empty() {
-            return Err(wrong(root, format!("there are no rows in it ({})", corpus.told())));
+        let laid_out = LaidOut::in_parts(corpus, settings);
+        if laid_out.parts.is_empty() {
+            let told = laid_out.corpus.told();
+            return Err(wrong(root, format!("there are no rows in it ({told})")));
         }
-        Ok(Manifest::LaidOut(LaidOut {
+        Ok(Manifest::LaidOut(laid_out))
+    }
+
+    pub fn in_parts(corpus: impl Corpus + 'static, settings: &ReadSettings) -> LaidOut {
+        LaidOut {
+            parts: corpus.parts(),
             corpus: Box::new(corpus),
-            parts,
             look: settings.check_audio,
-        }))
+        }
     }
 
     pub fn names(&self) -> Vec<Partition> {
         self.parts.iter().map(|part| part.name.clone()).collect()
     }
 
-    pub fn decision(&self) -> String {
-        self.corpus.told()
+    pub fn decision(&self) -> Option<String> {
+        Some(self.corpus.told()).filter(|told| !told.is_empty())
     }
 
     /// # Errors
@@ -374,15 +352,12 @@ impl LaidOut {
             if let Some(error) = failed {
                 return Err(error);
             }
-            read.map_err(|error| ManifestError::Rows {
-                message: error.to_string(),
-                row: None,
-            })?;
-            Ok(SourcePartition {
-                name: part.name.clone(),
-                files: part.files.clone(),
-                extra: chain.map(Chain::to_hex).unwrap_or_default() + &part.looks,
-            })
+            read.map_err(|error| ManifestError::rows(error.to_string(), None))?;
+            Ok(SourcePartition::new(
+                part.name.clone(),
+                part.files.clone(),
+                chain.map(Chain::to_hex).unwrap_or_default() + &part.looks,
+            ))
         };
         self.parts.par_iter().map(partition).collect()
     }
@@ -406,10 +381,7 @@ impl LaidOut {
 }
 
 fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
-    ManifestError::Manifest {
-        path: path.to_path_buf(),
-        why: why.into(),
-    }
+    ManifestError::manifest(path, why)
 }
 
 /// Names in a folder, without those that begin with a dot and the folders of programs.

@@ -64,5 +64,5 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
         );
         return Err(wrong(root, why));
     }
-    Ok(Manifest::Lines(LineManifest::open(manifests, tars, settings)?))
+    Ok(settings.of_lines(LineManifest::open(manifests, tars, settings)?))
 }

@@ -8,8 +8,7 @@ use flow_audio::tar;
 use flow_runtime::{Partition, StageError};
 
 use super::super::ReadSettings;
-use super::super::recordings::Wanted;
-use super::super::rows::{ManifestRow, Refusal, refuse};
+use super::super::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use super::lhotse::CutLine;
 use super::line_file::{Block, LineFile};
 use super::utterance::{Common, take_line};

@@ -9,9 +9,8 @@ use flow_runtime::{Partition, StageError};
 
 use super::super::ReadSettings;
 use super::super::listing::{AUDIO, MOST_DEPTH, stem};
+use super::super::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use super::super::naming::named;
-use super::super::recordings::Wanted;
-use super::super::rows::{ManifestRow, Refusal, line_values, refuse};
 use super::super::transcripts::lines_of;
 use super::utterance::{Common, Utterance, text_of};
 use super::{Corpus, Entries, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, read_entries, wrong};
@@ -210,10 +209,7 @@ impl Subtitles {
             folder_lang: titled.lang.clone(),
             start,
             duration: Some(((end - start) * 1e3).round() / 1e3),
-            wanted: Wanted {
-                files: vec![titled.recording.clone()],
-                member: None,
-            },
+            wanted: Wanted::file(&titled.recording),
             ..Utterance::default()
         }
         .row(&self.common))

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use flow_runtime::{Partition, StageError};
 
 use super::super::files::label;
-use super::super::rows::{ManifestRow, Refusal, refuse};
+use super::super::manifest_row::{ManifestRow, Refusal, refuse};
 use super::line_file::{Block, LineFile};
 use super::utterance::take_line;
 use super::{Corpus, Part, Take};

@@ -3,10 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::super::ReadSettings;
+use super::super::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use super::super::naming::language;
-use super::super::recordings::Wanted;
-use super::super::rows::line_values;
-use super::super::rows::{ManifestRow, Refusal, refuse};
 use super::super::times::TIME_KEYS;
 use super::Take;
 use flow_audio::language_tag::is_language;

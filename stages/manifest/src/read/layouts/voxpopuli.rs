@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Map;
 
 use super::super::ReadSettings;
-use super::super::recordings::Wanted;
-use super::super::rows::refuse;
+use super::super::manifest_row::{Wanted, refuse};
 use super::super::text_tables::renamed;
 use super::splits::chosen;
 use super::table_lines::{Heading, TableLines, first_line};
@@ -117,10 +116,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
             shard: format!("{lang}_{split}"),
             text: text_of(get(&text), &text)?,
             folder_lang: super::utterance::language_called(lang).map(str::to_string),
-            wanted: Wanted {
-                files: vec![folder.join(year).join(format!("{id}.ogg"))],
-                member: None,
-            },
+            wanted: Wanted::file(folder.join(year).join(format!("{id}.ogg"))),
             extra,
             ..Utterance::default()
         }

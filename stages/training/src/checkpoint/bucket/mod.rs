@@ -179,9 +179,9 @@ impl RemoteFolder {
     fn record(&self, storage: &Storage, step: u64) -> Result<(CheckpointRecord, Vec<u8>), TrainingError> {
         let entry = self.checkpoints.get(&step).and_then(|files| files.get(RECORD));
         let Some(entry) = entry else {
-            return Err(TrainingError::Data {
-                message: format!("the checkpoint of step {step} has no {RECORD}"),
-            });
+            return Err(TrainingError::data(format!(
+                "the checkpoint of step {step} has no {RECORD}"
+            )));
         };
         let folder = PathBuf::from(entry.url.parent().map_or_else(String::new, |url| url.to_string()));
         if entry.stat.size > LONGEST_RECORD {

@@ -149,9 +149,7 @@ impl Mirror {
         let mut buffer = vec![0; 1 << 20];
         loop {
             if self.cancel.load(Ordering::Relaxed) {
-                return Err(TrainingError::Data {
-                    message: format!("{url}: the copying was stopped"),
-                });
+                return Err(TrainingError::data(format!("{url}: the copying was stopped")));
             }
             let count = match file.read(&mut buffer) {
                 Ok(0) => break,
@@ -250,8 +248,8 @@ impl Mirror {
 }
 
 fn another_training(prefix: &ObjectUrl) -> TrainingError {
-    TrainingError::Refused {
-        message: format!("{prefix} is a checkpoint of another training, and is not replaced"),
-        help: Some("name another prefix as `checkpoints`".into()),
-    }
+    TrainingError::refused(
+        format!("{prefix} is a checkpoint of another training, and is not replaced"),
+        "name another prefix as `checkpoints`",
+    )
 }

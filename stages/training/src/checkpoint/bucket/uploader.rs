@@ -87,9 +87,10 @@ impl Uploader {
         match self.thread.take().map(JoinHandle::join) {
             None => Ok(()),
             Some(Ok(copied)) => copied,
-            Some(Err(panic)) => Err(TrainingError::Data {
-                message: format!("copying a checkpoint panicked: {}", panic_text(panic.as_ref())),
-            }),
+            Some(Err(panic)) => Err(TrainingError::data(format!(
+                "copying a checkpoint panicked: {}",
+                panic_text(panic.as_ref())
+            ))),
         }
     }
 }

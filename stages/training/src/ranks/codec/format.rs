@@ -13,14 +13,11 @@ pub(super) const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::I64, DType
 /// Where tensors of that type are not sent.
 pub(super) fn dtype_code(dtype: DType) -> Result<u8, TrainingError> {
     let at = DTYPES.iter().position(|known| *known == dtype);
-    at.map(|at| at as u8).ok_or_else(|| TrainingError::Data {
-        message: format!("tensors of type {dtype:?} are not sent between processes"),
-    })
+    at.map(|at| at as u8)
+        .ok_or_else(|| TrainingError::data(format!("tensors of type {dtype:?} are not sent between processes")))
 }
 
 /// The error where a message of another process cannot be decoded.
 pub(in crate::ranks) fn malformed_message() -> TrainingError {
-    TrainingError::Data {
-        message: "what another process sent cannot be read".into(),
-    }
+    TrainingError::data("what another process sent cannot be read")
 }

@@ -8,7 +8,9 @@ mod message;
 mod reader;
 #[cfg(test)]
 mod tests;
+mod value;
 
 pub(super) use format::malformed_message;
 pub(super) use message::Message;
 pub(super) use reader::MessageReader;
+pub(super) use value::Value;

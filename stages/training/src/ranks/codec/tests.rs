@@ -24,20 +24,18 @@ fn message() -> Message {
     let mut message = Message::new(9);
     for dtype in DTYPES {
         let numbers = Tensor::new(&[[1.5f32, 2.0, 0.0], [7.0, 1.0, 3.0]], &Device::Cpu).unwrap();
-        message.tensor(&numbers.to_dtype(dtype).unwrap().t().unwrap()).unwrap();
+        message = message
+            .with_tensor(&numbers.to_dtype(dtype).unwrap().t().unwrap())
+            .unwrap();
     }
-    message.tensor(&Tensor::new(3i64, &Device::Cpu).unwrap()).unwrap();
-    message.key(CollectiveKey {
+    let key = CollectiveKey {
         step: 5,
         round: 2,
         op: CollectiveOp::ReduceGradients(ParameterGroup::Layer(17)),
-    });
-    message.micro_batch(&loaded());
-    message.report(&report());
-    share().write(&mut message);
-    message.config(&config());
-    message.adamw(&AdamWConfig::default());
-    message
+    };
+    let message = message.with_tensor(&Tensor::new(3i64, &Device::Cpu).unwrap()).unwrap();
+    let message = message.with(&key).with(&loaded()).with(&report()).with(&share());
+    message.with(&config()).with(&AdamWConfig::default())
 }
 
 fn loaded() -> LoadedBatch {
@@ -126,14 +124,14 @@ fn read(bytes: &[u8]) -> Result<(), TrainingError> {
     }
     assert_eq!(reader.tensor()?.to_scalar::<i64>()?, 3);
     assert_eq!(
-        reader.key()?.to_string(),
+        reader.value::<CollectiveKey>()?.to_string(),
         "the gradients of encoder layer 17, micro-batch 2, step 5"
     );
-    assert_eq!(reader.micro_batch()?, loaded());
-    assert_eq!(reader.report()?, report());
-    assert_eq!(LoadedShare::read(&mut reader)?, share());
-    assert_eq!(reader.config()?, config());
-    assert_eq!(reader.adamw()?, AdamWConfig::default());
+    assert_eq!(reader.value::<LoadedBatch>()?, loaded());
+    assert_eq!(reader.value::<RankReport>()?, report());
+    assert_eq!(reader.value::<LoadedShare>()?, share());
+    assert_eq!(reader.value::<TrainerConfig>()?, config());
+    assert_eq!(reader.value::<AdamWConfig>()?, AdamWConfig::default());
     assert!(reader.rest().is_empty());
     Ok(())
 }
@@ -159,12 +157,12 @@ fn damaged_messages_are_errors_and_never_panic() {
             for _ in 0..=DTYPES.len() {
                 reader.tensor()?;
             }
-            reader.key()?;
-            reader.micro_batch()?;
-            reader.report()?;
-            LoadedShare::read(&mut reader)?;
-            reader.config()?;
-            reader.adamw()?;
+            reader.value::<CollectiveKey>()?;
+            reader.value::<LoadedBatch>()?;
+            reader.value::<RankReport>()?;
+            reader.value::<LoadedShare>()?;
+            reader.value::<TrainerConfig>()?;
+            reader.value::<AdamWConfig>()?;
             Ok(())
         })();
     }

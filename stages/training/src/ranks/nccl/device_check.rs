@@ -43,7 +43,7 @@ pub(super) fn check(names: &[String]) -> Result<(), TrainingError> {
                  by CUDA_VISIBLE_DEVICES, or have LOCAL_RANK or SLURM_LOCALID say which process of its machine it is \
                  (docs/machines.md)"
             );
-            return Err(TrainingError::Rank { rank, message });
+            return Err(TrainingError::rank(rank, message));
         }
     }
     Ok(())

@@ -65,9 +65,7 @@ fn library_for(device: &Device) -> Result<&'static Library, TrainingError> {
 }
 
 fn nccl_error(message: &str) -> TrainingError {
-    TrainingError::Data {
-        message: format!("NCCL: {message}"),
-    }
+    TrainingError::data(format!("NCCL: {message}"))
 }
 
 /// What a rank is told when its operation was given to the device.
@@ -151,10 +149,7 @@ impl NcclCollective {
         std::thread::Builder::new()
             .name(format!("nccl-{rank}"))
             .spawn(move || thread.run(&received))
-            .map_err(|e| TrainingError::Rank {
-                rank,
-                message: format!("its thread for NCCL cannot be started: {e}"),
-            })?;
+            .map_err(|e| TrainingError::rank(rank, format!("its thread for NCCL cannot be started: {e}")))?;
         let name = device_name.bytes().map(f64::from).collect();
         control.start_all_gather(DEVICES, name)?;
         Ok(NcclCollective {
@@ -214,10 +209,7 @@ impl NcclCollective {
         // A failure of another rank is named in place of what follows from it.
         match self.control.check() {
             Err(error) => error,
-            Ok(()) => TrainingError::Rank {
-                rank: self.control.rank(),
-                message: message.to_owned(),
-            },
+            Ok(()) => TrainingError::rank(self.control.rank(), message.to_owned()),
         }
     }
 

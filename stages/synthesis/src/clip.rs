@@ -7,10 +7,10 @@ use super::random::Random;
 use super::sentences::{Choice, Language};
 use super::settings::SynthesizeSettings;
 use super::sound::{self, Noise, Pause, RATE, Room, Scene, Tone};
-use crate::error::AudioError;
-use crate::flac::{Samples, StreamInfo};
-use crate::flac_encode::encode;
-use crate::resample::resample;
+use flow_audio::AudioError;
+use flow_audio::flac::{Samples, StreamInfo};
+use flow_audio::flac_encode::encode;
+use flow_audio::resample::resample;
 
 /// What is to be spoken, and how.
 #[derive(Clone, Debug, PartialEq)]

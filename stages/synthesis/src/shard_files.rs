@@ -11,7 +11,7 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 
 use super::clip::Clip;
-use crate::error::AudioError;
+use flow_audio::AudioError;
 
 /// Bytes of a tar's header, and of what everything in it is rounded up to.
 const BLOCK: usize = 512;
@@ -124,7 +124,7 @@ mod tests {
         let members: Vec<(String, Vec<u8>)> = (0..3).map(|n| (format!("m{n}.flac"), vec![n as u8; n * 511])).collect();
         let (bytes, offsets) = tar(members.iter().map(|(name, data)| (name.as_str(), data.as_slice()))).unwrap();
         assert_eq!(bytes.len() % BLOCK, 0);
-        let listing = crate::tar::list(&mut std::io::Cursor::new(&bytes), bytes.len() as u64).unwrap();
+        let listing = flow_audio::tar::list(&mut std::io::Cursor::new(&bytes), bytes.len() as u64).unwrap();
         for ((member, (name, data)), offset) in listing.members.iter().zip(&members).zip(&offsets) {
             assert_eq!(
                 (&member.name, member.offset, member.size),

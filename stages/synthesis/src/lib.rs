@@ -1,4 +1,4 @@
-//! The kind `audio.synthesize`.
+//! Synthetic speech: shards of sentences that espeak-ng speaks, by the kind `audio.synthesize`.
 
 mod clip;
 mod espeak;
@@ -11,6 +11,9 @@ mod sentences;
 mod settings;
 mod shard_files;
 mod sound;
+#[cfg(test)]
+#[path = "tests/test_data.rs"]
+mod test_data;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,13 +26,11 @@ use flow_runtime::{
 };
 use rayon::ThreadPool;
 
-use crate::error::AudioError;
-use crate::examine;
-use crate::place::{Content, Target};
-use crate::probe::decoding_pool;
-use crate::{shards, space};
 use clip::{Clip, Maker, Refused};
 use espeak::Espeak;
+use flow_audio::place::{Content, Target};
+use flow_audio::probe::decoding_pool;
+use flow_audio::{AudioError, examine, shards, space};
 use plan::PlannedShard;
 use sentences::{Choice, Language, Side};
 pub use settings::{HeldOut, JoinedSettings, NoiseSettings, RoomSettings, SynthesizeSettings};
@@ -55,10 +56,7 @@ impl Kind for Synthesize {
 
     fn shape(settings: &SynthesizeSettings, _: &Inputs) -> Result<Shape, StageError> {
         settings.check()?;
-        let port = |name: &str, schema| Port {
-            name: name.into(),
-            schema,
-        };
+        let port = |name: &str, schema| Port::new(name, schema);
         let outputs = vec![
             port("files", rows::files_schema()),
             port("train", rows::clips_schema()),
@@ -148,11 +146,11 @@ impl Source for Synthesizer {
                 let all: Vec<String> = known.languages.values().map(Language::digest).collect();
                 decided_by["languages"] = serde_json::json!(all);
             }
-            partitions.push(SourcePartition {
-                name: Partition::new(name),
-                files: Vec::new(),
-                extra: decided_by.to_string(),
-            });
+            partitions.push(SourcePartition::new(
+                Partition::new(name),
+                Vec::new(),
+                decided_by.to_string(),
+            ));
         }
         Ok(partitions)
     }
@@ -276,10 +274,10 @@ impl Synthesizer {
             out.display(),
             others.len()
         );
-        Err(StageError::Refused {
+        Err(StageError::refused(
             message,
-            help: Some("choose another `out`, or delete them: who reads the folder would read them too".into()),
-        })
+            "choose another `out`, or delete them: who reads the folder would read them too",
+        ))
     }
 
     /// Makes clips until they reach the shard's seconds. Clips are made in parallel and counted in their order, so that

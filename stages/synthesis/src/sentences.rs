@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::invented::InventedWords;
 use super::random::{Random, place_of};
 use super::words::{Excluded, is_silent, normal_words};
-use crate::error::AudioError;
+use flow_audio::AudioError;
 
 /// Largest file of a language, in bytes.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -102,10 +102,7 @@ impl Language {
     /// Reads `<name>.yaml` of a folder.
     pub fn read(folder: &Path, name: &str) -> Result<Language, AudioError> {
         let path = folder.join(format!("{name}.yaml"));
-        let failed = |source| AudioError::Read {
-            path: path.clone(),
-            source,
-        };
+        let failed = |source| AudioError::read(&path, source);
         let file = std::fs::File::open(&path).map_err(failed)?;
         let mut bytes = Vec::new();
         file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;

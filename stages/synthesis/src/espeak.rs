@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::error::AudioError;
+use flow_audio::AudioError;
 
 /// The help on how to install the program.
 pub const INSTALL: &str = "install it (Debian and Ubuntu: `apt-get install espeak-ng`, Fedora: `dnf install espeak-ng`, macOS: `brew install espeak-ng`), or say in `program` where it is";

@@ -120,7 +120,7 @@ fn add_tone(pause: &mut [f32], loudness: f64, tone: &Tone) {
     }
 }
 
-/// Samples as numbers of 16 bits, in the upper half of 32 as [`crate::flac::Samples`] holds them.
+/// Samples as numbers of 16 bits, in the upper half of 32 as [`flow_audio::flac::Samples`] holds them.
 pub fn quantized(clip: &[f32]) -> Vec<i32> {
     let number = |sample: &f32| (sample.clamp(-1.0, 1.0) * 32_767.0).round() as i32;
     clip.iter().map(|sample| number(sample) << 16).collect()

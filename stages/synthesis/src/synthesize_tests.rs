@@ -164,7 +164,7 @@ fn shards_are_whole_and_the_same_bytes_on_any_number_of_threads() {
         let number = |name: &str, row| rows[name].as_primitive::<Int64Type>().value(row) as usize;
         for row in 0..rows.num_rows() {
             let flac = &tar[number("offset", row)..][..number("size", row)];
-            let verdict = crate::flac::probe(flac).unwrap();
+            let verdict = flow_audio::flac::probe(flac).unwrap();
             assert_eq!(verdict.audio_hash, texts(&rows, "audio_hash")[row]);
             let duration = rows["duration"].as_primitive::<Float64Type>().value(row);
             assert_eq!(verdict.frames as f64 / 16_000.0, duration);

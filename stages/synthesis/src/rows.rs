@@ -8,8 +8,8 @@ use flow_runtime::{ROW, StageError};
 
 use super::clip::Clip;
 use super::plan::PlannedShard;
-use crate::flac;
-use crate::webdataset;
+use flow_audio::flac;
+use flow_audio::webdataset;
 
 /// Schema of the port `files`.
 pub fn files_schema() -> SchemaRef {

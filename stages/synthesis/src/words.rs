@@ -13,8 +13,8 @@ use parquet::arrow::ProjectionMask;
 use sha2::{Digest as _, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
-use crate::error::AudioError;
-use crate::language_tag::split_tag;
+use flow_audio::AudioError;
+use flow_audio::language_tag::split_tag;
 
 /// Columns that may hold the text, the first that is there counts.
 const TEXT_COLUMNS: [&str; 2] = ["text", "transcription_native"];
@@ -124,10 +124,7 @@ impl Excluded {
             };
             line.clear();
             let read = (&mut reader).take(LONGEST_LINE).read_until(b'\n', &mut line);
-            let read = read.map_err(|source| AudioError::Read {
-                path: path.to_owned(),
-                source,
-            })?;
+            let read = read.map_err(|source| AudioError::read(path, source))?;
             if read == 0 {
                 break;
             }
@@ -154,10 +151,7 @@ fn open(path: &Path) -> Result<File, AudioError> {
 }
 
 fn unreadable(path: &Path, source: std::io::Error) -> AudioError {
-    AudioError::Read {
-        path: path.to_owned(),
-        source,
-    }
+    AudioError::read(path, source)
 }
 
 #[cfg(test)]
