@@ -225,7 +225,7 @@ fn each_piece(from: Range<'_>, mut take: impl FnMut(&[u8]) -> Result<bool, Audio
                 let (path, offset, size) = (from.path.to_owned(), from.offset, from.size);
                 return AudioError::PastEnd { path, offset, size };
             }
-            AudioError::read(&from.path, source)
+            AudioError::read(from.path, source)
         })?;
         if !take(piece)? {
             break;
@@ -240,7 +240,7 @@ fn each_piece_of_object(
     from: Range<'_>,
     mut take: impl FnMut(&[u8]) -> Result<bool, AudioError>,
 ) -> Result<(), AudioError> {
-    let failed = |source| AudioError::read(&from.path, source);
+    let failed = |source| AudioError::read(from.path, source);
     let length = from.file.length().map_err(failed)?;
     let Some(end) = from.offset.checked_add(from.size).filter(|end| *end <= length) else {
         let (path, offset, size) = (from.path.to_owned(), from.offset, from.size);

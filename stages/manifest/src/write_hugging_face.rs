@@ -420,7 +420,7 @@ impl SplitWriter<'_> {
 
     /// Writes rows, and gives the bytes of their values.
     fn push(&self, file: &mut OpenFile, rows: &RecordBatch) -> Result<u64, StageError> {
-        let bytes: usize = rows.columns().iter().map(|column| value_bytes(column)).sum();
+        let bytes: usize = rows.columns().iter().map(value_bytes).sum();
         let failed = |error| failed_to_write(&file.path, &error);
         if file.rows > 0 && file.bytes + bytes > self.limits.group_bytes {
             file.writer.flush().map_err(failed)?;

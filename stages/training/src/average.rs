@@ -12,7 +12,7 @@ use crate::error::TrainingError;
 
 /// Exponential moving average of all floating-point tensors of a model, statistics of batch normalisation
 /// included, in the type that the model computes in, also of weights that are stored in bf16. Whole numbers (counters) are
-/// copied. What never changes ([`fixed`]) is shared with the model.
+/// copied. What never changes (`fixed`) is shared with the model.
 pub struct MovingAverage {
     decay: f64,
     parameters: Parameters,

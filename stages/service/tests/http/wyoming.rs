@@ -112,7 +112,7 @@ fn wrong_events_are_refused_and_hold_nothing_up() {
             "large",
         ),
         (
-            format!("{start}\n{}\n", chunk.replace("16000", "8000")).into_bytes(),
+            format!("{start}\n{}\n..", chunk.replace("16000", "8000")).into_bytes(),
             "another format",
         ),
         (too_much, "more than 1048576 bytes"),
