@@ -70,8 +70,10 @@ impl<'a> MessageReader<'a> {
         if shape.len() > MAX_DIMENSIONS {
             return Err(malformed_message());
         }
-        let count = shape.iter().try_fold(1usize, |all, &size| all.checked_mul(size));
-        let count = count.ok_or_else(malformed_message)?;
+        // Strides of a shape with a zero are products of the other sizes.
+        let strides = shape.iter().try_fold(1usize, |all, &size| all.checked_mul(size.max(1)));
+        strides.ok_or_else(malformed_message)?;
+        let count = shape.iter().product();
         let cpu = &Device::Cpu;
         Ok(match dtype {
             DType::F32 => Tensor::from_vec(self.numbers::<f32>(count)?, shape, cpu)?,

@@ -2,6 +2,7 @@ use candle_core::{DType, Device, Tensor};
 use flow_model::ParameterGroup;
 use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::MicroBatch;
+use flow_model::parameter_groups::StatisticsPass;
 use flow_runtime::processes::Payload;
 
 use super::format::DTYPES;
@@ -35,7 +36,16 @@ fn message() -> Message {
     };
     let message = message.with_tensor(&Tensor::new(3i64, &Device::Cpu).unwrap()).unwrap();
     let message = message.with(&key).with(&loaded()).with(&report()).with(&share());
-    message.with(&config()).with(&AdamWConfig::default())
+    let message = message.with(&config()).with(&AdamWConfig::default());
+    message.with(&Some([7u8; 128])).with(&None::<u64>).with(&statistics())
+}
+
+fn statistics() -> CollectiveKey {
+    CollectiveKey {
+        step: 6,
+        round: 1,
+        op: CollectiveOp::GatherStatistics(StatisticsPass::Backward, 3),
+    }
 }
 
 fn loaded() -> LoadedBatch {
@@ -132,6 +142,9 @@ fn read(bytes: &[u8]) -> Result<(), TrainingError> {
     assert_eq!(reader.value::<LoadedShare>()?, share());
     assert_eq!(reader.value::<TrainerConfig>()?, config());
     assert_eq!(reader.value::<AdamWConfig>()?, AdamWConfig::default());
+    assert_eq!(reader.value::<Option<[u8; 128]>>()?, Some([7; 128]));
+    assert_eq!(reader.value::<Option<u64>>()?, None);
+    assert_eq!(reader.value::<CollectiveKey>()?, statistics());
     assert!(reader.rest().is_empty());
     Ok(())
 }
@@ -165,5 +178,13 @@ fn damaged_messages_are_errors_and_never_panic() {
             reader.value::<AdamWConfig>()?;
             Ok(())
         })();
+    }
+}
+
+#[test]
+fn shapes_whose_strides_overflow_are_errors() {
+    for shape in [vec![0, usize::MAX, usize::MAX], vec![usize::MAX, 2], vec![0; 99]] {
+        let bytes = written(&Message::new(9).with_dtype(DType::F32).unwrap().with(&shape));
+        assert!(MessageReader::new(&bytes).unwrap().1.tensor().is_err(), "{shape:?}");
     }
 }
