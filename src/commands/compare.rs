@@ -14,6 +14,9 @@ use crate::frozen::Frozen;
 use crate::run_progress::stage_of;
 use crate::table::{duration, lines};
 
+/// Most characters of a value that is shown: lists may have thousands.
+const LONGEST: usize = 60;
+
 /// What is shown of a run: names and values.
 type Values = BTreeMap<String, String>;
 
@@ -40,10 +43,20 @@ pub fn compare(arguments: &CompareArguments, out: &mut dyn Write) -> Result<Exit
     let store = Store::open(dir, Access::Read)?;
     let sides = arguments.runs.iter().map(|name| side(&PastRun::called(&store, name)?));
     let sides: Vec<Side> = sides.collect::<Result<_, Failure>>()?;
-    for line in lines(&rows(&sides)) {
+    let shown = |row: Vec<String>| row.into_iter().map(shortened).collect();
+    let rows: Vec<Vec<String>> = rows(&sides).into_iter().map(shown).collect();
+    for line in lines(&rows) {
         writeln!(out, "{line}")?;
     }
     Ok(Exit::Done)
+}
+
+/// A value cut to [`LONGEST`] characters.
+fn shortened(value: String) -> String {
+    match value.char_indices().nth(LONGEST) {
+        None => value,
+        Some((end, _)) => format!("{}…", &value[..end]),
+    }
 }
 
 fn side(run: &PastRun) -> Result<Side, Failure> {
@@ -74,7 +87,14 @@ fn side(run: &PastRun) -> Result<Side, Failure> {
             _ => {}
         }
     }
-    side.about.extend([("ended", ended), ("note", note)]);
+    let is_known = !(side.params.is_empty() && side.settings.is_empty());
+    let settings = if is_known {
+        ""
+    } else {
+        "not recorded: the run failed before it began"
+    };
+    side.about
+        .extend([("ended", ended), ("note", note), ("settings", settings.to_owned())]);
     Ok(side)
 }
 
@@ -159,12 +179,20 @@ fn row(sides: &[Side], name: &str, of: impl Fn(&Side) -> &Values) -> Vec<String>
         .collect()
 }
 
-/// A row for each name whose values are not the same in all runs.
+/// A row for each name whose values are not the same in all runs that have any.
 fn differing(sides: &[Side], of: impl Fn(&Side) -> &Values + Copy) -> Vec<Vec<String>> {
     let names: std::collections::BTreeSet<&String> = sides.iter().flat_map(|side| of(side).keys()).collect();
-    let rows = names.into_iter().map(|name| row(sides, name, of));
-    rows.filter(|row| row[1..].iter().any(|value| *value != row[1]))
-        .collect()
+    let differs = |name: &&String| {
+        let mut values = sides
+            .iter()
+            .map(of)
+            .filter(|values| !values.is_empty())
+            .map(|values| values.get(*name));
+        let first = values.next();
+        values.any(|value| Some(value) != first)
+    };
+    let names = names.into_iter().filter(differs);
+    names.map(|name| row(sides, name, of)).collect()
 }
 
 #[cfg(test)]
@@ -182,6 +210,12 @@ mod tests {
             settings: values(settings),
             figures: Values::new(),
         }
+    }
+
+    #[test]
+    fn long_values_are_cut_between_characters() {
+        assert_eq!(shortened("é".repeat(LONGEST)), "é".repeat(LONGEST));
+        assert_eq!(shortened("é".repeat(LONGEST + 1)), format!("{}…", "é".repeat(LONGEST)));
     }
 
     #[test]
@@ -211,6 +245,10 @@ mod tests {
         let table =
             json!({ "table": { "title": "Rates", "columns": ["lang", "n", "WER"], "rows": [["hi", 7, "12.5 %"], 3] } });
         take_figures(&mut warm.figures, "report", &table);
+        // A run that failed before it began has no settings, which is no difference.
+        let none = side_with("none", &[], &[]);
+        let with_none = rows(&[side_with("one", &[("lr", "1")], &[]), none]);
+        assert_eq!(with_none.len(), 2, "{with_none:?}");
         let rows = rows(&[warm, cold]);
         let lines: Vec<String> = rows.iter().map(|row| row.join("|")).collect();
         assert_eq!(
