@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use flow_runtime::event::Event;
-use flow_runtime::store::{Access, Store};
 use serde_json::Value;
 
-use super::past_run::PastRun;
+use super::past_run::{PastRun, opened_store};
 use crate::arguments::CompareArguments;
 use crate::failure::{Exit, Failure};
 use crate::frozen::Frozen;
@@ -33,14 +32,7 @@ struct Side {
 }
 
 pub fn compare(arguments: &CompareArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let dir = &arguments.state.state;
-    if !Store::is_there(dir)? {
-        return Err(Failure::usage(
-            format!("{} is no state directory of flow", dir.display()),
-            "name it with --state, or make one with `flow run`",
-        ));
-    }
-    let store = Store::open(dir, Access::Read)?;
+    let store = opened_store(&arguments.state)?;
     let sides = arguments.runs.iter().map(|name| side(&PastRun::called(&store, name)?));
     let sides: Vec<Side> = sides.collect::<Result<_, Failure>>()?;
     let shown = |row: Vec<String>| row.into_iter().map(shortened).collect();

@@ -13,10 +13,25 @@ use flow_runtime::spec::{self, Overrides};
 use flow_runtime::store::{Access, Record, RunSnapshots, StageSnapshot, Store};
 
 use super::pipeline_file;
-use crate::arguments::LookArguments;
+use crate::arguments::{LookArguments, StateArguments};
 use crate::failure::Failure;
 use crate::table::plural;
 use crate::usual_names::USUAL_NAMES;
+
+/// A state directory, to be read.
+///
+/// # Errors
+/// If there is none, or it cannot be read.
+pub fn opened_store(arguments: &StateArguments) -> Result<Store, Failure> {
+    let dir = &arguments.state;
+    if !Store::is_there(dir)? {
+        return Err(Failure::usage(
+            format!("{} is no state directory of flow", dir.display()),
+            "name it with --state, or make one with `flow run`",
+        ));
+    }
+    Ok(Store::open(dir, Access::Read)?)
+}
 
 pub struct PastRun {
     pub id: String,
@@ -141,13 +156,7 @@ impl PastRun {
 
     fn find_run(arguments: &LookArguments, planned: bool) -> Result<PastRun, Failure> {
         let dir = &arguments.state.state;
-        if !Store::is_there(dir)? {
-            return Err(Failure::usage(
-                format!("{} is no state directory of flow", dir.display()),
-                "name it with --state, or make one with `flow run`",
-            ));
-        }
-        let store = Store::open(dir, Access::Read)?;
+        let store = opened_store(&arguments.state)?;
         let wanted = Wanted::new(arguments)?;
         if arguments.run != "latest" {
             return PastRun::called(&store, &arguments.run);

@@ -310,11 +310,11 @@ impl<'s> Session<'s> {
                 if found.should_ignore || (file.unless_there && found.oid.is_some()) {
                     continue;
                 }
-                // The storage takes no empty files.
-                let mode = if file.size == 0 {
-                    Mode::Regular
-                } else {
-                    found.upload_mode
+                // The storage takes no empty files, and a commit holds its regular files in memory.
+                let mode = match file.size {
+                    0 => Mode::Regular,
+                    size if size > COMMIT_BYTES => Mode::Lfs,
+                    _ => found.upload_mode,
                 };
                 let oid = match mode {
                     Mode::Lfs => self.digest(file)?,

@@ -408,7 +408,12 @@ impl SplitWriter<'_> {
             .into_par_iter()
             .map(read)
             .collect::<Result<Vec<_>, StageError>>()?;
-        let recordings = recordings.concat();
+        let recordings: Vec<(Vec<u8>, String)> = recordings.into_iter().flatten().collect();
+        let together: usize = recordings.iter().map(|(bytes, _)| bytes.len()).sum();
+        if i32::try_from(together).is_err() {
+            let why = format!("it and the next rows have {together} bytes, more than fit into a column (2 GiB)");
+            return Err(named(0, why));
+        }
         let bytes = BinaryArray::from_iter_values(recordings.iter().map(|(bytes, _)| bytes));
         let names = StringArray::from_iter_values(recordings.iter().map(|(_, name)| name));
         let audio = StructArray::try_new(audio_fields(), vec![Arc::new(bytes), Arc::new(names)], None)?;
@@ -575,6 +580,14 @@ impl RowPlace {
     }
 
     fn stored_bytes(&self) -> Result<Vec<u8>, AudioError> {
+        let size = match self.range {
+            Some((_, size)) => Some(size),
+            None => std::fs::metadata(&self.path).ok().map(|metadata| metadata.len()),
+        };
+        if let Some(size) = size.filter(|size| i32::try_from(*size).is_err()) {
+            let why = format!("{size} bytes; a row of a dataset has less than 2 GiB");
+            return Err(AudioError::Decode(why));
+        }
         match self.range {
             Some((offset, size)) => read_range(&self.path, offset, size),
             None => read_file(&self.path),

@@ -311,6 +311,21 @@ fn what_cannot_be_published_is_told() {
     assert!(!out.join("README.md").exists());
 }
 
+#[test]
+fn recordings_beyond_two_gigabytes_are_refused_before_they_are_read() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(3 << 30).unwrap();
+    for range in [None, Some((0, 3 << 30))] {
+        let place = RowPlace {
+            path: file.path().to_owned(),
+            range,
+            start: None,
+        };
+        let error = place.stored_bytes().unwrap_err().to_string();
+        assert!(error.contains("3221225472 bytes"), "{error}");
+    }
+}
+
 /// Needs a Python that has `datasets`; `FLOW_TEST_PYTHON` names it.
 #[test]
 #[ignore = "needs a Python with datasets"]
