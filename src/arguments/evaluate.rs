@@ -20,7 +20,7 @@ pub enum EvaluateCommand {
 }
 
 // How words are compared. (A doc comment would become that of the commands.)
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 pub struct NormalizationArguments {
     /// Normalisation of words before they are compared, as in evaluation.report; by `texts` beside the plain comparison
     #[arg(long, value_name = "HOW", default_value = "none")]
@@ -217,10 +217,11 @@ pub struct EvaluateDiarizationArguments {
 }
 
 /// Normalisation of texts before they are compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Normalize {
     /// Case and punctuation count
+    #[default]
     None,
     /// Whisper's BasicTextNormalizer, which removes vowel signs like punctuation
     WhisperBasic,

@@ -177,10 +177,7 @@ mod tests {
             transcripts: vec![transcripts.to_owned()],
             normalization: NormalizationArguments {
                 normalize: Normalize::KeepMarks,
-                remove_diacritics: false,
-                split_letters: false,
-                normalize_language: Vec::new(),
-                ascii_digits: false,
+                ..NormalizationArguments::default()
             },
             calibrate,
             json: true,

@@ -204,10 +204,7 @@ mod tests {
             hypothesis: found,
             normalization: NormalizationArguments {
                 normalize: Normalize::KeepMarks,
-                remove_diacritics: false,
-                split_letters: false,
-                normalize_language: Vec::new(),
-                ascii_digits: false,
+                ..NormalizationArguments::default()
             },
             json: true,
         };

@@ -34,7 +34,7 @@ use tempfile::{NamedTempFile, TempPath};
 use tokio::sync::{Notify, oneshot};
 
 use batcher::guarded;
-use cancellable::cancellable;
+pub(crate) use cancellable::cancellable;
 use models::{Lease, Models};
 use preparation::Preparation;
 use shared::{Places, Shared};

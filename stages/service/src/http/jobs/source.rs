@@ -3,7 +3,6 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
@@ -15,7 +14,7 @@ use super::super::error::ApiError;
 use super::folder::JobRequest;
 use super::settings::object;
 use super::{Jobs, LEAST_BYTES, Status, blocking};
-use crate::engine::{Reservation, TempFolder};
+use crate::engine::{Reservation, TempFolder, cancellable};
 
 /// Bytes that are read at once.
 const PART: u64 = 8 << 20;
@@ -72,10 +71,9 @@ impl Jobs {
         let url = self.check_source(url).map_err(Unfetched::Refused)?;
         let most = limits.bytes.min(self.settings.max_bytes);
         let limits = FetchLimits { bytes: most, ..limits };
-        let stop = Stop::default();
-        let (folder, stopped) = (self.folder.private.clone(), Arc::clone(&stop.0));
-        let fetched = tokio::task::spawn_blocking(move || {
-            fetched(&folder, limits, &stopped, || Storage::global().open_now(&url))
+        let folder = self.folder.private.clone();
+        let fetched = cancellable(move |is_cancelled| {
+            fetched(&folder, limits, is_cancelled, || Storage::global().open_now(&url))
         });
         let fetched = fetched.await.unwrap_or_else(|error| Err(unkept(&error)));
         let (file, reservation) = fetched.map_err(|failure| self.judged(request, limits, failure, log))?;
@@ -142,16 +140,6 @@ impl Jobs {
     }
 }
 
-/// Ends what fetches when nobody waits for it any more.
-#[derive(Default)]
-struct Stop(Arc<AtomicBool>);
-
-impl Drop for Stop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 #[derive(Debug)]
 enum Failure {
     NoRoom,
@@ -178,7 +166,7 @@ fn unkept(error: &dyn Display) -> Failure {
 fn fetched(
     folder: &TempFolder,
     limits: FetchLimits,
-    stopped: &AtomicBool,
+    is_cancelled: &dyn Fn() -> bool,
     open: impl FnOnce() -> Result<ObjectReader, StorageError>,
 ) -> Result<(NamedTempFile, Reservation), Failure> {
     let begin = Instant::now();
@@ -194,7 +182,7 @@ fn fetched(
     let mut part = vec![0; PART.min(length) as usize];
     let mut offset = 0;
     while offset < length {
-        if stopped.load(Ordering::Relaxed) || begin.elapsed() > limits.time {
+        if is_cancelled() || begin.elapsed() > limits.time {
             return Err(Failure::Storage(io::ErrorKind::TimedOut.into()));
         }
         let part = &mut part[..PART.min(length - offset) as usize];
@@ -273,7 +261,7 @@ mod tests {
         let private = TempFolder::new(folder.path(), 20 << 20).unwrap();
         let fetch = |name: &str, limits: FetchLimits, stopped: bool| {
             let url = object(&format!("s3://calls/{name}")).unwrap();
-            fetched(&private, limits, &AtomicBool::new(stopped), || storage.open_now(&url))
+            fetched(&private, limits, &|| stopped, || storage.open_now(&url))
         };
         let fault = |failure: Result<_, Failure>| match failure.err().unwrap() {
             Failure::NoRoom => "no room".to_owned(),
