@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use flow_runtime::escape::escape_line;
 use flow_runtime::event::{Event, StageFailure};
 use flow_runtime::store::Store;
 
@@ -30,10 +31,12 @@ pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Fa
                 note,
                 ..
             } => {
-                let name = name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
+                let name = name
+                    .as_ref()
+                    .map_or(String::new(), |name| format!(" ({})", escape_line(name)));
                 writeln!(out, "run {}{name} of {pipeline}, started {}", run.id, logged.at)?;
                 if let Some(note) = note {
-                    writeln!(out, "note: {note}")?;
+                    writeln!(out, "note: {}", escape_line(note))?;
                 }
                 order = stages.clone();
             }

@@ -25,7 +25,7 @@ fn a_training_that_gets_no_better_ends_and_its_model_is_written() {
     let run = |name: &str, more: &[&str]| {
         let all: Vec<&str> = settings.iter().chain(more).copied().collect();
         let mut flow = finetune(&place, &all);
-        flow.args(["--name", name, "--note", "what is tried"]);
+        flow.args(["--name", name, "--note", "what is tried\u{1b}[2J"]);
         let output = flow.output().unwrap();
         expect_code(&output, 0);
         stderr(&output)
@@ -54,6 +54,17 @@ fn a_training_that_gets_no_better_ends_and_its_model_is_written() {
         found.unwrap_or_else(|| panic!("{start}: {table}")).to_owned()
     };
     assert!(line("note").matches("what is tried").count() == 2);
+    let mut status = program();
+    status.arg("status").arg("--state").arg(place.path("state"));
+    let status = status.output().unwrap();
+    expect_code(&status, 0);
+    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(
+        status.contains("(longer)") && status.contains("note: what is tried"),
+        "{status}"
+    );
+    // A terminal obeys neither.
+    assert!(!status.contains('\u{1b}') && !table.contains('\u{1b}'), "{status}");
     let patience = line("train.early_stopping");
     assert!(patience.contains(":2") && patience.contains(":3"), "{patience}");
     assert!(line("train: validation_wer").matches('.').count() >= 1);
